@@ -1,0 +1,89 @@
+"""What to do, in the imperative. Actions are the only way in which the Controller changes anything.
+
+Every action is idempotent under its ids and generation, and may be repeated after a restart: an executor that
+already did it, or is already past it, does nothing. `cause` names the event or plan that led to it, `reason` is the
+sentence people read.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from springtide.core.resources import DeviceId
+from springtide.core.workload import (
+    DEFAULT_GRACE_S,
+    Checkpoint,
+    InferenceService,
+    JobState,
+    ReplicaId,
+    TrainingJob,
+    WorkloadId,
+)
+
+
+class _Action(msgspec.Struct, frozen=True, kw_only=True, tag_field="action", tag=True, omit_defaults=True):
+    cause: str = ""
+    reason: str = ""
+
+
+class StartReplica(_Action, frozen=True, kw_only=True):
+    """Start one replica on one device and warm it. It joins a job's group only when a ResizeJob names it.
+
+    `generation` is the job's generation at this moment; when it is higher than any seen before for this job, no
+    older writer may write any more (the executor raises the storage fence first). `restore` is the checkpoint that
+    the first group starts from.
+    """
+
+    workload: TrainingJob | InferenceService
+    replica_id: ReplicaId
+    device_id: DeviceId
+    generation: int
+    restore: Checkpoint | None = None
+
+    @property
+    def workload_id(self) -> WorkloadId:
+        """The id of the job or service."""
+        workload = self.workload
+        return workload.job_id if isinstance(workload, TrainingJob) else workload.service_id
+
+
+class StopReplica(_Action, frozen=True, kw_only=True):
+    """Ask one replica to end (a serving replica drains first), and make sure of it after `grace_s`."""
+
+    workload_id: WorkloadId
+    replica_id: ReplicaId
+    grace_s: float = DEFAULT_GRACE_S
+
+
+class ResizeJob(_Action, frozen=True, kw_only=True):
+    """From the next step boundary on, exactly these replicas train, in this rank order, as `generation`.
+
+    The first ResizeJob of a job forms its first group. `forced` says that a member of the generation before is
+    lost: the survivors must leave whatever collective they hang in, and the storage fence rises at once.
+    """
+
+    job_id: WorkloadId
+    generation: int
+    replica_ids: tuple[ReplicaId, ...]
+    global_batch_size: int
+    forced: bool = False
+
+
+class PreemptJob(_Action, frozen=True, kw_only=True):
+    """Within `grace_s`, commit a checkpoint and end every replica of the job."""
+
+    job_id: WorkloadId
+    generation: int
+    replica_ids: tuple[ReplicaId, ...]
+    grace_s: float = DEFAULT_GRACE_S
+
+
+class EndJob(_Action, frozen=True, kw_only=True):
+    """The job has reached its one terminal state."""
+
+    job_id: WorkloadId
+    state: JobState
+    alternatives: tuple[str, ...] = ()
+
+
+Action = StartReplica | StopReplica | ResizeJob | PreemptJob | EndJob

@@ -1,0 +1,113 @@
+"""The contract of deciding: Snapshot in, Plan out. Both are immutable; a policy is a pure function between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import msgspec
+
+from springtide.core.resources import DeviceId, Topology
+from springtide.core.workload import Checkpoint, InferenceService, JobState, TrainingJob, WorkloadId
+
+EMPTY: Mapping[Any, Any] = MappingProxyType({})
+
+
+class PoolAllocation(msgspec.Struct, frozen=True, kw_only=True):
+    """Devices of the pool: one training worker or one serving replica on each, in rank order."""
+
+    device_ids: tuple[DeviceId, ...]
+    global_batch_size: int | None = None
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices, hence how many workers or replicas."""
+        return len(self.device_ids)
+
+
+Allocation = PoolAllocation
+
+
+class JobView(msgspec.Struct, frozen=True, kw_only=True):
+    """An unfinished job as a policy sees it.
+
+    `min_workers`/`max_workers` are the bounds in force (the owner may have changed them since submission).
+    `throughput_samples_per_s` maps world size to what was measured there. `attained_service_s` is device-seconds.
+    `runnable_at_s` lies in the future while the job waits out a back-off after a crash.
+    """
+
+    job: TrainingJob
+    state: JobState
+    submitted_at_s: float
+    min_workers: int
+    max_workers: int
+    step: int = 0
+    total_steps: int | None = None
+    throughput_samples_per_s: Mapping[int, float] = EMPTY
+    attained_service_s: float = 0.0
+    runnable_at_s: float = 0.0
+    checkpoint: Checkpoint | None = None
+    num_restarts: int = 0
+    resized_at_s: float | None = None
+
+
+class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
+    """A service as a policy sees it: its bounds in force, what runs and what the gateway saw last."""
+
+    service: InferenceService
+    min_replicas: int
+    max_replicas: int
+    num_ready: int = 0
+    num_starting: int = 0
+    arrivals_per_s: float = 0.0
+    in_flight: int = 0
+    queued: int = 0
+    idle_s: float = 0.0
+    latency_p99_s: float | None = None
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a policy may know, at one instant.
+
+    `jobs` holds the unfinished jobs that want to run (not the paused ones), in arrival order. `allocations` is what
+    is held now, devices in rank order; a device that is being given back is still held. `memory` is what this policy
+    returned last time.
+    """
+
+    now_s: float
+    cluster: Topology
+    jobs: tuple[JobView, ...] = ()
+    services: tuple[ServiceView, ...] = ()
+    allocations: Mapping[WorkloadId, Allocation] = EMPTY
+    memory: Any = None
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a job is turned away, and changes that would be accepted."""
+
+    reason: str
+    alternatives: tuple[str, ...] = ()
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole state the policy wants, never a list of changes: who is not named holds nothing.
+
+    `reasons` gives one dominant reason for each workload whose allocation differs from what it asked or held.
+    `memory` comes back in the next Snapshot; it is journaled, so it must be made of plain values.
+    `revisit_at_s` None means: only when something happens.
+    """
+
+    allocations: Mapping[WorkloadId, Allocation] = EMPTY
+    rejected: Mapping[WorkloadId, Refusal] = EMPTY
+    reasons: Mapping[WorkloadId, str] = EMPTY
+    revisit_at_s: float | None = None
+    memory: Any = None
+
+
+class Policy(Protocol):
+    """Decides who holds how much. Pure: no clock, no randomness, no state but its frozen parameters."""
+
+    def decide(self, snapshot: Snapshot) -> Plan:
+        """Return the whole wanted state for this snapshot."""
+        ...

@@ -1,0 +1,98 @@
+"""Every error that Springtide raises on purpose.
+
+    SpringtideError
+    ├── InvalidRequest          the caller asked for something that cannot be; the sentence says what would do
+    │   ├── NotFound            no workload of that id or name
+    │   ├── Conflict            the workload is in a state that does not allow it
+    │   └── Unauthorized        no token, or a wrong one
+    ├── CapacityError           nothing is free now; it may be later
+    ├── BackendError            a machine, process or socket did not do what it was asked
+    ├── StorageError            bytes could not be read or written
+    │   ├── ObjectMissing       no object under that key
+    │   └── Fenced              a writer of an older generation was refused
+    ├── CheckpointError         a checkpoint is torn, corrupt or does not fit the model
+    ├── CollectiveError         a collective did not complete before its deadline
+    │   └── PeerLost            a member of the group went away
+    ├── JournalError            the journal is unreadable or belongs to another platform
+    └── PolicyError             a policy returned a plan that cannot be (a programmer's error in the policy)
+
+Users get `InvalidRequest`-like errors whose sentence carries the mend; programmers get `assert`.
+"""
+
+from __future__ import annotations
+
+
+class SpringtideError(Exception):
+    """The root: catching it catches everything that Springtide raises on purpose."""
+
+
+class InvalidRequest(SpringtideError):
+    """The request cannot be met as it stands; the sentence says what would do."""
+
+    status = 422
+    code = "invalid_request"
+
+
+class NotFound(InvalidRequest):
+    """No workload of that id or name."""
+
+    status = 404
+    code = "not_found"
+
+
+class Conflict(InvalidRequest):
+    """The workload is in a state that does not allow the request."""
+
+    status = 409
+    code = "conflict"
+
+
+class Unauthorized(InvalidRequest):
+    """No token, or a wrong one."""
+
+    status = 401
+    code = "unauthorized"
+
+
+class CapacityError(SpringtideError):
+    """Nothing is free now; `retry_after_s` says when asking again makes sense."""
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class BackendError(SpringtideError):
+    """A machine, process or socket did not do what it was asked."""
+
+
+class StorageError(SpringtideError):
+    """Bytes could not be read or written."""
+
+
+class ObjectMissing(StorageError):
+    """No object under that key."""
+
+
+class Fenced(StorageError):
+    """A writer of an older generation was refused: a newer one owns the job."""
+
+
+class CheckpointError(SpringtideError):
+    """A checkpoint is torn, corrupt or does not fit the model."""
+
+
+class CollectiveError(SpringtideError):
+    """A collective did not complete before its deadline."""
+
+
+class PeerLost(CollectiveError):
+    """A member of the group went away."""
+
+
+class JournalError(SpringtideError):
+    """The journal is unreadable or belongs to another platform."""
+
+
+class PolicyError(SpringtideError):
+    """A policy returned a plan that cannot be: a programmer's error in the policy."""

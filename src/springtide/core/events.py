@@ -1,0 +1,179 @@
+"""What happened, in the past tense. Events are the only way in which the Controller learns anything.
+
+Every event that a worker causes carries its job's `generation` (the fencing token) or the id of the one replica
+it speaks for, so that a late or repeated message can be told from a fresh one.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from springtide.core.resources import Node, NodeId
+from springtide.core.workload import InferenceService, ReplicaId, TrainingJob, WorkloadId
+
+
+class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=True, omit_defaults=True):
+    pass
+
+
+class JobSubmitted(_Event, frozen=True, kw_only=True):
+    """A user handed over a training job. A second one with a known `job_id` changes nothing."""
+
+    job: TrainingJob
+
+
+class CancelRequested(_Event, frozen=True, kw_only=True):
+    """A user wants the job ended, or the service removed."""
+
+    workload_id: WorkloadId
+
+
+class PauseRequested(_Event, frozen=True, kw_only=True):
+    """A user wants the job to checkpoint and hold no device until resumed."""
+
+    job_id: WorkloadId
+
+
+class ResumeRequested(_Event, frozen=True, kw_only=True):
+    """A user wants a paused job to go on."""
+
+    job_id: WorkloadId
+
+
+class ScaleRequested(_Event, frozen=True, kw_only=True):
+    """A user set new bounds on the number of workers (job) or replicas (service)."""
+
+    workload_id: WorkloadId
+    minimum: int
+    maximum: int
+
+
+class ServiceDeployed(_Event, frozen=True, kw_only=True):
+    """A user handed over an inference service, new or changed."""
+
+    service: InferenceService
+
+
+class NodeJoined(_Event, frozen=True, kw_only=True):
+    """A node offers its devices."""
+
+    node: Node
+
+
+class NodeLost(_Event, frozen=True, kw_only=True):
+    """A node is gone, or has been silent past its lease. Whatever ran there is fenced."""
+
+    node_id: NodeId
+
+
+class ReplicaReady(_Event, frozen=True, kw_only=True):
+    """A replica is warm: a training worker has imported and built its model, a serving replica can answer."""
+
+    workload_id: WorkloadId
+    replica_id: ReplicaId
+    address: str = ""
+
+
+class ReplicaStopped(_Event, frozen=True, kw_only=True):
+    """A replica that was asked to stop is gone; its device is free."""
+
+    workload_id: WorkloadId
+    replica_id: ReplicaId
+
+
+class ReplicaLost(_Event, frozen=True, kw_only=True):
+    """A replica is gone without being asked; its device is free. `reason` is a sentence for people."""
+
+    workload_id: WorkloadId
+    replica_id: ReplicaId
+    reason: str = ""
+    exit_code: int | None = None
+
+
+class ProgressReported(_Event, frozen=True, kw_only=True):
+    """`step` optimizer steps are committed by the members of `generation`."""
+
+    job_id: WorkloadId
+    generation: int
+    step: int
+    total_steps: int
+    world_size: int
+    epoch: int = 0
+    loss: float | None = None
+    samples_per_s: float | None = None
+
+
+class JobResized(_Event, frozen=True, kw_only=True):
+    """Every member of `generation` has joined; it is the one that trains from `step` on.
+
+    `pause_s` runs from the end of the last step before to the start of the first step after.
+    """
+
+    job_id: WorkloadId
+    generation: int
+    world_size: int
+    step: int
+    pause_s: float
+    direction: Literal["start", "grow", "shrink", "recover", "resume", "replace"]
+
+
+class CheckpointCommitted(_Event, frozen=True, kw_only=True):
+    """A checkpoint is durable and complete (its manifest is in place)."""
+
+    job_id: WorkloadId
+    generation: int
+    step: int
+    path: str
+    num_bytes: int = 0
+
+
+class JobFinished(_Event, frozen=True, kw_only=True):
+    """The training function returned on every member."""
+
+    job_id: WorkloadId
+    generation: int
+    step: int
+    artifact_path: str = ""
+
+
+class JobFailed(_Event, frozen=True, kw_only=True):
+    """The user's code raised. `error` is one sentence, the traceback is in the logs."""
+
+    job_id: WorkloadId
+    generation: int
+    error: str
+
+
+class LoadObserved(_Event, frozen=True, kw_only=True):
+    """What the gateway saw of one service over its last window."""
+
+    service_id: WorkloadId
+    arrivals_per_s: float
+    in_flight: int
+    queued: int
+    idle_s: float
+    latency_p50_s: float | None = None
+    latency_p99_s: float | None = None
+
+
+Event = (
+    JobSubmitted
+    | CancelRequested
+    | PauseRequested
+    | ResumeRequested
+    | ScaleRequested
+    | ServiceDeployed
+    | NodeJoined
+    | NodeLost
+    | ReplicaReady
+    | ReplicaStopped
+    | ReplicaLost
+    | ProgressReported
+    | JobResized
+    | CheckpointCommitted
+    | JobFinished
+    | JobFailed
+    | LoadObserved
+)

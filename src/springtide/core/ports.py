@@ -1,0 +1,75 @@
+"""The seams between deciding and doing. The simulator and every backend stand behind the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from springtide.core.actions import Action, StartReplica
+from springtide.core.events import Event
+from springtide.core.workload import WorkloadId
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """One turn of the loop: what happened, what was decided, what the policy remembers. The unit of the journal."""
+
+    now_s: float
+    events: tuple[Event, ...] = ()
+    actions: tuple[Action, ...] = ()
+    reasons: dict[str, str] = {}
+    revisit_at_s: float | None = None
+    memory: Any = None
+
+
+class Clock(Protocol):
+    """The platform's clock: seconds since the platform was created, never going back, across restarts too."""
+
+    def now_s(self) -> float:
+        """The present instant."""
+        ...
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """What should be running, as the journal tells it after a restart.
+
+    Executors adopt the replicas they find alive under these ids, fence every other one, and report as lost what is
+    named here and gone. `actions` are the effects that may have been cut off by the crash; all are idempotent.
+    """
+
+    replicas: tuple[StartReplica, ...] = ()
+    generations: Mapping[WorkloadId, int] = {}
+    actions: tuple[Action, ...] = ()
+
+
+class Executor(Protocol):
+    """Does what actions say and reports what happened. None of its methods decides anything."""
+
+    def recover(self, standing: Standing) -> None:
+        """Called once, before anything else, on a restart: adopt what still runs, fence what should not."""
+        ...
+
+    def start(self, action: Action) -> None:
+        """Begin an action; never blocks. What became of it comes back as an event."""
+        ...
+
+    def wait(self, deadline_s: float | None) -> Sequence[Event]:
+        """Return as soon as something happened, or nothing at the deadline (platform clock; None: no deadline)."""
+        ...
+
+    def acknowledge(self, events: Sequence[Event]) -> None:
+        """The events are durable in the journal: their senders may be told, and need not repeat them."""
+        ...
+
+
+class Journal(Protocol):
+    """The append-only record of steps. What `append` returned from survives any crash."""
+
+    def append(self, step: Step) -> int:
+        """Make a step durable and return its sequence number. Raises JournalError; then nothing was recorded."""
+        ...
+
+    def read(self, after_seq: int = 0) -> Iterator[tuple[int, Step]]:
+        """Every step with a higher sequence number, in order."""
+        ...

@@ -1,0 +1,109 @@
+"""Durations, sizes, money and ranges as people write them, parsed once into typed values.
+
+"90m" -> 5400.0 s     "24GB" -> 24e9 bytes     "$4" -> 4.0 usd     "1..8" or (1, 8) -> (1, 8)
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from springtide.core.errors import InvalidRequest
+
+_DURATION_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(i?)[bB]?")
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+
+
+def parse_duration_s(value: str | float, what: str = "duration") -> float:
+    """Parse "90m", "1h30m", "250ms" or a number of seconds. Raises InvalidRequest unless finite and positive."""
+    if isinstance(value, bool):
+        raise InvalidRequest(f"{what} {value!r} is not a duration; write it like '90m', '1h30m' or 45 (seconds)")
+    if isinstance(value, int | float):
+        seconds = float(value)
+    else:
+        text = value.strip().lower()
+        parts = _DURATION_PART.findall(text)
+        if parts and _DURATION_PART.sub("", text).strip() == "":
+            seconds = sum(float(number) * _DURATION_UNITS_S[unit] for number, unit in parts)
+        else:
+            try:
+                seconds = float(text)
+            except ValueError:
+                raise InvalidRequest(
+                    f"{what} {value!r} is not a duration; write it like '90m', '1h30m' or '45s'"
+                ) from None
+    if not math.isfinite(seconds) or seconds <= 0:
+        raise InvalidRequest(f"{what} must be a positive, finite time, got {value!r}; for example '10m'")
+    return seconds
+
+
+def parse_size_bytes(value: str | int, what: str = "size") -> int:
+    """Parse "24GB", "512MiB" or a number of bytes. Raises InvalidRequest unless positive."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        size = value
+    else:
+        match = _SIZE.fullmatch(str(value).strip())
+        if match is None:
+            raise InvalidRequest(f"{what} {value!r} is not a size; write it like '24GB' or '512MiB'")
+        number, prefix, binary = match.groups()
+        base = 1024 if binary else 1000
+        size = int(float(number) * base ** " kmgt".index(prefix.lower() or " "))
+    if size <= 0:
+        raise InvalidRequest(f"{what} must be positive, got {value!r}")
+    return size
+
+
+def parse_money_usd(value: str | float, what: str = "budget") -> float:
+    """Parse "$4", "4" or a number of US dollars. Raises InvalidRequest unless finite and positive."""
+    try:
+        amount = float(value.strip().removeprefix("$")) if isinstance(value, str) else float(value)
+    except ValueError:
+        raise InvalidRequest(f"{what} {value!r} is not an amount of money; write it like '$4' or 0.50") from None
+    if isinstance(value, bool) or not math.isfinite(amount) or amount <= 0:
+        raise InvalidRequest(f"{what} must be a positive, finite amount, got {value!r}; for example '$4'")
+    return amount
+
+
+def parse_range(value: str | int | tuple[int, int], what: str = "range", *, lowest: int = 1) -> tuple[int, int]:
+    """Parse 4, "4", (1, 8) or "1..8" into inclusive bounds. Raises InvalidRequest unless lowest <= min <= max."""
+    try:
+        if isinstance(value, bool):
+            raise ValueError
+        if isinstance(value, int):
+            bounds = (value, value)
+        elif isinstance(value, str):
+            first, separator, last = value.strip().partition("..")
+            bounds = (int(first), int(last if separator else first))
+        else:
+            first_bound, last_bound = value
+            bounds = (int(first_bound), int(last_bound))
+    except (ValueError, TypeError):
+        raise InvalidRequest(f"{what} {value!r} is not a range; write it like 4, '1..8' or (1, 8)") from None
+    if not lowest <= bounds[0] <= bounds[1] or bounds[1] < 1 or bounds[1] > 100_000:
+        raise InvalidRequest(f"{what} {value!r} must run from at least {lowest} up to its maximum; for example '1..4'")
+    return bounds
+
+
+def validate_name(name: str, what: str = "name") -> str:
+    """Return `name` if it is safe as a path part, a URL part and a label; else raise InvalidRequest."""
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None or ".." in name:
+        raise InvalidRequest(
+            f"{what} {name!r:.80} is not allowed; use 1 to 63 of a-z 0-9 . _ - starting with a letter or digit"
+        )
+    return name
+
+
+def format_duration(seconds: float) -> str:
+    """Write seconds as people read them: 41 ms, 7.5 s, 3m12, 2h05."""
+    sign, seconds = ("-" if seconds < 0 else ""), abs(seconds)
+    if seconds < 1:
+        return f"{sign}{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{sign}{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{sign}{minutes}m{rest:02d}"
+    hours, minutes = divmod(minutes, 60)
+    return f"{sign}{hours}h{minutes:02d}"

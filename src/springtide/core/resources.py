@@ -1,0 +1,54 @@
+"""What there is to hold: devices, the nodes they sit in, and the topology of all nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, NewType
+
+import msgspec
+
+NodeId = NewType("NodeId", str)
+DeviceId = NewType("DeviceId", str)
+DeviceKind = Literal["gpu", "cpu"]
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that a replica can hold: a GPU or, on a node without GPUs, a CPU slot."""
+
+    device_id: DeviceId
+    node_id: NodeId
+    index: int
+    kind: DeviceKind = "cpu"
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine with devices. `pool` names the purpose it is labelled for."""
+
+    node_id: NodeId
+    devices: tuple[Device, ...]
+    pool: str = "shared"
+
+
+class Topology(msgspec.Struct, frozen=True, kw_only=True):
+    """All nodes that are alive, in the order in which they joined."""
+
+    nodes: tuple[Node, ...] = ()
+
+    def devices(self) -> Iterator[Device]:
+        """Every device, node by node, in index order."""
+        for node in self.nodes:
+            yield from node.devices
+
+    def device_ids(self) -> tuple[DeviceId, ...]:
+        """The ids of every device, in the order of `devices`."""
+        return tuple(device.device_id for device in self.devices())
+
+
+def make_node(name: str, num_devices: int, *, kind: DeviceKind = "cpu", pool: str = "shared") -> Node:
+    """Build a node whose devices are named `<name>/<index>`."""
+    node_id = NodeId(name)
+    devices = tuple(
+        Device(device_id=DeviceId(f"{name}/{index}"), node_id=node_id, index=index, kind=kind)
+        for index in range(num_devices)
+    )
+    return Node(node_id=node_id, devices=devices, pool=pool)

@@ -1,0 +1,258 @@
+"""The messages between the control plane and its workers, and their framing. No pickle: msgspec with limits.
+
+A frame is four bytes (length, big-endian) and that many bytes of msgpack. A worker opens one connection to
+`WorkerSpec.control_address`, says Hello, and from then on sends Reports and receives Orders. Reports are numbered;
+the control plane acknowledges a number once the report is in the journal, and a worker that reconnects repeats what
+was not acknowledged. A worker that loses its control plane goes on training and reconnects; after `lease_s` without
+one it commits a checkpoint and exits, so that no orphan outlives its platform for long.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Generic, Literal, TypeVar
+
+import msgspec
+
+from springtide.core.errors import BackendError
+from springtide.core.workload import (
+    DEFAULT_GRACE_S,
+    Checkpoint,
+    InferenceService,
+    ReplicaId,
+    TrainingJob,
+    WorkloadId,
+)
+
+MAX_FRAME_BYTES = 1 << 20
+HEARTBEAT_S = 0.5
+LOST_AFTER_S = 2.0
+_LENGTH = struct.Struct(">I")
+M = TypeVar("M")
+
+
+class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a worker process needs to know at birth. Sent to the zygote, or passed as a file.
+
+    `work_dir` is the workload's directory: `source/`, `checkpoints/`, `artifacts/`, `logs/` and `fence` live in it.
+    `environment` holds torchrun's variables for scripts and whatever the user set.
+    """
+
+    workload: TrainingJob | InferenceService
+    replica_id: ReplicaId
+    generation: int
+    control_address: str
+    token: str
+    work_dir: str
+    log_path: str
+    device_index: int = 0
+    device_kind: Literal["cpu", "gpu"] = "cpu"
+    num_threads: int = 1
+    restore: Checkpoint | None = None
+    lease_s: float = 30.0
+    environment: dict[str, str] = {}
+
+    @property
+    def workload_id(self) -> WorkloadId:
+        """The id of the job or service."""
+        workload = self.workload
+        return workload.job_id if isinstance(workload, TrainingJob) else workload.service_id
+
+
+class _Report(msgspec.Struct, frozen=True, kw_only=True, tag_field="report", tag=True, omit_defaults=True):
+    seq: int = 0
+
+
+class Hello(_Report, frozen=True, kw_only=True):
+    """The first frame of a connection. `generation` is the group the worker is a member of (0: none yet)."""
+
+    workload_id: WorkloadId
+    replica_id: ReplicaId
+    token: str
+    pid: int
+    generation: int = 0
+    step: int = 0
+    is_ready: bool = False
+    address: str = ""
+
+
+class Heartbeat(_Report, frozen=True, kw_only=True):
+    """Sent every HEARTBEAT_S by the control thread; `step` moves only if training does."""
+
+    step: int = 0
+
+
+class Ready(_Report, frozen=True, kw_only=True):
+    """Warm: a trainer has imported and built its model; a serving replica listens at `address`."""
+
+    address: str = ""
+
+
+class Progress(_Report, frozen=True, kw_only=True):
+    """Sent by rank 0 at most a few times a second."""
+
+    generation: int
+    step: int
+    total_steps: int
+    world_size: int
+    epoch: int = 0
+    loss: float | None = None
+    samples_per_s: float | None = None
+
+
+class Switched(_Report, frozen=True, kw_only=True):
+    """Sent by every member after its first step boundary in `generation`; rank 0's carries the pause."""
+
+    generation: int
+    rank: int
+    world_size: int
+    step: int
+    pause_s: float
+    direction: Literal["start", "grow", "shrink", "recover", "resume", "replace"]
+
+
+class CheckpointWritten(_Report, frozen=True, kw_only=True):
+    """A checkpoint's manifest is in place."""
+
+    checkpoint: Checkpoint
+
+
+class Finished(_Report, frozen=True, kw_only=True):
+    """The training function returned. The worker waits for the acknowledgement before it exits 0."""
+
+    generation: int
+    step: int
+    artifact_path: str = ""
+
+
+class Failed(_Report, frozen=True, kw_only=True):
+    """The user's code raised. The traceback is in the log. The worker waits for the acknowledgement, then exits 1."""
+
+    generation: int
+    error: str
+
+
+class Left(_Report, frozen=True, kw_only=True):
+    """The worker is out of the group for good and exits 0: it shrank away, was preempted, or drained."""
+
+    generation: int
+    step: int = 0
+
+
+class GroupBroken(_Report, frozen=True, kw_only=True):
+    """A collective of `generation` failed or ran into its deadline. The worker waits for a new group."""
+
+    generation: int
+    detail: str
+
+
+Report = Hello | Heartbeat | Ready | Progress | Switched | CheckpointWritten | Finished | Failed | Left | GroupBroken
+
+
+class _Order(msgspec.Struct, frozen=True, kw_only=True, tag_field="order", tag=True, omit_defaults=True):
+    pass
+
+
+class Acknowledge(_Order, frozen=True, kw_only=True):
+    """Every report up to `seq` is in the journal."""
+
+    seq: int
+
+
+class FormGroup(_Order, frozen=True, kw_only=True):
+    """Form `generation` from `members` (in rank order) and switch to it at the next common step boundary.
+
+    Sent to the members of the old group and of the new one; who is not in `members` leaves at the switch.
+    `previous` is the generation that trains now (0: none). `forced`: a member of it is lost, leave any collective
+    at once. Whoever has committed the highest step gives its state to those behind. `rendezvous` is where the
+    members meet: `file:///path` or `tcp://host:port`; the generation is the prefix.
+    """
+
+    generation: int
+    members: tuple[ReplicaId, ...]
+    rendezvous: str
+    previous: int = 0
+    forced: bool = False
+
+
+class Preempt(_Order, frozen=True, kw_only=True):
+    """Stop at the next step boundary, commit a checkpoint as `generation`, and exit, all within `grace_s`."""
+
+    generation: int
+    grace_s: float = DEFAULT_GRACE_S
+
+
+class Stop(_Order, frozen=True, kw_only=True):
+    """End without a checkpoint: cancelled, or a serving replica that drains for at most `grace_s`."""
+
+    grace_s: float = DEFAULT_GRACE_S
+
+
+class Fence(_Order, frozen=True, kw_only=True):
+    """The worker belongs to the past (a newer generation owns the job): exit at once, write nothing."""
+
+    reason: str = ""
+
+
+Order = Acknowledge | FormGroup | Preempt | Stop | Fence
+
+
+class SpawnRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="zygote", tag=True):
+    """To the zygote: fork a worker."""
+
+    spec: WorkerSpec
+
+
+class Spawned(msgspec.Struct, frozen=True, kw_only=True, tag_field="zygote", tag=True):
+    """From the zygote: the worker lives."""
+
+    replica_id: ReplicaId
+    pid: int
+
+
+class ChildExited(msgspec.Struct, frozen=True, kw_only=True, tag_field="zygote", tag=True):
+    """From the zygote: the worker is gone and reaped. A signal reads as a negative code, as in subprocess."""
+
+    replica_id: ReplicaId
+    pid: int
+    exit_code: int
+
+
+ZygoteMessage = SpawnRequest | Spawned | ChildExited
+
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+def encode_frame(message: msgspec.Struct) -> bytes:
+    """Return the message with its length in front. Raises BackendError above MAX_FRAME_BYTES."""
+    body = _ENCODER.encode(message)
+    if len(body) > MAX_FRAME_BYTES:
+        raise BackendError(f"a {type(message).__name__} of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}")
+    return _LENGTH.pack(len(body)) + body
+
+
+class FrameDecoder(Generic[M]):
+    """Cuts a byte stream into messages of the given type union. Raises BackendError on anything malformed."""
+
+    def __init__(self, message_type: object) -> None:
+        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(message_type)
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[M]:
+        """Add received bytes and return the messages that are now complete."""
+        self._buffer += data
+        messages: list[M] = []
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            if length > MAX_FRAME_BYTES:
+                raise BackendError(f"a frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
+            end = _LENGTH.size + length
+            if len(self._buffer) < end:
+                break
+            try:
+                messages.append(self._decoder.decode(bytes(self._buffer[_LENGTH.size : end])))
+            except (ValueError, RecursionError) as error:
+                # msgspec raises UnicodeDecodeError, a ValueError, on bad UTF-8.
+                raise BackendError(f"a malformed frame: {error}") from None
+            del self._buffer[:end]
+        return messages

@@ -1,0 +1,71 @@
+"""Durable files: a reader sees the whole old content or the whole new one, whatever crashes in between."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from springtide.core.errors import StorageError
+
+
+def fsync_directory(path: Path) -> None:
+    """Make the directory's entries durable. Raises StorageError."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise StorageError(f"cannot make {path} durable: {error.strerror}") from error
+
+
+def fsync_file(path: Path) -> None:
+    """Make a file's content durable. Raises StorageError; the file must then be treated as lost."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise StorageError(f"cannot make {path} durable: {error.strerror}") from error
+
+
+def write_durable(path: Path, data: bytes, *, mode: int = 0o600) -> None:
+    """Write tmp, fsync, rename, fsync the directory. Raises StorageError; the old content then stands."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise StorageError(f"cannot write {path}: {error.strerror}") from error
+    fsync_directory(path.parent)
+
+
+def write_directory_durable(path: Path, fill: Callable[[Path], None]) -> None:
+    """Let `fill` write files into a temporary directory, make all durable, and rename it into place as `path`.
+
+    Raises StorageError (also for what `fill` raises as OSError); nothing is visible under `path` then.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.mkdir(parents=True, exist_ok=False)
+        fill(temporary)
+        for file in temporary.iterdir():
+            fsync_file(file)
+        fsync_directory(temporary)
+        os.rename(temporary, path)
+    except OSError as error:
+        for file in temporary.glob("*"):
+            file.unlink(missing_ok=True)
+        if temporary.is_dir():
+            temporary.rmdir()
+        raise StorageError(f"cannot write {path}: {error.strerror}") from error
+    fsync_directory(path.parent)
