@@ -119,6 +119,14 @@ class JobResized(_Event, frozen=True, kw_only=True):
     direction: Literal["start", "grow", "shrink", "recover", "resume", "replace"]
 
 
+class GroupBroken(_Event, frozen=True, kw_only=True):
+    """A collective of `generation` failed although every member lives; the group must form anew."""
+
+    job_id: WorkloadId
+    generation: int
+    detail: str = ""
+
+
 class CheckpointCommitted(_Event, frozen=True, kw_only=True):
     """A checkpoint is durable and complete (its manifest is in place)."""
 
@@ -172,6 +180,7 @@ Event = (
     | ReplicaLost
     | ProgressReported
     | JobResized
+    | GroupBroken
     | CheckpointCommitted
     | JobFinished
     | JobFailed

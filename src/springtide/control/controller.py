@@ -1,0 +1,271 @@
+"""The Controller: events in, actions out. It holds what is true and knows no clock, thread, socket or cloud."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from springtide.control.reconcile import reconcile
+from springtide.control.records import JobRecord, PlatformState, ReplicaState, ServiceRecord
+from springtide.control.transitions import apply_action, apply_event
+from springtide.core.actions import Action, PreemptJob, ResizeJob, StartReplica, StopReplica
+from springtide.core.decision import JobView, Plan, Policy, PoolAllocation, ServiceView, Snapshot
+from springtide.core.errors import PolicyError
+from springtide.core.events import Event
+from springtide.core.ports import Standing, Step
+from springtide.core.workload import WorkloadId
+
+# A plan reaches its fixed point in a few rounds (release, start, form); more means that reconcile chases its tail.
+MAX_ROUNDS = 16
+
+
+class Controller:
+    """Holds the platform's state and asks one policy what it should be. Changes only through `step` and `restore`."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.state = PlatformState()
+        self._wakeup_at_s: float | None = None
+
+    @property
+    def wakeup_at_s(self) -> float | None:
+        """When to step again even if nothing happens; None: only when something does."""
+        return self._wakeup_at_s
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every job has ended and no replica lives."""
+        return all(record.state.is_terminal for record in self.state.jobs.values()) and not any(
+            record.replicas for record in self.state.records()
+        )
+
+    def step(self, now_s: float, events: Sequence[Event]) -> Step:
+        """Take in what happened, decide anew, and return the whole turn as the journal will keep it.
+
+        Raises PolicyError if the policy wants what cannot be.
+        """
+        for event in events:
+            apply_event(event, self.state, now_s)
+        snapshot = self.snapshot(now_s)
+        plan = self._policy.decide(snapshot)
+        check_plan(snapshot, plan)
+        actions: list[Action] = []
+        for _ in range(MAX_ROUNDS):
+            round_actions = reconcile(self.state, plan, now_s)
+            for action in round_actions:
+                apply_action(action, self.state, now_s)
+            actions += round_actions
+            if not round_actions:
+                break
+        else:
+            raise AssertionError("reconcile found no fixed point")
+        step = Step(
+            now_s=now_s,
+            events=tuple(events),
+            actions=tuple(actions),
+            reasons=self._news(plan),
+            revisit_at_s=plan.revisit_at_s,
+            memory=plan.memory,
+        )
+        self._remember(step)
+        return step
+
+    def restore(self, step: Step) -> None:
+        """Take in a step of the journal as it was decided then; no policy is asked."""
+        for event in step.events:
+            apply_event(event, self.state, step.now_s)
+        for action in step.actions:
+            apply_action(action, self.state, step.now_s)
+        self._remember(step)
+
+    def snapshot(self, now_s: float) -> Snapshot:
+        """What a policy may know at this instant."""
+        state = self.state
+        return Snapshot(
+            now_s=now_s,
+            cluster=state.topology(),
+            jobs=tuple(
+                _view_job(record, now_s)
+                for record in state.jobs.values()
+                if not record.state.is_terminal and record.outcome is None and not record.is_paused
+            ),
+            services=tuple(_view_service(record) for record in state.services.values() if _is_served(record)),
+            allocations=_allocations(state),
+            memory=state.memory,
+        )
+
+    def standing(self) -> Standing:
+        """What should be running now, and the effects that a crash may have cut off."""
+        replicas: list[StartReplica] = []
+        actions: list[Action] = []
+        for record in self.state.records():
+            for replica in record.replicas:
+                start = StartReplica(
+                    workload=record.job if isinstance(record, JobRecord) else record.service,
+                    replica_id=replica.replica_id,
+                    device_id=replica.device_id,
+                    generation=replica.generation,
+                    restore=replica.restore,
+                    cause="recovery",
+                )
+                replicas.append(start)
+                # Only what has never been heard of may not have been started at all.
+                if replica.state is ReplicaState.STARTING:
+                    actions.append(start)
+            actions += _unfinished(record)
+        return Standing(
+            replicas=tuple(replicas),
+            generations={record.workload_id: record.generation for record in self.state.jobs.values()},
+            actions=tuple(actions),
+        )
+
+    def _news(self, plan: Plan) -> dict[str, str]:
+        """The policy's reasons that differ from what a waiting job already says."""
+        news: dict[str, str] = {}
+        for workload_id, reason in plan.reasons.items():
+            record = self.state.jobs.get(workload_id)
+            if record is not None and not record.replicas and not record.state.is_terminal and record.reason != reason:
+                news[workload_id] = reason
+        return news
+
+    def _remember(self, step: Step) -> None:
+        from msgspec.structs import replace
+
+        for workload_id, reason in step.reasons.items():
+            record = self.state.jobs[WorkloadId(workload_id)]
+            self.state.jobs[record.workload_id] = replace(record, reason=reason)
+        self.state.memory = step.memory
+        self.state.revisit_at_s = step.revisit_at_s
+        moments = [] if step.revisit_at_s is None else [step.revisit_at_s]
+        moments += [
+            record.runnable_at_s
+            for record in self.state.records()
+            if record.runnable_at_s > step.now_s and not _is_over(record)
+        ]
+        self._wakeup_at_s = min(moments, default=None)
+
+
+def check_plan(snapshot: Snapshot, plan: Plan) -> None:
+    """Raise PolicyError if the plan names what does not exist, gives a device twice or breaks a workload's bounds."""
+    existing = set(snapshot.cluster.device_ids())
+    job_bounds = {view.job.job_id: min(view.max_workers, view.job.num_virtual_shards) for view in snapshot.jobs}
+    bounds = job_bounds | {view.service.service_id: view.max_replicas for view in snapshot.services}
+    given: dict[str, WorkloadId] = {}
+    for workload_id, allocation in plan.allocations.items():
+        if workload_id not in bounds:
+            raise PolicyError(f"the plan gives devices to {workload_id!r}, which does not want to run")
+        if allocation.num_devices > bounds[workload_id]:
+            raise PolicyError(
+                f"the plan gives {allocation.num_devices} devices to {workload_id!r}, which takes {bounds[workload_id]}"
+            )
+        for device_id in allocation.device_ids:
+            if device_id not in existing:
+                raise PolicyError(f"the plan gives {device_id!r} to {workload_id!r}, but no such device is alive")
+            if device_id in given:
+                raise PolicyError(f"the plan gives {device_id!r} to both {given[device_id]!r} and {workload_id!r}")
+            given[device_id] = workload_id
+
+
+def _is_over(record: JobRecord | ServiceRecord) -> bool:
+    return record.state.is_terminal if isinstance(record, JobRecord) else record.is_removed
+
+
+def _is_served(record: ServiceRecord) -> bool:
+    return not record.is_removed and record.state != "FAILED"
+
+
+def _view_job(record: JobRecord, now_s: float) -> JobView:
+    return JobView(
+        job=record.job,
+        state=record.state,
+        submitted_at_s=record.submitted_at_s,
+        min_workers=record.min_workers,
+        max_workers=record.max_workers,
+        step=record.step,
+        total_steps=record.total_steps,
+        throughput_samples_per_s=record.throughput_samples_per_s,
+        attained_service_s=record.attained_service_s(now_s),
+        runnable_at_s=record.runnable_at_s,
+        checkpoint=record.checkpoint,
+        num_restarts=record.num_restarts,
+        resized_at_s=record.resized_at_s,
+    )
+
+
+def _view_service(record: ServiceRecord) -> ServiceView:
+    states = [replica.state for replica in record.replicas]
+    return ServiceView(
+        service=record.service,
+        min_replicas=record.min_replicas,
+        max_replicas=record.max_replicas,
+        num_ready=states.count(ReplicaState.READY),
+        num_starting=states.count(ReplicaState.STARTING),
+        arrivals_per_s=record.arrivals_per_s,
+        in_flight=record.in_flight,
+        queued=record.queued,
+        idle_s=record.idle_s,
+        latency_p99_s=record.latency_p99_s,
+    )
+
+
+def _allocations(state: PlatformState) -> dict[WorkloadId, PoolAllocation]:
+    held: dict[WorkloadId, PoolAllocation] = {}
+    for record in state.records():
+        if not record.replicas:
+            continue
+        order = record.members if isinstance(record, JobRecord) else ()
+        ranked = sorted(record.replicas, key=lambda r: order.index(r.replica_id) if r.replica_id in order else 1 << 30)
+        held[record.workload_id] = PoolAllocation(
+            device_ids=tuple(replica.device_id for replica in ranked),
+            global_batch_size=record.job.global_batch_size if isinstance(record, JobRecord) else None,
+        )
+    return held
+
+
+def _unfinished(record: JobRecord | ServiceRecord) -> list[Action]:
+    """The actions of one workload whose effect has not been confirmed by an event yet."""
+    stopping = [r for r in record.replicas if r.state is ReplicaState.STOPPING]
+    if isinstance(record, JobRecord):
+        if record.members and not record.is_confirmed:
+            return [
+                ResizeJob(
+                    job_id=record.workload_id,
+                    generation=record.generation,
+                    replica_ids=record.members,
+                    global_batch_size=record.job.global_batch_size,
+                    forced=record.oldest_generation == record.generation,
+                    cause="recovery",
+                    reason=record.reason,
+                ),
+                *_stops(record, stopping, record.job.grace_s),
+            ]
+        trained = tuple(r.replica_id for r in stopping if r.has_trained)
+        if record.state == "PREEMPTING" and trained and record.runnable_at_s == 0.0:
+            return [
+                PreemptJob(
+                    job_id=record.workload_id,
+                    generation=record.generation,
+                    replica_ids=trained,
+                    grace_s=record.job.grace_s,
+                    cause="recovery",
+                    reason=record.reason,
+                ),
+                *_stops(record, [r for r in stopping if not r.has_trained], record.job.grace_s),
+            ]
+        return list(_stops(record, stopping, record.job.grace_s))
+    return list(_stops(record, stopping, record.service.grace_s))
+
+
+def _stops(record: JobRecord | ServiceRecord, stopping: Sequence[object], grace_s: float) -> list[StopReplica]:
+    from springtide.control.records import ReplicaRecord
+
+    return [
+        StopReplica(
+            workload_id=record.workload_id,
+            replica_id=replica.replica_id,
+            grace_s=grace_s,
+            cause="recovery",
+            reason=record.reason,
+        )
+        for replica in stopping
+        if isinstance(replica, ReplicaRecord)
+    ]

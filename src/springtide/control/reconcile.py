@@ -1,0 +1,277 @@
+"""The one place where a wanted state becomes actions: the difference between a Plan and the truth.
+
+Releases come before grants, a device is granted only once nobody holds it, and a group changes one step at a time:
+while a ResizeJob waits for its confirmation, nothing but the loss of a member touches that job. Called again with
+the same plan after its actions took effect, it returns nothing (a fixed point).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from springtide.control.records import JobRecord, PlatformState, ReplicaRecord, ReplicaState, ServiceRecord
+from springtide.core.actions import Action, EndJob, PreemptJob, ResizeJob, StartReplica, StopReplica
+from springtide.core.decision import Plan as WantedPlan
+from springtide.core.decision import PoolAllocation
+from springtide.core.resources import DeviceId
+from springtide.core.workload import JobState, ReplicaId, WorkloadId
+
+# An ended job's workers get this long to notice before they are killed: nothing of theirs is needed any more.
+END_GRACE_S = 2.0
+NOTHING = PoolAllocation(device_ids=())
+
+
+def reconcile(state: PlatformState, plan: WantedPlan, now_s: float) -> list[Action]:
+    """Return the actions that bring what is held towards what the plan wants. Does not change `state`."""
+    held = set(state.holders())
+    alive = set(state.topology().device_ids())
+    releases: list[Action] = []
+    grants: list[Action] = []
+    for record in state.records():
+        wanted = plan.allocations.get(record.workload_id, NOTHING).device_ids
+        free = [device for device in wanted if device not in held and device in alive]
+        why = plan.reasons.get(record.workload_id, "")
+        if isinstance(record, ServiceRecord):
+            actions = _reconcile_service(record, wanted, free, why, now_s)
+        else:
+            refusal = plan.rejected.get(record.workload_id)
+            if refusal is not None and record.outcome is None:
+                record = replace(
+                    record,
+                    outcome=JobState.REJECTED,
+                    outcome_reason=refusal.reason,
+                    alternatives=refusal.alternatives,
+                )
+            actions = _reconcile_job(record, wanted, free, why, now_s)
+        for action in actions:
+            (grants if isinstance(action, StartReplica) else releases).append(action)
+    return releases + grants
+
+
+# --- services -------------------------------------------------------------------------------------------------------
+
+
+def _reconcile_service(
+    record: ServiceRecord, wanted: Sequence[DeviceId], free: Sequence[DeviceId], why: str, now_s: float
+) -> list[Action]:
+    service = record.service
+    actions: list[Action] = []
+    kept = set(wanted)
+    for replica in record.replicas:
+        is_outdated = replica.revision != service.revision
+        if replica.state is not ReplicaState.STOPPING and (replica.device_id not in kept or is_outdated):
+            reason = "a newer revision replaces it" if is_outdated else (why or "the service needs fewer replicas")
+            actions.append(
+                StopReplica(
+                    workload_id=record.workload_id,
+                    replica_id=replica.replica_id,
+                    grace_s=service.grace_s,
+                    cause="plan",
+                    reason=reason,
+                )
+            )
+    if record.is_removed or now_s < record.runnable_at_s:
+        return actions
+    for number, device_id in enumerate(free, start=record.next_replica):
+        actions.append(
+            StartReplica(
+                workload=service,
+                replica_id=replica_id_of(record.workload_id, number),
+                device_id=device_id,
+                generation=service.revision,
+                cause="plan",
+                reason=why or "the service needs a replica",
+            )
+        )
+    return actions
+
+
+# --- jobs -----------------------------------------------------------------------------------------------------------
+
+
+def _reconcile_job(
+    record: JobRecord, wanted: Sequence[DeviceId], free: Sequence[DeviceId], why: str, now_s: float
+) -> list[Action]:
+    if record.state.is_terminal:
+        return _stop_all(record, record.reason)
+    if record.outcome is not None:
+        end = EndJob(
+            job_id=record.workload_id,
+            state=record.outcome,
+            cause="outcome",
+            reason=record.outcome_reason,
+            alternatives=record.alternatives,
+        )
+        return [end, *_stop_all(record, record.outcome_reason)]
+    if record.state is JobState.PREEMPTING:
+        return _stop_all(record, record.reason)
+    if not record.members and not record.previous_members:
+        return _without_group(record, wanted, free, why, now_s)
+    if record.is_broken:
+        return _recover(record)
+    if not record.is_confirmed:
+        return []
+    if not wanted or record.is_paused:
+        return _preempt(record, "paused by its owner" if record.is_paused else (why or "its devices are needed"))
+    if not record.job.elastic:
+        # Its processes cannot change their number, so it keeps what it has until it ends or gives up all.
+        return _stop_leavers(record)
+    return _resize(record, wanted, free, why, now_s)
+
+
+def _stop_all(record: JobRecord, reason: str) -> list[Action]:
+    return [
+        _stop(record, replica, END_GRACE_S, reason)
+        for replica in record.replicas
+        if replica.state is not ReplicaState.STOPPING
+    ]
+
+
+def _stop(record: JobRecord, replica: ReplicaRecord, grace_s: float, reason: str) -> StopReplica:
+    return StopReplica(
+        workload_id=record.workload_id, replica_id=replica.replica_id, grace_s=grace_s, cause="plan", reason=reason
+    )
+
+
+def _without_group(
+    record: JobRecord, wanted: Sequence[DeviceId], free: Sequence[DeviceId], why: str, now_s: float
+) -> list[Action]:
+    """No worker trains yet: start the first ones, form the first group, or take back what was started."""
+    job = record.job
+    if record.replicas:
+        coming = [r for r in record.replicas if r.state is not ReplicaState.STOPPING]
+        if len(coming) < len(record.replicas) and record.state is not JobState.STARTING:
+            return _stop_all(record, record.reason)
+        if not wanted or record.is_paused:
+            return _stop_all(record, why or "its devices are needed")
+        kept = [r for r in coming if r.device_id in wanted] if job.elastic else coming
+        if not kept:
+            return _stop_all(record, why or "its devices are needed")
+        actions: list[Action] = [_stop(record, r, END_GRACE_S, why) for r in coming if r not in kept]
+        if all(r.state is ReplicaState.READY for r in kept):
+            members = tuple(r.replica_id for r in kept)
+            actions.append(
+                ResizeJob(
+                    job_id=record.workload_id,
+                    generation=record.generation,
+                    replica_ids=members,
+                    global_batch_size=job.global_batch_size,
+                    cause="replicas ready",
+                    reason=f"started on {_workers(len(members))}",
+                )
+            )
+        return actions
+    if not wanted or record.is_paused or now_s < record.runnable_at_s or len(free) < len(wanted):
+        return []
+    return _start(record, free, record.generation + 1, why or f"starting on {_workers(len(free))}")
+
+
+def _start(record: JobRecord, devices: Sequence[DeviceId], generation: int, reason: str) -> list[Action]:
+    is_fresh = generation > record.generation
+    return [
+        StartReplica(
+            workload=record.job,
+            replica_id=replica_id_of(record.workload_id, number),
+            device_id=device_id,
+            generation=generation,
+            restore=record.checkpoint if is_fresh else None,
+            cause="plan",
+            reason=reason,
+        )
+        for number, device_id in enumerate(devices, start=record.next_replica)
+    ]
+
+
+def _recover(record: JobRecord) -> list[Action]:
+    """A member is lost or a collective broke: the survivors of the last group form a new one at once."""
+    living = {r.replica_id for r in record.replicas if r.state is not ReplicaState.STOPPING}
+    trained = {m for m in (*record.members, *record.previous_members) if m in living}
+    survivors = tuple(m for m in record.members if m in trained)
+    if not survivors:
+        # Only members that were about to leave are left: they hold the state, so they go on.
+        survivors = tuple(m for m in record.previous_members if m in trained)
+    if not survivors:
+        return _stop_all(record, record.reason)
+    return [
+        ResizeJob(
+            job_id=record.workload_id,
+            generation=record.generation + 1,
+            replica_ids=survivors,
+            global_batch_size=record.job.global_batch_size,
+            forced=True,
+            cause="member lost",
+            reason=f"re-formed with {_workers(len(survivors))} after a loss",
+        )
+    ]
+
+
+def _preempt(record: JobRecord, reason: str) -> list[Action]:
+    living = {r.replica_id: r for r in record.replicas}
+    members = tuple(m for m in record.members if m in living)
+    warming = [r for r in record.replicas if r.replica_id not in members and r.state is not ReplicaState.STOPPING]
+    preempt = PreemptJob(
+        job_id=record.workload_id,
+        generation=record.generation + 1,
+        replica_ids=members,
+        grace_s=record.job.grace_s,
+        cause="plan",
+        reason=reason,
+    )
+    return [preempt, *(_stop(record, r, END_GRACE_S, reason) for r in warming)]
+
+
+def _stop_leavers(record: JobRecord) -> list[Action]:
+    """Make sure that whoever is out of the group goes: it leaves by itself at the switch, this is the backstop."""
+    return [
+        _stop(record, r, record.job.grace_s, "no longer a member")
+        for r in record.replicas
+        if r.has_trained and r.replica_id not in record.members and r.state is not ReplicaState.STOPPING
+    ]
+
+
+def _resize(
+    record: JobRecord, wanted: Sequence[DeviceId], free: Sequence[DeviceId], why: str, now_s: float
+) -> list[Action]:
+    """Move a running job towards `wanted`: warm joiners first, then one change of membership for all that changed."""
+    by_id = {r.replica_id: r for r in record.replicas}
+    members = [by_id[m] for m in record.members]
+    outsiders = [r for r in record.replicas if r.replica_id not in record.members]
+    actions: list[Action] = _stop_leavers(record)
+    joiners = [r for r in outsiders if r.state is not ReplicaState.STOPPING and not r.has_trained]
+    unwanted = [r for r in joiners if r.device_id not in wanted]
+    actions += [_stop(record, r, END_GRACE_S, why or "no longer needed") for r in unwanted]
+    joiners = [r for r in joiners if r.device_id in wanted]
+    if free and now_s >= record.runnable_at_s:
+        actions += _start(record, free, record.generation, why or f"growing to {_workers(len(wanted))}")
+        return actions
+    keep = [r for r in members if r.device_id in wanted]
+    ready = [r for r in joiners if r.state is ReplicaState.READY]
+    is_warming = len(ready) < len(joiners)
+    leaves = len(keep) < len(members)
+    # A pure growth waits until every joiner is warm: one switch for all. Devices that others wait for go at once.
+    changes = (leaves and bool(keep or ready)) or (bool(ready) and not is_warming)
+    if not changes or any(isinstance(action, StartReplica) for action in actions):
+        return actions
+    group = tuple(r.replica_id for r in (*keep, *ready))
+    actions.append(
+        ResizeJob(
+            job_id=record.workload_id,
+            generation=record.generation + 1,
+            replica_ids=group,
+            global_batch_size=record.job.global_batch_size,
+            cause="plan",
+            reason=f"resized {len(members)} -> {len(group)}" + (f" ({why})" if why else ""),
+        )
+    )
+    return actions
+
+
+def replica_id_of(workload_id: WorkloadId, number: int) -> ReplicaId:
+    """The name of a workload's n-th replica since it was submitted."""
+    return ReplicaId(f"{workload_id}.{number}")
+
+
+def _workers(count: int) -> str:
+    return "1 worker" if count == 1 else f"{count} workers"

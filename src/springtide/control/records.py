@@ -1,0 +1,184 @@
+"""What the Controller holds to be true: one immutable record for each job, service and replica."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from springtide.core.resources import DeviceId, Node, NodeId, Topology
+from springtide.core.workload import (
+    Checkpoint,
+    InferenceService,
+    JobState,
+    ReplicaId,
+    TrainingJob,
+    WorkloadId,
+)
+
+
+class ReplicaState(enum.StrEnum):
+    """Where a replica is. STOPPING replicas still hold their device."""
+
+    STARTING = "STARTING"
+    READY = "READY"
+    STOPPING = "STOPPING"
+
+
+class ServiceState(enum.StrEnum):
+    """Where a service is."""
+
+    IDLE = "IDLE"
+    STARTING = "STARTING"
+    READY = "READY"
+    FAILED = "FAILED"
+    REMOVED = "REMOVED"
+
+
+class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One live worker process. It holds `device_id` until it is known to be gone.
+
+    `has_trained` says that a ResizeJob has named it: out of the group again, it leaves for good.
+    """
+
+    replica_id: ReplicaId
+    device_id: DeviceId
+    state: ReplicaState
+    started_at_s: float
+    generation: int = 0
+    revision: int = 0
+    address: str = ""
+    restore: Checkpoint | None = None
+    has_trained: bool = False
+
+
+class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """All there is to know of one job.
+
+    `generation` is the highest ever issued; `members` (rank order) is the group it names and `previous_members` the
+    group it replaces; `state_holders` are the living replicas known to hold the
+    model's state; `is_confirmed` says that the members have switched. `oldest_generation` is the lowest whose
+    messages still count. `outcome` is the terminal state that is due, before EndJob makes it so. `crashes_at_s` are the
+    moments at which the whole job went down (charged to its restart budget), `losses_at_s` those at which one worker
+    did and others went on (new workers wait out a back-off: `runnable_at_s`).
+    """
+
+    job: TrainingJob
+    state: JobState
+    reason: str
+    submitted_at_s: float
+    min_workers: int
+    max_workers: int
+    generation: int = 0
+    oldest_generation: int = 0
+    members: tuple[ReplicaId, ...] = ()
+    previous_members: tuple[ReplicaId, ...] = ()
+    state_holders: tuple[ReplicaId, ...] = ()
+    is_confirmed: bool = True
+    is_broken: bool = False
+    is_paused: bool = False
+    outcome: JobState | None = None
+    outcome_reason: str = ""
+    alternatives: tuple[str, ...] = ()
+    replicas: tuple[ReplicaRecord, ...] = ()
+    next_replica: int = 0
+    step: int = 0
+    total_steps: int | None = None
+    epoch: int = 0
+    loss: float | None = None
+    samples_per_s: float | None = None
+    throughput_samples_per_s: Mapping[int, float] = {}
+    checkpoint: Checkpoint | None = None
+    artifact_path: str = ""
+    crashes_at_s: tuple[float, ...] = ()
+    losses_at_s: tuple[float, ...] = ()
+    runnable_at_s: float = 0.0
+    num_restarts: int = 0
+    num_resizes: int = 0
+    num_preemptions: int = 0
+    last_pause_s: float | None = None
+    resized_at_s: float | None = None
+    started_at_s: float | None = None
+    ended_at_s: float | None = None
+    finished_service_s: float = 0.0
+
+    @property
+    def workload_id(self) -> WorkloadId:
+        """The job's id."""
+        return self.job.job_id
+
+    @property
+    def world_size(self) -> int:
+        """How many workers the current group has."""
+        return len(self.members)
+
+    def attained_service_s(self, now_s: float) -> float:
+        """Device-seconds held so far, living replicas included."""
+        return self.finished_service_s + sum(now_s - replica.started_at_s for replica in self.replicas)
+
+
+class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """All there is to know of one service."""
+
+    service: InferenceService
+    state: ServiceState
+    reason: str
+    deployed_at_s: float
+    min_replicas: int
+    max_replicas: int
+    is_removed: bool = False
+    replicas: tuple[ReplicaRecord, ...] = ()
+    next_replica: int = 0
+    crashes_at_s: tuple[float, ...] = ()
+    runnable_at_s: float = 0.0
+    arrivals_per_s: float = 0.0
+    in_flight: int = 0
+    queued: int = 0
+    idle_s: float = 0.0
+    load_at_s: float | None = None
+    latency_p50_s: float | None = None
+    latency_p99_s: float | None = None
+    finished_service_s: float = 0.0
+
+    @property
+    def workload_id(self) -> WorkloadId:
+        """The service's id."""
+        return self.service.service_id
+
+    def attained_service_s(self, now_s: float) -> float:
+        """Device-seconds held so far, living replicas included."""
+        return self.finished_service_s + sum(now_s - replica.started_at_s for replica in self.replicas)
+
+
+WorkloadRecord = JobRecord | ServiceRecord
+
+
+class PlatformState(msgspec.Struct, kw_only=True):
+    """The whole truth. Changes only through control.transitions; dictionaries keep arrival order."""
+
+    jobs: dict[WorkloadId, JobRecord] = {}
+    services: dict[WorkloadId, ServiceRecord] = {}
+    nodes: dict[NodeId, Node] = {}
+    memory: Any = None
+    revisit_at_s: float | None = None
+    num_stale_events: int = 0
+
+    def topology(self) -> Topology:
+        """All nodes that are alive."""
+        return Topology(nodes=tuple(self.nodes.values()))
+
+    def records(self) -> Iterator[WorkloadRecord]:
+        """Every job, then every service."""
+        yield from self.jobs.values()
+        yield from self.services.values()
+
+    def holders(self) -> dict[DeviceId, ReplicaId]:
+        """Who holds each device that is held. Asserts that no device is held twice."""
+        held: dict[DeviceId, ReplicaId] = {}
+        for record in self.records():
+            for replica in record.replicas:
+                assert replica.device_id not in held, f"{replica.device_id} is held twice"
+                held[replica.device_id] = replica.replica_id
+        return held

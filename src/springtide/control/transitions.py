@@ -1,0 +1,539 @@
+"""How the truth changes: one function for each event, one for each action. No decision is taken here.
+
+Both live stepping and replay from the journal go through these functions, so they end in the same state. An event
+of the past (an unknown workload, an older generation, a replica that is gone) changes nothing and is counted.
+"""
+
+from __future__ import annotations
+
+from functools import singledispatch
+
+from msgspec.structs import replace
+
+from springtide.control.records import (
+    JobRecord,
+    PlatformState,
+    ReplicaRecord,
+    ReplicaState,
+    ServiceRecord,
+    ServiceState,
+    WorkloadRecord,
+)
+from springtide.core import actions, events
+from springtide.core.resources import NodeId
+from springtide.core.workload import Checkpoint, JobState, ReplicaId, TrainingJob, WorkloadId
+
+CRASH_WINDOW_S = 600.0
+FIRST_BACK_OFF_S = 1.0
+LONGEST_BACK_OFF_S = 60.0
+MAX_SERVICE_CRASHES = 4
+
+
+@singledispatch
+def apply_event(event: object, state: PlatformState, now_s: float) -> None:
+    """Bring `state` up to date with one event."""
+    raise AssertionError(f"no transition for {type(event).__name__}")
+
+
+@singledispatch
+def apply_action(action: object, state: PlatformState, now_s: float) -> None:
+    """Bring `state` up to date with one action that is about to be carried out."""
+    raise AssertionError(f"no transition for {type(action).__name__}")
+
+
+# --- what users ask for ---------------------------------------------------------------------------------------------
+
+
+@apply_event.register
+def _(event: events.JobSubmitted, state: PlatformState, now_s: float) -> None:
+    job = event.job
+    if job.job_id in state.jobs:
+        state.num_stale_events += 1
+        return
+    state.jobs[job.job_id] = JobRecord(
+        job=job,
+        state=JobState.PENDING,
+        reason="waiting for the first decision",
+        submitted_at_s=now_s,
+        min_workers=job.min_workers,
+        max_workers=job.max_workers,
+    )
+
+
+@apply_event.register
+def _(event: events.ServiceDeployed, state: PlatformState, now_s: float) -> None:
+    service = event.service
+    old = state.services.get(service.service_id)
+    if old is not None and old.service == service and not old.is_removed and old.state is not ServiceState.FAILED:
+        state.num_stale_events += 1
+        return
+    fresh = ServiceRecord(
+        service=service,
+        state=ServiceState.IDLE,
+        reason="no replica: nobody has asked yet",
+        deployed_at_s=now_s,
+        min_replicas=service.min_replicas,
+        max_replicas=service.max_replicas,
+    )
+    if old is not None:
+        fresh = replace(
+            fresh,
+            replicas=old.replicas,
+            next_replica=old.next_replica,
+            finished_service_s=old.finished_service_s,
+            service=replace(service, revision=old.service.revision + 1),
+        )
+    state.services[service.service_id] = _with_service_state(fresh)
+
+
+@apply_event.register
+def _(event: events.CancelRequested, state: PlatformState, now_s: float) -> None:
+    job, service = state.jobs.get(event.workload_id), state.services.get(event.workload_id)
+    if job is not None and job.outcome is None and not job.state.is_terminal:
+        state.jobs[event.workload_id] = replace(
+            job, outcome=JobState.CANCELLED, outcome_reason="cancelled by its owner"
+        )
+    elif service is not None and not service.is_removed:
+        state.services[event.workload_id] = _with_service_state(replace(service, is_removed=True))
+    else:
+        state.num_stale_events += 1
+
+
+@apply_event.register
+def _(event: events.PauseRequested, state: PlatformState, now_s: float) -> None:
+    record = state.jobs.get(event.job_id)
+    if record is None or record.state.is_terminal:
+        state.num_stale_events += 1
+        return
+    state.jobs[event.job_id] = _settled(replace(record, is_paused=True))
+
+
+@apply_event.register
+def _(event: events.ResumeRequested, state: PlatformState, now_s: float) -> None:
+    record = state.jobs.get(event.job_id)
+    if record is None or not record.is_paused:
+        state.num_stale_events += 1
+        return
+    record = replace(record, is_paused=False)
+    if record.state is JobState.PAUSED:
+        record = replace(record, state=JobState.PENDING, reason="resumed by its owner, waiting for devices")
+    state.jobs[event.job_id] = record
+
+
+@apply_event.register
+def _(event: events.ScaleRequested, state: PlatformState, now_s: float) -> None:
+    job, service = state.jobs.get(event.workload_id), state.services.get(event.workload_id)
+    if job is not None:
+        state.jobs[event.workload_id] = replace(job, min_workers=event.minimum, max_workers=event.maximum)
+    elif service is not None:
+        state.services[event.workload_id] = replace(service, min_replicas=event.minimum, max_replicas=event.maximum)
+    else:
+        state.num_stale_events += 1
+
+
+# --- machines and replicas ------------------------------------------------------------------------------------------
+
+
+@apply_event.register
+def _(event: events.NodeJoined, state: PlatformState, now_s: float) -> None:
+    state.nodes[event.node.node_id] = event.node
+
+
+@apply_event.register
+def _(event: events.NodeLost, state: PlatformState, now_s: float) -> None:
+    node = state.nodes.pop(event.node_id, None)
+    if node is None:
+        state.num_stale_events += 1
+        return
+    gone = {device.device_id for device in node.devices}
+    for record in list(state.records()):
+        for replica in record.replicas:
+            if replica.device_id in gone:
+                _lose_replica(state, record.workload_id, replica.replica_id, _node_sentence(event.node_id), now_s)
+
+
+@apply_event.register
+def _(event: events.ReplicaReady, state: PlatformState, now_s: float) -> None:
+    record, replica = _find(state, event.workload_id, event.replica_id)
+    if record is None or replica is None or replica.state is not ReplicaState.STARTING:
+        state.num_stale_events += 1
+        return
+    _put(state, _with_replica(record, replace(replica, state=ReplicaState.READY, address=event.address)))
+
+
+@apply_event.register
+def _(event: events.ReplicaStopped, state: PlatformState, now_s: float) -> None:
+    record, replica = _find(state, event.workload_id, event.replica_id)
+    if record is None or replica is None:
+        state.num_stale_events += 1
+    elif replica.state is ReplicaState.STOPPING:
+        _put(state, _without_replica(record, replica, now_s))
+    else:
+        # It left without being asked, which for the rest of its group is a loss.
+        _lose_replica(state, event.workload_id, event.replica_id, "a worker left without being asked", now_s)
+
+
+@apply_event.register
+def _(event: events.ReplicaLost, state: PlatformState, now_s: float) -> None:
+    record, replica = _find(state, event.workload_id, event.replica_id)
+    if record is None or replica is None:
+        state.num_stale_events += 1
+    elif replica.state is ReplicaState.STOPPING and _may_vanish(record, replica):
+        _put(state, _without_replica(record, replica, now_s))
+    else:
+        _lose_replica(state, event.workload_id, event.replica_id, event.reason or "a worker was lost", now_s)
+
+
+# --- what workers report --------------------------------------------------------------------------------------------
+
+
+def _current(state: PlatformState, job_id: WorkloadId, generation: int) -> JobRecord | None:
+    """The job's record if a message of this generation still counts, else None (and counted as stale)."""
+    record = state.jobs.get(job_id)
+    if record is None or record.state.is_terminal or not record.oldest_generation <= generation <= record.generation:
+        state.num_stale_events += 1
+        return None
+    return record
+
+
+@apply_event.register
+def _(event: events.ProgressReported, state: PlatformState, now_s: float) -> None:
+    record = _current(state, event.job_id, event.generation)
+    if record is None or event.step < record.step:
+        return
+    throughput = dict(record.throughput_samples_per_s)
+    if event.samples_per_s:
+        known = throughput.get(event.world_size, event.samples_per_s)
+        throughput[event.world_size] = 0.7 * known + 0.3 * event.samples_per_s
+    state.jobs[event.job_id] = replace(
+        record,
+        step=event.step,
+        total_steps=event.total_steps,
+        epoch=event.epoch,
+        loss=event.loss if event.loss is not None else record.loss,
+        samples_per_s=event.samples_per_s if event.samples_per_s is not None else record.samples_per_s,
+        throughput_samples_per_s=throughput,
+    )
+
+
+@apply_event.register
+def _(event: events.JobResized, state: PlatformState, now_s: float) -> None:
+    record = _current(state, event.job_id, event.generation)
+    if record is None or event.generation != record.generation or record.is_confirmed:
+        return
+    is_first = record.started_at_s is None
+    state.jobs[event.job_id] = replace(
+        record,
+        is_confirmed=True,
+        oldest_generation=event.generation,
+        previous_members=(),
+        state_holders=record.members,
+        state=JobState.RUNNING if record.state is JobState.STARTING else record.state,
+        step=max(record.step, event.step),
+        num_resizes=record.num_resizes + (event.direction in ("grow", "shrink", "replace")),
+        last_pause_s=event.pause_s if event.direction not in ("start", "resume") else record.last_pause_s,
+        resized_at_s=now_s,
+        started_at_s=now_s if is_first else record.started_at_s,
+        samples_per_s=None,
+    )
+
+
+@apply_event.register
+def _(event: events.GroupBroken, state: PlatformState, now_s: float) -> None:
+    record = _current(state, event.job_id, event.generation)
+    if record is not None and event.generation == record.generation:
+        state.jobs[event.job_id] = replace(record, is_broken=True)
+
+
+@apply_event.register
+def _(event: events.CheckpointCommitted, state: PlatformState, now_s: float) -> None:
+    record = _current(state, event.job_id, event.generation)
+    if record is None:
+        return
+    known = record.checkpoint
+    if known is None or (event.step, event.generation) >= (known.step, known.generation):
+        checkpoint = Checkpoint(
+            generation=event.generation, step=event.step, path=event.path, num_bytes=event.num_bytes
+        )
+        state.jobs[event.job_id] = replace(record, checkpoint=checkpoint)
+
+
+@apply_event.register
+def _(event: events.JobFinished, state: PlatformState, now_s: float) -> None:
+    record = _current(state, event.job_id, event.generation)
+    if record is not None and record.outcome is None:
+        state.jobs[event.job_id] = replace(
+            record,
+            outcome=JobState.SUCCEEDED,
+            outcome_reason="the training function returned",
+            step=max(record.step, event.step),
+            artifact_path=event.artifact_path,
+        )
+
+
+@apply_event.register
+def _(event: events.JobFailed, state: PlatformState, now_s: float) -> None:
+    record = _current(state, event.job_id, event.generation)
+    if record is not None and record.outcome is None:
+        state.jobs[event.job_id] = replace(record, outcome=JobState.FAILED, outcome_reason=event.error)
+
+
+@apply_event.register
+def _(event: events.LoadObserved, state: PlatformState, now_s: float) -> None:
+    record = state.services.get(event.service_id)
+    if record is None:
+        state.num_stale_events += 1
+        return
+    state.services[event.service_id] = replace(
+        record,
+        arrivals_per_s=event.arrivals_per_s,
+        in_flight=event.in_flight,
+        queued=event.queued,
+        idle_s=event.idle_s,
+        load_at_s=now_s,
+        latency_p50_s=event.latency_p50_s,
+        latency_p99_s=event.latency_p99_s,
+    )
+
+
+# --- actions --------------------------------------------------------------------------------------------------------
+
+
+@apply_action.register
+def _(action: actions.StartReplica, state: PlatformState, now_s: float) -> None:
+    record = _record(state, action.workload_id)
+    revision = 0 if isinstance(action.workload, TrainingJob) else action.workload.revision
+    replica = ReplicaRecord(
+        replica_id=action.replica_id,
+        device_id=action.device_id,
+        state=ReplicaState.STARTING,
+        started_at_s=now_s,
+        generation=action.generation,
+        revision=revision,
+        restore=action.restore,
+    )
+    if isinstance(record, ServiceRecord):
+        record = replace(record, replicas=(*record.replicas, replica), next_replica=record.next_replica + 1)
+        _put(state, _with_service_state(record))
+        return
+    record = replace(record, replicas=(*record.replicas, replica), next_replica=record.next_replica + 1)
+    if action.generation > record.generation:
+        # A fresh start: whatever an older generation still says no longer counts.
+        record = replace(
+            record,
+            generation=action.generation,
+            oldest_generation=action.generation,
+            state=JobState.STARTING,
+            reason=action.reason,
+            step=action.restore.step if action.restore else 0,
+            is_broken=False,
+            state_holders=(),
+        )
+    _put(state, record)
+
+
+@apply_action.register
+def _(action: actions.StopReplica, state: PlatformState, now_s: float) -> None:
+    record, replica = _find(state, action.workload_id, action.replica_id)
+    if record is not None and replica is not None:
+        _put(state, _with_replica(record, replace(replica, state=ReplicaState.STOPPING)))
+
+
+@apply_action.register
+def _(action: actions.ResizeJob, state: PlatformState, now_s: float) -> None:
+    record = state.jobs[action.job_id]
+    living = {replica.replica_id for replica in record.replicas}
+    everyone = dict.fromkeys((*record.members, *record.previous_members))
+    named = set(action.replica_ids)
+    is_first_group = not record.state_holders
+    state.jobs[action.job_id] = replace(
+        record,
+        generation=action.generation,
+        oldest_generation=action.generation if action.forced else record.oldest_generation,
+        members=action.replica_ids,
+        previous_members=tuple(member for member in everyone if member in living),
+        state_holders=action.replica_ids if is_first_group else record.state_holders,
+        replicas=tuple(replace(r, has_trained=True) if r.replica_id in named else r for r in record.replicas),
+        is_confirmed=False,
+        is_broken=False,
+        reason=action.reason or record.reason,
+    )
+
+
+@apply_action.register
+def _(action: actions.PreemptJob, state: PlatformState, now_s: float) -> None:
+    record = state.jobs[action.job_id]
+    stopping = set(action.replica_ids)
+    state.jobs[action.job_id] = replace(
+        record,
+        generation=action.generation,
+        state=JobState.PREEMPTING,
+        reason=action.reason,
+        is_confirmed=True,
+        is_broken=False,
+        members=(),
+        previous_members=(),
+        state_holders=(),
+        num_preemptions=record.num_preemptions + 1,
+        replicas=tuple(
+            replace(replica, state=ReplicaState.STOPPING) if replica.replica_id in stopping else replica
+            for replica in record.replicas
+        ),
+    )
+
+
+@apply_action.register
+def _(action: actions.EndJob, state: PlatformState, now_s: float) -> None:
+    record = state.jobs[action.job_id]
+    assert not record.state.is_terminal, f"{action.job_id} ends twice"
+    state.jobs[action.job_id] = replace(
+        record,
+        state=action.state,
+        reason=action.reason,
+        ended_at_s=now_s,
+        members=(),
+        previous_members=(),
+        state_holders=(),
+        is_confirmed=True,
+        alternatives=action.alternatives,
+    )
+
+
+# --- small steps that several transitions share ---------------------------------------------------------------------
+
+
+def _node_sentence(node_id: NodeId) -> str:
+    return f"node {node_id} was lost"
+
+
+def _record(state: PlatformState, workload_id: WorkloadId) -> WorkloadRecord:
+    job = state.jobs.get(workload_id)
+    return job if job is not None else state.services[workload_id]
+
+
+def _find(
+    state: PlatformState, workload_id: WorkloadId, replica_id: ReplicaId
+) -> tuple[WorkloadRecord | None, ReplicaRecord | None]:
+    record = state.jobs.get(workload_id) or state.services.get(workload_id)
+    if record is None:
+        return None, None
+    return record, next((r for r in record.replicas if r.replica_id == replica_id), None)
+
+
+def _put(state: PlatformState, record: WorkloadRecord) -> None:
+    if isinstance(record, JobRecord):
+        state.jobs[record.workload_id] = record
+    else:
+        state.services[record.workload_id] = record
+
+
+def _with_replica(record: WorkloadRecord, changed: ReplicaRecord) -> WorkloadRecord:
+    replicas = tuple(changed if r.replica_id == changed.replica_id else r for r in record.replicas)
+    if isinstance(record, JobRecord):
+        return replace(record, replicas=replicas)
+    return _with_service_state(replace(record, replicas=replicas))
+
+
+def _without_replica(record: WorkloadRecord, gone: ReplicaRecord, now_s: float) -> WorkloadRecord:
+    replicas = tuple(r for r in record.replicas if r.replica_id != gone.replica_id)
+    service_s = record.finished_service_s + now_s - gone.started_at_s
+    if isinstance(record, JobRecord):
+        members = tuple(m for m in record.members if m != gone.replica_id)
+        return _settled(replace(record, replicas=replicas, finished_service_s=service_s, members=members))
+    return _with_service_state(replace(record, replicas=replicas, finished_service_s=service_s))
+
+
+def _may_vanish(record: WorkloadRecord, replica: ReplicaRecord) -> bool:
+    """Whether a stopping replica's end concerns nobody: it is in no group that is still at work."""
+    if isinstance(record, ServiceRecord):
+        return True
+    return replica.replica_id not in (*record.members, *record.previous_members)
+
+
+def _settled(record: JobRecord) -> JobRecord:
+    """A preempted or never-started job without replicas waits again, or rests if its owner paused it."""
+    if record.replicas or record.state.is_terminal:
+        return record
+    if record.state in (JobState.PREEMPTING, JobState.STARTING):
+        record = replace(record, state=JobState.PENDING)
+    if record.is_paused and record.state is JobState.PENDING:
+        step = record.checkpoint.step if record.checkpoint else 0
+        record = replace(record, state=JobState.PAUSED, reason=f"paused by its owner at step {step}")
+    return record
+
+
+def _back_off_s(num_crashes: int) -> float:
+    return float(min(LONGEST_BACK_OFF_S, FIRST_BACK_OFF_S * 2 ** (num_crashes - 1)))
+
+
+def _lose_replica(
+    state: PlatformState, workload_id: WorkloadId, replica_id: ReplicaId, reason: str, now_s: float
+) -> None:
+    """Take a replica out that went without being asked, and count what that means for its workload."""
+    record, replica = _find(state, workload_id, replica_id)
+    if record is None or replica is None:
+        return
+    if isinstance(record, ServiceRecord):
+        crashes = _recent(record.crashes_at_s, now_s)
+        record = replace(record, crashes_at_s=crashes, runnable_at_s=now_s + _back_off_s(len(crashes)))
+        if len(crashes) >= MAX_SERVICE_CRASHES:
+            record = replace(record, state=ServiceState.FAILED, reason=f"crashed {len(crashes)} times: {reason}")
+        _put(state, _without_replica(record, replica, now_s))
+        return
+    was_member = replica_id in (*record.members, *record.previous_members)
+    record = replace(
+        record,
+        replicas=tuple(r for r in record.replicas if r.replica_id != replica_id),
+        members=tuple(m for m in record.members if m != replica_id),
+        previous_members=tuple(m for m in record.previous_members if m != replica_id),
+        state_holders=tuple(m for m in record.state_holders if m != replica_id),
+        finished_service_s=record.finished_service_s + now_s - replica.started_at_s,
+        is_broken=record.is_broken or was_member,
+    )
+    if not record.state.is_terminal and record.outcome is None and record.state is not JobState.PREEMPTING:
+        record = _count_loss(record, reason, now_s)
+    _put(state, _settled(record))
+
+
+def _recent(moments_s: tuple[float, ...], now_s: float) -> tuple[float, ...]:
+    return (*(at_s for at_s in moments_s if at_s > now_s - CRASH_WINDOW_S), now_s)
+
+
+def _count_loss(record: JobRecord, reason: str, now_s: float) -> JobRecord:
+    """Let the survivors go on where there are any; else charge a crash to the job's restart budget."""
+    if record.state_holders and record.job.elastic:
+        losses = _recent(record.losses_at_s, now_s)
+        return replace(record, losses_at_s=losses, runnable_at_s=now_s + _back_off_s(len(losses)), reason=reason)
+    crashes = _recent(record.crashes_at_s, now_s)
+    record = replace(record, crashes_at_s=crashes, num_restarts=record.num_restarts + 1, is_broken=False)
+    if len(crashes) > record.job.max_restarts:
+        return replace(
+            record, outcome=JobState.FAILED, outcome_reason=f"crashed {len(crashes)} times in 10 minutes: {reason}"
+        )
+    wait_s = _back_off_s(len(crashes))
+    return replace(
+        record,
+        state=JobState.PREEMPTING if record.replicas else JobState.PENDING,
+        members=(),
+        previous_members=(),
+        state_holders=(),
+        is_confirmed=True,
+        runnable_at_s=now_s + wait_s,
+        reason=f"restarting in {wait_s:.0f} s after a crash ({len(crashes)} of {record.job.max_restarts}): {reason}",
+    )
+
+
+def _with_service_state(record: ServiceRecord) -> ServiceRecord:
+    """Derive a service's state, and its sentence, from its replicas."""
+    num_ready = sum(r.state is ReplicaState.READY for r in record.replicas)
+    num_starting = sum(r.state is ReplicaState.STARTING for r in record.replicas)
+    if record.is_removed:
+        reason = "removed by its owner" if not record.replicas else "draining before removal"
+        return replace(record, state=ServiceState.REMOVED, reason=reason)
+    if record.state is ServiceState.FAILED:
+        return record
+    if num_ready:
+        return replace(record, state=ServiceState.READY, reason=f"{num_ready} of {record.max_replicas} replicas ready")
+    if num_starting:
+        return replace(record, state=ServiceState.STARTING, reason="the first replica is loading")
+    return replace(record, state=ServiceState.IDLE, reason="no replica: scaled to zero until somebody asks")

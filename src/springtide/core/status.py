@@ -1,0 +1,157 @@
+"""What users are told: the shapes that the REST API answers with and the client decodes. Stable: scripts depend on them.
+
+Times named `_at_s` are on the platform's clock; `PlatformStatus.now_s` is that clock's present, and
+`wall_clock_offset_s` turns it into Unix time.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker process."""
+
+    replica_id: str
+    device_id: str
+    state: str
+    rank: int | None
+    started_at_s: float
+
+
+class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A training job. `eta_s` is the predicted time left, `slack_s` what is left of the deadline after it."""
+
+    job_id: str
+    name: str
+    kind: Literal["function", "script"]
+    state: str
+    reason: str
+    submitted_at_s: float
+    started_at_s: float | None
+    ended_at_s: float | None
+    deadline_at_s: float | None
+    budget_usd: float | None
+    min_workers: int
+    max_workers: int
+    num_workers: int
+    global_batch_size: int
+    generation: int
+    step: int
+    total_steps: int | None
+    progress_fraction: float | None
+    epoch: int
+    num_epochs: int
+    loss: float | None
+    samples_per_s: float | None
+    eta_s: float | None
+    slack_s: float | None
+    num_resizes: int
+    num_restarts: int
+    num_preemptions: int
+    last_pause_s: float | None
+    checkpoint_step: int | None
+    artifact_path: str
+    device_seconds: float
+    alternatives: tuple[str, ...]
+    replicas: tuple[ReplicaStatus, ...]
+
+
+class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """An inference service."""
+
+    service_id: str
+    name: str
+    state: str
+    reason: str
+    deployed_at_s: float
+    revision: int
+    min_replicas: int
+    max_replicas: int
+    num_ready: int
+    num_starting: int
+    slo_s: float | None
+    arrivals_per_s: float
+    in_flight: int
+    queued: int
+    latency_p50_s: float | None
+    latency_p99_s: float | None
+    device_seconds: float
+    url: str
+    replicas: tuple[ReplicaStatus, ...]
+
+
+class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One device and who holds it."""
+
+    device_id: str
+    node_id: str
+    kind: str
+    workload_id: str | None
+    workload_name: str | None
+    replica_id: str | None
+
+
+class PlatformStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole platform at one instant, after journal step `seq`."""
+
+    version: str
+    policy: str
+    seq: int
+    now_s: float
+    wall_clock_offset_s: float
+    devices: tuple[DeviceStatus, ...]
+    jobs: tuple[JobStatus, ...]
+    services: tuple[ServiceStatus, ...]
+
+
+class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a workload's story, from the journal."""
+
+    seq: int
+    at_s: float
+    kind: str
+    text: str
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to `why`: the one dominant reason, what it rests on, and what could be done."""
+
+    workload_id: str
+    name: str
+    state: str
+    reason: str
+    evidence: tuple[str, ...]
+    next_steps: tuple[str, ...]
+    history: tuple[HistoryEntry, ...]
+
+
+class Interval(msgspec.Struct, frozen=True, kw_only=True):
+    """A device held by one workload from start to end (None: still held). The Gantt's bar."""
+
+    device_id: str
+    workload_id: str
+    workload_name: str
+    workload_kind: Literal["job", "service"]
+    replica_id: str
+    start_s: float
+    end_s: float | None
+
+
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
+    """A moment worth a tick on the Gantt: a resize with its pause, a crash, a deadline, an end."""
+
+    at_s: float
+    workload_id: str
+    kind: str
+    text: str
+
+
+class Timeline(msgspec.Struct, frozen=True, kw_only=True):
+    """Who held what when, from the journal."""
+
+    now_s: float
+    intervals: tuple[Interval, ...]
+    marks: tuple[Mark, ...]
