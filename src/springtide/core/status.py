@@ -1,4 +1,4 @@
-"""What users are told: the shapes that the REST API answers with and the client decodes. Stable: scripts depend on them.
+"""What users are told: the shapes that the REST API answers with and the client decodes. Scripts depend on them.
 
 Times named `_at_s` are on the platform's clock; `PlatformStatus.now_s` is that clock's present, and
 `wall_clock_offset_s` turns it into Unix time.
