@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from springtide.control.reconcile import reconcile
-from springtide.control.records import JobRecord, PlatformState, ReplicaState, ServiceRecord
+from springtide.control.records import JobRecord, PlatformState, ReplicaRecord, ReplicaState, ServiceRecord
 from springtide.control.transitions import apply_action, apply_event
 from springtide.core.actions import Action, PreemptJob, ResizeJob, StartReplica, StopReplica
 from springtide.core.decision import JobView, Plan, Policy, PoolAllocation, ServiceView, Snapshot
@@ -88,7 +90,7 @@ class Controller:
                 for record in state.jobs.values()
                 if not record.state.is_terminal and record.outcome is None and not record.is_paused
             ),
-            services=tuple(_view_service(record) for record in state.services.values() if _is_served(record)),
+            services=tuple(_view_service(record, now_s) for record in state.services.values() if _is_served(record)),
             allocations=_allocations(state),
             memory=state.memory,
         )
@@ -128,8 +130,6 @@ class Controller:
         return news
 
     def _remember(self, step: Step) -> None:
-        from msgspec.structs import replace
-
         for workload_id, reason in step.reasons.items():
             record = self.state.jobs[WorkloadId(workload_id)]
             self.state.jobs[record.workload_id] = replace(record, reason=reason)
@@ -191,7 +191,7 @@ def _view_job(record: JobRecord, now_s: float) -> JobView:
     )
 
 
-def _view_service(record: ServiceRecord) -> ServiceView:
+def _view_service(record: ServiceRecord, now_s: float) -> ServiceView:
     states = [replica.state for replica in record.replicas]
     return ServiceView(
         service=record.service,
@@ -202,9 +202,17 @@ def _view_service(record: ServiceRecord) -> ServiceView:
         arrivals_per_s=record.arrivals_per_s,
         in_flight=record.in_flight,
         queued=record.queued,
-        idle_s=record.idle_s,
+        idle_s=_idle_s(record, now_s),
         latency_p99_s=record.latency_p99_s,
     )
+
+
+def _idle_s(record: ServiceRecord, now_s: float) -> float:
+    """How long nobody has asked: what the gateway last said, and the time since if it saw nothing then."""
+    if record.in_flight or record.queued:
+        return 0.0
+    since_s = record.deployed_at_s if record.load_at_s is None else record.load_at_s
+    return record.idle_s + now_s - since_s
 
 
 def _allocations(state: PlatformState) -> dict[WorkloadId, PoolAllocation]:
@@ -213,7 +221,12 @@ def _allocations(state: PlatformState) -> dict[WorkloadId, PoolAllocation]:
         if not record.replicas:
             continue
         order = record.members if isinstance(record, JobRecord) else ()
-        ranked = sorted(record.replicas, key=lambda r: order.index(r.replica_id) if r.replica_id in order else 1 << 30)
+        rank_of = {replica_id: rank for rank, replica_id in enumerate(order)}
+        # Ranks first, then those that warm up, then those that are on their way out.
+        ranked = sorted(
+            record.replicas,
+            key=lambda r: (r.state is ReplicaState.STOPPING, rank_of.get(r.replica_id, len(rank_of))),
+        )
         held[record.workload_id] = PoolAllocation(
             device_ids=tuple(replica.device_id for replica in ranked),
             global_batch_size=record.job.global_batch_size if isinstance(record, JobRecord) else None,
@@ -255,9 +268,7 @@ def _unfinished(record: JobRecord | ServiceRecord) -> list[Action]:
     return list(_stops(record, stopping, record.service.grace_s))
 
 
-def _stops(record: JobRecord | ServiceRecord, stopping: Sequence[object], grace_s: float) -> list[StopReplica]:
-    from springtide.control.records import ReplicaRecord
-
+def _stops(record: JobRecord | ServiceRecord, stopping: Sequence[ReplicaRecord], grace_s: float) -> list[StopReplica]:
     return [
         StopReplica(
             workload_id=record.workload_id,
@@ -267,5 +278,4 @@ def _stops(record: JobRecord | ServiceRecord, stopping: Sequence[object], grace_
             reason=record.reason,
         )
         for replica in stopping
-        if isinstance(replica, ReplicaRecord)
     ]

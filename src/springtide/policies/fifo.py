@@ -1,0 +1,35 @@
+"""First in, first out: jobs in order of arrival, each with all the workers it asked for, nobody overtakes.
+
+The baseline of every comparison. A running job is never resized; the head of the queue blocks those behind it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from springtide.core.decision import Plan, Snapshot
+from springtide.policies.placement import held_counts
+from springtide.policies.shares import Shares, most_workers, serve_demand, serve_minimum
+
+
+class Fifo(msgspec.Struct, frozen=True, kw_only=True):
+    """Services first, by load; then jobs in arrival order at their full size (clipped to the cluster)."""
+
+    def decide(self, snapshot: Snapshot) -> Plan:
+        """Return the plan for this snapshot."""
+        shares = Shares(snapshot)
+        total = shares.left
+        held = held_counts(snapshot)
+        serve_minimum(shares)
+        running = [view for view in snapshot.jobs if held.get(view.job.job_id)]
+        for view in running:
+            size = min(most_workers(view), max(view.min_workers, held[view.job.job_id]))
+            shares.raise_to(view.job.job_id, size)
+        serve_demand(shares)
+        for view in snapshot.jobs:
+            if shares.of(view.job.job_id):
+                continue
+            size = max(view.min_workers, min(most_workers(view), total))
+            if not shares.raise_to(view.job.job_id, size):
+                break
+        return shares.plan()
