@@ -1,0 +1,460 @@
+"""A serving replica: loads the user's class and answers batches on a private unix socket until it is told to stop.
+
+The main thread runs the user's code and nothing else does; one thread per connection reads, so that health and
+draining are answered while a prediction runs. No torch here: what a model needs, the user's file imports.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import queue
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from springtide.core.errors import BackendError, InvalidRequest, SpringtideError
+from springtide.core.wire import Failed, Fence, Left, Order, Preempt, Ready, Stop, WorkerSpec
+from springtide.core.workload import Entrypoint, InferenceService, ReplicaId
+from springtide.runtime.link import ControlLink
+from springtide.serving.frames import (
+    MAX_FRAME_BYTES,
+    Answered,
+    Draining,
+    FrameReader,
+    Outcome,
+    Ping,
+    Pong,
+    Predict,
+    Question,
+    Reply,
+    Welcome,
+    encode_frame,
+)
+from springtide.serving.schema import ServiceSchema, call_decoder, derive_schema
+
+_LOG = logging.getLogger("springtide.replica")
+_MAX_CONNECTIONS = 16
+_MAX_OUTSTANDING = 64
+_MAX_SOCKET_PATH_BYTES = 100
+_READ_BYTES = 1 << 18
+_SEND_TIMEOUT_S = 10.0
+_ACKNOWLEDGE_S = 5.0
+_EXIT_MARGIN_FRACTION = 0.1
+
+
+def load_served_class(entrypoint: Entrypoint) -> type:
+    """Import the user's file and return the served class. Raises InvalidRequest, or whatever the file raises."""
+    if entrypoint.kind != "class":
+        raise InvalidRequest(f"a service needs a class to serve, {entrypoint.object_name!r} is a {entrypoint.kind}")
+    if entrypoint.import_root and entrypoint.import_root not in sys.path:
+        sys.path.insert(0, entrypoint.import_root)
+    name = f"springtide_served_{Path(entrypoint.source_path).stem}"
+    module_spec = importlib.util.spec_from_file_location(name, entrypoint.source_path)
+    if module_spec is None or module_spec.loader is None:
+        raise InvalidRequest(f"{entrypoint.source_path} is not a Python file")
+    module = importlib.util.module_from_spec(module_spec)
+    # Dataclasses and type hints look their module up by name.
+    sys.modules[name] = module
+    module_spec.loader.exec_module(module)
+    found = getattr(module, entrypoint.object_name, None)
+    served = getattr(found, "cls", found)
+    if not isinstance(served, type):
+        raise InvalidRequest(f"{Path(entrypoint.source_path).name} has no class {entrypoint.object_name!r} to serve")
+    return served
+
+
+class Model:
+    """The user's object with its schema: turns calls into outcomes. Only one thread may call `answer`."""
+
+    def __init__(self, served: type, max_batch_size: int, params: dict[str, str]) -> None:
+        self.schema: ServiceSchema = derive_schema(served)
+        self._decoder = call_decoder(served)
+        self._list_names = [parameter.name for parameter in self.schema.parameters if parameter.is_list]
+        self._max_batch_size = max_batch_size
+        self._instance = served()
+        if params and not hasattr(self._instance, "params"):
+            self._instance.params = dict(params)
+        load = getattr(self._instance, "load", None)
+        if callable(load):
+            load()
+
+    def answer(self, calls: Sequence[bytes]) -> tuple[Outcome, ...]:
+        """Return one outcome per call. Calls that may share a batch are predicted together, in order."""
+        outcomes: list[Outcome | None] = [None] * len(calls)
+        arguments: dict[int, dict[str, Any]] = {}
+        for index, call in enumerate(calls):
+            try:
+                decoded = msgspec.structs.asdict(self._decoder.decode(call))
+            except (ValueError, RecursionError) as error:
+                outcomes[index] = Outcome("invalid", str(error).encode())
+                continue
+            arguments[index] = {name: value for name, value in decoded.items() if value is not msgspec.UNSET}
+        if self.schema.is_batchable:
+            predicted = self._predict_together(arguments)
+        else:
+            predicted = {index: self._predict_alone(given) for index, given in arguments.items()}
+        for index, outcome in predicted.items():
+            outcomes[index] = outcome
+        return tuple(outcome for outcome in outcomes if outcome is not None)
+
+    def _predict_together(self, arguments: dict[int, dict[str, Any]]) -> dict[int, Outcome]:
+        """Concatenate the lists, predict in chunks of at most `max_batch_size` items, and cut the outputs again."""
+        if not arguments:
+            return {}
+        first = next(iter(arguments.values()))
+        names = [name for name in self._list_names if name in first]
+        fixed = {name: value for name, value in first.items() if name not in names}
+        if any(
+            {name: value for name, value in given.items() if name not in names} != fixed
+            or any(name not in given or len(given[name]) != len(given[names[0]]) for name in names)
+            for given in arguments.values()
+        ):
+            # The gateway does not mix these; another client of the socket may.
+            return {index: self._checked_alone(given, names) for index, given in arguments.items()}
+        columns = {name: [item for given in arguments.values() for item in given[name]] for name in names}
+        num_items = len(columns[names[0]])
+        outputs: list[Any] = []
+        try:
+            for start in range(0, num_items, self._max_batch_size):
+                chunk = {name: column[start : start + self._max_batch_size] for name, column in columns.items()}
+                expected = min(self._max_batch_size, num_items - start)
+                outputs += self._outputs_of_chunk({**chunk, **fixed}, expected)
+        except _WrongLength as error:
+            return {index: Outcome("error", str(error).encode()) for index in arguments}
+        except Exception as error:
+            if len(arguments) == 1:
+                return {index: _failure(error) for index in arguments}
+            # One request's input must not fail its neighbours: each is tried alone, and the culprit fails alone.
+            return {index: self._predict_together({index: given})[index] for index, given in arguments.items()}
+        answers: dict[int, Outcome] = {}
+        start = 0
+        for index, given in arguments.items():
+            end = start + len(given[names[0]])
+            answers[index] = _encoded(outputs[start:end])
+            start = end
+        return answers
+
+    def _checked_alone(self, given: dict[str, Any], names: list[str]) -> Outcome:
+        present = [name for name in self._list_names if name in given]
+        if not present or len({len(given[name]) for name in present}) > 1:
+            return Outcome("invalid", b"the lists of one call must be equally long")
+        return self._predict_together({0: given})[0]
+
+    def _outputs_of_chunk(self, arguments: dict[str, Any], num_items: int) -> list[Any]:
+        result = _plain(self._instance.predict(**arguments))
+        if not isinstance(result, list | tuple):
+            raise _WrongLength(f"predict must return a list with one output per item, it returned {_type_of(result)}")
+        if len(result) != num_items:
+            raise _WrongLength(f"predict got {num_items} items and returned {len(result)} outputs; return one for each")
+        return list(result)
+
+    def _predict_alone(self, arguments: dict[str, Any]) -> Outcome:
+        try:
+            result = self._instance.predict(**arguments)
+        except Exception as error:
+            return _failure(error)
+        return _encoded(result)
+
+
+class _WrongLength(Exception):
+    """What predict returned cannot be cut into one output per item."""
+
+
+def _type_of(value: object) -> str:
+    return f"a {type(value).__name__}"
+
+
+def _plain(value: Any) -> Any:
+    """Turn arrays and tensors into lists; leave the rest."""
+    tolist = getattr(value, "tolist", None)
+    return tolist() if callable(tolist) else value
+
+
+def _encode_hook(value: Any) -> Any:
+    plain = _plain(value)
+    if plain is value:
+        raise TypeError(f"{_type_of(value)} cannot be written as JSON")
+    return plain
+
+
+_ENCODER = msgspec.json.Encoder(enc_hook=_encode_hook)
+
+
+def _encoded(result: Any) -> Outcome:
+    """Write the result as JSON (a NaN becomes null, for JSON has none)."""
+    try:
+        body = _ENCODER.encode(result)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        return Outcome("error", f"what predict returned cannot be sent: {error}".encode())
+    if len(body) > MAX_FRAME_BYTES // 4:
+        return Outcome("error", f"predict returned {len(body)} bytes; return at most {MAX_FRAME_BYTES // 4}".encode())
+    return Outcome("ok", body)
+
+
+def _failure(error: Exception) -> Outcome:
+    _LOG.error("predict failed", exc_info=error)
+    sentence = " ".join(str(error).split())[:500]
+    return Outcome("error", f"{type(error).__name__}: {sentence}".encode("utf-8", "replace"))
+
+
+class ReplicaServer:
+    """Listens, reads, and hands batches to the thread that calls `run`. `drain` and `address` may be used by any."""
+
+    def __init__(self, replica_id: ReplicaId, model: Model, directory: Path) -> None:
+        self._model = model
+        self._welcome = encode_frame(Welcome(replica_id=replica_id, schema=model.schema))
+        self._batches: queue.SimpleQueue[tuple[_Peer, Predict] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._num_outstanding = 0
+        self._is_draining = False
+        self._peers: set[_Peer] = set()
+        self._path, self._own_directory = _socket_path(directory, replica_id)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            # The directory is private before the socket is in it, so there is no instant at which it is not.
+            self._listener.bind(str(self._path))
+            os.chmod(self._path, 0o600)
+            self._listener.listen(_MAX_CONNECTIONS)
+        except OSError:
+            self._listener.close()
+            raise
+        self.address = f"unix://{self._path}"
+        threading.Thread(target=self._accept, name="springtide-accept", daemon=True).start()
+
+    def run(self) -> None:
+        """Answer batches until drained: what was accepted before `drain` is answered, then this returns."""
+        while True:
+            entry = self._batches.get()
+            if entry is None:
+                return
+            peer, predict = entry
+            started_s = time.perf_counter()
+            outcomes = self._model.answer(predict.calls)
+            peer.send(Answered(batch_id=predict.batch_id, outcomes=outcomes, predict_s=time.perf_counter() - started_s))
+            with self._lock:
+                self._num_outstanding -= 1
+
+    def drain(self) -> None:
+        """Take nothing new from now on; `run` returns once everything accepted is answered."""
+        with self._lock:
+            if self._is_draining:
+                return
+            self._is_draining = True
+            self._batches.put(None)
+            peers, num_outstanding = list(self._peers), self._num_outstanding
+        for peer in peers:
+            # Unasked, so that a gateway stops sending before the first batch has to be turned away.
+            peer.send(Pong(nonce=0, num_outstanding=num_outstanding, is_draining=True))
+
+    def close(self) -> None:
+        """Close every connection and remove the socket."""
+        with self._lock:
+            self._is_draining = True
+            peers = list(self._peers)
+        _shut(self._listener)
+        for peer in peers:
+            peer.close()
+        self._path.unlink(missing_ok=True)
+        if self._own_directory is not None:
+            self._own_directory.cleanup()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            with self._lock:
+                is_welcome = len(self._peers) < _MAX_CONNECTIONS
+                peer = _Peer(connection)
+                if is_welcome:
+                    self._peers.add(peer)
+            if not is_welcome:
+                peer.close()
+                continue
+            threading.Thread(target=self._read, args=(peer,), name="springtide-read", daemon=True).start()
+
+    def _read(self, peer: _Peer) -> None:
+        reader: FrameReader[Question] = FrameReader(Question)
+        peer.send_bytes(self._welcome)
+        try:
+            while data := peer.connection.recv(_READ_BYTES):
+                for question in reader.feed(data):
+                    self._take(peer, question)
+        except (OSError, BackendError) as error:
+            _LOG.info("a connection ended: %s", error)
+        finally:
+            with self._lock:
+                self._peers.discard(peer)
+            peer.close()
+
+    def _take(self, peer: _Peer, question: Question) -> None:
+        with self._lock:
+            is_draining, num_outstanding = self._is_draining, self._num_outstanding
+            if isinstance(question, Predict) and not is_draining and num_outstanding < _MAX_OUTSTANDING:
+                # Under the lock: an accepted batch lies before the mark that ends `run`.
+                self._num_outstanding += 1
+                self._batches.put((peer, question))
+                return
+        if isinstance(question, Ping):
+            peer.send(Pong(nonce=question.nonce, num_outstanding=num_outstanding, is_draining=is_draining))
+        else:
+            # A replica with too much work says the same as one that ends: send it elsewhere.
+            peer.send(Draining(batch_id=question.batch_id))
+
+
+class _Peer:
+    """One connection: frames may be sent from several threads, whole."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self._lock = threading.Lock()
+        seconds = int(_SEND_TIMEOUT_S)
+        timeout = seconds.to_bytes(8, sys.byteorder) + bytes(8)
+        # Only sending is bounded: a gateway that does not read must not stop the replica.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+
+    def send(self, reply: Reply) -> None:
+        """Send a reply, or drop the connection if that cannot be done."""
+        try:
+            frame = encode_frame(reply)
+        except BackendError as error:
+            assert isinstance(reply, Answered)
+            outcomes = tuple(Outcome("error", str(error).encode()) for _ in reply.outcomes)
+            frame = encode_frame(Answered(batch_id=reply.batch_id, outcomes=outcomes, predict_s=reply.predict_s))
+        self.send_bytes(frame)
+
+    def send_bytes(self, frame: bytes) -> None:
+        """Send a whole frame."""
+        try:
+            with self._lock:
+                self.connection.sendall(frame)
+        except OSError as error:
+            _LOG.info("an answer could not be sent: %s", error)
+            self.close()
+
+    def close(self) -> None:
+        """Close the connection; the reading thread then ends."""
+        _shut(self.connection)
+
+
+def _shut(sock: socket.socket) -> None:
+    try:
+        # Closing alone does not wake a thread that is blocked in accept or recv.
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass
+    sock.close()
+
+
+def _socket_path(directory: Path, replica_id: ReplicaId) -> tuple[Path, tempfile.TemporaryDirectory[str] | None]:
+    """Return a path short enough for a unix socket, in a directory that only this user can enter."""
+    private = directory / "sockets"
+    path = private / f"{replica_id}.sock"
+    if len(os.fsencode(path)) < _MAX_SOCKET_PATH_BYTES:
+        private.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private.chmod(0o700)
+        path.unlink(missing_ok=True)
+        return path, None
+    own = tempfile.TemporaryDirectory(prefix="springtide-")
+    return Path(own.name) / "replica.sock", own
+
+
+def run_replica(spec: WorkerSpec, link: ControlLink, *, terminate: Callable[[int], None] = os._exit) -> int:
+    """Load the service's class, serve it, and return the exit code: 0 after a drain, 1 if the class does not load.
+
+    Loading counts as starting: Ready is reported only when the socket answers. A Stop ends the process within its
+    grace even if the user's code hangs, through `terminate`. The caller has started `link`, or will not have to:
+    orders are taken from its callback and from its queue.
+    """
+    service = spec.workload
+    assert isinstance(service, InferenceService), "run_replica is for services"
+    stop = _Stopping(terminate)
+    link.on_lease_expired = lambda: stop.begin(service.grace_s)
+    link.on_order = stop.take
+    while not link.orders.empty():
+        stop.take(link.orders.get())
+    try:
+        served = load_served_class(service.entrypoint)
+        model = Model(served, service.max_batch_size, service.params)
+        server = ReplicaServer(spec.replica_id, model, Path(spec.work_dir))
+    except (Exception, SystemExit) as error:
+        _LOG.error("the service %s does not load", service.name, exc_info=error)
+        sentence = str(error) if isinstance(error, SpringtideError) else f"{type(error).__name__}: {error}"
+        seq = link.send(Failed(generation=spec.generation, error=f"the service does not load: {sentence:.500}"))
+        link.wait_acknowledged(seq, _ACKNOWLEDGE_S)
+        return 1
+    try:
+        stop.attach(server)
+        link.update(is_ready=True, address=server.address)
+        link.send(Ready(address=server.address))
+        server.run()
+        seq = link.send(Left(generation=spec.generation))
+        link.wait_acknowledged(seq, min(_ACKNOWLEDGE_S, stop.left_s()))
+        return 0
+    finally:
+        server.close()
+        stop.end()
+
+
+class _Stopping:
+    """Turns orders into a drain, and sees to it that the process ends in time."""
+
+    def __init__(self, terminate: Callable[[int], None]) -> None:
+        self._terminate = terminate
+        self._lock = threading.Lock()
+        self._server: ReplicaServer | None = None
+        self._deadline_s: float | None = None
+        self._watchdog: threading.Timer | None = None
+
+    def take(self, order: Order) -> None:
+        """Handle one order, on the control thread."""
+        if isinstance(order, Stop | Preempt):
+            self.begin(order.grace_s)
+        elif isinstance(order, Fence):
+            _LOG.warning("fenced: %s", order.reason)
+            self._terminate(0)
+
+    def begin(self, grace_s: float) -> None:
+        """Drain now, and end the process just before `grace_s` have passed."""
+        with self._lock:
+            if self._deadline_s is not None:
+                return
+            self._deadline_s = time.monotonic() + grace_s * (1 - _EXIT_MARGIN_FRACTION)
+            server = self._server
+            self._watchdog = threading.Timer(grace_s * (1 - _EXIT_MARGIN_FRACTION), self._expire)
+            self._watchdog.daemon = True
+            self._watchdog.start()
+        if server is not None:
+            server.drain()
+
+    def attach(self, server: ReplicaServer) -> None:
+        """Let orders reach the server; one that came while it loaded takes effect now."""
+        with self._lock:
+            self._server = server
+            is_stopping = self._deadline_s is not None
+        if is_stopping:
+            server.drain()
+
+    def end(self) -> None:
+        """The process ends by itself: nobody needs to see to it any more."""
+        with self._lock:
+            if self._watchdog is not None:
+                self._watchdog.cancel()
+
+    def left_s(self) -> float:
+        """How much of the grace is left."""
+        return 1.0 if self._deadline_s is None else max(0.0, self._deadline_s - time.monotonic())
+
+    def _expire(self) -> None:
+        _LOG.error("the grace period is over and the user's code still runs; ending the process")
+        self._terminate(0)

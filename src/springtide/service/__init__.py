@@ -1,0 +1,1 @@
+"""The running platform: assembly, REST API, gateway and dashboard."""

@@ -1,0 +1,156 @@
+"""The gateway's connection to one serving replica: many batches at a time over one socket. Runs on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+from springtide.core.errors import BackendError
+from springtide.core.workload import ReplicaId
+from springtide.serving.frames import (
+    Answered,
+    Draining,
+    FrameReader,
+    Ping,
+    Pong,
+    Predict,
+    Reply,
+    Welcome,
+    encode_frame,
+)
+from springtide.serving.schema import ServiceSchema
+
+_FIRST_BACKOFF_S = 0.02
+_LAST_BACKOFF_S = 1.0
+_CONNECT_TIMEOUT_S = 5.0
+
+
+class ReplicaClient:
+    """Keeps one replica connected. Everything it learns it tells through the callbacks, on the event loop.
+
+    `on_ready` follows each Welcome; `on_answer` each Answered or Draining; `on_draining` when the replica says that
+    it ends; `on_lost` gets the ids of the batches that a broken connection left without an answer.
+    """
+
+    def __init__(
+        self,
+        replica_id: ReplicaId,
+        address: str,
+        *,
+        on_ready: Callable[[ReplicaClient, ServiceSchema], None],
+        on_answer: Callable[[ReplicaClient, Answered | Draining], None],
+        on_lost: Callable[[ReplicaClient, tuple[int, ...]], None],
+        on_draining: Callable[[ReplicaClient], None],
+    ) -> None:
+        self.replica_id = replica_id
+        self.address = address
+        self.is_connected = False
+        self.is_draining = False
+        self.is_closed = False
+        self.outstanding: dict[int, None] = {}
+        self._on_ready = on_ready
+        self._on_answer = on_answer
+        self._on_lost = on_lost
+        self._on_draining = on_draining
+        self._transport: asyncio.Transport | None = None
+        self._task = asyncio.get_running_loop().create_task(self._connect())
+
+    def predict(self, batch_id: int, calls: tuple[bytes, ...]) -> None:
+        """Send a batch; what became of it comes back through a callback. Raises BackendError above the frame limit."""
+        assert self._transport is not None, "predict is for connected replicas"
+        frame = encode_frame(Predict(batch_id=batch_id, calls=calls))
+        self.outstanding[batch_id] = None
+        self._transport.write(frame)
+
+    def ping(self) -> None:
+        """Ask for a Pong, which tells whether the replica drains."""
+        if self._transport is not None:
+            self._transport.write(encode_frame(Ping()))
+
+    def close(self) -> None:
+        """End the connection for good. What is unanswered counts as lost."""
+        self.is_closed = True
+        self._task.cancel()
+        if self._transport is not None:
+            self._transport.close()
+
+    async def _connect(self) -> None:
+        """Try until connected; the platform takes the route away when the replica is gone for good."""
+        loop = asyncio.get_running_loop()
+        backoff_s = _FIRST_BACKOFF_S
+        while not self.is_closed:
+            try:
+                async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+                    if self.address.startswith("unix://"):
+                        path = self.address.removeprefix("unix://")
+                        await loop.create_unix_connection(lambda: _Wire(self), path)
+                    else:
+                        host, _, port = self.address.removeprefix("tcp://").rpartition(":")
+                        await loop.create_connection(lambda: _Wire(self), host.strip("[]"), int(port))
+                return
+            except (OSError, TimeoutError, ValueError):
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(backoff_s * 2, _LAST_BACKOFF_S)
+
+    def take(self, reply: Reply) -> None:
+        """Handle one message of the replica."""
+        if isinstance(reply, Answered | Draining):
+            if isinstance(reply, Draining):
+                self.is_draining = True
+            if reply.batch_id in self.outstanding:
+                del self.outstanding[reply.batch_id]
+                self._on_answer(self, reply)
+        elif isinstance(reply, Pong):
+            if reply.is_draining and not self.is_draining:
+                self.is_draining = True
+                self._on_draining(self)
+        elif isinstance(reply, Welcome):
+            self.is_connected = True
+            self._on_ready(self, reply.schema)
+
+    def connected(self, transport: asyncio.Transport) -> None:
+        """The socket is open; the replica is ready once it has said Welcome."""
+        self._transport = transport
+
+    def lost(self) -> None:
+        """The socket is gone: tell what was unanswered and, unless closed, connect anew."""
+        self._transport = None
+        self.is_connected = False
+        unanswered = tuple(self.outstanding)
+        self.outstanding.clear()
+        if not self.is_closed:
+            self._task = asyncio.get_running_loop().create_task(self._reconnect())
+        self._on_lost(self, unanswered)
+
+    async def _reconnect(self) -> None:
+        await asyncio.sleep(_FIRST_BACKOFF_S)
+        await self._connect()
+
+
+class _Wire(asyncio.Protocol):
+    """Bytes to messages."""
+
+    def __init__(self, client: ReplicaClient) -> None:
+        self._client = client
+        self._reader: FrameReader[Reply] = FrameReader(Reply)
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        if self._client.is_closed:
+            self._transport.abort()
+            return
+        self._client.connected(self._transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for reply in self._reader.feed(data):
+                self._client.take(reply)
+        except BackendError:
+            # A peer that speaks nonsense is no replica: drop it, and begin with a clean stream.
+            assert self._transport is not None
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._client.lost()

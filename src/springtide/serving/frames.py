@@ -1,0 +1,121 @@
+"""The messages between the gateway and a serving replica, and their framing: four bytes of length, then msgpack.
+
+One connection carries many batches at a time; `batch_id` pairs an answer with its question. The replica speaks first
+(Welcome). What users send and get travels as JSON inside the frames, so that the gateway copies it and never has to
+understand it.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Generic, Literal, TypeVar
+
+import msgspec
+
+from springtide.core.errors import BackendError
+from springtide.core.workload import ReplicaId
+from springtide.serving.schema import ServiceSchema
+
+MAX_FRAME_BYTES = 16 << 20
+_LENGTH = struct.Struct(">I")
+M = TypeVar("M")
+
+
+class _Frame(msgspec.Struct, frozen=True, tag_field="frame", tag=True, kw_only=True):
+    pass
+
+
+class Predict(_Frame, frozen=True, kw_only=True):
+    """To the replica: answer these calls together. Each call is a JSON object that maps parameters to values."""
+
+    batch_id: int
+    calls: tuple[bytes, ...]
+
+
+class Ping(_Frame, frozen=True, kw_only=True):
+    """To the replica: are you there? Answered even while it predicts."""
+
+    nonce: int = 0
+
+
+class Welcome(_Frame, frozen=True, kw_only=True):
+    """From the replica, first on every connection: who it is and what it can be asked."""
+
+    replica_id: ReplicaId
+    schema: ServiceSchema
+
+
+class Outcome(msgspec.Struct, frozen=True, array_like=True):
+    """What became of one call: `ok` with the JSON of what predict returned, else a sentence in UTF-8.
+
+    `invalid`: the call does not fit the type hints. `error`: the user's code failed.
+    """
+
+    status: Literal["ok", "invalid", "error"]
+    body: bytes
+
+
+class Answered(_Frame, frozen=True, kw_only=True):
+    """From the replica: one Outcome for each call, in order. `predict_s` is the time in the user's code."""
+
+    batch_id: int
+    outcomes: tuple[Outcome, ...]
+    predict_s: float = 0.0
+
+
+class Draining(_Frame, frozen=True, kw_only=True):
+    """From the replica: it ends, and has not touched this batch; send it elsewhere."""
+
+    batch_id: int
+
+
+class Pong(_Frame, frozen=True, kw_only=True):
+    """From the replica: it is there, with this many batches unanswered."""
+
+    nonce: int
+    num_outstanding: int = 0
+    is_draining: bool = False
+
+
+Question = Predict | Ping
+Reply = Welcome | Answered | Draining | Pong
+
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+def encode_frame(message: Question | Reply) -> bytes:
+    """Return the message with its length in front. Raises BackendError above MAX_FRAME_BYTES."""
+    body = _ENCODER.encode(message)
+    if len(body) > MAX_FRAME_BYTES:
+        raise BackendError(f"a {type(message).__name__} of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}")
+    return _LENGTH.pack(len(body)) + body
+
+
+class FrameReader(Generic[M]):
+    """Cuts a byte stream into messages of the given type union. Raises BackendError on anything malformed."""
+
+    def __init__(self, message_type: object) -> None:
+        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(message_type)
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[M]:
+        """Add received bytes and return the messages that are now complete."""
+        buffer = self._buffer
+        buffer += data
+        messages: list[M] = []
+        start = 0
+        while len(buffer) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(buffer, start)
+            if length > MAX_FRAME_BYTES:
+                raise BackendError(f"a frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
+            end = start + _LENGTH.size + length
+            if len(buffer) < end:
+                break
+            try:
+                messages.append(self._decoder.decode(bytes(buffer[start + _LENGTH.size : end])))
+            except (ValueError, RecursionError) as error:
+                # msgspec raises UnicodeDecodeError, a ValueError, on bad UTF-8.
+                raise BackendError(f"a malformed frame: {error}") from None
+            start = end
+        del buffer[:start]
+        return messages

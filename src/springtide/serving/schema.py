@@ -1,0 +1,220 @@
+"""What a served class can be asked: its parameters from the type hints of `predict`, and the check of one call."""
+
+from __future__ import annotations
+
+import collections.abc
+import inspect
+import typing
+from typing import Any
+
+import msgspec
+
+from springtide.core.errors import InvalidRequest
+
+METHOD = "predict"
+_MAX_INLINE_DEPTH = 6
+_SEQUENCES = (list, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)
+_TENSOR_DATATYPES = {float: "FP64", int: "INT64", bool: "BOOL", str: "BYTES"}
+_REFERENCE = "#/components/schemas/"
+
+
+class MalformedRequest(InvalidRequest):
+    """The bytes are not JSON, or not JSON that any service could take."""
+
+    status = 400
+    code = "malformed_request"
+
+
+class Parameter(msgspec.Struct, frozen=True, kw_only=True):
+    """One parameter of `predict`. A list parameter is batched over: its first axis counts items.
+
+    `json_schema` describes its value; `datatype` and `shape` (-1: any length) say the same as a tensor.
+    """
+
+    name: str
+    json_schema: dict[str, Any] = {}
+    is_list: bool = False
+    is_required: bool = True
+    datatype: str = "BYTES"
+    shape: tuple[int, ...] = (-1,)
+
+
+class ServiceSchema(msgspec.Struct, frozen=True, kw_only=True):
+    """What `predict` takes and returns. Batchable: list in, list out, one output per item."""
+
+    parameters: tuple[Parameter, ...] = ()
+    returns: Parameter = Parameter(name="outputs")
+    is_batchable: bool = False
+    doc: str = ""
+
+    def body_schema(self) -> dict[str, Any]:
+        """The JSON schema of the body of `POST /f/{name}`."""
+        properties = {parameter.name: parameter.json_schema for parameter in self.parameters}
+        required = [parameter.name for parameter in self.parameters if parameter.is_required]
+        return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+    def answer_schema(self) -> dict[str, Any]:
+        """The JSON schema of its answer."""
+        return {"type": "object", "properties": {"outputs": self.returns.json_schema}, "required": ["outputs"]}
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """One checked call: the JSON object for the replica, how many items it holds, what it may be batched with."""
+
+    body: bytes
+    num_items: int = 1
+    key: str = ""
+
+
+def parse_json(body: bytes) -> Any:
+    """Decode a user's bytes. Raises MalformedRequest for bad JSON, bad UTF-8, NaN, infinities and deep nesting."""
+    if not body.strip():
+        raise MalformedRequest('the body is empty; send a JSON object like {"texts": ["hello"]}')
+    try:
+        return msgspec.json.decode(body)
+    except RecursionError:
+        raise MalformedRequest("the body is nested too deeply; send plain lists and objects") from None
+    except ValueError as error:
+        raise MalformedRequest(f"the body is not valid JSON: {error}") from None
+
+
+def check_call(schema: ServiceSchema, body: bytes, value: Any) -> Call:
+    """Check `value` (what `body` decodes to) against the names and lists of the schema.
+
+    An object names the parameters; a bare list stands for the only parameter. The types inside are checked by the
+    replica, which has the real hints. Raises InvalidRequest (422) with the mend.
+    """
+    if isinstance(value, list):
+        if len(schema.parameters) != 1:
+            raise InvalidRequest(f"send a JSON object, because predict takes {_names(schema)}, not a bare list")
+        name = schema.parameters[0].name
+        body, value = b'{"' + name.encode() + b'":' + body + b"}", {name: value}
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"send a JSON object with {_names(schema)}, not a bare {_kind(value)}")
+    known = {parameter.name: parameter for parameter in schema.parameters}
+    unknown = sorted(name for name in value if name not in known)
+    if unknown:
+        raise InvalidRequest(f"predict has no parameter {unknown[0]!r:.80}; it takes {_names(schema)}")
+    missing = [
+        parameter.name for parameter in schema.parameters if parameter.is_required and parameter.name not in value
+    ]
+    if missing:
+        raise InvalidRequest(f"the parameter {missing[0]!r} is missing; predict takes {_names(schema)}")
+    lengths: dict[str, int] = {}
+    for name, given in value.items():
+        if known[name].is_list:
+            if not isinstance(given, list):
+                raise InvalidRequest(f"the parameter {name!r} must be a list, not a {_kind(given)}")
+            lengths[name] = len(given)
+    if not schema.is_batchable:
+        return Call(body=body)
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        raise InvalidRequest(f"the lists of one call must be equally long, but {told}")
+    return Call(body=body, num_items=max(lengths.values(), default=1), key=_key(value, lengths))
+
+
+def _key(value: dict[str, Any], lengths: dict[str, int]) -> str:
+    """Name what must be equal between two calls of one batch: which lists there are and every other value."""
+    fixed = {name: given for name, given in sorted(value.items()) if name not in lengths}
+    if not fixed:
+        return ",".join(sorted(lengths))
+    try:
+        return ",".join(sorted(lengths)) + msgspec.json.encode(fixed).decode()
+    except (ValueError, OverflowError, RecursionError):
+        raise MalformedRequest("the values cannot be written as JSON again; send plain numbers and texts") from None
+
+
+def _names(schema: ServiceSchema) -> str:
+    if not schema.parameters:
+        return "no parameters"
+    return ", ".join(
+        parameter.name if parameter.is_required else f"{parameter.name} (optional)" for parameter in schema.parameters
+    )
+
+
+def _kind(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, dict):
+        return "object"
+    return "list" if isinstance(value, list) else "text" if isinstance(value, str) else "number"
+
+
+def derive_schema(served: type) -> ServiceSchema:
+    """Read the schema from a served class. Raises InvalidRequest if it has no usable `predict`."""
+    return _derive(served)[0]
+
+
+def call_decoder(served: type) -> msgspec.json.Decoder[Any]:
+    """Return the decoder of one call's body: a struct with a field for each parameter, UNSET where not sent."""
+    return msgspec.json.Decoder(_derive(served)[1])
+
+
+def _derive(served: type) -> tuple[ServiceSchema, type[msgspec.Struct]]:
+    predict = getattr(served, METHOD, None)
+    if not callable(predict):
+        raise InvalidRequest(f"the class {served.__name__} has no method predict(self, ...)")
+    if any(test(predict) for test in (inspect.iscoroutinefunction, inspect.isgeneratorfunction)):
+        raise InvalidRequest(f"{served.__name__}.predict must be an ordinary method: no async, no yield")
+    try:
+        hints = typing.get_type_hints(predict)
+    except (NameError, TypeError, AttributeError, SyntaxError, ValueError) as error:
+        raise InvalidRequest(f"the type hints of {served.__name__}.predict cannot be read: {error}") from error
+    given = list(inspect.signature(predict).parameters.values())
+    is_static = isinstance(inspect.getattr_static(served, METHOD), staticmethod | classmethod)
+    parameters: list[Parameter] = []
+    fields: list[tuple[str, Any, Any] | tuple[str, Any]] = []
+    for entry in given if is_static else given[1:]:
+        if entry.kind not in (entry.POSITIONAL_OR_KEYWORD, entry.KEYWORD_ONLY):
+            raise InvalidRequest(f"{served.__name__}.predict must name its parameters: no {entry}")
+        is_required = entry.default is entry.empty
+        parameter, hint = _describe(entry.name, hints.get(entry.name, Any))
+        parameters.append(msgspec.structs.replace(parameter, is_required=is_required))
+        optional: Any = hint | msgspec.UnsetType if hint is not Any else Any
+        fields.append((entry.name, hint) if is_required else (entry.name, optional, msgspec.UNSET))
+    returns, _ = _describe("outputs", hints.get("return", Any))
+    schema = ServiceSchema(
+        parameters=tuple(parameters),
+        returns=returns,
+        is_batchable=returns.is_list and any(parameter.is_list and parameter.is_required for parameter in parameters),
+        doc=inspect.getdoc(predict) or inspect.getdoc(served) or "",
+    )
+    arguments = msgspec.defstruct("Call", fields, kw_only=True, forbid_unknown_fields=True)
+    return schema, arguments
+
+
+def _describe(name: str, hint: Any) -> tuple[Parameter, Any]:
+    """Return the parameter and the type to decode it with (Any where msgspec does not know the hint)."""
+    try:
+        (described,), components = msgspec.json.schema_components([hint], ref_template=_REFERENCE + "{name}")
+    except (TypeError, NotImplementedError):
+        return Parameter(name=name), Any
+    depth, inner = 0, hint
+    while typing.get_origin(inner) in _SEQUENCES or inner is list:
+        depth += 1
+        inner = (typing.get_args(inner) or (Any,))[0]
+    parameter = Parameter(
+        name=name,
+        json_schema=_inline(described, components, 0),
+        is_list=depth > 0,
+        datatype=_TENSOR_DATATYPES.get(inner, "BYTES"),
+        shape=(-1,) * max(depth, 1),
+    )
+    return parameter, hint
+
+
+def _inline(schema: Any, components: dict[str, Any], depth: int) -> Any:
+    """Write referenced schemas in place, so that the result stands alone; a type inside itself is left open."""
+    if isinstance(schema, list):
+        return [_inline(entry, components, depth) for entry in schema]
+    if not isinstance(schema, dict):
+        return schema
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith(_REFERENCE):
+        if depth >= _MAX_INLINE_DEPTH:
+            return {}
+        return _inline(components[reference.removeprefix(_REFERENCE)], components, depth + 1)
+    return {key: _inline(value, components, depth) for key, value in schema.items()}
