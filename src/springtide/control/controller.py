@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from springtide.control.effects import apply_action
 from springtide.control.reconcile import reconcile
 from springtide.control.records import JobRecord, PlatformState, ReplicaRecord, ReplicaState, ServiceRecord
-from springtide.control.transitions import apply_action, apply_event
+from springtide.control.transitions import apply_event
 from springtide.core.actions import Action, PreemptJob, ResizeJob, StartReplica, StopReplica
 from springtide.core.decision import JobView, Plan, Policy, PoolAllocation, ServiceView, Snapshot
 from springtide.core.errors import PolicyError

@@ -1,4 +1,4 @@
-"""How the truth changes: one function for each event, one for each action. No decision is taken here.
+"""How the truth changes when something happened: one function for each event. No decision is taken here.
 
 Both live stepping and replay from the journal go through these functions, so they end in the same state. An event
 of the past (an unknown workload, an older generation, a replica that is gone) changes nothing and is counted.
@@ -10,6 +10,14 @@ from functools import singledispatch
 
 from msgspec.structs import replace
 
+from springtide.control.edits import (
+    find,
+    put,
+    settled,
+    with_replica,
+    with_service_state,
+    without_replica,
+)
 from springtide.control.records import (
     JobRecord,
     PlatformState,
@@ -19,9 +27,9 @@ from springtide.control.records import (
     ServiceState,
     WorkloadRecord,
 )
-from springtide.core import actions, events
+from springtide.core import events
 from springtide.core.resources import NodeId
-from springtide.core.workload import Checkpoint, JobState, ReplicaId, TrainingJob, WorkloadId
+from springtide.core.workload import Checkpoint, JobState, ReplicaId, WorkloadId
 
 CRASH_WINDOW_S = 600.0
 FIRST_BACK_OFF_S = 1.0
@@ -33,12 +41,6 @@ MAX_SERVICE_CRASHES = 4
 def apply_event(event: object, state: PlatformState, now_s: float) -> None:
     """Bring `state` up to date with one event."""
     raise AssertionError(f"no transition for {type(event).__name__}")
-
-
-@singledispatch
-def apply_action(action: object, state: PlatformState, now_s: float) -> None:
-    """Bring `state` up to date with one action that is about to be carried out."""
-    raise AssertionError(f"no transition for {type(action).__name__}")
 
 
 # --- what users ask for ---------------------------------------------------------------------------------------------
@@ -83,7 +85,7 @@ def _(event: events.ServiceDeployed, state: PlatformState, now_s: float) -> None
             finished_service_s=old.finished_service_s,
             service=replace(service, revision=old.service.revision + 1),
         )
-    state.services[service.service_id] = _with_service_state(fresh)
+    state.services[service.service_id] = with_service_state(fresh)
 
 
 @apply_event.register
@@ -94,7 +96,7 @@ def _(event: events.CancelRequested, state: PlatformState, now_s: float) -> None
             job, outcome=JobState.CANCELLED, outcome_reason="cancelled by its owner"
         )
     elif service is not None and not service.is_removed:
-        state.services[event.workload_id] = _with_service_state(replace(service, is_removed=True))
+        state.services[event.workload_id] = with_service_state(replace(service, is_removed=True))
     else:
         state.num_stale_events += 1
 
@@ -105,7 +107,7 @@ def _(event: events.PauseRequested, state: PlatformState, now_s: float) -> None:
     if record is None or record.state.is_terminal:
         state.num_stale_events += 1
         return
-    state.jobs[event.job_id] = _settled(replace(record, is_paused=True))
+    state.jobs[event.job_id] = settled(replace(record, is_paused=True))
 
 
 @apply_event.register
@@ -124,7 +126,8 @@ def _(event: events.ResumeRequested, state: PlatformState, now_s: float) -> None
 def _(event: events.ScaleRequested, state: PlatformState, now_s: float) -> None:
     job, service = state.jobs.get(event.workload_id), state.services.get(event.workload_id)
     if job is not None:
-        state.jobs[event.workload_id] = replace(job, min_workers=event.minimum, max_workers=event.maximum)
+        most = min(event.maximum, job.job.num_virtual_shards)
+        state.jobs[event.workload_id] = replace(job, min_workers=min(event.minimum, most), max_workers=most)
     elif service is not None:
         state.services[event.workload_id] = replace(service, min_replicas=event.minimum, max_replicas=event.maximum)
     else:
@@ -154,20 +157,20 @@ def _(event: events.NodeLost, state: PlatformState, now_s: float) -> None:
 
 @apply_event.register
 def _(event: events.ReplicaReady, state: PlatformState, now_s: float) -> None:
-    record, replica = _find(state, event.workload_id, event.replica_id)
+    record, replica = find(state, event.workload_id, event.replica_id)
     if record is None or replica is None or replica.state is not ReplicaState.STARTING:
         state.num_stale_events += 1
         return
-    _put(state, _with_replica(record, replace(replica, state=ReplicaState.READY, address=event.address)))
+    put(state, with_replica(record, replace(replica, state=ReplicaState.READY, address=event.address)))
 
 
 @apply_event.register
 def _(event: events.ReplicaStopped, state: PlatformState, now_s: float) -> None:
-    record, replica = _find(state, event.workload_id, event.replica_id)
+    record, replica = find(state, event.workload_id, event.replica_id)
     if record is None or replica is None:
         state.num_stale_events += 1
     elif replica.state is ReplicaState.STOPPING:
-        _put(state, _without_replica(record, replica, now_s))
+        put(state, without_replica(record, replica, now_s))
     else:
         # It left without being asked, which for the rest of its group is a loss.
         _lose_replica(state, event.workload_id, event.replica_id, "a worker left without being asked", now_s)
@@ -175,11 +178,11 @@ def _(event: events.ReplicaStopped, state: PlatformState, now_s: float) -> None:
 
 @apply_event.register
 def _(event: events.ReplicaLost, state: PlatformState, now_s: float) -> None:
-    record, replica = _find(state, event.workload_id, event.replica_id)
+    record, replica = find(state, event.workload_id, event.replica_id)
     if record is None or replica is None:
         state.num_stale_events += 1
     elif replica.state is ReplicaState.STOPPING and _may_vanish(record, replica):
-        _put(state, _without_replica(record, replica, now_s))
+        put(state, without_replica(record, replica, now_s))
     else:
         _lose_replica(state, event.workload_id, event.replica_id, event.reason or "a worker was lost", now_s)
 
@@ -296,151 +299,11 @@ def _(event: events.LoadObserved, state: PlatformState, now_s: float) -> None:
     )
 
 
-# --- actions --------------------------------------------------------------------------------------------------------
-
-
-@apply_action.register
-def _(action: actions.StartReplica, state: PlatformState, now_s: float) -> None:
-    record = _record(state, action.workload_id)
-    revision = 0 if isinstance(action.workload, TrainingJob) else action.workload.revision
-    replica = ReplicaRecord(
-        replica_id=action.replica_id,
-        device_id=action.device_id,
-        state=ReplicaState.STARTING,
-        started_at_s=now_s,
-        generation=action.generation,
-        revision=revision,
-        restore=action.restore,
-    )
-    if isinstance(record, ServiceRecord):
-        record = replace(record, replicas=(*record.replicas, replica), next_replica=record.next_replica + 1)
-        _put(state, _with_service_state(record))
-        return
-    record = replace(record, replicas=(*record.replicas, replica), next_replica=record.next_replica + 1)
-    if action.generation > record.generation:
-        # A fresh start: whatever an older generation still says no longer counts.
-        record = replace(
-            record,
-            generation=action.generation,
-            oldest_generation=action.generation,
-            state=JobState.STARTING,
-            reason=action.reason,
-            step=action.restore.step if action.restore else 0,
-            is_broken=False,
-            state_holders=(),
-        )
-    _put(state, record)
-
-
-@apply_action.register
-def _(action: actions.StopReplica, state: PlatformState, now_s: float) -> None:
-    record, replica = _find(state, action.workload_id, action.replica_id)
-    if record is not None and replica is not None:
-        _put(state, _with_replica(record, replace(replica, state=ReplicaState.STOPPING)))
-
-
-@apply_action.register
-def _(action: actions.ResizeJob, state: PlatformState, now_s: float) -> None:
-    record = state.jobs[action.job_id]
-    living = {replica.replica_id for replica in record.replicas}
-    everyone = dict.fromkeys((*record.members, *record.previous_members))
-    named = set(action.replica_ids)
-    is_first_group = not record.state_holders
-    state.jobs[action.job_id] = replace(
-        record,
-        generation=action.generation,
-        oldest_generation=action.generation if action.forced else record.oldest_generation,
-        members=action.replica_ids,
-        previous_members=tuple(member for member in everyone if member in living),
-        state_holders=action.replica_ids if is_first_group else record.state_holders,
-        replicas=tuple(replace(r, has_trained=True) if r.replica_id in named else r for r in record.replicas),
-        is_confirmed=False,
-        is_broken=False,
-        reason=action.reason or record.reason,
-    )
-
-
-@apply_action.register
-def _(action: actions.PreemptJob, state: PlatformState, now_s: float) -> None:
-    record = state.jobs[action.job_id]
-    stopping = set(action.replica_ids)
-    state.jobs[action.job_id] = replace(
-        record,
-        generation=action.generation,
-        state=JobState.PREEMPTING,
-        reason=action.reason,
-        is_confirmed=True,
-        is_broken=False,
-        members=(),
-        previous_members=(),
-        state_holders=(),
-        num_preemptions=record.num_preemptions + 1,
-        replicas=tuple(
-            replace(replica, state=ReplicaState.STOPPING) if replica.replica_id in stopping else replica
-            for replica in record.replicas
-        ),
-    )
-
-
-@apply_action.register
-def _(action: actions.EndJob, state: PlatformState, now_s: float) -> None:
-    record = state.jobs[action.job_id]
-    assert not record.state.is_terminal, f"{action.job_id} ends twice"
-    state.jobs[action.job_id] = replace(
-        record,
-        state=action.state,
-        reason=action.reason,
-        ended_at_s=now_s,
-        members=(),
-        previous_members=(),
-        state_holders=(),
-        is_confirmed=True,
-        alternatives=action.alternatives,
-    )
-
-
-# --- small steps that several transitions share ---------------------------------------------------------------------
+# --- losses ------------------------------------------------------------------------------------------------------------
 
 
 def _node_sentence(node_id: NodeId) -> str:
     return f"node {node_id} was lost"
-
-
-def _record(state: PlatformState, workload_id: WorkloadId) -> WorkloadRecord:
-    job = state.jobs.get(workload_id)
-    return job if job is not None else state.services[workload_id]
-
-
-def _find(
-    state: PlatformState, workload_id: WorkloadId, replica_id: ReplicaId
-) -> tuple[WorkloadRecord | None, ReplicaRecord | None]:
-    record = state.jobs.get(workload_id) or state.services.get(workload_id)
-    if record is None:
-        return None, None
-    return record, next((r for r in record.replicas if r.replica_id == replica_id), None)
-
-
-def _put(state: PlatformState, record: WorkloadRecord) -> None:
-    if isinstance(record, JobRecord):
-        state.jobs[record.workload_id] = record
-    else:
-        state.services[record.workload_id] = record
-
-
-def _with_replica(record: WorkloadRecord, changed: ReplicaRecord) -> WorkloadRecord:
-    replicas = tuple(changed if r.replica_id == changed.replica_id else r for r in record.replicas)
-    if isinstance(record, JobRecord):
-        return replace(record, replicas=replicas)
-    return _with_service_state(replace(record, replicas=replicas))
-
-
-def _without_replica(record: WorkloadRecord, gone: ReplicaRecord, now_s: float) -> WorkloadRecord:
-    replicas = tuple(r for r in record.replicas if r.replica_id != gone.replica_id)
-    service_s = record.finished_service_s + now_s - gone.started_at_s
-    if isinstance(record, JobRecord):
-        members = tuple(m for m in record.members if m != gone.replica_id)
-        return _settled(replace(record, replicas=replicas, finished_service_s=service_s, members=members))
-    return _with_service_state(replace(record, replicas=replicas, finished_service_s=service_s))
 
 
 def _may_vanish(record: WorkloadRecord, replica: ReplicaRecord) -> bool:
@@ -448,18 +311,6 @@ def _may_vanish(record: WorkloadRecord, replica: ReplicaRecord) -> bool:
     if isinstance(record, ServiceRecord):
         return True
     return replica.replica_id not in (*record.members, *record.previous_members)
-
-
-def _settled(record: JobRecord) -> JobRecord:
-    """A preempted or never-started job without replicas waits again, or rests if its owner paused it."""
-    if record.replicas or record.state.is_terminal:
-        return record
-    if record.state in (JobState.PREEMPTING, JobState.STARTING):
-        record = replace(record, state=JobState.PENDING)
-    if record.is_paused and record.state is JobState.PENDING:
-        step = record.checkpoint.step if record.checkpoint else 0
-        record = replace(record, state=JobState.PAUSED, reason=f"paused by its owner at step {step}")
-    return record
 
 
 def _back_off_s(num_crashes: int) -> float:
@@ -470,7 +321,7 @@ def _lose_replica(
     state: PlatformState, workload_id: WorkloadId, replica_id: ReplicaId, reason: str, now_s: float
 ) -> None:
     """Take a replica out that went without being asked, and count what that means for its workload."""
-    record, replica = _find(state, workload_id, replica_id)
+    record, replica = find(state, workload_id, replica_id)
     if record is None or replica is None:
         return
     if isinstance(record, ServiceRecord):
@@ -478,7 +329,7 @@ def _lose_replica(
         record = replace(record, crashes_at_s=crashes, runnable_at_s=now_s + _back_off_s(len(crashes)))
         if len(crashes) >= MAX_SERVICE_CRASHES:
             record = replace(record, state=ServiceState.FAILED, reason=f"crashed {len(crashes)} times: {reason}")
-        _put(state, _without_replica(record, replica, now_s))
+        put(state, without_replica(record, replica, now_s))
         return
     was_member = replica_id in (*record.members, *record.previous_members)
     record = replace(
@@ -492,7 +343,7 @@ def _lose_replica(
     )
     if not record.state.is_terminal and record.outcome is None and record.state is not JobState.PREEMPTING:
         record = _count_loss(record, reason, now_s)
-    _put(state, _settled(record))
+    put(state, settled(record))
 
 
 def _recent(moments_s: tuple[float, ...], now_s: float) -> tuple[float, ...]:
@@ -521,19 +372,3 @@ def _count_loss(record: JobRecord, reason: str, now_s: float) -> JobRecord:
         runnable_at_s=now_s + wait_s,
         reason=f"restarting in {wait_s:.0f} s after a crash ({len(crashes)} of {record.job.max_restarts}): {reason}",
     )
-
-
-def _with_service_state(record: ServiceRecord) -> ServiceRecord:
-    """Derive a service's state, and its sentence, from its replicas."""
-    num_ready = sum(r.state is ReplicaState.READY for r in record.replicas)
-    num_starting = sum(r.state is ReplicaState.STARTING for r in record.replicas)
-    if record.is_removed:
-        reason = "removed by its owner" if not record.replicas else "draining before removal"
-        return replace(record, state=ServiceState.REMOVED, reason=reason)
-    if record.state is ServiceState.FAILED:
-        return record
-    if num_ready:
-        return replace(record, state=ServiceState.READY, reason=f"{num_ready} of {record.max_replicas} replicas ready")
-    if num_starting:
-        return replace(record, state=ServiceState.STARTING, reason="the first replica is loading")
-    return replace(record, state=ServiceState.IDLE, reason="no replica: scaled to zero until somebody asks")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from springtide.core.decision import Plan, Snapshot
+from springtide.core.decision import JobView, Plan, Snapshot
 from springtide.policies.placement import held_counts
 from springtide.policies.shares import Shares, most_workers, serve_demand, serve_minimum
 
@@ -23,13 +23,16 @@ class Fifo(msgspec.Struct, frozen=True, kw_only=True):
         serve_minimum(shares)
         running = [view for view in snapshot.jobs if held.get(view.job.job_id)]
         for view in running:
-            size = min(most_workers(view), max(view.min_workers, held[view.job.job_id]))
-            shares.raise_to(view.job.job_id, size)
+            if not shares.raise_to(view.job.job_id, _size(view, total)):
+                shares.raise_to(view.job.job_id, held[view.job.job_id])
         serve_demand(shares)
         for view in snapshot.jobs:
             if shares.of(view.job.job_id):
                 continue
-            size = max(view.min_workers, min(most_workers(view), total))
-            if not shares.raise_to(view.job.job_id, size):
+            if not shares.raise_to(view.job.job_id, _size(view, total)):
                 break
         return shares.plan()
+
+
+def _size(view: JobView, total: int) -> int:
+    return max(view.min_workers, min(most_workers(view), total))

@@ -1,0 +1,86 @@
+"""Small edits of the truth that transitions and effects share: find a record, put it back, settle its state."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from springtide.control.records import (
+    JobRecord,
+    PlatformState,
+    ReplicaRecord,
+    ReplicaState,
+    ServiceRecord,
+    ServiceState,
+    WorkloadRecord,
+)
+from springtide.core.workload import JobState, ReplicaId, WorkloadId
+
+
+def record_of(state: PlatformState, workload_id: WorkloadId) -> WorkloadRecord:
+    """The record of a workload that exists."""
+    job = state.jobs.get(workload_id)
+    return job if job is not None else state.services[workload_id]
+
+
+def find(
+    state: PlatformState, workload_id: WorkloadId, replica_id: ReplicaId
+) -> tuple[WorkloadRecord | None, ReplicaRecord | None]:
+    """The workload's record and its replica, each None where there is none."""
+    record = state.jobs.get(workload_id) or state.services.get(workload_id)
+    if record is None:
+        return None, None
+    return record, next((r for r in record.replicas if r.replica_id == replica_id), None)
+
+
+def put(state: PlatformState, record: WorkloadRecord) -> None:
+    """Put a changed record back."""
+    if isinstance(record, JobRecord):
+        state.jobs[record.workload_id] = record
+    else:
+        state.services[record.workload_id] = record
+
+
+def with_replica(record: WorkloadRecord, changed: ReplicaRecord) -> WorkloadRecord:
+    """The record with one replica changed."""
+    replicas = tuple(changed if r.replica_id == changed.replica_id else r for r in record.replicas)
+    if isinstance(record, JobRecord):
+        return replace(record, replicas=replicas)
+    return with_service_state(replace(record, replicas=replicas))
+
+
+def without_replica(record: WorkloadRecord, gone: ReplicaRecord, now_s: float) -> WorkloadRecord:
+    """The record without a replica that is gone, its device-seconds charged."""
+    replicas = tuple(r for r in record.replicas if r.replica_id != gone.replica_id)
+    service_s = record.finished_service_s + now_s - gone.started_at_s
+    if isinstance(record, JobRecord):
+        members = tuple(m for m in record.members if m != gone.replica_id)
+        return settled(replace(record, replicas=replicas, finished_service_s=service_s, members=members))
+    return with_service_state(replace(record, replicas=replicas, finished_service_s=service_s))
+
+
+def settled(record: JobRecord) -> JobRecord:
+    """A preempted or never-started job without replicas waits again, or rests if its owner paused it."""
+    if record.replicas or record.state.is_terminal:
+        return record
+    if record.state in (JobState.PREEMPTING, JobState.STARTING):
+        record = replace(record, state=JobState.PENDING)
+    if record.is_paused and record.state is JobState.PENDING:
+        step = record.checkpoint.step if record.checkpoint else 0
+        record = replace(record, state=JobState.PAUSED, reason=f"paused by its owner at step {step}")
+    return record
+
+
+def with_service_state(record: ServiceRecord) -> ServiceRecord:
+    """Derive a service's state, and its sentence, from its replicas."""
+    num_ready = sum(r.state is ReplicaState.READY for r in record.replicas)
+    num_starting = sum(r.state is ReplicaState.STARTING for r in record.replicas)
+    if record.is_removed:
+        reason = "removed by its owner" if not record.replicas else "draining before removal"
+        return replace(record, state=ServiceState.REMOVED, reason=reason)
+    if record.state is ServiceState.FAILED:
+        return record
+    if num_ready:
+        return replace(record, state=ServiceState.READY, reason=f"{num_ready} of {record.max_replicas} replicas ready")
+    if num_starting:
+        return replace(record, state=ServiceState.STARTING, reason="the first replica is loading")
+    return replace(record, state=ServiceState.IDLE, reason="no replica: scaled to zero until somebody asks")

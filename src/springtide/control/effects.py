@@ -1,0 +1,118 @@
+"""What an action makes true at the moment it is decided: one function for each action."""
+
+from __future__ import annotations
+
+from functools import singledispatch
+
+from msgspec.structs import replace
+
+from springtide.control.edits import find, put, record_of, with_replica, with_service_state
+from springtide.control.records import PlatformState, ReplicaRecord, ReplicaState, ServiceRecord
+from springtide.core import actions
+from springtide.core.workload import JobState, TrainingJob
+
+
+@singledispatch
+def apply_action(action: object, state: PlatformState, now_s: float) -> None:
+    """Bring `state` up to date with one action that is about to be carried out."""
+    raise AssertionError(f"no transition for {type(action).__name__}")
+
+
+@apply_action.register
+def _(action: actions.StartReplica, state: PlatformState, now_s: float) -> None:
+    record = record_of(state, action.workload_id)
+    revision = 0 if isinstance(action.workload, TrainingJob) else action.workload.revision
+    replica = ReplicaRecord(
+        replica_id=action.replica_id,
+        device_id=action.device_id,
+        state=ReplicaState.STARTING,
+        started_at_s=now_s,
+        generation=action.generation,
+        revision=revision,
+        restore=action.restore,
+    )
+    if isinstance(record, ServiceRecord):
+        record = replace(record, replicas=(*record.replicas, replica), next_replica=record.next_replica + 1)
+        put(state, with_service_state(record))
+        return
+    record = replace(record, replicas=(*record.replicas, replica), next_replica=record.next_replica + 1)
+    if action.generation > record.generation:
+        # A fresh start: whatever an older generation still says no longer counts.
+        record = replace(
+            record,
+            generation=action.generation,
+            oldest_generation=action.generation,
+            state=JobState.STARTING,
+            reason=action.reason,
+            step=action.restore.step if action.restore else 0,
+            is_broken=False,
+            state_holders=(),
+        )
+    put(state, record)
+
+
+@apply_action.register
+def _(action: actions.StopReplica, state: PlatformState, now_s: float) -> None:
+    record, replica = find(state, action.workload_id, action.replica_id)
+    if record is not None and replica is not None:
+        put(state, with_replica(record, replace(replica, state=ReplicaState.STOPPING)))
+
+
+@apply_action.register
+def _(action: actions.ResizeJob, state: PlatformState, now_s: float) -> None:
+    record = state.jobs[action.job_id]
+    living = {replica.replica_id for replica in record.replicas}
+    everyone = dict.fromkeys((*record.members, *record.previous_members))
+    named = set(action.replica_ids)
+    is_first_group = not record.state_holders
+    state.jobs[action.job_id] = replace(
+        record,
+        generation=action.generation,
+        oldest_generation=action.generation if action.forced else record.oldest_generation,
+        members=action.replica_ids,
+        previous_members=tuple(member for member in everyone if member in living),
+        state_holders=action.replica_ids if is_first_group else record.state_holders,
+        replicas=tuple(replace(r, has_trained=True) if r.replica_id in named else r for r in record.replicas),
+        is_confirmed=False,
+        is_broken=False,
+        reason=action.reason or record.reason,
+    )
+
+
+@apply_action.register
+def _(action: actions.PreemptJob, state: PlatformState, now_s: float) -> None:
+    record = state.jobs[action.job_id]
+    stopping = set(action.replica_ids)
+    state.jobs[action.job_id] = replace(
+        record,
+        generation=action.generation,
+        state=JobState.PREEMPTING,
+        reason=action.reason,
+        is_confirmed=True,
+        is_broken=False,
+        members=(),
+        previous_members=(),
+        state_holders=(),
+        num_preemptions=record.num_preemptions + 1,
+        replicas=tuple(
+            replace(replica, state=ReplicaState.STOPPING) if replica.replica_id in stopping else replica
+            for replica in record.replicas
+        ),
+    )
+
+
+@apply_action.register
+def _(action: actions.EndJob, state: PlatformState, now_s: float) -> None:
+    record = state.jobs[action.job_id]
+    assert not record.state.is_terminal, f"{action.job_id} ends twice"
+    state.jobs[action.job_id] = replace(
+        record,
+        state=action.state,
+        reason=action.reason,
+        ended_at_s=now_s,
+        members=(),
+        previous_members=(),
+        state_holders=(),
+        is_confirmed=True,
+        alternatives=action.alternatives,
+    )
