@@ -34,6 +34,10 @@ class Controller:
         """When to step again even if nothing happens; None: only when something does."""
         return self._wakeup_at_s
 
+    def wake(self) -> None:
+        """Step at the next opportunity: after a restart nobody knows what the last wake-up was for."""
+        self._wakeup_at_s = 0.0
+
     @property
     def is_idle(self) -> bool:
         """Whether every job has ended and no replica lives."""

@@ -35,9 +35,10 @@ def run(
         kept = []
         # The clock is read once a turn: everything inside a turn happens at one instant.
         now_s = clock.now_s()
-        before = controller.state.revisit_at_s, controller.state.memory
+        memory = controller.state.memory
         step = controller.step(now_s, events)
-        is_news = step.events or step.actions or step.reasons or (step.revisit_at_s, step.memory) != before
+        # A turn in which nothing happened and nothing was decided changes nothing that a replay would miss.
+        is_news = step.events or step.actions or step.reasons or step.memory != memory
         while is_news:
             try:
                 seq = journal.append(step)
@@ -70,6 +71,7 @@ def recover(controller: Controller, executor: Executor, journal: Journal) -> int
         controller.restore(step)
         last_seq = seq
     executor.recover(controller.standing())
+    controller.wake()
     return last_seq
 
 

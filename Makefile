@@ -1,0 +1,57 @@
+# Every target works on a fresh machine: it installs what it needs first. See docs/development.md.
+SHELL := /bin/bash
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+STAMP := $(VENV)/.installed
+
+.PHONY: setup demo check test slow examples gpu golden bench ci clean browser
+
+setup: $(STAMP)
+
+# pip, not uv: the pinned CPU build of torch is found by pip only.
+$(STAMP): pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[runtime,examples,dev]'
+	@touch $@
+
+demo: setup
+	$(BIN)/python examples/demo.py
+
+check: setup
+	$(BIN)/ruff format --check src tests examples
+	$(BIN)/ruff check src tests examples
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(PYTEST) tests/test_tidy.py
+
+test: setup
+	$(PYTEST) -n 2 --dist loadgroup
+
+slow: setup browser
+	$(PYTEST) -m slow --timeout 600
+
+examples: setup
+	$(PYTEST) -m examples --timeout 600
+
+gpu: setup
+	$(PYTEST) -m gpu --timeout 600
+
+golden: setup
+	$(BIN)/python -m springtide.testing.golden --write
+
+bench: setup
+	$(BIN)/springtide bench resize --json
+	$(BIN)/springtide bench gateway --json
+
+# The browser test needs Debian's chromium; without the right to install it the test says that it is skipped.
+browser:
+	@command -v chromium >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium >/dev/null) || \
+	  echo "chromium is not installed and cannot be: the browser test will be skipped"
+
+ci: check test slow examples
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -1,0 +1,307 @@
+"""The running platform: the control loop on its own thread, and the immutable view that everyone else reads."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from springtide.control.controller import Controller
+from springtide.control.journal import SqliteJournal
+from springtide.control.loop import recover, run
+from springtide.control.records import JobRecord, ServiceRecord
+from springtide.core.errors import BackendError, JournalError
+from springtide.core.events import Event, NodeJoined, NodeLost
+from springtide.core.ports import Executor, Step
+from springtide.core.resources import Node
+from springtide.core.workload import WorkloadId
+from springtide.policies.registry import make_policy
+
+LOG = logging.getLogger("springtide.platform")
+_CLOCK_BEGAN = "clock_began_unix_s"
+
+
+class EventExecutor(Executor, Protocol):
+    """An executor that also takes events from outside: requests of users, load that the gateway saw."""
+
+    def post(self, event: Event) -> None:
+        """Hand an event to the loop; thread-safe, wakes it."""
+        ...
+
+
+class PlatformView(msgspec.Struct, frozen=True, kw_only=True):
+    """The platform after journal step `seq`. Replaced as a whole, never changed."""
+
+    seq: int
+    now_s: float
+    jobs: Mapping[WorkloadId, JobRecord]
+    services: Mapping[WorkloadId, ServiceRecord]
+    nodes: tuple[Node, ...]
+    policy: str
+
+
+class PlatformClock:
+    """Seconds since the platform was created, monotonic while it runs.
+
+    At a restart the clock goes on from wall time, so that deadlines count the time the platform was down; a wall
+    clock that was set back in between never takes it below what the journal has seen.
+    """
+
+    def __init__(self, began_unix_s: float, lowest_s: float) -> None:
+        self._start_s = max(lowest_s, time.time() - began_unix_s)
+        self._started_at = time.monotonic()
+
+    def now_s(self) -> float:
+        """The present instant."""
+        return self._start_s + time.monotonic() - self._started_at
+
+
+class Platform:
+    """Owns the loop thread, the journal and the view. Built by service.assembly, used by API, gateway and dashboard."""
+
+    def __init__(
+        self,
+        state_dir: Path,
+        policy_name: str,
+        node: Node,
+        make_executor: Callable[[PlatformClock], EventExecutor],
+        crash_point: Callable[[str], None] | None = None,
+    ) -> None:
+        self.state_dir = state_dir
+        self.policy_name = policy_name
+        self._node = node
+        self._crash_point = crash_point or (lambda name: None)
+        self._lock_file = _lock(state_dir)
+        self._journal = SqliteJournal(state_dir / "journal.db")
+        began = self._journal.meta(_CLOCK_BEGAN)
+        if began is None:
+            began = repr(time.time())
+            self._journal.set_meta(_CLOCK_BEGAN, began)
+        self._controller = Controller(make_policy(policy_name))
+        lowest_s = _last_now_s(self._journal)
+        self.clock = PlatformClock(float(began), lowest_s)
+        self.wall_clock_offset_s = time.time() - self.clock.now_s()
+        self._executor = make_executor(self.clock)
+        self._listeners: list[Callable[[int, Step, PlatformView], None]] = []
+        self._tickets: dict[int, tuple[Event, Future[int]]] = {}
+        self._tickets_lock = threading.Lock()
+        self._changed = threading.Condition()
+        self._stopping = threading.Event()
+        self.stop_workers = True
+        self.failure: BaseException | None = None
+        self._on_stop: Callable[[], None] = lambda: None
+        self._view = self._make_view(0)
+        self._thread = threading.Thread(target=self._main, name="springtide-loop", daemon=True)
+
+    def subscribe(self, listener: Callable[[int, Step, PlatformView], None]) -> None:
+        """Have `listener(seq, step, view)` called on the loop's thread for every journaled step, old ones first.
+
+        Call before `start`. It must be quick and must not raise.
+        """
+        self._listeners.append(listener)
+
+    def start(self, on_stop: Callable[[], None]) -> None:
+        """Recover from the journal and start the loop. `on_stop` is called once when the loop has ended."""
+        self._on_stop = on_stop
+        seq = 0
+        for seq, step in self._journal.read():
+            self._tell(seq, step)
+        recover(self._controller, self._executor, self._journal)
+        self._view = self._make_view(seq)
+        for known in self._controller.state.nodes.values():
+            if known.node_id != self._node.node_id:
+                self._executor.post(NodeLost(node_id=known.node_id))
+        if self._controller.state.nodes.get(self._node.node_id) != self._node:
+            self._executor.post(NodeJoined(node=self._node))
+        self._thread.start()
+
+    def now_s(self) -> float:
+        """The present instant on the platform's clock."""
+        return self.clock.now_s()
+
+    def view(self) -> PlatformView:
+        """The platform after its newest journaled step."""
+        return self._view
+
+    def post(self, event: Event) -> None:
+        """Hand an event to the loop without waiting."""
+        self._executor.post(event)
+
+    def submit(self, event: Event, timeout_s: float = 10.0) -> int:
+        """Hand an event to the loop and wait until it is durable. Returns its journal number.
+
+        Raises BackendError after `timeout_s`: then nobody knows yet whether it will be taken in.
+        """
+        ticket: Future[int] = Future()
+        with self._tickets_lock:
+            self._tickets[id(event)] = (event, ticket)
+        self._executor.post(event)
+        try:
+            return ticket.result(timeout_s)
+        except FutureTimeout:
+            raise BackendError(
+                f"the platform did not record the request within {timeout_s:.0f} s; ask for its state before repeating"
+            ) from None
+        finally:
+            with self._tickets_lock:
+                self._tickets.pop(id(event), None)
+
+    def wait_change(self, after_seq: int, timeout_s: float) -> int:
+        """Block until a step later than `after_seq` is journaled, or the timeout. Returns the newest number."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._view.seq > after_seq or self._stopping.is_set(), timeout_s)
+            return self._view.seq
+
+    def read_journal(self, after_seq: int = 0) -> Iterator[tuple[int, Step]]:
+        """Read the journal on a connection of its own."""
+        journal = SqliteJournal(self.state_dir / "journal.db", read_only=True)
+        try:
+            yield from journal.read(after_seq)
+        finally:
+            journal.close()
+
+    def workload_dir(self, workload_id: WorkloadId) -> Path:
+        """Where everything of one workload lives."""
+        return self.state_dir / "workloads" / workload_id
+
+    def request_shutdown(self, *, stop_workers: bool) -> None:
+        """Ask the loop to end after its present turn."""
+        self.stop_workers = stop_workers
+        self._stopping.set()
+        # An event that means nothing wakes the loop out of its wait.
+        self._executor.post(NodeJoined(node=self._node))
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the loop to end, then let go of the journal and the directory."""
+        self._thread.join(timeout_s)
+        self._journal.close()
+        os.close(self._lock_file)
+
+    def _main(self) -> None:
+        try:
+            run(
+                self._controller,
+                _CrashPoints(self._executor, self._crash_point),
+                self.clock,
+                _CrashingJournal(self._journal, self._crash_point),
+                until=self._stopping.is_set,
+                on_step=self._on_step,
+                on_journal_error=lambda error: LOG.error("decisions wait: %s", error),
+            )
+        except Exception as error:
+            LOG.exception("the control loop failed")
+            self.failure = error
+        finally:
+            self._stopping.set()
+            with self._changed:
+                self._changed.notify_all()
+            self._on_stop()
+
+    def _on_step(self, seq: int, step: Step) -> None:
+        self._view = self._make_view(seq)
+        self._tell(seq, step)
+        with self._tickets_lock:
+            for event in step.events:
+                known = self._tickets.get(id(event))
+                if known is not None and known[0] is event:
+                    known[1].set_result(seq)
+        with self._changed:
+            self._changed.notify_all()
+
+    def _tell(self, seq: int, step: Step) -> None:
+        for listener in self._listeners:
+            listener(seq, step, self._view)
+
+    def _make_view(self, seq: int) -> PlatformView:
+        state = self._controller.state
+        return PlatformView(
+            seq=seq,
+            now_s=self.clock.now_s(),
+            jobs=dict(state.jobs),
+            services=dict(state.services),
+            nodes=tuple(state.nodes.values()),
+            policy=self.policy_name,
+        )
+
+
+class _CrashingJournal:
+    """The journal with a named crash point on either side of every append."""
+
+    def __init__(self, journal: SqliteJournal, crash_point: Callable[[str], None]) -> None:
+        self._journal = journal
+        self._crash_point = crash_point
+
+    def append(self, step: Step) -> int:
+        self._crash_point("journal.append.before")
+        seq = self._journal.append(step)
+        self._crash_point("journal.append.after")
+        return seq
+
+    def read(self, after_seq: int = 0) -> Iterator[tuple[int, Step]]:
+        return self._journal.read(after_seq)
+
+
+class _CrashPoints:
+    """The executor with a named crash point on either side of every effect that the loop starts."""
+
+    def __init__(self, executor: EventExecutor, crash_point: Callable[[str], None]) -> None:
+        self._executor = executor
+        self._crash_point = crash_point
+        self.recover = executor.recover
+        self.wait = executor.wait
+
+    def acknowledge(self, events: object) -> None:
+        self._crash_point("loop.acknowledge.before")
+        self._executor.acknowledge(events)  # type: ignore[arg-type]
+        self._crash_point("loop.acknowledge.after")
+
+    def start(self, action: object) -> None:
+        name = type(action).__name__
+        self._crash_point(f"loop.start.{name}.before")
+        self._executor.start(action)  # type: ignore[arg-type]
+        self._crash_point(f"loop.start.{name}.after")
+
+
+LOOP_CRASH_POINTS = (
+    "journal.append.before",
+    "journal.append.after",
+    "loop.acknowledge.before",
+    "loop.acknowledge.after",
+    *(
+        f"loop.start.{action}.{side}"
+        for action in ("StartReplica", "StopReplica", "ResizeJob", "PreemptJob", "EndJob")
+        for side in ("before", "after")
+    ),
+)
+
+
+def _last_now_s(journal: SqliteJournal) -> float:
+    last_s = 0.0
+    for _, step in journal.read():
+        last_s = step.now_s
+    return last_s
+
+
+def _lock(state_dir: Path) -> int:
+    """Hold the state directory for this process alone. Raises BackendError if another platform runs on it."""
+    descriptor = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise BackendError(
+            f"another platform runs on {state_dir}; stop it with `springtide down` or choose another --state"
+        ) from None
+    return descriptor
+
+
+__all__ = ["LOOP_CRASH_POINTS", "JournalError", "Platform", "PlatformClock", "PlatformView"]
