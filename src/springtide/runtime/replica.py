@@ -286,6 +286,8 @@ class ReplicaServer:
     def _read(self, peer: _Peer) -> None:
         reader: FrameReader[Question] = FrameReader(Question)
         peer.send_bytes(self._welcome)
+        if self._is_draining:
+            peer.send(Pong(nonce=0, is_draining=True))
         try:
             while data := peer.connection.recv(_READ_BYTES):
                 for question in reader.feed(data):
@@ -300,7 +302,9 @@ class ReplicaServer:
     def _take(self, peer: _Peer, question: Question) -> None:
         with self._lock:
             is_draining, num_outstanding = self._is_draining, self._num_outstanding
-            if isinstance(question, Predict) and not is_draining and num_outstanding < _MAX_OUTSTANDING:
+            if isinstance(question, Predict) and num_outstanding >= _MAX_OUTSTANDING:
+                raise BackendError(f"more than {_MAX_OUTSTANDING} batches at a time")
+            if isinstance(question, Predict) and not is_draining:
                 # Under the lock: an accepted batch lies before the mark that ends `run`.
                 self._num_outstanding += 1
                 self._batches.put((peer, question))
@@ -308,7 +312,6 @@ class ReplicaServer:
         if isinstance(question, Ping):
             peer.send(Pong(nonce=question.nonce, num_outstanding=num_outstanding, is_draining=is_draining))
         else:
-            # A replica with too much work says the same as one that ends: send it elsewhere.
             peer.send(Draining(batch_id=question.batch_id))
 
 

@@ -1,0 +1,324 @@
+"""A joiner takes the training state bucket by bucket while training goes on, so that the pause of a grow stays small.
+
+The source sends parameters and their optimizer state as they are at a step boundary, and from then on, for what it
+has sent, every step's reduced gradients. The joiner takes the same optimizer steps on what it holds; when it holds
+everything it is exactly in step, and the switch moves no state at all. Only for optimizers that treat every
+parameter on its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import queue
+import secrets
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._C import _distributed_c10d as c10d
+
+from springtide.core.errors import CollectiveError, PeerLost
+from springtide.runtime.group import wait_for_keys
+from springtide.runtime.payload import Payload
+from springtide.runtime.reduce import BufferPool
+from springtide.runtime.state import TrainingState
+from springtide.runtime.transfer import receive_header, receive_tensor, send_message
+
+_ELEMENTWISE = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.RMSprop,
+    torch.optim.Adagrad,
+    torch.optim.Adadelta,
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.ASGD,
+    torch.optim.Rprop,
+)
+_BUCKET_BYTES = 16 << 20
+_MAX_BUCKETS = 8
+_MAX_LAG_STEPS = 2
+_QUEUE_MESSAGES = 2
+_BLOCKED_LIMIT_S = 10.0
+_POLL_S = 0.02
+_ACK = struct.Struct(">q")
+_TOKEN_BYTES = 32
+
+
+def supports_catchup(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step on some of the parameters does to them exactly what a step on all would."""
+    has_hooks = bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+    return type(optimizer) in _ELEMENTWISE and not has_hooks
+
+
+class Lease:
+    """A vector that several readers hold; the last one to release it gives it back to the pool."""
+
+    def __init__(self, vector: torch.Tensor, pool: BufferPool) -> None:
+        self.vector = vector
+        self._pool = pool
+        self._num_holders = 1
+        self._lock = threading.Lock()
+
+    def retain(self) -> None:
+        """One more holder."""
+        with self._lock:
+            self._num_holders += 1
+
+    def release(self) -> None:
+        """One holder less."""
+        with self._lock:
+            self._num_holders -= 1
+            is_free = self._num_holders == 0
+        if is_free:
+            self._pool.give(self.vector)
+
+
+@dataclass(slots=True)
+class _Message:
+    header: dict[str, Any]
+    tensors: list[torch.Tensor]
+    lease: Lease | None = None
+
+
+@dataclass(slots=True)
+class _Bucket:
+    names: list[str] = field(default_factory=list)
+    num_bytes: int = 0
+
+
+def _buckets(state: TrainingState, payload: Payload) -> list[_Bucket]:
+    """Runs of parameters, those with gradients first and in the payload's order."""
+    trained = set(payload.names)
+    names = payload.names + [name for name in state.parameters if name not in trained]
+    sizes = {name: state.parameters[name].numel() * state.parameters[name].element_size() for name in names}
+    limit = max(_BUCKET_BYTES, sum(sizes.values()) // _MAX_BUCKETS)
+    buckets = [_Bucket()]
+    for name in names:
+        if buckets[-1].names and buckets[-1].num_bytes + sizes[name] > limit:
+            buckets.append(_Bucket())
+        buckets[-1].names.append(name)
+        buckets[-1].num_bytes += sizes[name]
+    return buckets
+
+
+class CatchupSource:
+    """Feeds one joiner. `after_step` and `switch` are called by the training thread, the sending is in background."""
+
+    def __init__(
+        self, state: TrainingState, payload: Payload, store: c10d.Store, rank: int, is_wanted: Callable[[], bool]
+    ) -> None:
+        self._state = state
+        self._payload = payload
+        self._store = store
+        self._rank = rank
+        self._is_wanted = is_wanted
+        self._queue: queue.Queue[_Message | None] = queue.Queue(_QUEUE_MESSAGES)
+        self._buckets = _buckets(state, payload)
+        self._num_sent = 0
+        self._num_held = 0
+        self._acknowledged_step = -1
+        self._is_connected = False
+        self.has_failed = False
+        self._thread = threading.Thread(target=self._run, name="springtide-catchup", daemon=True)
+        self._thread.start()
+
+    def after_step(self, step: int, lease: Lease, has_gradient: list[bool]) -> None:
+        """Step number `step` (from 1) is committed: queue its gradients for what was sent, then the next bucket."""
+        if not self._is_connected or self.has_failed:
+            return
+        if self._num_sent:
+            groups, group_tensors = self._state.pack_groups()
+            end = self._payload.ends[self._num_held - 1] if self._num_held else 0
+            header = {"kind": "step", "step": step, "groups": groups, "held": self._num_held, "grads": has_gradient}
+            lease.retain()
+            tensors = [tensor.clone() for _, tensor in sorted(group_tensors.items())]
+            self._put(_Message(header, [*tensors, lease.vector[:end]], lease))
+        if self._num_sent < len(self._buckets):
+            names = self._buckets[self._num_sent].names
+            packed, tensors_by_name = self._state.pack_optimizer([n for n in names if n in self._state.optimised])
+            tensors = [self._state.parameters[name].detach().clone() for name in names]
+            tensors += [tensor.clone() for _, tensor in sorted(tensors_by_name.items())]
+            self._put(_Message({"kind": "bucket", "step": step, "names": names, "states": packed}, tensors))
+            self._num_sent += 1
+            self._num_held += sum(1 for name in names if self._state.parameters[name].requires_grad)
+
+    def is_in_step(self, step: int) -> bool:
+        """Whether the joiner holds everything and is at most two steps behind `step` committed ones."""
+        return (
+            self._is_connected
+            and not self.has_failed
+            and self._num_sent == len(self._buckets)
+            and self._acknowledged_step >= step - _MAX_LAG_STEPS
+        )
+
+    def switch(self, step: int) -> None:
+        """The joiner is to go on by itself after `step` committed steps: queue the buffers and the end."""
+        groups, group_tensors = self._state.pack_groups()
+        tensors = [tensor.clone() for _, tensor in sorted(group_tensors.items())]
+        tensors += [buffer.clone() for _, buffer in sorted(self._state.buffers().items())]
+        self._put(_Message({"kind": "switch", "step": step, "groups": groups}, tensors))
+        self.close()
+
+    def close(self) -> None:
+        """Send what is queued and end the stream."""
+        try:
+            self._queue.put(None, timeout=_BLOCKED_LIMIT_S)
+        except queue.Full:
+            self.has_failed = True
+
+    def _put(self, message: _Message) -> None:
+        """Queue a message; while the queue is full, training waits for the joiner, within a limit."""
+        try:
+            if self.has_failed:
+                raise queue.Full
+            self._queue.put(message, timeout=_BLOCKED_LIMIT_S)
+        except queue.Full:
+            self.has_failed = True
+            if message.lease is not None:
+                message.lease.release()
+
+    def _run(self) -> None:
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with link:
+                wait_for_keys(self._store, [f"catchup/{self._rank}"], lambda: self._is_wanted() and not self.has_failed)
+                name, token = self._store.get(f"catchup/{self._rank}").decode().split(":")
+                link.settimeout(_BLOCKED_LIMIT_S)
+                link.connect(f"\0springtide-{name}")
+                link.sendall(bytes.fromhex(token))
+                threading.Thread(target=self._read_acknowledgements, args=(link.dup(),), daemon=True).start()
+                self._is_connected = True
+                self._send_all(link)
+        except (OSError, CollectiveError, RuntimeError, ValueError):
+            # Whatever breaks the stream, the joiner then gets its state at the switch instead.
+            self.has_failed = True
+        finally:
+            self._drain()
+
+    def _send_all(self, link: socket.socket) -> None:
+        while self._is_wanted():
+            try:
+                message = self._queue.get(timeout=_POLL_S * 5)
+            except queue.Empty:
+                continue
+            if message is None:
+                return
+            try:
+                send_message(link, message.header, message.tensors)
+            finally:
+                if message.lease is not None:
+                    message.lease.release()
+
+    def _drain(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                message = self._queue.get_nowait()
+                if message is not None and message.lease is not None:
+                    message.lease.release()
+
+    def _read_acknowledgements(self, link: socket.socket) -> None:
+        with link, contextlib.suppress(OSError):
+            data = b""
+            link.settimeout(None)
+            while part := link.recv(1024):
+                data += part
+                while len(data) >= _ACK.size:
+                    self._acknowledged_step = _ACK.unpack_from(data)[0]
+                    data = data[_ACK.size :]
+
+
+class CatchupReceiver:
+    """The joiner's end. Open it before the group is formed, so that the source finds it."""
+
+    def __init__(self, state: TrainingState, payload: Payload, store: c10d.Store, rank: int) -> None:
+        self._state = state
+        self._payload = payload
+        self._store = store
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._link: socket.socket | None = None
+        name, self._token = secrets.token_hex(16), secrets.token_bytes(_TOKEN_BYTES)
+        # An abstract name has no length limit of a path and no file to clean up; the token keeps strangers out.
+        self._listener.bind(f"\0springtide-{name}")
+        self._listener.listen(1)
+        self._listener.settimeout(_POLL_S)
+        store.set(f"catchup/{rank}", f"{name}:{self._token.hex()}")
+
+    def receive(self, is_wanted: Callable[[], bool]) -> int | None:
+        """Follow the source to the switch; returns the steps committed then, or None where the state must be synced."""
+        try:
+            link = self._accept(is_wanted)
+            if link is None:
+                return None
+            with link:
+                while True:
+                    header = receive_header(link)
+                    if header["kind"] == "switch":
+                        self._take_switch(link, header)
+                        return int(header["step"])
+                    (self._take_bucket if header["kind"] == "bucket" else self._take_step)(link, header)
+                    link.sendall(_ACK.pack(header["step"]))
+        except (PeerLost, OSError, ValueError, KeyError):
+            return None
+        finally:
+            self._listener.close()
+
+    def abort(self) -> None:
+        """End `receive` from another thread."""
+        link = self._link
+        if link is not None:
+            with contextlib.suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self, is_wanted: Callable[[], bool]) -> socket.socket | None:
+        while is_wanted():
+            if self._store.check(["sync"]):
+                return None
+            try:
+                link, _ = self._listener.accept()
+            except TimeoutError:
+                continue
+            link.settimeout(None)
+            self._link = link
+            token = b""
+            while len(token) < _TOKEN_BYTES and (part := link.recv(_TOKEN_BYTES - len(token))):
+                token += part
+            if hmac.compare_digest(token, self._token):
+                return link
+            link.close()
+        return None
+
+    def _take_bucket(self, link: socket.socket, header: dict[str, Any]) -> None:
+        names = header["names"]
+        for name in names:
+            receive_tensor(link, self._state.parameters[name])
+        optimised = [name for name in names if name in self._state.optimised]
+        tensors = self._state.unpack_optimizer(optimised, header["states"])
+        for _, tensor in sorted(tensors.items()):
+            receive_tensor(link, tensor)
+
+    def _take_groups(self, link: socket.socket, header: dict[str, Any]) -> None:
+        for _, tensor in sorted(self._state.unpack_groups(header["groups"]).items()):
+            receive_tensor(link, tensor)
+
+    def _take_step(self, link: socket.socket, header: dict[str, Any]) -> None:
+        self._take_groups(link, header)
+        vector = self._payload.pool.take()
+        held = header["held"]
+        receive_tensor(link, vector[: self._payload.ends[held - 1] if held else 0])
+        self._payload.attach(vector, header["grads"], held)
+        self._state.optimizer.step()
+        self._payload.detach()
+        self._payload.pool.give(vector)
+
+    def _take_switch(self, link: socket.socket, header: dict[str, Any]) -> None:
+        self._take_groups(link, header)
+        for _, buffer in sorted(self._state.buffers().items()):
+            receive_tensor(link, buffer)

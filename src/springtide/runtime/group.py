@@ -1,0 +1,228 @@
+"""A group of workers that exchange tensors: one process group per generation, every operation with a deadline.
+
+The one way to get out of a hung gloo operation is to shut down the group's connected sockets from another thread;
+its own abort() aborts nothing. Listening sockets must be left alone, or gloo ends the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._C import _distributed_c10d as c10d
+
+from springtide.core.errors import BackendError, CollectiveError, PeerLost
+
+FORM_TIMEOUT_S = 30.0
+OPERATION_TIMEOUT_S = 10.0
+_POLL_S = 0.002
+
+
+def _connected_sockets() -> dict[int, int]:
+    """The inodes of this process's connected internet sockets, by descriptor."""
+    found: dict[int, int] = {}
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            descriptor = int(name)
+            status = os.fstat(descriptor)
+            if stat.S_ISSOCK(status.st_mode) and _is_connected_internet_socket(descriptor):
+                found[descriptor] = status.st_ino
+    return found
+
+
+def _is_connected_internet_socket(descriptor: int) -> bool:
+    duplicate = socket.socket(fileno=os.dup(descriptor))
+    with duplicate:
+        if duplicate.family not in (socket.AF_INET, socket.AF_INET6):
+            return False
+        if duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            return False
+        with contextlib.suppress(OSError):
+            duplicate.getpeername()
+            return True
+    return False
+
+
+def open_store(rendezvous: str, generation: int, rank: int, timeout_s: float = FORM_TIMEOUT_S) -> c10d.Store:
+    """The members' meeting place: `file:///directory-or-file` or `tcp://host:port` (rank 0 hosts it)."""
+    timeout = timedelta(seconds=timeout_s)
+    if rendezvous.startswith("file://"):
+        path = Path(rendezvous.removeprefix("file://"))
+        if path.is_dir():
+            path = path / f"g{generation}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        store: c10d.Store = c10d.FileStore(str(path), -1)
+    elif rendezvous.startswith("tcp://"):
+        host, _, port = rendezvous.removeprefix("tcp://").rpartition(":")
+        store = c10d.TCPStore(host, int(port), is_master=rank == 0, wait_for_workers=False, timeout=timeout)
+    else:
+        raise BackendError(f"the rendezvous {rendezvous!r} is neither file:///path nor tcp://host:port")
+    store.set_timeout(timeout)
+    return c10d.PrefixStore(f"g{generation}", store)
+
+
+def is_on_one_machine(rendezvous: str) -> bool:
+    """Whether the members of this rendezvous share a machine."""
+    return rendezvous.startswith(("file://", "tcp://127.", "tcp://localhost:"))
+
+
+class Group:
+    """The members of one generation, connected. Operations raise PeerLost; `abort` may come from any thread."""
+
+    def __init__(
+        self,
+        store: c10d.Store,
+        rank: int,
+        world_size: int,
+        device: torch.device,
+        *,
+        timeout_s: float = OPERATION_TIMEOUT_S,
+        is_local: bool = True,
+    ) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.store = store
+        self.timeout_s = timeout_s
+        self._sockets: dict[int, int] = {}
+        self._is_aborted = threading.Event()
+        self._process_group: Any = None
+        if world_size == 1:
+            return
+        before = _connected_sockets()
+        try:
+            self._process_group = _connect(store, rank, world_size, device, is_local)
+        except RuntimeError as error:
+            raise PeerLost(f"could not connect all {world_size} members: {_first_line(error)}") from error
+        after = _connected_sockets()
+        self._sockets = {fd: inode for fd, inode in after.items() if before.get(fd) != inode}
+        self._is_gpu = device.type == "cuda"
+
+    def all_to_all(
+        self, output: torch.Tensor, source: torch.Tensor, output_splits: list[int], source_splits: list[int]
+    ) -> None:
+        """Send split i of `source` to rank i and receive split i of `output` from it (in elements)."""
+        self._run(
+            lambda timeout: self._process_group.alltoall_base(
+                output, source, output_splits, source_splits, timeout=timeout
+            )
+        )
+
+    def all_gather(self, output: torch.Tensor, source: torch.Tensor, *, timeout_s: float | None = None) -> None:
+        """Concatenate everyone's `source`, equally long, into `output`."""
+        if self.world_size == 1:
+            output.copy_(source)
+            return
+
+        def start(timeout: timedelta) -> Any:
+            options = c10d.AllgatherOptions()
+            options.timeout = timeout
+            return self._process_group._allgather_base(output, source, options)
+
+        self._run(start, timeout_s)
+
+    def broadcast(self, tensor: torch.Tensor, source_rank: int) -> None:
+        """Give everyone the content of `source_rank`'s tensor."""
+
+        def start(timeout: timedelta) -> Any:
+            options = c10d.BroadcastOptions()
+            options.rootRank, options.rootTensor, options.timeout = source_rank, 0, timeout
+            return self._process_group.broadcast([tensor], options)
+
+        self._run(start)
+
+    def send(self, tensor: torch.Tensor, rank: int) -> None:
+        """Send a contiguous tensor to one member."""
+        self._run(lambda _: self._process_group.send([tensor], rank, 0))
+
+    def receive(self, tensor: torch.Tensor, rank: int) -> None:
+        """Receive a contiguous tensor from one member."""
+        self._run(lambda _: self._process_group.recv([tensor], rank, 0))
+
+    def abort(self) -> None:
+        """Make every operation under way, and every later one, fail at once. Call it from any thread, repeatedly."""
+        self._is_aborted.set()
+        for descriptor, inode in self._sockets.items():
+            with contextlib.suppress(OSError):
+                # The number may have been used again since: the inode tells whether it is still the group's socket.
+                if os.fstat(descriptor).st_ino == inode:
+                    with socket.socket(fileno=os.dup(descriptor)) as duplicate:
+                        duplicate.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Leave the group. Operations of others with this member fail."""
+        self.abort()
+        self._process_group = None
+
+    def _run(self, start: Callable[[timedelta], Any], timeout_s: float | None = None) -> None:
+        if self._is_aborted.is_set():
+            raise PeerLost("the group was left")
+        if self.world_size == 1:
+            return
+        timeout = timedelta(seconds=self.timeout_s if timeout_s is None else timeout_s)
+        try:
+            work = start(timeout)
+            work.wait(timeout)
+            if self._is_gpu:
+                torch.cuda.current_stream().synchronize()
+        except RuntimeError as error:
+            raise PeerLost(_first_line(error)) from error
+
+
+def _connect(store: c10d.Store, rank: int, world_size: int, device: torch.device, is_local: bool) -> Any:
+    if device.type == "cuda":
+        return c10d.ProcessGroupNCCL(store, rank, world_size, c10d.ProcessGroupNCCL.Options())
+    gloo: Any = c10d.ProcessGroupGloo
+    options = gloo._Options()
+    # gloo gives connecting members this long, and every operation without a deadline of its own.
+    options._timeout = timedelta(seconds=FORM_TIMEOUT_S)
+    options._threads = 1
+    create_device: Any = (
+        c10d.ProcessGroupGloo.create_device if is_local else c10d.ProcessGroupGloo.create_default_device
+    )
+    options._devices = [create_device(hostname="127.0.0.1") if is_local else create_device()]
+    return c10d.ProcessGroupGloo(store, rank, world_size, options)
+
+
+def form_group(
+    rendezvous: str,
+    generation: int,
+    rank: int,
+    world_size: int,
+    device: torch.device,
+    *,
+    is_wanted: Callable[[], bool],
+) -> Group:
+    """Wait until every member has arrived, then connect. Raises CollectiveError as soon as `is_wanted` turns false.
+
+    Arriving is separate from connecting because a connection attempt with an absent member can only end by its
+    timeout.
+    """
+    store = open_store(rendezvous, generation, rank)
+    if world_size > 1:
+        store.set(f"here/{rank}", "1")
+        wait_for_keys(store, [f"here/{other}" for other in range(world_size)], is_wanted)
+    return Group(store, rank, world_size, device, is_local=is_on_one_machine(rendezvous))
+
+
+def wait_for_keys(store: c10d.Store, keys: list[str], is_wanted: Callable[[], bool]) -> None:
+    """Wait until all keys are set. Raises CollectiveError as soon as `is_wanted` turns false or the store is gone."""
+    try:
+        while not store.check(keys):
+            if not is_wanted():
+                raise CollectiveError("the group was given up before every member arrived")
+            time.sleep(_POLL_S)
+    except RuntimeError as error:
+        raise PeerLost(f"the meeting place is gone: {_first_line(error)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0][:300]

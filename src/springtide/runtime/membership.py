@@ -1,0 +1,162 @@
+"""Who is in the group: the orders of the control plane, taken on the control thread and looked up at step boundaries."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+from torch._C import _distributed_c10d as c10d
+
+from springtide.core.errors import SpringtideError
+from springtide.core.wire import FormGroup
+from springtide.core.workload import ReplicaId
+from springtide.runtime.group import Group, form_group, open_store
+
+_POLL_S = 0.1
+
+
+class Formation:
+    """A group in the making: it is connected in the background while training goes on in the one before."""
+
+    def __init__(self, order: FormGroup, replica_id: ReplicaId, device: torch.device) -> None:
+        self.order = order
+        self.generation = order.generation
+        self.received_at_s = time.monotonic()
+        self.is_member = replica_id in order.members
+        self.rank = order.members.index(replica_id) if self.is_member else -1
+        self.world_size = len(order.members)
+        self.group: Group | None = None
+        self.error = ""
+        self._device = device
+        self._is_wanted = True
+        self._done = threading.Event()
+        if self.is_member:
+            threading.Thread(target=self._form, name="springtide-form", daemon=True).start()
+        else:
+            self._done.set()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether this replica could switch now: the group stands, or it is not to be in it."""
+        return self._done.is_set() and not self.error and self._is_wanted
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the making has ended, one way or the other."""
+        return self._done.is_set()
+
+    def is_wanted(self) -> bool:
+        """False once the group was given up."""
+        return self._is_wanted
+
+    def store(self) -> c10d.Store:
+        """A connection of its own to the members' meeting place."""
+        return open_store(self.order.rendezvous, self.generation, self.rank)
+
+    def give_up(self) -> None:
+        """Nobody wants this group any more: end its making, or every operation in it. From any thread."""
+        self._is_wanted = False
+        group = self.group
+        if group is not None:
+            group.abort()
+
+    def _form(self) -> None:
+        try:
+            group = form_group(
+                self.order.rendezvous,
+                self.generation,
+                self.rank,
+                self.world_size,
+                self._device,
+                is_wanted=self.is_wanted,
+            )
+            self.group = group
+            if not self._is_wanted:
+                group.abort()
+        except (SpringtideError, RuntimeError, OSError) as error:
+            self.error = str(error) or type(error).__name__
+        finally:
+            self._done.set()
+
+
+class Membership:
+    """The orders that wait for the training thread. `take_*` is called by the control thread, the rest by training."""
+
+    def __init__(self, replica_id: ReplicaId, device: torch.device) -> None:
+        self._replica_id = replica_id
+        self._device = device
+        self.changed = threading.Condition()
+        self._formations: dict[int, Formation] = {}
+        self._newest: Formation | None = None
+        self.current: Formation | None = None
+        self.preempt_generation: int | None = None
+
+    @property
+    def generation(self) -> int:
+        """The generation whose group this replica is a member of; 0 before the first."""
+        return self.current.generation if self.current is not None else 0
+
+    def take_formation(self, order: FormGroup) -> Formation | None:
+        """Begin to form the ordered group; None if the order is a repetition or of the past."""
+        with self.changed:
+            newest = self._newest
+            if order.generation <= max(self.generation, newest.generation if newest is not None else 0):
+                return None
+            formation = Formation(order, self._replica_id, self._device)
+            self._newest = formation
+            if order.forced:
+                for old in self._formations.values():
+                    old.give_up()
+                self._formations.clear()
+                if self.current is not None:
+                    self.current.give_up()
+            self._formations[order.generation] = formation
+            self.changed.notify_all()
+            return formation
+
+    def take_preempt(self, generation: int | None) -> None:
+        """Stop at the next boundary; None stands for the present generation. Safe in a signal handler."""
+        with self.changed:
+            self.preempt_generation = max(self.generation, generation or 0, self.preempt_generation or 0)
+            self.changed.notify_all()
+
+    @property
+    def pending(self) -> Formation | None:
+        """The newest ordered group, unless it is the current one."""
+        newest = self._newest
+        return newest if newest is not None and newest.generation > self.generation else None
+
+    @property
+    def must_leave_step(self) -> bool:
+        """Whether a member is lost, so that the step under way cannot be completed."""
+        pending = self.pending
+        return pending is not None and pending.order.forced
+
+    def adopt(self, formation: Formation) -> None:
+        """The formation's group is the one that trains from now on."""
+        with self.changed:
+            self.current = formation
+            self._formations = {key: value for key, value in self._formations.items() if key > formation.generation}
+
+    def agreed(self, generation: int) -> Formation:
+        """The formation that all members had ready."""
+        with self.changed:
+            return self._formations[generation]
+
+    def drop_superseded(self) -> None:
+        """No agreement can fall on any but the newest formation any more: give the others up."""
+        with self.changed:
+            for generation in [key for key in self._formations if self._newest and key < self._newest.generation]:
+                self._formations.pop(generation).give_up()
+
+    def wait_for(self, predicate: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Sleep until the predicate holds; it is looked at on every order and several times a second."""
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        with self.changed:
+            while not predicate():
+                if deadline_s is not None and time.monotonic() >= deadline_s:
+                    return False
+                self.changed.wait(_POLL_S)
+        return True

@@ -1,0 +1,79 @@
+"""The job's step log: one line for every committed optimizer step, written by the leader under the fence."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from springtide.storage.fence import Fence
+
+_NUM_REMEMBERED = 16
+_TAIL_BYTES = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One committed step. `ids_digest` names its samples; `step` counts from 1."""
+
+    generation: int
+    step: int
+    epoch: int
+    loss: float
+    num_samples: int
+    ids_digest: str
+
+
+class StepLog:
+    """Every member remembers its last steps, so that a new leader can write what the old one did not get to.
+
+    After a restart from a checkpoint steps are replayed: then the line of the highest generation counts.
+    """
+
+    def __init__(self, work_dir: Path) -> None:
+        self._path = work_dir / "steps.jsonl"
+        self._fence = Fence(work_dir)
+        self._remembered: deque[StepRecord] = deque(maxlen=_NUM_REMEMBERED)
+        self._written_step: int | None = None
+
+    def remember(self, record: StepRecord) -> None:
+        """Note a committed step."""
+        self._remembered.append(record)
+
+    def become_leader(self) -> None:
+        """What the log holds must be looked up: another member may have written it."""
+        self._written_step = None
+
+    def restart_at(self, step: int) -> None:
+        """The job goes on from a checkpoint of `step`: later lines in the log are to be written again."""
+        self._remembered.clear()
+        self._written_step = step
+
+    def write(self, generation: int) -> None:
+        """Append all remembered steps that the log lacks. Raises Fenced if a newer generation owns the job."""
+        if not self._remembered:
+            return
+        with self._fence.writing(generation):
+            if self._written_step is None:
+                self._written_step = self._last_step()
+            lines = [record for record in self._remembered if record.step > self._written_step]
+            if lines:
+                with open(self._path, "a", encoding="utf-8") as file:
+                    file.writelines(json.dumps(asdict(record)) + "\n" for record in lines)
+                self._written_step = lines[-1].step
+
+    def _last_step(self) -> int:
+        """The last whole line's step; a torn last line (the writer was killed) is cut off."""
+        if not self._path.exists():
+            return 0
+        with open(self._path, "r+b") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _TAIL_BYTES))
+            tail = file.read()
+            whole, newline, torn = tail.rpartition(b"\n")
+            if torn:
+                file.truncate(size - len(torn))
+            if not newline:
+                return 0
+            return int(json.loads(whole.rpartition(b"\n")[2])["step"])

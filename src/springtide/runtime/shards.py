@@ -1,0 +1,81 @@
+"""Which samples belong to which step, virtual shard and rank, and the random streams of the shards. Pure functions.
+
+The sample cursor is the step number alone: nothing else must be carried through a resize or a crash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+
+def shards_of_rank(num_shards: int, rank: int, world_size: int) -> range:
+    """The contiguous run of virtual shards that `rank` works on. Every rank gets one where there are enough."""
+    assert 0 <= rank < world_size <= num_shards, (rank, world_size, num_shards)
+    return range(rank * num_shards // world_size, (rank + 1) * num_shards // world_size)
+
+
+def shard_bounds(num_samples: int, shard: int, num_shards: int) -> tuple[int, int]:
+    """Where `shard` begins and ends in a global batch of `num_samples`; empty where there are too few samples."""
+    return shard * num_samples // num_shards, (shard + 1) * num_samples // num_shards
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalBatch:
+    """All samples of one optimizer step."""
+
+    step: int
+    epoch: int
+    ids: np.ndarray
+
+    @property
+    def ids_digest(self) -> str:
+        """A short digest of the sample ids in their order."""
+        return hashlib.sha256(self.ids.astype("<i8").tobytes()).hexdigest()[:16]
+
+
+class Schedule:
+    """Cuts `num_epochs` seeded permutations of a dataset into global batches; the last one of an epoch may be smaller.
+
+    Step k (from 0) is batch `k % steps_per_epoch` of epoch `k // steps_per_epoch`. Nothing is dropped.
+    """
+
+    def __init__(self, *, num_samples: int, global_batch_size: int, num_epochs: int, seed: int) -> None:
+        assert num_samples > 0
+        assert global_batch_size > 0
+        self._num_samples = num_samples
+        self._global_batch_size = global_batch_size
+        self._seed = seed
+        self.steps_per_epoch = -(-num_samples // global_batch_size)
+        self.total_steps = self.steps_per_epoch * num_epochs
+        self._permuted_epoch = -1
+        self._permutation = np.empty(0, dtype=np.int64)
+
+    def batch(self, step: int) -> GlobalBatch:
+        """The samples of optimizer step `step`, from 0."""
+        assert 0 <= step < self.total_steps, (step, self.total_steps)
+        epoch, index = divmod(step, self.steps_per_epoch)
+        if epoch != self._permuted_epoch:
+            self._permutation = permutation(self._num_samples, self._seed, epoch)
+            self._permuted_epoch = epoch
+        start = index * self._global_batch_size
+        return GlobalBatch(step=step, epoch=epoch, ids=self._permutation[start : start + self._global_batch_size])
+
+
+def permutation(num_samples: int, seed: int, epoch: int) -> np.ndarray:
+    """The order in which an epoch visits the dataset."""
+    return np.random.Generator(np.random.PCG64([seed & (2**64 - 1), epoch])).permutation(num_samples)
+
+
+def seed_everything(seed: int, *position: int) -> None:
+    """Seed torch, numpy and Python from the job's seed and a position such as (step, shard)."""
+    torch_seed, numpy_seed, python_seed = np.random.SeedSequence([seed & (2**64 - 1), *position]).generate_state(
+        3, np.uint64
+    )
+    torch.manual_seed(int(torch_seed))
+    np.random.seed(int(numpy_seed) & 0xFFFFFFFF)  # noqa: NPY002 - user code draws from numpy's global generator.
+    random.seed(int(python_seed))
