@@ -1,0 +1,9 @@
+"""The executor on the processes of one machine: LocalExecutor, and the devices it finds there."""
+
+from __future__ import annotations
+
+from springtide.backends.local.devices import discover_node
+from springtide.backends.local.executor import LocalExecutor
+from springtide.backends.local.workers import CRASH_POINTS
+
+__all__ = ["CRASH_POINTS", "LocalExecutor", "discover_node"]

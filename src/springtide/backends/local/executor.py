@@ -1,0 +1,246 @@
+"""LocalExecutor: the Executor port on the processes of one machine. All I/O happens on one thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from springtide.backends.local.devices import discover_node
+from springtide.backends.local.inbox import Inbox
+from springtide.backends.local.launcher import Launcher, worker_environment
+from springtide.backends.local.members import Job, Replica, Source
+from springtide.backends.local.orders import Orders
+from springtide.backends.local.processes import live_stat
+from springtide.backends.local.reactor import Connection, Reactor
+from springtide.backends.local.recovery import Recovery
+from springtide.backends.local.reports import Reports
+from springtide.backends.local.sockets import listen, lock_directory, socket_directory
+from springtide.backends.local.watch import MAX_LOG_BYTES, Watch
+from springtide.backends.local.workers import Workers
+from springtide.backends.local.zygote import Zygote
+from springtide.core.actions import Action
+from springtide.core.errors import BackendError
+from springtide.core.events import Event
+from springtide.core.ports import Clock, Standing
+from springtide.core.resources import Node
+from springtide.core.wire import Preempt, Report, Stop
+from springtide.core.workload import TrainingJob
+
+_log = logging.getLogger(__name__)
+
+_ACCEPT_PAUSE_S = 0.2
+_ZYGOTE_END_S = 3.0
+_POLL_S = 0.01
+
+
+class LocalExecutor:
+    """Runs replicas as processes. `open` it, `recover` or `start`, then `wait` and `acknowledge`; `close` it at last.
+
+    Every method is thread-safe and none but `wait`, `open` and `close` blocks. `worker_command` starts workers as
+    `[*worker_command, "--spec", FILE]` instead of through the zygote; `zygote=False` does so with the runtime itself.
+    `crash_point` is called with each name of CRASH_POINTS around the effects, for tests that end the process there.
+    """
+
+    def __init__(
+        self,
+        state_dir: Path,
+        clock: Clock,
+        *,
+        zygote: bool = True,
+        python: str = sys.executable,
+        lease_s: float = 30.0,
+        crash_point: Callable[[str], None] | None = None,
+        node: Node | None = None,
+        worker_command: Sequence[str] | None = None,
+        max_log_bytes: int = MAX_LOG_BYTES,
+    ) -> None:
+        self._state_dir = state_dir.resolve()
+        self._inbox: Inbox[Source] = Inbox(clock)
+        self._crash_point = crash_point or (lambda name: None)
+        self._node = node
+        self._lease_s = lease_s
+        self._max_log_bytes = max_log_bytes
+        self._python = python
+        self._uses_zygote = zygote and worker_command is None
+        self._worker_command = worker_command or [python, "-m", "springtide.runtime", "worker"]
+        self._thread: threading.Thread | None = None
+        self._is_accepting = False
+
+    def open(self) -> None:
+        """Take the state directory, listen, warm the zygote. Raises BackendError, also if another executor is here."""
+        assert self._thread is None, "an executor is opened once"
+        self._state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        directory = socket_directory(self._state_dir)
+        self._lock = lock_directory(directory)
+        try:
+            self._listener = listen(directory / "control.sock")
+        except BackendError:
+            os.close(self._lock)
+            raise
+        self._reactor = Reactor()
+        self._workers = Workers(self._state_dir, self._reactor, self._inbox, self._crash_point)
+        address = f"unix://{directory / 'control.sock'}"
+        command = None if self._uses_zygote else self._worker_command
+        self._launcher = Launcher(self._workers, self._node or discover_node(), address, self._lease_s, command=command)
+        self._orders = Orders(self._workers, self._launcher)
+        self._reports = Reports(self._workers, self._orders.tell, self._launcher.pump)
+        self._orders.reports = self._reports
+        self._recovery = Recovery(self._workers, self._orders)
+        self._watch = Watch(self._workers, max_log_bytes=self._max_log_bytes)
+        self._workers.knows_exit_codes = self._launcher.knows_exit_codes
+        self._workers.on_gone = self._on_gone
+        self._reactor.on_late = self._watch.forgive
+        if self._uses_zygote:
+            zygote = self._make_zygote(directory / "zygote.sock")
+            self._launcher.zygote = zygote
+            self._reactor.call(zygote.ensure)
+        self._reactor.call(self._watch.start)
+        self._thread = threading.Thread(target=self._reactor.run, name="springtide-executor", daemon=True)
+        self._thread.start()
+
+    def close(self, stop_workers: bool = False, *, grace_s: float = 5.0) -> None:
+        """End the executor: threads, sockets and descriptors are gone afterwards.
+
+        With `stop_workers`, training workers commit a checkpoint and everything ends within `grace_s`, the zygote
+        too; otherwise all of it lives on and waits for the next executor, for `lease_s`.
+        """
+        if self._thread is None:
+            return
+        if stop_workers and self._thread.is_alive():
+            self._reactor.call(lambda: self._stop_workers(grace_s))
+            end_s = time.monotonic() + grace_s + 2.0
+            while (self._workers.replicas or self._workers.foreigners) and time.monotonic() < end_s:
+                time.sleep(_POLL_S)
+        self._inbox.close()
+        self._reactor.call(self._let_go)
+        self._reactor.stop()
+        self._thread.join()
+        self._thread = None
+        self._reactor.close()
+        self._listener.close()
+        if stop_workers:
+            self._end_zygote()
+        os.close(self._lock)
+
+    def post(self, event: Event) -> None:
+        """Hand over an event from outside (the API, the gateway); `wait` returns at once."""
+        self._inbox.post(event)
+
+    def recover(self, standing: Standing) -> None:
+        """Adopt what should run and does, report what does not, end what should not, and begin cut-off effects anew."""
+
+        def take_over() -> None:
+            if not self._is_accepting:
+                self._recovery.recover(standing)
+                self._accept_from_now()
+
+        self._reactor.call(take_over)
+
+    def start(self, action: Action) -> None:
+        """Begin an action; what became of it comes back as an event. Repeating an action is harmless."""
+
+        def begin() -> None:
+            if not self._is_accepting:
+                # Nobody recovered, so nothing should be running: whatever is found alive belongs to the past.
+                self._recovery.recover(Standing())
+                self._accept_from_now()
+            self._orders.do(action)
+
+        self._reactor.call(begin)
+
+    def wait(self, deadline_s: float | None) -> Sequence[Event]:
+        """Return as soon as something happened, or nothing at the deadline (platform clock) or once closed."""
+        return self._inbox.wait(deadline_s)
+
+    def acknowledge(self, events: Sequence[Event]) -> None:
+        """The events are in the journal: tell the workers whose reports they came from."""
+        sources = self._inbox.take_sources(events)
+        if sources:
+            self._reactor.call(lambda: self._workers.settle(sources))
+
+    def counts(self) -> dict[str, int]:
+        """How often what happened: spawns, adopted, lost, fenced, refused_hellos, repeated_reports and so on."""
+        return {**self._workers.counts, "callback_errors": self._reactor.num_errors}
+
+    # --- on the I/O thread -----------------------------------------------------------------------------------------
+
+    def _make_zygote(self, socket_path: Path) -> Zygote:
+        return Zygote(
+            self._reactor,
+            [self._python, "-m", "springtide.runtime", "zygote"],
+            worker_environment() | {"OMP_NUM_THREADS": "1"},
+            socket_path,
+            self._state_dir / "zygote.log",
+            on_spawned=self._launcher.spawned,
+            on_exited=self._launcher.exited,
+            on_failed=self._launcher.failed,
+            on_forgotten=self._launcher.forgotten,
+        )
+
+    def _on_gone(self, replica: Replica) -> None:
+        self._reports.on_gone(replica)
+        self._launcher.release(replica)
+
+    def _accept_from_now(self) -> None:
+        self._is_accepting = True
+        self._reactor.watch(self._listener.fileno(), selectors.EVENT_READ, self._accept)
+
+    def _accept(self, mask: int) -> None:
+        while True:
+            try:
+                stream, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                # Most likely out of descriptors: workers wait in the backlog until there are some again.
+                _log.error("cannot accept a worker: %s", error.strerror)
+                self._reactor.unwatch(self._listener.fileno())
+                self._reactor.after(_ACCEPT_PAUSE_S, self._accept_from_now)
+                return
+            self._welcome(stream)
+
+    def _welcome(self, stream: socket.socket) -> None:
+        connection: Connection[Report] = Connection(
+            self._reactor, stream, Report, self._reports.on_message, self._reports.on_close
+        )
+        if connection.peer_uid != os.getuid():
+            self._workers.counts["refused_peers"] += 1
+            connection.close("another user's process")
+            return
+        self._reports.greet(connection)
+
+    def _stop_workers(self, grace_s: float) -> None:
+        for replica in list(self._workers.replicas.values()):
+            job: Job | None = self._workers.jobs.get(replica.workload_id)
+            trains = replica.action is not None and isinstance(replica.action.workload, TrainingJob)
+            if trains and job is not None and replica.group_generation > 0:
+                order = Preempt(generation=job.generation, grace_s=max(0.0, grace_s - 1.0))
+                self._orders.stop(replica, order, grace_s)
+            else:
+                self._orders.stop(replica, Stop(grace_s=grace_s), grace_s)
+
+    def _let_go(self) -> None:
+        if self._launcher.zygote is not None:
+            self._launcher.zygote.close()
+        self._workers.let_go()
+        self._reports.close()
+
+    def _end_zygote(self) -> None:
+        zygote = self._launcher.zygote
+        if zygote is None or zygote.process is None:
+            return
+        zygote.terminate()
+        end_s = time.monotonic() + _ZYGOTE_END_S
+        while live_stat(zygote.process) is not None:
+            if time.monotonic() > end_s:
+                zygote.kill()
+                end_s = time.monotonic() + _ZYGOTE_END_S
+            time.sleep(_POLL_S)
+        zygote.reap()

@@ -1,0 +1,215 @@
+"""Starting workers: a token, a durable record, then the zygote or a command; a few at a time."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from springtide.backends.local.members import Phase, Replica
+from springtide.backends.local.processes import identify, signal_group, spawn_detached
+from springtide.backends.local.records import hash_token
+from springtide.backends.local.workers import Workers
+from springtide.backends.local.zygote import Zygote
+from springtide.core.actions import StartReplica
+from springtide.core.errors import BackendError, StorageError
+from springtide.core.resources import Device, Node
+from springtide.core.wire import WorkerSpec
+from springtide.core.workload import ReplicaId
+from springtide.storage.files import write_durable
+
+MAX_SPAWNS_AT_ONCE = 8
+# A spawned worker that has not connected after this makes room for the next one.
+_ROOM_TIMEOUT_S = 10.0
+_MAX_ATTEMPTS = 3
+
+
+def worker_environment() -> dict[str, str]:
+    """What a worker inherits: everything but what concerns the control plane."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("SPRINGTIDE_")}
+
+
+class Launcher:
+    """Turns a StartReplica into a process. Runs on the I/O thread; either `zygote` or `command` is used."""
+
+    def __init__(
+        self,
+        workers: Workers,
+        node: Node,
+        control_address: str,
+        lease_s: float,
+        *,
+        command: Sequence[str] | None,
+    ) -> None:
+        self._workers = workers
+        self._devices: Mapping[str, Device] = {device.device_id: device for device in node.devices}
+        self._num_threads = max(1, (os.cpu_count() or 1) // max(1, len(node.devices)))
+        self._control_address = control_address
+        self._lease_s = lease_s
+        self._command = command
+        self.zygote: Zygote | None = None
+        self._queue: deque[Replica] = deque()
+        self._attempts: dict[ReplicaId, int] = {}
+
+    def start(self, action: StartReplica) -> None:
+        """Begin one worker, unless it lives or has lived already. Raises StorageError."""
+        workers = self._workers
+        if workers.was_here(action.replica_id):
+            workers.counts["repeated_actions"] += 1
+            return
+        self._raise_fence(action)
+        replica = workers.make_replica(action, "")
+        self._queue.append(replica)
+        self.pump()
+
+    def pump(self) -> None:
+        """Spawn what is queued, as far as there is room."""
+        now_s = time.monotonic()
+        num_busy = sum(
+            replica.phase is Phase.SPAWNING and now_s - replica.born_at_s < _ROOM_TIMEOUT_S
+            for replica in self._workers.replicas.values()
+        )
+        while self._queue and num_busy < MAX_SPAWNS_AT_ONCE:
+            replica = self._queue.popleft()
+            if replica.phase is Phase.QUEUED:
+                self._spawn(replica)
+                num_busy += 1
+
+    def spawned(self, replica_id: ReplicaId, pid: int) -> None:
+        """The zygote has forked a worker."""
+        replica = self._workers.replicas.get(replica_id)
+        identity = identify(pid)
+        if replica is None:
+            # Nobody waits for it any more, and nobody would ever end it.
+            if identity is not None:
+                signal_group(identity, signal.SIGKILL)
+            return
+        self._attempts.pop(replica_id, None)
+        if replica.identity is None:
+            self._workers.take_process(replica, identity)
+            self._write_record(replica)
+        self._workers.crash_point("executor.spawn.after")
+        if replica.asked_to_stop and replica.phase is Phase.SPAWNING:
+            self._workers.kill(replica)
+
+    def exited(self, replica_id: ReplicaId, pid: int, exit_code: int) -> None:
+        """The zygote has reaped a worker."""
+        replica = self._workers.replicas.get(replica_id)
+        if replica is not None and (replica.identity is None or replica.identity.pid == pid):
+            self._workers.note_exit(replica, exit_code)
+
+    def failed(self, replica_id: ReplicaId, reason: str) -> None:
+        """No process came of it."""
+        replica = self._workers.replicas.get(replica_id)
+        if replica is not None and replica.identity is None:
+            self._abandon(replica, reason)
+
+    def forgotten(self, replica_id: ReplicaId) -> None:
+        """A zygote died with the request: ask again, under a new token that the first worker, if any, does not have."""
+        replica = self._workers.replicas.get(replica_id)
+        if replica is None or replica.identity is not None or replica.phase is not Phase.SPAWNING:
+            return
+        self._attempts[replica_id] = self._attempts.get(replica_id, 0) + 1
+        if replica.asked_to_stop or self._attempts[replica_id] >= _MAX_ATTEMPTS:
+            self._abandon(replica, "the process that starts workers died three times on it")
+            return
+        replica.phase = Phase.QUEUED
+        self._queue.append(replica)
+        self.pump()
+
+    def release(self, replica: Replica) -> None:
+        """The replica is gone: there may be room for the next one."""
+        self._attempts.pop(replica.replica_id, None)
+        if self.zygote is not None:
+            self.zygote.withdraw(replica.replica_id)
+        self.pump()
+
+    def knows_exit_codes(self, replica: Replica) -> bool:
+        """Whether somebody will still tell how this worker ended."""
+        return self.zygote is not None and self.zygote.is_connected and replica.identity is not None
+
+    def _abandon(self, replica: Replica, reason: str) -> None:
+        """There is no process, and there will be none."""
+        if replica.asked_to_stop:
+            self._workers.note_exit(replica)
+        else:
+            self._workers.lose(replica, reason)
+
+    def _raise_fence(self, action: StartReplica) -> None:
+        """A fresh start of a job: whoever still writes for an older generation must not any more."""
+        workers = self._workers
+        job = workers.jobs.get(action.workload_id)
+        known = job.generation if job is not None else 0
+        is_fresh = action.generation > known and not workers.of_workload(action.workload_id)
+        work_dir = workers.work_dir(action.workload_id)
+        work_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if is_fresh and action.generation > 0:
+            workers.raise_fence(work_dir, action.generation)
+
+    def _spawn(self, replica: Replica) -> None:
+        workers = self._workers
+        token = secrets.token_hex(32)
+        replica.token_sha256 = hash_token(token)
+        replica.phase = Phase.SPAWNING
+        replica.born_at_s = time.monotonic()
+        try:
+            replica.log_path.parent.mkdir(parents=True, exist_ok=True)
+            workers.write_record(replica)
+            spec = self._make_spec(replica, token)
+            workers.crash_point("executor.spawn.before")
+            workers.counts["spawns"] += 1
+            if self._command is None:
+                assert self.zygote is not None
+                self.zygote.spawn(spec)
+                return
+            path = workers.records.spec_path(replica.replica_id)
+            write_durable(path, msgspec.json.encode(spec))
+            command = [*self._command, "--spec", str(path)]
+            pid = spawn_detached(command, worker_environment() | spec.environment, replica.log_path)
+        except (BackendError, StorageError, OSError) as error:
+            workers.lose(replica, f"the worker could not be started: {error}")
+            return
+        workers.crash_point("executor.spawn.after")
+        workers.take_process(replica, identify(pid))
+        self._write_record(replica)
+
+    def _write_record(self, replica: Replica) -> None:
+        if replica.phase is Phase.GONE:
+            return
+        try:
+            self._workers.write_record(replica)
+        except StorageError:
+            # The worker lives and is watched; only a restart of the control plane could not verify it by number.
+            self._workers.counts["record_errors"] += 1
+
+    def _make_spec(self, replica: Replica, token: str) -> WorkerSpec:
+        action = replica.action
+        assert action is not None, "a foreigner is never spawned"
+        device = self._devices.get(action.device_id)
+        index = device.index if device is not None else 0
+        kind = device.kind if device is not None else "cpu"
+        environment = {"OMP_NUM_THREADS": str(self._num_threads)}
+        if kind == "gpu":
+            # The worker sees one device only, as number 0 of its own world.
+            environment["CUDA_VISIBLE_DEVICES"] = str(index)
+            index = 0
+        return WorkerSpec(
+            workload=action.workload,
+            replica_id=action.replica_id,
+            generation=action.generation,
+            control_address=self._control_address,
+            token=token,
+            work_dir=str(replica.work_dir),
+            log_path=str(replica.log_path),
+            device_index=index,
+            device_kind=kind,
+            num_threads=self._num_threads,
+            restore=action.restore,
+            lease_s=self._lease_s,
+            environment=environment,
+        )

@@ -1,0 +1,237 @@
+"""What the controller wants, turned into orders to workers, and made sure of by signals when they do not follow."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from functools import singledispatchmethod
+
+from springtide.backends.local.launcher import Launcher
+from springtide.backends.local.members import Group, Job, Phase, Replica
+from springtide.backends.local.reports import Reports
+from springtide.backends.local.sockets import free_tcp_port
+from springtide.backends.local.workers import Workers
+from springtide.core.actions import Action, EndJob, PreemptJob, ResizeJob, StartReplica, StopReplica
+from springtide.core.errors import BackendError, StorageError
+from springtide.core.events import JobResized, ReplicaLost, ReplicaStopped
+from springtide.core.wire import FormGroup, Preempt, Stop
+from springtide.core.workload import ReplicaId
+from springtide.storage.files import write_durable
+
+_log = logging.getLogger(__name__)
+
+END_GRACE_S = 5.0
+_RETRY_S = 1.0
+
+
+class Orders:
+    """Carries out actions. Runs on the I/O thread. Each action may come any number of times."""
+
+    def __init__(self, workers: Workers, launcher: Launcher) -> None:
+        self._workers = workers
+        self._launcher = launcher
+        self.reports: Reports
+
+    def do(self, action: Action) -> None:
+        """Begin an action. What the disk refuses is tried again, except for a start, which is reported lost."""
+        try:
+            self._do(action)
+        except (StorageError, BackendError, OSError) as error:
+            _log.error("%s failed: %s", type(action).__name__, error)
+            self._workers.counts["action_errors"] += 1
+            if isinstance(action, StartReplica):
+                self._workers.bury(action.replica_id)
+                reason = f"the worker could not be started: {error}"
+                self._workers.post(
+                    ReplicaLost(workload_id=action.workload_id, replica_id=action.replica_id, reason=reason)
+                )
+            else:
+                self._workers.reactor.after(_RETRY_S, lambda: self.do(action))
+
+    def tell(self, replica: Replica) -> None:
+        """Send a worker that has just connected whatever it may have missed."""
+        if replica.asked_to_stop and replica.order is None:
+            # It was asked to stop before it was there to be asked.
+            self._workers.kill(replica)
+            return
+        if replica.order is not None and replica.kill_at_s is not None:
+            left_s = max(0.0, replica.kill_at_s - time.monotonic())
+            order = replica.order
+            self._workers.send(
+                replica,
+                Preempt(generation=order.generation, grace_s=left_s)
+                if isinstance(order, Preempt)
+                else Stop(grace_s=left_s),
+            )
+            return
+        job = self._workers.jobs.get(replica.workload_id)
+        group = job.group if job is not None else None
+        if job is None or group is None or replica.replica_id not in group.audience:
+            return
+        if replica.group_generation < group.order.generation or not group.is_confirmed:
+            self._tell_group(job, group, replica)
+
+    @singledispatchmethod
+    def _do(self, action: Action) -> None:
+        raise AssertionError(f"no way to do {type(action).__name__}")
+
+    @_do.register
+    def _(self, action: StartReplica) -> None:
+        job = self._workers.jobs.get(action.workload_id)
+        if job is not None and job.has_ended:
+            self._workers.counts["repeated_actions"] += 1
+            return
+        self._launcher.start(action)
+
+    @_do.register
+    def _(self, action: StopReplica) -> None:
+        replica = self._workers.replicas.get(action.replica_id)
+        if replica is not None:
+            self.stop(replica, Stop(grace_s=action.grace_s), action.grace_s)
+        elif not self._workers.was_here(action.replica_id):
+            self._workers.bury(action.replica_id)
+            self._workers.post(ReplicaStopped(workload_id=action.workload_id, replica_id=action.replica_id))
+        else:
+            self._workers.counts["repeated_actions"] += 1
+
+    @_do.register
+    def _(self, action: ResizeJob) -> None:
+        workers = self._workers
+        job = workers.jobs.get(action.job_id)
+        if job is None or job.has_ended:
+            workers.counts["stale_actions"] += 1
+            return
+        group = job.group
+        if group is not None and group.order.generation == action.generation and group.order.members:
+            workers.counts["repeated_actions"] += 1
+            self._tell_all(job, group)
+            return
+        if action.generation < max(job.generation, group.order.generation if group else 0):
+            workers.counts["stale_actions"] += 1
+            return
+        if action.forced:
+            workers.raise_fence(job.work_dir, action.generation)
+        job.generation = action.generation
+        order = self._make_order(job, action)
+        living = [r for r in workers.of_workload(job.job_id) if not r.asked_to_stop and r.lost_reason is None]
+        audience = {r.replica_id for r in living if r.group_generation > 0} | set(action.replica_ids)
+        if group is not None:
+            audience |= {r.replica_id for r in living if r.replica_id in group.order.members}
+            self.reports.supersede(group)
+        job.group = Group(order=order, audience=frozenset(audience))
+        self._tell_all(job, job.group)
+
+    @_do.register
+    def _(self, action: PreemptJob) -> None:
+        job = self._workers.jobs.get(action.job_id)
+        if job is not None:
+            job.generation = max(job.generation, action.generation)
+            if job.group is not None:
+                self.reports.supersede(job.group)
+        for replica_id in action.replica_ids:
+            replica = self._workers.replicas.get(replica_id)
+            if replica is not None:
+                order = Preempt(generation=action.generation, grace_s=action.grace_s)
+                self.stop(replica, order, action.grace_s + 1.0)
+            elif not self._workers.was_here(replica_id):
+                self._workers.bury(replica_id)
+                self._workers.post(ReplicaStopped(workload_id=action.job_id, replica_id=replica_id))
+
+    @_do.register
+    def _(self, action: EndJob) -> None:
+        job = self._workers.jobs.get(action.job_id)
+        if job is None:
+            return
+        for replica in self._workers.of_workload(action.job_id):
+            self.stop(replica, Stop(grace_s=END_GRACE_S), END_GRACE_S)
+        if job.group is not None:
+            self.reports.supersede(job.group)
+        self._workers.end_job(job)
+
+    def stop(self, replica: Replica, order: Preempt | Stop, limit_s: float) -> None:
+        """Give a worker `limit_s` to end by itself. A later limit than the one in force changes nothing."""
+        workers = self._workers
+        kill_at_s = time.monotonic() + limit_s
+        replica.asked_to_stop = True
+        if replica.lost_reason is not None or replica.has_exited:
+            return
+        if replica.phase is Phase.QUEUED:
+            workers.note_exit(replica)
+            return
+        if replica.phase is Phase.SPAWNING:
+            # It never connected, so there is nothing to save and nobody to ask. Without a number yet, the news of
+            # its birth ends it; without such news, this does.
+            workers.kill(replica)
+            if replica.identity is None and replica.kill_at_s is None:
+                replica.kill_at_s = kill_at_s
+                replica.timers.append(workers.reactor.after(limit_s, lambda: self._end(replica)))
+            return
+        if replica.kill_at_s is not None and replica.kill_at_s <= kill_at_s:
+            workers.counts["repeated_actions"] += 1
+            return
+        replica.cancel_timers()
+        replica.kill_at_s = kill_at_s
+        replica.order = order
+        workers.send(replica, order)
+        if isinstance(order, Stop):
+            replica.timers.append(workers.reactor.after(limit_s / 2, lambda: workers.kill(replica, signal.SIGTERM)))
+        replica.timers.append(workers.reactor.after(limit_s, lambda: self._end(replica)))
+
+    def _end(self, replica: Replica) -> None:
+        self._workers.counts["grace_kills"] += 1
+        if replica.identity is None:
+            self._workers.note_exit(replica)
+        else:
+            self._workers.kill(replica)
+
+    def _tell_all(self, job: Job, group: Group) -> None:
+        for replica_id in sorted(group.audience):
+            replica = self._workers.replicas.get(replica_id)
+            if replica is not None and replica_id not in group.told:
+                self._tell_group(job, group, replica)
+        self.reports.confirm(job, wait_for_repeats=True)
+
+    def _tell_group(self, job: Job, group: Group, replica: Replica) -> None:
+        if not self._workers.send(replica, group.order):
+            return
+        group.told.add(replica.replica_id)
+        if not replica.is_script or group.is_confirmed:
+            return
+        # A script reports neither switches nor steps: told is all that can be known.
+        if replica.replica_id in group.order.members:
+            replica.group_generation = group.order.generation
+        if all(member in group.told for member in group.order.members):
+            group.is_confirmed = True
+            self._workers.post(
+                JobResized(
+                    job_id=job.job_id,
+                    generation=group.order.generation,
+                    world_size=len(group.order.members),
+                    step=replica.step,
+                    pause_s=0.0,
+                    direction="replace" if group.order.previous else "start",
+                )
+            )
+
+    def _make_order(self, job: Job, action: ResizeJob) -> FormGroup:
+        replicas = self._workers.of_workload(job.job_id)
+        previous = max((r.group_generation for r in replicas if r.group_generation < action.generation), default=0)
+        is_script = any(replica.is_script for replica in replicas)
+        directory = job.work_dir / "rendezvous"
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        members: tuple[ReplicaId, ...] = tuple(action.replica_ids)
+        rendezvous = f"file://{directory}/g{action.generation}"
+        if is_script:
+            # The address is kept, so that an order repeated after a restart names the same place.
+            path = directory / f"g{action.generation}.address"
+            if not path.exists():
+                write_durable(path, f"tcp://127.0.0.1:{free_tcp_port()}".encode())
+            rendezvous = path.read_text()
+        return FormGroup(
+            generation=action.generation,
+            members=members,
+            rendezvous=rendezvous,
+            previous=previous,
+            forced=action.forced,
+        )

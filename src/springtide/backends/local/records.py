@@ -1,0 +1,67 @@
+"""The durable note of each worker, by which a restarted control plane finds, verifies and adopts or ends it."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from urllib.parse import quote
+
+import msgspec
+
+from springtide.backends.local.processes import ProcessIdentity
+from springtide.core.errors import StorageError
+from springtide.core.workload import ReplicaId, WorkloadId
+from springtide.storage.files import write_durable
+
+
+class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Who a worker is. `process` None: it was about to be started when this was written."""
+
+    replica_id: ReplicaId
+    workload_id: WorkloadId
+    generation: int
+    token_sha256: str
+    process: ProcessIdentity | None = None
+
+
+def hash_token(token: str) -> str:
+    """Return what is kept of a worker's token."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+class WorkerRecords:
+    """The records under one directory, a file for each replica."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def write(self, record: WorkerRecord) -> None:
+        """Make a record durable. Raises StorageError."""
+        write_durable(self._path(record.replica_id), msgspec.json.encode(record))
+
+    def remove(self, replica_id: ReplicaId) -> None:
+        """Forget a replica; unknown ones are fine. Raises StorageError."""
+        try:
+            self._path(replica_id).unlink(missing_ok=True)
+        except OSError as error:
+            raise StorageError(f"cannot remove the record of {replica_id}: {error.strerror}") from error
+
+    def read_all(self) -> dict[ReplicaId, WorkerRecord]:
+        """Return every record; an unreadable one is removed, as nothing can be verified by it."""
+        records = {}
+        for path in sorted(self._directory.glob("*.json")):
+            try:
+                record = msgspec.json.decode(path.read_bytes(), type=WorkerRecord)
+            except (OSError, ValueError, RecursionError):
+                path.unlink(missing_ok=True)
+                continue
+            records[record.replica_id] = record
+        return records
+
+    def spec_path(self, replica_id: ReplicaId) -> Path:
+        """Where the spec of a worker that is started by command lies until it has connected."""
+        return self._directory / f"{quote(replica_id, safe='')}.spec"
+
+    def _path(self, replica_id: ReplicaId) -> Path:
+        return self._directory / f"{quote(replica_id, safe='')}.json"

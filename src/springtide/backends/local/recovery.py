@@ -1,0 +1,129 @@
+"""After a restart: adopt the workers that should run and do, give up those that do not, end those that should not."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+from springtide.backends.local.members import Phase, Replica
+from springtide.backends.local.orders import Orders
+from springtide.backends.local.processes import boot_id, live_stat
+from springtide.backends.local.records import WorkerRecord
+from springtide.backends.local.workers import Workers
+from springtide.core.actions import EndJob, PreemptJob, StartReplica, StopReplica
+from springtide.core.events import CheckpointCommitted, ReplicaLost, ReplicaStopped
+from springtide.core.ports import Standing
+from springtide.core.workload import ReplicaId
+
+FOREIGN_GRACE_S = 1.0
+_CHECKPOINT_NAME = re.compile(r"(\d+)-(\d+)")
+
+
+class Recovery:
+    """Compares what should run with what does. Runs once, on the I/O thread."""
+
+    def __init__(self, workers: Workers, orders: Orders) -> None:
+        self._workers = workers
+        self._orders = orders
+
+    def recover(self, standing: Standing) -> None:
+        """Take over from the control plane before. Its cut-off effects are begun anew."""
+        records = self._workers.records.read_all()
+        restartable = {action.replica_id: action for action in standing.actions if isinstance(action, StartReplica)}
+        asked = self._asked(standing)
+        self._report_checkpoints(standing)
+        for action in standing.replicas:
+            self._resume(action, records.pop(action.replica_id, None), restartable, asked)
+        for record in records.values():
+            self._fence(record)
+        for workload_id, generation in standing.generations.items():
+            job = self._workers.jobs.get(workload_id)
+            if job is not None:
+                job.generation = max(job.generation, generation)
+        for effect in standing.actions:
+            self._orders.do(effect)
+
+    def _resume(
+        self,
+        action: StartReplica,
+        record: WorkerRecord | None,
+        restartable: dict[ReplicaId, StartReplica],
+        asked: set[ReplicaId],
+    ) -> None:
+        workers = self._workers
+        is_alive = record is not None and record.process is not None and live_stat(record.process) is not None
+        if record is not None and is_alive:
+            replica = self._adopt(action, record)
+            workers.take_process(replica, record.process)
+            return
+        if record is not None and record.process is None and action.replica_id in restartable:
+            # It may have been spawned an instant before the crash. Until it says Hello nothing is known of it, and a
+            # second one with a fresh token cannot come into its way: the first then fails its Hello and ends.
+            workers.counts["uncertain_spawns"] += 1
+            return
+        if record is None and action.replica_id in restartable:
+            return
+        workers.bury(action.replica_id)
+        if record is not None:
+            workers.records.remove(action.replica_id)
+        workers.counts["lost_while_away"] += 1
+        if action.replica_id in asked:
+            workers.post(ReplicaStopped(workload_id=action.workload_id, replica_id=action.replica_id))
+            return
+        reason = "the worker ended while the platform was away"
+        workers.post(ReplicaLost(workload_id=action.workload_id, replica_id=action.replica_id, reason=reason))
+
+    def _adopt(self, action: StartReplica, record: WorkerRecord) -> Replica:
+        replica = self._workers.make_replica(action, record.token_sha256)
+        replica.phase = Phase.ADOPTING
+        # It counts as silent from now on; the watch gives it the window to come back in.
+        replica.heard_at_s = time.monotonic()
+        self._workers.counts["adopted"] += 1
+        return replica
+
+    def _fence(self, record: WorkerRecord) -> None:
+        """A worker that should not be: its Hello is answered by Fence, and a second later it is killed."""
+        process = record.process
+        if process is None or process.boot_id != boot_id() or live_stat(process) is None:
+            self._workers.records.remove(record.replica_id)
+            return
+        workers = self._workers
+        workers.counts["fenced"] += 1
+        foreigner = workers.make_foreigner(record)
+        workers.take_process(foreigner, process)
+        foreigner.timers.append(workers.reactor.after(FOREIGN_GRACE_S, lambda: workers.kill(foreigner)))
+
+    def _report_checkpoints(self, standing: Standing) -> None:
+        """Report each job's newest checkpoint: its writer may have ended while nobody was there to be told.
+
+        A manifest is the last thing that comes into place, so a directory that has one is complete.
+        """
+        restored = {start.workload_id: start.restore.step for start in standing.replicas if start.restore is not None}
+        for job_id, generation in standing.generations.items():
+            found: list[tuple[int, int, Path]] = []
+            for manifest in (self._workers.work_dir(job_id) / "checkpoints").glob("*/manifest.json"):
+                match = _CHECKPOINT_NAME.fullmatch(manifest.parent.name)
+                if match is not None and int(match[1]) <= generation:
+                    found.append((int(match[2]), int(match[1]), manifest.parent))
+            if not found or max(found)[0] <= restored.get(job_id, -1):
+                continue
+            step, written_by, path = max(found)
+            num_bytes = sum(file.stat().st_size for file in path.iterdir())
+            self._workers.post(
+                CheckpointCommitted(
+                    job_id=job_id, generation=written_by, step=step, path=str(path), num_bytes=num_bytes
+                )
+            )
+
+    def _asked(self, standing: Standing) -> set[ReplicaId]:
+        """The replicas that were asked to end before the restart."""
+        asked: set[ReplicaId] = set()
+        for action in standing.actions:
+            if isinstance(action, StopReplica):
+                asked.add(action.replica_id)
+            elif isinstance(action, PreemptJob):
+                asked.update(action.replica_ids)
+            elif isinstance(action, EndJob):
+                asked.update(r.replica_id for r in standing.replicas if r.workload_id == action.job_id)
+        return asked

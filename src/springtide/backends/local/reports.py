@@ -1,0 +1,371 @@
+"""What workers say, turned into events: who they are, that they are ready, how a job's group moves and ends."""
+
+from __future__ import annotations
+
+import hmac
+import time
+from collections.abc import Callable
+from functools import singledispatchmethod
+from pathlib import Path
+
+from springtide.backends.local.members import Group, Job, Phase, Replica, Source
+from springtide.backends.local.processes import identify
+from springtide.backends.local.reactor import Connection
+from springtide.backends.local.records import hash_token
+from springtide.backends.local.workers import Workers
+from springtide.core import wire
+from springtide.core.errors import StorageError
+from springtide.core.events import (
+    CheckpointCommitted,
+    GroupBroken,
+    JobFailed,
+    JobFinished,
+    JobResized,
+    ProgressReported,
+    ReplicaReady,
+)
+from springtide.core.wire import LOST_AFTER_S
+
+# A reconnected worker's Hello comes before the reports it repeats; those say more, so they are waited for.
+_REPEATS_S = 0.3
+_BREAK_CHECK_S = 0.5
+_HESITANT_S = 1.0
+_HELLO_TIMEOUT_S = 10.0
+
+
+class Reports:
+    """Takes connections and reports. Runs on the I/O thread.
+
+    `tell_orders` sends a worker what it should know now; `make_room` is called when one has come up.
+    """
+
+    def __init__(self, workers: Workers, tell_orders: Callable[[Replica], None], make_room: Callable[[], None]) -> None:
+        self._workers = workers
+        self._tell_orders = tell_orders
+        self._make_room = make_room
+        self._owners: dict[Connection[wire.Report], Replica] = {}
+        self.strangers: set[Connection[wire.Report]] = set()
+
+    # --- connections -------------------------------------------------------------------------------------------------
+
+    def greet(self, connection: Connection[wire.Report]) -> None:
+        """A new connection has to say Hello soon."""
+        self.strangers.add(connection)
+        self._workers.reactor.after(_HELLO_TIMEOUT_S, lambda: self._expire(connection))
+
+    def on_message(self, connection: Connection[wire.Report], report: wire.Report) -> None:
+        """One frame of a worker."""
+        replica = self._owners.get(connection)
+        if replica is None:
+            if isinstance(report, wire.Hello) and connection in self.strangers:
+                self._hello(connection, report)
+            else:
+                self._workers.counts["unintroduced_frames"] += 1
+                connection.close("the first frame must be a Hello")
+            return
+        if replica.connection is not connection:
+            return
+        replica.heard_at_s = time.monotonic()
+        replica.suspect_ticks = None
+        if report.seq > 0:
+            if report.seq <= replica.seen_seq:
+                self._workers.counts["repeated_reports"] += 1
+                if report.seq <= replica.acknowledged_seq:
+                    self._workers.send(replica, wire.Acknowledge(seq=replica.acknowledged_seq))
+                return
+            replica.seen_seq = report.seq
+            replica.open_seqs.add(report.seq)
+        self._take(report, replica)
+
+    def on_close(self, connection: Connection[wire.Report], reason: str) -> None:
+        """A connection is gone; its worker may come back, or may have ended."""
+        if reason:
+            self._workers.counts["closed_connections"] += 1
+        self.strangers.discard(connection)
+        replica = self._owners.pop(connection, None)
+        if replica is not None and replica.connection is connection:
+            replica.connection = None
+            self._workers.conclude_if_silent(replica)
+
+    def close(self) -> None:
+        """Close every connection; the workers live on."""
+        for connection in [*self._owners, *self.strangers]:
+            connection.close()
+
+    def _expire(self, connection: Connection[wire.Report]) -> None:
+        if connection in self.strangers:
+            connection.close("it said no Hello")
+
+    def _hello(self, connection: Connection[wire.Report], hello: wire.Hello) -> None:
+        self.strangers.discard(connection)
+        workers = self._workers
+        replica = workers.replicas.get(hello.replica_id)
+        known = (
+            replica is not None
+            and hmac.compare_digest(replica.token_sha256, hash_token(hello.token))
+            and replica.workload_id == hello.workload_id
+            and replica.lost_reason is None
+            and (replica.identity is None or replica.identity.pid == hello.pid)
+            and connection.peer_pid == hello.pid
+        )
+        if replica is None or not known:
+            # Whoever it is has no place here any more; a true worker of the past must not linger as an orphan.
+            workers.counts["refused_hellos"] += 1
+            connection.send(wire.Fence(reason="this worker is unknown here, or has been replaced"))
+            if not connection.is_closed:
+                connection.close_when_sent()
+            return
+        old, replica.connection = replica.connection, connection
+        if old is not None:
+            self._owners.pop(old, None)
+            old.close("replaced by a newer connection")
+        self._owners[connection] = replica
+        if replica.identity is None:
+            # The worker was faster than the news of its birth.
+            workers.take_process(replica, identify(hello.pid))
+            try:
+                workers.write_record(replica)
+            except StorageError:
+                workers.counts["record_errors"] += 1
+        self._adopt(replica, hello)
+
+    def _adopt(self, replica: Replica, hello: wire.Hello) -> None:
+        workers = self._workers
+        replica.phase = Phase.RUNNING
+        replica.heard_at_s = time.monotonic()
+        replica.suspect_ticks = None
+        replica.step = max(replica.step, hello.step)
+        replica.group_generation = max(replica.group_generation, hello.generation)
+        workers.records.spec_path(replica.replica_id).unlink(missing_ok=True)
+        if hello.is_ready and not replica.is_ready:
+            self._ready(replica, hello.address, [])
+        self._tell_orders(replica)
+        self._make_room()
+        job = workers.jobs.get(replica.workload_id)
+        if job is not None and job.group is not None and not job.group.is_confirmed:
+            workers.reactor.after(_REPEATS_S, lambda: self.confirm(job))
+
+    # --- reports -----------------------------------------------------------------------------------------------------
+
+    @singledispatchmethod
+    def _take(self, report: wire.Report, replica: Replica) -> None:
+        raise AssertionError(f"no way to take {type(report).__name__}")
+
+    @_take.register
+    def _(self, report: wire.Hello, replica: Replica) -> None:
+        self._workers.counts["repeated_reports"] += 1
+
+    @_take.register
+    def _(self, report: wire.Heartbeat, replica: Replica) -> None:
+        replica.step = max(replica.step, report.step)
+        self._workers.settle([(replica, report.seq)])
+
+    @_take.register
+    def _(self, report: wire.Ready, replica: Replica) -> None:
+        self._ready(replica, report.address, [(replica, report.seq)])
+
+    @_take.register
+    def _(self, report: wire.Progress, replica: Replica) -> None:
+        event = ProgressReported(
+            job_id=replica.workload_id,
+            generation=report.generation,
+            step=report.step,
+            total_steps=report.total_steps,
+            world_size=report.world_size,
+            epoch=report.epoch,
+            loss=report.loss,
+            samples_per_s=report.samples_per_s,
+        )
+        replica.step = max(replica.step, report.step)
+        if not self._workers.inbox.progress(event):
+            self._workers.counts["stale_reports"] += 1
+        self._workers.settle([(replica, report.seq)])
+
+    @_take.register
+    def _(self, report: wire.Switched, replica: Replica) -> None:
+        replica.group_generation = max(replica.group_generation, report.generation)
+        replica.step = max(replica.step, report.step)
+        job = self._workers.jobs.get(replica.workload_id)
+        group = job.group if job is not None else None
+        if job is None or group is None or report.generation != group.order.generation or group.is_confirmed:
+            self._workers.counts["stale_reports"] += 1
+            self._workers.settle([(replica, report.seq)])
+            return
+        group.switched[replica.replica_id] = report
+        group.sources.append((replica, report.seq))
+        self.confirm(job, wait_for_repeats=True)
+
+    @_take.register
+    def _(self, report: wire.CheckpointWritten, replica: Replica) -> None:
+        checkpoint = report.checkpoint
+        source = (replica, report.seq)
+        if not _lies_in(replica.work_dir, checkpoint.path):
+            self._workers.counts["stray_paths"] += 1
+            self._workers.settle([source])
+            return
+        event = CheckpointCommitted(
+            job_id=replica.workload_id,
+            generation=checkpoint.generation,
+            step=checkpoint.step,
+            path=checkpoint.path,
+            num_bytes=checkpoint.num_bytes,
+        )
+        self._workers.post(event, [source])
+
+    @_take.register
+    def _(self, report: wire.Finished, replica: Replica) -> None:
+        replica.has_finished = True
+        replica.group_generation = max(replica.group_generation, report.generation)
+        job = self._workers.jobs.get(replica.workload_id)
+        if job is None or job.is_finish_posted:
+            self._workers.settle([(replica, report.seq)])
+            return
+        job.finished.append((replica, report.seq))
+        job.finished_step = max(job.finished_step, report.step)
+        if report.artifact_path and _lies_in(replica.work_dir, report.artifact_path):
+            job.artifact_path = report.artifact_path
+        self.finish(job)
+
+    @_take.register
+    def _(self, report: wire.Failed, replica: Replica) -> None:
+        if not replica.is_job:
+            replica.failure = report.error
+            self._workers.settle([(replica, report.seq)])
+            return
+        replica.has_failed = True
+        generation = max(report.generation, self._generation_of(replica))
+        event = JobFailed(job_id=replica.workload_id, generation=generation, error=report.error)
+        self._workers.post(event, [(replica, report.seq)])
+
+    @_take.register
+    def _(self, report: wire.Left, replica: Replica) -> None:
+        replica.has_left = True
+        self._workers.settle([(replica, report.seq)])
+
+    @_take.register
+    def _(self, report: wire.GroupBroken, replica: Replica) -> None:
+        job = self._workers.jobs.get(replica.workload_id)
+        if job is None:
+            self._workers.settle([(replica, report.seq)])
+            return
+        group = job.group
+        if group is None:
+            # After a restart the newest order is not known; the worker's own generation is, unless a newer one exists.
+            if report.generation < job.generation:
+                self._workers.counts["stale_reports"] += 1
+                self._workers.settle([(replica, report.seq)])
+                return
+            order = wire.FormGroup(generation=report.generation, members=(), rendezvous="")
+            group = job.group = Group(order=order, audience=frozenset(), is_confirmed=True)
+        if report.generation < group.order.generation:
+            self._workers.counts["stale_reports"] += 1
+            self._workers.settle([(replica, report.seq)])
+            return
+        group.broken.append((replica, report.seq))
+        group.broken_detail = report.detail
+        if group.broken_at_s is None:
+            group.broken_at_s = time.monotonic()
+            self._workers.reactor.after(_BREAK_CHECK_S, lambda: self._judge_break(job, group))
+
+    def _ready(self, replica: Replica, address: str, sources: list[Source]) -> None:
+        replica.is_ready = True
+        replica.address = address or replica.address
+        event = ReplicaReady(workload_id=replica.workload_id, replica_id=replica.replica_id, address=replica.address)
+        self._workers.post(event, sources)
+
+    # --- groups ------------------------------------------------------------------------------------------------------
+
+    def confirm(self, job: Job, *, wait_for_repeats: bool = False) -> None:
+        """Report the resize once every member of the newest group has switched.
+
+        A member that switched under an earlier control plane says so in its Hello only, without the pause.
+        """
+        group = job.group
+        if group is None or group.is_confirmed or self._workers.jobs.get(job.job_id) is not job:
+            return
+        order = group.order
+        members = [self._workers.replicas.get(member) for member in order.members]
+        if not all(member is not None and member.group_generation >= order.generation for member in members):
+            return
+        if wait_for_repeats and len(group.switched) < len(order.members):
+            self._workers.reactor.after(_REPEATS_S, lambda: self.confirm(job))
+            return
+        group.is_confirmed = True
+        told = [group.switched[member] for member in order.members if member in group.switched]
+        first = min(told, key=lambda switched: switched.rank, default=None)
+        event = JobResized(
+            job_id=job.job_id,
+            generation=order.generation,
+            world_size=len(order.members),
+            step=first.step if first else max(member.step for member in members if member is not None),
+            pause_s=first.pause_s if first else 0.0,
+            direction=first.direction if first else ("replace" if order.previous else "start"),
+        )
+        sources, group.sources = group.sources, []
+        self._workers.post(event, sources)
+
+    def supersede(self, group: Group) -> None:
+        """A newer group takes this one's place: nothing more is waited for."""
+        sources = [*group.sources, *group.broken]
+        group.sources, group.broken = [], []
+        self._workers.settle(sources)
+
+    def finish(self, job: Job) -> None:
+        """Report the end of training once the function has returned on every living member."""
+        if job.is_finish_posted or not job.finished:
+            return
+        living = self._workers.of_workload(job.job_id)
+        finished = {replica.group_generation for replica, _ in job.finished}
+        order = job.group.order if job.group is not None else None
+        named = set(order.members) if order is not None else set()
+        current = [replica for replica in living if replica.replica_id in named]
+        if current and all(replica.has_finished for replica in current):
+            generation = max(order.generation if order is not None else 0, *finished)
+        else:
+            # A resize that was ordered too late changes nothing: who trained has finished.
+            generation = max(finished)
+            for replica in living:
+                is_member = replica.group_generation == generation or replica.phase is Phase.ADOPTING
+                if is_member and not replica.has_finished and not replica.asked_to_stop:
+                    return
+        job.is_finish_posted = True
+        event = JobFinished(
+            job_id=job.job_id, generation=generation, step=job.finished_step, artifact_path=job.artifact_path
+        )
+        sources, job.finished = job.finished, []
+        self._workers.post(event, sources)
+
+    def on_gone(self, replica: Replica) -> None:
+        """A worker has left the table: those that remain may be all that were waited for."""
+        job = self._workers.jobs.get(replica.workload_id)
+        if job is not None:
+            self.finish(job)
+
+    def _judge_break(self, job: Job, group: Group) -> None:
+        """A collective broke. The watch finds a dead or silent member; if all are well, the group must form anew."""
+        if job.group is not group or group.is_break_posted or job.has_ended or job.is_finish_posted:
+            return
+        now_s = time.monotonic()
+        living = [replica for replica in self._workers.of_workload(job.job_id) if not replica.asked_to_stop]
+        is_someone_silent = any(now_s - replica.heard_at_s > _HESITANT_S for replica in living if replica.heard_at_s)
+        since_s = now_s - (group.broken_at_s or now_s)
+        if is_someone_silent or since_s < LOST_AFTER_S:
+            self._workers.reactor.after(_BREAK_CHECK_S, lambda: self._judge_break(job, group))
+            return
+        group.is_break_posted = True
+        event = GroupBroken(job_id=job.job_id, generation=group.order.generation, detail=group.broken_detail)
+        sources, group.broken = group.broken, []
+        self._workers.post(event, sources)
+
+    def _generation_of(self, replica: Replica) -> int:
+        job = self._workers.jobs.get(replica.workload_id)
+        if job is None or job.group is None or replica.replica_id not in job.group.order.members:
+            return 0
+        return job.group.order.generation
+
+
+def _lies_in(directory: Path, path: str) -> bool:
+    try:
+        return Path(path).resolve().is_relative_to(directory.resolve())
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,89 @@
+"""The private directory of the control and zygote sockets, and the listener that workers connect to."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import socket
+import stat
+import struct
+import tempfile
+from pathlib import Path
+
+from springtide.core.errors import BackendError
+
+# Unix socket paths end at 107 bytes on Linux; the longest name put in the directory is `control.sock`.
+MAX_SOCKET_PATH_BYTES = 100
+_LONGEST_NAME = "control.sock"
+_CREDENTIALS = struct.Struct("3i")
+_BACKLOG = 256
+
+
+def socket_directory(state_dir: Path) -> Path:
+    """Return the private directory (0700, ours) for this state directory's sockets, made if need be.
+
+    It lies in the state directory, or in the user's runtime or temporary directory if that path is too long.
+    Raises BackendError if somebody else holds the place.
+    """
+    directory = state_dir / "run"
+    if len(os.fsencode(directory / _LONGEST_NAME)) >= MAX_SOCKET_PATH_BYTES:
+        digest = hashlib.sha256(os.fsencode(state_dir.resolve())).hexdigest()[:16]
+        name = f"springtide-{os.getuid()}-{digest}"
+        directory = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / name
+        if len(os.fsencode(directory / _LONGEST_NAME)) >= MAX_SOCKET_PATH_BYTES:
+            directory = Path("/tmp") / name
+    try:
+        with contextlib.suppress(FileExistsError):
+            directory.mkdir(mode=0o700, parents=True)
+        found = directory.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            raise BackendError(f"{directory} belongs to somebody else; remove it, or use another state directory")
+        directory.chmod(0o700)
+    except OSError as error:
+        raise BackendError(f"cannot make the socket directory {directory}: {error.strerror}") from error
+    return directory
+
+
+def lock_directory(directory: Path) -> int:
+    """Return a descriptor that holds the directory for one executor. Raises BackendError if another has it."""
+    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise BackendError(
+            f"another platform is running on this state directory ({directory}); stop it first"
+        ) from None
+    return descriptor
+
+
+def listen(path: Path) -> socket.socket:
+    """Return a listening unix socket (0600), in place of whatever an earlier process left there."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.setblocking(False)
+        listener.bind(str(path))
+        path.chmod(0o600)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise BackendError(f"cannot listen on {path}: {error.strerror}") from error
+    return listener
+
+
+def peer_process(connection: socket.socket) -> tuple[int, int]:
+    """Return the process number and the user id at the other end of a unix socket, as the kernel knows them."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, user_id, _ = _CREDENTIALS.unpack(data)
+    return pid, user_id
+
+
+def free_tcp_port() -> int:
+    """Return a port of the loopback interface that nobody listens on at this moment."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,79 @@
+"""Silence and size: workers that no longer speak are given up, logs that grow without end are cut."""
+
+from __future__ import annotations
+
+import time
+
+from springtide.backends.local.members import Phase, Replica
+from springtide.backends.local.processes import bound_log, live_stat
+from springtide.backends.local.workers import Workers
+from springtide.core.wire import LOST_AFTER_S
+
+TICK_S = 0.25
+SUSPECT_AFTER_S = 1.0
+ADOPT_WINDOW_S = 3.0
+# A worker that works but gets no processor to speak with is not dead; one that has said nothing for this long is.
+STARVED_FACTOR = 5.0
+START_TIMEOUT_S = 180.0
+MAX_LOG_BYTES = 64 << 20
+KEPT_LOG_BYTES = 1 << 20
+_LOG_INTERVAL_S = 1.0
+
+
+class Watch:
+    """Looks at every worker a few times a second. Runs on the I/O thread."""
+
+    def __init__(self, workers: Workers, *, max_log_bytes: int = MAX_LOG_BYTES) -> None:
+        self._workers = workers
+        self._max_log_bytes = max_log_bytes
+        self._logs_at_s = 0.0
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._tick()
+
+    def forgive(self) -> None:
+        """The executor's own thread was late: nobody's silence counts from before now."""
+        self._workers.counts["late_wakeups"] += 1
+        now_s = time.monotonic()
+        for replica in self._workers.replicas.values():
+            if replica.heard_at_s:
+                replica.heard_at_s = now_s
+            replica.suspect_ticks = None
+
+    def _tick(self) -> None:
+        self._workers.reactor.after(TICK_S, self._tick)
+        now_s = time.monotonic()
+        for replica in list(self._workers.replicas.values()):
+            self._look(replica, now_s)
+        if now_s - self._logs_at_s >= _LOG_INTERVAL_S:
+            self._logs_at_s = now_s
+            for replica in self._workers.replicas.values():
+                if bound_log(replica.log_path, self._max_log_bytes, min(KEPT_LOG_BYTES, self._max_log_bytes)):
+                    self._workers.counts["cut_logs"] += 1
+
+    def _look(self, replica: Replica, now_s: float) -> None:
+        # Who was asked to stop has a grace period of its own.
+        if replica.has_exited or replica.lost_reason is not None or replica.asked_to_stop:
+            return
+        if replica.phase is Phase.SPAWNING:
+            if now_s - replica.born_at_s > START_TIMEOUT_S:
+                self._workers.lose(replica, f"the worker did not connect within {START_TIMEOUT_S:.0f} s")
+            return
+        if replica.phase not in (Phase.RUNNING, Phase.ADOPTING):
+            return
+        silent_s = now_s - replica.heard_at_s
+        if silent_s < SUSPECT_AFTER_S or replica.identity is None:
+            return
+        stat = live_stat(replica.identity)
+        if stat is None:
+            return
+        if replica.suspect_ticks is None:
+            replica.suspect_ticks = stat.cpu_ticks
+        limit_s = ADOPT_WINDOW_S if replica.phase is Phase.ADOPTING else LOST_AFTER_S
+        # A stopped process ("T") uses no processor; one that waits for the processor ("R") or the disk ("D") lives.
+        is_starved = stat.state in "RD" or stat.cpu_ticks > replica.suspect_ticks
+        if silent_s < limit_s or (is_starved and silent_s < limit_s * STARVED_FACTOR):
+            return
+        what = "did not come back after a restart" if replica.phase is Phase.ADOPTING else "went silent"
+        self._workers.lose(replica, f"the worker {what}: nothing was heard of it for {silent_s:.1f} s")

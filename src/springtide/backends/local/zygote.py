@@ -1,0 +1,210 @@
+"""The connection to the zygote, the process that forks warm workers. It outlives control planes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from springtide.backends.local.processes import ProcessIdentity, identify, last_line, live_stat, reap, spawn_detached
+from springtide.backends.local.reactor import Connection, Reactor, Timer
+from springtide.core.errors import BackendError
+from springtide.core.wire import ChildExited, Spawned, SpawnRequest, WorkerSpec, ZygoteMessage
+from springtide.core.workload import ReplicaId
+
+_log = logging.getLogger(__name__)
+
+CONNECT_INTERVAL_S = 0.05
+# A zygote imports torch first: seconds on an idle machine, a minute on a drowning one.
+START_TIMEOUT_S = 120.0
+ANSWER_TIMEOUT_S = 20.0
+MAX_STARTS_IN_A_ROW = 3
+
+
+class Zygote:
+    """Connects to a living zygote or starts one. Runs on the I/O thread.
+
+    `on_spawned(replica_id, pid)`, `on_exited(replica_id, pid, exit_code)` and `on_failed(replica_id, reason)` tell
+    what became of a request; `on_forgotten(replica_id)` says that a zygote died with it and it must be made anew.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        socket_path: Path,
+        log_path: Path,
+        *,
+        on_spawned: Callable[[ReplicaId, int], None],
+        on_exited: Callable[[ReplicaId, int, int], None],
+        on_failed: Callable[[ReplicaId, str], None],
+        on_forgotten: Callable[[ReplicaId], None],
+    ) -> None:
+        self._reactor = reactor
+        self._command = [*command, "--socket", str(socket_path)]
+        self._environment = environment
+        self._socket_path = socket_path
+        self._log_path = log_path
+        self._on_spawned, self._on_exited = on_spawned, on_exited
+        self._on_failed, self._on_forgotten = on_failed, on_forgotten
+        self._connection: Connection[ZygoteMessage] | None = None
+        self._child: ProcessIdentity | None = None
+        self._child_pid: int | None = None
+        self._waiting: list[WorkerSpec] = []
+        self._asked: dict[ReplicaId, Timer] = {}
+        self._retry: Timer | None = None
+        self._num_starts = 0
+        self._num_attempts = 0
+        self._is_closed = False
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a zygote is there to answer."""
+        return self._connection is not None
+
+    @property
+    def process(self) -> ProcessIdentity | None:
+        """The zygote in use, if any."""
+        return self._child
+
+    def ensure(self) -> None:
+        """Begin to connect, starting a zygote if none lives; returns at once."""
+        if self._connection is None and self._retry is None and not self._is_closed:
+            self._num_attempts = 0
+            self._try_connect()
+
+    def spawn(self, spec: WorkerSpec) -> None:
+        """Ask for a worker, now or as soon as there is a zygote."""
+        if self._connection is None:
+            self._waiting.append(spec)
+            self.ensure()
+            return
+        replica_id = spec.replica_id
+        try:
+            sent = self._connection.send(SpawnRequest(spec=spec))
+        except BackendError as error:
+            self._on_failed(replica_id, str(error))
+            return
+        if sent:
+            self._asked[replica_id] = self._reactor.after(ANSWER_TIMEOUT_S, self._give_up)
+        else:
+            self._on_forgotten(replica_id)
+
+    def withdraw(self, replica_id: ReplicaId) -> None:
+        """Nobody waits for this worker any more."""
+        self._waiting = [spec for spec in self._waiting if spec.replica_id != replica_id]
+        timer = self._asked.pop(replica_id, None)
+        if timer is not None:
+            timer.cancel()
+
+    def close(self) -> None:
+        """Let go of the zygote, which lives on."""
+        self._is_closed = True
+        if self._retry is not None:
+            self._retry.cancel()
+        for timer in self._asked.values():
+            timer.cancel()
+        self._asked.clear()
+        if self._connection is not None:
+            self._connection.close()
+
+    def terminate(self) -> None:
+        """Ask the zygote to end."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End the zygote; its workers live on."""
+        self._signal(signal.SIGKILL)
+
+    def reap(self) -> None:
+        """Collect the zygote if it was this process's child and has ended."""
+        if self._child_pid is not None and reap(self._child_pid) is not None:
+            self._child_pid = None
+
+    def _signal(self, number: int) -> None:
+        if self._child is not None and live_stat(self._child) is not None:
+            os.kill(self._child.pid, number)
+
+    def _try_connect(self) -> None:
+        self._retry = None
+        if self._is_closed:
+            return
+        stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            stream.setblocking(False)
+            stream.connect(str(self._socket_path))
+        except OSError:
+            stream.close()
+            self._start_or_wait()
+            return
+        self._connection = Connection(self._reactor, stream, ZygoteMessage, self._on_message, self._on_close)
+        if self._connection.peer_uid != os.getuid():
+            self._connection.close("the zygote belongs to somebody else")
+            return
+        self._child = identify(self._connection.peer_pid)
+        waiting, self._waiting = self._waiting, []
+        for spec in waiting:
+            self.spawn(spec)
+
+    def _start_or_wait(self) -> None:
+        """Nobody answers: start a zygote unless one is on its way, and look again a little later."""
+        self.reap()
+        is_coming = self._child is not None and live_stat(self._child) is not None
+        if is_coming and self._num_attempts * CONNECT_INTERVAL_S > START_TIMEOUT_S:
+            self.kill()
+            is_coming = False
+        if not is_coming:
+            if self._num_starts >= MAX_STARTS_IN_A_ROW:
+                self._fail_waiting()
+                return
+            self._num_starts += 1
+            self._num_attempts = 0
+            try:
+                self._child_pid = spawn_detached(self._command, self._environment, self._log_path)
+            except BackendError as error:
+                _log.error("%s", error)
+                self._fail_waiting()
+                return
+            self._child = identify(self._child_pid)
+        self._num_attempts += 1
+        self._retry = self._reactor.after(CONNECT_INTERVAL_S, self._try_connect)
+
+    def _fail_waiting(self) -> None:
+        self._num_starts = 0
+        line = last_line(self._log_path)
+        reason = "the process that starts workers does not come up" + (f": {line}" if line else "")
+        waiting, self._waiting = self._waiting, []
+        for spec in waiting:
+            self._on_failed(spec.replica_id, reason)
+
+    def _on_message(self, connection: Connection[ZygoteMessage], message: ZygoteMessage) -> None:
+        if isinstance(message, Spawned):
+            self._num_starts = 0
+            self.withdraw(message.replica_id)
+            self._on_spawned(message.replica_id, message.pid)
+        elif isinstance(message, ChildExited):
+            self.withdraw(message.replica_id)
+            self._on_exited(message.replica_id, message.pid, message.exit_code)
+
+    def _on_close(self, connection: Connection[ZygoteMessage], reason: str) -> None:
+        self._connection = None
+        asked, self._asked = self._asked, {}
+        for timer in asked.values():
+            timer.cancel()
+        if self._is_closed:
+            return
+        _log.warning("the zygote is gone: %s", reason or "it closed the connection")
+        for replica_id in asked:
+            self._on_forgotten(replica_id)
+        # A new one warms up in the background, so that the next worker need not wait for it.
+        self._retry = self._reactor.after(CONNECT_INTERVAL_S, self._try_connect)
+
+    def _give_up(self) -> None:
+        """A zygote that does not answer is worth nothing; its death lets everything asked of it be asked anew."""
+        self.kill()
+        if self._connection is not None:
+            self._connection.close("it did not answer in time")
