@@ -31,6 +31,7 @@ class ReplicaClient:
 
     `on_ready` follows each Welcome; `on_answer` each Answered or Draining; `on_draining` when the replica says that
     it ends; `on_lost` gets the ids of the batches that a broken connection left without an answer.
+    `is_retired` is the owner's word: nothing new goes there, and the connection is not opened again.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class ReplicaClient:
         self.address = address
         self.is_connected = False
         self.is_draining = False
+        self.is_retired = False
         self.is_closed = False
         self.outstanding: dict[int, None] = {}
         self._on_ready = on_ready
@@ -119,7 +121,7 @@ class ReplicaClient:
         self.is_connected = False
         unanswered = tuple(self.outstanding)
         self.outstanding.clear()
-        if not self.is_closed:
+        if not self.is_closed and not self.is_retired:
             self._task = asyncio.get_running_loop().create_task(self._reconnect())
         self._on_lost(self, unanswered)
 

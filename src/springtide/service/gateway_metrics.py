@@ -1,0 +1,42 @@
+"""The Prometheus metrics of the gateway."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Gauge, Histogram
+
+_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_ITEMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+class GatewayMetrics:
+    """The gateway's Prometheus metrics, labelled by service name only (and the status code)."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        by_service = ["service"]
+        self.request = Histogram(
+            "springtide_request_seconds",
+            "From the arrival of a request to its answer.",
+            ["service", "code"],
+            registry=registry,
+            buckets=_SECONDS,
+        )
+        self.queue = Histogram(
+            "springtide_queue_seconds",
+            "How long a request waited for a batch, cold start excluded.",
+            by_service,
+            registry=registry,
+            buckets=_SECONDS,
+        )
+        self.batch = Histogram(
+            "springtide_batch_items", "Items per batch.", by_service, registry=registry, buckets=_ITEMS
+        )
+        self.cold_start = Histogram(
+            "springtide_cold_start_seconds",
+            "From the first held request to the first ready replica.",
+            by_service,
+            registry=registry,
+            buckets=_SECONDS,
+        )
+        self.in_flight = Gauge(
+            "springtide_in_flight", "Requests sent to replicas and not answered.", by_service, registry=registry
+        )

@@ -1,0 +1,479 @@
+"""One service's queue in the gateway: holds requests, forms batches, sends them to replicas, matches the answers.
+
+Everything runs on the event loop. The decisions (who is let in, which go together, where to) are those of `serving`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from springtide.core.errors import BackendError, InvalidRequest, NotFound, SpringtideError
+from springtide.core.events import LoadObserved
+from springtide.core.workload import InferenceService, ReplicaId
+from springtide.service.gateway_metrics import GatewayMetrics
+from springtide.service.replica_client import ReplicaClient
+from springtide.serving.admission import QueueState, refusal, smooth
+from springtide.serving.batcher import BatchLimits, Waiting, WaitUntil, expected_company, form_batch
+from springtide.serving.frames import Answered, Draining, Outcome
+from springtide.serving.load import LoadWindow, is_worth_telling
+from springtide.serving.router import ReplicaLoad, ServiceRoute, pick_replica
+from springtide.serving.schema import Call, ServiceSchema
+
+_WATCH_AFTER_S = 0.02
+_RETRY_AFTER_S = 2.0
+_MIN_TELL_INTERVAL_S = 1.0
+
+
+class RequestRefused(SpringtideError):
+    """The request was not answered by the model: too busy (429), no replica (502, 503), too late (504)."""
+
+    def __init__(self, status: int, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
+class ClientGone(SpringtideError):
+    """The client closed its connection; nobody waits for the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a replica said to one request, and how it got there."""
+
+    outcome: Outcome
+    replica_id: ReplicaId
+    queue_s: float
+    cold_start_s: float
+    num_batch_items: int
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    """A request inside the gateway. `call` is None while no replica has told the schema yet."""
+
+    request_id: int
+    prepare: Callable[[ServiceSchema], Call]
+    future: asyncio.Future[Answer]
+    arrived_at_s: float
+    deadline_s: float
+    is_cold: bool
+    call: Call | None = None
+    is_sent: bool = False
+    cold_start_s: float = 0.0
+    queue_s: float = 0.0
+    tried: set[ReplicaId] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A batch at a replica."""
+
+    pendings: list[_Pending]
+    sent_at_s: float
+    num_items: int
+
+
+class ServiceQueue:
+    """One deployed service. `tell` posts its load; `apply` follows the platform's view of its replicas."""
+
+    def __init__(self, route: ServiceRoute, metrics: GatewayMetrics, tell: Callable[[LoadObserved], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        now_s = self._loop.time()
+        self.service: InferenceService = route.service
+        self.schema: ServiceSchema | None = None
+        self.window = LoadWindow(route.service.service_id, now_s)
+        self._metrics = metrics
+        self._queue_seconds = metrics.queue.labels(route.service.name)
+        self._batch_items = metrics.batch.labels(route.service.name)
+        self._in_flight_gauge = metrics.in_flight.labels(route.service.name)
+        self._tell = tell
+        self._told: LoadObserved | None = None
+        self._told_at_s = -1e9
+        self._clients: dict[ReplicaId, ReplicaClient] = {}
+        self._leaving: set[ReplicaClient] = set()
+        self._loading: frozenset[ReplicaId] = frozenset()
+        self._were_ready: set[ReplicaId] = set()
+        self._held: dict[int, _Pending] = {}
+        self._waiting: dict[int, Waiting] = {}
+        self._pendings: dict[int, _Pending] = {}
+        self._sent: dict[int, _Sent] = {}
+        self._num_in_flight = 0
+        self._next_id = 0
+        self._expected = 1.0
+        self._request_s: float | None = None
+        self._woken_at_s: float | None = None
+        self._ready_at_s: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self.apply(route)
+
+    @property
+    def num_ready(self) -> int:
+        """How many replicas can take work now."""
+        return sum(1 for client in self._clients.values() if client.is_connected and not client.is_draining)
+
+    @property
+    def num_queued(self) -> int:
+        """How many requests wait, held ones included."""
+        return len(self._waiting) + len(self._held)
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a replica is on its way: started and never ready so far."""
+        return bool(self._loading - self._were_ready)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether batches are still at replicas."""
+        return bool(self._sent)
+
+    def apply(self, route: ServiceRoute) -> None:
+        """Take over the platform's view: connect to new ready replicas, send nothing more to those that left."""
+        if route.service.revision != self.service.revision:
+            self.schema = None
+        self.service = route.service
+        usable = {replica.replica_id: replica for replica in route.replicas if replica.is_ready and replica.address}
+        self._loading = frozenset(replica.replica_id for replica in route.replicas if not replica.is_ready)
+        self._were_ready &= {replica.replica_id for replica in route.replicas}
+        for replica_id, client in list(self._clients.items()):
+            replica = usable.get(replica_id)
+            if replica is None or replica.address != client.address:
+                self._retire(client)
+        for replica_id, replica in usable.items():
+            if replica_id not in self._clients:
+                self._clients[replica_id] = ReplicaClient(
+                    replica_id,
+                    replica.address,
+                    on_ready=self._on_ready,
+                    on_answer=self._on_answer,
+                    on_lost=self._on_lost,
+                    on_draining=lambda client: None,
+                )
+        self._pump()
+
+    async def ask(
+        self,
+        prepare: Callable[[ServiceSchema], Call],
+        timeout_s: float,
+        until_gone: Callable[[], Coroutine[Any, Any, None]],
+    ) -> Answer:
+        """Queue one request and wait for its answer.
+
+        `prepare` checks the request against the schema (and raises InvalidRequest), as soon as there is one.
+        `until_gone` returns when the client has left. Raises RequestRefused, InvalidRequest or ClientGone.
+        """
+        now_s = self._loop.time()
+        self.window.arrived(now_s)
+        num_ready = self.num_ready
+        state = QueueState(
+            num_queued=self.num_queued,
+            num_in_flight=self._num_in_flight,
+            max_queue=self.service.max_queue,
+            num_ready=num_ready,
+            request_s=self._request_s,
+        )
+        refused = refusal(state, timeout_s)
+        if refused is not None:
+            raise RequestRefused(429, refused.reason, refused.retry_after_s)
+        self._next_id += 1
+        pending = _Pending(
+            request_id=self._next_id,
+            prepare=prepare,
+            future=self._loop.create_future(),
+            arrived_at_s=now_s,
+            deadline_s=now_s + timeout_s,
+            is_cold=num_ready == 0,
+        )
+        if self.schema is not None:
+            pending.call = prepare(self.schema)
+        self._expected = expected_company(self._expected, state.num_queued + state.num_in_flight + 1)
+        deadline = self._loop.call_at(pending.deadline_s, self._expire, pending)
+        watch = _Watch(self._loop, pending.future, until_gone)
+        try:
+            self._enqueue(pending)
+            self._wake(num_ready)
+            return await pending.future
+        finally:
+            deadline.cancel()
+            watch.cancel()
+            self._forget(pending)
+
+    def observe(self, now_s: float) -> LoadObserved:
+        """Return the load as of now."""
+        return self.window.observe(
+            now_s, in_flight=self._num_in_flight, queued=self.num_queued, loading=self.is_loading
+        )
+
+    def tell(self, now_s: float, *, always: bool = False) -> None:
+        """Post the load if it is worth telling."""
+        load = self.observe(now_s)
+        if always or is_worth_telling(self._told, self._told_at_s, load, now_s, self.service.idle_s):
+            self._told, self._told_at_s = load, now_s
+            self._tell(load)
+
+    def close(self, error: SpringtideError) -> None:
+        """The service is gone, or the gateway ends: answer what waits with `error`, and let what is sent finish."""
+        for pending in list(self._pendings.values()):
+            if not pending.is_sent:
+                self._fail(pending, error)
+        for client in list(self._clients.values()):
+            self._retire(client)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def abort(self) -> None:
+        """Close every connection at once."""
+        self.close(RequestRefused(503, "the gateway shuts down; send the request again", _RETRY_AFTER_S))
+        for client in list(self._leaving):
+            client.close()
+
+    def _wake(self, num_ready: int) -> None:
+        """Tell the control plane at once that requests are held (once per burst), or that a queue has appeared."""
+        now_s = self._loop.time()
+        if num_ready == 0:
+            if self._woken_at_s is None and self.num_queued:
+                self._woken_at_s = now_s
+                self.tell(now_s, always=True)
+        elif (
+            self._waiting
+            and (self._told is None or self._told.queued == 0)
+            and now_s - self._told_at_s >= _MIN_TELL_INTERVAL_S
+        ):
+            self.tell(now_s)
+
+    def _enqueue(self, pending: _Pending) -> None:
+        self._pendings[pending.request_id] = pending
+        if pending.call is None:
+            self._held[pending.request_id] = pending
+            return
+        self._waiting[pending.request_id] = _waiting(pending, pending.call, self.schema)
+        self._pump()
+
+    def _requeue(self, pendings: list[_Pending]) -> None:
+        """Put requests back in front of the queue, in their order: they have waited longest."""
+        front: dict[int, Waiting] = {}
+        for pending in pendings:
+            if not pending.future.done():
+                assert pending.call is not None
+                pending.is_sent = False
+                front[pending.request_id] = _waiting(pending, pending.call, self.schema)
+        self._waiting = {**front, **self._waiting}
+
+    def _forget(self, pending: _Pending) -> None:
+        self._pendings.pop(pending.request_id, None)
+        self._held.pop(pending.request_id, None)
+        self._waiting.pop(pending.request_id, None)
+        if not self.num_queued and not self.num_ready:
+            # Nobody waits any more; the next burst wakes the control plane anew.
+            self._woken_at_s = None
+
+    def _fail(self, pending: _Pending, error: SpringtideError) -> None:
+        if not pending.future.done():
+            pending.future.set_exception(error)
+        self._forget(pending)
+
+    def _expire(self, pending: _Pending) -> None:
+        waited_s = self._loop.time() - pending.arrived_at_s
+        if pending.is_sent:
+            error = RequestRefused(504, f"the model did not answer within the {waited_s:.1f} s that the request allows")
+        elif self.num_ready == 0:
+            error = RequestRefused(
+                503,
+                f"no replica of {self.service.name!r} became ready within the {waited_s:.1f} s that the request "
+                "allows; send it again later or with a longer X-Springtide-Timeout",
+                _RETRY_AFTER_S,
+            )
+        else:
+            error = RequestRefused(
+                503, f"the request waited {waited_s:.1f} s in the queue, all that it allows", _RETRY_AFTER_S
+            )
+        self._fail(pending, error)
+
+    def _pump(self) -> None:
+        """Send batches while there are requests and replicas with room."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        service = self.service
+        limits = BatchLimits(max_batch_size=service.max_batch_size, batch_wait_s=service.batch_wait_s)
+        while self._waiting:
+            client = self._pick()
+            if client is None:
+                return
+            queue = list(self._waiting.values())
+            decision = form_batch(queue, self._loop.time(), limits, expected_requests=self._expected)
+            for request_id in decision.expired:
+                self._expire(self._pendings[request_id])
+            if isinstance(decision, WaitUntil):
+                self._timer = self._loop.call_at(decision.at_s, self._pump)
+                return
+            if decision.request_ids:
+                self._send(
+                    client, [self._pendings[request_id] for request_id in decision.request_ids], decision.num_items
+                )
+
+    def _pick(self) -> ReplicaClient | None:
+        """Choose a replica. A second batch goes to a busy one only when it is full: until then it can still grow."""
+        oldest = self._pendings[next(iter(self._waiting))]
+        loads = [
+            ReplicaLoad(
+                replica_id=client.replica_id,
+                num_outstanding=len(client.outstanding),
+                is_ready=client.is_connected,
+                is_draining=client.is_draining,
+            )
+            for client in self._clients.values()
+        ]
+        avoid = frozenset(oldest.tried)
+        chosen = pick_replica(loads, avoid=avoid)
+        if chosen is None and len(self._waiting) >= self.service.max_batch_size:
+            chosen = pick_replica(loads, max_outstanding=2, avoid=avoid)
+        return None if chosen is None else self._clients[chosen]
+
+    def _send(self, client: ReplicaClient, pendings: list[_Pending], num_items: int) -> None:
+        now_s = self._loop.time()
+        self._next_id += 1
+        batch_id = self._next_id
+        for pending in pendings:
+            del self._waiting[pending.request_id]
+            pending.is_sent = True
+            if pending.is_cold and self._ready_at_s is not None:
+                pending.cold_start_s = max(0.0, min(self._ready_at_s, now_s) - pending.arrived_at_s)
+            pending.queue_s = now_s - pending.arrived_at_s - pending.cold_start_s
+            self._queue_seconds.observe(pending.queue_s)
+        try:
+            client.predict(batch_id, tuple(pending.call.body for pending in pendings if pending.call is not None))
+        except BackendError as error:
+            for pending in pendings:
+                self._fail(pending, RequestRefused(413, str(error)))
+            return
+        self._sent[batch_id] = _Sent(pendings, now_s, num_items)
+        self._batch_items.observe(num_items)
+        self._count_in_flight(len(pendings))
+
+    def _count_in_flight(self, change: int) -> None:
+        self._num_in_flight += change
+        self._in_flight_gauge.set(self._num_in_flight)
+
+    def _on_ready(self, client: ReplicaClient, schema: ServiceSchema) -> None:
+        now_s = self._loop.time()
+        self.schema = schema
+        self._were_ready.add(client.replica_id)
+        self.window.busy(now_s)
+        if self.num_ready == 1:
+            self._ready_at_s = now_s
+            if self._woken_at_s is not None:
+                self._metrics.cold_start.labels(self.service.name).observe(now_s - self._woken_at_s)
+                self._woken_at_s = None
+        held, self._held = self._held, {}
+        for pending in held.values():
+            try:
+                pending.call = pending.prepare(schema)
+            except InvalidRequest as error:
+                self._fail(pending, error)
+                continue
+            self._waiting[pending.request_id] = _waiting(pending, pending.call, schema)
+        self._pump()
+
+    def _on_answer(self, client: ReplicaClient, reply: Answered | Draining) -> None:
+        now_s = self._loop.time()
+        sent = self._sent.pop(reply.batch_id)
+        self._count_in_flight(-len(sent.pendings))
+        if isinstance(reply, Draining):
+            self._requeue(sent.pendings)
+        elif len(reply.outcomes) != len(sent.pendings):
+            for pending in sent.pendings:
+                self._fail(pending, RequestRefused(502, "the replica answered another number of requests than it got"))
+        else:
+            self._request_s = smooth(self._request_s, (now_s - sent.sent_at_s) / len(sent.pendings))
+            for pending, outcome in zip(sent.pendings, reply.outcomes, strict=True):
+                if not pending.future.done():
+                    pending.future.set_result(
+                        Answer(outcome, client.replica_id, pending.queue_s, pending.cold_start_s, sent.num_items)
+                    )
+        # An answer nobody waits for any more still was work: the service was busy until now.
+        self.window.busy(now_s)
+        self._dismiss(client)
+        self._pump()
+
+    def _on_lost(self, client: ReplicaClient, batch_ids: tuple[int, ...]) -> None:
+        """The connection broke: what was not answered is sent once more elsewhere, assuming predict is idempotent."""
+        again: list[_Pending] = []
+        for batch_id in batch_ids:
+            sent = self._sent.pop(batch_id)
+            self._count_in_flight(-len(sent.pendings))
+            for pending in sent.pendings:
+                if pending.tried:
+                    self._fail(pending, RequestRefused(502, "two replicas died while they worked on this request"))
+                else:
+                    pending.tried.add(client.replica_id)
+                    again.append(pending)
+        self._requeue(again)
+        if client.is_draining:
+            self._retire(client)
+        self._dismiss(client)
+        if self.num_queued:
+            self._wake(self.num_ready)
+        self._pump()
+
+    def _retire(self, client: ReplicaClient) -> None:
+        """Send nothing more to this replica; hang up once it has answered what it has."""
+        client.is_retired = True
+        if self._clients.get(client.replica_id) is client:
+            del self._clients[client.replica_id]
+        self._leaving.add(client)
+        self._dismiss(client)
+
+    def _dismiss(self, client: ReplicaClient) -> None:
+        if client.is_retired and not client.outstanding:
+            self._leaving.discard(client)
+            client.close()
+
+
+class _Watch:
+    """Looks, from 20 ms on, whether the client still waits; most requests are answered before that."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        future: asyncio.Future[Answer],
+        until_gone: Callable[[], Coroutine[Any, Any, None]],
+    ) -> None:
+        self._loop = loop
+        self._future = future
+        self._until_gone = until_gone
+        self._task: asyncio.Task[None] | None = None
+        self._timer = loop.call_later(_WATCH_AFTER_S, self._begin)
+
+    def _begin(self) -> None:
+        self._task = self._loop.create_task(self._until_gone())
+        self._task.add_done_callback(self._gone)
+
+    def _gone(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and not self._future.done():
+            self._future.set_exception(ClientGone("the client closed the connection"))
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+
+def _waiting(pending: _Pending, call: Call, schema: ServiceSchema | None) -> Waiting:
+    return Waiting(
+        request_id=pending.request_id,
+        arrived_at_s=pending.arrived_at_s,
+        deadline_s=pending.deadline_s,
+        num_items=call.num_items,
+        num_bytes=len(call.body),
+        key=call.key,
+        is_batchable=schema is not None and schema.is_batchable,
+    )
+
+
+def removed(name: str) -> NotFound:
+    """The error for requests of a service that was removed while they waited."""
+    return NotFound(f"the service {name!r} was removed")
