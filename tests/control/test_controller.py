@@ -1,0 +1,221 @@
+"""The Controller's promises, one small story each."""
+
+from __future__ import annotations
+
+import pytest
+
+from springtide.core import events
+from springtide.core.decision import Plan, PoolAllocation
+from springtide.core.errors import PolicyError
+from springtide.core.resources import make_node
+from springtide.core.workload import JobState
+
+
+def test_a_job_starts_warms_forms_a_group_and_ends(stage, job):
+    stage.want(a="01")
+    assert stage.tell(events.JobSubmitted(job=job("a"))) == ["start a.0 on n/0 g1", "start a.1 on n/1 g1"]
+    assert stage.ready("a", 0) == []
+    assert stage.ready("a", 1) == ["resize a g1 to a.0,a.1"]
+    assert stage.resized("a", direction="start") == []
+    assert stage.state("a") is JobState.RUNNING
+    assert stage.tell(events.JobFinished(job_id="a", generation=1, step=9)) == [
+        "end a SUCCEEDED",
+        "stop a.0",
+        "stop a.1",
+    ]
+    assert set(stage.controller.state.holders()) == {"n/0", "n/1"}, "devices stay held until the workers are gone"
+    stage.tell(*(events.ReplicaStopped(workload_id="a", replica_id=f"a.{n}") for n in (0, 1)))
+    assert stage.controller.state.holders() == {}
+    assert stage.controller.is_idle
+
+
+def test_growth_warms_the_joiners_first_and_switches_once_for_all(stage):
+    stage.running("a", "0")
+    stage.want(a="012")
+    assert stage.tell() == ["start a.1 on n/1 g1", "start a.2 on n/2 g1"]
+    assert stage.ready("a", 1) == []
+    assert stage.ready("a", 2) == ["resize a g2 to a.0,a.1,a.2"]
+    assert stage.tell() == [], "nothing changes while the switch is under way"
+    stage.resized("a", step=7)
+    assert stage.job("a").num_resizes == 1
+
+
+def test_a_device_is_granted_only_after_its_holder_gave_it_back(stage, job):
+    stage.running("a", "0123")
+    stage.want(a="01", b="23")
+    assert stage.tell(events.JobSubmitted(job=job("b"))) == ["resize a g2 to a.0,a.1"]
+    assert stage.resized("a", direction="shrink") == ["stop a.2", "stop a.3"]
+    assert stage.tell(events.ReplicaStopped(workload_id="a", replica_id="a.2")) == []
+    assert stage.tell(events.ReplicaStopped(workload_id="a", replica_id="a.3")) == [
+        "start b.0 on n/2 g1",
+        "start b.1 on n/3 g1",
+    ]
+
+
+def test_survivors_form_a_new_group_at_once_and_the_dead_worker_is_replaced_after_a_pause(stage):
+    stage.running("a", "01")
+    lost = events.ReplicaLost(workload_id="a", replica_id="a.1", reason="killed")
+    assert stage.tell(lost) == ["resize a g2 to a.0 forced"]
+    assert stage.resized("a", direction="recover") == []
+    assert stage.controller.wakeup_at_s is not None
+    assert stage.tell(at_s=stage.controller.wakeup_at_s) == ["start a.2 on n/1 g2"]
+
+
+def test_a_worker_lost_during_a_switch_forces_a_newer_generation(stage):
+    stage.running("a", "01")
+    stage.want(a="012")
+    stage.tell()
+    stage.ready("a", 2)
+    assert stage.tell(events.ReplicaLost(workload_id="a", replica_id="a.0")) == ["resize a g3 to a.1,a.2 forced"]
+
+
+def test_a_joiner_without_state_never_goes_on_alone(stage):
+    stage.running("a", "0")
+    stage.want(a="01")
+    stage.tell()
+    stage.ready("a", 1)
+    assert stage.tell(events.ReplicaLost(workload_id="a", replica_id="a.0")) == ["stop a.1"]
+    assert stage.job("a").num_restarts == 1
+    stage.tell(events.ReplicaStopped(workload_id="a", replica_id="a.1"))
+    assert stage.state("a") is JobState.PENDING
+
+
+def test_a_whole_job_lost_restarts_from_its_checkpoint_after_a_back_off(stage):
+    stage.running("a", "0")
+    stage.tell(events.CheckpointCommitted(job_id="a", generation=1, step=5, path="c"))
+    assert stage.tell(events.ReplicaLost(workload_id="a", replica_id="a.0", reason="exit 9")) == []
+    assert "restarting in 1 s" in stage.job("a").reason
+    actions = stage.controller.step(stage.controller.wakeup_at_s, ()).actions
+    assert [(a.generation, a.restore.step) for a in actions] == [(2, 5)]
+    assert stage.job("a").step == 5
+
+
+def test_a_poison_job_fails_after_its_budget_and_says_why(stage, job):
+    stage.want(a="0")
+    stage.tell(events.JobSubmitted(job=job("a", max_restarts=2)))
+    for number in range(3):
+        stage.tell(events.ReplicaLost(workload_id="a", replica_id=f"a.{number}", reason="exit code 1"))
+        if stage.controller.wakeup_at_s is not None:
+            stage.tell(at_s=stage.controller.wakeup_at_s)
+    assert stage.state("a") is JobState.FAILED
+    assert stage.job("a").reason == "crashed 3 times in 10 minutes: exit code 1"
+
+
+def test_pause_checkpoints_and_resume_starts_from_there(stage):
+    stage.running("a", "01")
+    assert stage.tell(events.PauseRequested(job_id="a")) == ["preempt a g2"]
+    stage.tell(events.CheckpointCommitted(job_id="a", generation=2, step=11, path="c"))
+    stage.tell(*(events.ReplicaStopped(workload_id="a", replica_id=f"a.{n}") for n in (0, 1)))
+    assert (stage.state("a"), stage.job("a").reason) == (JobState.PAUSED, "paused by its owner at step 11")
+    stage.want(a="012")
+    assert stage.tell(events.ResumeRequested(job_id="a")) == [f"start a.{n + 2} on n/{n} g3" for n in range(3)]
+
+
+def test_a_job_that_finishes_while_it_is_preempted_is_done(stage):
+    stage.running("a", "0")
+    stage.want()
+    assert stage.tell() == ["preempt a g2"]
+    assert stage.tell(events.JobFinished(job_id="a", generation=1, step=9)) == ["end a SUCCEEDED"]
+
+
+def test_messages_of_an_older_generation_change_nothing(stage):
+    stage.running("a", "01")
+    stage.tell(events.ReplicaLost(workload_id="a", replica_id="a.1"))
+    before = stage.job("a")
+    late = events.ProgressReported(job_id="a", generation=1, step=99, total_steps=100, world_size=2)
+    stage.tell(late, events.JobFinished(job_id="a", generation=1, step=99))
+    assert stage.job("a") == before
+    assert stage.controller.state.num_stale_events == 2
+
+
+def test_a_repeated_submit_is_one_job_and_a_terminal_job_never_changes(stage, job):
+    stage.running("a", "0")
+    assert stage.tell(events.JobSubmitted(job=job("a"))) == []
+    stage.tell(events.CancelRequested(workload_id="a"))
+    ended = stage.job("a")
+    for event in (
+        events.CancelRequested(workload_id="a"),
+        events.PauseRequested(job_id="a"),
+        events.JobFailed(job_id="a", generation=1, error="late"),
+        events.JobSubmitted(job=job("a")),
+    ):
+        stage.tell(event)
+    assert (stage.job("a").state, stage.job("a").reason) == (ended.state, "cancelled by its owner")
+
+
+def test_a_refused_job_ends_with_the_policys_reason(stage, job):
+    stage.policy.refuse = {"a": "cannot finish by then"}
+    assert stage.tell(events.JobSubmitted(job=job("a"))) == ["end a REJECTED"]
+    assert stage.job("a").reason == "cannot finish by then"
+
+
+def test_a_lost_node_takes_its_replicas_along(stage, job):
+    stage.tell(events.NodeJoined(node=make_node("m", 1)))
+    stage.running("a", "0")
+    stage.policy.wish = {"a": ["n/0", "m/0"]}
+    stage.tell()
+    stage.ready("a", 1)
+    stage.resized("a")
+    stage.policy.wish = {"a": ["m/0"]}
+    assert stage.tell(events.NodeLost(node_id="n")) == ["resize a g3 to a.1 forced"]
+    assert set(stage.controller.state.holders()) == {"m/0"}
+
+
+def test_an_inelastic_job_keeps_its_size_and_restarts_as_a_whole(stage):
+    stage.running("a", "01", elastic=False, min_workers=2, max_workers=2)
+    stage.want(a="0")
+    assert stage.tell() == []
+    assert stage.tell(events.ReplicaLost(workload_id="a", replica_id="a.1")) == ["stop a.0"]
+    stage.want(a="01")
+    stage.tell(events.ReplicaStopped(workload_id="a", replica_id="a.0"))
+    assert stage.tell(at_s=stage.controller.wakeup_at_s) == ["start a.2 on n/0 g2", "start a.3 on n/1 g2"]
+
+
+def test_a_broken_group_of_living_members_forms_anew(stage):
+    stage.running("a", "01")
+    assert stage.tell(events.GroupBroken(job_id="a", generation=1)) == ["resize a g2 to a.0,a.1 forced"]
+
+
+def test_a_service_starts_drains_and_is_replaced_by_a_newer_revision(stage, service):
+    stage.want(s="0")
+    assert stage.tell(events.ServiceDeployed(service=service("s"))) == ["start s.0 on n/0 g1"]
+    stage.ready("s", 0)
+    changed = service("s", max_batch_size=2)
+    assert stage.tell(events.ServiceDeployed(service=changed)) == ["stop s.0"]
+    stopped = events.ReplicaStopped(workload_id="s", replica_id="s.0")
+    assert stage.tell(stopped) == ["start s.1 on n/0 g2"]
+    assert stage.tell(events.CancelRequested(workload_id="s")) == ["stop s.1"]
+
+
+def test_a_restart_folds_the_journal_and_repeats_what_may_have_been_cut_off(stage, job):
+    stage.running("a", "01")
+    stage.want(a="0")
+    stage.tell()
+    from springtide.control.controller import Controller
+
+    fresh = Controller(stage.policy)
+    for step in stage.steps:
+        fresh.restore(step)
+    assert fresh.state == stage.controller.state
+    standing = fresh.standing()
+    assert [start.replica_id for start in standing.replicas] == ["a.0", "a.1"]
+    assert [(type(a).__name__, a.generation) for a in standing.actions] == [("ResizeJob", 2)]
+
+
+@pytest.mark.parametrize(
+    ("wish", "told"),
+    [
+        ({"a": ["n/0", "n/0"]}, "to both"),
+        ({"a": ["n/9"]}, "no such device"),
+        ({"a": ["n/0", "n/1", "n/2", "n/3", "m/0"]}, "takes 4"),
+        ({"ghost": ["n/0"]}, "does not want to run"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused(stage, job, wish, told):
+    class Wrong:
+        def decide(self, snapshot):
+            return Plan(allocations={name: PoolAllocation(device_ids=tuple(ids)) for name, ids in wish.items()})
+
+    stage.controller._policy = Wrong()
+    with pytest.raises(PolicyError, match=told):
+        stage.tell(events.JobSubmitted(job=job("a")))

@@ -1,0 +1,109 @@
+"""The loop's order is the safety argument, so it is what is tested."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from springtide.control.controller import Controller
+from springtide.control.journal import MemoryJournal
+from springtide.control.loop import recover, run, verify
+from springtide.core import events
+from springtide.core.errors import JournalError
+from springtide.core.events import Event
+from springtide.core.ports import Standing, Step
+from springtide.core.resources import make_node
+from springtide.policies.fifo import Fifo
+
+
+class Script:
+    """An executor, clock and journal in one, which notes the order in which the loop calls it."""
+
+    def __init__(self, batches: Sequence[Sequence[Event]], *, failures: int = 0) -> None:
+        self.batches = list(batches)
+        self.failures = failures
+        self.calls: list[str] = []
+        self.journal = MemoryJournal()
+        self.standing: Standing | None = None
+
+    def now_s(self) -> float:
+        return float(len(self.calls))
+
+    def wait(self, deadline_s: float | None) -> Sequence[Event]:
+        self.calls.append("wait")
+        return self.batches.pop(0) if self.batches else ()
+
+    def append(self, step: Step) -> int:
+        if self.failures:
+            self.failures -= 1
+            self.calls.append("full disk")
+            raise JournalError("the disk is full")
+        self.calls.append("append")
+        return self.journal.append(step)
+
+    def read(self, after_seq: int = 0):
+        return self.journal.read(after_seq)
+
+    def acknowledge(self, happened: Sequence[Event]) -> None:
+        self.calls.append(f"acknowledge {len(happened)}")
+
+    def start(self, action: object) -> None:
+        self.calls.append(type(action).__name__)
+
+    def recover(self, standing: Standing) -> None:
+        self.standing = standing
+
+    def done(self) -> bool:
+        return not self.batches
+
+
+def play(script: Script) -> Controller:
+    controller = Controller(Fifo())
+    run(controller, script, script, script, until=script.done)
+    return controller
+
+
+def test_durable_first_then_acknowledged_then_done(job):
+    script = Script([[events.NodeJoined(node=make_node("n", 1))], [events.JobSubmitted(job=job("a"))]])
+    play(script)
+    assert script.calls == ["wait", "append", "acknowledge 1", "wait", "append", "acknowledge 1", "StartReplica"]
+
+
+def test_a_full_disk_halts_decisions_and_loses_nothing(job):
+    join = events.NodeJoined(node=make_node("n", 1))
+    script = Script([[join], [events.JobSubmitted(job=job("a"))], ()], failures=1)
+    controller = play(script)
+    assert script.calls[:5] == ["wait", "full disk", "wait", "append", "acknowledge 1"]
+    assert "a" in controller.state.jobs
+    assert [len(step.events) for _, step in script.read()] == [1, 1]
+
+
+def test_turns_without_news_are_not_journaled():
+    script = Script([(), (), [events.NodeJoined(node=make_node("n", 1))]])
+    play(script)
+    assert script.calls.count("append") == 1
+
+
+def test_recovery_restores_the_state_and_hands_the_executor_what_should_run(job):
+    script = Script([[events.NodeJoined(node=make_node("n", 1))], [events.JobSubmitted(job=job("a"))]])
+    controller = play(script)
+    fresh = Controller(Fifo())
+    assert recover(fresh, script, script) == 2
+    assert fresh.state == controller.state
+    assert script.standing is not None
+    assert [start.replica_id for start in script.standing.replicas] == ["a.0"]
+    assert verify(Controller(Fifo()), script) == 2
+
+
+def test_a_journal_that_another_policy_wrote_does_not_verify(job):
+    class Refuses:
+        def decide(self, snapshot):
+            from springtide.core.decision import Plan
+
+            return Plan()
+
+    script = Script([[events.NodeJoined(node=make_node("n", 1))], [events.JobSubmitted(job=job("a"))]])
+    play(script)
+    with pytest.raises(JournalError, match="differs"):
+        verify(Controller(Refuses()), script)

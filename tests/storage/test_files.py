@@ -1,0 +1,52 @@
+"""Readers see all of the old or all of the new."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from springtide.core.errors import StorageError
+from springtide.storage.files import write_directory_durable, write_durable
+
+
+def test_a_failed_write_leaves_the_old_content_and_no_litter(tmp_path, monkeypatch):
+    path = tmp_path / "state"
+    write_durable(path, b"old")
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(StorageError, match="No space left"):
+        write_durable(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["state"]
+
+
+def test_a_private_file_by_default(tmp_path):
+    write_durable(tmp_path / "token", b"secret")
+    assert (tmp_path / "token").stat().st_mode & 0o077 == 0
+
+
+def test_a_directory_appears_whole_or_not_at_all(tmp_path):
+    def fill(directory):
+        (directory / "a").write_bytes(b"1")
+        assert not (tmp_path / "c").exists()
+        (directory / "b").write_bytes(b"2")
+
+    write_directory_durable(tmp_path / "c", fill)
+    assert sorted(entry.name for entry in (tmp_path / "c").iterdir()) == ["a", "b"]
+
+    def fail(directory):
+        (directory / "a").write_bytes(b"1")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(StorageError, match="No space left"):
+        write_directory_durable(tmp_path / "d", fail)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["c"]
+
+
+def test_a_symlink_is_not_followed(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"safe")
+    (tmp_path / f".state.{os.getpid()}.tmp").symlink_to(victim)
+    with pytest.raises(StorageError):
+        write_durable(tmp_path / "state", b"evil")
+    assert victim.read_bytes() == b"safe"
