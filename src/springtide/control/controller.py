@@ -87,6 +87,9 @@ class Controller:
     def snapshot(self, now_s: float) -> Snapshot:
         """What a policy may know at this instant."""
         state = self.state
+        if state.is_stopping:
+            # Nobody wants anything any more, so every policy plans an empty platform.
+            return Snapshot(now_s=now_s, cluster=state.topology(), allocations=_allocations(state), memory=state.memory)
         return Snapshot(
             now_s=now_s,
             cluster=state.topology(),

@@ -32,7 +32,7 @@ def reconcile(state: PlatformState, plan: WantedPlan, now_s: float) -> list[Acti
     for record in state.records():
         wanted = plan.allocations.get(record.workload_id, NOTHING).device_ids
         free = [device for device in wanted if device not in held and device in alive]
-        why = plan.reasons.get(record.workload_id, "")
+        why = "the platform is shutting down" if state.is_stopping else plan.reasons.get(record.workload_id, "")
         if isinstance(record, ServiceRecord):
             actions = _reconcile_service(record, wanted, free, why, now_s)
         else:

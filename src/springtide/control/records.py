@@ -163,6 +163,7 @@ class PlatformState(msgspec.Struct, kw_only=True):
     nodes: dict[NodeId, Node] = {}
     memory: Any = None
     revisit_at_s: float | None = None
+    is_stopping: bool = False
     num_stale_events: int = 0
 
     def topology(self) -> Topology:

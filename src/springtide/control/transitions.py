@@ -143,6 +143,16 @@ def _(event: events.NodeJoined, state: PlatformState, now_s: float) -> None:
 
 
 @apply_event.register
+def _(event: events.PlatformStopping, state: PlatformState, now_s: float) -> None:
+    state.is_stopping = True
+
+
+@apply_event.register
+def _(event: events.PlatformStarted, state: PlatformState, now_s: float) -> None:
+    state.is_stopping = False
+
+
+@apply_event.register
 def _(event: events.NodeLost, state: PlatformState, now_s: float) -> None:
     node = state.nodes.pop(event.node_id, None)
     if node is None:

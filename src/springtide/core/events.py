@@ -68,6 +68,14 @@ class NodeLost(_Event, frozen=True, kw_only=True):
     node_id: NodeId
 
 
+class PlatformStopping(_Event, frozen=True, kw_only=True):
+    """The platform goes down in order: jobs checkpoint, replicas drain, nothing new starts."""
+
+
+class PlatformStarted(_Event, frozen=True, kw_only=True):
+    """The platform is up (again): what was put to rest by PlatformStopping may run."""
+
+
 class ReplicaReady(_Event, frozen=True, kw_only=True):
     """A replica is warm: a training worker has imported and built its model, a serving replica can answer."""
 
@@ -175,6 +183,8 @@ Event = (
     | ServiceDeployed
     | NodeJoined
     | NodeLost
+    | PlatformStopping
+    | PlatformStarted
     | ReplicaReady
     | ReplicaStopped
     | ReplicaLost

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
@@ -19,8 +19,9 @@ from springtide.control.controller import Controller
 from springtide.control.journal import SqliteJournal
 from springtide.control.loop import recover, run
 from springtide.control.records import JobRecord, ServiceRecord
-from springtide.core.errors import BackendError, JournalError
-from springtide.core.events import Event, NodeJoined, NodeLost
+from springtide.core.actions import Action
+from springtide.core.errors import BackendError
+from springtide.core.events import Event, NodeJoined, NodeLost, PlatformStarted, PlatformStopping
 from springtide.core.ports import Executor, Step
 from springtide.core.resources import Node
 from springtide.core.workload import WorkloadId
@@ -28,6 +29,8 @@ from springtide.policies.registry import make_policy
 
 LOG = logging.getLogger("springtide.platform")
 _CLOCK_BEGAN = "clock_began_unix_s"
+# A platform that goes down waits this long for its workers: the longest usual grace and a little more.
+LONGEST_DRAIN_S = 25.0
 
 
 class EventExecutor(Executor, Protocol):
@@ -97,6 +100,7 @@ class Platform:
         self._changed = threading.Condition()
         self._stopping = threading.Event()
         self.stop_workers = True
+        self._end_by_s = 0.0
         self.failure: BaseException | None = None
         self._on_stop: Callable[[], None] = lambda: None
         self._view = self._make_view(0)
@@ -122,6 +126,7 @@ class Platform:
                 self._executor.post(NodeLost(node_id=known.node_id))
         if self._controller.state.nodes.get(self._node.node_id) != self._node:
             self._executor.post(NodeJoined(node=self._node))
+        self._executor.post(PlatformStarted())
         self._thread.start()
 
     def now_s(self) -> float:
@@ -174,11 +179,27 @@ class Platform:
         return self.state_dir / "workloads" / workload_id
 
     def request_shutdown(self, *, stop_workers: bool) -> None:
-        """Ask the loop to end after its present turn."""
+        """Ask the loop to end: at once, or once every job has checkpointed and every replica is gone."""
+        if self._stopping.is_set():
+            return
         self.stop_workers = stop_workers
+        self._end_by_s = time.monotonic() + (LONGEST_DRAIN_S if stop_workers else 0.0)
         self._stopping.set()
-        # An event that means nothing wakes the loop out of its wait.
-        self._executor.post(NodeJoined(node=self._node))
+        # Without workers to stop, an event that changes nothing wakes the loop out of its wait.
+        self._executor.post(PlatformStopping() if stop_workers else NodeJoined(node=self._node))
+
+    def _is_draining(self) -> float | None:
+        """Until when (platform clock) the loop may wait for workers; None while the platform is not going down."""
+        if not self._stopping.is_set():
+            return None
+        return self.clock.now_s() + max(0.0, self._end_by_s - time.monotonic())
+
+    def _is_over(self) -> bool:
+        if not self._stopping.is_set():
+            return False
+        state = self._controller.state
+        is_drained = state.is_stopping and not state.holders()
+        return is_drained or time.monotonic() >= self._end_by_s
 
     def join(self, timeout_s: float) -> None:
         """Wait for the loop to end, then let go of the journal and the directory."""
@@ -190,10 +211,10 @@ class Platform:
         try:
             run(
                 self._controller,
-                _CrashPoints(self._executor, self._crash_point),
+                _CrashPoints(self._executor, self._crash_point, self._is_draining),
                 self.clock,
                 _CrashingJournal(self._journal, self._crash_point),
-                until=self._stopping.is_set,
+                until=self._is_over,
                 on_step=self._on_step,
                 on_journal_error=lambda error: LOG.error("decisions wait: %s", error),
             )
@@ -253,21 +274,29 @@ class _CrashingJournal:
 class _CrashPoints:
     """The executor with a named crash point on either side of every effect that the loop starts."""
 
-    def __init__(self, executor: EventExecutor, crash_point: Callable[[str], None]) -> None:
+    def __init__(
+        self, executor: EventExecutor, crash_point: Callable[[str], None], draining: Callable[[], float | None]
+    ) -> None:
         self._executor = executor
         self._crash_point = crash_point
+        self._draining = draining
         self.recover = executor.recover
-        self.wait = executor.wait
 
-    def acknowledge(self, events: object) -> None:
+    def wait(self, deadline_s: float | None) -> Sequence[Event]:
+        # While the platform drains, the loop must notice the end of its patience even if nothing happens.
+        end_s = self._draining()
+        moments = [moment for moment in (deadline_s, end_s) if moment is not None]
+        return self._executor.wait(min(moments, default=None))
+
+    def acknowledge(self, events: Sequence[Event]) -> None:
         self._crash_point("loop.acknowledge.before")
-        self._executor.acknowledge(events)  # type: ignore[arg-type]
+        self._executor.acknowledge(events)
         self._crash_point("loop.acknowledge.after")
 
-    def start(self, action: object) -> None:
+    def start(self, action: Action) -> None:
         name = type(action).__name__
         self._crash_point(f"loop.start.{name}.before")
-        self._executor.start(action)  # type: ignore[arg-type]
+        self._executor.start(action)
         self._crash_point(f"loop.start.{name}.after")
 
 
@@ -302,6 +331,3 @@ def _lock(state_dir: Path) -> int:
             f"another platform runs on {state_dir}; stop it with `springtide down` or choose another --state"
         ) from None
     return descriptor
-
-
-__all__ = ["LOOP_CRASH_POINTS", "JournalError", "Platform", "PlatformClock", "PlatformView"]
