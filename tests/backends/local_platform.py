@@ -72,6 +72,7 @@ class Platform:
             time.sleep(0.001)
 
     def pid(self, replica_id: str) -> int:
+        self.barrier()
         replica = self.executor._workers.replicas[ReplicaId(replica_id)]
         while replica.identity is None:
             time.sleep(0.005)
@@ -112,3 +113,20 @@ def children() -> set[int]:
             continue
         parents[int(entry.name)] = int(text[text.rfind(")") + 2 :].split()[1])
     return {pid for pid, parent in parents.items() if parent == os.getpid()}
+
+
+def living_workers(state_dir: Path) -> set[int]:
+    """Living processes that were started for this state directory, whoever their parent is by now."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (entry / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if b"--spec" in command and os.fsencode(state_dir) in command:
+            found.add(int(entry.name))
+    return found
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
