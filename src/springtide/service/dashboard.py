@@ -1,0 +1,88 @@
+"""The dashboard's routes: one server-rendered page and its own static files. What it shows comes over the REST API."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import jinja2
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from springtide import __version__
+
+PAGES = Path(__file__).parent / "pages"
+MEDIA_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+# Everything comes from this origin and nothing is inline, so that text from a job can never run as code.
+CONTENT_SECURITY_POLICY = (
+    "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+# What a newcomer types first; the page shows these while nothing has been handed over yet.
+FIRST_COMMANDS = (
+    ("springtide hello", "a first run: one training job resized without a restart, one service scaled to zero"),
+    ("springtide run examples/digits.py --deadline 10m", "train a small network with a deadline"),
+    ("springtide deploy examples/serve_digits.py", "serve what it learned"),
+)
+
+
+class StaticFiles:
+    """The static files, in memory. Their digest is part of every address, so that browsers may keep them for ever."""
+
+    def __init__(self, folder: Path) -> None:
+        self._files = {
+            path.name: (path.read_bytes(), MEDIA_TYPES[path.suffix])
+            for path in sorted(folder.iterdir())
+            if path.suffix in MEDIA_TYPES
+        }
+        digest = hashlib.sha256()
+        for name, (body, _) in self._files.items():
+            digest.update(name.encode() + b"\0" + len(body).to_bytes(8, "big") + body)
+        self.digest = digest.hexdigest()[:16]
+
+    async def answer(self, request: Request) -> Response:
+        """Return one file; 404 for an unknown name or for the address of another version."""
+        found = self._files.get(request.path_params["filename"])
+        if found is None or request.path_params["digest"] != self.digest:
+            return Response(
+                "no such file; reload the page\n",
+                status_code=404,
+                media_type="text/plain",
+                headers={"Cache-Control": "no-store"},
+            )
+        body, media_type = found
+        headers = {"Cache-Control": "public, max-age=31536000, immutable", "X-Content-Type-Options": "nosniff"}
+        return Response(body, media_type=media_type, headers=headers)
+
+
+def render_page(digest: str) -> str:
+    """Return the page's HTML, with every value escaped."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(PAGES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+    )
+    template = environment.get_template("dashboard.html")
+    return template.render(version=__version__, static=f"/static/{digest}", commands=FIRST_COMMANDS)
+
+
+def dashboard_routes() -> list[BaseRoute]:
+    """Return the routes of the page (`/`) and of its static files (`/static/<digest>/<file>`)."""
+    static_files = StaticFiles(PAGES / "static")
+    html = render_page(static_files.digest)
+
+    async def page(request: Request) -> Response:
+        headers = {
+            "Cache-Control": "no-cache",
+            "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+            "Referrer-Policy": "no-referrer",
+            "X-Content-Type-Options": "nosniff",
+        }
+        return Response(html, media_type="text/html; charset=utf-8", headers=headers)
+
+    return [
+        Route("/", page, methods=["GET"], name="dashboard"),
+        Route("/static/{digest}/{filename}", static_files.answer, methods=["GET"], name="static"),
+    ]

@@ -1,0 +1,45 @@
+// Numbers, durations and moments as people read them. Unknown is a dash, never a zero.
+
+export const UNKNOWN = "–";
+const isKnown = (value) => value !== null && value !== undefined && Number.isFinite(value);
+
+// 41 ms, 7.5 s, 3m12, 2h05: the same words as the command line uses.
+export function duration(seconds) {
+  if (!isKnown(seconds)) return UNKNOWN;
+  const sign = seconds < 0 ? "-" : "";
+  const size = Math.abs(seconds);
+  if (size < 1) return `${sign}${Math.round(size * 1000)} ms`;
+  if (size < 60) return `${sign}${size.toFixed(1)} s`;
+  const minutes = Math.floor(Math.round(size) / 60);
+  if (minutes < 60) return `${sign}${minutes}m${pad(Math.round(size) % 60)}`;
+  return `${sign}${Math.floor(minutes / 60)}h${pad(minutes % 60)}`;
+}
+
+const pad = (value) => String(value).padStart(2, "0");
+
+export function number(value, digits = 3) {
+  if (!isKnown(value)) return UNKNOWN;
+  if (value !== 0 && Math.abs(value) < 0.001) return value.toExponential(1);
+  if (Math.abs(value) >= 1000) return Math.round(value).toLocaleString("en-US");
+  return String(Number(value.toPrecision(digits)));
+}
+
+export function fixed(value, places) {
+  return isKnown(value) ? value.toFixed(places) : UNKNOWN;
+}
+
+export function percent(fraction) {
+  return isKnown(fraction) ? `${Math.floor(fraction * 100)} %` : UNKNOWN;
+}
+
+export function plural(count, word) {
+  return `${count} ${word}${count === 1 ? "" : "s"}`;
+}
+
+// A moment of the platform's clock as the reader's wall clock shows it.
+export function clock(atS, offsetS, withSeconds = true) {
+  if (!isKnown(atS)) return UNKNOWN;
+  const moment = new Date((atS + offsetS) * 1000);
+  const text = `${pad(moment.getHours())}:${pad(moment.getMinutes())}`;
+  return withSeconds ? `${text}:${pad(moment.getSeconds())}` : text;
+}

@@ -1,0 +1,248 @@
+// The Gantt: one row per device, a bar for every allocation of the journal, deadlines, ticks and a forecast.
+
+import { KeyedList, setAttributes, setText, svgElement } from "./dom.js";
+import { clock, duration, plural } from "./format.js";
+
+const ROW = 30;
+const BAR = 20;
+const TOP = 20;
+const AXIS = 24;
+const RIGHT = 12;
+const FUTURE_FRACTION = 0.15;
+const STEPS_S = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400];
+const SHAPES = {
+  resize: "M0-5.5 5.5 0 0 5.5-5.5 0z",
+  crash: "M-4.5-4.5 4.5 4.5M4.5-4.5-4.5 4.5",
+  end: "M-4-4H4V4H-4z",
+};
+
+// The mark kinds of the journal, as the three shapes of the legend.
+export function shapeOf(kind) {
+  if (/crash|lost|broken|fail/i.test(kind)) return "crash";
+  if (/end|finish|succe|cancel|stopped|reject/i.test(kind)) return "end";
+  if (/resiz|start|grow|shrink|recover|resume|replace|preempt|pause/i.test(kind)) return "resize";
+  return null;
+}
+
+export class Gantt {
+  constructor(svg) {
+    this.svg = svg;
+    const layer = (name) => svg.appendChild(svgElement("g", { class: name }));
+    const list = (name, tags) => new KeyedList(layer(name), () => {
+      const group = svgElement("g");
+      for (const tag of tags) group.append(svgElement(tag));
+      return group;
+    });
+    svg.append(this.defineHatch());
+    this.rows = list("rows", ["rect", "text"]);
+    this.grid = list("grid", ["line", "text"]);
+    this.forecasts = list("forecasts", ["rect"]);
+    this.bars = list("bars", ["rect", "rect", "text"]);
+    this.now = layer("now").appendChild(svgElement("line", { class: "now" }));
+    this.deadlines = list("deadlines", ["line", "text"]);
+    this.marks = list("marks", ["path"]);
+    this.note = layer("notes").appendChild(svgElement("text", { class: "note" }));
+  }
+
+  // Services are hatched, so that a bar's kind does not hang on its colour.
+  defineHatch() {
+    const defs = svgElement("defs");
+    const pattern = svgElement("pattern", {
+      id: "hatch", width: 7, height: 7, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)",
+    });
+    pattern.append(svgElement("rect", { class: "hatch-line", width: 2, height: 7 }));
+    defs.append(pattern);
+    return defs;
+  }
+
+  // `hueOf(workload_id)` is a colour class. `windowS` is seconds of past to show, or null for everything.
+  draw({ status, timeline, nowS, windowS, hueOf }) {
+    const intervals = timeline.intervals;
+    const devices = rowIds(status, intervals);
+    const box = { width: Math.max(320, this.svg.clientWidth), left: labelWidth(devices) };
+    box.height = TOP + Math.max(1, devices.length) * ROW + AXIS;
+    setAttributes(this.svg, { viewBox: `0 0 ${box.width} ${box.height}`, height: box.height });
+    const range = rangeOf({ status, intervals, nowS, windowS });
+    const scale = (atS) => box.left + ((atS - range.from) / (range.to - range.from)) * (box.width - box.left - RIGHT);
+    const context = { status, nowS, hueOf, box, range, scale, rowOf: new Map(devices.map((id, row) => [id, row])) };
+    this.drawRows(context, devices);
+    this.drawGrid(context);
+    this.drawBars(context, intervals);
+    this.drawForecasts(context, intervals);
+    this.drawDeadlines(context);
+    this.drawMarks(context, intervals, timeline.marks);
+    const nowX = scale(nowS);
+    setAttributes(this.now, { x1: nowX, x2: nowX, y1: TOP - 2, y2: box.height - AXIS });
+    setAttributes(this.note, { x: box.left + 10, y: TOP + ROW / 2 + 4 });
+    setText(this.note, intervals.length === 0 ? "No device has been held yet." : "");
+    setAttributes(this.svg, { "aria-label": describe(context, devices, intervals) });
+  }
+
+  drawRows({ box }, devices) {
+    this.rows.update(devices, (id) => id, (group, id) => {
+      const y = TOP + devices.indexOf(id) * ROW;
+      const [rect, text] = group.children;
+      setAttributes(rect, { class: "row", x: box.left, y: y + 2, width: box.width - box.left - RIGHT, height: ROW - 4, rx: 4 });
+      setAttributes(text, { class: "row-label", x: box.left - 8, y: y + ROW / 2 + 4, "text-anchor": "end" });
+      setText(text, id);
+    });
+  }
+
+  drawGrid({ box, range, scale, status }) {
+    const span = range.to - range.from;
+    const step = STEPS_S.find((candidate) => span / candidate <= Math.max(3, box.width / 130)) ?? 86400;
+    const offset = status.wall_clock_offset_s;
+    const ticks = [];
+    for (let at = Math.ceil((range.from + offset) / step) * step - offset; at <= range.to; at += step) ticks.push(at);
+    this.grid.update(ticks, (at) => Math.round((at + offset) * 10), (group, at) => {
+      const x = scale(at);
+      const [line, text] = group.children;
+      setAttributes(line, { class: "grid-line", x1: x, x2: x, y1: TOP - 2, y2: box.height - AXIS + 4 });
+      setAttributes(text, { class: "tick", x, y: box.height - 6, "text-anchor": "middle" });
+      setText(text, clock(at, offset, step < 60));
+    });
+  }
+
+  drawBars({ nowS, hueOf, range, rowOf, scale, status }, intervals) {
+    const shown = [];
+    const lastPixel = new Map();
+    for (const interval of intervals) {
+      const row = rowOf.get(interval.device_id);
+      const endS = interval.end_s ?? nowS;
+      if (row === undefined || endS < range.from || interval.start_s > range.to) continue;
+      const x = scale(Math.max(interval.start_s, range.from));
+      const width = Math.max(1.5, scale(Math.min(endS, range.to)) - x - 1);
+      // Of many bars thinner than a pixel one is enough.
+      const pixel = Math.round(x);
+      if (width < 2 && lastPixel.get(row) === pixel) continue;
+      lastPixel.set(row, pixel);
+      shown.push({ interval, x, width, y: TOP + row * ROW + (ROW - BAR) / 2 });
+    }
+    const keyOf = ({ interval }) => `${interval.device_id}|${interval.replica_id}|${interval.start_s}`;
+    this.bars.update(shown, keyOf, (group, { interval, x, width, y }) => {
+      const [bar, hatch, text] = group.children;
+      const isOpen = interval.end_s === null;
+      const size = { x, y, width, height: BAR, rx: Math.min(4, width / 2) };
+      setAttributes(bar, { class: `bar ${hueOf(interval.workload_id)}${isOpen ? " open" : ""}`, ...size });
+      setAttributes(hatch, { class: interval.workload_kind === "service" ? "hatch" : "gone", ...size });
+      setAttributes(text, { class: "bar-label", x: x + 6, y: y + BAR / 2 + 4 });
+      setText(text, fit(interval.workload_name, width - 10));
+      setTitle(group, describeInterval(interval, nowS, status.wall_clock_offset_s));
+    });
+  }
+
+  drawForecasts({ status, nowS, hueOf, range, rowOf, scale }, intervals) {
+    const remaining = new Map(status.jobs.filter((job) => job.state === "RUNNING" && job.eta_s > 0).map((job) => [job.job_id, job]));
+    const open = intervals.filter((interval) => interval.end_s === null && remaining.has(interval.workload_id));
+    this.forecasts.update(open, (interval) => `${interval.device_id}|${interval.replica_id}`, (group, interval) => {
+      const job = remaining.get(interval.workload_id);
+      const x = scale(nowS);
+      const y = TOP + (rowOf.get(interval.device_id) ?? 0) * ROW + (ROW - BAR) / 2;
+      const width = Math.max(0, scale(Math.min(nowS + job.eta_s, range.to)) - x);
+      setAttributes(group.firstChild, { class: `forecast ${hueOf(interval.workload_id)}`, x, y, width, height: BAR, rx: 4 });
+      setTitle(group, `${job.name}: about ${duration(job.eta_s)} left at the present speed`);
+    });
+  }
+
+  drawDeadlines({ status, nowS, hueOf, range, scale, box }) {
+    const jobs = status.jobs.filter((job) => job.deadline_at_s !== null && job.deadline_at_s >= range.from && job.deadline_at_s <= range.to);
+    const ends = [];
+    this.deadlines.update(jobs, (job) => job.job_id, (group, job) => {
+      const x = scale(job.deadline_at_s);
+      const [line, text] = group.children;
+      setAttributes(line, { class: `deadline ${hueOf(job.job_id)}`, x1: x, x2: x, y1: TOP - 6, y2: box.height - AXIS });
+      const label = `${job.name} deadline`;
+      const width = label.length * 6.2;
+      const isLeft = x + width > box.width - RIGHT;
+      const start = isLeft ? x - width : x;
+      const hasRoom = ends.every(([from, to]) => start > to + 6 || start + width < from - 6);
+      if (hasRoom) ends.push([start, start + width]);
+      setAttributes(text, { class: "deadline-label", x: x + (isLeft ? -3 : 3), y: 11, "text-anchor": isLeft ? "end" : "start" });
+      setText(text, hasRoom ? label : "");
+      const left = job.deadline_at_s - nowS;
+      const when = left >= 0 ? `in ${duration(left)}` : `${duration(-left)} ago`;
+      setTitle(group, `${job.name}: deadline ${clock(job.deadline_at_s, status.wall_clock_offset_s)}, ${when}`);
+    });
+  }
+
+  drawMarks({ status, hueOf, nowS, range, rowOf, scale }, intervals, marks) {
+    const placed = [];
+    for (const [index, mark] of marks.entries()) {
+      const shape = shapeOf(mark.kind);
+      if (shape === null || mark.at_s < range.from || mark.at_s > range.to) continue;
+      for (const row of rowsOf(mark, shape, intervals, rowOf, nowS)) placed.push({ mark, shape, row, key: `${index}|${row}` });
+    }
+    this.marks.update(placed, (place) => place.key, (group, { mark, shape, row }) => {
+      const y = TOP + row * ROW + ROW / 2;
+      setAttributes(group, { transform: `translate(${scale(mark.at_s).toFixed(1)} ${y})` });
+      setAttributes(group.firstChild, { class: `mark ${shape} ${hueOf(mark.workload_id)}`, d: SHAPES[shape] });
+      setTitle(group, `${clock(mark.at_s, status.wall_clock_offset_s)}  ${mark.text || mark.kind}`);
+    });
+  }
+}
+
+// The devices of now first, then those that the journal remembers and that are gone.
+function rowIds(status, intervals) {
+  const ids = status.devices.map((device) => device.device_id);
+  const known = new Set(ids);
+  for (const interval of intervals) {
+    if (!known.has(interval.device_id)) {
+      known.add(interval.device_id);
+      ids.push(interval.device_id);
+    }
+  }
+  return ids;
+}
+
+function rangeOf({ status, intervals, nowS, windowS }) {
+  let from = windowS === null ? Math.min(nowS - 30, ...intervals.slice(0, 1).map((interval) => interval.start_s)) : nowS - windowS;
+  if (windowS === null) for (const interval of intervals) from = Math.min(from, interval.start_s);
+  const past = nowS - from;
+  let future = past * FUTURE_FRACTION;
+  // A deadline or a forecast a little further ahead is worth the room.
+  for (const job of status.jobs) {
+    for (const ahead of [job.eta_s, job.deadline_at_s === null || job.ended_at_s !== null ? null : job.deadline_at_s - nowS]) {
+      if (ahead !== null && ahead > 0 && ahead <= past * 0.6) future = Math.max(future, ahead * 1.08);
+    }
+  }
+  return { from, to: nowS + future };
+}
+
+// A mark sits on the rows which its workload held at that moment; a crash or an end only where something ended.
+function rowsOf(mark, shape, intervals, rowOf, nowS) {
+  const near = 0.5;
+  const held = intervals.filter((interval) =>
+    interval.workload_id === mark.workload_id && interval.start_s - near <= mark.at_s && (interval.end_s ?? nowS + near) + near >= mark.at_s);
+  const ended = held.filter((interval) => interval.end_s !== null && Math.abs(interval.end_s - mark.at_s) <= near);
+  const chosen = shape !== "resize" && ended.length > 0 ? ended : held;
+  return new Set(chosen.map((interval) => rowOf.get(interval.device_id)).filter((row) => row !== undefined));
+}
+
+function setTitle(group, text) {
+  let title = group.querySelector("title");
+  if (title === null) {
+    title = svgElement("title");
+    group.append(title);
+  }
+  setText(title, text);
+}
+
+function describeInterval(interval, nowS, offsetS) {
+  const until = interval.end_s === null ? "now" : clock(interval.end_s, offsetS);
+  const length = duration((interval.end_s ?? nowS) - interval.start_s);
+  return `${interval.workload_kind} ${interval.workload_name} on ${interval.device_id}\n${clock(interval.start_s, offsetS)} to ${until} (${length})\nreplica ${interval.replica_id}`;
+}
+
+function describe({ status, nowS, range }, devices, intervals) {
+  const held = intervals.filter((interval) => interval.end_s === null).map((interval) => `${interval.workload_name} on ${interval.device_id}`);
+  const span = `from ${clock(range.from, status.wall_clock_offset_s)} to ${clock(nowS, status.wall_clock_offset_s)}`;
+  return `Allocations of ${plural(devices.length, "device")} ${span}. Held now: ${held.join(", ") || "nothing"}.`;
+}
+
+const labelWidth = (devices) => Math.min(180, 24 + 7 * Math.max(6, ...devices.map((id) => id.length)));
+
+function fit(text, width) {
+  const most = Math.floor(width / 6.8);
+  if (most < 2) return "";
+  return text.length <= most ? text : `${text.slice(0, most - 1)}…`;
+}

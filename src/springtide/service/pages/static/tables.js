@@ -1,0 +1,135 @@
+// The tables of jobs and services: one definition per column, rows updated in place.
+
+import { KeyedList, element, setAttributes, setText } from "./dom.js";
+import { UNKNOWN, clock, duration, fixed, number, percent, plural } from "./format.js";
+
+const ENDED = new Set(["SUCCEEDED", "FAILED", "CANCELLED", "REJECTED"]);
+export const isEnded = (job) => ENDED.has(job.state);
+
+class Table {
+  constructor(table, caption, columns) {
+    this.columns = columns;
+    const head = element("tr");
+    for (const column of columns) head.append(element("th", { scope: "col", class: column.class, title: column.help }, column.title));
+    const body = element("tbody");
+    table.append(element("caption", { class: "unseen" }, caption), element("thead", {}, head), body);
+    this.list = new KeyedList(body, () => {
+      const row = element("tr");
+      for (const column of columns) row.append(element(column.isRowTitle ? "th" : "td", { class: column.class, scope: column.isRowTitle ? "row" : null }));
+      return row;
+    });
+  }
+
+  update(items, keyOf, context) {
+    this.list.update(items, keyOf, (row, item) => {
+      setAttributes(row, { "data-state": item.state });
+      this.columns.forEach((column, index) => column.fill(row.children[index], item, context));
+    });
+  }
+}
+
+// The first line of a cell is its value, the second (smaller) what it rests on.
+function setLines(cell, first, second = "", title = null) {
+  if (cell.children.length === 0) cell.append(element("div", { class: "first" }), element("div", { class: "second" }));
+  setText(cell.children[0], first);
+  setText(cell.children[1], second);
+  setAttributes(cell, { title });
+}
+
+function setName(cell, name, id, hue) {
+  if (cell.children.length === 0) {
+    cell.append(element("span", { "aria-hidden": "true" }), element("div", { class: "lines" }, element("div", { class: "first" }), element("div", { class: "second" })));
+  }
+  setAttributes(cell.children[0], { class: `swatch ${hue}` });
+  setText(cell.children[1].children[0], name);
+  setText(cell.children[1].children[1], id === name ? "" : id);
+}
+
+function setState(cell, state, reason, advice) {
+  if (cell.children.length === 0) cell.append(element("span"), element("div", { class: "second" }));
+  setAttributes(cell.children[0], { class: `state ${state.toLowerCase()}` });
+  setText(cell.children[0], state);
+  setText(cell.children[1], [reason, ...advice].filter(Boolean).join(" · "));
+}
+
+function setProgress(cell, job) {
+  if (cell.children.length === 0) cell.append(element("progress", { max: 1 }), element("div", { class: "second" }));
+  const fraction = job.progress_fraction;
+  const text = percent(fraction);
+  setAttributes(cell.children[0], { value: fraction === null ? null : fraction, hidden: fraction === null, "aria-label": `progress of ${job.name}: ${text}` });
+  const steps = job.total_steps === null ? `step ${number(job.step)}` : `${number(job.step, 6)} / ${number(job.total_steps, 6)}`;
+  setText(cell.children[1], fraction === null ? steps : `${text} · ${steps}`);
+}
+
+function setDeadline(cell, job, { offsetS }) {
+  if (job.deadline_at_s === null) {
+    setLines(cell, UNKNOWN, "");
+    setAttributes(cell, { class: "deadline-cell" });
+    return;
+  }
+  let slack = "";
+  let verdict = "";
+  if (job.ended_at_s !== null) {
+    const early = job.deadline_at_s - job.ended_at_s;
+    verdict = early >= 0 && job.state === "SUCCEEDED" ? "met" : "missed";
+    slack = `${verdict}, ${duration(Math.abs(early))} ${early >= 0 ? "early" : "late"}`;
+    if (job.state !== "SUCCEEDED") slack = job.state.toLowerCase();
+  } else if (job.slack_s !== null) {
+    verdict = job.slack_s >= 0 ? "met" : "missed";
+    slack = job.slack_s >= 0 ? `slack +${duration(job.slack_s)}` : `late by ${duration(-job.slack_s)}`;
+  }
+  setLines(cell, clock(job.deadline_at_s, offsetS), slack);
+  setAttributes(cell, { class: `deadline-cell ${verdict}` });
+}
+
+const JOB_COLUMNS = [
+  { title: "Job", isRowTitle: true, class: "name", fill: (cell, job, { hueOf }) => setName(cell, job.name, job.job_id, hueOf(job.job_id)) },
+  { title: "State and reason", class: "why", fill: (cell, job) => setState(cell, job.state, job.reason, job.alternatives) },
+  { title: "Progress", class: "progress", fill: setProgress },
+  {
+    title: "Workers", class: "number", help: "now, and the bounds in force",
+    fill: (cell, job) => setLines(cell, String(job.num_workers), job.min_workers === job.max_workers ? "" : `${job.min_workers}..${job.max_workers}`),
+  },
+  { title: "Loss", class: "number", fill: (cell, job) => setLines(cell, fixed(job.loss, 4), `epoch ${Math.min(job.epoch + 1, job.num_epochs)} / ${job.num_epochs}`) },
+  { title: "Samples/s", class: "number", fill: (cell, job) => setLines(cell, number(job.samples_per_s), `batch ${job.global_batch_size}`, "the global batch stays the same whatever the number of workers") },
+  {
+    title: "ETA", class: "number", help: "predicted time left at the present speed",
+    fill: (cell, job, { nowS, offsetS }) => {
+      if (job.ended_at_s !== null) setLines(cell, `took ${duration(job.ended_at_s - job.submitted_at_s)}`, `ended ${clock(job.ended_at_s, offsetS)}`);
+      else setLines(cell, duration(job.eta_s), job.eta_s === null ? `waiting ${duration(nowS - job.submitted_at_s)}` : `at ${clock(nowS + job.eta_s, offsetS)}`);
+    },
+  },
+  { title: "Deadline", class: "deadline-cell", fill: setDeadline },
+  {
+    title: "Resizes", class: "number", help: "changes of the number of workers, and how long training stood still at the last one",
+    fill: (cell, job) => setLines(cell, String(job.num_resizes), job.last_pause_s === null ? "" : `pause ${duration(job.last_pause_s)}`),
+  },
+  {
+    title: "Restarts", class: "number", help: "returns to the last checkpoint because every worker was lost",
+    fill: (cell, job) => setLines(cell, String(job.num_restarts), job.checkpoint_step === null ? "" : `saved at ${number(job.checkpoint_step, 6)}`),
+  },
+];
+
+const SERVICE_COLUMNS = [
+  { title: "Service", isRowTitle: true, class: "name", fill: (cell, service, { hueOf }) => setName(cell, service.name, service.url, hueOf(service.service_id)) },
+  { title: "State and reason", class: "why", fill: (cell, service) => setState(cell, service.state, service.reason, []) },
+  {
+    title: "Replicas", class: "number", help: "ready, and the bounds in force",
+    fill: (cell, service) => setLines(cell, `${service.num_ready}${service.num_starting > 0 ? ` + ${service.num_starting} starting` : ""}`, `${service.min_replicas}..${service.max_replicas}`),
+  },
+  { title: "Requests/s", class: "number", fill: (cell, service) => setLines(cell, number(service.arrivals_per_s), `${plural(service.in_flight, "request")} in flight`) },
+  { title: "p50", class: "number", help: "half of the answers of the last window were faster", fill: (cell, service) => setLines(cell, duration(service.latency_p50_s)) },
+  {
+    title: "p99", class: "number", help: "99 of 100 answers of the last window were faster",
+    fill: (cell, service) => {
+      const isLate = service.slo_s !== null && service.latency_p99_s !== null && service.latency_p99_s > service.slo_s;
+      setLines(cell, duration(service.latency_p99_s), service.slo_s === null ? "" : `${isLate ? "over" : "goal"} ${duration(service.slo_s)}`);
+      setAttributes(cell, { class: isLate ? "number missed" : "number" });
+    },
+  },
+  { title: "Queue", class: "number", fill: (cell, service) => setLines(cell, String(service.queued)) },
+  { title: "Revision", class: "number", fill: (cell, service, { offsetS }) => setLines(cell, String(service.revision), `since ${clock(service.deployed_at_s, offsetS)}`) },
+];
+
+export const makeJobTable = (table) => new Table(table, "Training jobs", JOB_COLUMNS);
+export const makeServiceTable = (table) => new Table(table, "Inference services", SERVICE_COLUMNS);

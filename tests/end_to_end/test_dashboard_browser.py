@@ -1,0 +1,448 @@
+"""A real browser on the dashboard: what the platform streams becomes device cards, table rows and Gantt bars."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from springtide.core.status import (
+    DeviceStatus,
+    Interval,
+    JobStatus,
+    Mark,
+    PlatformStatus,
+    ReplicaStatus,
+    ServiceStatus,
+    Timeline,
+)
+from springtide.service.dashboard import dashboard_routes
+
+NOW_S = 1000.0
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+EVIL = "<img src=x onerror=document.title='owned'>"
+
+
+def make_job(job_id: str, name: str, **values: object) -> JobStatus:
+    """A job of the double, in the midst of its training unless `values` say otherwise."""
+    settings: dict[str, object] = {
+        "job_id": job_id,
+        "name": name,
+        "kind": "function",
+        "state": "RUNNING",
+        "reason": "",
+        "submitted_at_s": NOW_S - 400,
+        "started_at_s": NOW_S - 398,
+        "ended_at_s": None,
+        "deadline_at_s": None,
+        "budget_usd": None,
+        "min_workers": 1,
+        "max_workers": 4,
+        "num_workers": 1,
+        "global_batch_size": 64,
+        "generation": 1,
+        "step": 0,
+        "total_steps": None,
+        "progress_fraction": None,
+        "epoch": 0,
+        "num_epochs": 10,
+        "loss": None,
+        "samples_per_s": None,
+        "eta_s": None,
+        "slack_s": None,
+        "num_resizes": 0,
+        "num_restarts": 0,
+        "num_preemptions": 0,
+        "last_pause_s": None,
+        "checkpoint_step": None,
+        "artifact_path": "",
+        "device_seconds": 0.0,
+        "alternatives": (),
+        "replicas": (),
+    }
+    return JobStatus(**(settings | values))  # type: ignore[arg-type]
+
+
+def make_service(**values: object) -> ServiceStatus:
+    """The service of the double."""
+    settings: dict[str, object] = {
+        "service_id": "sentiment-7c1d",
+        "name": "sentiment",
+        "state": "READY",
+        "reason": "one replica answers 41 requests/s",
+        "deployed_at_s": NOW_S - 300,
+        "revision": 2,
+        "min_replicas": 0,
+        "max_replicas": 3,
+        "num_ready": 1,
+        "num_starting": 0,
+        "slo_s": 0.2,
+        "arrivals_per_s": 41.3,
+        "in_flight": 3,
+        "queued": 0,
+        "latency_p50_s": 0.012,
+        "latency_p99_s": 0.088,
+        "device_seconds": 200.0,
+        "url": "/f/sentiment",
+        "replicas": (
+            ReplicaStatus(replica_id="s1", device_id="local/3", state="READY", rank=None, started_at_s=700.0),
+        ),
+    }
+    return ServiceStatus(**(settings | values))  # type: ignore[arg-type]
+
+
+def make_replica(replica_id: str, device: int, rank: int) -> ReplicaStatus:
+    return ReplicaStatus(
+        replica_id=replica_id, device_id=f"local/{device}", state="READY", rank=rank, started_at_s=NOW_S - 200
+    )
+
+
+def busy_status() -> PlatformStatus:
+    """Four devices, two jobs running, one waiting, two ended, one service."""
+    digits = make_job(
+        "digits-3f2a", "digits", reason="grown from 1 to 2 workers: local/1 became free", deadline_at_s=NOW_S + 180,
+        num_workers=2, generation=4, step=5210, total_steps=9100, progress_fraction=0.5725, epoch=5, loss=0.41237,
+        samples_per_s=812.4, eta_s=112.0, slack_s=68.0, num_resizes=3, num_restarts=0, last_pause_s=0.041,
+        checkpoint_step=5000, replicas=(make_replica("d1", 0, 0), make_replica("d4", 1, 1)),
+    )  # fmt: skip
+    gpt = make_job(
+        "gpt-91bc", "gpt", reason="one worker: digits has the nearer deadline", submitted_at_s=NOW_S - 260,
+        deadline_at_s=NOW_S + 60, step=310, total_steps=1200, progress_fraction=0.258, loss=2.7182, samples_per_s=95.1,
+        eta_s=95.0, slack_s=-35.0, num_resizes=1, num_restarts=1, last_pause_s=1.83, checkpoint_step=300,
+        replicas=(make_replica("g3", 2, 0),),
+    )  # fmt: skip
+    waiting = make_job(
+        "sweep-lr-0.01-aa07", "sweep-lr-0.01", state="PENDING", submitted_at_s=NOW_S - 21, started_at_s=None,
+        reason="all 4 devices are held by work with an earlier deadline; digits should free two in about 1m52",
+        num_workers=0, generation=0,
+    )  # fmt: skip
+    done = make_job(
+        "warmup-0c11", "warmup", state="SUCCEEDED", reason="", submitted_at_s=100.0, started_at_s=102.0, step=900,
+        ended_at_s=420.0, deadline_at_s=600.0, total_steps=900, progress_fraction=1.0, epoch=9, loss=0.0312,
+        samples_per_s=640.0, num_workers=0, num_resizes=2, last_pause_s=0.037, checkpoint_step=900,
+    )  # fmt: skip
+    refused = make_job(
+        "huge-11aa", EVIL, state="REJECTED", reason="cannot finish in 2m00: needs at least 6 workers, this pool has 4",
+        alternatives=("--deadline 8m30", "--epochs 3"), submitted_at_s=700.0, started_at_s=None, ended_at_s=700.1,
+        deadline_at_s=820.0, num_workers=0,
+    )  # fmt: skip
+    holders = [digits, digits, gpt, None]
+    replicas = ["d1", "d4", "g3", "s1"]
+    devices = tuple(
+        DeviceStatus(
+            device_id=f"local/{index}", node_id="local", kind="cpu",
+            workload_id=job.job_id if job else "sentiment-7c1d",
+            workload_name=job.name if job else "sentiment", replica_id=replicas[index],
+        )
+        for index, job in enumerate(holders)
+    )  # fmt: skip
+    return PlatformStatus(
+        version="0.1.0", policy="elastic", seq=412, now_s=NOW_S, wall_clock_offset_s=time.time() - NOW_S,
+        devices=devices, jobs=(done, digits, gpt, refused, waiting), services=(make_service(),),
+    )  # fmt: skip
+
+
+def busy_timeline() -> Timeline:
+    """The story behind `busy_status`: growth, a crash, a shrink for the service."""
+    rows = (
+        ("local/0", "warmup-0c11", "warmup", "w1", 102.0, 420.0),
+        ("local/1", "warmup-0c11", "warmup", "w2", 180.0, 420.0),
+        ("local/2", "warmup-0c11", "warmup", "w3", 260.0, 340.0),
+        ("local/0", "digits-3f2a", "digits", "d1", 602.0, None),
+        ("local/1", "digits-3f2a", "digits", "d2", 640.0, 742.0), ("local/1", "gpt-91bc", "gpt", "g1", 744.0, 861.0),
+        ("local/2", "digits-3f2a", "digits", "d3", 655.0, 742.0), ("local/2", "gpt-91bc", "gpt", "g3", 864.0, None),
+        ("local/1", "digits-3f2a", "digits", "d4", 880.0, None),
+    )  # fmt: skip
+    intervals = [
+        Interval(
+            device_id=device_id, workload_id=workload_id, workload_name=name, workload_kind="job",
+            replica_id=replica_id, start_s=start_s, end_s=end_s,
+        )
+        for device_id, workload_id, name, replica_id, start_s, end_s in rows
+    ]  # fmt: skip
+    intervals += [
+        Interval(
+            device_id="local/3", workload_id="sentiment-7c1d", workload_name="sentiment", workload_kind="service",
+            replica_id=replica_id, start_s=start_s, end_s=end_s,
+        )
+        for replica_id, start_s, end_s in (("s0", 710.0, 760.0), ("s1", 815.0, None))
+    ]  # fmt: skip
+    marks = (
+        Mark(at_s=182.0, workload_id="warmup-0c11", kind="grow", text="1 to 2 workers, pause 37 ms"),
+        Mark(at_s=420.0, workload_id="warmup-0c11", kind="succeeded", text="ended SUCCEEDED at step 900"),
+        Mark(at_s=604.0, workload_id="digits-3f2a", kind="start", text="started with 1 worker"),
+        Mark(at_s=656.0, workload_id="digits-3f2a", kind="grow", text="1 to 3 workers, pause 52 ms"),
+        Mark(at_s=741.0, workload_id="digits-3f2a", kind="shrink", text="3 to 1 worker for gpt, pause 19 ms"),
+        Mark(at_s=746.0, workload_id="gpt-91bc", kind="start", text="started with 1 worker"),
+        Mark(at_s=861.0, workload_id="gpt-91bc", kind="crash", text="replica g1 was killed (signal 9)"),
+        Mark(at_s=866.0, workload_id="gpt-91bc", kind="recover", text="back from checkpoint 300, pause 1.8 s"),
+        Mark(at_s=882.0, workload_id="digits-3f2a", kind="grow", text="1 to 2 workers, pause 41 ms"),
+    )
+    return Timeline(now_s=NOW_S, intervals=tuple(intervals), marks=marks)
+
+
+def empty_status() -> PlatformStatus:
+    free = DeviceStatus(
+        device_id="local/0", node_id="local", kind="cpu", workload_id=None, workload_name=None, replica_id=None
+    )
+    return PlatformStatus(
+        version="0.1.0", policy="elastic", seq=1, now_s=2.0, wall_clock_offset_s=time.time() - 2.0,
+        devices=(free,), jobs=(), services=(),
+    )  # fmt: skip
+
+
+class PlatformDouble:
+    """Stands in for the platform's API behind the real page: it answers with made-up status. Tests only."""
+
+    def __init__(self, status: PlatformStatus, timeline: Timeline, *, refuses: bool = False) -> None:
+        self.status = status
+        self.timeline = timeline
+        self.refuses = refuses
+        self.goes_away = False
+        self.stopping = threading.Event()
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/status", self.answer_status),
+            Route("/v1/timeline", self.answer_timeline),
+            Route("/v1/stream", self.answer_stream),
+            Route("/healthz", self.answer_health),
+        ]
+
+    def _json(self, value: object) -> Response:
+        if self.refuses:
+            return Response('{"error": {"code": "unauthorized", "message": "no token"}}', status_code=401)
+        if self.goes_away:
+            return Response("gone", status_code=503)
+        return Response(msgspec.json.encode(value), media_type="application/json")
+
+    async def answer_status(self, request: Request) -> Response:
+        return self._json(self.status)
+
+    async def answer_timeline(self, request: Request) -> Response:
+        return self._json(self.timeline)
+
+    async def answer_health(self, request: Request) -> Response:
+        return self._json({"status": "ok"})
+
+    async def answer_stream(self, request: Request) -> Response:
+        if self.refuses or self.goes_away:
+            return self._json(None)
+        return StreamingResponse(self._events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        yield b"data: " + msgspec.json.encode(self.status) + b"\n\n"
+        while not self.stopping.is_set() and not self.goes_away:
+            await asyncio.sleep(0.05)
+
+
+@contextmanager
+def serving(double: PlatformDouble) -> Iterator[str]:
+    """Run the real page over the double on a port of its own and yield its address."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    app = Starlette(routes=[*dashboard_routes(), *double.routes()])
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        double.stopping.set()
+        server.should_exit = True
+        thread.join()
+        listener.close()
+
+
+class Browser:
+    """A headless chromium with an empty profile, driven through its DevTools pipe: commands in, answers out."""
+
+    def __init__(self, profile: Path) -> None:
+        assert CHROMIUM is not None
+        flags = (
+            "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-extensions",
+            "--disable-background-networking", "--disable-component-update", "--disable-sync",
+            "--disable-dev-shm-usage", "--window-size=1280,800", "--remote-debugging-pipe",
+            f"--user-data-dir={profile}", "about:blank",
+        )  # fmt: skip
+        commands_read, self._commands = os.pipe()
+        self._answers, answers_write = os.pipe()
+        # Chromium reads commands from descriptor 3 and writes answers to 4; copies above 9 cannot be overwritten.
+        low, high = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (commands_read, answers_write))
+        nothing = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
+        ends = [(os.POSIX_SPAWN_DUP2, low, 3), (os.POSIX_SPAWN_DUP2, high, 4)]
+        environment = dict(os.environ)
+        self._pid = os.posix_spawn(CHROMIUM, [CHROMIUM, *flags], environment, file_actions=[*nothing, *ends])
+        for fd in (commands_read, answers_write, low, high):
+            os.close(fd)
+        self._buffer = b""
+        self._number = 0
+        self._session: str | None = None
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError, AssertionError):
+            self.send("Browser.close", browser=True)
+        for fd in (self._commands, self._answers):
+            os.close(fd)
+        os.waitpid(self._pid, 0)
+
+    def send(self, method: str, *, browser: bool = False, **params: Any) -> Any:
+        """Send one command and return its result; events that come in between are dropped."""
+        self._number += 1
+        message: dict[str, Any] = {"id": self._number, "method": method, "params": params}
+        if self._session is not None and not browser:
+            message["sessionId"] = self._session
+        os.write(self._commands, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = json.loads(self._receive())
+            if answer.get("id") == self._number:
+                assert "error" not in answer, answer
+                return answer["result"]
+
+    def _receive(self) -> bytes:
+        while b"\0" not in self._buffer:
+            data = os.read(self._answers, 1 << 16)
+            assert data, "the browser went away"
+            self._buffer += data
+        message, self._buffer = self._buffer.split(b"\0", 1)
+        return message
+
+    def open(self, address: str, *, dark: bool = False) -> None:
+        target = self.send("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.send("Emulation.setEmulatedMedia", features=[scheme])
+        self.send("Page.navigate", url=address)
+
+    def evaluate(self, expression: str) -> Any:
+        result = self.send("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in result, result
+        return result["result"].get("value")
+
+    def wait_for(self, condition: str) -> None:
+        """Return once the JavaScript condition holds; the test's own time limit ends a wait that is in vain."""
+        while not self.evaluate(f"Boolean({condition})"):
+            time.sleep(0.05)
+
+    def screenshot(self, path: Path, *, whole: bool = False) -> None:
+        data = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]
+        path.write_bytes(base64.b64decode(data))
+
+
+@contextmanager
+def browsing(address: str, profile: Path, *, dark: bool = False) -> Iterator[Browser]:
+    """Open the address in a browser of its own."""
+    browser = Browser(profile)
+    try:
+        browser.open(address, dark=dark)
+        yield browser
+    finally:
+        browser.close()
+
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install -y chromium"),
+]
+DRAWN = "document.querySelector('#live.live') && document.querySelector('#gantt .bar')"
+
+
+def count(browser: Browser, selector: str) -> int:
+    return int(browser.evaluate(f"document.querySelectorAll({json.dumps(selector)}).length"))
+
+
+def text(browser: Browser, selector: str) -> str:
+    return str(browser.evaluate(f"document.querySelector({json.dumps(selector)}).textContent"))
+
+
+def test_browser_draws_devices_jobs_services_and_bars(tmp_path: Path) -> None:
+    double = PlatformDouble(busy_status(), busy_timeline())
+    with serving(double) as address, browsing(f"{address}/?window=all", tmp_path) as browser:
+        browser.wait_for(DRAWN)
+        assert text(browser, "#live-text") == "live"
+        assert count(browser, "#devices .device") == 4
+        assert count(browser, "#jobs tbody tr") == 5
+        assert count(browser, "#services tbody tr") == 1
+        assert count(browser, "#gantt rect.bar") == 11
+        assert count(browser, "#gantt rect.hatch") == 2, "the bars of a service are hatched"
+        assert count(browser, "#gantt path.mark.crash") == 1
+        assert count(browser, "#gantt line.deadline") == 4
+        jobs = text(browser, "#jobs")
+        assert "812" in jobs
+        assert "slack +1m08" in jobs
+        assert "late by 35.0 s" in jobs
+        assert "--deadline 8m30" in jobs, "what would be accepted stands beside the refusal"
+        assert "88 ms" in text(browser, "#services")
+        assert "killed (signal 9)" in text(browser, "#story")
+        assert "pause 41 ms" in text(browser, "#gantt"), "the pause is in the tick's tooltip"
+        assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing sticks out at 1280"
+
+
+def test_a_name_full_of_markup_stays_text(tmp_path: Path) -> None:
+    double = PlatformDouble(busy_status(), busy_timeline())
+    with serving(double) as address, browsing(address, tmp_path) as browser:
+        browser.wait_for(DRAWN)
+        assert EVIL in text(browser, "#jobs")
+        assert count(browser, "main img") == 0
+        assert browser.evaluate("document.title") == "(2) Springtide"
+
+
+def test_zooming_in_leaves_out_what_is_past_and_colours_stay(tmp_path: Path) -> None:
+    double = PlatformDouble(busy_status(), busy_timeline())
+    colour = "document.querySelector('#devices .device').className"
+    with serving(double) as address, browsing(f"{address}/?window=all", tmp_path) as browser:
+        browser.wait_for(DRAWN)
+        before = browser.evaluate(colour)
+        browser.evaluate("document.querySelector('[data-window=\"120\"]').click()")
+        assert count(browser, "#gantt rect.bar") == 4
+        assert browser.evaluate(colour) == before
+        assert browser.evaluate("document.querySelector('[data-window=\"120\"]').ariaPressed") == "true"
+
+
+def test_page_says_when_the_connection_is_lost_and_when_it_is_back(tmp_path: Path) -> None:
+    double = PlatformDouble(busy_status(), busy_timeline())
+    with serving(double) as address, browsing(address, tmp_path) as browser:
+        browser.wait_for(DRAWN)
+        double.goes_away = True
+        browser.wait_for("document.querySelector('#live.lost')")
+        assert "Connection lost" in text(browser, "#alert")
+        assert "springtide up" in text(browser, "#alert")
+        assert count(browser, "#gantt rect.bar") > 0, "what was known stays on the page"
+        double.goes_away = False
+        browser.wait_for("document.querySelector('#live.live')")
+        assert browser.evaluate("document.querySelector('#alert').hidden")
+
+
+def test_newcomer_is_told_what_to_type(tmp_path: Path) -> None:
+    timeline = Timeline(now_s=2.0, intervals=(), marks=())
+    with serving(PlatformDouble(empty_status(), timeline)) as address, browsing(address, tmp_path) as browser:
+        browser.wait_for("document.querySelector('#live.live') && !document.querySelector('#empty').hidden")
+        assert "springtide run examples/digits.py" in text(browser, "#empty")
+        assert count(browser, "#devices .device.free") == 1
+        assert "No device has been held yet" in text(browser, "#gantt")
+
+
+def test_browser_without_access_is_told_how_to_get_in(tmp_path: Path) -> None:
+    double = PlatformDouble(empty_status(), busy_timeline(), refuses=True)
+    with serving(double) as address, browsing(address, tmp_path) as browser:
+        browser.wait_for("document.querySelector('#live.refused')")
+        assert "springtide dashboard" in text(browser, "#alert")
