@@ -36,6 +36,7 @@ _LOG = logging.getLogger("springtide.gateway")
 MAX_BODY_BYTES = 1 << 20
 _DEFAULT_TIMEOUT_S = 30.0
 _MAX_TIMEOUT_S = 3600.0
+_MAX_DISCARDED_BYTES = 8 << 20
 _BODY_TIMEOUT_S = 10.0
 _TICK_S = 1.0
 _JSON = (b"content-type", b"application/json")
@@ -371,7 +372,7 @@ async def _read_body(scope: Scope, receive: Receive) -> bytes:
     if encoding is not None and encoding.lower() != b"identity":
         raise _HttpError(415, "send the body without Content-Encoding")
     length = _header(scope, b"content-length")
-    if length is not None and length.isdigit() and (len(length) > 12 or int(length) > MAX_BODY_BYTES):
+    if length is not None and length.isdigit() and (len(length) > 12 or int(length) > _MAX_DISCARDED_BYTES):
         raise _HttpError(413, too_large, ((b"connection", b"close"),))
     body = b""
     chunks: list[bytes] = []
@@ -384,15 +385,19 @@ async def _read_body(scope: Scope, receive: Receive) -> bytes:
                     raise ClientGone("the client left while it sent the body")
                 body = message.get("body", b"")
                 num_bytes += len(body)
-                if num_bytes > MAX_BODY_BYTES:
+                if num_bytes > _MAX_DISCARDED_BYTES:
                     raise _HttpError(413, too_large, ((b"connection", b"close"),))
                 if not message.get("more_body", False):
                     break
-                chunks.append(body)
+                if num_bytes <= MAX_BODY_BYTES:
+                    chunks.append(body)
     except TimeoutError:
         raise _HttpError(
             408, f"the body did not come within {_BODY_TIMEOUT_S:.0f} s", ((b"connection", b"close"),)
         ) from None
+    if num_bytes > MAX_BODY_BYTES:
+        # Read to its end and thrown away: a client cut off while it sends would never see the answer.
+        raise _HttpError(413, too_large)
     return b"".join((*chunks, body)) if chunks else body
 
 

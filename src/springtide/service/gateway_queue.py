@@ -192,11 +192,15 @@ class ServiceQueue:
         self._expected = expected_company(self._expected, state.num_queued + state.num_in_flight + 1)
         deadline = self._loop.call_at(pending.deadline_s, self._expire, pending)
         watch = _Watch(self._loop, pending.future, until_gone)
+        latency_s: float | None = None
         try:
             self._enqueue(pending)
             self._wake(num_ready)
-            return await pending.future
+            answer = await pending.future
+            latency_s = self._loop.time() - now_s
+            return answer
         finally:
+            self.window.ended(self._loop.time(), latency_s)
             deadline.cancel()
             watch.cancel()
             self._forget(pending)

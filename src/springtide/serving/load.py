@@ -76,9 +76,13 @@ def is_worth_telling(
     """Say whether `current` differs enough from what was told at `previous_at_s` to be told again.
 
     Told are: the first one, a change between busy and quiet, a queue that appears or goes, the crossing of the
-    service's idle limit, a change of rate or concurrency by a quarter, and anything every 10 s.
+    service's idle limit, a change of rate or concurrency by a quarter, and anything every 10 s. Also told is that a
+    service believed idle was not: whoever was told "quiet" counts the seconds on from there.
     """
     if previous is None or now_s - previous_at_s >= _REPEAT_S:
+        return True
+    believed_idle_s = previous.idle_s + now_s - previous_at_s
+    if believed_idle_s - current.idle_s >= idle_limit_s / 3:
         return True
     was_busy, is_busy = previous.in_flight + previous.queued > 0, current.in_flight + current.queued > 0
     return (
