@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 from springtide.backends.local import LocalExecutor
 from springtide.core.actions import EndJob, StartReplica
 from springtide.core.events import Event
-from springtide.core.ports import Standing
 from springtide.core.resources import DeviceId, make_node
 from springtide.core.workload import Entrypoint, JobState, ReplicaId, TrainingJob, WorkloadId
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from local_platform import Platform, open_descriptors, start
+
 from springtide.backends.local import watch
 from springtide.core.actions import EndJob, PreemptJob, ResizeJob, StopReplica
 from springtide.core.errors import BackendError
@@ -260,9 +260,7 @@ def test_ending_a_job_ends_its_workers(platform: Platform) -> None:
     platform.barrier()
 
 
-def test_a_broken_group_whose_members_all_live_is_reported(
-    platform: Platform, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_group_whose_members_all_live_is_reported(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("springtide.backends.local.reports.LOST_AFTER_S", 0.2)
     monkeypatch.setattr("springtide.backends.local.reports._BREAK_CHECK_S", 0.1)
     form(platform, "r0", "r1", then="break")

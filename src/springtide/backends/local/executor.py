@@ -45,6 +45,7 @@ class LocalExecutor:
 
     Every method is thread-safe and none but `wait`, `open` and `close` blocks. `worker_command` starts workers as
     `[*worker_command, "--spec", FILE]` instead of through the zygote; `zygote=False` does so with the runtime itself.
+    `zygote_command` is what a zygote is started by, as `[*zygote_command, "--socket", PATH]`.
     `crash_point` is called with each name of CRASH_POINTS around the effects, for tests that end the process there.
     """
 
@@ -59,6 +60,7 @@ class LocalExecutor:
         crash_point: Callable[[str], None] | None = None,
         node: Node | None = None,
         worker_command: Sequence[str] | None = None,
+        zygote_command: Sequence[str] | None = None,
         max_log_bytes: int = MAX_LOG_BYTES,
     ) -> None:
         self._state_dir = state_dir.resolve()
@@ -67,7 +69,7 @@ class LocalExecutor:
         self._node = node
         self._lease_s = lease_s
         self._max_log_bytes = max_log_bytes
-        self._python = python
+        self._zygote_command = zygote_command or [python, "-m", "springtide.runtime", "zygote"]
         self._uses_zygote = zygote and worker_command is None
         self._worker_command = worker_command or [python, "-m", "springtide.runtime", "worker"]
         self._thread: threading.Thread | None = None
@@ -174,7 +176,7 @@ class LocalExecutor:
     def _make_zygote(self, socket_path: Path) -> Zygote:
         return Zygote(
             self._reactor,
-            [self._python, "-m", "springtide.runtime", "zygote"],
+            self._zygote_command,
             worker_environment() | {"OMP_NUM_THREADS": "1"},
             socket_path,
             self._state_dir / "zygote.log",
@@ -234,11 +236,11 @@ class LocalExecutor:
 
     def _end_zygote(self) -> None:
         zygote = self._launcher.zygote
-        if zygote is None or zygote.process is None:
+        if zygote is None:
             return
         zygote.terminate()
         end_s = time.monotonic() + _ZYGOTE_END_S
-        while live_stat(zygote.process) is not None:
+        while zygote.process is not None and live_stat(zygote.process) is not None:
             if time.monotonic() > end_s:
                 zygote.kill()
                 end_s = time.monotonic() + _ZYGOTE_END_S

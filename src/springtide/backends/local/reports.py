@@ -138,12 +138,18 @@ class Reports:
         replica.group_generation = max(replica.group_generation, hello.generation)
         workers.records.spec_path(replica.replica_id).unlink(missing_ok=True)
         if hello.is_ready and not replica.is_ready:
-            self._ready(replica, hello.address, [])
+            replica.address = hello.address
+            workers.reactor.after(_REPEATS_S, lambda: self._infer_ready(replica))
         self._tell_orders(replica)
         self._make_room()
         job = workers.jobs.get(replica.workload_id)
         if job is not None and job.group is not None and not job.group.is_confirmed:
             workers.reactor.after(_REPEATS_S, lambda: self.confirm(job))
+
+    def _infer_ready(self, replica: Replica) -> None:
+        """Its Hello said that it is ready; if no report repeats that, an earlier control plane has acknowledged it."""
+        if not replica.is_ready and replica.phase is Phase.RUNNING:
+            self._ready(replica, replica.address, [])
 
     # --- reports -----------------------------------------------------------------------------------------------------
 

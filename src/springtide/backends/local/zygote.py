@@ -53,7 +53,7 @@ class Zygote:
         self._on_failed, self._on_forgotten = on_failed, on_forgotten
         self._connection: Connection[ZygoteMessage] | None = None
         self._child: ProcessIdentity | None = None
-        self._child_pid: int | None = None
+        self._started_pid: int | None = None
         self._waiting: list[WorkerSpec] = []
         self._asked: dict[ReplicaId, Timer] = {}
         self._retry: Timer | None = None
@@ -122,8 +122,9 @@ class Zygote:
 
     def reap(self) -> None:
         """Collect the zygote if it was this process's child and has ended."""
-        if self._child_pid is not None and reap(self._child_pid) is not None:
-            self._child_pid = None
+        for pid in (self._started_pid, self._child.pid if self._child is not None else None):
+            if pid is not None:
+                reap(pid)
 
     def _signal(self, number: int) -> None:
         if self._child is not None and live_stat(self._child) is not None:
@@ -131,7 +132,7 @@ class Zygote:
 
     def _try_connect(self) -> None:
         self._retry = None
-        if self._is_closed:
+        if self._is_closed or self._connection is not None:
             return
         stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -164,12 +165,12 @@ class Zygote:
             self._num_starts += 1
             self._num_attempts = 0
             try:
-                self._child_pid = spawn_detached(self._command, self._environment, self._log_path)
+                self._started_pid = spawn_detached(self._command, self._environment, self._log_path)
             except BackendError as error:
                 _log.error("%s", error)
                 self._fail_waiting()
                 return
-            self._child = identify(self._child_pid)
+            self._child = identify(self._started_pid)
         self._num_attempts += 1
         self._retry = self._reactor.after(CONNECT_INTERVAL_S, self._try_connect)
 
@@ -201,7 +202,7 @@ class Zygote:
         for replica_id in asked:
             self._on_forgotten(replica_id)
         # A new one warms up in the background, so that the next worker need not wait for it.
-        self._retry = self._reactor.after(CONNECT_INTERVAL_S, self._try_connect)
+        self.ensure()
 
     def _give_up(self) -> None:
         """A zygote that does not answer is worth nothing; its death lets everything asked of it be asked anew."""
