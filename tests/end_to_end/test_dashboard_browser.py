@@ -363,7 +363,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install -y chromium"),
 ]
-DRAWN = "document.querySelector('#live.live') && document.querySelector('#gantt .bar')"
+DRAWN = "document.querySelector('#live.is-live') && document.querySelector('#gantt .bar')"
 
 
 def count(browser: Browser, selector: str) -> int:
@@ -385,7 +385,7 @@ def test_browser_draws_devices_jobs_services_and_bars(tmp_path: Path) -> None:
         assert count(browser, "#gantt rect.bar") == 11
         assert count(browser, "#gantt rect.hatch") == 2, "the bars of a service are hatched"
         assert count(browser, "#gantt path.mark.crash") == 1
-        assert count(browser, "#gantt line.deadline") == 4
+        assert count(browser, "#gantt line.deadline") == 3
         jobs = text(browser, "#jobs")
         assert "812" in jobs
         assert "slack +1m08" in jobs
@@ -423,19 +423,19 @@ def test_page_says_when_the_connection_is_lost_and_when_it_is_back(tmp_path: Pat
     with serving(double) as address, browsing(address, tmp_path) as browser:
         browser.wait_for(DRAWN)
         double.goes_away = True
-        browser.wait_for("document.querySelector('#live.lost')")
+        browser.wait_for("document.querySelector('#live.is-lost')")
         assert "Connection lost" in text(browser, "#alert")
         assert "springtide up" in text(browser, "#alert")
         assert count(browser, "#gantt rect.bar") > 0, "what was known stays on the page"
         double.goes_away = False
-        browser.wait_for("document.querySelector('#live.live')")
+        browser.wait_for("document.querySelector('#live.is-live')")
         assert browser.evaluate("document.querySelector('#alert').hidden")
 
 
 def test_newcomer_is_told_what_to_type(tmp_path: Path) -> None:
     timeline = Timeline(now_s=2.0, intervals=(), marks=())
     with serving(PlatformDouble(empty_status(), timeline)) as address, browsing(address, tmp_path) as browser:
-        browser.wait_for("document.querySelector('#live.live') && !document.querySelector('#empty').hidden")
+        browser.wait_for("document.querySelector('#live.is-live') && !document.querySelector('#empty').hidden")
         assert "springtide run examples/digits.py" in text(browser, "#empty")
         assert count(browser, "#devices .device.free") == 1
         assert "No device has been held yet" in text(browser, "#gantt")
@@ -444,5 +444,5 @@ def test_newcomer_is_told_what_to_type(tmp_path: Path) -> None:
 def test_browser_without_access_is_told_how_to_get_in(tmp_path: Path) -> None:
     double = PlatformDouble(empty_status(), busy_timeline(), refuses=True)
     with serving(double) as address, browsing(address, tmp_path) as browser:
-        browser.wait_for("document.querySelector('#live.refused')")
+        browser.wait_for("document.querySelector('#live.is-refused')")
         assert "springtide dashboard" in text(browser, "#alert")

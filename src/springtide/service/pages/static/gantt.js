@@ -5,7 +5,8 @@ import { clock, duration, plural } from "./format.js";
 
 const ROW = 30;
 const BAR = 20;
-const TOP = 20;
+const TOP = 34;
+const LABEL_LANES = [11, 24];
 const AXIS = 24;
 const RIGHT = 12;
 const FUTURE_FRACTION = 0.15;
@@ -125,8 +126,8 @@ export class Gantt {
       const size = { x, y, width, height: BAR, rx: Math.min(4, width / 2) };
       setAttributes(bar, { class: `bar ${hueOf(interval.workload_id)}${isOpen ? " open" : ""}`, ...size });
       setAttributes(hatch, { class: interval.workload_kind === "service" ? "hatch" : "gone", ...size });
-      setAttributes(text, { class: "bar-label", x: x + 6, y: y + BAR / 2 + 4 });
-      setText(text, fit(interval.workload_name, width - 10));
+      setAttributes(text, { class: "bar-label", x: x + 9, y: y + BAR / 2 + 4 });
+      setText(text, fit(interval.workload_name, width - 13));
       setTitle(group, describeInterval(interval, nowS, status.wall_clock_offset_s));
     });
   }
@@ -145,20 +146,21 @@ export class Gantt {
   }
 
   drawDeadlines({ status, nowS, hueOf, range, scale, box }) {
-    const jobs = status.jobs.filter((job) => job.deadline_at_s !== null && job.deadline_at_s >= range.from && job.deadline_at_s <= range.to);
-    const ends = [];
+    const isShown = (job) => job.deadline_at_s !== null && !/REJECTED|CANCELLED/.test(job.state) && job.deadline_at_s >= range.from && job.deadline_at_s <= range.to;
+    const jobs = status.jobs.filter(isShown);
+    const taken = LABEL_LANES.map(() => []);
     this.deadlines.update(jobs, (job) => job.job_id, (group, job) => {
       const x = scale(job.deadline_at_s);
       const [line, text] = group.children;
-      setAttributes(line, { class: `deadline ${hueOf(job.job_id)}`, x1: x, x2: x, y1: TOP - 6, y2: box.height - AXIS });
+      setAttributes(line, { class: `deadline ${hueOf(job.job_id)}`, x1: x, x2: x, y1: 4, y2: box.height - AXIS });
       const label = `${job.name} deadline`;
       const width = label.length * 6.2;
       const isLeft = x + width > box.width - RIGHT;
       const start = isLeft ? x - width : x;
-      const hasRoom = ends.every(([from, to]) => start > to + 6 || start + width < from - 6);
-      if (hasRoom) ends.push([start, start + width]);
-      setAttributes(text, { class: "deadline-label", x: x + (isLeft ? -3 : 3), y: 11, "text-anchor": isLeft ? "end" : "start" });
-      setText(text, hasRoom ? label : "");
+      const lane = taken.findIndex((spans) => spans.every(([from, to]) => start > to + 6 || start + width < from - 6));
+      if (lane >= 0) taken[lane].push([start, start + width]);
+      setAttributes(text, { class: "deadline-label", x: x + (isLeft ? -3 : 3), y: LABEL_LANES[Math.max(0, lane)], "text-anchor": isLeft ? "end" : "start" });
+      setText(text, lane >= 0 ? label : "");
       const left = job.deadline_at_s - nowS;
       const when = left >= 0 ? `in ${duration(left)}` : `${duration(-left)} ago`;
       setTitle(group, `${job.name}: deadline ${clock(job.deadline_at_s, status.wall_clock_offset_s)}, ${when}`);

@@ -160,7 +160,7 @@ function receiveStatus(status) {
 function showState(state, detail) {
   view.frozenNowS = nowS();
   view.isLive = state === "live";
-  byId("live").className = `live ${state}`;
+  byId("live").className = `live is-${state}`;
   setText(byId("live-text"), { connecting: "connecting", live: "live", lost: "connection lost", refused: "not signed in" }[state]);
   document.body.classList.toggle("stale", state === "lost" || state === "refused");
   const alert = byId("alert");

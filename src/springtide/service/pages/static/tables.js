@@ -38,18 +38,21 @@ function setLines(cell, first, second = "", title = null) {
 
 function setName(cell, name, id, hue) {
   if (cell.children.length === 0) {
-    cell.append(element("span", { "aria-hidden": "true" }), element("div", { class: "lines" }, element("div", { class: "first" }), element("div", { class: "second" })));
+    const lines = element("div", {}, element("div", { class: "first" }), element("div", { class: "second" }));
+    cell.append(element("div", { class: "owner" }, element("span", { "aria-hidden": "true" }), lines));
   }
-  setAttributes(cell.children[0], { class: `swatch ${hue}` });
-  setText(cell.children[1].children[0], name);
-  setText(cell.children[1].children[1], id === name ? "" : id);
+  const [swatch, lines] = cell.firstChild.children;
+  setAttributes(swatch, { class: `swatch ${hue}` });
+  setText(lines.children[0], name);
+  setText(lines.children[1], id === name ? "" : id);
 }
 
-function setState(cell, state, reason, advice) {
+function setState(cell, state, reason, alternatives) {
   if (cell.children.length === 0) cell.append(element("span"), element("div", { class: "second" }));
   setAttributes(cell.children[0], { class: `state ${state.toLowerCase()}` });
   setText(cell.children[0], state);
-  setText(cell.children[1], [reason, ...advice].filter(Boolean).join(" · "));
+  const advice = alternatives.length > 0 ? `would work: ${alternatives.join(" | ")}` : "";
+  setText(cell.children[1], [reason, advice].filter(Boolean).join(" · "));
 }
 
 function setProgress(cell, job) {
@@ -88,14 +91,15 @@ const JOB_COLUMNS = [
   { title: "Progress", class: "progress", fill: setProgress },
   {
     title: "Workers", class: "number", help: "now, and the bounds in force",
-    fill: (cell, job) => setLines(cell, String(job.num_workers), job.min_workers === job.max_workers ? "" : `${job.min_workers}..${job.max_workers}`),
+    fill: (cell, job) => setLines(cell, isEnded(job) ? UNKNOWN : String(job.num_workers), job.min_workers === job.max_workers ? "" : `${job.min_workers}..${job.max_workers}`),
   },
-  { title: "Loss", class: "number", fill: (cell, job) => setLines(cell, fixed(job.loss, 4), `epoch ${Math.min(job.epoch + 1, job.num_epochs)} / ${job.num_epochs}`) },
+  { title: "Loss", class: "number", fill: (cell, job) => setLines(cell, fixed(job.loss, 4), job.started_at_s === null ? plural(job.num_epochs, "epoch") : `epoch ${Math.min(job.epoch + 1, job.num_epochs)} / ${job.num_epochs}`) },
   { title: "Samples/s", class: "number", fill: (cell, job) => setLines(cell, number(job.samples_per_s), `batch ${job.global_batch_size}`, "the global batch stays the same whatever the number of workers") },
   {
     title: "ETA", class: "number", help: "predicted time left at the present speed",
     fill: (cell, job, { nowS, offsetS }) => {
-      if (job.ended_at_s !== null) setLines(cell, `took ${duration(job.ended_at_s - job.submitted_at_s)}`, `ended ${clock(job.ended_at_s, offsetS)}`);
+      if (job.state === "REJECTED") setLines(cell, UNKNOWN, `refused ${clock(job.ended_at_s, offsetS)}`);
+      else if (job.ended_at_s !== null) setLines(cell, `took ${duration(job.ended_at_s - job.submitted_at_s)}`, `ended ${clock(job.ended_at_s, offsetS)}`);
       else setLines(cell, duration(job.eta_s), job.eta_s === null ? `waiting ${duration(nowS - job.submitted_at_s)}` : `at ${clock(nowS + job.eta_s, offsetS)}`);
     },
   },
