@@ -1,0 +1,73 @@
+"""Acting on what runs: `scale`, `pause`, `resume`, `cancel`."""
+
+from __future__ import annotations
+
+import click
+
+from springtide.cli.session import Session, common_options, find, find_job
+from springtide.cli.tables import bounds
+from springtide.core.quantities import parse_range
+from springtide.core.status import JobStatus
+
+
+@click.command()
+@click.argument("identifier", metavar="ID")
+@click.argument("size", metavar="N|MIN..MAX")
+@common_options
+@click.pass_obj
+def scale(session: Session, identifier: str, size: str) -> None:
+    """Change how many workers (of a job) or replicas (of a service) there may be, while it runs.
+
+    The global batch stays what it is, and nothing restarts.
+    """
+    found = find(session.client.status(), identifier)
+    if isinstance(found, JobStatus):
+        minimum, maximum = parse_range(size, "workers")
+        session.client.scale(found.job_id, minimum, maximum)
+        job = session.client.job(found.job_id)
+        text = f"{job.job_id} may have {bounds(minimum, maximum)} workers now; it has {job.num_workers}"
+        session.answer(job, text, f"watch it: springtide status {job.job_id}")
+        return
+    minimum, maximum = parse_range(size, "replicas", lowest=0)
+    session.client.scale(found.service_id, minimum, maximum)
+    service = session.client.service(found.name)
+    text = f"{service.name} may have {bounds(minimum, maximum)} replicas now; {service.num_ready} are ready"
+    session.answer(service, text, f"watch it: springtide status {service.name}")
+
+
+@click.command()
+@click.argument("identifier", metavar="ID")
+@common_options
+@click.pass_obj
+def pause(session: Session, identifier: str) -> None:
+    """Commit a checkpoint and give the job's devices back until `resume`."""
+    job = session.client.pause(find_job(session.client.status(), identifier).job_id)
+    text = f"{job.job_id} is being paused at step {job.step}: it commits a checkpoint and gives its devices back"
+    session.answer(job, text, f"go on later: springtide resume {job.job_id}")
+
+
+@click.command()
+@click.argument("identifier", metavar="ID")
+@common_options
+@click.pass_obj
+def resume(session: Session, identifier: str) -> None:
+    """Let a paused job continue from its checkpoint as soon as there is a device."""
+    job = session.client.resume(find_job(session.client.status(), identifier).job_id)
+    text = f"{job.job_id} {job.state}: {job.reason}" if job.reason else f"{job.job_id} {job.state}"
+    session.answer(job, text, f"watch it: springtide status {job.job_id}")
+
+
+@click.command()
+@click.argument("identifier", metavar="ID")
+@common_options
+@click.pass_obj
+def cancel(session: Session, identifier: str) -> None:
+    """End a job for good, or take a service away once its requests are answered."""
+    found = find(session.client.status(), identifier)
+    if isinstance(found, JobStatus):
+        job = session.client.cancel(found.job_id)
+        kept = "" if job.checkpoint_step is None else f"; its checkpoint of step {job.checkpoint_step} stays"
+        session.answer(job, f"{job.job_id} {job.state}{kept}", "what is left: springtide ps")
+        return
+    session.client.remove_service(found.name)
+    session.answer(found, f"{found.name} is being removed; requests under way are answered first", "springtide ps")

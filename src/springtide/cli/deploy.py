@@ -1,0 +1,83 @@
+"""`springtide deploy`: hand over an inference class and say how to call it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from typing import Any, cast
+
+import click
+
+from springtide.cli.loading import find_service, import_file, split_target
+from springtide.cli.run import parse_params
+from springtide.cli.session import Session, common_options
+from springtide.client.functions import ServeFunction
+from springtide.client.goals import ServeKeywords
+from springtide.core.status import ServiceStatus
+
+_POLL_S = 0.1
+_EXAMPLES: dict[str, Any] = {"string": "good", "number": 0.5, "integer": 1, "boolean": True}
+
+
+@click.command()
+@click.argument("target", metavar="FILE[:CLASS]")
+@click.option("--name", help="The service's name: its address is /f/NAME.")
+@click.option("--scale", metavar="N|MIN..MAX", help="How many replicas there may be; 0 lets it sleep.")
+@click.option("--slo", metavar="TIME", help="The latency to keep: 200ms (the 99th percentile).")
+@click.option("--max-batch", type=click.IntRange(min=1), help="Items that may be predicted together.")
+@click.option("--idle", metavar="TIME", help="How long without requests until it sleeps.")
+@click.option("--param", "params", multiple=True, metavar="K=V", help="For the class: self.params[K]. Repeatable.")
+@common_options
+@click.pass_obj
+def deploy(session: Session, /, target: str, params: tuple[str, ...], **options: Any) -> None:
+    """Serve FILE's class; replaces the service of that name without dropping a request."""
+    path, object_name = split_target(target)
+    served = find_service(import_file(path), path, object_name)
+    given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
+    if params:
+        given["params"] = parse_params(params)
+    handle = served.deploy(session.client, **cast(ServeKeywords, given))
+    service = _wait_deployed(session, handle.name)
+    if service.state == "FAILED":
+        session.answer(
+            service, f"{service.name} FAILED: {service.reason}", f"what it wrote: springtide logs {service.name}"
+        )
+        raise click.exceptions.Exit(1)
+    session.answer(service, _deployed_text(service, served), f"watch it: springtide status {service.name}")
+
+
+def _wait_deployed(session: Session, name: str) -> ServiceStatus:
+    """Until it could answer: a replica is ready, or it sleeps and would start one."""
+    while True:
+        service = session.client.service(name)
+        if service.state != "STARTING":
+            return service
+        time.sleep(_POLL_S)
+
+
+def _deployed_text(service: ServiceStatus, served: ServeFunction[Any]) -> str:
+    body = shlex.quote(json.dumps(example_call(served.cls)))
+    sleeping = " (sleeps until the first request)" if service.num_ready == 0 and service.min_replicas == 0 else ""
+    scale = f"{service.min_replicas}..{service.max_replicas}"
+    return (
+        f"{service.name}  {service.url}  revision {service.revision}  scale {scale}{sleeping}\n"
+        f"  curl -s {service.url} -H 'content-type: application/json' -d {body}"
+    )
+
+
+def example_call(cls: type) -> dict[str, Any]:
+    """A body that `predict` would take, made from its type hints."""
+    from springtide.serving.schema import derive_schema
+
+    properties = derive_schema(cls).body_schema()["properties"]
+    return {name: _example(schema) for name, schema in properties.items()}
+
+
+def _example(schema: dict[str, Any]) -> Any:
+    kind = schema.get("type")
+    if kind == "array":
+        return [_example(schema.get("items") or {})]
+    if kind == "object":
+        return {name: _example(inner) for name, inner in schema.get("properties", {}).items()}
+    return _EXAMPLES.get(str(kind))

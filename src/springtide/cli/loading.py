@@ -1,0 +1,140 @@
+"""Reading the user's file: what it declares, without running what is no declaration."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from springtide.client.functions import ServeFunction, Task, TrainFunction
+from springtide.client.source import IMPORTING_VARIABLE
+from springtide.core.errors import InvalidRequest
+
+
+def split_target(target: str) -> tuple[Path, str]:
+    """`FILE[:object]` as a path and a name. Raises InvalidRequest if there is no such file."""
+    name = ""
+    path = Path(target)
+    if not path.is_file():
+        head, separator, tail = target.rpartition(":")
+        if separator and head:
+            path, name = Path(head), tail
+    if not path.is_file():
+        raise InvalidRequest(f"there is no file {str(path)!r}; give the path of a Python file, for example train.py")
+    if path.suffix != ".py":
+        raise InvalidRequest(f"{path.name} is not a Python file (.py)")
+    return path.resolve(), name
+
+
+def uses_springtide(path: Path) -> bool:
+    """Whether the file imports springtide; any other file is a plain script, which importing would run."""
+    try:
+        tree = ast.parse(path.read_bytes(), filename=path.name)
+    except (SyntaxError, ValueError) as error:
+        line = f" in line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        raise InvalidRequest(f"{path.name} is not valid Python{line}: {getattr(error, 'msg', error)}") from None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import) and any(alias.name.split(".")[0] == "springtide" for alias in node.names):
+            return True
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "springtide" and not node.level:
+            return True
+    return False
+
+
+@contextmanager
+def _importing(path: Path) -> Iterator[None]:
+    """As when the file is run: its folder comes first on the path; `submit()` is refused meanwhile."""
+    sys.path.insert(0, str(path.parent))
+    os.environ[IMPORTING_VARIABLE] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[IMPORTING_VARIABLE]
+        sys.path.remove(str(path.parent))
+
+
+def import_file(path: Path) -> ModuleType:
+    """Import the user's file. Raises InvalidRequest that names the line for whatever the file raises."""
+    name = f"springtide_user_{path.stem}"
+    specification = importlib.util.spec_from_file_location(name, path)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[name] = module
+    try:
+        with _importing(path):
+            specification.loader.exec_module(module)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{path.name}{_line_of(error, path)}: {error}") from None
+    except ModuleNotFoundError as error:
+        raise InvalidRequest(
+            f"{path.name}{_line_of(error, path)} needs the module {error.name!r}, which is not installed here; "
+            f"install it: pip install {(error.name or '').split('.')[0]}"
+        ) from None
+    except (Exception, SystemExit) as error:
+        # The file is the user's: whatever it raises is told as its error, not as a fault of the command.
+        if os.environ.get("SPRINGTIDE_DEBUG"):
+            raise
+        raise InvalidRequest(
+            f"{path.name}{_line_of(error, path)} cannot be imported: {type(error).__name__}: {error}"
+        ) from None
+    return module
+
+
+def _line_of(error: BaseException, path: Path) -> str:
+    traceback, line = error.__traceback__, None
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_filename == str(path):
+            line = traceback.tb_lineno
+        traceback = traceback.tb_next
+    return "" if line is None else f" line {line}"
+
+
+def find_training(module: ModuleType, path: Path, name: str) -> TrainFunction | Task | None:
+    """The training function or task of the file; None if it declares none. Raises InvalidRequest to choose."""
+    found = _declared(module, (TrainFunction, Task))
+    chosen = _choose(found, path, name, "training function", "springtide run")
+    if chosen is None and (served := _declared(module, (ServeFunction,))):
+        raise InvalidRequest(
+            f"{path.name} declares a service ({next(iter(served))}) and nothing to train; "
+            f"`springtide deploy {path.name}` serves it"
+        )
+    assert chosen is None or isinstance(chosen, TrainFunction | Task)
+    return chosen
+
+
+def find_service(module: ModuleType, path: Path, name: str) -> ServeFunction[Any]:
+    """The inference class of the file. Raises InvalidRequest if there is none, or several to choose from."""
+    chosen = _choose(_declared(module, (ServeFunction,)), path, name, "service", "springtide deploy")
+    if chosen is None:
+        raise InvalidRequest(f"{path.name} declares no service; put @st.serve on a class with a method `predict`")
+    assert isinstance(chosen, ServeFunction)
+    return chosen
+
+
+def _declared(module: ModuleType, kinds: tuple[type, ...]) -> dict[str, object]:
+    """What the file itself declares, by name; what it imports from elsewhere is not its own."""
+    found: dict[str, object] = {}
+    for name, value in vars(module).items():
+        is_own = isinstance(value, Task) or getattr(value, "__module__", None) == module.__name__
+        if isinstance(value, kinds) and is_own and all(value is not other for other in found.values()):
+            found[name] = value
+    return found
+
+
+def _choose(found: dict[str, object], path: Path, name: str, what: str, verb: str) -> object | None:
+    if name:
+        if name not in found:
+            known = f"it has {', '.join(found)}" if found else f"it declares no {what}"
+            raise InvalidRequest(f"{path.name} has no {what} {name!r}; {known}")
+        return found[name]
+    if len(found) > 1:
+        choices = " or ".join(f"`{verb} {path.name}:{choice}`" for choice in found)
+        raise InvalidRequest(f"{path.name} has several to choose from: {choices}")
+    return next(iter(found.values()), None)

@@ -1,0 +1,104 @@
+"""Looking: `ps`, `status`, `why`, `logs`, `top`."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import click
+
+from springtide.cli.session import Session, common_options, find, workload_id
+from springtide.cli.tables import explanation, job_details, platform_summary, service_details
+from springtide.core.status import JobStatus
+from springtide.core.workload import JobState
+
+
+@click.command()
+@click.option("--all", "show_all", is_flag=True, help="Ended jobs too, however many.")
+@common_options
+@click.pass_obj
+def ps(session: Session, show_all: bool) -> None:
+    """List jobs and services with their state, progress and reason."""
+    status = session.client.status()
+    hint = "why is it so: springtide why ID | watch: springtide top | Gantt: springtide dashboard"
+    if not status.jobs and not status.services:
+        hint = "start something: springtide run FILE | springtide deploy FILE | springtide hello"
+    session.answer(status, platform_summary(status, show_all=show_all), hint)
+
+
+@click.command()
+@click.argument("identifier", metavar="ID")
+@common_options
+@click.pass_obj
+def status(session: Session, identifier: str) -> None:
+    """Show one job or service. ID may be its name or the beginning of its id."""
+    platform = session.client.status()
+    found = find(platform, identifier)
+    if isinstance(found, JobStatus):
+        hint = f"why: springtide why {found.job_id} | what it writes: springtide logs {found.job_id} -f"
+        session.answer(found, job_details(found, platform.now_s), hint)
+    else:
+        hint = f"why: springtide why {found.name} | what it writes: springtide logs {found.name} -f"
+        session.answer(found, service_details(found), hint)
+
+
+@click.command()
+@click.argument("identifier", metavar="ID")
+@common_options
+@click.pass_obj
+def why(session: Session, identifier: str) -> None:
+    """Explain its state: the one reason, what that rests on, and what could be done."""
+    found = find(session.client.status(), identifier)
+    answer = session.client.why(workload_id(found))
+    session.answer(answer, explanation(answer))
+
+
+@click.command()
+@click.argument("identifier", metavar="ID")
+@click.option("-f", "--follow", is_flag=True, help="Go on until it ends; Ctrl-C stops only the printing.")
+@click.option("--replica", metavar="R", help="Only this replica.")
+@click.option("--tail", type=click.IntRange(min=0), default=200, show_default=True, help="The last lines of each.")
+@common_options
+@click.pass_obj
+def logs(session: Session, identifier: str, follow: bool, replica: str | None, tail: int) -> None:
+    """Print what its workers wrote, each line with the replica that wrote it."""
+    found = find(session.client.status(), identifier)
+    lines = session.client.logs(workload_id(found), replica=replica, tail=tail, follow=follow)
+    if session.as_json:
+        session.print_json({"workload_id": workload_id(found), "lines": list(lines)})
+        return
+    try:
+        for line in lines:
+            click.echo(line.rstrip("\n"))
+    except KeyboardInterrupt:
+        session.hint(f"{found.name} goes on. stop it: springtide cancel {workload_id(found)}")
+        return
+    if isinstance(found, JobStatus) and follow:
+        ended = session.client.job(found.job_id)
+        session.hint(f"{ended.job_id} {ended.state}: {ended.reason}")
+        if JobState(ended.state).is_terminal and ended.state != JobState.SUCCEEDED:
+            raise click.exceptions.Exit(1)
+
+
+@click.command()
+@click.option("--every", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="Seconds between looks.")
+@common_options
+@click.pass_obj
+def top(session: Session, every: float) -> None:
+    """Watch devices, jobs and services; Ctrl-C ends it. Off a terminal it prints once."""
+    if session.as_json or not sys.stdout.isatty():
+        status = session.client.status()
+        session.answer(status, platform_summary(status))
+        return
+    from rich.live import Live
+    from rich.text import Text
+
+    try:
+        with Live(Text(""), screen=True, auto_refresh=False) as live:
+            while True:
+                platform = session.client.status()
+                title = f"springtide top   {platform.version}   step {platform.seq} of the journal   Ctrl-C ends\n\n"
+                live.update(Text(title + platform_summary(platform), no_wrap=True, overflow="crop"), refresh=True)
+                time.sleep(every)
+    except KeyboardInterrupt:
+        session.hint("the same once: springtide ps | Gantt: springtide dashboard")

@@ -1,0 +1,117 @@
+"""The entry point: finds the command without importing the others, and turns errors into one sentence."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+from types import MappingProxyType, TracebackType
+from typing import Any
+
+import click
+
+import springtide
+from springtide.cli.session import Session, complain, state_option
+from springtide.core.errors import InvalidRequest, SpringtideError
+
+# command -> (module, one line of help). The help stands here so that listing it imports nothing.
+COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "hello": (
+            "springtide.cli.hello",
+            "Prove that it works: resize a real training run, scale a service from zero.",
+        ),
+        "doctor": ("springtide.cli.doctor", "Check this machine, line by line, with the mend for what is wrong."),
+        "up": ("springtide.cli.lifecycle", "Start the platform on this machine."),
+        "down": ("springtide.cli.lifecycle", "Stop the platform."),
+        "dashboard": ("springtide.cli.lifecycle", "Print the address that logs your browser in."),
+        "run": ("springtide.cli.run", "Train: run FILE's function with a goal and watch it."),
+        "deploy": ("springtide.cli.deploy", "Serve: deploy FILE's class and print how to call it."),
+        "ps": ("springtide.cli.look", "List jobs and services."),
+        "status": ("springtide.cli.look", "Show one job or service."),
+        "why": ("springtide.cli.look", "Explain the state of a job or service, and what could be done."),
+        "logs": ("springtide.cli.look", "Print what the workers wrote."),
+        "top": ("springtide.cli.look", "Watch the whole platform."),
+        "scale": ("springtide.cli.act", "Change how many workers or replicas there may be, while it runs."),
+        "pause": ("springtide.cli.act", "Checkpoint a job and give its devices back."),
+        "resume": ("springtide.cli.act", "Let a paused job continue."),
+        "cancel": ("springtide.cli.act", "End a job, or take a service away."),
+        "policies": ("springtide.cli.whatif", "List the scheduling policies."),
+        "simulate": ("springtide.cli.whatif", "Ask what policies would do with a trace of jobs."),
+        "bench": ("springtide.cli.whatif", "Measure against a named baseline, side by side."),
+    }
+)
+
+
+class LazyGroup(click.Group):
+    """Imports a command's file when it is called; errors become one red sentence and an exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names, in the order in which a newcomer needs them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command's module; its function has the command's name."""
+        if cmd_name not in COMMANDS:
+            return None
+        command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, or name the nearest one."""
+        name = args[0] if args else ""
+        if name and not name.startswith("-") and name not in COMMANDS:
+            import difflib
+
+            near = difflib.get_close_matches(name, COMMANDS, n=1)
+            mend = f"did you mean `springtide {near[0]}`?" if near else "`springtide --help` lists them."
+            raise click.UsageError(f"there is no command {name!r}; {mend}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, help_line) for name, (_, help_line) in COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. What Springtide raises on purpose is told in one sentence: 2 wrong use, 1 failed."""
+        try:
+            return super().invoke(ctx)
+        except SpringtideError as error:
+            if os.environ.get("SPRINGTIDE_DEBUG"):
+                raise
+            complain(str(error))
+            ctx.exit(2 if isinstance(error, InvalidRequest) else 1)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@state_option
+@click.version_option(springtide.__version__, prog_name="springtide")
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Elastic training and serving that share one machine. Start with `springtide hello`."""
+    ctx.ensure_object(Session)
+
+
+def _one_sentence(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    """What Python calls for an error that nobody foresaw."""
+    complain(
+        f"this should not happen: {kind.__name__}: {error}. "
+        "SPRINGTIDE_DEBUG=1 shows where; `springtide doctor` may say why"
+    )
+
+
+def main() -> None:
+    """Run the command line; never returns."""
+    if not os.environ.get("SPRINGTIDE_DEBUG"):
+        sys.excepthook = _one_sentence
+    try:
+        cli(prog_name="springtide")
+    except BrokenPipeError:
+        # The reader (`head`, say) has gone; flushing at exit would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)

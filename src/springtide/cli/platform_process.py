@@ -1,0 +1,133 @@
+"""The platform's process as the command sees it: what it left in its state directory, and how to start and end it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from springtide.core.errors import BackendError, InvalidRequest
+
+_POLL_S = 0.1
+START_TIMEOUT_S = 60.0
+
+
+class PlatformFile(msgspec.Struct, frozen=True):
+    """What `platform.json` in the state directory says of the process that owns it."""
+
+    pid: int
+    url: str
+
+
+def read_platform(state_dir: Path) -> PlatformFile | None:
+    """What the platform wrote about itself; None if there is nothing, or nothing readable."""
+    try:
+        return msgspec.json.decode((state_dir / "platform.json").read_bytes(), type=PlatformFile)
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def read_token(state_dir: Path) -> str:
+    """The token that opens the API. Raises InvalidRequest if it cannot be read."""
+    try:
+        return (state_dir / "token").read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"cannot read the token in {state_dir}: {error}; is a platform running there?") from None
+
+
+def is_healthy(url: str, timeout_s: float = 1.0) -> bool:
+    """Whether the platform answers on its port."""
+    import httpx2
+
+    try:
+        # Proxies of the environment must not stand between this machine and itself.
+        with httpx2.Client(trust_env=False, timeout=timeout_s) as http:
+            answer = http.get(f"{url.rstrip('/')}/healthz")
+    except httpx2.HTTPError:
+        return False
+    return answer.status_code == 200 and b'"ok"' in answer.content
+
+
+def running_platform(state_dir: Path) -> PlatformFile | None:
+    """The platform of that state directory if it answers."""
+    platform = read_platform(state_dir)
+    return platform if platform is not None and is_healthy(platform.url) else None
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process of that id is there (a zombie is not)."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        pass
+    else:
+        return state not in ("Z", "X")
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return not Path("/proc/self/stat").exists()
+
+
+def service_command(state_dir: Path, slots: int | None, policy: str, port: int) -> list[str]:
+    """The command line of the platform."""
+    command = [sys.executable, "-m", "springtide.service", "--state", str(state_dir)]
+    if slots is not None:
+        command += ["--slots", str(slots)]
+    return [*command, "--policy", policy, "--port", str(port)]
+
+
+def start_platform(state_dir: Path, slots: int | None, policy: str, port: int) -> PlatformFile:
+    """Start the platform detached and wait until it answers. Raises BackendError with what it said if it ends."""
+    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    log_path = state_dir / "platform.log"
+    start = log_path.stat().st_size if log_path.exists() else 0
+    with log_path.open("ab") as log:
+        process = subprocess.Popen(
+            service_command(state_dir, slots, policy, port),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    end_s = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < end_s:
+        if process.poll() is not None:
+            raise BackendError(_why_ended(log_path, start, process.returncode, port))
+        platform = read_platform(state_dir)
+        if platform is not None and platform.pid == process.pid and is_healthy(platform.url):
+            # It outlives this command on purpose; without this Python warns about it.
+            process.returncode = 0
+            return platform
+        time.sleep(_POLL_S)
+    os.kill(process.pid, signal.SIGTERM)
+    process.wait()
+    raise BackendError(
+        f"the platform did not answer within {START_TIMEOUT_S:.0f} s and was stopped; {log_path} says what it did"
+    )
+
+
+def _why_ended(log_path: Path, start: int, returncode: int, port: int) -> str:
+    with log_path.open("rb") as log:
+        log.seek(start)
+        lines = [line for line in log.read().decode("utf-8", "replace").splitlines() if line.strip()]
+    said = lines[-1].strip() if lines else "it wrote nothing"
+    mend = f"; another program has port {port}: try --port 0" if "address already in use" in "".join(lines) else ""
+    return f"the platform ended at once with code {returncode}: {said}{mend} (all of it: {log_path})"
+
+
+def wait_gone(pid: int, timeout_s: float) -> bool:
+    """Wait until the process is gone; returns whether it is."""
+    end_s = time.monotonic() + timeout_s
+    while is_alive(pid):
+        if time.monotonic() >= end_s:
+            return False
+        time.sleep(_POLL_S)
+    return True

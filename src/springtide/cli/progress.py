@@ -1,0 +1,137 @@
+"""Watching a job until it ends: a live line on a terminal, sparse plain lines in a log file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+import click
+
+from springtide.cli.tables import progress_line
+from springtide.core.quantities import format_duration
+from springtide.core.status import JobStatus
+from springtide.core.workload import JobState
+
+if TYPE_CHECKING:
+    from springtide.client.api import Client
+
+_POLL_S = 0.25
+_PLAIN_LINE_S = 2.0
+
+
+class JobWatcher:
+    """Compares a job's statuses one after the other and tells what happened between them."""
+
+    def __init__(self) -> None:
+        self._last: JobStatus | None = None
+
+    def observe(self, job: JobStatus) -> list[str]:
+        """The lines worth printing about what changed since the last status."""
+        last, self._last = self._last, job
+        if last is None:
+            return []
+        lines = []
+        if job.num_restarts > last.num_restarts:
+            origin = "the beginning" if job.checkpoint_step is None else f"its checkpoint at step {job.checkpoint_step}"
+            lines.append(f"restarted from {origin}: {job.reason}")
+        if job.num_preemptions > last.num_preemptions:
+            lines.append(f"gave its devices back, checkpoint at step {job.checkpoint_step or job.step}: {job.reason}")
+        if job.num_resizes > last.num_resizes and job.num_workers > 0:
+            lines.append(_resize_line(last, job))
+        if job.state != last.state and job.state != JobState.RUNNING and not JobState(job.state).is_terminal:
+            lines.append(f"{job.state}: {job.reason}" if job.reason else job.state)
+        return lines
+
+
+def _resize_line(last: JobStatus, job: JobStatus) -> str:
+    change = f"resized {last.num_workers} -> {job.num_workers}" if last.num_workers else f"on {job.num_workers} workers"
+    pause = "" if job.last_pause_s is None else f", pause {format_duration(job.last_pause_s)}"
+    return f"{change}{pause}, global batch {job.global_batch_size} kept, step {job.step} continued"
+
+
+class Display(Protocol):
+    """Where progress is shown."""
+
+    def update(self, job: JobStatus) -> None:
+        """Show where the job is now."""
+        ...
+
+    def event(self, line: str) -> None:
+        """Show something that happened; it stays."""
+        ...
+
+
+class PlainDisplay:
+    """Lines for a log file: every event, and the progress at most every two seconds and only if it changed."""
+
+    def __init__(self, write: Callable[[str], None], monotonic_s: Callable[[], float] = time.monotonic) -> None:
+        self._write = write
+        self._monotonic_s = monotonic_s
+        self._due_s = float("-inf")
+        self._last = ""
+
+    def update(self, job: JobStatus) -> None:
+        """Print the progress if it is due."""
+        line = progress_line(job)
+        now_s = self._monotonic_s()
+        if now_s >= self._due_s and line != self._last:
+            self._write(line)
+            self._last = line
+            self._due_s = now_s + _PLAIN_LINE_S
+
+    def event(self, line: str) -> None:
+        """Print it at once."""
+        self._write(f"  {line}")
+
+
+class _LiveDisplay:
+    """One line that changes in place; events scroll away above it."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+        from rich.text import Text
+
+        self._text = Text
+        self._console = Console(highlight=False)
+        self._live = Live(Text(""), console=self._console, refresh_per_second=8, transient=True)
+
+    def __enter__(self) -> _LiveDisplay:
+        self._live.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._live.stop()
+
+    def update(self, job: JobStatus) -> None:
+        """Change the line."""
+        self._live.update(self._text(progress_line(job), no_wrap=True, overflow="ellipsis"))
+
+    def event(self, line: str) -> None:
+        """Print it above the line."""
+        self._console.print(self._text(f"  {line}"))
+
+
+@contextmanager
+def display(*, live: bool, to_stderr: bool) -> Iterator[Display]:
+    """The display that fits: live on a terminal, plain lines elsewhere."""
+    if live:
+        with _LiveDisplay() as shown:
+            yield shown
+    else:
+        yield PlainDisplay(lambda line: click.echo(line, err=to_stderr))
+
+
+def follow(client: Client, job_id: str, shown: Display, sleep: Callable[[float], None] = time.sleep) -> JobStatus:
+    """Show the job until it has ended and return its last status. KeyboardInterrupt passes through."""
+    watcher = JobWatcher()
+    while True:
+        job = client.job(job_id)
+        for line in watcher.observe(job):
+            shown.event(line)
+        if JobState(job.state).is_terminal:
+            return job
+        shown.update(job)
+        sleep(_POLL_S)

@@ -1,0 +1,29 @@
+"""A small training job: a network learns which points lie inside a circle. The data are made here, nothing is fetched."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+import springtide as st
+
+
+def make_dataset(num_samples: int = 2048) -> tuple[torch.Tensor, torch.Tensor]:
+    """Points in a square, labelled by whether they lie inside the circle."""
+    generator = torch.Generator().manual_seed(7)
+    points = torch.rand(num_samples, 2, generator=generator) * 2 - 1
+    return points, (points.square().sum(dim=1) < 0.6).long()
+
+
+@st.train(global_batch=64, epochs=12, workers=1, name="hello")
+def fit(ctx: st.TrainContext) -> None:
+    """Written for one device; `pause` (seconds for each shard) stands for the time that a larger model would take."""
+    pause_s = float(ctx.params.get("pause", "0"))
+    model = torch.nn.Sequential(torch.nn.Linear(2, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2))
+    model, _ = ctx.prepare(model, torch.optim.Adam(model.parameters(), lr=0.01))
+    for batch in ctx.batches(make_dataset()):
+        loss = torch.nn.functional.cross_entropy(model(batch.x), batch.y)
+        time.sleep(pause_s)
+        ctx.step(loss)
+    ctx.save()

@@ -1,0 +1,147 @@
+"""What every command shares: the state directory, the connection, the two ways to answer, and finding a workload."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import click
+
+from springtide.core.errors import InvalidRequest, NotFound
+from springtide.core.status import JobStatus, PlatformStatus, ServiceStatus
+from springtide.core.workload import JobState
+
+if TYPE_CHECKING:
+    from springtide.client.api import Client
+
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+
+
+def _connect(state_dir: Path) -> Client:
+    from springtide.client.api import connect
+
+    return connect(state_dir=state_dir)
+
+
+def default_state_dir() -> Path:
+    """`SPRINGTIDE_STATE`, or the usual place under the home directory."""
+    given = os.environ.get("SPRINGTIDE_STATE")
+    return Path(given).expanduser() if given else Path.home() / ".local" / "state" / "springtide"
+
+
+@dataclass
+class Session:
+    """One call of the command. Tests replace `connect`."""
+
+    state_dir: Path = field(default_factory=default_state_dir)
+    as_json: bool = False
+    connect: Callable[[Path], Client] = _connect
+    _client: Client | None = None
+
+    @property
+    def client(self) -> Client:
+        """The connection to the running platform. Raises SpringtideError if none runs."""
+        if self._client is None:
+            self._client = self.connect(self.state_dir)
+        return self._client
+
+    def answer(self, value: Any, text: str, hint: str = "") -> None:
+        """Print the typed value as JSON if asked for, else the text and the next useful command."""
+        if self.as_json:
+            self.print_json(value)
+            return
+        click.echo(text)
+        self.hint(hint)
+
+    def print_json(self, value: Any) -> None:
+        """One JSON document on standard output."""
+        import msgspec
+
+        click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+    def hint(self, text: str) -> None:
+        """The next useful command, unless a script reads."""
+        if text and not self.as_json:
+            click.echo(click.style(text, dim=True))
+
+    def note(self, text: str) -> None:
+        """Progress for people: standard error while standard output belongs to JSON."""
+        click.echo(text, err=self.as_json)
+
+
+def _set_state(ctx: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        ctx.ensure_object(Session).state_dir = Path(value).expanduser()
+
+
+def _set_json(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.ensure_object(Session).as_json = True
+
+
+state_option = click.option(
+    "--state",
+    metavar="DIR",
+    expose_value=False,
+    callback=_set_state,
+    help="Where the platform keeps its state. [default: $SPRINGTIDE_STATE or ~/.local/state/springtide]",
+)
+json_option = click.option(
+    "--json", is_flag=True, expose_value=False, callback=_set_json, help="Answer with one JSON document."
+)
+
+
+def common_options(command: CommandT) -> CommandT:
+    """Add --state and --json, which every command has."""
+    return json_option(state_option(command))
+
+
+def complain(sentence: str) -> None:
+    """One red sentence on standard error."""
+    click.echo(click.style(sentence, fg="red"), err=True)
+
+
+def refuse(sentence: str) -> NoReturn:
+    """Raise what ends the command with exit code 2 and the sentence, which carries the mend."""
+    raise InvalidRequest(sentence)
+
+
+def find(status: PlatformStatus, text: str) -> JobStatus | ServiceStatus:
+    """The job or service of that id, name or unambiguous beginning of an id. Raises InvalidRequest."""
+    entries = [(job.job_id, job.name, job) for job in status.jobs]
+    services = [(service.service_id, service.name, service) for service in status.services]
+    everything: list[tuple[str, str, JobStatus | ServiceStatus]] = [*entries, *services]
+    by_id = [entry for entry in everything if entry[0] == text]
+    by_name = [entry for entry in everything if entry[1] == text]
+    by_prefix = [entry for entry in everything if entry[0].startswith(text)]
+    for matches in (by_id, by_name, by_prefix):
+        if len(matches) == 1:
+            return matches[0][2]
+        # Of several runs of one function, the one that has not ended is meant.
+        unfinished = [entry for entry in matches if not _has_ended(entry[2])]
+        if len(unfinished) == 1:
+            return unfinished[0][2]
+        if matches:
+            ids = ", ".join(entry[0] for entry in matches[-5:])
+            refuse(f"{text!r} could be any of {ids}; give more of the id")
+    raise NotFound(f"there is no job or service {text!r}; `springtide ps --all` lists what there is")
+
+
+def _has_ended(status: JobStatus | ServiceStatus) -> bool:
+    return isinstance(status, JobStatus) and JobState(status.state).is_terminal
+
+
+def find_job(status: PlatformStatus, text: str) -> JobStatus:
+    """The job of that id, name or beginning. Raises InvalidRequest; also if it is a service."""
+    found = find(status, text)
+    if isinstance(found, ServiceStatus):
+        refuse(f"{found.name} is a service, not a job; `springtide scale {found.name} 0..4` changes its replicas")
+    return found
+
+
+def workload_id(found: JobStatus | ServiceStatus) -> str:
+    """The id by which the API knows it."""
+    return found.job_id if isinstance(found, JobStatus) else found.service_id

@@ -1,0 +1,147 @@
+"""Questions that need no running platform: `policies`, `simulate`, `bench`."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from springtide.cli.session import Session, common_options, refuse, state_option
+from springtide.cli.tables import align, duration, number, percent
+from springtide.core.errors import BackendError
+
+BENCHES = ("gateway", "resize")
+_SHOWN: tuple[tuple[str, str], ...] = (
+    ("deadlines_met", "DEADLINES MET"),
+    ("deadline_satisfactory_ratio", "SATISFIED"),
+    ("jct_mean_s", "MEAN TIME"),
+    ("jct_p95_s", "P95 TIME"),
+    ("queueing_mean_s", "MEAN WAIT"),
+    ("makespan_s", "ALL DONE"),
+    ("utilisation", "USE"),
+    ("resizes", "RESIZES"),
+    ("decision_ms_p99", "DECISION P99 MS"),
+)
+
+
+@click.command()
+@common_options
+@click.pass_obj
+def policies(session: Session) -> None:
+    """List the scheduling policies."""
+    from springtide.policies.registry import POLICY_NAMES, describe_policy
+
+    known = {name: describe_policy(name) for name in POLICY_NAMES}
+    text = align(("POLICY", "WHAT IT DOES"), list(known.items()))
+    hint = f"use one: springtide up --policy {POLICY_NAMES[0]} | compare: springtide simulate --policy " + ",".join(
+        POLICY_NAMES
+    )
+    session.answer([{"name": name, "description": line} for name, line in known.items()], text, hint)
+
+
+def parse_cluster(text: str) -> tuple[int, int]:
+    """`4x8` as nodes and devices per node. Raises InvalidRequest."""
+    nodes, separator, devices = text.lower().partition("x")
+    if not separator or not nodes.isdecimal() or not devices.isdecimal() or not int(nodes) or not int(devices):
+        refuse(f"cluster {text!r} is not NODESxDEVICES; write it like 4x8")
+    return int(nodes), int(devices)
+
+
+@click.command()
+@click.option("--trace", required=True, metavar="generated:N|FILE.csv", help="The jobs that arrive.")
+@click.option("--cluster", required=True, metavar="NODESxDEVICES", help="What they share: 4x8.")
+@click.option("--policy", required=True, metavar="P[,P..]", help="See `springtide policies`.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Where all chance comes from.")
+@click.option("--json", "output", metavar="OUT|-", help="Write the answer there as JSON; - is standard output.")
+@state_option
+@click.pass_obj
+def simulate(session: Session, trace: str, cluster: str, policy: str, seed: int, output: str | None) -> None:
+    """Ask the same scheduler that runs the platform what it would do with a trace of jobs."""
+    from springtide.policies.registry import make_policy
+
+    num_nodes, devices_per_node = parse_cluster(cluster)
+    names = [name.strip() for name in policy.split(",") if name.strip()]
+    for name in names:
+        make_policy(name)
+    if not trace.startswith("generated:") and not Path(trace).is_file():
+        refuse(f"there is no trace {trace!r}; give a CSV file or generated:200")
+    experiment = importlib.import_module("springtide.sim.experiment")
+    report = experiment.simulate(
+        trace=trace, num_nodes=num_nodes, devices_per_node=devices_per_node, policies=names, seed=seed
+    )
+    encoded = msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
+    if output == "-":
+        click.echo(encoded.decode(), nl=False)
+        return
+    if output is not None:
+        Path(output).write_bytes(encoded)
+    answer = msgspec.json.decode(encoded)
+    click.echo(_comparison(answer["policies"]))
+    session.hint(f"all numbers: {output}" if output else "all numbers: --json OUT (or --json -)")
+
+
+def _comparison(found: Mapping[str, Mapping[str, Any]]) -> str:
+    rows = [
+        [name, str(row.get("jobs", "-")), *[_cell(key, row.get(key)) for key, _ in _SHOWN]]
+        for name, row in found.items()
+    ]
+    return align(("POLICY", "JOBS", *[title for _, title in _SHOWN]), rows)
+
+
+def _cell(key: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if key.endswith("_s"):
+        return duration(value)
+    if key in ("utilisation", "deadline_satisfactory_ratio"):
+        return percent(value)
+    return number(value) if isinstance(value, float) else str(value)
+
+
+@click.command()
+@click.argument("name", type=click.Choice(BENCHES))
+@common_options
+@click.pass_obj
+def bench(session: Session, name: str) -> None:
+    """Measure NAME against a named baseline, side by side in one run. Exit code 1 if a bound is missed."""
+    session.note(f"measuring {name}; other work on this machine makes the numbers worse ...")
+    report = _gateway_bench() if name == "gateway" else _probe("probe-resize")
+    rows = [
+        [
+            str(row.get("case")),
+            number(row.get("ours")),
+            number(row.get("baseline")),
+            str(row.get("baseline_name")),
+            number(row.get("ratio"), 3),
+            number(row.get("bound")),
+            str(row.get("unit")),
+        ]
+        for row in report["rows"]
+    ]
+    text = align(("CASE", "OURS", "BASELINE", "BASELINE NAME", "RATIO", "BOUND", "UNIT"), rows)
+    session.answer(report, f"{text}\n{'passed' if report['passed'] else 'NOT PASSED'}   {report.get('machine', '')}")
+    if not report["passed"]:
+        raise click.exceptions.Exit(1)
+
+
+def _gateway_bench() -> dict[str, Any]:
+    measured = importlib.import_module("springtide.service.gateway_bench").run_gateway_bench()
+    plain: dict[str, Any] = msgspec.to_builtins(measured)
+    return plain
+
+
+def _probe(verb: str) -> dict[str, Any]:
+    """The runtime measures itself in a process of its own, because it needs torch."""
+    command = [sys.executable, "-m", "springtide.runtime", verb, "--json"]
+    measured = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    try:
+        report: dict[str, Any] = msgspec.json.decode(measured.stdout, type=dict[str, Any])
+    except ValueError:
+        raise BackendError(f"the measurement ended with code {measured.returncode} and no numbers") from None
+    return report

@@ -1,0 +1,275 @@
+"""The Python surface: `st.train`, `st.serve`, `st.Task`, `st.model_path` and the objects they give."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
+
+from springtide.client.goals import (
+    Auto,
+    ServeKeywords,
+    ServeOptions,
+    TrainKeywords,
+    TrainOptions,
+    auto,
+    unknown_keyword,
+)
+from springtide.client.handles import JobHandle, ServiceHandle
+from springtide.client.source import (
+    SourceFile,
+    name_from,
+    object_name_in,
+    read_source,
+    refuse_while_importing,
+    source_of,
+    state_directory_around,
+)
+from springtide.core.context import TrainContext
+from springtide.core.errors import InvalidRequest, SpringtideError
+from springtide.core.quantities import validate_name
+
+if TYPE_CHECKING:
+    from springtide.client.api import Client
+
+__all__ = ["Auto", "ServeFunction", "Task", "TrainFunction", "auto", "model_path", "serve", "train"]
+
+TrainingCallable = Callable[[TrainContext], Any]
+ServedT = TypeVar("ServedT")
+
+
+class TrainFunction:
+    """A training function with its goal. Calling it runs the function; `.submit()` hands it to the platform."""
+
+    def __init__(self, function: TrainingCallable, options: TrainOptions) -> None:
+        if not callable(function) or isinstance(function, type):
+            raise InvalidRequest(f"st.train decorates a function that takes a TrainContext, not {function!r:.80}")
+        self.function = function
+        self.options = options
+        self.name = options.name or name_from(function.__name__)
+        functools.update_wrapper(self, function)
+
+    def __call__(self, context: TrainContext) -> Any:
+        """Run the function with a context of your own."""
+        return self.function(context)
+
+    def __repr__(self) -> str:
+        """Name the function and what was asked of it."""
+        return f"<TrainFunction {self.name}: {self.options}>"
+
+    def source(self) -> SourceFile:
+        """The file that workers get. Raises InvalidRequest if the function is not at the top level of a file."""
+        return source_of(self.function, "function")
+
+    def submit(self, client: Client | None = None, **overrides: Unpack[TrainKeywords]) -> JobHandle:
+        """Hand the job to the running platform. Raises InvalidRequest with what would do."""
+        refuse_while_importing(self.function.__code__.co_filename, f"{self.name}.submit()")
+        return submit_job(self.source(), self.options.override(overrides), self.name, client)
+
+
+class ServeFunction(Generic[ServedT]):
+    """An inference class with its objective. Calling it makes an instance; `.deploy()` hands it to the platform."""
+
+    def __init__(self, cls: type[ServedT], options: ServeOptions) -> None:
+        if not isinstance(cls, type):
+            raise InvalidRequest(f"st.serve decorates a class with a predict method, not {cls!r:.80}")
+        if not callable(getattr(cls, "predict", None)):
+            raise InvalidRequest(f"{cls.__name__} has no method predict; define `def predict(self, ...)` on it")
+        self.cls = cls
+        self.options = options
+        self.name = options.name or name_from(cls.__name__)
+        self.__doc__ = cls.__doc__
+        self.__module__ = cls.__module__
+        self.__wrapped__ = cls
+
+    def __call__(self, *args: Any, **kwargs: Any) -> ServedT:
+        """Make an instance, as calling the class does; nothing is loaded."""
+        return self.cls(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        """Name the class and what was asked of it."""
+        return f"<ServeFunction {self.name}: {self.options}>"
+
+    def source(self) -> SourceFile:
+        """The file that replicas get. Raises InvalidRequest if the class is not at the top level of a file."""
+        return source_of(self.cls, "class")
+
+    def deploy(self, client: Client | None = None, **overrides: Unpack[ServeKeywords]) -> ServiceHandle:
+        """Hand the service to the running platform, or replace the one of that name."""
+        refuse_while_importing(sys.modules[self.cls.__module__].__file__ or "", f"{self.name}.deploy()")
+        return deploy_service(self.source(), self.options.override(overrides), self.name, client)
+
+    def local(self) -> ServedT:
+        """An instance in this process, loaded: what a replica would answer with."""
+        instance = self.cls()
+        if self.options.params and not hasattr(instance, "params"):
+            instance.params = {key: str(value) for key, value in self.options.params.items()}  # type: ignore[attr-defined]
+        load = getattr(instance, "load", None)
+        if callable(load):
+            load()
+        return instance
+
+
+@overload
+def train(function: TrainingCallable, /) -> TrainFunction: ...
+@overload
+def train(**options: Unpack[TrainKeywords]) -> Callable[[TrainingCallable], TrainFunction]: ...
+def train(
+    function: TrainingCallable | None = None, /, **options: Unpack[TrainKeywords]
+) -> TrainFunction | Callable[[TrainingCallable], TrainFunction]:
+    """Make a training function: `@st.train` or `@st.train(deadline="10m", workers=(1, 8))`.
+
+    Raises InvalidRequest for options that cannot be.
+    """
+    checked = _train_options("st.train", options)
+    if function is not None:
+        return TrainFunction(function, checked)
+    return lambda decorated: TrainFunction(decorated, checked)
+
+
+@overload
+def serve(cls: type[ServedT], /) -> ServeFunction[ServedT]: ...
+@overload
+def serve(**options: Unpack[ServeKeywords]) -> Callable[[type[ServedT]], ServeFunction[ServedT]]: ...
+def serve(
+    cls: type[ServedT] | None = None, /, **options: Unpack[ServeKeywords]
+) -> ServeFunction[ServedT] | Callable[[type[ServedT]], ServeFunction[ServedT]]:
+    """Make an inference class: `@st.serve` or `@st.serve(slo="p99 < 200ms", scale=(0, 4))`.
+
+    Raises InvalidRequest for options that cannot be.
+    """
+    unknown_keyword(set(options), set(ServeKeywords.__annotations__), "st.serve")
+    checked = ServeOptions(**options)
+    if cls is not None:
+        return ServeFunction(cls, checked)
+    return lambda decorated: ServeFunction(decorated, checked)
+
+
+class Task:
+    """A declared training job: a model, a dataset, a loss and an optimizer (values, or factories of them).
+
+    `model` and `dataset` may be factories without arguments, `optimizer` is a factory that takes the parameters,
+    and `loss` is called with the model's output and the targets.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        dataset: Any,
+        loss: Callable[[Any, Any], Any],
+        optimizer: Callable[[Any], Any],
+        **options: Unpack[TrainKeywords],
+    ) -> None:
+        self.model = model
+        self.dataset = dataset
+        self.loss = loss
+        self.optimizer = optimizer
+        self.options = _train_options("st.Task", options)
+        self.name = self.options.name
+        # The object has no name of its own, so the file that creates it is remembered: workers look it up there.
+        self._namespace = sys._getframe(1).f_globals
+
+    def function(self, context: TrainContext) -> None:
+        """The training loop that the declaration stands for."""
+        model = self.model if hasattr(self.model, "forward") else self.model()
+        dataset = self.dataset
+        if callable(dataset) and not hasattr(dataset, "__getitem__"):
+            dataset = dataset()
+        module, _ = context.prepare(model, self.optimizer)
+        for batch in context.batches(dataset):
+            context.step(self.loss(module(batch.x), batch.y))
+
+    def source(self) -> SourceFile:
+        """The file that workers get. Raises InvalidRequest if the task is not at the top level of a file."""
+        path = self._namespace.get("__file__")
+        if not path:
+            raise InvalidRequest("this st.Task was not created in a file; write it into a .py file")
+        return read_source(path, object_name_in(self, self._namespace, "st.Task"))
+
+    def submit(self, client: Client | None = None, **overrides: Unpack[TrainKeywords]) -> JobHandle:
+        """Hand the job to the running platform. Raises InvalidRequest with what would do."""
+        refuse_while_importing(str(self._namespace.get("__file__", "")), "submit()")
+        source = self.source()
+        return submit_job(source, self.options.override(overrides), self.name or name_from(source.object_name), client)
+
+
+def _train_options(where: str, options: TrainKeywords) -> TrainOptions:
+    unknown_keyword(set(options), set(TrainKeywords.__annotations__), where)
+    return TrainOptions(**options)
+
+
+def submit_job(source: SourceFile, options: TrainOptions, name: str, client: Client | None = None) -> JobHandle:
+    """Submit any source file as a job; `options.name` wins over `name`."""
+    connected = _connect() if client is None else client
+    num_devices = len(connected.status().devices)
+    status = connected.submit_job(
+        name=validate_name(options.name or name),
+        source=source,
+        options=options.as_request(num_devices, datetime.now()),
+    )
+    return JobHandle(connected, status.job_id)
+
+
+def deploy_service(source: SourceFile, options: ServeOptions, name: str, client: Client | None = None) -> ServiceHandle:
+    """Deploy any source file as a service; `options.name` wins over `name`."""
+    connected = _connect() if client is None else client
+    status = connected.deploy_service(
+        name=validate_name(options.name or name), source=source, options=options.as_request()
+    )
+    return ServiceHandle(connected, status.name)
+
+
+def _connect() -> Client:
+    from springtide.client.api import connect
+
+    return connect()
+
+
+def model_path(name: str) -> str:
+    """The path of the model that the newest successful job of that name saved (safetensors).
+
+    Raises InvalidRequest if there is none yet.
+    """
+    validate_name(name, "job name")
+    state_directory = _state_directory(str(sys._getframe(1).f_globals.get("__file__", "")))
+    found = _newest_by_platform(name) if state_directory is None else None
+    if found is None:
+        found = _newest_on_disk(state_directory or default_state_directory(), name)
+    if found is None:
+        raise InvalidRequest(
+            f"no job named {name!r} has saved a model yet; run one whose function calls ctx.save(), then try again"
+        )
+    return found
+
+
+def default_state_directory() -> Path:
+    """Where the platform keeps its state unless it is told otherwise."""
+    given = os.environ.get("SPRINGTIDE_STATE")
+    return Path(given).expanduser() if given else Path.home() / ".local" / "state" / "springtide"
+
+
+def _state_directory(calling_file: str) -> Path | None:
+    """The state directory that this process is part of: that of the replica which imports the calling file."""
+    return state_directory_around(calling_file) if calling_file else None
+
+
+def _newest_by_platform(name: str) -> str | None:
+    try:
+        jobs = _connect().jobs()
+    except SpringtideError:
+        return None
+    saved = [job for job in jobs if job.name == name and job.state == "SUCCEEDED" and job.artifact_path]
+    newest = max(saved, key=lambda job: job.ended_at_s or 0.0, default=None)
+    return newest.artifact_path if newest is not None and Path(newest.artifact_path).is_file() else None
+
+
+def _newest_on_disk(state_directory: Path, name: str) -> str | None:
+    models = list((state_directory / "workloads").glob(f"{name}-*/artifacts/model.safetensors"))
+    # A name that continues this one with a dash would match too: ids are the name, a dash and a part without dashes.
+    mine = [model for model in models if model.parent.parent.name.rpartition("-")[0] == name]
+    newest = max(mine, key=lambda model: model.stat().st_mtime, default=None)
+    return None if newest is None else str(newest)

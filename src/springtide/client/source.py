@@ -1,0 +1,101 @@
+"""The user's file as it is shipped: its text is copied at submission, so later edits never reach a running job."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from springtide.core.errors import InvalidRequest
+
+# Set while a file is imported only to find what it declares; submitting then would run it twice.
+IMPORTING_VARIABLE = "SPRINGTIDE_IMPORTING"
+_GUARD = "put it under `if __name__ == '__main__':`"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFile:
+    """One Python file and what to take from it."""
+
+    filename: str
+    text: str
+    object_name: str = ""
+    kind: Literal["function", "class", "script"] = "function"
+    args: tuple[str, ...] = ()
+    import_root: str = ""
+
+
+def read_source(
+    path: str | Path,
+    object_name: str = "",
+    kind: Literal["function", "class", "script"] = "function",
+    args: tuple[str, ...] = (),
+) -> SourceFile:
+    """Read the file. Raises InvalidRequest if it is not there or not UTF-8 text."""
+    location = Path(path).resolve()
+    try:
+        text = location.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"{location.name} is not UTF-8 text; is it a Python file?") from None
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {path}: {error.strerror or error}") from None
+    return SourceFile(
+        filename=location.name,
+        text=text,
+        object_name=object_name,
+        kind=kind,
+        args=args,
+        import_root=str(location.parent),
+    )
+
+
+def source_of(target: Any, kind: Literal["function", "class"]) -> SourceFile:
+    """The file that defines a function or a class. Raises InvalidRequest unless it is at the file's top level."""
+    if "<locals>" in target.__qualname__ or "." in target.__qualname__ or target.__qualname__ == "<lambda>":
+        raise InvalidRequest(
+            f"{target.__qualname__} is defined inside something else; workers import the file, "
+            f"so define it at the file's top level"
+        )
+    try:
+        path = inspect.getsourcefile(target)
+    except TypeError:
+        path = None
+    if path is None or not os.path.isfile(path):
+        raise InvalidRequest(
+            f"{target.__name__} was not defined in a file (a notebook or an interactive session?); "
+            "write it into a .py file and import it, so that workers can read it"
+        )
+    return read_source(path, target.__name__, kind)
+
+
+def object_name_in(target: object, namespace: Mapping[str, Any], what: str) -> str:
+    """The name that `target` has in its file. Raises InvalidRequest if it has none."""
+    for name, value in namespace.items():
+        if value is target and not name.startswith("_"):
+            return name
+    raise InvalidRequest(f"this {what} has no name in its file; assign it at the top level: job = st.Task(...)")
+
+
+def refuse_while_importing(path: str, verb: str) -> None:
+    """Refuse to start work from a file that is only being imported: by a worker, or to see what it declares."""
+    if os.environ.get(IMPORTING_VARIABLE) or state_directory_around(path) is not None:
+        raise InvalidRequest(f"{verb} was called while the file was being imported by Springtide; {_GUARD}")
+
+
+def state_directory_around(path: str) -> Path | None:
+    """The state directory that a shipped copy lies in (<state>/workloads/<id>/source/<file>), else None."""
+    parts = Path(path).resolve().parents
+    if len(parts) > 3 and parts[0].name == "source" and parts[2].name == "workloads":
+        return parts[3]
+    return None
+
+
+def name_from(identifier: str) -> str:
+    """A workload name from a Python name: `MyModel` becomes `my-model`."""
+    dashed = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", identifier).lower()
+    cleaned = re.sub(r"[^a-z0-9._-]+", "-", dashed).strip("-._")
+    return cleaned[:48] or "job"
