@@ -1,0 +1,100 @@
+"""The control API as one application: the routes, the door before them, and the pages of the house itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from fastapi import FastAPI
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import CollectorRegistry
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import BaseRoute
+
+from springtide import __version__
+from springtide.service import openapi, routes
+from springtide.service.auth import Door
+from springtide.service.contract import PlatformLike
+from springtide.service.history import HistoryIndex
+from springtide.service.limits import Limits
+from springtide.service.metrics import PlatformCollector
+from springtide.service.problems import add_problem_handlers
+from springtide.service.stream import Streams
+from springtide.service.submission import Desk
+
+
+def build_api(
+    platform: PlatformLike,
+    *,
+    token: str,
+    extra_routes: Sequence[BaseRoute] = (),
+    registry: CollectorRegistry,
+    history: HistoryIndex | None = None,
+) -> FastAPI:
+    """Return the application. Call it before the platform starts: it subscribes to the journal's steps.
+
+    `extra_routes` (the gateway's, the dashboard's) stand behind the same door. `registry` gets the platform's figures
+    and answers /metrics. A `history` that is given must be fed by the caller.
+    """
+    if history is None:
+        history = HistoryIndex()
+        index = history
+        platform.subscribe(lambda seq, step, view: index.add(seq, step))
+    PlatformCollector(platform, history).register(registry)
+    app = FastAPI(title="Springtide", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    counter = routes.Counter(platform, history, Desk(platform), Streams(platform))
+    for group in (routes.platform_routes, routes.job_routes, routes.service_routes, routes.workload_routes):
+        app.include_router(group(counter))
+    _add_house_routes(app, registry)
+    app.router.routes.extend(extra_routes)
+    add_problem_handlers(app)
+    # The last one added is the first to see a request.
+    app.add_middleware(Limits)
+    app.add_middleware(Door, token=token)
+    return app
+
+
+def _add_house_routes(app: FastAPI, registry: CollectorRegistry) -> None:
+    """Health, figures and the description: what a platform has whatever it runs."""
+
+    @app.get(
+        "/healthz",
+        tags=["platform"],
+        summary="Whether the platform answers; needs no token",
+        openapi_extra={"security": []},
+        responses={
+            200: {
+                "description": "It does.",
+                "content": {
+                    "application/json": {
+                        "schema": {
+                            "type": "object",
+                            "properties": {"status": {"const": "ok"}, "version": {"type": "string"}},
+                            "required": ["status", "version"],
+                        }
+                    }
+                },
+            }
+        },
+    )
+    async def healthz() -> Response:
+        return Response(msgspec.json.encode({"status": "ok", "version": __version__}), media_type="application/json")
+
+    @app.get(
+        "/metrics",
+        tags=["platform"],
+        summary="Figures for Prometheus; needs no token",
+        openapi_extra={"security": []},
+        responses={200: {"description": "Figures.", "content": {"text/plain": {"schema": {"type": "string"}}}}},
+    )
+    async def metrics() -> Response:
+        return Response(await run_in_threadpool(generate_latest, registry), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def description() -> Response:
+        return Response(msgspec.json.encode(openapi.describe(app)), media_type="application/json")
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return HTMLResponse(openapi.render_page(openapi.describe(app)))

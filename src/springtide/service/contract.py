@@ -1,0 +1,84 @@
+"""What the API needs of the running platform, as protocols: service.platform satisfies them, tests bring a double."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from springtide.control.records import JobRecord, ServiceRecord
+from springtide.core.events import Event
+from springtide.core.ports import Step
+from springtide.core.resources import Node
+from springtide.core.workload import WorkloadId
+
+
+class ViewLike(Protocol):
+    """The platform's truth after journal step `seq`, never changed."""
+
+    @property
+    def seq(self) -> int:
+        """The number of the journal's newest step."""
+        ...
+
+    @property
+    def now_s(self) -> float:
+        """When that step was taken."""
+        ...
+
+    @property
+    def jobs(self) -> Mapping[WorkloadId, JobRecord]:
+        """Every job ever submitted, in that order."""
+        ...
+
+    @property
+    def services(self) -> Mapping[WorkloadId, ServiceRecord]:
+        """Every service ever deployed, in that order."""
+        ...
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes that are alive."""
+        ...
+
+    @property
+    def policy(self) -> str:
+        """The name of the policy that decides."""
+        ...
+
+
+class PlatformLike(Protocol):
+    """The running platform. Every method may be called from any thread."""
+
+    @property
+    def wall_clock_offset_s(self) -> float:
+        """Unix time minus the platform's clock."""
+        ...
+
+    def now_s(self) -> float:
+        """The present instant on the platform's clock."""
+        ...
+
+    def view(self) -> ViewLike:
+        """The platform after its newest journaled step."""
+        ...
+
+    def submit(self, event: Event, timeout_s: float = 10.0) -> int:
+        """Hand over an event; return its journal number once it is durable. Raises BackendError after `timeout_s`."""
+        ...
+
+    def wait_change(self, after_seq: int, timeout_s: float) -> int:
+        """Block until a step later than `after_seq` is journaled, or the timeout. Returns the newest number."""
+        ...
+
+    def workload_dir(self, workload_id: WorkloadId) -> Path:
+        """Where everything of one workload lives."""
+        ...
+
+    def subscribe(self, listener: Callable[[int, Step, Any], None]) -> None:
+        """Have `listener(seq, step, view)` called for every journaled step, the old ones first."""
+        ...
+
+    def request_shutdown(self, *, stop_workers: bool) -> None:
+        """Ask the platform to end."""
+        ...

@@ -1,0 +1,155 @@
+"""The answer to `why`: the one dominant reason, what it rests on, and what its owner could do."""
+
+from __future__ import annotations
+
+from springtide.control.records import JobRecord, ServiceRecord, ServiceState
+from springtide.core.quantities import format_duration
+from springtide.core.status import Explanation, HistoryEntry
+from springtide.core.workload import JobState
+from springtide.service.contract import ViewLike
+from springtide.service.status import device_statuses, job_status, name_of
+
+MAX_HISTORY = 30
+
+
+def explain(
+    record: JobRecord | ServiceRecord, view: ViewLike, history: tuple[HistoryEntry, ...], now_s: float
+) -> Explanation:
+    """Return why a workload is where it is."""
+    if isinstance(record, JobRecord):
+        evidence, next_steps = _job_evidence(record, view, now_s), _job_next_steps(record)
+    else:
+        evidence, next_steps = _service_evidence(record, view), _service_next_steps(record)
+    return Explanation(
+        workload_id=record.workload_id,
+        name=name_of(record),
+        state=record.state.value,
+        reason=_reason(record),
+        evidence=tuple(evidence),
+        next_steps=tuple(next_steps),
+        history=history[-MAX_HISTORY:],
+    )
+
+
+def _reason(record: JobRecord | ServiceRecord) -> str:
+    if record.reason:
+        return record.reason
+    if isinstance(record, JobRecord) and record.state is JobState.RUNNING:
+        return f"trains with {_count(record.world_size, 'worker')}"
+    return f"it is {record.state.value}"
+
+
+def _job_evidence(record: JobRecord, view: ViewLike, now_s: float) -> list[str]:
+    status = job_status(record, now_s)
+    evidence: list[str] = []
+    if not record.state.is_terminal:
+        bounds = f"{record.min_workers}..{record.max_workers}"
+        evidence.append(f"asks for {bounds} workers, holds {_count(len(record.replicas), 'device')}")
+    if record.state in (JobState.PENDING, JobState.PAUSED, JobState.REJECTED):
+        evidence.append(_occupancy(view))
+    if record.state is JobState.PENDING and record.runnable_at_s > now_s:
+        evidence.append(f"waits out a back-off for {format_duration(record.runnable_at_s - now_s)} more")
+    if record.total_steps:
+        evidence.append(f"step {record.step} of {record.total_steps} ({100 * record.step / record.total_steps:.0f} %)")
+    if status.eta_s is not None:
+        evidence.append(f"at {status.samples_per_s or 0:.0f} samples/s it ends in {format_duration(status.eta_s)}")
+    if status.deadline_at_s is not None and not record.state.is_terminal:
+        left_s = status.deadline_at_s - now_s
+        sentence = (
+            f"the deadline is in {format_duration(left_s)}"
+            if left_s >= 0
+            else (f"the deadline passed {format_duration(-left_s)} ago")
+        )
+        if status.slack_s is not None:
+            sentence += f", slack {format_duration(status.slack_s)}"
+        evidence.append(sentence)
+    if record.num_resizes or record.num_restarts or record.num_preemptions:
+        evidence.append(
+            f"resized {record.num_resizes}, preempted {record.num_preemptions}, "
+            f"restarted {record.num_restarts} of {record.job.max_restarts} times"
+        )
+    if record.checkpoint is not None:
+        evidence.append(f"the newest checkpoint holds step {record.checkpoint.step}")
+    return evidence
+
+
+def _job_next_steps(record: JobRecord) -> list[str]:
+    job_id = record.workload_id
+    match record.state:
+        case JobState.PENDING:
+            return [
+                "springtide ps",
+                f"springtide scale {job_id} 1..{record.max_workers}",
+                f"springtide cancel {job_id}",
+            ]
+        case JobState.STARTING | JobState.PREEMPTING:
+            return [f"springtide logs {job_id} -f"]
+        case JobState.RUNNING:
+            most = record.job.num_virtual_shards
+            return [
+                f"springtide logs {job_id} -f",
+                *([f"springtide scale {job_id} 1..{most}"] if record.job.elastic and record.max_workers < most else []),
+                f"springtide pause {job_id}",
+            ]
+        case JobState.PAUSED:
+            return [f"springtide resume {job_id}", f"springtide cancel {job_id}"]
+        case JobState.FAILED:
+            return [f"springtide logs {job_id}"]
+        case JobState.REJECTED:
+            return list(record.alternatives) or ["springtide ps"]
+        case _:
+            return [f"springtide logs {job_id}"]
+
+
+def _service_evidence(record: ServiceRecord, view: ViewLike) -> list[str]:
+    evidence = [
+        f"{_count(len(record.replicas), 'replica')} of {record.min_replicas}..{record.max_replicas}, "
+        f"revision {record.service.revision}"
+    ]
+    if record.load_at_s is not None:
+        evidence.append(
+            f"{record.arrivals_per_s:.1f} requests/s arrive, {record.in_flight} in flight, {record.queued} queued"
+        )
+        if record.latency_p99_s is not None:
+            objective = f", the objective is {format_duration(record.service.slo_s)}" if record.service.slo_s else ""
+            evidence.append(f"p99 latency {format_duration(record.latency_p99_s)}{objective}")
+        if record.idle_s > 0:
+            evidence.append(
+                f"idle for {format_duration(record.idle_s)}; with nobody asking, replicas above the minimum go after "
+                f"{format_duration(record.service.idle_s)}"
+            )
+    if record.crashes_at_s:
+        evidence.append(f"{_count(len(record.crashes_at_s), 'crash', 'crashes')} lately")
+    if not record.replicas:
+        evidence.append(_occupancy(view))
+    return evidence
+
+
+def _service_next_steps(record: ServiceRecord) -> list[str]:
+    name = record.workload_id
+    match record.state:
+        case ServiceState.FAILED:
+            return [f"springtide logs {name}", "springtide deploy FILE"]
+        case ServiceState.REMOVED:
+            return ["springtide deploy FILE"]
+        case ServiceState.IDLE:
+            return [f"springtide scale {name} 1..{record.max_replicas}"]
+        case ServiceState.STARTING:
+            return [f"springtide logs {name} -f"]
+        case _:
+            return [f"springtide logs {name} -f", f"springtide scale {name} {record.min_replicas}..MAX"]
+
+
+def _occupancy(view: ViewLike) -> str:
+    devices = device_statuses(view)
+    held: dict[str, int] = {}
+    for device in devices:
+        if device.workload_id is not None:
+            held[device.workload_id] = held.get(device.workload_id, 0) + 1
+    num_free = len(devices) - sum(held.values())
+    holders = ", ".join(f"{workload_id} {count}" for workload_id, count in list(held.items())[:5])
+    return f"{num_free} of {_count(len(devices), 'device')} free" + (f"; held: {holders}" if holders else "")
+
+
+def _count(number: int, singular: str, plural: str = "") -> str:
+    return f"{number} {singular if number == 1 else plural or singular + 's'}"

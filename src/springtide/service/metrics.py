@@ -1,0 +1,105 @@
+"""The platform's own figures for Prometheus, read from the view and the history at each scrape. No label is a job's."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from springtide.control.records import JobRecord, ServiceRecord, ServiceState
+from springtide.core.workload import JobState
+from springtide.service.contract import PlatformLike
+from springtide.service.history import PAUSE_BOUNDS_S, HistoryIndex
+
+REPLICA_STATES = ("STARTING", "READY", "STOPPING")
+
+
+class PlatformCollector(Collector):
+    """A collector of figures that exist already; scraping it costs one walk over the records."""
+
+    def __init__(self, platform: PlatformLike, history: HistoryIndex) -> None:
+        self._platform = platform
+        self._history = history
+
+    def register(self, registry: CollectorRegistry) -> None:
+        """Add the figures to what the registry answers."""
+        registry.register(self)
+
+    def describe(self) -> Iterator[Metric]:
+        """Name nothing in advance: the registry must not scrape a platform that has not started."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every figure as it is now."""
+        view, totals, now_s = self._platform.view(), self._history.totals(), self._platform.now_s()
+        records: list[JobRecord | ServiceRecord] = [*view.jobs.values(), *view.services.values()]
+        yield _by_label(
+            "jobs",
+            "Jobs in each state.",
+            [state.value for state in JobState],
+            Counter(record.state.value for record in view.jobs.values()),
+        )
+        yield _by_label(
+            "services",
+            "Services in each state.",
+            [state.value for state in ServiceState],
+            Counter(record.state.value for record in view.services.values()),
+        )
+        yield _by_label(
+            "replicas",
+            "Replicas in each state.",
+            REPLICA_STATES,
+            Counter(replica.state.value for record in records for replica in record.replicas),
+        )
+        num_devices = sum(len(node.devices) for node in view.nodes)
+        num_held = sum(len(record.replicas) for record in records)
+        yield _by_label(
+            "devices",
+            "Devices that are held or free.",
+            ("held", "free"),
+            Counter(held=num_held, free=max(0, num_devices - num_held)),
+        )
+        yield _counter(
+            "device_seconds", "Device-seconds held so far.", sum(record.attained_service_s(now_s) for record in records)
+        )
+        yield _counter(
+            "job_restarts",
+            "Restarts of whole jobs from a checkpoint.",
+            sum(record.num_restarts for record in view.jobs.values()),
+        )
+        yield _counter(
+            "job_preemptions", "Jobs that were told to checkpoint and give their devices back.", totals.num_preemptions
+        )
+        yield _counter("replicas_lost", "Replicas that went without being asked.", totals.num_lost_replicas)
+        resizes = CounterMetricFamily(
+            "springtide_job_resizes", "Confirmed changes of membership.", labels=("direction",)
+        )
+        for direction in ("grow", "shrink", "replace", "recover"):
+            resizes.add_metric((direction,), totals.num_resizes.get(direction, 0))
+        yield resizes
+        ended = CounterMetricFamily("springtide_jobs_ended", "Jobs that reached a terminal state.", labels=("state",))
+        for state in JobState:
+            if state.is_terminal:
+                ended.add_metric((state.value,), totals.num_ended.get(state.value, 0))
+        yield ended
+        pauses = HistogramMetricFamily(
+            "springtide_resize_pause_seconds", "From the last step before a resize to the first step after it."
+        )
+        buckets = [(str(bound_s), float(count)) for bound_s, count in zip(PAUSE_BOUNDS_S, totals.pauses, strict=True)]
+        pauses.add_metric((), [*buckets, ("+Inf", float(totals.num_pauses))], totals.pauses_sum_s)
+        yield pauses
+        yield GaugeMetricFamily("springtide_journal_seq", "The number of the journal's newest step.", view.seq)
+
+
+def _by_label(name: str, text: str, values: list[str] | tuple[str, ...], counts: Counter[str]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(f"springtide_{name}", text, labels=("state",))
+    for value in values:
+        family.add_metric((value,), counts.get(value, 0))
+    return family
+
+
+def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
+    return CounterMetricFamily(f"springtide_{name}", text, value=value)

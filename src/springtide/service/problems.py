@@ -1,0 +1,112 @@
+"""Refusals that only HTTP knows, and how every error becomes an answer: {"error": {"code", "message"}}."""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from springtide.core.errors import BackendError, CapacityError, InvalidRequest, SpringtideError, StorageError
+
+LOG = logging.getLogger("springtide.api")
+_CODES = {404: "not_found", 405: "method_not_allowed", 401: "unauthorized", 413: "too_large"}
+
+
+class Malformed(InvalidRequest):
+    """The bytes are not what their content type says."""
+
+    status = 400
+    code = "malformed_request"
+
+
+class Forbidden(InvalidRequest):
+    """The request comes from where none may come from."""
+
+    status = 403
+    code = "forbidden"
+
+
+class TooSlow(InvalidRequest):
+    """The body stopped arriving."""
+
+    status = 408
+    code = "too_slow"
+
+
+class TooLarge(InvalidRequest):
+    """The body is larger than any that could be meant."""
+
+    status = 413
+    code = "too_large"
+
+
+class UnsupportedMediaType(InvalidRequest):
+    """The body is not JSON."""
+
+    status = 415
+    code = "unsupported_media_type"
+
+
+class HeadersTooLarge(InvalidRequest):
+    """The headers or the address are larger than any that could be meant."""
+
+    status = 431
+    code = "headers_too_large"
+
+
+def problem(status: int, code: str, message: str, headers: dict[str, str] | None = None) -> Response:
+    """Return the one shape in which every error is answered."""
+    body = msgspec.json.encode({"error": {"code": code, "message": message}})
+    return Response(body, status_code=status, media_type="application/json", headers=headers)
+
+
+def problem_of(error: SpringtideError) -> Response:
+    """Return the answer for an error that Springtide raised on purpose."""
+    if isinstance(error, InvalidRequest):
+        headers = {"WWW-Authenticate": 'Bearer realm="springtide"'} if error.status == 401 else None
+        return problem(error.status, error.code, str(error), headers)
+    if isinstance(error, CapacityError):
+        return problem(503, "no_capacity", str(error), {"Retry-After": str(max(1, round(error.retry_after_s)))})
+    if isinstance(error, BackendError | StorageError):
+        return problem(503, "unavailable", str(error), {"Retry-After": "1"})
+    LOG.error("unexpected %s: %s", type(error).__name__, error)
+    return problem(500, "internal", f"{type(error).__name__}: {error}")
+
+
+def add_problem_handlers(app: FastAPI) -> None:
+    """Make every error of the application an answer in the one shape."""
+
+    async def on_springtide_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, SpringtideError)
+        return problem_of(error)
+
+    async def on_http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        sentence = str(error.detail)
+        if error.status_code == 404:
+            sentence = f"there is no {request.url.path[:200]!r} here; GET /openapi.json lists every path"
+        elif error.status_code == 405:
+            allowed = (error.headers or {}).get("Allow", "another method")
+            sentence = f"{request.method} is not possible on {request.url.path[:200]!r}; use {allowed}"
+        headers = dict(error.headers or {})
+        return problem(error.status_code, _CODES.get(error.status_code, "http_error"), sentence, headers)
+
+    async def on_bad_query(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        sentences = (f"{detail['loc'][-1]}: {detail['msg']}" for detail in error.errors()[:5])
+        return problem(422, InvalidRequest.code, "the address does not fit: " + "; ".join(sentences))
+
+    async def on_defect(request: Request, error: Exception) -> Response:
+        LOG.error("a defect while answering %s %s", request.method, request.url.path, exc_info=error)
+        return problem(
+            500, "internal", "a defect of Springtide, not of your request; the platform's log has the details"
+        )
+
+    app.add_exception_handler(SpringtideError, on_springtide_error)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(RequestValidationError, on_bad_query)
+    app.add_exception_handler(Exception, on_defect)

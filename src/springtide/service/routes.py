@@ -1,0 +1,325 @@
+"""The REST routes, one function for each group: what is asked comes from service.schemas, what is said from status."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from fastapi import APIRouter, Header, Query, Request
+from pydantic import BaseModel
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response, StreamingResponse
+
+from springtide.control.records import JobRecord, ServiceRecord
+from springtide.core.status import (
+    Explanation,
+    HistoryEntry,
+    JobStatus,
+    PlatformStatus,
+    ServiceStatus,
+    Timeline,
+)
+from springtide.core.workload import WorkloadId
+from springtide.service import logs, openapi
+from springtide.service.contract import PlatformLike
+from springtide.service.explain import explain
+from springtide.service.history import HistoryIndex
+from springtide.service.lookup import find_job, find_service, find_workload
+from springtide.service.problems import UnsupportedMediaType
+from springtide.service.schemas import JobIn, NothingIn, ScaleIn, ServiceIn, ShutdownIn, parse_body
+from springtide.service.status import job_status, listed_services, platform_status, service_status
+from springtide.service.stream import Streams
+from springtide.service.submission import Desk
+
+BodyT = TypeVar("BodyT", bound=BaseModel)
+_JOB_EXAMPLE = {
+    "name": "digits",
+    "source": {"filename": "digits.py", "text": "def fit(ctx):\n    ...\n", "object_name": "fit", "kind": "function"},
+    "options": {"deadline_s": 600, "global_batch_size": 512, "num_epochs": 10, "max_workers": 4},
+}
+_SERVICE_EXAMPLE = {
+    "source": {"filename": "serve.py", "text": "class Digits:\n    ...\n", "object_name": "Digits", "kind": "class"},
+    "options": {"slo_s": 0.2, "min_replicas": 0, "max_replicas": 4},
+}
+_JOB = openapi.reference(JobStatus)
+_SERVICE = openapi.reference(ServiceStatus)
+_TEXT = {"type": "string"}
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """What every route is served from."""
+
+    platform: PlatformLike
+    history: HistoryIndex
+    desk: Desk
+    streams: Streams
+
+    def job(self, record: JobRecord) -> JobStatus:
+        """The job's status at this instant."""
+        return job_status(record, self.platform.now_s())
+
+    def service(self, record: ServiceRecord, request: Request) -> ServiceStatus:
+        """The service's status at this instant."""
+        return service_status(record, self.platform.now_s(), base_url(request))
+
+
+def job_routes(counter: Counter) -> APIRouter:
+    """Return the routes of training jobs."""
+    router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+    platform, desk = counter.platform, counter.desk
+
+    @router.get("", summary="Every job", responses=openapi.answers(openapi.list_of(JobStatus), "In order of arrival."))
+    async def list_jobs() -> Response:
+        return encoded([counter.job(record) for record in platform.view().jobs.values()])
+
+    @router.post(
+        "",
+        summary="Submit a training job",
+        status_code=201,
+        openapi_extra=openapi.takes(JobIn, _JOB_EXAMPLE),
+        responses={
+            **openapi.answers(_JOB, "The job is taken in.", 400, 409, 413, 415, 422, 503, status=201),
+            200: {"description": "This key was used before.", "content": {"application/json": {"schema": _JOB}}},
+        },
+    )
+    async def submit_job(request: Request, idempotency_key: Annotated[str | None, Header()] = None) -> Response:
+        body = await read_body(request, JobIn)
+        record, is_new = await run_in_threadpool(desk.submit_job, body, idempotency_key)
+        return encoded(counter.job(record), 201 if is_new else 200)
+
+    @router.get("/{id}", summary="One job, by id or unique name", responses=openapi.answers(_JOB, "The job.", 404, 409))
+    async def get_job(id: str) -> Response:
+        return encoded(counter.job(find_job(platform.view(), id)))
+
+    changed = openapi.answers(_JOB, "The job as it is now.", 400, 404, 409, 413, 415, 422, 503)
+
+    @router.post("/{id}/cancel", summary="End a job", responses=changed)
+    async def cancel_job(request: Request, id: str) -> Response:
+        await read_nothing(request)
+        return encoded(counter.job(await run_in_threadpool(desk.cancel_job, id)))
+
+    @router.post("/{id}/pause", summary="Checkpoint a job and give its devices back", responses=changed)
+    async def pause_job(request: Request, id: str) -> Response:
+        await read_nothing(request)
+        return encoded(counter.job(await run_in_threadpool(desk.pause_job, id)))
+
+    @router.post("/{id}/resume", summary="Let a paused job go on", responses=changed)
+    async def resume_job(request: Request, id: str) -> Response:
+        await read_nothing(request)
+        return encoded(counter.job(await run_in_threadpool(desk.resume_job, id)))
+
+    return router
+
+
+def service_routes(counter: Counter) -> APIRouter:
+    """Return the routes of inference services."""
+    router = APIRouter(prefix="/v1/services", tags=["services"])
+    platform, desk = counter.platform, counter.desk
+
+    @router.get(
+        "", summary="Every service", responses=openapi.answers(openapi.list_of(ServiceStatus), "In order of arrival.")
+    )
+    async def list_services(request: Request) -> Response:
+        return encoded([counter.service(record, request) for record in listed_services(platform.view())])
+
+    @router.get("/{name}", summary="One service", responses=openapi.answers(_SERVICE, "The service.", 404))
+    async def get_service(request: Request, name: str) -> Response:
+        return encoded(counter.service(find_service(platform.view(), name), request))
+
+    @router.put(
+        "/{name}",
+        summary="Deploy a service, or a new revision of it",
+        openapi_extra=openapi.takes(ServiceIn, _SERVICE_EXAMPLE),
+        responses=openapi.answers(_SERVICE, "The service is taken in.", 400, 409, 413, 415, 422, 503),
+    )
+    async def deploy_service(request: Request, name: str) -> Response:
+        body = await read_body(request, ServiceIn)
+        return encoded(counter.service(await run_in_threadpool(desk.deploy_service, name, body), request))
+
+    @router.delete(
+        "/{name}",
+        summary="Drain a service and take it away",
+        responses=openapi.answers(_SERVICE, "It drains.", 400, 404, 413, 415, 422, 503),
+    )
+    async def remove_service(request: Request, name: str) -> Response:
+        await read_nothing(request)
+        return encoded(counter.service(await run_in_threadpool(desk.remove_service, name), request))
+
+    return router
+
+
+def workload_routes(counter: Counter) -> APIRouter:
+    """Return the routes that jobs and services share."""
+    router = APIRouter(prefix="/v1/workloads", tags=["workloads"])
+    platform = counter.platform
+
+    @router.post(
+        "/{id}/scale",
+        summary="Set new bounds on workers or replicas",
+        openapi_extra=openapi.takes(ScaleIn, {"minimum": 1, "maximum": 4}),
+        responses=openapi.answers(
+            {"oneOf": [_JOB, _SERVICE]}, "The job or service as it is now.", 400, 404, 409, 413, 415, 422, 503
+        ),
+    )
+    async def scale_workload(request: Request, id: str) -> Response:
+        body = await read_body(request, ScaleIn)
+        record = await run_in_threadpool(counter.desk.scale, id, body)
+        if isinstance(record, JobRecord):
+            return encoded(counter.job(record))
+        return encoded(counter.service(record, request))
+
+    @router.get(
+        "/{id}/why",
+        summary="Why it is where it is, and what could be done",
+        responses=openapi.answers(openapi.reference(Explanation), "The one dominant reason.", 404, 409),
+    )
+    async def why(id: str) -> Response:
+        view = platform.view()
+        record = find_workload(view, id)
+        entries = counter.history.entries(record.workload_id)
+        return encoded(explain(record, view, entries, platform.now_s()))
+
+    @router.get(
+        "/{id}/history",
+        summary="Its story from the journal, oldest line first",
+        responses=openapi.answers(openapi.list_of(HistoryEntry), "The newest lines.", 404, 409),
+    )
+    async def get_history(id: str) -> Response:
+        return encoded(list(counter.history.entries(find_workload(platform.view(), id).workload_id)))
+
+    @router.get(
+        "/{id}/logs",
+        summary="What its replicas wrote, each line with `[replica] ` before it",
+        responses=openapi.answers(_TEXT, "Lines of text.", 404, 409, 422, media_type="text/plain"),
+    )
+    async def get_logs(
+        id: str,
+        replica: Annotated[str, Query(max_length=96)] = "",
+        tail: Annotated[int, Query(ge=0, le=logs.MAX_TAIL)] = 200,
+        follow: bool = False,
+    ) -> Response:
+        workload_id = find_workload(platform.view(), id).workload_id
+        folder = platform.workload_dir(workload_id) / "logs"
+        media_type = "text/plain; charset=utf-8"
+        if not follow:
+            lines, _ = await run_in_threadpool(logs.read_tail, folder, tail, replica)
+            return Response(logs.as_text(lines), media_type=media_type)
+        await run_in_threadpool(logs.list_logs, folder, replica)
+        counter.streams.check_room()
+        chunks = logs.follow(folder, tail, replica, lambda: is_over(platform, workload_id))
+        return StreamingResponse(
+            counter.streams.counted(chunks), media_type=media_type, headers={"Cache-Control": "no-store"}
+        )
+
+    return router
+
+
+def platform_routes(counter: Counter) -> APIRouter:
+    """Return the routes of the platform as a whole."""
+    router = APIRouter(prefix="/v1", tags=["platform"])
+    platform = counter.platform
+
+    @router.get(
+        "/status",
+        summary="Everything at one instant",
+        responses=openapi.answers(openapi.reference(PlatformStatus), "Devices, jobs and services."),
+    )
+    async def get_status(request: Request) -> Response:
+        offset_s = platform.wall_clock_offset_s
+        return encoded(platform_status(platform.view(), platform.now_s(), offset_s, base_url(request)))
+
+    @router.get(
+        "/timeline",
+        summary="Who held which device when, and what happened",
+        responses=openapi.answers(openapi.reference(Timeline), "Intervals and marks.", 422),
+    )
+    async def get_timeline(since_s: Annotated[float, Query(ge=0, le=1e12, allow_inf_nan=False)] = 0.0) -> Response:
+        timeline = await run_in_threadpool(counter.history.timeline, platform.now_s(), since_s)
+        return encoded(timeline)
+
+    @router.get(
+        "/stream",
+        summary="The status as server-sent events, at most four a second",
+        responses=openapi.answers(
+            openapi.reference(PlatformStatus),
+            "Events named `status` whose data is a PlatformStatus.",
+            422,
+            503,
+            media_type="text/event-stream",
+        ),
+    )
+    async def stream(
+        request: Request,
+        after_seq: Annotated[int, Query(ge=-1, le=2**62)] = -1,
+        last_event_id: Annotated[str, Header()] = "",
+    ) -> Response:
+        counter.streams.check_room()
+        if last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) < 18:
+            after_seq = max(after_seq, int(last_event_id))
+        return StreamingResponse(
+            counter.streams.counted(counter.streams.stream(after_seq, base_url(request))),
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+        )
+
+    @router.post(
+        "/shutdown",
+        summary="End the platform",
+        status_code=202,
+        openapi_extra=openapi.takes(ShutdownIn, {"stop_workers": True}),
+        responses=openapi.answers(
+            {"type": "object", "properties": {"stopping": {"type": "boolean"}}, "required": ["stopping"]},
+            "It ends now.",
+            400,
+            413,
+            415,
+            422,
+            status=202,
+        ),
+    )
+    async def shutdown(request: Request) -> Response:
+        body = await read_body(request, ShutdownIn)
+        await run_in_threadpool(lambda: platform.request_shutdown(stop_workers=body.stop_workers))
+        return encoded({"stopping": True}, 202)
+
+    return router
+
+
+async def read_body(request: Request, model: type[BodyT]) -> BodyT:
+    """Return the checked body. Raises InvalidRequest."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise UnsupportedMediaType(
+            f"the body is declared as {media_type or 'nothing'!r:.80}; send JSON with Content-Type: application/json"
+        )
+    # A large body takes a while to check; other requests are answered meanwhile.
+    return await run_in_threadpool(parse_body, await request.body(), model)
+
+
+async def read_nothing(request: Request) -> None:
+    """Read the body of a request that takes none. Raises InvalidRequest if it holds anything but `{}`."""
+    if await request.body():
+        await read_body(request, NothingIn)
+
+
+def encoded(value: Any, status: int = 200) -> Response:
+    """Return a JSON answer."""
+    return Response(
+        msgspec.json.encode(value), status, media_type="application/json", headers={"Cache-Control": "no-store"}
+    )
+
+
+def base_url(request: Request) -> str:
+    """The address under which the platform was asked; the door has checked the host."""
+    return f"http://{request.headers['host']}"
+
+
+def is_over(platform: PlatformLike, workload_id: WorkloadId) -> bool:
+    """Whether nothing of the workload runs or will ever run again."""
+    view = platform.view()
+    job, service = view.jobs.get(workload_id), view.services.get(workload_id)
+    if job is not None:
+        return job.state.is_terminal and not job.replicas
+    return service is None or (service.is_removed and not service.replicas)

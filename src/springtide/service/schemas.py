@@ -1,0 +1,233 @@
+"""What the REST API takes: strict models with bounds, and the sentences for what does not fit them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar, get_args
+
+import msgspec
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import ErrorDetails
+
+from springtide.core.errors import InvalidRequest
+from springtide.core.quantities import validate_name
+from springtide.core.workload import DEFAULT_GRACE_S, MAX_VIRTUAL_SHARDS
+from springtide.service.problems import Malformed
+
+MAX_SOURCE_BYTES = 1024 * 1024
+MAX_WORKERS = MAX_VIRTUAL_SHARDS
+# An id is the name with a dash and up to six digits, and must itself be a name.
+MAX_JOB_NAME_CHARS = 56
+MAX_PARAMS = 64
+MAX_ARGS = 256
+TEN_YEARS_S = 10 * 365 * 86400.0
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+PositiveSeconds = Annotated[float, Field(gt=0, le=TEN_YEARS_S, allow_inf_nan=False)]
+ShortText = Annotated[str, Field(max_length=4096)]
+ParamName = Annotated[str, Field(min_length=1, max_length=128)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class SourceIn(_Model):
+    """A snapshot of the user's source file, and which object of it is meant."""
+
+    filename: str = Field(max_length=128, description="the file's name, without folders", examples=["digits.py"])
+    text: str = Field(description="the whole file, Python, at most 1 MiB", examples=["def fit(ctx):\n    ...\n"])
+    object_name: str = Field(default="", max_length=128, description="the function or class", examples=["fit"])
+    args: tuple[ShortText, ...] = Field(default=(), max_length=MAX_ARGS, description="command line of a script")
+    import_root: str = Field(default="", max_length=4096, description="absolute directory to import neighbours from")
+
+
+class JobSourceIn(SourceIn):
+    """The source of a training job: a function that takes a TrainContext, or a whole script."""
+
+    kind: Literal["function", "script"] = "function"
+
+
+class ServiceSourceIn(SourceIn):
+    """The source of a service: a class with `load` and `predict`."""
+
+    kind: Literal["class"] = "class"
+
+
+class JobOptionsIn(_Model):
+    """A training job's length, bounds and goal."""
+
+    deadline_s: PositiveSeconds | None = Field(default=None, description="seconds from now")
+    budget_usd: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] | None = None
+    global_batch_size: int = Field(default=32, ge=1, le=1_000_000)
+    num_epochs: int = Field(default=1, ge=1, le=100_000)
+    min_workers: int = Field(default=1, ge=1, le=MAX_WORKERS)
+    max_workers: int = Field(default=1, ge=1, le=MAX_WORKERS)
+    seed: int = Field(default=0, ge=0, le=2**63 - 1)
+    max_restarts: int = Field(default=3, ge=0, le=1000)
+    grace_s: PositiveSeconds = DEFAULT_GRACE_S
+    checkpoint_interval_s: PositiveSeconds = 30.0
+    num_virtual_shards: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_VIRTUAL_SHARDS,
+        description="a power of two, at least max_workers; fixes the order in which gradients are reduced",
+    )
+    params: dict[ParamName, ShortText] = Field(default={}, max_length=MAX_PARAMS)
+
+
+class ServiceOptionsIn(_Model):
+    """A service's objective and bounds."""
+
+    slo_s: PositiveSeconds | None = None
+    min_replicas: int = Field(default=0, ge=0, le=MAX_WORKERS)
+    max_replicas: int = Field(default=1, ge=1, le=MAX_WORKERS)
+    max_batch_size: int = Field(default=8, ge=1, le=4096)
+    batch_wait_s: float = Field(default=0.005, ge=0, le=60, allow_inf_nan=False)
+    max_queue: int = Field(default=256, ge=1, le=1_000_000)
+    target_in_flight: int = Field(default=8, ge=1, le=100_000)
+    idle_s: PositiveSeconds = 30.0
+    grace_s: PositiveSeconds = DEFAULT_GRACE_S
+    params: dict[ParamName, ShortText] = Field(default={}, max_length=MAX_PARAMS)
+
+
+class JobIn(_Model):
+    """The body of POST /v1/jobs."""
+
+    name: str = Field(max_length=128, description="1 to 56 of a-z 0-9 . _ -", examples=["digits"])
+    source: JobSourceIn
+    options: JobOptionsIn = JobOptionsIn()
+
+
+class ServiceIn(_Model):
+    """The body of PUT /v1/services/{name}."""
+
+    source: ServiceSourceIn
+    options: ServiceOptionsIn = ServiceOptionsIn()
+
+
+class ScaleIn(_Model):
+    """The body of POST /v1/workloads/{id}/scale: inclusive bounds."""
+
+    minimum: int = Field(ge=0, le=MAX_WORKERS)
+    maximum: int = Field(ge=1, le=MAX_WORKERS)
+
+
+class ShutdownIn(_Model):
+    """The body of POST /v1/shutdown."""
+
+    stop_workers: bool = True
+
+
+class NothingIn(_Model):
+    """The body of a request that takes none."""
+
+
+class ProblemDetail(_Model):
+    """What is wrong, and what would do."""
+
+    code: str
+    message: str
+
+
+class Problem(_Model):
+    """How every error is answered."""
+
+    error: ProblemDetail
+
+
+REQUEST_MODELS: tuple[type[BaseModel], ...] = (JobIn, ServiceIn, ScaleIn, ShutdownIn, Problem)
+
+
+def parse_body(body: bytes, model: type[ModelT]) -> ModelT:
+    """Decode and check a body. Raises Malformed (not JSON at all) or InvalidRequest (one sentence for each defect)."""
+    try:
+        # msgspec refuses what pydantic's reader lets through: NaN and infinities, half surrogates, bad UTF-8.
+        msgspec.json.decode(body)
+    except RecursionError:
+        raise Malformed("the body is nested too deeply; send plain objects and lists") from None
+    except msgspec.ValidationError as error:
+        raise Malformed(f"a number in the body is out of range: {error}") from None
+    except ValueError as error:
+        raise Malformed(f"the body is not valid JSON (UTF-8, no NaN or Infinity): {error}") from None
+    try:
+        return model.model_validate_json(body)
+    except pydantic.ValidationError as error:
+        details = error.errors(include_url=False, include_context=True)
+        more = f"; and {len(details) - 5} more" if len(details) > 5 else ""
+        raise InvalidRequest("; ".join(_sentence(detail, model) for detail in details[:5]) + more) from None
+
+
+def check_job(job: JobIn) -> None:
+    """Raise InvalidRequest unless what the fields say together makes sense."""
+    validate_name(job.name, "the job's name")
+    if len(job.name) > MAX_JOB_NAME_CHARS:
+        raise InvalidRequest(f"the job's name has {len(job.name)} characters; use at most {MAX_JOB_NAME_CHARS}")
+    options = job.options
+    if options.min_workers > options.max_workers:
+        raise InvalidRequest(
+            f"options.min_workers {options.min_workers} is above options.max_workers {options.max_workers}; "
+            "raise max_workers or lower min_workers"
+        )
+    shards = options.num_virtual_shards
+    if shards is not None and (shards & (shards - 1) or shards < options.max_workers):
+        raise InvalidRequest(
+            f"options.num_virtual_shards {shards} must be a power of two that is at least max_workers "
+            f"({options.max_workers}); use {default_num_virtual_shards(options.max_workers)}, or leave it out"
+        )
+
+
+def check_service(service: ServiceIn) -> None:
+    """Raise InvalidRequest unless what the fields say together makes sense."""
+    options = service.options
+    if options.min_replicas > options.max_replicas:
+        raise InvalidRequest(
+            f"options.min_replicas {options.min_replicas} is above options.max_replicas {options.max_replicas}; "
+            "raise max_replicas or lower min_replicas"
+        )
+
+
+def default_num_virtual_shards(max_workers: int) -> int:
+    """Return the smallest power of two that is at least 4 and at least `max_workers`."""
+    return max(4, 1 << (max_workers - 1).bit_length())
+
+
+def _sentence(detail: ErrorDetails, model: type[BaseModel]) -> str:
+    where = ".".join(str(part) for part in detail["loc"])[:200] or "the body"
+    context = detail.get("ctx", {})
+    match detail["type"]:
+        case "extra_forbidden":
+            known = ", ".join(_fields_at(model, detail["loc"][:-1]))
+            return f"{where} is not a known field; the fields here are {known or 'none'}"
+        case "missing":
+            return f"{where} is missing; send it"
+        case "greater_than" | "greater_than_equal" | "less_than_equal":
+            bound = next(iter(context.values()))
+            word = {"greater_than": "above", "greater_than_equal": "at least"}.get(detail["type"], "at most")
+            return f"{where} must be {word} {bound:,}, got {_short(detail['input'])}"
+        case "literal_error":
+            return f"{where} must be {context['expected']}, got {_short(detail['input'])}"
+        case "string_too_long" | "too_long":
+            limit = context["max_length"]
+            unit = "characters" if detail["type"] == "string_too_long" else "entries"
+            return f"{where} is too long; at most {limit} {unit} are possible"
+        case _:
+            sentence = detail["msg"].removeprefix("Input should be ")
+            return f"{where} must be {sentence}, got {_short(detail['input'])}"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _fields_at(model: type[BaseModel], where: tuple[int | str, ...]) -> list[str]:
+    """The names of the fields that the object at `where` may have."""
+    current: Any = model
+    for part in where:
+        fields = getattr(current, "model_fields", {})
+        if part not in fields:
+            return []
+        annotation = fields[part].annotation
+        current = next((a for a in get_args(annotation) if hasattr(a, "model_fields")), annotation)
+    return list(getattr(current, "model_fields", {}))

@@ -1,0 +1,166 @@
+"""What is true, as users are told it: records into the structs of core.status. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from springtide import __version__
+from springtide.control.records import JobRecord, ReplicaRecord, ServiceRecord
+from springtide.core.resources import DeviceId
+from springtide.core.status import DeviceStatus, JobStatus, PlatformStatus, ReplicaStatus, ServiceStatus
+from springtide.core.workload import JobState, ReplicaId
+from springtide.service.contract import ViewLike
+
+
+def job_status(record: JobRecord, now_s: float) -> JobStatus:
+    """Return what users are told about one job at this instant."""
+    job = record.job
+    progress = None if not record.total_steps else min(1.0, record.step / record.total_steps)
+    eta_s = predict_eta_s(record)
+    ranks = {replica_id: rank for rank, replica_id in enumerate(record.members)}
+    return JobStatus(
+        job_id=record.workload_id,
+        name=job.name,
+        kind="script" if job.entrypoint.kind == "script" else "function",
+        state=record.state.value,
+        reason=record.reason,
+        submitted_at_s=record.submitted_at_s,
+        started_at_s=record.started_at_s,
+        ended_at_s=record.ended_at_s,
+        deadline_at_s=job.goal.deadline_s,
+        budget_usd=job.goal.budget_usd,
+        min_workers=record.min_workers,
+        max_workers=record.max_workers,
+        num_workers=record.world_size,
+        global_batch_size=job.global_batch_size,
+        generation=record.generation,
+        step=record.step,
+        total_steps=record.total_steps,
+        progress_fraction=progress,
+        epoch=record.epoch,
+        num_epochs=job.num_epochs,
+        loss=record.loss,
+        samples_per_s=record.samples_per_s if record.members else None,
+        eta_s=eta_s,
+        slack_s=_slack_s(record, eta_s, now_s),
+        num_resizes=record.num_resizes,
+        num_restarts=record.num_restarts,
+        num_preemptions=record.num_preemptions,
+        last_pause_s=record.last_pause_s,
+        checkpoint_step=record.checkpoint.step if record.checkpoint else None,
+        artifact_path=record.artifact_path,
+        device_seconds=record.attained_service_s(now_s),
+        alternatives=record.alternatives,
+        replicas=_replicas(record.replicas, ranks),
+    )
+
+
+def predict_eta_s(record: JobRecord) -> float | None:
+    """Return the time left at the present speed; None while the length or the speed at this world size is unknown.
+
+    Right after a resize the speed is what was measured earlier with as many workers.
+    """
+    if record.state is not JobState.RUNNING or record.total_steps is None:
+        return None
+    speed = record.samples_per_s or record.throughput_samples_per_s.get(record.world_size)
+    if not speed:
+        return None
+    num_left = max(0, record.total_steps - record.step)
+    return num_left * record.job.global_batch_size / speed
+
+
+def service_status(record: ServiceRecord, now_s: float, base_url: str = "") -> ServiceStatus:
+    """Return what users are told about one service. `base_url` is the platform's own, without a final slash."""
+    states = [replica.state.value for replica in record.replicas]
+    return ServiceStatus(
+        service_id=record.workload_id,
+        name=record.service.name,
+        state=record.state.value,
+        reason=record.reason,
+        deployed_at_s=record.deployed_at_s,
+        revision=record.service.revision,
+        min_replicas=record.min_replicas,
+        max_replicas=record.max_replicas,
+        num_ready=states.count("READY"),
+        num_starting=states.count("STARTING"),
+        slo_s=record.service.slo_s,
+        arrivals_per_s=record.arrivals_per_s,
+        in_flight=record.in_flight,
+        queued=record.queued,
+        latency_p50_s=record.latency_p50_s,
+        latency_p99_s=record.latency_p99_s,
+        device_seconds=record.attained_service_s(now_s),
+        url=f"{base_url}/f/{record.service.name}",
+        replicas=_replicas(record.replicas, {}),
+    )
+
+
+def device_statuses(view: ViewLike) -> tuple[DeviceStatus, ...]:
+    """Return every device of every living node, and who holds it."""
+    holders: dict[DeviceId, tuple[JobRecord | ServiceRecord, ReplicaRecord]] = {}
+    records: list[JobRecord | ServiceRecord] = [*view.jobs.values(), *view.services.values()]
+    for record in records:
+        for replica in record.replicas:
+            holders[replica.device_id] = (record, replica)
+    statuses = []
+    for node in view.nodes:
+        for device in node.devices:
+            holder = holders.get(device.device_id)
+            statuses.append(
+                DeviceStatus(
+                    device_id=device.device_id,
+                    node_id=device.node_id,
+                    kind=device.kind,
+                    workload_id=holder[0].workload_id if holder else None,
+                    workload_name=name_of(holder[0]) if holder else None,
+                    replica_id=holder[1].replica_id if holder else None,
+                )
+            )
+    return tuple(statuses)
+
+
+def platform_status(view: ViewLike, now_s: float, wall_clock_offset_s: float, base_url: str = "") -> PlatformStatus:
+    """Return the whole platform at this instant. Removed services are left out once nothing of them runs."""
+    return PlatformStatus(
+        version=__version__,
+        policy=view.policy,
+        seq=view.seq,
+        now_s=now_s,
+        wall_clock_offset_s=wall_clock_offset_s,
+        devices=device_statuses(view),
+        jobs=tuple(job_status(record, now_s) for record in view.jobs.values()),
+        services=tuple(service_status(record, now_s, base_url) for record in listed_services(view)),
+    )
+
+
+def listed_services(view: ViewLike) -> list[ServiceRecord]:
+    """Return the services that are deployed, or removed and still draining."""
+    return [record for record in view.services.values() if record.replicas or not record.is_removed]
+
+
+def name_of(record: JobRecord | ServiceRecord) -> str:
+    """Return what its owner calls a workload."""
+    return record.job.name if isinstance(record, JobRecord) else record.service.name
+
+
+def _slack_s(record: JobRecord, eta_s: float | None, now_s: float) -> float | None:
+    """What is left of the deadline at the (predicted) end; None where there is no deadline or no prediction."""
+    deadline_s = record.job.goal.deadline_s
+    if deadline_s is None:
+        return None
+    if record.state is JobState.SUCCEEDED and record.ended_at_s is not None:
+        return deadline_s - record.ended_at_s
+    return None if eta_s is None else deadline_s - now_s - eta_s
+
+
+def _replicas(replicas: tuple[ReplicaRecord, ...], ranks: Mapping[ReplicaId, int]) -> tuple[ReplicaStatus, ...]:
+    return tuple(
+        ReplicaStatus(
+            replica_id=replica.replica_id,
+            device_id=replica.device_id,
+            state=replica.state.value,
+            rank=ranks.get(replica.replica_id),
+            started_at_s=replica.started_at_s,
+        )
+        for replica in replicas
+    )

@@ -1,0 +1,232 @@
+"""From a checked request to an event: ids, idempotency, deadlines, and the source on disk before anyone hears of it."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import threading
+
+from pydantic import BaseModel
+
+from springtide.control.records import JobRecord, ServiceRecord
+from springtide.core.errors import Conflict, InvalidRequest
+from springtide.core.events import (
+    CancelRequested,
+    Event,
+    JobSubmitted,
+    PauseRequested,
+    ResumeRequested,
+    ScaleRequested,
+    ServiceDeployed,
+)
+from springtide.core.quantities import validate_name
+from springtide.core.workload import Entrypoint, Goal, InferenceService, JobState, TrainingJob, WorkloadId
+from springtide.service import sources
+from springtide.service.contract import PlatformLike, ViewLike
+from springtide.service.lookup import find_job, find_service, find_workload
+from springtide.service.schemas import (
+    JobIn,
+    ScaleIn,
+    ServiceIn,
+    check_job,
+    check_service,
+    default_num_virtual_shards,
+)
+
+MAX_KEY_CHARS = 255
+_SETTLE_S = 2.0
+
+
+class Desk:
+    """Takes users' requests: checks them against what is true, hands events over, answers once they are durable.
+
+    Submissions go one at a time, so that two requests with one key can never both be the first.
+    """
+
+    def __init__(self, platform: PlatformLike) -> None:
+        self._platform = platform
+        self._one_at_a_time = threading.Lock()
+
+    def submit_job(self, request: JobIn, key: str | None) -> tuple[JobRecord, bool]:
+        """Hand a job over. Returns its record and whether it is new; False: the key was used for it before.
+
+        Raises InvalidRequest, Conflict (the key belongs to another request), BackendError, StorageError.
+        """
+        check_job(request)
+        sources.check_source(request.source)
+        sources.check_import_root(request.source.import_root)
+        submit_key = _submit_key(key, request)
+        with self._one_at_a_time:
+            view = self._platform.view()
+            known = _find_key(view, submit_key) if submit_key else None
+            if known is not None:
+                if known.job.submit_key != submit_key:
+                    raise Conflict(
+                        f"this Idempotency-Key was used for {known.workload_id} with another body; use a new key"
+                    )
+                return known, False
+            job_id = _draw_job_id(view, request.name, submit_key)
+            path = sources.job_source_path(self._platform, job_id, request.source)
+            sources.write_source(path, request.source.text)
+            job = self._make_job(request, job_id, submit_key, sources.entrypoint_of(request.source, path))
+            view = self._hand_over(JobSubmitted(job=job))
+        return view.jobs[job_id], True
+
+    def deploy_service(self, name: str, request: ServiceIn) -> ServiceRecord:
+        """Deploy a service, or a new revision of it. The same request again changes nothing.
+
+        Raises InvalidRequest, Conflict (a job has that id), BackendError, StorageError.
+        """
+        validate_name(name, "the service's name")
+        check_service(request)
+        sources.check_source(request.source)
+        sources.check_import_root(request.source.import_root)
+        service_id = WorkloadId(name)
+        with self._one_at_a_time:
+            view = self._platform.view()
+            if service_id in view.jobs:
+                raise Conflict(f"{name!r} is the id of a job; choose another name for the service")
+            path = sources.service_source_path(self._platform, service_id, request.source)
+            sources.write_source(path, request.source.text)
+            options = request.options
+            old = view.services.get(service_id)
+            service = InferenceService(
+                service_id=service_id,
+                name=name,
+                entrypoint=sources.entrypoint_of(request.source, path),
+                slo_s=options.slo_s,
+                min_replicas=options.min_replicas,
+                max_replicas=options.max_replicas,
+                max_batch_size=options.max_batch_size,
+                batch_wait_s=options.batch_wait_s,
+                max_queue=options.max_queue,
+                target_in_flight=options.target_in_flight,
+                idle_s=options.idle_s,
+                grace_s=options.grace_s,
+                # The controller raises it if anything else has changed.
+                revision=old.service.revision if old is not None else 1,
+                params=options.params,
+            )
+            view = self._hand_over(ServiceDeployed(service=service))
+        return view.services[service_id]
+
+    def remove_service(self, name: str) -> ServiceRecord:
+        """Drain a service and take it away. Raises NotFound."""
+        service_id = find_service(self._platform.view(), name).workload_id
+        return self._hand_over(CancelRequested(workload_id=service_id)).services[service_id]
+
+    def cancel_job(self, called: str) -> JobRecord:
+        """End a job; cancelling a cancelled one changes nothing. Raises NotFound, Conflict."""
+        record = find_job(self._platform.view(), called)
+        if JobState.CANCELLED in (record.state, record.outcome):
+            return record
+        _refuse_ended(record, "cancelled")
+        return self._hand_over(CancelRequested(workload_id=record.workload_id)).jobs[record.workload_id]
+
+    def pause_job(self, called: str) -> JobRecord:
+        """Have a job checkpoint and hold nothing; pausing a paused one changes nothing. Raises NotFound, Conflict."""
+        record = find_job(self._platform.view(), called)
+        _refuse_ended(record, "paused")
+        if record.is_paused:
+            return record
+        return self._hand_over(PauseRequested(job_id=record.workload_id)).jobs[record.workload_id]
+
+    def resume_job(self, called: str) -> JobRecord:
+        """Let a paused job go on. Raises NotFound, Conflict."""
+        record = find_job(self._platform.view(), called)
+        _refuse_ended(record, "resumed")
+        if not record.is_paused:
+            raise Conflict(f"{record.workload_id} is not paused (it is {record.state}); there is nothing to resume")
+        return self._hand_over(ResumeRequested(job_id=record.workload_id)).jobs[record.workload_id]
+
+    def scale(self, called: str, bounds: ScaleIn) -> JobRecord | ServiceRecord:
+        """Set new bounds on workers or replicas. Raises NotFound, Conflict, InvalidRequest."""
+        record = find_workload(self._platform.view(), called)
+        if bounds.minimum > bounds.maximum:
+            raise InvalidRequest(
+                f"minimum {bounds.minimum} is above maximum {bounds.maximum}; send minimum <= maximum, like 1 and 4"
+            )
+        if isinstance(record, JobRecord):
+            _refuse_ended(record, "scaled")
+            if bounds.minimum < 1:
+                raise InvalidRequest(
+                    f"a job needs at least 1 worker; `springtide pause {record.workload_id}` gives all of them back"
+                )
+            if bounds.maximum > record.job.num_virtual_shards:
+                raise InvalidRequest(
+                    f"{record.workload_id} was submitted with {record.job.num_virtual_shards} virtual shards, so it "
+                    f"takes at most that many workers; use maximum <= {record.job.num_virtual_shards}"
+                )
+            if not record.job.elastic:
+                raise Conflict(f"{record.workload_id} is a script, whose number of workers is fixed; submit it anew")
+        elif record.is_removed:
+            find_service(self._platform.view(), called)
+        workload_id = record.workload_id
+        view = self._hand_over(ScaleRequested(workload_id=workload_id, minimum=bounds.minimum, maximum=bounds.maximum))
+        return view.services[workload_id] if isinstance(record, ServiceRecord) else view.jobs[workload_id]
+
+    def _hand_over(self, event: Event) -> ViewLike:
+        """Return the platform as it is with the event taken in and durable."""
+        seq = self._platform.submit(event)
+        if self._platform.view().seq < seq:
+            self._platform.wait_change(seq - 1, _SETTLE_S)
+        return self._platform.view()
+
+    def _make_job(self, request: JobIn, job_id: WorkloadId, submit_key: str, entrypoint: Entrypoint) -> TrainingJob:
+        options = request.options
+        deadline_s = None if options.deadline_s is None else self._platform.now_s() + options.deadline_s
+        return TrainingJob(
+            job_id=job_id,
+            name=request.name,
+            entrypoint=entrypoint,
+            global_batch_size=options.global_batch_size,
+            num_epochs=options.num_epochs,
+            min_workers=options.min_workers,
+            max_workers=options.max_workers,
+            num_virtual_shards=options.num_virtual_shards or default_num_virtual_shards(options.max_workers),
+            # The processes of a script know their number from the start and cannot change it.
+            elastic=entrypoint.kind != "script",
+            goal=Goal(deadline_s=deadline_s, budget_usd=options.budget_usd),
+            seed=options.seed,
+            max_restarts=options.max_restarts,
+            grace_s=options.grace_s,
+            checkpoint_interval_s=options.checkpoint_interval_s,
+            submit_key=submit_key,
+            params=options.params,
+        )
+
+
+def _refuse_ended(record: JobRecord, verb: str) -> None:
+    state = record.state if record.state.is_terminal else record.outcome
+    if state is not None:
+        raise Conflict(f"{record.workload_id} has ended ({state}) and cannot be {verb}; submit it again")
+
+
+def _submit_key(key: str | None, request: BaseModel) -> str:
+    """The key's digest and the request's, or nothing without a key. Raises InvalidRequest for an unusable key."""
+    if key is None:
+        return ""
+    if not 1 <= len(key) <= MAX_KEY_CHARS or not key.isascii() or not key.isprintable():
+        raise InvalidRequest(f"the Idempotency-Key must be 1 to {MAX_KEY_CHARS} printable characters; a UUID is good")
+    return f"{_digest(key)}.{_digest(request.model_dump_json())}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _find_key(view: ViewLike, submit_key: str) -> JobRecord | None:
+    start = submit_key.partition(".")[0] + "."
+    return next((record for record in view.jobs.values() if record.job.submit_key.startswith(start)), None)
+
+
+def _draw_job_id(view: ViewLike, name: str, submit_key: str) -> WorkloadId:
+    """Draw `<name>-<4 to 6 hex digits>`, from the key where there is one; drawn again, longer, while it is taken."""
+    draw = 0
+    while True:
+        key = submit_key.partition(".")[0]
+        digits = _digest(f"{key} {draw}") if key else secrets.token_hex(16)
+        job_id = WorkloadId(f"{name}-{digits[: min(6, 4 + draw)]}")
+        if job_id not in view.jobs and job_id not in view.services:
+            return job_id
+        draw += 1
