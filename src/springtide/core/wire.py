@@ -89,7 +89,7 @@ class Ready(_Report, frozen=True, kw_only=True):
 
 
 class Progress(_Report, frozen=True, kw_only=True):
-    """Sent by rank 0 at most a few times a second."""
+    """Sent by rank 0 at most a few times a second. `metrics` is what the user attached."""
 
     generation: int
     step: int
@@ -98,6 +98,7 @@ class Progress(_Report, frozen=True, kw_only=True):
     epoch: int = 0
     loss: float | None = None
     samples_per_s: float | None = None
+    metrics: dict[str, float] = {}
 
 
 class Switched(_Report, frozen=True, kw_only=True):

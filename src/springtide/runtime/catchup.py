@@ -45,7 +45,6 @@ _ELEMENTWISE = (
 _BUCKET_BYTES = 16 << 20
 _MAX_BUCKETS = 8
 _MAX_LAG_STEPS = 2
-_QUEUE_MESSAGES = 2
 _BLOCKED_LIMIT_S = 10.0
 _POLL_S = 0.02
 _ACK = struct.Struct(">q")
@@ -120,7 +119,9 @@ class CatchupSource:
         self._store = store
         self._rank = rank
         self._is_wanted = is_wanted
-        self._queue: queue.Queue[_Message | None] = queue.Queue(_QUEUE_MESSAGES)
+        self._queue: queue.SimpleQueue[_Message | None] = queue.SimpleQueue()
+        # One message on its way besides the one in the making: training waits for the joiner, never runs away.
+        self._slots = threading.Semaphore(1)
         self._buckets = _buckets(state, payload)
         self._num_sent = 0
         self._num_held = 0
@@ -164,26 +165,22 @@ class CatchupSource:
         groups, group_tensors = self._state.pack_groups()
         tensors = [tensor.clone() for _, tensor in sorted(group_tensors.items())]
         tensors += [buffer.clone() for _, buffer in sorted(self._state.buffers().items())]
-        self._put(_Message({"kind": "switch", "step": step, "groups": groups}, tensors))
+        # No waiting for a slot here: this lies within the pause.
+        self._queue.put(_Message({"kind": "switch", "step": step, "groups": groups}, tensors))
         self.close()
 
     def close(self) -> None:
         """Send what is queued and end the stream."""
-        try:
-            self._queue.put(None, timeout=_BLOCKED_LIMIT_S)
-        except queue.Full:
-            self.has_failed = True
+        self._queue.put(None)
 
     def _put(self, message: _Message) -> None:
-        """Queue a message; while the queue is full, training waits for the joiner, within a limit."""
-        try:
-            if self.has_failed:
-                raise queue.Full
-            self._queue.put(message, timeout=_BLOCKED_LIMIT_S)
-        except queue.Full:
-            self.has_failed = True
-            if message.lease is not None:
-                message.lease.release()
+        """Queue a message; while one is on its way, training waits for the joiner, within a limit."""
+        if not self.has_failed and self._slots.acquire(timeout=_BLOCKED_LIMIT_S):
+            self._queue.put(message)
+            return
+        self.has_failed = True
+        if message.lease is not None:
+            message.lease.release()
 
     def _run(self) -> None:
         link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -216,6 +213,7 @@ class CatchupSource:
             finally:
                 if message.lease is not None:
                     message.lease.release()
+                self._slots.release()
 
     def _drain(self) -> None:
         with contextlib.suppress(queue.Empty):

@@ -1,4 +1,4 @@
-"""Who is in the group: the orders of the control plane, taken on the control thread and looked up at step boundaries."""
+"""Who is in the group: orders are taken on the control thread and looked up by training at step boundaries."""
 
 from __future__ import annotations
 
@@ -46,6 +46,10 @@ class Formation:
     def is_done(self) -> bool:
         """Whether the making has ended, one way or the other."""
         return self._done.is_set()
+
+    def wait_done(self, timeout_s: float) -> bool:
+        """Wait for the end of the making."""
+        return self._done.wait(timeout_s)
 
     def is_wanted(self) -> bool:
         """False once the group was given up."""
@@ -145,11 +149,11 @@ class Membership:
         with self.changed:
             return self._formations[generation]
 
-    def drop_superseded(self) -> None:
-        """No agreement can fall on any but the newest formation any more: give the others up."""
+    def drop_superseded(self, generation: int) -> None:
+        """No agreement can fall on a formation below `generation` any more: give those up."""
         with self.changed:
-            for generation in [key for key in self._formations if self._newest and key < self._newest.generation]:
-                self._formations.pop(generation).give_up()
+            for older in [key for key in self._formations if key < generation]:
+                self._formations.pop(older).give_up()
 
     def wait_for(self, predicate: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Sleep until the predicate holds; it is looked at on every order and several times a second."""

@@ -1,0 +1,43 @@
+"""The entry points of the runtime: `zygote`, `worker` and `probe-resize`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+import msgspec
+
+from springtide.core.wire import WorkerSpec
+
+
+def main(arguments: list[str]) -> int:
+    """Run one entry point and return the process's exit code."""
+    parser = argparse.ArgumentParser(prog="python -m springtide.runtime", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    zygote = commands.add_parser("zygote", help="fork warm workers on request")
+    zygote.add_argument("--socket", required=True, type=Path)
+    worker = commands.add_parser("worker", help="run one worker")
+    worker.add_argument("--spec", required=True, type=Path, help="a WorkerSpec as JSON")
+    probe = commands.add_parser("probe-resize", help="measure the pause of every kind of resize")
+    probe.add_argument("--json", action="store_true", help="print the rows as JSON")
+    probe.add_argument("--small", action="store_true", help="leave out the large model")
+    options = parser.parse_args(arguments)
+    # No thread pool may come up before the worker says how many threads it wants.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if options.command == "zygote":
+        from springtide.runtime.zygote import run_zygote
+
+        return run_zygote(options.socket)
+    if options.command == "worker":
+        from springtide.runtime.worker import main as run_worker
+
+        return run_worker(msgspec.json.decode(options.spec.read_bytes(), type=WorkerSpec))
+    from springtide.runtime.resize_probe import run_probe
+
+    return run_probe(as_json=options.json, with_large=not options.small)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

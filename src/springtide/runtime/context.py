@@ -1,0 +1,217 @@
+"""The TrainContext that a training function gets: it turns the user's loop into shards and steps of the trainer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors.torch import save
+from torch.utils.data import default_collate
+
+from springtide.core.context import Batch
+from springtide.core.errors import Fenced, InvalidRequest
+from springtide.core.quantities import validate_name
+from springtide.runtime.trainer import Trainer
+from springtide.storage.fence import Fence
+from springtide.storage.files import write_durable
+
+ModelT = TypeVar("ModelT")
+OptimizerT = TypeVar("OptimizerT")
+
+
+class ElasticContext:
+    """Implements core.context.TrainContext on one worker of an elastic group."""
+
+    def __init__(self, trainer: Trainer, work_dir: Path, device: torch.device, params: Mapping[str, str]) -> None:
+        self._trainer = trainer
+        self._work_dir = work_dir
+        self._device = device
+        self._params = dict(params)
+        self._is_prepared = False
+        self._num_yielded = 0
+        self._num_stepped = 0
+
+    @property
+    def params(self) -> Mapping[str, str]:
+        """What the user passed with `--param name=value`."""
+        return self._params
+
+    @property
+    def step_number(self) -> int:
+        """How many optimizer steps are committed."""
+        return self._trainer.step
+
+    @property
+    def epoch(self) -> int:
+        """The pass over the dataset that is under way, from 0."""
+        return self._trainer.epoch
+
+    @property
+    def device(self) -> torch.device:
+        """The torch device of this worker."""
+        return self._device
+
+    def prepare(self, model: ModelT, optimizer: OptimizerT | Callable[[Any], OptimizerT]) -> tuple[ModelT, OptimizerT]:
+        """Take over the model and its optimizer (or a factory that gets the parameters); call it exactly once.
+
+        Returns when this worker is a member of a running group and holds its state.
+        """
+        if self._is_prepared:
+            raise InvalidRequest("ctx.prepare() was called a second time; call it once, before the loop")
+        if not isinstance(model, torch.nn.Module):
+            raise InvalidRequest(f"ctx.prepare() needs a torch.nn.Module, got {type(model).__name__}")
+        self._is_prepared = True
+        model.to(self._device)
+        made: Any = optimizer if isinstance(optimizer, torch.optim.Optimizer) else _build(optimizer, model)
+        if not isinstance(made, torch.optim.Optimizer):
+            raise InvalidRequest(
+                f"ctx.prepare() needs a torch optimizer or a factory of one, got {type(made).__name__}"
+            )
+        self._trainer.attach(model, made)
+        return model, made  # type: ignore[return-value]
+
+    def batches(self, dataset: Any) -> Iterator[Batch]:
+        """Yield this worker's shards of every remaining global batch; the group may change between two of them."""
+        if not self._is_prepared:
+            raise InvalidRequest(
+                "ctx.batches() needs a model first; call ctx.prepare(model, optimizer) before the loop"
+            )
+        fetch, num_samples = _fetcher(dataset)
+        self._trainer.start(num_samples)
+        while True:
+            if self._num_yielded != self._num_stepped:
+                raise InvalidRequest("a batch was not trained on; call ctx.step(loss) once for every batch of the loop")
+            task = self._trainer.next_shard()
+            if task is None:
+                return
+            batch, shard, (low, high) = task
+            ids = tuple(int(index) for index in batch.ids[low:high])
+            x, y, fields = fetch(ids)
+            self._num_yielded += 1
+            yield Batch(
+                x=self._to_device(x),
+                y=self._to_device(y),
+                ids=ids,
+                epoch=batch.epoch,
+                step=batch.step,
+                shard=shard,
+                fields=self._to_device(fields),
+            )
+
+    def step(self, loss: Any) -> None:
+        """Backward now; after the last shard of the global batch exchange gradients and update the model."""
+        if self._num_yielded == self._num_stepped:
+            raise InvalidRequest("ctx.step() was called without a new batch; call it once inside the loop over batches")
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise InvalidRequest("ctx.step() needs the mean loss of the batch as a tensor with one element")
+        self._num_stepped += 1
+        self._trainer.contribute(loss.reshape(()))
+
+    def metrics(self, **values: float) -> None:
+        """Attach numbers (an accuracy, say) to the progress report."""
+        self._trainer.metrics.update({name: float(value) for name, value in values.items()})
+
+    def save(self, name: str = "model") -> str:
+        """Write the model's weights to the job's artifacts as safetensors and return the path (rank 0 writes).
+
+        Raises Fenced if a newer generation owns the job.
+        """
+        path = self._work_dir / "artifacts" / f"{validate_name(name, 'artifact name')}.safetensors"
+        if self._is_prepared and self._trainer.rank == 0:
+            write_artifact(path, self._work_dir, self._trainer)
+        return str(path)
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether the function has handed over a model."""
+        return self._is_prepared
+
+    def _to_device(self, value: Any) -> Any:
+        if self._device.type == "cpu":
+            return value
+        if isinstance(value, torch.Tensor):
+            return value.to(self._device, non_blocking=True)
+        if isinstance(value, Mapping):
+            return {key: self._to_device(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(self._to_device(item) for item in value)
+        return value
+
+
+def write_artifact(path: Path, work_dir: Path, trainer: Trainer) -> None:
+    """Publish the weights under the names of `state_dict`, durably and under the fence. Raises StorageError, Fenced."""
+    state = trainer.state.model.state_dict()
+    # Tied weights share memory, which safetensors refuses: every name gets its own copy.
+    data = save({name: tensor.detach().cpu().clone().contiguous() for name, tensor in state.items()})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with Fence(work_dir).writing(trainer.membership.generation):
+        write_durable(path, data, mode=0o644)
+
+
+def publish_result(work_dir: Path, trainer: Trainer) -> str:
+    """Write the final model where this worker leads; return its path on every member. Exits if fenced."""
+    path = work_dir / "artifacts" / "model.safetensors"
+    if trainer.rank == 0:
+        try:
+            write_artifact(path, work_dir, trainer)
+        except Fenced as error:
+            trainer.leave_fenced(str(error))
+    return str(path)
+
+
+def _build(factory: Any, model: torch.nn.Module) -> Any:
+    if not callable(factory):
+        raise InvalidRequest(f"ctx.prepare() needs a torch optimizer or a factory of one, got {type(factory).__name__}")
+    return factory(model.parameters())
+
+
+Fetch = Callable[[Sequence[int]], tuple[Any, Any, Any]]
+
+
+def _fetcher(dataset: Any) -> tuple[Fetch, int]:
+    """How to get samples by index as (x, y, fields), and how many there are."""
+    tensors = getattr(dataset, "tensors", None)
+    if isinstance(dataset, torch.Tensor):
+        return _slicer((dataset,)), len(dataset)
+    if isinstance(dataset, tuple) or (isinstance(tensors, tuple) and type(dataset).__name__ == "TensorDataset"):
+        arrays = tuple(torch.as_tensor(array) for array in (dataset if isinstance(dataset, tuple) else tensors or ()))
+        if len({len(array) for array in arrays}) != 1:
+            raise InvalidRequest(f"the dataset's tensors differ in length: {[len(array) for array in arrays]}")
+        return _slicer(arrays), len(arrays[0])
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise InvalidRequest("the dataset needs __len__ and __getitem__, or must be a tuple of equally long tensors")
+    return (lambda ids: _as_fields(default_collate([dataset[index] for index in ids]))), len(dataset)
+
+
+def _slicer(arrays: tuple[torch.Tensor, ...]) -> Fetch:
+    def fetch(ids: Sequence[int]) -> tuple[Any, Any, Any]:
+        index = torch.as_tensor(ids, dtype=torch.int64)
+        return _as_fields([array[index] for array in arrays] if len(arrays) > 1 else arrays[0][index])
+
+    return fetch
+
+
+def _as_fields(collated: Any) -> tuple[Any, Any, Any]:
+    if isinstance(collated, Mapping):
+        return collated.get("x"), collated.get("y"), dict(collated)
+    if isinstance(collated, list | tuple):
+        if len(collated) == 1:
+            return collated[0], None, None
+        return collated[0], collated[1], tuple(collated) if len(collated) > 2 else None
+    return collated, None, None
+
+
+def cuda_or_cpu(device_kind: str, device_index: int) -> torch.device:
+    """The device of a worker. Raises InvalidRequest where a GPU was promised and there is none."""
+    if device_kind == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise InvalidRequest("this worker was given a GPU, but torch sees none; install a CUDA build of torch")
+    # The worker may see only its own device, whatever its number on the machine.
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    index = 0 if visible is not None and "," not in visible else device_index
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)

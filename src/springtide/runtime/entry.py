@@ -1,0 +1,67 @@
+"""Finding the user's object in the snapshot of their source file, and running what it turns out to be."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from springtide.core.errors import InvalidRequest
+from springtide.core.workload import Entrypoint
+
+
+def load_object(entrypoint: Entrypoint, module_name: str) -> Any:
+    """Import the snapshot under a name of its own and return the named object. Raises InvalidRequest."""
+    path = Path(entrypoint.source_path)
+    if entrypoint.import_root and entrypoint.import_root not in sys.path:
+        sys.path.insert(0, entrypoint.import_root)
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None:
+        raise InvalidRequest(f"{path.name} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    spec.loader.exec_module(module)
+    found: Any = module
+    for part in entrypoint.object_name.split("."):
+        if not hasattr(found, part):
+            raise InvalidRequest(f"{path.name} has no {entrypoint.object_name!r}")
+        found = getattr(found, part)
+    return found
+
+
+def as_function(found: Any) -> Callable[[Any], None]:
+    """The training function in a decorated object, a plain callable, or a declared task."""
+    if all(hasattr(found, name) for name in ("model", "dataset", "loss", "optimizer")):
+        return lambda ctx: run_task(found, ctx)
+    function = getattr(found, "function", found)
+    if not callable(function):
+        raise InvalidRequest(f"{type(found).__name__} is neither a training function nor a task")
+    return function  # type: ignore[no-any-return]
+
+
+def run_task(task: Any, ctx: Any) -> None:
+    """Train a declared task: `model`, `dataset`, `loss` are values or factories, `optimizer` takes the parameters."""
+    import torch
+
+    model = task.model if isinstance(task.model, torch.nn.Module) else task.model()
+    loss = task.loss() if isinstance(task.loss, type) else task.loss
+    model, _ = ctx.prepare(model, task.optimizer)
+    is_factory = callable(task.dataset) and not hasattr(task.dataset, "__getitem__")
+    dataset = task.dataset() if is_factory or isinstance(task.dataset, type) else task.dataset
+    model.train()
+    for batch in ctx.batches(dataset):
+        ctx.step(loss(model(batch.x), batch.y))
+
+
+def describe_error(error: BaseException, source_path: str) -> str:
+    """One sentence: the error's type and text, and the user's line that it came from."""
+    text = str(error).strip().partition("\n")[0][:400]
+    sentence = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename == source_path] or list(frames)
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        return f"{sentence} ({Path(error.filename).name}:{error.lineno})"
+    return f"{sentence} ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else sentence

@@ -1,0 +1,517 @@
+"""The elastic trainer: what happens at a step boundary, and what happens when a step cannot be completed.
+
+Everything here runs on the training thread; orders are taken by the control thread and only looked up. A step is
+committed on every member or replayed on every member: the reduction is its one point of agreement, and control flags
+travel in it, so that a switch of the group needs no round of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from springtide.core.errors import CollectiveError, Fenced, InvalidRequest, StorageError
+from springtide.core.wire import CheckpointWritten, Finished, GroupBroken, Left, Ready, WorkerSpec
+from springtide.core.workload import Checkpoint, ReplicaId, TrainingJob
+from springtide.runtime.catchup import CatchupReceiver, CatchupSource, Lease, supports_catchup
+from springtide.runtime.checkpoint import CheckpointWriter, load_newest
+from springtide.runtime.group import OPERATION_TIMEOUT_S, Group, is_on_one_machine, wait_for_keys
+from springtide.runtime.link import ControlLink
+from springtide.runtime.membership import Formation, Membership
+from springtide.runtime.payload import Payload
+from springtide.runtime.records import StepLog, StepRecord
+from springtide.runtime.reduce import Accumulator, aligned_blocks, exchange
+from springtide.runtime.reporting import Reporter
+from springtide.runtime.shards import GlobalBatch, Schedule, seed_everything, shard_bounds, shards_of_rank
+from springtide.runtime.state import TrainingState
+from springtide.runtime.transfer import receive_state, send_state
+
+EXIT_FENCED = 3
+_FORM_POLL_S = 0.01
+_LEAVE_WAIT_S = 5.0
+_DEADLINE_STEPS = 10
+_FIRST_STEP_TIMEOUT_S = 60.0
+
+
+class WorkerExit(BaseException):
+    """Unwinds the user's code when the worker is to end. Not an Exception, so that no user code swallows it."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class Trainer:
+    """One worker's part of an elastic training job.
+
+    The context calls `attach`, `start`, then `next_shard` and `contribute` in turn; the worker calls `finish`.
+    """
+
+    def __init__(self, spec: WorkerSpec, link: ControlLink, device: torch.device, *, catchup: bool = True) -> None:
+        assert isinstance(spec.workload, TrainingJob)
+        self.job = spec.workload
+        assert self.job.num_virtual_shards.bit_count() == 1, "the number of virtual shards must be a power of two"
+        self._spec = spec
+        self._link = link
+        self._device = device
+        self._work_dir = Path(spec.work_dir)
+        self._catchup = catchup
+        self.membership = Membership(spec.replica_id, device)
+        self.step = 0
+        self._has_state = False
+        self._group: Group | None = None
+        self._old_group: Group | None = None
+        self._receiver: CatchupReceiver | None = None
+        self._sources: list[CatchupSource] = []
+        self._sources_generation = 0
+        self._tried_generation = 0
+        self._broken_at_s = 0.0
+        self._schedule: Schedule | None = None
+        self._batch: GlobalBatch | None = None
+        self._shards: list[int] = []
+        self._longest_step_s = 0.0
+        self._num_steps_in_generation = 0
+        self._step_log = StepLog(self._work_dir)
+        self._reporter = Reporter(link)
+        self._writer = CheckpointWriter(self._work_dir, self._on_checkpoint, self.leave_fenced)
+        self._checkpointed_at_s = time.monotonic()
+
+    # --- what the context and the worker call -----------------------------------------------------------------
+
+    def attach(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Take over the model and its optimizer, report readiness and wait for the first group."""
+        self.state = TrainingState(model, optimizer, self._device)
+        self.payload = Payload(self.state, self.job.num_virtual_shards)
+        self._accumulator = Accumulator(self.payload.pool, self.payload.num_summed)
+        self._link.update(is_ready=True)
+        self._link.send(Ready())
+        self._enter_next()
+
+    def start(self, num_samples: int) -> None:
+        """The dataset is known: the schedule of all steps follows from its length."""
+        if num_samples <= 0:
+            raise InvalidRequest("the dataset is empty; hand over at least one sample")
+        job = self.job
+        self._schedule = Schedule(
+            num_samples=num_samples,
+            global_batch_size=job.global_batch_size,
+            num_epochs=job.num_epochs,
+            seed=job.seed,
+        )
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next step (of the last one, at the end)."""
+        if self._schedule is None:
+            return 0
+        return min(self.step // self._schedule.steps_per_epoch, self.job.num_epochs - 1)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What is attached to the next progress report."""
+        return self._reporter.metrics
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank in the present group."""
+        return self._group.rank if self._group is not None else 0
+
+    def next_shard(self) -> tuple[GlobalBatch, int, tuple[int, int]] | None:
+        """The next shard to work on with the bounds of its samples, seeded; None when all steps are committed."""
+        assert self._schedule is not None
+        while self.step < self._schedule.total_steps:
+            if self.membership.must_leave_step:
+                self._recover("")
+            elif self._batch is None:
+                self._begin_step()
+            elif not self._drain_empty_shards():
+                self._finish_step()
+            else:
+                shard = self._shards[0]
+                self.payload.begin_shard()
+                seed_everything(self.job.seed, self._batch.step, shard)
+                return self._batch, shard, shard_bounds(len(self._batch.ids), shard, self.job.num_virtual_shards)
+        return None
+
+    def contribute(self, loss: torch.Tensor) -> None:
+        """Backward for the shard at hand; after the last one of the step, exchange, update and commit."""
+        if self.membership.must_leave_step:
+            self._recover("")
+            return
+        assert self._batch is not None
+        shard = self._shards[0]
+        low, high = shard_bounds(len(self._batch.ids), shard, self.job.num_virtual_shards)
+        weight = (high - low) / len(self._batch.ids)
+        (loss * weight).backward()  # type: ignore[no-untyped-call]
+        self._accumulator.add(shard, self.payload.capture(float(loss.detach()), weight))
+        self._shards.pop(0)
+        if not self._drain_empty_shards():
+            self._finish_step()
+
+    def finish(self, artifact_path: str) -> int:
+        """The user's function returned: report it until it is acknowledged, serving those who are behind meanwhile."""
+        self._writer.wait()
+        self._close_sources()
+        seq = self._send_finished(artifact_path)
+        deadline_s = time.monotonic() + self._spec.lease_s
+        while not self._link.wait_acknowledged(seq, _FORM_POLL_S) and time.monotonic() < deadline_s:
+            pending = self.membership.pending
+            if pending is not None and pending.generation > self._tried_generation:
+                try:
+                    self._enter(pending)
+                except CollectiveError:
+                    self._tried_generation = pending.generation
+                    continue
+                seq = self._send_finished(artifact_path)
+        return 0
+
+    def abort_receiver(self) -> None:
+        """A forced order has come: whoever follows a source stops doing so. For the control thread."""
+        receiver = self._receiver
+        if receiver is not None:
+            receiver.abort()
+
+    # --- a step -----------------------------------------------------------------------------------------------
+
+    def _begin_step(self) -> None:
+        assert self._schedule is not None
+        assert self._group is not None
+        self._batch = self._schedule.batch(self.step)
+        self._shards = list(shards_of_rank(self.job.num_virtual_shards, self._group.rank, self._group.world_size))
+        self._accumulator.clear()
+        self.payload.begin_step()
+        self._reporter.step_begins()
+        self._step_began_at_s = time.monotonic()
+
+    def _drain_empty_shards(self) -> bool:
+        """Contribute zeros for shards without samples; whether a shard with samples is left."""
+        assert self._batch is not None
+        while self._shards:
+            low, high = shard_bounds(len(self._batch.ids), self._shards[0], self.job.num_virtual_shards)
+            if high > low:
+                return True
+            self._accumulator.add(self._shards.pop(0), self.payload.zeros())
+        return False
+
+    def _finish_step(self) -> None:
+        """Exchange, commit, and act on what the members agreed on in the exchange."""
+        membership = self.membership
+        if membership.must_leave_step:
+            self._recover("")
+            return
+        pending = membership.pending
+        ready, needs_sync = self._readiness(pending)
+        preempt = membership.preempt_generation or 0
+        first = self._accumulator.blocks[0][1]
+        self.payload.set_flags(first, ready=ready, needs_sync=needs_sync, preempt=preempt)
+        try:
+            vector = self._reduce()
+        except CollectiveError as error:
+            self._recover(str(error))
+            return
+        agreed, sync_agreed, preempt = self.payload.flags(vector)
+        self._commit(vector)
+        if preempt:
+            self._leave_with_checkpoint(preempt, is_writer=self.rank == 0)
+        if agreed:
+            self._switch(membership.agreed(agreed), sync_agreed)
+        elif pending is not None:
+            membership.drop_superseded(pending.generation)
+
+    def _reduce(self) -> torch.Tensor:
+        group = self._group
+        assert group is not None
+        blocks = self._accumulator.blocks
+        if group.world_size == 1:
+            ((_, vector),) = blocks
+            blocks.clear()
+            return vector
+        num_shards, world_size = self.job.num_virtual_shards, group.world_size
+        runs = [shards_of_rank(num_shards, rank, world_size) for rank in range(world_size)]
+        parts = [aligned_blocks(run.start, run.stop) for run in runs]
+        is_first = self._num_steps_in_generation == 0
+        group.timeout_s = max(
+            _FIRST_STEP_TIMEOUT_S if is_first else OPERATION_TIMEOUT_S, _DEADLINE_STEPS * self._longest_step_s
+        )
+        payload = self.payload
+        own = [vector for _, vector in blocks]
+        vector = exchange(group, parts, own, payload.num_elements, payload.num_summed, payload.pool)
+        self._accumulator.clear()
+        return vector
+
+    def _commit(self, vector: torch.Tensor) -> None:
+        """Update the model with the reduced vector; from here on the step is history."""
+        assert self._batch is not None
+        has_gradient = self.payload.has_gradient(vector)
+        loss = self.payload.loss(vector)
+        self.payload.apply_buffers(vector)
+        self.payload.attach(vector, has_gradient)
+        self.state.optimizer.step()
+        self.payload.detach()
+        batch, self._batch = self._batch, None
+        self.step += 1
+        lease = Lease(vector, self.payload.pool)
+        for source in self._sources:
+            source.after_step(self.step, lease, has_gradient)
+        lease.release()
+        if self._old_group is not None:
+            # The first common step proves that nobody is in the old group any more.
+            self._old_group.close()
+            self._old_group = None
+        self._num_steps_in_generation += 1
+        self._longest_step_s = max(0.9 * self._longest_step_s, time.monotonic() - self._step_began_at_s)
+        self._after_commit(batch, loss)
+
+    def _after_commit(self, batch: GlobalBatch, loss: float) -> None:
+        generation, group, schedule = self.membership.generation, self._group, self._schedule
+        assert group is not None
+        assert schedule is not None
+        self._step_log.remember(
+            StepRecord(
+                generation=generation,
+                step=self.step,
+                epoch=batch.epoch,
+                loss=loss,
+                num_samples=len(batch.ids),
+                ids_digest=batch.ids_digest,
+            )
+        )
+        if group.rank == 0:
+            try:
+                self._step_log.write(generation)
+            except Fenced as error:
+                self.leave_fenced(str(error))
+            except (OSError, StorageError) as error:
+                _log(f"the step log could not be written, it will be tried again: {error}")
+            due_s = self._checkpointed_at_s + self.job.checkpoint_interval_s
+            if time.monotonic() >= due_s and not self._writer.is_busy and self.step < schedule.total_steps:
+                self._checkpointed_at_s = time.monotonic()
+                self._writer.write_in_background(self.state, self.step, self.epoch, generation)
+        self._reporter.step_ended(
+            step=self.step,
+            total_steps=schedule.total_steps,
+            epoch=batch.epoch,
+            loss=loss,
+            num_samples=len(batch.ids),
+        )
+
+    # --- a change of the group --------------------------------------------------------------------------------
+
+    def _readiness(self, pending: Formation | None) -> tuple[int, bool]:
+        """The generation that this member could switch to now (0: none), and whether joiners must then be synced."""
+        if pending is None or pending.order.forced:
+            return 0, False
+        if pending.error and pending.generation > self._tried_generation:
+            self._tried_generation = pending.generation
+            self._link.send(GroupBroken(generation=pending.generation, detail=pending.error))
+        if not pending.is_member:
+            return pending.generation, False
+        current = self.membership.current
+        assert current is not None
+        joiners = [name for name in pending.order.members if name not in current.order.members]
+        if not joiners:
+            return (pending.generation if pending.is_ready else 0), False
+        if not self._can_catch_up(pending):
+            return (pending.generation if pending.is_ready else 0), True
+        if self._sources_generation != pending.generation:
+            self._open_sources(pending, joiners)
+        in_step = all(source.has_failed or source.is_in_step(self.step) for source in self._sources)
+        has_failed = any(source.has_failed for source in self._sources)
+        return (pending.generation if pending.is_ready and in_step else 0), has_failed
+
+    def _can_catch_up(self, formation: Formation) -> bool:
+        return (
+            self._catchup and is_on_one_machine(formation.order.rendezvous) and supports_catchup(self.state.optimizer)
+        )
+
+    def _open_sources(self, pending: Formation, joiners: list[ReplicaId]) -> None:
+        """Every survivor feeds its part of the joiners."""
+        self._close_sources()
+        self._sources_generation = pending.generation
+        survivors = [rank for rank, name in enumerate(pending.order.members) if name not in joiners]
+        for index, name in enumerate(joiners):
+            if survivors[index % len(survivors)] == pending.rank:
+                rank = pending.order.members.index(name)
+                source = CatchupSource(self.state, self.payload, pending.store(), rank, pending.is_wanted)
+                self._sources.append(source)
+
+    def _close_sources(self) -> None:
+        for source in self._sources:
+            source.close()
+        self._sources = []
+
+    def _switch(self, formation: Formation, needs_sync: bool) -> None:
+        """All members of the old group are at the same step and have the new group ready: go over to it."""
+        if not formation.is_member:
+            self._leave(formation.generation)
+        for source in self._sources:
+            if not needs_sync:
+                source.switch(self.step)
+        self._close_sources()
+        previous = self.membership.current
+        self._old_group, self._group = self._group, formation.group
+        self.membership.adopt(formation)
+        try:
+            if needs_sync:
+                self._sync(formation)
+        except CollectiveError as error:
+            self._recover(str(error))
+            return
+        self._begin_generation(formation, previous)
+
+    def _recover(self, detail: str) -> None:
+        """The step cannot be completed: forget it, and go on with the next group from the last committed step.
+
+        An empty `detail` says that the control plane knows already.
+        """
+        if detail and not self.membership.must_leave_step:
+            self._link.send(GroupBroken(generation=self.membership.generation, detail=detail[:500]))
+        self._broken_at_s = time.monotonic()
+        for group in (self._group, self._old_group):
+            if group is not None:
+                group.close()
+        self._old_group = None
+        self._close_sources()
+        self._accumulator.clear()
+        if self._batch is not None:
+            self.payload.begin_shard()
+        self._batch = None
+        self._enter_next()
+
+    def _enter_next(self) -> None:
+        """Wait for an order to form a group and go into it; repeat until that succeeds."""
+        membership = self.membership
+
+        def acceptable() -> bool:
+            pending = membership.pending
+            return membership.preempt_generation is not None or (
+                pending is not None
+                and pending.generation > self._tried_generation
+                and (pending.order.forced or pending.received_at_s > self._broken_at_s)
+            )
+
+        while True:
+            membership.wait_for(acceptable)
+            pending = membership.pending
+            if membership.preempt_generation is not None:
+                self._leave_with_checkpoint(membership.preempt_generation, is_writer=self._has_state)
+            assert pending is not None
+            self._tried_generation = pending.generation
+            try:
+                self._enter(pending)
+                return
+            except CollectiveError as error:
+                if pending.is_wanted():
+                    self._link.send(GroupBroken(generation=pending.generation, detail=str(error)[:500]))
+
+    def _enter(self, formation: Formation) -> None:
+        """Go into a group from outside: at the start, as a joiner, or after a failure."""
+        membership = self.membership
+        if not formation.is_member:
+            self._leave(formation.generation)
+        previous = membership.current
+        step: int | None = None
+        order = formation.order
+        if not self._has_state and order.previous and not order.forced and self._can_catch_up(formation):
+            self._receiver = CatchupReceiver(self.state, self.payload, formation.store(), formation.rank)
+            step = self._receiver.receive(
+                lambda: membership.pending is formation and membership.preempt_generation is None
+            )
+            self._receiver = None
+        while not formation.wait_done(_FORM_POLL_S):
+            if not formation.is_wanted():
+                raise CollectiveError("the group was given up")
+            if membership.preempt_generation is not None:
+                self._leave_with_checkpoint(membership.preempt_generation, is_writer=self._has_state)
+        if formation.group is None:
+            raise CollectiveError(formation.error or "the group was given up")
+        self._group = formation.group
+        membership.adopt(formation)
+        if step is None:
+            self._sync(formation)
+        else:
+            self.step, self._has_state = step, True
+        self._begin_generation(formation, previous)
+
+    def _sync(self, formation: Formation) -> None:
+        """Whoever has committed the highest step gives its state to those behind; a fresh group restores it."""
+        group = formation.group
+        assert group is not None
+        claims = [self.step + 1 if self._has_state else 0]
+        if group.world_size > 1:
+            if self._has_state:
+                group.store.set("sync", "1")
+            group.store.set(f"claim/{group.rank}", str(claims[0]))
+            keys = [f"claim/{rank}" for rank in range(group.world_size)]
+            wait_for_keys(group.store, keys, formation.is_wanted)
+            claims = [int(group.store.get(key)) for key in keys]
+        highest = max(claims)
+        sources = [rank for rank, claim in enumerate(claims) if claim == highest]
+        if highest == 0:
+            sources = [0]
+            if group.rank == 0:
+                self.step = load_newest(self._work_dir, self.state) or 0
+            if group.world_size > 1:
+                if group.rank == 0:
+                    group.store.set("restored", "1")
+                wait_for_keys(group.store, ["restored"], formation.is_wanted)
+        group.timeout_s = _FIRST_STEP_TIMEOUT_S
+        for index, rank in enumerate(rank for rank in range(group.world_size) if rank not in sources):
+            source = sources[index % len(sources)]
+            if group.rank == source:
+                send_state(group, self.state, self.step, rank)
+            elif group.rank == rank:
+                self.step = receive_state(group, self.state, source)
+        if highest == 0:
+            self._step_log.restart_at(self.step)
+        self._has_state = True
+
+    def _begin_generation(self, formation: Formation, previous: Formation | None) -> None:
+        self._num_steps_in_generation = 0
+        if formation.order.previous:
+            self._step_log.become_leader()
+        self._link.update(generation=formation.generation, step=self.step)
+        self._reporter.group_changed(formation, previous, self.step)
+
+    # --- leaving ----------------------------------------------------------------------------------------------
+
+    def _leave(self, generation: int) -> None:
+        """Out of the group for good."""
+        self._writer.wait()
+        self._close_sources()
+        seq = self._link.send(Left(generation=generation, step=self.step))
+        self._link.wait_acknowledged(seq, _LEAVE_WAIT_S)
+        raise WorkerExit(0)
+
+    def _leave_with_checkpoint(self, generation: int, *, is_writer: bool) -> None:
+        """Commit the present step as `generation`, then leave."""
+        if is_writer:
+            try:
+                self._writer.write_now(self.state, self.step, self.epoch, generation)
+            except Fenced as error:
+                self.leave_fenced(str(error))
+            except StorageError as error:
+                _log(f"{error}; the older checkpoint stands")
+        self._leave(generation)
+
+    def _send_finished(self, artifact_path: str) -> int:
+        self._reporter.flush()
+        generation = self.membership.generation
+        return self._link.send(Finished(generation=generation, step=self.step, artifact_path=artifact_path))
+
+    def _on_checkpoint(self, checkpoint: Checkpoint) -> None:
+        self._link.send(CheckpointWritten(checkpoint=checkpoint))
+
+    def leave_fenced(self, detail: str) -> None:
+        """A newer generation owns the job: nothing that this worker could still do counts. From any thread."""
+        _log(detail)
+        os._exit(EXIT_FENCED)
+
+
+def _log(line: str) -> None:
+    sys.stderr.write(f"springtide: {line}\n")
+    sys.stderr.flush()

@@ -1,0 +1,170 @@
+"""A worker process from birth to exit: it connects, runs what its entrypoint names, and reports how that ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+
+import torch
+
+from springtide.core.wire import Failed, Fence, Finished, FormGroup, Order, Preempt, Ready, Stop, Switched, WorkerSpec
+from springtide.core.workload import Entrypoint, TrainingJob
+from springtide.runtime.context import ElasticContext, cuda_or_cpu, publish_result
+from springtide.runtime.entry import as_function, describe_error, load_object
+from springtide.runtime.link import ControlLink
+from springtide.runtime.script import run_script
+from springtide.runtime.shards import seed_everything
+from springtide.runtime.trainer import EXIT_FENCED, Trainer, WorkerExit
+
+EXIT_GRACE = 4
+
+
+def run_worker(spec: WorkerSpec) -> int:
+    """Run the worker described by `spec` and return its exit code: 0 done or left, 1 the user's code failed."""
+    torch.set_num_threads(max(1, spec.num_threads))
+    os.environ.update(spec.environment)
+    link = ControlLink(spec)
+    entrypoint = spec.workload.entrypoint
+    if entrypoint.kind == "class":
+        from springtide.runtime.replica import run_replica
+
+        link.start()
+        try:
+            return run_replica(spec, link)
+        finally:
+            link.close()
+    try:
+        if entrypoint.kind == "script":
+            return _run_script_worker(spec, link, entrypoint)
+        return _run_trainer(spec, link, entrypoint)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        link.close()
+
+
+def _exit_at(grace_s: float) -> None:
+    """However deep the training thread hangs, the process is gone when its grace is over."""
+    timer = threading.Timer(grace_s, os._exit, (EXIT_GRACE,))
+    timer.daemon = True
+    timer.start()
+
+
+def _exit_now(code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _run_trainer(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoint) -> int:
+    job = spec.workload
+    assert isinstance(job, TrainingJob)
+    device = cuda_or_cpu(spec.device_kind, spec.device_index)
+    catchup = os.environ.get("SPRINGTIDE_CATCHUP", "1") != "0"
+    trainer = Trainer(spec, link, device, catchup=catchup)
+    membership = trainer.membership
+
+    def take(order: Order) -> None:
+        """On the control thread: must not block."""
+        if isinstance(order, Fence):
+            _exit_now(EXIT_FENCED)
+        elif isinstance(order, Stop):
+            _exit_now(0)
+        elif isinstance(order, FormGroup):
+            if membership.take_formation(order) is not None and order.forced:
+                trainer.abort_receiver()
+        elif isinstance(order, Preempt):
+            membership.take_preempt(order.generation)
+            trainer.abort_receiver()
+            _exit_at(order.grace_s)
+
+    def leave() -> None:
+        membership.take_preempt(None)
+        _exit_at(job.grace_s)
+
+    link.on_order = take
+    link.on_lease_expired = leave
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda *_: leave())
+    link.start()
+    context = ElasticContext(trainer, Path(spec.work_dir), device, job.params)
+    try:
+        # The model must come out the same on every worker, so that even a first group of strangers agrees.
+        seed_everything(job.seed)
+        function = as_function(load_object(entrypoint, f"springtide_user_{os.getpid()}"))
+        seed_everything(job.seed)
+        function(context)
+        if not context.is_prepared:
+            raise RuntimeError("the training function returned without ctx.prepare(); it has trained nothing")
+        return trainer.finish(publish_result(Path(spec.work_dir), trainer))
+    except WorkerExit as stop:
+        return stop.code
+    except Exception as error:
+        return _fail(spec, link, membership.generation, error)
+
+
+def _fail(spec: WorkerSpec, link: ControlLink, generation: int, error: Exception) -> int:
+    traceback.print_exc()
+    sys.stderr.flush()
+    sentence = describe_error(error, spec.workload.entrypoint.source_path)
+    seq = link.send(Failed(generation=generation or spec.generation, error=sentence))
+    link.wait_acknowledged(seq, spec.lease_s)
+    return 1
+
+
+def _run_script_worker(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoint) -> int:
+    """Scripts cannot be resized in place: a member that is to leave or to start over simply ends."""
+    formed = threading.Event()
+    orders: list[FormGroup] = []
+
+    def take(order: Order) -> None:
+        if isinstance(order, FormGroup):
+            if spec.replica_id in order.members and not orders:
+                orders.append(order)
+                formed.set()
+        elif isinstance(order, Fence):
+            _exit_now(EXIT_FENCED)
+        elif isinstance(order, Stop | Preempt):
+            _exit_now(0)
+
+    link.on_order = take
+    link.on_lease_expired = lambda: _exit_now(1)
+    link.update(is_ready=True)
+    link.start()
+    link.send(Ready())
+    formed.wait()
+    order = orders[0]
+    generation = order.generation
+    link.update(generation=generation)
+    link.send(
+        Switched(
+            generation=generation,
+            rank=order.members.index(spec.replica_id),
+            world_size=len(order.members),
+            step=0,
+            pause_s=0.0,
+            direction="start",
+        )
+    )
+    try:
+        code = run_script(entrypoint, spec, order)
+        if code:
+            raise RuntimeError(f"the script ended with exit code {code}")
+    except Exception as error:
+        return _fail(spec, link, generation, error)
+    seq = link.send(Finished(generation=generation, step=0))
+    link.wait_acknowledged(seq, spec.lease_s)
+    return 0
+
+
+def main(spec: WorkerSpec) -> int:
+    """The outermost edge of a worker process: nothing leaves it but an exit code."""
+    try:
+        return run_worker(spec)
+    except Exception:
+        traceback.print_exc()
+        return 1

@@ -1,0 +1,196 @@
+"""The zygote: a warm, single-threaded process that forks workers, so that a worker starts in milliseconds.
+
+It holds torch with one optimizer step behind it, no thread but its own, no socket but its control connection, and
+never any user code. A multi-threaded operation before the fork would hang every child's first one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from springtide.core.errors import BackendError
+from springtide.core.wire import ChildExited, FrameDecoder, Spawned, SpawnRequest, WorkerSpec, encode_frame
+
+_IDLE_EXIT_S = 60.0
+_POLL_S = 1.0
+_MAX_TASKS = 2
+_EXIT_CRASHED = 1
+
+
+def warm_up() -> None:
+    """Take one step of SGD and of AdamW, at one thread, so that no child imports anything at its first step."""
+    torch.set_num_threads(1)
+    for make in (torch.optim.SGD, torch.optim.AdamW):
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2), torch.nn.Dropout())
+        optimizer = make(model.parameters(), lr=0.1)
+        torch.nn.functional.cross_entropy(model(torch.ones(2, 2)), torch.zeros(2, dtype=torch.int64)).backward()
+        optimizer.step()
+    import springtide.runtime.worker  # noqa: F401 - children find everything imported.
+
+    num_tasks = len(os.listdir("/proc/self/task"))
+    assert num_tasks <= _MAX_TASKS, f"the zygote has {num_tasks} threads; forking it would hang its children"
+    gc.collect()
+    gc.freeze()
+
+
+class Zygote:
+    """Listens at `path`, serves one control plane at a time, and keeps what it could not tell for the next one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        temporary = path.with_name(f"{path.name}.{os.getpid()}")
+        self._listener.bind(str(temporary))
+        os.chmod(temporary, 0o600)
+        self._listener.listen()
+        # Under its final name the socket accepts from the first moment; an older zygote's is replaced.
+        os.rename(temporary, path)
+        self._inode = path.stat().st_ino
+        self._connection: socket.socket | None = None
+        self._decoder: FrameDecoder[SpawnRequest] = FrameDecoder(SpawnRequest)
+        self._children: dict[int, WorkerSpec] = {}
+        self._unsent: list[bytes] = []
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        self._wake_receiver.setblocking(False)
+        self._wake_sender.setblocking(False)
+
+    def run(self) -> None:
+        """Serve until the socket file is gone, or for a minute without a control plane and without children."""
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.set_wakeup_fd(self._wake_sender.fileno(), warn_on_full_buffer=False)
+        idle_since_s = time.monotonic()
+        while self._is_current():
+            sockets = [self._listener, self._wake_receiver] + ([self._connection] if self._connection else [])
+            ready, _, _ = select.select(sockets, [], [], _POLL_S)
+            if self._wake_receiver in ready:
+                self._wake_receiver.recv(4096)
+            self._reap()
+            if self._listener in ready:
+                self._accept()
+            elif self._connection is not None and self._connection in ready:
+                self._read()
+            if self._connection is not None or self._children:
+                idle_since_s = time.monotonic()
+            elif time.monotonic() - idle_since_s > _IDLE_EXIT_S:
+                self._path.unlink(missing_ok=True)
+                return
+
+    def _is_current(self) -> bool:
+        try:
+            return self._path.stat().st_ino == self._inode
+        except OSError:
+            return False
+
+    def _accept(self) -> None:
+        """A new control plane takes the place of the old one and learns what happened in between."""
+        connection, _ = self._listener.accept()
+        self._disconnect()
+        connection.settimeout(_POLL_S * 5)
+        self._connection = connection
+        self._decoder = FrameDecoder(SpawnRequest)
+        self._flush()
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _read(self) -> None:
+        assert self._connection is not None
+        try:
+            data = self._connection.recv(1 << 16)
+            requests = self._decoder.feed(data) if data else []
+        except (OSError, BackendError):
+            data, requests = b"", []
+        if not data:
+            self._disconnect()
+        for request in requests:
+            self._spawn(request.spec)
+
+    def _spawn(self, spec: WorkerSpec) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            self._become_worker(spec)
+        self._children[pid] = spec
+        self._tell(encode_frame(Spawned(replica_id=spec.replica_id, pid=pid)))
+
+    def _reap(self) -> None:
+        while self._children:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            spec = self._children.pop(pid, None)
+            if spec is not None:
+                code = os.waitstatus_to_exitcode(status)
+                self._tell(encode_frame(ChildExited(replica_id=spec.replica_id, pid=pid, exit_code=code)))
+
+    def _tell(self, frame: bytes) -> None:
+        self._unsent.append(frame)
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._connection is not None and self._unsent:
+            try:
+                self._connection.sendall(self._unsent[0])
+            except OSError:
+                self._disconnect()
+                return
+            self._unsent.pop(0)
+
+    def _become_worker(self, spec: WorkerSpec) -> None:
+        """In the child: cut every tie to the zygote, run the worker, and never return."""
+        code = _EXIT_CRASHED
+        try:
+            os.setsid()
+            signal.set_wakeup_fd(-1)
+            for name in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
+                signal.signal(name, signal.SIG_DFL)
+            self._disconnect()
+            for own in (self._listener, self._wake_receiver, self._wake_sender):
+                own.close()
+            _redirect_output(spec.log_path)
+            os.environ.update(spec.environment)
+            from springtide.runtime.worker import main
+
+            code = main(spec)
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            # Not sys.exit: the frames of the zygote below must not run on in the child.
+            os._exit(code)
+
+
+def _redirect_output(log_path: str) -> None:
+    if not log_path:
+        return
+    Path(log_path).parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError):
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+def run_zygote(path: Path) -> int:
+    """Warm up, listen, fork; returns when nobody needs it any more."""
+    warm_up()
+    Zygote(path).run()
+    return 0
