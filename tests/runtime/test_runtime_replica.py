@@ -66,6 +66,7 @@ class Slow:
         return [value * self.factor for value in values]
 
 slow = Decorated(Slow)
+constant = 3
 
 class Broken:
     def load(self):
@@ -166,10 +167,7 @@ from springtide.core.wire import WorkerSpec
 from springtide.runtime.link import ControlLink
 from springtide.runtime.replica import run_replica
 spec = msgspec.json.decode(sys.stdin.buffer.read(), type=WorkerSpec)
-link = ControlLink(spec)
-link.start()
-code = run_replica(spec, link)
-link.close()
+code = run_replica(spec, ControlLink(spec))
 assert "torch" not in sys.modules
 sys.exit(code)
 """
@@ -232,6 +230,14 @@ def test_a_real_process_loads_serves_drains_and_exits_0(tmp_path):
         assert not path.exists()
 
 
+def test_sigterm_drains_like_a_stop(tmp_path):
+    with closing(Replica(tmp_path)) as replica:
+        replica.plane.next(Ready)
+        replica.process.send_signal(signal.SIGTERM)
+        replica.plane.next(Left)
+        assert replica.process.wait(30) == 0
+
+
 def test_a_hanging_prediction_ends_within_the_grace(tmp_path):
     with closing(Replica(tmp_path)) as replica, closing(Gate(replica.plane.next(Ready).address)) as gate:
         gate.next()
@@ -247,7 +253,7 @@ def test_a_hanging_prediction_ends_within_the_grace(tmp_path):
 def test_a_class_that_does_not_load_is_reported_with_its_sentence(tmp_path):
     with closing(Replica(tmp_path, name="Broken")) as replica:
         failed = replica.plane.next(Failed)
-        assert failed.error == "the service does not load: RuntimeError: no weights here"
+        assert failed.error == "the service does not load: RuntimeError: no weights here (served.py:26)"
         assert replica.process.wait(30) == 1
 
 
@@ -255,10 +261,8 @@ class StillLink:
     """Named double of a control link nobody is at the other end of: keeps what is sent."""
 
     def __init__(self):
-        import queue
-
-        self.orders = queue.SimpleQueue()
         self.sent = []
+        self.first_order = None
         self.ready = threading.Event()
 
     def send(self, report):
@@ -266,6 +270,13 @@ class StillLink:
         if isinstance(report, Ready):
             self.ready.set()
         return len(self.sent)
+
+    def start(self):
+        if self.first_order is not None:
+            self.on_order(self.first_order)
+
+    def close(self):
+        pass
 
     def update(self, **standing):
         self.standing = standing
@@ -276,7 +287,7 @@ class StillLink:
 
 def test_a_stop_during_loading_and_a_long_directory(tmp_path):
     link = StillLink()
-    link.orders.put(Stop(grace_s=30.0))
+    link.first_order = Stop(grace_s=30.0)
     spec = make_spec(tmp_path, work_dir="w" * 120)
     assert run_replica(spec, link, terminate=lambda code: None) == 0
     ready, left = link.sent
@@ -378,7 +389,7 @@ def test_params_reach_the_object_before_it_loads():
     assert Model(Tuned, 8, {"k": "v"}).answer([b'{"value": "!"}']) == (Outcome("ok", b'"v!"'),)
 
 
-@pytest.mark.parametrize(("name", "told"), [("absent", "no class 'absent'"), ("SOURCE_MISSING", "no class")])
+@pytest.mark.parametrize(("name", "told"), [("absent", "has no 'absent'"), ("constant", "not a class")])
 def test_a_missing_object_is_told(tmp_path, name, told):
     with pytest.raises(InvalidRequest, match=told):
         load_served_class(make_spec(tmp_path, name=name).workload.entrypoint)

@@ -6,10 +6,10 @@ draining are answered while a prediction runs. No torch here: what a model needs
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 import queue
+import signal
 import socket
 import sys
 import tempfile
@@ -24,6 +24,7 @@ import msgspec
 from springtide.core.errors import BackendError, InvalidRequest, SpringtideError
 from springtide.core.wire import Failed, Fence, Left, Order, Preempt, Ready, Stop, WorkerSpec
 from springtide.core.workload import Entrypoint, InferenceService, ReplicaId
+from springtide.runtime.entry import describe_error, load_object
 from springtide.runtime.link import ControlLink
 from springtide.serving.frames import (
     MAX_FRAME_BYTES,
@@ -55,20 +56,12 @@ def load_served_class(entrypoint: Entrypoint) -> type:
     """Import the user's file and return the served class. Raises InvalidRequest, or whatever the file raises."""
     if entrypoint.kind != "class":
         raise InvalidRequest(f"a service needs a class to serve, {entrypoint.object_name!r} is a {entrypoint.kind}")
-    if entrypoint.import_root and entrypoint.import_root not in sys.path:
-        sys.path.insert(0, entrypoint.import_root)
-    name = f"springtide_served_{Path(entrypoint.source_path).stem}"
-    module_spec = importlib.util.spec_from_file_location(name, entrypoint.source_path)
-    if module_spec is None or module_spec.loader is None:
-        raise InvalidRequest(f"{entrypoint.source_path} is not a Python file")
-    module = importlib.util.module_from_spec(module_spec)
-    # Dataclasses and type hints look their module up by name.
-    sys.modules[name] = module
-    module_spec.loader.exec_module(module)
-    found = getattr(module, entrypoint.object_name, None)
+    found = load_object(entrypoint, f"springtide_served_{os.getpid()}")
     served = getattr(found, "cls", found)
     if not isinstance(served, type):
-        raise InvalidRequest(f"{Path(entrypoint.source_path).name} has no class {entrypoint.object_name!r} to serve")
+        raise InvalidRequest(
+            f"{entrypoint.object_name!r} in {Path(entrypoint.source_path).name} is not a class to serve"
+        )
     return served
 
 
@@ -375,24 +368,37 @@ def _socket_path(directory: Path, replica_id: ReplicaId) -> tuple[Path, tempfile
 def run_replica(spec: WorkerSpec, link: ControlLink, *, terminate: Callable[[int], None] = os._exit) -> int:
     """Load the service's class, serve it, and return the exit code: 0 after a drain, 1 if the class does not load.
 
-    Loading counts as starting: Ready is reported only when the socket answers. A Stop ends the process within its
-    grace even if the user's code hangs, through `terminate`. The caller has started `link`, or will not have to:
-    orders are taken from its callback and from its queue.
+    Starts `link` and closes it. Loading counts as starting: Ready is reported only when the socket answers. A Stop
+    (or SIGTERM) ends the process within its grace even if the user's code hangs, through `terminate`.
     """
     service = spec.workload
     assert isinstance(service, InferenceService), "run_replica is for services"
     stop = _Stopping(terminate)
     link.on_lease_expired = lambda: stop.begin(service.grace_s)
     link.on_order = stop.take
-    while not link.orders.empty():
-        stop.take(link.orders.get())
+    if threading.current_thread() is threading.main_thread():
+        # A handler runs between two instructions of this thread, which may hold the lock that `begin` wants.
+        signal.signal(
+            signal.SIGTERM, lambda *_: threading.Thread(target=stop.begin, args=(service.grace_s,), daemon=True).start()
+        )
+    link.start()
     try:
-        served = load_served_class(service.entrypoint)
-        model = Model(served, service.max_batch_size, service.params)
+        return _serve(spec, service, link, stop)
+    finally:
+        stop.end()
+        link.close()
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def _serve(spec: WorkerSpec, service: InferenceService, link: ControlLink, stop: _Stopping) -> int:
+    try:
+        model = Model(load_served_class(service.entrypoint), service.max_batch_size, service.params)
         server = ReplicaServer(spec.replica_id, model, Path(spec.work_dir))
     except (Exception, SystemExit) as error:
         _LOG.error("the service %s does not load", service.name, exc_info=error)
-        sentence = str(error) if isinstance(error, SpringtideError) else f"{type(error).__name__}: {error}"
+        is_ours = isinstance(error, SpringtideError)
+        sentence = str(error) if is_ours else describe_error(error, service.entrypoint.source_path)
         seq = link.send(Failed(generation=spec.generation, error=f"the service does not load: {sentence:.500}"))
         link.wait_acknowledged(seq, _ACKNOWLEDGE_S)
         return 1
@@ -406,7 +412,6 @@ def run_replica(spec: WorkerSpec, link: ControlLink, *, terminate: Callable[[int
         return 0
     finally:
         server.close()
-        stop.end()
 
 
 class _Stopping:

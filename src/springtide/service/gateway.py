@@ -1,8 +1,9 @@
 """The inference gateway: `POST /f/{name}` and the Open Inference Protocol v2 on bare Starlette routes.
 
 `POST /f/{name}` takes a JSON object {"parameter": value, ...}, or a bare list for the only parameter, and answers
-{"outputs": what predict returned}. A replica that dies before it has answered is replaced once: predict is taken to be
-idempotent. Every refusal is {"error": sentence}. The header `X-Springtide` tells queue, cold start and batch size.
+{"outputs": what predict returned}. A replica that dies before it has answered is replaced once: predict is taken to
+be idempotent. A refusal is {"error": {"code", "message"}}, on v2 paths {"error": sentence}. The header `X-Springtide`
+of an answer tells queue, cold start and batch size.
 """
 
 from __future__ import annotations
@@ -41,6 +42,27 @@ _BODY_TIMEOUT_S = 10.0
 _TICK_S = 1.0
 _JSON = (b"content-type", b"application/json")
 _MAX_NAMES_TOLD = 20
+_ERROR_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "error": {"type": "object", "properties": {"code": {"type": "string"}, "message": {"type": "string"}}}
+    },
+}
+_Headers = tuple[tuple[bytes, bytes], ...]
+_CODES = {
+    400: "malformed_request",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "too_slow",
+    413: "too_large",
+    415: "unsupported_media_type",
+    422: "invalid_request",
+    429: "overloaded",
+    500: "internal",
+    502: "replica_lost",
+    503: "unavailable",
+    504: "too_late",
+}
 
 
 class _Reply(msgspec.Struct, frozen=True):
@@ -48,16 +70,17 @@ class _Reply(msgspec.Struct, frozen=True):
 
     status: int
     body: bytes
-    headers: tuple[tuple[bytes, bytes], ...] = ()
+    headers: _Headers = ()
 
 
 class _HttpError(SpringtideError):
     """An answer that is no success and has a status of its own."""
 
-    def __init__(self, status: int, message: str, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
+    def __init__(self, status: int, message: str, headers: _Headers = (), told: dict[str, Any] | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.headers = headers
+        self.told = told or {}
 
 
 class Gateway:
@@ -135,7 +158,7 @@ class Gateway:
             schema = queue.schema
             body = schema.body_schema() if schema else {"type": "object"}
             answer = schema.answer_schema() if schema else {"type": "object"}
-            error = _content({"type": "object", "properties": {"error": {"type": "string"}}})
+            error = _content(_ERROR_SCHEMA)
             paths[f"/f/{name}"] = {
                 "post": {
                     "summary": f"Call {name}",
@@ -199,7 +222,7 @@ class Gateway:
 
     async def _ask(
         self, queue: ServiceQueue, scope: Scope, receive: Receive, prepare: Callable[[ServiceSchema], Call]
-    ) -> tuple[Answer, tuple[tuple[bytes, bytes], ...]]:
+    ) -> tuple[Answer, _Headers]:
         """Return a good answer and its headers. Raises what the caller is to be told."""
         answer = await queue.ask(prepare, self._timeout_s(scope), lambda: _until_gone(receive))
         headers = (_springtide_header(answer),)
@@ -219,8 +242,7 @@ class Gateway:
         except InvalidRequest as error:
             if error.status != 422 or queue.schema is None:
                 raise
-            told = {"error": str(error), "expected": queue.schema.body_schema()}
-            return _Reply(422, msgspec.json.encode(told))
+            raise _HttpError(422, str(error), told={"expected": queue.schema.body_schema()}) from None
         return _Reply(200, b'{"outputs":' + answer.outcome.body + b"}", headers)
 
     async def _infer(self, scope: Scope, receive: Receive) -> _Reply:
@@ -331,27 +353,34 @@ class _Endpoint:
         handler = self._handlers.get(method)
         if handler is None:
             allowed = ", ".join(sorted(self._handlers))
-            return _error(405, f"use {allowed} here", ((b"allow", allowed.encode()),))
+            return _error(scope, 405, f"use {allowed} here", ((b"allow", allowed.encode()),))
         try:
             return await handler(scope, receive)
         except ClientGone:
             raise
         except RequestRefused as error:
             retry_after = None if error.retry_after_s is None else str(math.ceil(error.retry_after_s)).encode()
-            return _error(error.status, str(error), () if retry_after is None else ((b"retry-after", retry_after),))
+            headers = () if retry_after is None else ((b"retry-after", retry_after),)
+            return _error(scope, error.status, str(error), headers)
         except _HttpError as error:
-            return _error(error.status, str(error), error.headers)
+            return _error(scope, error.status, str(error), error.headers, error.told)
         except InvalidRequest as error:
-            return _error(error.status, str(error))
+            return _error(scope, error.status, str(error))
         except Exception:
             _LOG.exception("the gateway failed on %s %s", scope["method"], scope["path"])
-            return _error(500, "the gateway failed; the platform's log has the details")
+            return _error(scope, 500, "the gateway failed; the platform's log has the details")
 
 
-def _error(status: int, message: str, headers: tuple[tuple[bytes, bytes], ...] = ()) -> _Reply:
+def _error(
+    scope: Scope, status: int, message: str, headers: _Headers = (), told: dict[str, Any] | None = None
+) -> _Reply:
+    """Return an error in the shape of the path: v2 wants a sentence, the rest is as the control API answers."""
     # A sentence may quote the caller's text, which may hold lone surrogates.
-    clean = message.encode("utf-8", "replace").decode()
-    return _Reply(status, msgspec.json.encode({"error": clean}), headers)
+    sentence = message.encode("utf-8", "replace").decode()
+    if scope["path"].startswith("/v2"):
+        return _Reply(status, msgspec.json.encode({"error": sentence}), headers)
+    problem = {"code": _CODES.get(status, "http_error"), "message": sentence, **(told or {})}
+    return _Reply(status, msgspec.json.encode({"error": problem}), headers)
 
 
 def _content(schema: dict[str, Any]) -> dict[str, Any]:
