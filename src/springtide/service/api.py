@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 
 import msgspec
 from fastapi import FastAPI
@@ -31,18 +32,21 @@ def build_api(
     extra_routes: Sequence[BaseRoute] = (),
     registry: CollectorRegistry,
     history: HistoryIndex | None = None,
+    lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None = None,
 ) -> FastAPI:
     """Return the application. Call it before the platform starts: it subscribes to the journal's steps.
 
     `extra_routes` (the gateway's, the dashboard's) stand behind the same door. `registry` gets the platform's figures
-    and answers /metrics. A `history` that is given must be fed by the caller.
+    and answers /metrics. A `history` that is given must be fed by the caller. `lifespan` runs around the serving.
     """
     if history is None:
         history = HistoryIndex()
         index = history
         platform.subscribe(lambda seq, step, view: index.add(seq, step))
     PlatformCollector(platform, history).register(registry)
-    app = FastAPI(title="Springtide", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(
+        title="Springtide", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan
+    )
     counter = routes.Counter(platform, history, Desk(platform), Streams(platform))
     for group in (routes.platform_routes, routes.job_routes, routes.service_routes, routes.workload_routes):
         app.include_router(group(counter))
