@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import signal
 import socket
 import stat
@@ -167,7 +168,10 @@ from springtide.core.wire import WorkerSpec
 from springtide.runtime.link import ControlLink
 from springtide.runtime.replica import run_replica
 spec = msgspec.json.decode(sys.stdin.buffer.read(), type=WorkerSpec)
-code = run_replica(spec, ControlLink(spec))
+link = ControlLink(spec)
+link.start()
+code = run_replica(spec, link)
+link.close()
 assert "torch" not in sys.modules
 sys.exit(code)
 """
@@ -262,7 +266,7 @@ class StillLink:
 
     def __init__(self):
         self.sent = []
-        self.first_order = None
+        self.orders = queue.SimpleQueue()
         self.ready = threading.Event()
 
     def send(self, report):
@@ -270,13 +274,6 @@ class StillLink:
         if isinstance(report, Ready):
             self.ready.set()
         return len(self.sent)
-
-    def start(self):
-        if self.first_order is not None:
-            self.on_order(self.first_order)
-
-    def close(self):
-        pass
 
     def update(self, **standing):
         self.standing = standing
@@ -287,7 +284,7 @@ class StillLink:
 
 def test_a_stop_during_loading_and_a_long_directory(tmp_path):
     link = StillLink()
-    link.first_order = Stop(grace_s=30.0)
+    link.orders.put(Stop(grace_s=30.0))
     spec = make_spec(tmp_path, work_dir="w" * 120)
     assert run_replica(spec, link, terminate=lambda code: None) == 0
     ready, left = link.sent

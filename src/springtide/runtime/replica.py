@@ -368,25 +368,26 @@ def _socket_path(directory: Path, replica_id: ReplicaId) -> tuple[Path, tempfile
 def run_replica(spec: WorkerSpec, link: ControlLink, *, terminate: Callable[[int], None] = os._exit) -> int:
     """Load the service's class, serve it, and return the exit code: 0 after a drain, 1 if the class does not load.
 
-    Starts `link` and closes it. Loading counts as starting: Ready is reported only when the socket answers. A Stop
-    (or SIGTERM) ends the process within its grace even if the user's code hangs, through `terminate`.
+    The caller has started `link` and closes it. Loading counts as starting: Ready is reported only when the socket
+    answers. A Stop (or SIGTERM) ends the process within its grace even if the user's code hangs, through `terminate`.
     """
     service = spec.workload
     assert isinstance(service, InferenceService), "run_replica is for services"
     stop = _Stopping(terminate)
     link.on_lease_expired = lambda: stop.begin(service.grace_s)
     link.on_order = stop.take
+    while not link.orders.empty():
+        # What came before there was a callback.
+        stop.take(link.orders.get())
     if threading.current_thread() is threading.main_thread():
         # A handler runs between two instructions of this thread, which may hold the lock that `begin` wants.
         signal.signal(
             signal.SIGTERM, lambda *_: threading.Thread(target=stop.begin, args=(service.grace_s,), daemon=True).start()
         )
-    link.start()
     try:
         return _serve(spec, service, link, stop)
     finally:
         stop.end()
-        link.close()
         sys.stdout.flush()
         sys.stderr.flush()
 
