@@ -1,0 +1,181 @@
+"""The examples: they import, their shapes fit, and a few local steps lower the loss."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+torch = pytest.importorskip("torch")
+MAX_LINES = 100
+
+
+class LocalContext:
+    """Stands in for the platform's TrainContext: one worker, whole batches, a few steps. Tests only."""
+
+    def __init__(self, max_steps: int, **params: str) -> None:
+        self.params: Mapping[str, str] = params
+        self.device = torch.device("cpu")
+        self.max_steps = max_steps
+        self.step_number = 0
+        self.epoch = 0
+        self.losses: list[float] = []
+        self.reported: dict[str, float] = {}
+        self.saved: list[str] = []
+
+    def prepare(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
+        self.model = model
+        self.optimizer = optimizer(model.parameters())
+        return model, self.optimizer
+
+    def batches(self, dataset: Any) -> Iterator[Any]:
+        from springtide.core.context import Batch
+
+        x, y = dataset
+        assert len(x) == len(y) > 0
+        while self.step_number < self.max_steps:
+            ids = tuple((self.step_number * 32 + index) % len(x) for index in range(32))
+            chosen = torch.tensor(ids)
+            self.epoch = self.step_number // 10
+            yield Batch(x=x[chosen], y=y[chosen], ids=ids, epoch=self.epoch, step=self.step_number, shard=0)
+
+    def step(self, loss: Any) -> None:
+        assert loss.shape == ()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.losses.append(float(loss.detach()))
+        self.step_number += 1
+
+    def metrics(self, **values: float) -> None:
+        self.reported.update(values)
+
+    def save(self, name: str = "model") -> str:
+        self.saved.append(name)
+        return name
+
+
+def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    for example in EXAMPLES.glob("*.py"):
+        monkeypatch.delitem(sys.modules, example.stem, raising=False)
+    return importlib.import_module(name)
+
+
+def fell(losses: list[float]) -> bool:
+    quarter = max(1, len(losses) // 4)
+    return sum(losses[-quarter:]) < 0.95 * sum(losses[:quarter])
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+def test_digits_learns_and_reports_its_accuracy(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    pytest.importorskip("sklearn")
+    digits = load("digits", monkeypatch)
+    context = LocalContext(max_steps=60)
+    digits.digits(context)
+    assert fell(context.losses)
+    assert context.reported["accuracy"] > 0.3, "ten classes: chance is 0.1"
+    assert context.saved == ["model"]
+    assert "never seen" in capsys.readouterr().out
+    assert digits.digits.name == "digits", "serve_digits.py looks for the job by this name"
+
+
+def test_serve_digits_reads_what_digits_saved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    import springtide
+
+    digits = load("digits", monkeypatch)
+    net = digits.Net()
+    path = tmp_path / "model.safetensors"
+    save_file(net.state_dict(), path)
+    serve_digits = load("serve_digits", monkeypatch)
+    monkeypatch.setitem(vars(springtide), "model_path", {"digits": str(path)}.__getitem__)
+    reader = serve_digits.DigitReader.local()
+    images = torch.rand(3, 64)
+    assert reader.predict(images.tolist()) == net(images).argmax(dim=1).tolist()
+
+
+def test_gpt_has_real_text_and_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpt = load("gpt", monkeypatch)
+    x, y = gpt.load_windows(20_000)
+    assert x.shape == y.shape == (312, gpt.CONTEXT_BYTES)
+    assert torch.equal(x[0, 1:], y[0, :-1]), "the target is the text one byte later"
+    scores = gpt.Gpt(width=32, num_blocks=1)(x[:2])
+    assert scores.shape == (2, gpt.CONTEXT_BYTES, 256)
+    context = LocalContext(max_steps=24, width="32", blocks="1")
+    gpt.gpt(context)
+    assert fell(context.losses)
+
+
+def test_gpt_never_looks_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpt = load("gpt", monkeypatch)
+    model = gpt.Gpt(width=32, num_blocks=2).eval()
+    text = torch.randint(256, (1, 16))
+    changed = text.clone()
+    changed[0, 10] = (changed[0, 10] + 1) % 256
+    before, after = model(text), model(changed)
+    assert torch.allclose(before[:, :10], after[:, :10], atol=1e-6)
+    assert not torch.allclose(before[:, 10:], after[:, 10:], atol=1e-6)
+
+
+def test_declared_task_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    declared = load("declared", monkeypatch)
+    context = LocalContext(max_steps=60)
+    declared.wave.function(context)
+    assert fell(context.losses)
+    assert declared.wave.source().object_name == "wave"
+
+
+def test_torchrun_loop_knows_nothing_of_springtide() -> None:
+    tree = ast.parse((EXAMPLES / "torchrun_loop.py").read_text())
+    modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    modules |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert not [module for module in modules if module.startswith("springtide")]
+
+
+@pytest.mark.slow
+def test_torchrun_loop_runs_under_torchruns_variables() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    members = []
+    for rank in ("0", "1"):
+        group = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        command = [sys.executable, str(EXAMPLES / "torchrun_loop.py"), "--epochs", "3"]
+        environment = os.environ | group | {"OMP_NUM_THREADS": "1"}
+        members.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+    outputs = [member.communicate(timeout=100)[0] for member in members]
+    assert [member.returncode for member in members] == [0, 0]
+    losses = [float(line.split("loss ")[1].split()[0]) for line in outputs[0].splitlines()]
+    assert len(losses) == 3
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
+def test_examples_are_short_and_annotated(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= MAX_LINES
+    tree = ast.parse(text)
+    assert ast.get_docstring(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            assert node.returns is not None, f"{path.name}: {node.name} does not say what it returns"
