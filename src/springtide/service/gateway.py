@@ -151,6 +151,11 @@ class Gateway:
             served.append((f"{prefix}/infer", {"POST": self._infer}))
         return [Route(path, _Endpoint(handlers, self._count), include_in_schema=False) for path, handlers in served]
 
+    def num_ready(self, name: str) -> int:
+        """How many replicas of the named service are connected and can take work."""
+        queue = self._queues.get(name)
+        return 0 if queue is None else queue.num_ready
+
     def openapi_paths(self) -> dict[str, Any]:
         """The OpenAPI `paths` of the deployed services, from their type hints where a replica has told them."""
         paths: dict[str, Any] = {}
