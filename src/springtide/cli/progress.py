@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import click
 
-from springtide.cli.tables import progress_line
+from springtide.cli.tables import count, progress_line
 from springtide.core.quantities import format_duration
 from springtide.core.status import JobStatus
 from springtide.core.workload import JobState
@@ -46,7 +46,11 @@ class JobWatcher:
 
 
 def _resize_line(last: JobStatus, job: JobStatus) -> str:
-    change = f"resized {last.num_workers} -> {job.num_workers}" if last.num_workers else f"on {job.num_workers} workers"
+    change = (
+        f"resized {last.num_workers} -> {job.num_workers}"
+        if last.num_workers
+        else f"goes on with {count(job.num_workers, 'worker')}"
+    )
     pause = "" if job.last_pause_s is None else f", pause {format_duration(job.last_pause_s)}"
     return f"{change}{pause}, global batch {job.global_batch_size} kept, step {job.step} continued"
 

@@ -66,6 +66,11 @@ def number(value: float | None, digits: int = 4) -> str:
     return UNKNOWN if value is None else f"{value:.{digits}g}"
 
 
+def count(how_many: int, what: str) -> str:
+    """1 worker, 2 workers."""
+    return f"{how_many} {what}{'' if how_many == 1 else 's'}"
+
+
 def steps(job: JobStatus) -> str:
     """120/500, or only 120 while the length is not known."""
     return str(job.step) if job.total_steps is None else f"{job.step}/{job.total_steps}"
@@ -142,9 +147,8 @@ def progress_line(job: JobStatus) -> str:
         return f"{job.job_id} {job.state}  {shorten(job.reason, 90)}" if job.reason else f"{job.job_id} {job.state}"
     fraction = min(1.0, max(0.0, job.progress_fraction or 0.0))
     filled = round(fraction * _BAR_WIDTH)
-    workers = f"{job.num_workers} worker{'s' if job.num_workers != 1 else ''}"
     parts = [
-        f"{job.job_id} {job.state} {workers} [{'#' * filled}{'-' * (_BAR_WIDTH - filled)}]"
+        f"{job.job_id} {job.state} {count(job.num_workers, 'worker')} [{'#' * filled}{'-' * (_BAR_WIDTH - filled)}]"
         + (f" {percent(job.progress_fraction)}" if job.progress_fraction is not None else f" step {job.step}"),
     ]
     if job.loss is not None:
@@ -170,7 +174,8 @@ def final_line(job: JobStatus) -> str:
         parts.append(f"loss {job.loss:.4g}")
     if job.deadline_at_s is not None and job.ended_at_s is not None and job.state == JobState.SUCCEEDED:
         parts.append("deadline met" if job.ended_at_s <= job.deadline_at_s else "deadline missed")
-    parts.append(f"{job.num_resizes} resizes, {job.num_restarts} restarts, {job.device_seconds:.0f} device-seconds")
+    parts.append(f"{count(job.num_resizes, 'resize')}, {count(job.num_restarts, 'restart')}")
+    parts.append(f"{job.device_seconds:.0f} device-seconds")
     lines = ["  ".join(parts)]
     if job.state != JobState.SUCCEEDED and job.reason:
         lines.append(f"  {job.reason}")

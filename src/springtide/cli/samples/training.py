@@ -1,4 +1,4 @@
-"""A small training job: a network learns which points lie inside a circle. The data are made here, nothing is fetched."""
+"""A small training job: a network learns which points lie inside a circle. The data are made here."""
 
 from __future__ import annotations
 

@@ -1,0 +1,273 @@
+"""The commands against a double of the platform: what they ask it, print, and exit with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from springtide.cli.main import COMMANDS, cli
+from springtide.cli.session import Session
+from springtide.core.errors import BackendError, InvalidRequest
+from springtide.core.status import JobStatus, ServiceStatus
+
+Run = Callable[..., Result]
+MakeJob = Callable[..., JobStatus]
+TRAINING = "import springtide as st\n@st.train(deadline='10m', epochs=3)\ndef fit(ctx): ...\n"
+SERVING = """
+import springtide as st
+@st.serve
+class Sentiment:
+    def predict(self, texts: list[str], limit: int = 3) -> list[float]:
+        return [0.0 for _ in texts]
+"""
+
+
+@pytest.fixture
+def training_file(tmp_path: Path) -> str:
+    path = tmp_path / "train.py"
+    path.write_text(TRAINING, encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize("command", list(COMMANDS))
+def test_every_command_has_help_and_json(command: str, springtide: Run) -> None:
+    result = springtide(command, "--help")
+    assert result.exit_code == 0
+    assert "--json" in result.output
+    assert "--state" in result.output
+
+
+def test_help_lists_every_command(springtide: Run) -> None:
+    listed = springtide("--help").output
+    assert all(f"  {command} " in listed for command in COMMANDS)
+
+
+@pytest.mark.parametrize("arguments", [["statsu"], ["scale", "fit"], ["run"], ["up", "--slots", "0"], ["ps", "--no"]])
+def test_wrong_use_is_exit_code_2(arguments: list[str], springtide: Run) -> None:
+    result = springtide(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+
+
+def test_a_misspelt_command_names_the_right_one(springtide: Run) -> None:
+    assert "did you mean `springtide status`?" in springtide("statsu").stderr
+
+
+@pytest.mark.parametrize(("error", "code"), [(InvalidRequest("do this"), 2), (BackendError("do this"), 1)])
+def test_errors_are_one_sentence(error: Exception, code: int, tmp_path: Path) -> None:
+    def refuse(state_dir: Path) -> Any:
+        raise error
+
+    result = CliRunner().invoke(cli, ["ps"], obj=Session(state_dir=tmp_path, connect=refuse))
+    assert (result.exit_code, result.stderr, result.stdout) == (code, "do this\n", "")
+
+
+def test_ps(client: Any, springtide: Run, make_job: MakeJob, make_service: Callable[..., ServiceStatus]) -> None:
+    assert "nothing runs yet" in springtide("ps").output
+    client.add(make_job(), make_service())
+    for index in range(7):
+        client.add(make_job(job_id=f"old-{index}", state="SUCCEEDED"))
+    output = springtide("ps").output
+    assert output.startswith("1 of 2 devices held   policy elastic\n\nJOB ")
+    assert "old-1 " not in output
+    assert "old-6 " in output
+    assert "(2 more ended jobs: springtide ps --all)" in output
+    assert "old-0 " in springtide("ps", "--all").output
+
+
+def test_json_is_the_status_and_nothing_else(client: Any, springtide: Run, make_job: MakeJob) -> None:
+    client.add(make_job())
+    answer = json.loads(springtide("ps", "--json").stdout)
+    assert answer["jobs"][0]["job_id"] == "fit-3f2a"
+    assert answer["policy"] == "elastic"
+    assert json.loads(springtide("status", "fit", "--json").stdout)["loss"] == 0.412
+
+
+@pytest.mark.parametrize("identifier", ["fit-3f2a", "fit", "fit-3"])
+def test_ids_names_and_beginnings(identifier: str, client: Any, springtide: Run, make_job: MakeJob) -> None:
+    client.add(make_job(), make_job(job_id="other-1", name="other"))
+    assert springtide("status", identifier).output.startswith("fit-3f2a RUNNING: ")
+
+
+def test_a_name_that_several_jobs_have(client: Any, springtide: Run, make_job: MakeJob) -> None:
+    client.add(make_job(job_id="fit-1", state="SUCCEEDED"), make_job(job_id="fit-2"))
+    assert springtide("status", "fit").output.startswith("fit-2 ")
+    client.add(make_job(job_id="fit-3"))
+    result = springtide("status", "fit")
+    assert result.exit_code == 2
+    assert "'fit' could be any of fit-1, fit-2, fit-3" in result.stderr
+    assert "there is no job or service 'nothing'" in springtide("status", "nothing").stderr
+
+
+def test_why(client: Any, springtide: Run, make_job: MakeJob) -> None:
+    client.add(make_job())
+    assert springtide("why", "fit").output == (
+        "fit-3f2a PENDING: all 2 devices are held\n"
+        "  because sentiment holds local/1\n"
+        "  you could:\n    springtide scale sentiment 0..1\n"
+        "  what happened:\n      500 ms  submitted\n"
+    )
+
+
+def test_logs(client: Any, springtide: Run, make_job: MakeJob) -> None:
+    client.add(make_job())
+    assert springtide("logs", "fit", "--tail", "5").output == "[fit-3f2a-0] step 1\n"
+    assert client.calls == [("logs", "fit-3f2a", {"replica": None, "tail": 5, "follow": False})]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "call"),
+    [
+        (["scale", "fit", "1..4"], ("scale", "fit-3f2a", 1, 4)),
+        (["scale", "sentiment", "0..2"], ("scale", "sentiment", 0, 2)),
+        (["pause", "fit"], ("pause", "fit-3f2a")),
+        (["resume", "fit"], ("resume", "fit-3f2a")),
+        (["cancel", "fit"], ("cancel", "fit-3f2a")),
+        (["cancel", "sentiment"], ("remove_service", "sentiment")),
+    ],
+)
+def test_acting(
+    arguments: list[str],
+    call: tuple[Any, ...],
+    client: Any,
+    springtide: Run,
+    make_job: MakeJob,
+    make_service: Callable[..., ServiceStatus],
+) -> None:
+    client.add(make_job(), make_service())
+    result = springtide(*arguments)
+    assert result.exit_code == 0, result.output
+    assert client.calls == [call]
+
+
+@pytest.mark.parametrize("arguments", [["scale", "fit", "0"], ["scale", "fit", "many"], ["pause", "sentiment"]])
+def test_acting_wrongly_asks_nothing(
+    arguments: list[str],
+    client: Any,
+    springtide: Run,
+    make_job: MakeJob,
+    make_service: Callable[..., ServiceStatus],
+) -> None:
+    client.add(make_job(), make_service())
+    assert springtide(*arguments).exit_code == 2
+    assert client.calls == []
+
+
+def test_run_detached_submits_with_the_flags(
+    client: Any, springtide: Run, make_job: MakeJob, training_file: str
+) -> None:
+    client.add(make_job())
+    result = springtide("run", training_file, "--detach", "--workers", "1..2", "--param", "lr=0.1", "--batch", "64")
+    assert result.exit_code == 0, result.output
+    assert "springtide logs fit-3f2a -f" in result.output
+    ((_, asked),) = client.calls
+    assert asked["name"] == "fit"
+    assert asked["source"].object_name == "fit"
+    assert asked["options"]["deadline_s"] == 600.0
+    assert (asked["options"]["max_workers"], asked["options"]["global_batch_size"]) == (2, 64)
+    assert asked["options"]["params"] == {"lr": "0.1"}
+
+
+def test_best_effort_drops_the_goal(client: Any, springtide: Run, make_job: MakeJob, training_file: str) -> None:
+    client.add(make_job())
+    springtide("run", training_file, "--detach", "--best-effort", "--budget", "4")
+    ((_, asked),) = client.calls
+    assert not {"deadline_s", "budget_usd"} & set(asked["options"])
+
+
+def test_run_watches_until_the_end(client: Any, springtide: Run, make_job: MakeJob, training_file: str) -> None:
+    ended = make_job(state="SUCCEEDED", ended_at_s=479.0, num_workers=0, num_resizes=2)
+    client.add(make_job(), make_job(), make_job(num_workers=1, num_resizes=2), ended)
+    result = springtide("run", training_file)
+    assert result.exit_code == 0
+    lines = result.output.splitlines()
+    assert lines[0].startswith("fit-3f2a RUNNING 2 workers [###")
+    assert "  resized 2 -> 1, pause 41 ms, global batch 512 kept, step 570 continued" in lines
+    assert lines[-2].startswith("fit-3f2a SUCCEEDED in 7m58")
+
+
+def test_a_failed_job_is_exit_code_1(client: Any, springtide: Run, make_job: MakeJob, training_file: str) -> None:
+    client.add(make_job(state="FAILED", reason="ValueError: no", ended_at_s=9.0))
+    result = springtide("run", training_file, "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["reason"] == "ValueError: no"
+
+
+def test_a_refused_job_says_what_would_work(
+    client: Any, springtide: Run, make_job: MakeJob, training_file: str
+) -> None:
+    refused = make_job(state="REJECTED", reason="it cannot finish in time", alternatives=("--deadline 20m",))
+    client.add(refused)
+    result = springtide("run", training_file)
+    assert result.exit_code == 1
+    assert result.output == "REFUSED it cannot finish in time\n  would work: --deadline 20m | --best-effort\n"
+    assert springtide("run", training_file, "--detach").exit_code == 1
+
+
+def test_ctrl_c_detaches(
+    client: Any, springtide: Run, make_job: MakeJob, training_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.add(make_job())
+
+    def interrupt(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("springtide.cli.run.follow", interrupt)
+    result = springtide("run", training_file)
+    assert result.exit_code == 0
+    assert "detached; fit-3f2a goes on" in result.output
+    assert "springtide cancel fit-3f2a" in result.output
+
+
+def test_a_plain_script_is_not_imported_and_not_elastic(
+    client: Any, springtide: Run, make_job: MakeJob, tmp_path: Path
+) -> None:
+    client.add(make_job())
+    path = tmp_path / "plain.py"
+    path.write_text("raise SystemExit('must not run here')\n", encoding="utf-8")
+    result = springtide("run", str(path), "--workers", "2", "--detach", "--", "--lr", "0.1")
+    assert result.exit_code == 0, result.output
+    ((_, asked),) = client.calls
+    assert (asked["source"].kind, asked["source"].args) == ("script", ("--lr", "0.1"))
+    assert (asked["options"]["min_workers"], asked["options"]["max_workers"]) == (2, 2)
+    assert springtide("run", str(path), "--workers", "1..2").exit_code == 2
+    assert springtide("run", str(path), "--epochs", "2").exit_code == 2
+
+
+def test_deploy_prints_how_to_call_it(
+    client: Any, springtide: Run, make_service: Callable[..., ServiceStatus], tmp_path: Path
+) -> None:
+    client.add(make_service(num_ready=0, state="IDLE"))
+    path = tmp_path / "serve.py"
+    path.write_text(SERVING, encoding="utf-8")
+    result = springtide("deploy", str(path), "--slo", "200ms", "--scale", "0..4")
+    assert result.exit_code == 0, result.output
+    assert "(sleeps until the first request)" in result.output
+    assert "http://127.0.0.1:8787/f/sentiment" in result.output
+    assert """{"texts": ["good"], "limit": 1}""" in result.output
+    ((_, asked),) = client.calls
+    assert asked["options"]["slo_s"] == pytest.approx(0.2)
+
+
+def test_policies_and_their_hint(springtide: Run) -> None:
+    known = json.loads(springtide("policies", "--json").stdout)
+    assert {"elastic", "edf", "fifo"} <= {policy["name"] for policy in known}
+
+
+@pytest.mark.parametrize("cluster", ["4", "0x4", "4x", "axb", "4x-1"])
+def test_a_cluster_that_cannot_be(cluster: str, springtide: Run) -> None:
+    result = springtide("simulate", "--trace", "generated:3", "--cluster", cluster, "--policy", "fifo")
+    assert result.exit_code == 2
+    assert "4x8" in result.stderr
+
+
+def test_down_and_dashboard_without_a_platform(springtide: Run) -> None:
+    assert springtide("down").exit_code == 0
+    assert json.loads(springtide("down", "--json").stdout)["stopped"] is False
+    assert springtide("dashboard").exit_code == 1

@@ -1,0 +1,62 @@
+"""Watching a job: what is worth a line, and how many lines a log file gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from springtide.cli.progress import JobWatcher, PlainDisplay
+from springtide.core.status import JobStatus
+
+MakeJob = Callable[..., JobStatus]
+
+
+def _events(*statuses: JobStatus) -> list[str]:
+    watcher = JobWatcher()
+    return [line for status in statuses for line in watcher.observe(status)]
+
+
+def test_a_resize_tells_its_pause(make_job: MakeJob) -> None:
+    before = make_job(num_workers=2, num_resizes=1)
+    after = make_job(num_workers=1, num_resizes=2, step=11402)
+    assert _events(before, after, after) == ["resized 2 -> 1, pause 41 ms, global batch 512 kept, step 11402 continued"]
+
+
+def test_a_restart_tells_from_where(make_job: MakeJob) -> None:
+    after = make_job(num_restarts=1, reason="worker 0 was killed by signal 9")
+    assert _events(make_job(), after) == ["restarted from its checkpoint at step 500: worker 0 was killed by signal 9"]
+    assert "from the beginning" in _events(make_job(), make_job(num_restarts=1, checkpoint_step=None))[0]
+
+
+def test_losing_the_devices_and_waiting(make_job: MakeJob) -> None:
+    waiting = make_job(state="PENDING", num_preemptions=1, num_workers=0, reason="a tighter deadline came")
+    assert _events(make_job(), waiting) == [
+        "gave its devices back, checkpoint at step 500: a tighter deadline came",
+        "PENDING: a tighter deadline came",
+    ]
+
+
+def test_nothing_new_is_silent(make_job: MakeJob) -> None:
+    assert _events(make_job(), make_job(step=571, loss=0.4)) == []
+    assert _events(make_job(), make_job(state="SUCCEEDED")) == []
+
+
+def test_a_log_file_gets_a_line_every_two_seconds_and_every_event(make_job: MakeJob) -> None:
+    written: list[str] = []
+    now = [0.0]
+    display = PlainDisplay(written.append, lambda: now[0])
+    for tick in range(9):
+        now[0] = tick * 0.5
+        display.update(make_job(step=tick, progress_fraction=tick / 10))
+    display.event("resized")
+    assert [line.split("] ")[-1].split("  ")[0] for line in written[:-1]] == ["0 %", "40 %", "80 %"]
+    assert written[-1] == "  resized"
+
+
+def test_an_unchanged_job_is_not_repeated(make_job: MakeJob) -> None:
+    written: list[str] = []
+    now = [0.0]
+    display = PlainDisplay(written.append, lambda: now[0])
+    for tick in range(5):
+        now[0] = tick * 5.0
+        display.update(make_job())
+    assert len(written) == 1

@@ -1,0 +1,96 @@
+"""What statuses look like to people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from springtide.cli.tables import final_line, job_details, jobs_table, progress_line, services_table, shorten, slack
+from springtide.core.status import JobStatus, ReplicaStatus, ServiceStatus
+
+MakeJob = Callable[..., JobStatus]
+
+
+def test_the_progress_line(make_job: MakeJob) -> None:
+    assert progress_line(make_job()) == (
+        "fit-3f2a RUNNING 2 workers [#########-------] 57 %  loss 0.412  812 samples/s  ETA 3m12  slack +2m05"
+    )
+
+
+def test_what_is_not_known_is_left_out(make_job: MakeJob) -> None:
+    unknown: dict[str, Any] = dict.fromkeys(
+        ("loss", "samples_per_s", "eta_s", "slack_s", "progress_fraction", "total_steps")
+    )
+    assert (
+        progress_line(make_job(num_workers=1, step=3, **unknown))
+        == "fit-3f2a RUNNING 1 worker [----------------] step 3"
+    )
+
+
+def test_a_job_that_does_not_run_says_why(make_job: MakeJob) -> None:
+    assert progress_line(make_job(state="PENDING", reason="no device is free")) == "fit-3f2a PENDING  no device is free"
+
+
+def test_the_table_of_jobs(make_job: MakeJob) -> None:
+    pending = make_job(
+        job_id="other-1",
+        state="PENDING",
+        reason="no device is free",
+        progress_fraction=None,
+        loss=None,
+        eta_s=None,
+        slack_s=-40.0,
+        num_workers=0,
+        step=0,
+        total_steps=None,
+        min_workers=2,
+        max_workers=2,
+    )
+    assert jobs_table([make_job(), pending]) == (
+        "JOB       STATE    PROGRESS  STEP      WORKERS    LOSS   ETA   SLACK    REASON\n"
+        "fit-3f2a  RUNNING  57 %      570/1000  2 of 1..4  0.412  3m12  +2m05    it has the devices that it asked for\n"
+        "other-1   PENDING  -         0         0 of 2     -      -     -40.0 s  no device is free"
+    )
+
+
+def test_the_table_of_services(make_service: Callable[..., ServiceStatus]) -> None:
+    assert services_table([make_service()]) == (
+        "SERVICE    STATE  REPLICAS   ARRIVALS  IN FLIGHT  QUEUED  P50    P99    SLO     REASON\n"
+        "sentiment  READY  1 of 0..4  12.5/s    3          0       12 ms  88 ms  200 ms  1 replica answers"
+    )
+
+
+def test_the_end(make_job: MakeJob) -> None:
+    ended = make_job(state="SUCCEEDED", ended_at_s=479.0, step=1000, artifact_path="/state/model.safetensors")
+    assert final_line(ended) == (
+        "fit-3f2a SUCCEEDED in 7m58  step 1000/1000  loss 0.412  deadline met  "
+        "1 resize, 0 restarts  240 device-seconds\n"
+        "  model /state/model.safetensors"
+    )
+    failed = make_job(state="FAILED", ended_at_s=700.0, reason="ValueError: no", loss=None)
+    assert final_line(failed).splitlines()[1] == "  ValueError: no"
+    assert "deadline" not in final_line(failed)
+    assert "deadline missed" in final_line(make_job(state="SUCCEEDED", ended_at_s=601.0))
+
+
+def test_the_details_of_a_job(make_job: MakeJob) -> None:
+    replica = ReplicaStatus(replica_id="fit-3f2a-0", device_id="local/0", state="READY", rank=0, started_at_s=1.0)
+    text = job_details(make_job(replicas=(replica,), alternatives=("--deadline 20m",)), now_s=100.0)
+    assert text.startswith("fit-3f2a RUNNING: it has the devices that it asked for\n")
+    assert "deadline      in 8m20" in text
+    assert "last pause 41 ms" in text
+    assert "would work:\n    --deadline 20m" in text
+    assert text.endswith("  REPLICA     STATE  DEVICE   RANK\n  fit-3f2a-0  READY  local/0  0")
+    assert "1m40 ago" in job_details(make_job(), now_s=700.0)
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(125.0, "+2m05"), (-40.0, "-40.0 s"), (None, "-")])
+def test_slack_has_its_sign(seconds: float | None, text: str) -> None:
+    assert slack(seconds) == text
+
+
+def test_long_reasons_are_cut_to_one_line() -> None:
+    assert shorten("a\nb") == "a b"
+    assert shorten("x" * 100, 10) == "xxxxxxxxx…"

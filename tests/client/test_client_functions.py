@@ -1,0 +1,274 @@
+"""The Python surface without a platform: what decorators check, what is shipped, what submitting asks the API for."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import springtide as st
+from springtide.client.functions import TrainFunction
+from springtide.client.goals import ServeOptions, TrainOptions, deadline_in_s, objective_s, workers_range
+from springtide.client.source import IMPORTING_VARIABLE, name_from
+from springtide.core.errors import InvalidRequest
+
+FILE = '''
+import springtide as st
+
+@st.train(deadline="10m", workers=(1, 4), params={"lr": 0.1})
+def fit(ctx):
+    """What it learns."""
+    return "fitted", ctx
+
+@st.serve(slo="p99 < 200ms", scale=(0, 4), params={"path": "x"})
+class TextScore:
+    def load(self):
+        self.loaded = True
+    def predict(self, texts: list[str]) -> list[float]:
+        return [float(len(text)) for text in texts]
+
+task = st.Task(model=dict, dataset=[1], loss=max, optimizer=list, epochs=3)
+
+def nested():
+    @st.train
+    def inner(ctx): ...
+    return inner
+'''
+
+
+class FakeClient:
+    """Remembers what it was asked; answers with what the functions read."""
+
+    def __init__(self) -> None:
+        self.asked: dict[str, Any] = {}
+
+    def status(self) -> Any:
+        return type("Status", (), {"devices": (1, 2, 3)})()
+
+    def submit_job(self, **asked: Any) -> Any:
+        self.asked = asked
+        return type("Job", (), {"job_id": "fit-1"})()
+
+    def deploy_service(self, **asked: Any) -> Any:
+        self.asked = asked
+        return type("Service", (), {"name": asked["name"]})()
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> Iterator[ModuleType]:
+    path = tmp_path / "user_file.py"
+    path.write_text(FILE, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("user_file", path)
+    assert spec is not None
+    assert spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules["user_file"] = loaded
+    spec.loader.exec_module(loaded)
+    yield loaded
+    del sys.modules["user_file"]
+
+
+def test_with_and_without_parentheses() -> None:
+    @st.train
+    def plain(ctx: Any) -> str:
+        return "ran"
+
+    @st.train()
+    def called(ctx: Any) -> None: ...
+
+    assert isinstance(plain, TrainFunction)
+    assert isinstance(called, TrainFunction)
+    assert plain.name == "plain"
+    assert plain(None) == "ran"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"deadline": "soon"}, "deadline"),
+        ({"budget": "-4"}, "budget"),
+        ({"workers": (4, 1)}, "workers"),
+        ({"workers": "1..9999"}, "workers"),
+        ({"epochs": 0}, "epochs"),
+        ({"global_batch": True}, "global_batch"),
+        ({"global_batch": 2.5}, "global_batch"),
+        ({"seed": -1}, "seed"),
+        ({"name": "No Name"}, "name"),
+        ({"params": {"a": object()}}, "param 'a'"),
+        ({"params": {1: "a"}}, "params"),
+        ({"epoch": 3}, "does not know 'epoch'"),
+    ],
+)
+def test_what_cannot_be_is_refused_when_the_file_is_read(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidRequest, match=sentence):
+        st.train(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"slo": "fast"}, "slo"),
+        ({"scale": (3, 1)}, "scale"),
+        ({"scale": 0}, "scale"),
+        ({"gpu": 0.3}, "fraction"),
+        ({"idle": "-1s"}, "idle"),
+        ({"max_batch": 0}, "max_batch"),
+    ],
+)
+def test_what_a_service_cannot_be(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidRequest, match=sentence):
+        st.serve(**options)
+
+
+def test_a_decorator_on_the_wrong_thing() -> None:
+    with pytest.raises(InvalidRequest, match="a function"):
+        st.train(3)  # type: ignore[call-overload]
+    with pytest.raises(InvalidRequest, match="predict"):
+
+        @st.serve
+        class Mute:
+            pass
+
+
+def test_submit_ships_the_file_and_the_options(module: ModuleType) -> None:
+    client = FakeClient()
+    handle = module.fit.submit(client, epochs=7, params={"depth": 3})
+    assert handle.id == "fit-1"
+    source = client.asked["source"]
+    assert (source.filename, source.object_name, source.kind) == ("user_file.py", "fit", "function")
+    assert source.text == FILE
+    assert source.import_root == str(Path(module.__file__ or "").parent)
+    assert client.asked["options"] == {
+        "global_batch_size": 32,
+        "num_epochs": 7,
+        "min_workers": 1,
+        "max_workers": 4,
+        "seed": 0,
+        "max_restarts": 3,
+        "params": {"lr": "0.1", "depth": "3"},
+        "deadline_s": 600.0,
+    }
+
+
+def test_auto_is_as_many_workers_as_there_are_devices(module: ModuleType) -> None:
+    client = FakeClient()
+    module.fit.submit(client, workers=st.auto)
+    assert (client.asked["options"]["min_workers"], client.asked["options"]["max_workers"]) == (1, 3)
+    assert workers_range("auto", 2) == (1, 2)
+    assert workers_range(st.auto) is None
+
+
+def test_a_misspelt_override_names_the_right_ones(module: ModuleType) -> None:
+    with pytest.raises(InvalidRequest, match=r"does not know 'worker'; it knows .*workers"):
+        module.fit.submit(FakeClient(), worker=3)
+
+
+def test_deploy_ships_the_class(module: ModuleType) -> None:
+    client = FakeClient()
+    handle = module.TextScore.deploy(client, scale="0..2")
+    assert handle.name == "text-score"
+    assert client.asked["source"].kind == "class"
+    assert client.asked["options"]["slo_s"] == pytest.approx(0.2)
+    assert (client.asked["options"]["min_replicas"], client.asked["options"]["max_replicas"]) == (0, 2)
+
+
+def test_a_service_runs_locally(module: ModuleType) -> None:
+    instance = module.TextScore.local()
+    assert instance.loaded
+    assert instance.params == {"path": "x"}
+    assert instance.predict(["abc"]) == [3.0]
+
+
+def test_a_task_finds_its_name_in_its_file(module: ModuleType) -> None:
+    client = FakeClient()
+    module.task.submit(client)
+    assert client.asked["name"] == "task"
+    assert client.asked["source"].object_name == "task"
+    assert client.asked["options"]["num_epochs"] == 3
+
+
+def test_a_task_is_a_training_loop(module: ModuleType) -> None:
+    steps: list[float] = []
+
+    class Context:
+        def prepare(self, model: Any, optimizer: Any) -> Any:
+            return (lambda x: x + 1), None
+
+        def batches(self, dataset: Any) -> Any:
+            return [st.Batch(x=value, y=10, ids=(0,), epoch=0, step=0, shard=0) for value in dataset]
+
+        def step(self, loss: float) -> None:
+            steps.append(loss)
+
+    declared = st.Task(model=dict, dataset=lambda: [1, 2], loss=lambda out, y: y - out, optimizer=list)
+    declared.function(Context())  # type: ignore[arg-type]
+    assert steps == [8, 7]
+
+
+def test_what_no_worker_could_import_is_refused(module: ModuleType) -> None:
+    with pytest.raises(InvalidRequest, match="top level"):
+        module.nested().submit(FakeClient())
+
+
+def test_submitting_while_being_imported_is_refused(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(IMPORTING_VARIABLE, "1")
+    with pytest.raises(InvalidRequest, match="__main__"):
+        module.fit.submit(FakeClient())
+
+
+def test_deadlines_by_the_clock() -> None:
+    now = datetime(2026, 1, 1, 17, 30)
+    assert deadline_in_s("18:00", now) == 1800
+    assert deadline_in_s("17:00", now) == 23.5 * 3600
+    assert deadline_in_s("90m", now) == 5400
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("p99 < 200ms", 0.2), ("P99<=1s", 1.0), ("250ms", 0.25), (0.5, 0.5)])
+def test_objectives(text: str | float, seconds: float) -> None:
+    assert objective_s(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("identifier", "name"),
+    [("fit", "fit"), ("MyModel", "my-model"), ("_private_", "private"), ("HTTPThing2", "httpthing2"), ("__", "job")],
+)
+def test_names_from_identifiers(identifier: str, name: str) -> None:
+    assert name_from(identifier) == name
+
+
+def test_options_without_a_goal_send_none() -> None:
+    assert "deadline_s" not in TrainOptions().as_request(2, datetime(2026, 1, 1))
+    assert "slo_s" not in ServeOptions().as_request()
+
+
+def _saved(state: Path, job_id: str, age_s: int) -> Path:
+    path = state / "workloads" / job_id / "artifacts" / "model.safetensors"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"weights")
+    os.utime(path, (1_000_000 - age_s, 1_000_000 - age_s))
+    return path
+
+
+def test_model_path_inside_a_replica_is_the_newest_on_disk(tmp_path: Path) -> None:
+    _saved(tmp_path, "digits-1", 50)
+    newest = _saved(tmp_path, "digits-2", 10)
+    _saved(tmp_path, "digits-big-3", 0)
+    shipped = tmp_path / "workloads" / "service-1" / "source" / "serve.py"
+    shipped.parent.mkdir(parents=True)
+    shipped.write_text("import springtide as st\nfound = st.model_path('digits')\n", encoding="utf-8")
+    namespace: dict[str, Any] = {"__file__": str(shipped)}
+    exec(compile(shipped.read_text(encoding="utf-8"), str(shipped), "exec"), namespace)
+    assert namespace["found"] == str(newest)
+
+
+def test_model_path_says_what_to_do_when_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPRINGTIDE_STATE", str(tmp_path))
+    with pytest.raises(InvalidRequest, match=r"ctx\.save"):
+        st.model_path("digits")
