@@ -140,8 +140,10 @@ class LocalExecutor:
 
         def take_over() -> None:
             if not self._is_accepting:
-                self._recovery.recover(standing)
-                self._accept_from_now()
+                try:
+                    self._recovery.recover(standing)
+                finally:
+                    self._accept_from_now()
 
         self._reactor.call(take_over)
 
@@ -184,6 +186,7 @@ class LocalExecutor:
             on_exited=self._launcher.exited,
             on_failed=self._launcher.failed,
             on_forgotten=self._launcher.forgotten,
+            on_stray=self._launcher.stray,
         )
 
     def _on_gone(self, replica: Replica) -> None:

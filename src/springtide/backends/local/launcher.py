@@ -27,11 +27,12 @@ MAX_SPAWNS_AT_ONCE = 8
 # A spawned worker that has not connected after this makes room for the next one.
 _ROOM_TIMEOUT_S = 10.0
 _MAX_ATTEMPTS = 3
+_CONTROL_PLANE_VARIABLES = frozenset({"SPRINGTIDE_STATE", "SPRINGTIDE_CRASH_AT", "SPRINGTIDE_TOKEN"})
 
 
 def worker_environment() -> dict[str, str]:
     """What a worker inherits: everything but what concerns the control plane."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("SPRINGTIDE_")}
+    return {name: value for name, value in os.environ.items() if name not in _CONTROL_PLANE_VARIABLES}
 
 
 class Launcher:
@@ -83,19 +84,26 @@ class Launcher:
     def spawned(self, replica_id: ReplicaId, pid: int) -> None:
         """The zygote has forked a worker."""
         replica = self._workers.replicas.get(replica_id)
-        identity = identify(pid)
         if replica is None:
-            # Nobody waits for it any more, and nobody would ever end it.
-            if identity is not None:
-                signal_group(identity, signal.SIGKILL)
+            self.stray(replica_id, pid)
             return
         self._attempts.pop(replica_id, None)
         if replica.identity is None:
-            self._workers.take_process(replica, identity)
+            self._workers.take_process(replica, identify(pid))
             self._write_record(replica)
         self._workers.crash_point("executor.spawn.after")
         if replica.asked_to_stop and replica.phase is Phase.SPAWNING:
             self._workers.kill(replica)
+
+    def stray(self, replica_id: ReplicaId, pid: int) -> None:
+        """The zygote has forked a worker that nobody waits for any more, and that nobody else would ever end."""
+        replica = self._workers.replicas.get(replica_id)
+        if replica is not None and replica.identity is not None and replica.identity.pid == pid:
+            return
+        identity = identify(pid)
+        if identity is not None:
+            self._workers.counts["strays"] += 1
+            signal_group(identity, signal.SIGKILL)
 
     def exited(self, replica_id: ReplicaId, pid: int, exit_code: int) -> None:
         """The zygote has reaped a worker."""
@@ -148,6 +156,9 @@ class Launcher:
         is_fresh = action.generation > known and not workers.of_workload(action.workload_id)
         work_dir = workers.work_dir(action.workload_id)
         work_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if is_fresh:
+            # Whatever was known of the job's last group is of the past.
+            workers.jobs.pop(action.workload_id, None)
         if is_fresh and action.generation > 0:
             workers.raise_fence(work_dir, action.generation)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from springtide.backends.local.processes import ProcessIdentity
 from springtide.backends.local.reactor import Connection, Timer
 from springtide.core.actions import StartReplica
+from springtide.core.events import JobFinished
 from springtide.core.wire import FormGroup, Order, Report, Switched
 from springtide.core.workload import ReplicaId, TrainingJob, WorkloadId
 
@@ -115,5 +116,5 @@ class Job:
     finished: list[Source] = field(default_factory=list)
     finished_step: int = 0
     artifact_path: str = ""
-    is_finish_posted: bool = False
+    finish: JobFinished | None = None
     has_ended: bool = False

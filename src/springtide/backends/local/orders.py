@@ -110,6 +110,9 @@ class Orders:
         if action.generation < max(job.generation, group.order.generation if group else 0):
             workers.counts["stale_actions"] += 1
             return
+        if self.reports.repeat_finish(job, action.generation):
+            job.generation = action.generation
+            return
         if action.forced:
             workers.raise_fence(job.work_dir, action.generation)
         job.generation = action.generation

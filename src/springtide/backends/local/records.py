@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from pathlib import Path
 from urllib.parse import quote
 
 import msgspec
 
 from springtide.backends.local.processes import ProcessIdentity
-from springtide.core.errors import StorageError
 from springtide.core.workload import ReplicaId, WorkloadId
 from springtide.storage.files import write_durable
+
+_log = logging.getLogger(__name__)
 
 
 class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,11 +43,12 @@ class WorkerRecords:
         write_durable(self._path(record.replica_id), msgspec.json.encode(record))
 
     def remove(self, replica_id: ReplicaId) -> None:
-        """Forget a replica; unknown ones are fine. Raises StorageError."""
+        """Forget a replica; unknown ones are fine."""
         try:
             self._path(replica_id).unlink(missing_ok=True)
         except OSError as error:
-            raise StorageError(f"cannot remove the record of {replica_id}: {error.strerror}") from error
+            # A record that stays names a process that is gone; the next recovery finds that out.
+            _log.warning("cannot remove the record of %s: %s", replica_id, error.strerror)
 
     def read_all(self) -> dict[ReplicaId, WorkerRecord]:
         """Return every record; an unreadable one is removed, as nothing can be verified by it."""

@@ -109,7 +109,11 @@ class Recovery:
             if not found or max(found)[0] <= restored.get(job_id, -1):
                 continue
             step, written_by, path = max(found)
-            num_bytes = sum(file.stat().st_size for file in path.iterdir())
+            try:
+                num_bytes = sum(file.stat().st_size for file in path.iterdir())
+            except OSError:
+                # A worker that lives on has just replaced it, and will say so.
+                continue
             self._workers.post(
                 CheckpointCommitted(
                     job_id=job_id, generation=written_by, step=step, path=str(path), num_bytes=num_bytes

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from functools import singledispatchmethod
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from springtide.backends.local.members import Group, Job, Phase, Replica, Source
 from springtide.backends.local.processes import identify
 from springtide.backends.local.reactor import Connection
@@ -223,7 +225,7 @@ class Reports:
         replica.has_finished = True
         replica.group_generation = max(replica.group_generation, report.generation)
         job = self._workers.jobs.get(replica.workload_id)
-        if job is None or job.is_finish_posted:
+        if job is None or job.finish is not None:
             self._workers.settle([(replica, report.seq)])
             return
         job.finished.append((replica, report.seq))
@@ -318,28 +320,34 @@ class Reports:
 
     def finish(self, job: Job) -> None:
         """Report the end of training once the function has returned on every living member."""
-        if job.is_finish_posted or not job.finished:
+        if job.finish is not None or not job.finished:
             return
-        living = self._workers.of_workload(job.job_id)
-        finished = {replica.group_generation for replica, _ in job.finished}
+        living = [
+            replica
+            for replica in self._workers.of_workload(job.job_id)
+            if not replica.asked_to_stop and replica.lost_reason is None and not replica.has_exited
+        ]
+        # A joiner that is in no group yet has nothing to finish; a worker that is not back yet may have.
+        if any(not r.has_finished and (r.group_generation > 0 or r.phase is Phase.ADOPTING) for r in living):
+            return
+        generation = max(replica.group_generation for replica, _ in job.finished)
         order = job.group.order if job.group is not None else None
-        named = set(order.members) if order is not None else set()
-        current = [replica for replica in living if replica.replica_id in named]
-        if current and all(replica.has_finished for replica in current):
-            generation = max(order.generation if order is not None else 0, *finished)
-        else:
-            # A resize that was ordered too late changes nothing: who trained has finished.
-            generation = max(finished)
-            for replica in living:
-                is_member = replica.group_generation == generation or replica.phase is Phase.ADOPTING
-                if is_member and not replica.has_finished and not replica.asked_to_stop:
-                    return
-        job.is_finish_posted = True
-        event = JobFinished(
+        if order is not None and (order.forced or {r.replica_id for r in living} <= set(order.members)):
+            # They belong to the newest group, whether they came to switch to it or not.
+            generation = max(generation, order.generation)
+        job.finish = JobFinished(
             job_id=job.job_id, generation=generation, step=job.finished_step, artifact_path=job.artifact_path
         )
         sources, job.finished = job.finished, []
-        self._workers.post(event, sources)
+        self._workers.post(job.finish, sources)
+
+    def repeat_finish(self, job: Job, generation: int) -> bool:
+        """A resize was decided before the end of training was known: say it again, for the new generation."""
+        if job.finish is None:
+            return False
+        job.finish = replace(job.finish, generation=generation)
+        self._workers.post(job.finish)
+        return True
 
     def on_gone(self, replica: Replica) -> None:
         """A worker has left the table: those that remain may be all that were waited for."""
@@ -349,7 +357,7 @@ class Reports:
 
     def _judge_break(self, job: Job, group: Group) -> None:
         """A collective broke. The watch finds a dead or silent member; if all are well, the group must form anew."""
-        if job.group is not group or group.is_break_posted or job.has_ended or job.is_finish_posted:
+        if job.group is not group or group.is_break_posted or job.has_ended or job.finish is not None:
             return
         now_s = time.monotonic()
         living = [replica for replica in self._workers.of_workload(job.job_id) if not replica.asked_to_stop]

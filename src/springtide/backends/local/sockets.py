@@ -14,9 +14,9 @@ from pathlib import Path
 
 from springtide.core.errors import BackendError
 
-# Unix socket paths end at 107 bytes on Linux; the longest name put in the directory is `control.sock`.
+# Unix socket paths end at 107 bytes on Linux. The longest name in the directory is a zygote's before it listens.
 MAX_SOCKET_PATH_BYTES = 100
-_LONGEST_NAME = "control.sock"
+_LONGEST_NAME = "zygote.sock.4194304"
 _CREDENTIALS = struct.Struct("3i")
 _BACKLOG = 256
 

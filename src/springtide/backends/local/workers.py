@@ -23,7 +23,6 @@ from springtide.backends.local.processes import (
 from springtide.backends.local.reactor import Reactor
 from springtide.backends.local.records import WorkerRecord, WorkerRecords
 from springtide.core.actions import StartReplica
-from springtide.core.errors import StorageError
 from springtide.core.events import Event, ReplicaLost, ReplicaStopped
 from springtide.core.wire import Acknowledge, Fence, Order
 from springtide.core.workload import ReplicaId, WorkloadId
@@ -234,11 +233,7 @@ class Workers:
             self.bury(replica.replica_id)
         self.records.spec_path(replica.replica_id).unlink(missing_ok=True)
         if replica.replica_id not in self.replicas:
-            try:
-                self.records.remove(replica.replica_id)
-            except StorageError:
-                # A record that stays names a process that is gone; the next recovery removes it.
-                self.counts["record_errors"] += 1
+            self.records.remove(replica.replica_id)
 
     def _conclude(self, replica: Replica) -> None:
         if replica.phase is Phase.GONE:
@@ -266,7 +261,7 @@ class Workers:
 
     def _ended_as_asked(self, replica: Replica) -> bool:
         job = self.jobs.get(replica.workload_id)
-        is_over = job is not None and (job.has_ended or job.is_finish_posted)
+        is_over = job is not None and (job.has_ended or job.finish is not None)
         return replica.asked_to_stop or replica.has_left or replica.has_failed or (replica.has_finished and is_over)
 
     def _forget_ended_job(self, workload_id: WorkloadId) -> None:

@@ -22,13 +22,15 @@ CONNECT_INTERVAL_S = 0.05
 START_TIMEOUT_S = 120.0
 ANSWER_TIMEOUT_S = 20.0
 MAX_STARTS_IN_A_ROW = 3
+_NEWS_S = 0.3
 
 
 class Zygote:
     """Connects to a living zygote or starts one. Runs on the I/O thread.
 
     `on_spawned(replica_id, pid)`, `on_exited(replica_id, pid, exit_code)` and `on_failed(replica_id, reason)` tell
-    what became of a request; `on_forgotten(replica_id)` says that a zygote died with it and it must be made anew.
+    what became of a request; `on_forgotten(replica_id)` says that a zygote died with it and it must be made anew;
+    `on_stray(replica_id, pid)` that there is a worker which nobody waits for.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Zygote:
         on_exited: Callable[[ReplicaId, int, int], None],
         on_failed: Callable[[ReplicaId, str], None],
         on_forgotten: Callable[[ReplicaId], None],
+        on_stray: Callable[[ReplicaId, int], None],
     ) -> None:
         self._reactor = reactor
         self._command = [*command, "--socket", str(socket_path)]
@@ -50,7 +53,7 @@ class Zygote:
         self._socket_path = socket_path
         self._log_path = log_path
         self._on_spawned, self._on_exited = on_spawned, on_exited
-        self._on_failed, self._on_forgotten = on_failed, on_forgotten
+        self._on_failed, self._on_forgotten, self._on_stray = on_failed, on_forgotten, on_stray
         self._connection: Connection[ZygoteMessage] | None = None
         self._child: ProcessIdentity | None = None
         self._started_pid: int | None = None
@@ -59,6 +62,7 @@ class Zygote:
         self._retry: Timer | None = None
         self._num_starts = 0
         self._num_attempts = 0
+        self._is_asking = False
         self._is_closed = False
 
     @property
@@ -79,7 +83,7 @@ class Zygote:
 
     def spawn(self, spec: WorkerSpec) -> None:
         """Ask for a worker, now or as soon as there is a zygote."""
-        if self._connection is None:
+        if self._connection is None or not self._is_asking:
             self._waiting.append(spec)
             self.ensure()
             return
@@ -147,6 +151,17 @@ class Zygote:
             self._connection.close("the zygote belongs to somebody else")
             return
         self._child = identify(self._connection.peer_pid)
+        if self._num_starts == 0:
+            # A zygote of the past first tells of the births that an earlier control plane asked for. Those must not
+            # be taken for answers to requests of this one.
+            self._reactor.after(_NEWS_S, self._ask_waiting)
+        else:
+            self._ask_waiting()
+
+    def _ask_waiting(self) -> None:
+        if self._connection is None:
+            return
+        self._is_asking = True
         waiting, self._waiting = self._waiting, []
         for spec in waiting:
             self.spawn(spec)
@@ -185,14 +200,16 @@ class Zygote:
     def _on_message(self, connection: Connection[ZygoteMessage], message: ZygoteMessage) -> None:
         if isinstance(message, Spawned):
             self._num_starts = 0
+            tell = self._on_spawned if message.replica_id in self._asked else self._on_stray
             self.withdraw(message.replica_id)
-            self._on_spawned(message.replica_id, message.pid)
+            tell(message.replica_id, message.pid)
         elif isinstance(message, ChildExited):
             self.withdraw(message.replica_id)
             self._on_exited(message.replica_id, message.pid, message.exit_code)
 
     def _on_close(self, connection: Connection[ZygoteMessage], reason: str) -> None:
         self._connection = None
+        self._is_asking = False
         asked, self._asked = self._asked, {}
         for timer in asked.values():
             timer.cancel()
