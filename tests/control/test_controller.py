@@ -219,3 +219,27 @@ def test_a_plan_that_cannot_be_is_refused(stage, job, wish, told):
     stage.controller._policy = Wrong()
     with pytest.raises(PolicyError, match=told):
         stage.tell(events.JobSubmitted(job=job("a")))
+
+
+def test_a_leaver_that_is_gone_before_the_switch_is_confirmed_is_no_loss(stage):
+    stage.running("a", "01")
+    stage.want(a="0")
+    assert stage.tell() == ["resize a g2 to a.0"]
+    assert stage.tell(events.ReplicaStopped(workload_id="a", replica_id="a.1")) == []
+    assert stage.resized("a", direction="shrink") == []
+    assert stage.job("a").losses_at_s == ()
+
+
+def test_a_leaver_that_is_killed_before_the_switch_forces_the_others_out_of_its_step(stage):
+    stage.running("a", "01")
+    stage.want(a="0")
+    stage.tell()
+    assert stage.tell(events.ReplicaLost(workload_id="a", replica_id="a.1")) == ["resize a g3 to a.0 forced"]
+
+
+def test_an_orderly_shutdown_puts_jobs_to_rest_and_a_start_wakes_them(stage):
+    stage.running("a", "01")
+    assert stage.tell(events.PlatformStopping()) == ["preempt a g2"]
+    stage.tell(*(events.ReplicaStopped(workload_id="a", replica_id=f"a.{n}") for n in (0, 1)))
+    assert stage.tell() == []
+    assert stage.tell(events.PlatformStarted()) == ["start a.2 on n/0 g3", "start a.3 on n/1 g3"]

@@ -53,8 +53,15 @@ def without_replica(record: WorkloadRecord, gone: ReplicaRecord, now_s: float) -
     replicas = tuple(r for r in record.replicas if r.replica_id != gone.replica_id)
     service_s = record.finished_service_s + now_s - gone.started_at_s
     if isinstance(record, JobRecord):
-        members = tuple(m for m in record.members if m != gone.replica_id)
-        return settled(replace(record, replicas=replicas, finished_service_s=service_s, members=members))
+        record = replace(
+            record,
+            replicas=replicas,
+            finished_service_s=service_s,
+            members=tuple(m for m in record.members if m != gone.replica_id),
+            previous_members=tuple(m for m in record.previous_members if m != gone.replica_id),
+            state_holders=tuple(m for m in record.state_holders if m != gone.replica_id),
+        )
+        return settled(record)
     return with_service_state(replace(record, replicas=replicas, finished_service_s=service_s))
 
 

@@ -179,7 +179,7 @@ def _(event: events.ReplicaStopped, state: PlatformState, now_s: float) -> None:
     record, replica = find(state, event.workload_id, event.replica_id)
     if record is None or replica is None:
         state.num_stale_events += 1
-    elif replica.state is ReplicaState.STOPPING:
+    elif replica.state is ReplicaState.STOPPING or _may_leave(record, replica):
         put(state, without_replica(record, replica, now_s))
     else:
         # It left without being asked, which for the rest of its group is a loss.
@@ -321,6 +321,13 @@ def _may_vanish(record: WorkloadRecord, replica: ReplicaRecord) -> bool:
     if isinstance(record, ServiceRecord):
         return True
     return replica.replica_id not in (*record.members, *record.previous_members)
+
+
+def _may_leave(record: WorkloadRecord, replica: ReplicaRecord) -> bool:
+    """Whether the replica was told to go by the last ResizeJob: leaving is how it obeys."""
+    if isinstance(record, ServiceRecord):
+        return False
+    return replica.replica_id in record.previous_members and replica.replica_id not in record.members
 
 
 def _back_off_s(num_crashes: int) -> float:

@@ -7,6 +7,7 @@ one worker (the marginal return of ElasticFlow §4.2, without its admission and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import msgspec
@@ -23,11 +24,13 @@ class Elastic(msgspec.Struct, frozen=True, kw_only=True):
 
     `safety_fraction` of the time left is kept in reserve for deadlines; a job gives workers back only if it stays
     within its deadline with twice that reserve. A device moves between running jobs only if the other one gains
-    `keep_bonus` times as much from it. Deadlines are looked at again every `revisit_s`.
+    `keep_bonus` times as much from it, and not within `settle_s` of the holder's last resize, while its speed at the
+    new size is still being measured. Deadlines are looked at again every `revisit_s`.
     """
 
     safety_fraction: float = 0.1
     keep_bonus: float = 1.25
+    settle_s: float = 5.0
     revisit_s: float = 5.0
 
     def decide(self, snapshot: Snapshot) -> Plan:
@@ -97,7 +100,8 @@ class Elastic(msgspec.Struct, frozen=True, kw_only=True):
                     continue
                 gain = curves[job_id].speedup(count + 1) - curves[job_id].speedup(count)
                 if count < held.get(job_id, 0):
-                    gain *= self.keep_bonus
+                    is_settling = snapshot.now_s - (view.resized_at_s or snapshot.now_s) < self.settle_s
+                    gain = math.inf if is_settling else gain * self.keep_bonus
                 if gain > best_gain:
                     best_gain, best_id = gain, job_id
             if best_id is None:

@@ -62,7 +62,7 @@ class Shares:
                 others = ", ".join(repr(winner) for winner in winners if winner != name)
                 reasons[workload_id] = note or (f"{others} needs the devices" if others else "fewer devices are alive")
             elif after > before:
-                reasons[workload_id] = note or ("idle devices" if before else f"starting on {after} of its devices")
+                reasons[workload_id] = note or ("idle devices" if before else f"starting on {after} devices")
         return reasons
 
     def _waiting(self, workload_id: WorkloadId) -> str:
@@ -93,13 +93,14 @@ def serve_demand(shares: Shares) -> None:
     for view in shares.snapshot.services:
         wanted = wanted_replicas(view)
         got = shares.raise_towards(view.service.service_id, wanted)
-        if got:
-            shares.notes[view.service.service_id] = _load_note(view, wanted, got)
+        shares.notes[view.service.service_id] = _load_note(view, wanted, got)
 
 
 def _load_note(view: ServiceView, wanted: int, got: int) -> str:
+    if view.in_flight + view.queued == 0:
+        return f"nobody has asked for {view.idle_s:.0f} s"
     load = f"{view.in_flight} in flight, {view.queued} queued"
-    return f"load asks for {wanted} replicas ({load})" + (f", only {got} fit" if got < wanted else "")
+    return f"its load asks for {wanted} ({load})" + (f", only {got} fits" if got < wanted else "")
 
 
 def most_workers(view: JobView) -> int:

@@ -1,0 +1,32 @@
+"""`python -m springtide.service`: run the embedded platform in this process (what `springtide up` starts)."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from springtide.core.errors import SpringtideError
+from springtide.service.assembly import Options, configure_logging, serve
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Parse the arguments and serve. Exit codes: 0 ended in order, 1 failed, 2 wrong use."""
+    parser = argparse.ArgumentParser(prog="python -m springtide.service", description=__doc__)
+    parser.add_argument("--state", type=Path, required=True, help="the state directory")
+    parser.add_argument("--slots", type=int, default=None, help="device slots (default: GPUs, else cores)")
+    parser.add_argument("--policy", default="elastic")
+    parser.add_argument("--port", type=int, default=8787, help="0 takes a free port")
+    parsed = parser.parse_args(arguments)
+    configure_logging()
+    try:
+        return serve(
+            Options(state_dir=parsed.state.resolve(), num_slots=parsed.slots, policy=parsed.policy, port=parsed.port)
+        )
+    except SpringtideError as error:
+        sys.stderr.write(f"springtide: {error}\n")
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,194 @@
+"""The only composition root: builds the embedded platform from its parts and serves it on one loopback port."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvicorn
+from prometheus_client import CollectorRegistry
+
+import springtide
+from springtide.backends.local import LocalExecutor
+from springtide.backends.local.devices import discover_node
+from springtide.control.records import ReplicaState
+from springtide.core.errors import BackendError, InvalidRequest
+from springtide.core.ports import Step
+from springtide.service.api import build_api
+from springtide.service.auth import load_or_create_token
+from springtide.service.dashboard import dashboard_routes
+from springtide.service.gateway import Gateway, ReplicaRoute, ServiceRoute
+from springtide.service.platform import Platform, PlatformClock, PlatformView
+from springtide.storage.files import write_durable
+
+LOG = logging.getLogger("springtide")
+LOOPBACK = "127.0.0.1"
+CRASH_AT = "SPRINGTIDE_CRASH_AT"
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """How to run the embedded platform. `port` 0 takes a free one, `num_slots` None counts GPUs or cores."""
+
+    state_dir: Path
+    num_slots: int | None = None
+    policy: str = "elastic"
+    port: int = 8787
+
+
+class Address(msgspec.Struct, frozen=True, kw_only=True):
+    """What `platform.json` holds while a platform runs, for clients to find it."""
+
+    pid: int
+    url: str
+    version: str
+
+
+def serve(options: Options) -> int:
+    """Run the platform until it is told to end. Returns the process's exit code.
+
+    Raises InvalidRequest (an unknown policy), BackendError (another platform, a taken port), JournalError.
+    """
+    options.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    token = load_or_create_token(options.state_dir)
+    listener = _bind(options.port)
+    crash_point = crash_point_of(os.environ.get(CRASH_AT, ""))
+    node = discover_node(options.num_slots)
+    executors: list[LocalExecutor] = []
+
+    def make_executor(clock: PlatformClock) -> LocalExecutor:
+        executor = LocalExecutor(options.state_dir, clock, node=node, crash_point=crash_point)
+        executor.open()
+        executors.append(executor)
+        return executor
+
+    platform = Platform(options.state_dir, options.policy, node, make_executor, crash_point)
+    registry = CollectorRegistry()
+    gateway = Gateway(platform.post, registry=registry)
+    platform.subscribe(lambda seq, step, view: _route(gateway, step, view))
+    app = build_api(
+        platform,
+        token=token,
+        extra_routes=[*gateway.routes(), *dashboard_routes()],
+        registry=registry,
+        lifespan=_lifespan(gateway),
+    )
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=2, lifespan="on")
+    )
+    url = f"http://{LOOPBACK}:{listener.getsockname()[1]}"
+    try:
+        platform.start(on_stop=lambda: setattr(server, "should_exit", True))
+        _route(gateway, None, platform.view())
+        address = Address(pid=os.getpid(), url=url, version=springtide.__version__)
+        write_durable(options.state_dir / "platform.json", msgspec.json.encode(address))
+        LOG.info("springtide %s is up at %s with %d devices", springtide.__version__, url, len(node.devices))
+        with _signals_end(server):
+            server.run(sockets=[listener])
+        platform.request_shutdown(stop_workers=True)
+        platform.join(timeout_s=60.0)
+    finally:
+        listener.close()
+        (options.state_dir / "platform.json").unlink(missing_ok=True)
+        for executor in executors:
+            executor.close(stop_workers=platform.stop_workers)
+    if platform.failure is not None:
+        LOG.error("the control loop failed: %s", platform.failure)
+        return 1
+    return 0
+
+
+def crash_point_of(setting: str) -> Callable[[str], None]:
+    """Read "name:n": end the process without any clean-up when the named crash point is passed for the n-th time.
+
+    For the tests that kill the control plane between any two effects. Empty: nothing happens.
+    Raises InvalidRequest if n is no number.
+    """
+    if not setting:
+        return lambda name: None
+    wanted, _, count = setting.rpartition(":")
+    if not count.isdigit():
+        raise InvalidRequest(f"{CRASH_AT} must read name:n, got {setting!r}")
+    left = [int(count)]
+    lock = threading.Lock()
+
+    def crash_point(name: str) -> None:
+        if name != wanted:
+            return
+        with lock:
+            left[0] -= 1
+            if left[0] == 0:
+                os._exit(137)
+
+    return crash_point
+
+
+def _route(gateway: Gateway, step: Step | None, view: PlatformView) -> None:
+    """Tell the gateway which replicas there are. A replica that is asked to stop is out of the routes at once."""
+    gateway.update(
+        [
+            ServiceRoute(
+                service=record.service,
+                replicas=tuple(
+                    ReplicaRoute(
+                        replica_id=replica.replica_id,
+                        address=replica.address,
+                        is_ready=replica.state is ReplicaState.READY,
+                    )
+                    for replica in record.replicas
+                    if replica.state is not ReplicaState.STOPPING
+                ),
+            )
+            for record in view.services.values()
+            if not record.is_removed
+        ]
+    )
+
+
+def _lifespan(gateway: Gateway) -> Callable[[Any], contextlib.AbstractAsyncContextManager[None]]:
+    @contextlib.asynccontextmanager
+    async def lifespan(app: object) -> AsyncIterator[None]:
+        await gateway.startup()
+        try:
+            yield
+        finally:
+            await gateway.shutdown()
+
+    return lifespan
+
+
+def _bind(port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((LOOPBACK, port))
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise BackendError(
+            f"port {port} of {LOOPBACK} cannot be used ({error.strerror}); choose another with --port, or --port 0"
+        ) from error
+    return listener
+
+
+@contextlib.contextmanager
+def _signals_end(server: uvicorn.Server) -> Any:
+    """SIGHUP (a closed terminal) ends the platform in order, as SIGTERM and SIGINT do."""
+    before = signal.signal(signal.SIGHUP, lambda *_: setattr(server, "should_exit", True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def configure_logging() -> None:
+    """Lines with time and level on standard error; `springtide up` sends them to platform.log."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
