@@ -89,6 +89,9 @@ class FakeClient:
             else:
                 self.services_now[status.name] = status
 
+    def close(self) -> None:
+        self.is_closed = True
+
     def status(self) -> PlatformStatus:
         devices = tuple(
             DeviceStatus(
@@ -181,7 +184,7 @@ def springtide(client: FakeClient, tmp_path: Path) -> Callable[..., Result]:
     """Run the command line against the double."""
 
     def run(*arguments: str) -> Result:
-        session = Session(state_dir=tmp_path, connect=lambda state_dir: client)  # type: ignore[arg-type, return-value]
+        session = Session(given_state_dir=tmp_path, connect=lambda state_dir: client)  # type: ignore[arg-type, return-value]
         return CliRunner().invoke(cli, list(arguments), obj=session)
 
     return run

@@ -64,7 +64,7 @@ def test_errors_are_one_sentence(error: Exception, code: int, tmp_path: Path) ->
     def refuse(state_dir: Path) -> Any:
         raise error
 
-    result = CliRunner().invoke(cli, ["ps"], obj=Session(state_dir=tmp_path, connect=refuse))
+    result = CliRunner().invoke(cli, ["ps"], obj=Session(given_state_dir=tmp_path, connect=refuse))
     assert (result.exit_code, result.stderr, result.stdout) == (code, "do this\n", "")
 
 

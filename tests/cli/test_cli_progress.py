@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from springtide.cli.progress import JobWatcher, PlainDisplay
+import pytest
+
+from springtide.cli.progress import JobWatcher, PlainDisplay, follow
+from springtide.core.errors import BackendError
 from springtide.core.status import JobStatus
 
 MakeJob = Callable[..., JobStatus]
@@ -60,3 +63,35 @@ def test_an_unchanged_job_is_not_repeated(make_job: MakeJob) -> None:
         now[0] = tick * 5.0
         display.update(make_job())
     assert len(written) == 1
+
+
+class _Restarting:
+    """A client whose platform is away for some questions."""
+
+    def __init__(self, job: JobStatus, num_failures: int) -> None:
+        self._job = job
+        self._left = num_failures
+
+    def job(self, job_id: str) -> JobStatus:
+        if self._left:
+            self._left -= 1
+            raise BackendError("no platform is running")
+        return self._job
+
+
+def test_watching_waits_out_a_restart_of_the_platform(make_job: MakeJob) -> None:
+    written: list[str] = []
+    ended = make_job(state="SUCCEEDED")
+    client = _Restarting(ended, 3)
+    slept: list[float] = []
+    assert follow(client, "fit-3f2a", PlainDisplay(written.append), slept.append) is ended  # type: ignore[arg-type]
+    assert len(slept) == 3
+    assert written == ["  no platform is running; waiting for the platform, the workers train on"]
+
+
+def test_watching_gives_up_after_a_while(make_job: MakeJob) -> None:
+    slept: list[float] = []
+    client = _Restarting(make_job(), 10_000)
+    with pytest.raises(BackendError):
+        follow(client, "fit-3f2a", PlainDisplay([].append), slept.append)  # type: ignore[arg-type]
+    assert sum(slept) < 40

@@ -50,7 +50,7 @@ class _Torch(msgspec.Struct):
 @click.pass_obj
 def doctor(session: Session) -> None:
     """Check this machine and the platform. Exit code 1 if something must be mended."""
-    state_dir = session.state_dir.absolute()
+    state_dir = session.state_dir
     checks = [*_check_python(), *_check_torch(), *_check_machine(), *_check_state(state_dir), *_check_life(state_dir)]
     failed = [check for check in checks if check.verdict == "fail"]
     width = max(len(check.name) for check in checks)

@@ -59,7 +59,7 @@ def _told(platform: PlatformFile, state_dir: Path, headline: str) -> str:
 @click.pass_obj
 def up(session: Session, slots: int | None, policy: str, port: int, foreground: bool) -> None:
     """Start the platform: API, dashboard and scheduler in one process on this machine."""
-    state_dir = session.state_dir.absolute()
+    state_dir = session.state_dir
     running = running_platform(state_dir)
     if running is not None:
         answer = {**_described(running, state_dir), "started": False}
@@ -84,7 +84,7 @@ def up(session: Session, slots: int | None, policy: str, port: int, foreground: 
 @click.pass_obj
 def down(session: Session, keep_workers: bool) -> None:
     """Stop the platform. Unfinished jobs continue from where they are after the next `up`."""
-    state_dir = session.state_dir.absolute()
+    state_dir = session.state_dir
     written = read_platform(state_dir)
     if written is None or not is_alive(written.pid):
         session.answer({"stopped": False, "reason": "not running"}, "no platform is running", "springtide up")
@@ -104,7 +104,7 @@ def down(session: Session, keep_workers: bool) -> None:
 @click.pass_obj
 def dashboard(session: Session) -> None:
     """Print the address that logs your browser in. It holds the token: keep it to yourself."""
-    state_dir = session.state_dir.absolute()
+    state_dir = session.state_dir
     platform = running_platform(state_dir)
     if platform is None:
         complain("no platform is running here; start one: springtide up")

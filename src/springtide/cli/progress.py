@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import click
 
 from springtide.cli.tables import count, progress_line
+from springtide.core.errors import BackendError
 from springtide.core.quantities import format_duration
 from springtide.core.status import JobStatus
 from springtide.core.workload import JobState
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.25
 _PLAIN_LINE_S = 2.0
+# A platform that is restarted is back well within this time, and its workers train on meanwhile.
+_PATIENCE_S = 30.0
 
 
 class JobWatcher:
@@ -129,10 +132,24 @@ def display(*, live: bool, to_stderr: bool) -> Iterator[Display]:
 
 
 def follow(client: Client, job_id: str, shown: Display, sleep: Callable[[float], None] = time.sleep) -> JobStatus:
-    """Show the job until it has ended and return its last status. KeyboardInterrupt passes through."""
+    """Show the job until it has ended and return its last status; waits out a restart of the platform.
+
+    Raises BackendError if the platform stays away. KeyboardInterrupt passes through.
+    """
     watcher = JobWatcher()
+    patience_s = _PATIENCE_S
     while True:
-        job = client.job(job_id)
+        try:
+            job = client.job(job_id)
+        except BackendError as error:
+            if patience_s == _PATIENCE_S:
+                shown.event(f"{error}; waiting for the platform, the workers train on")
+            patience_s -= _POLL_S
+            if patience_s <= 0:
+                raise
+            sleep(_POLL_S)
+            continue
+        patience_s = _PATIENCE_S
         for line in watcher.observe(job):
             shown.event(line)
         if JobState(job.state).is_terminal:

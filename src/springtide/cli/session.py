@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
+from springtide.client.source import default_state_directory
 from springtide.core.errors import InvalidRequest, NotFound
 from springtide.core.status import JobStatus, PlatformStatus, ServiceStatus
 from springtide.core.workload import JobState
@@ -20,32 +20,32 @@ if TYPE_CHECKING:
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 
-def _connect(state_dir: Path) -> Client:
+def _connect(state_dir: Path | None) -> Client:
     from springtide.client.api import connect
 
     return connect(state_dir=state_dir)
 
 
-def default_state_dir() -> Path:
-    """`SPRINGTIDE_STATE`, or the usual place under the home directory."""
-    given = os.environ.get("SPRINGTIDE_STATE")
-    return Path(given).expanduser() if given else Path.home() / ".local" / "state" / "springtide"
-
-
 @dataclass
 class Session:
-    """One call of the command. Tests replace `connect`."""
+    """One call of the command. Tests replace `connect`, which takes what `--state` said (None: nothing)."""
 
-    state_dir: Path = field(default_factory=default_state_dir)
+    given_state_dir: Path | None = None
     as_json: bool = False
-    connect: Callable[[Path], Client] = _connect
+    connect: Callable[[Path | None], Client] = _connect
     _client: Client | None = None
+
+    @property
+    def state_dir(self) -> Path:
+        """Where the platform of this call keeps its state: `--state`, `SPRINGTIDE_STATE`, or the usual place."""
+        return (self.given_state_dir or default_state_directory()).absolute()
 
     @property
     def client(self) -> Client:
         """The connection to the running platform. Raises SpringtideError if none runs."""
         if self._client is None:
-            self._client = self.connect(self.state_dir)
+            self._client = self.connect(self.given_state_dir)
+            click.get_current_context().call_on_close(self._client.close)
         return self._client
 
     def answer(self, value: Any, text: str, hint: str = "") -> None:
@@ -74,7 +74,7 @@ class Session:
 
 def _set_state(ctx: click.Context, parameter: click.Parameter, value: str | None) -> None:
     if value is not None:
-        ctx.ensure_object(Session).state_dir = Path(value).expanduser()
+        ctx.ensure_object(Session).given_state_dir = Path(value).expanduser()
 
 
 def _set_json(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from collections.abc import Callable
 from datetime import datetime
@@ -22,6 +21,7 @@ from springtide.client.goals import (
 from springtide.client.handles import JobHandle, ServiceHandle
 from springtide.client.source import (
     SourceFile,
+    default_state_directory,
     name_from,
     object_name_in,
     read_source,
@@ -246,12 +246,6 @@ def model_path(name: str) -> str:
     return found
 
 
-def default_state_directory() -> Path:
-    """Where the platform keeps its state unless it is told otherwise."""
-    given = os.environ.get("SPRINGTIDE_STATE")
-    return Path(given).expanduser() if given else Path.home() / ".local" / "state" / "springtide"
-
-
 def _state_directory(calling_file: str) -> Path | None:
     """The state directory that this process is part of: that of the replica which imports the calling file."""
     return state_directory_around(calling_file) if calling_file else None
@@ -259,7 +253,8 @@ def _state_directory(calling_file: str) -> Path | None:
 
 def _newest_by_platform(name: str) -> str | None:
     try:
-        jobs = _connect().jobs()
+        with _connect() as client:
+            jobs = client.jobs()
     except SpringtideError:
         return None
     saved = [job for job in jobs if job.name == name and job.state == "SUCCEEDED" and job.artifact_path]

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from springtide.core.errors import BackendError
 from springtide.core.quantities import parse_duration_s, parse_range
 from springtide.core.status import Explanation, JobStatus, ServiceStatus
 from springtide.core.workload import JobState
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from springtide.client.api import Client
 
 _POLL_S = 0.2
+# A platform that is restarted is back well within this time, and its workers train on meanwhile.
+_PATIENCE_S = 30.0
 
 
 class JobHandle:
@@ -34,15 +37,22 @@ class JobHandle:
     def wait(self, timeout: str | float | None = None) -> JobStatus:
         """Block until the job has ended and return its last status: look at `.state` and `.reason`.
 
-        Raises TimeoutError; the job then goes on.
+        Waits out a restart of the platform. Raises TimeoutError (the job then goes on), BackendError.
         """
         end = None if timeout is None else time.monotonic() + parse_duration_s(timeout, "timeout")
+        answered = time.monotonic()
         while True:
-            status = self.status()
-            if JobState(status.state).is_terminal:
-                return status
+            try:
+                status = self.status()
+                answered = time.monotonic()
+            except BackendError:
+                if time.monotonic() - answered > _PATIENCE_S:
+                    raise
+            else:
+                if JobState(status.state).is_terminal:
+                    return status
             if end is not None and time.monotonic() >= end:
-                raise TimeoutError(f"{self.id} is still {status.state} ({status.reason}); it goes on without you")
+                raise TimeoutError(f"{self.id} has not ended within {timeout}; it goes on without you")
             time.sleep(_POLL_S)
 
     def logs(self, follow: bool = False) -> Iterator[str]:

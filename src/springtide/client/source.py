@@ -86,6 +86,12 @@ def refuse_while_importing(path: str, verb: str) -> None:
         raise InvalidRequest(f"{verb} was called while the file was being imported by Springtide; {_GUARD}")
 
 
+def default_state_directory() -> Path:
+    """Where the platform keeps its state unless it is told otherwise."""
+    given = os.environ.get("SPRINGTIDE_STATE")
+    return Path(given).expanduser() if given else Path.home() / ".local" / "state" / "springtide"
+
+
 def state_directory_around(path: str) -> Path | None:
     """The state directory that a shipped copy lies in (<state>/workloads/<id>/source/<file>), else None."""
     parts = Path(path).resolve().parents
