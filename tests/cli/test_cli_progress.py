@@ -95,3 +95,20 @@ def test_watching_gives_up_after_a_while(make_job: MakeJob) -> None:
     with pytest.raises(BackendError):
         follow(client, "fit-3f2a", PlainDisplay([].append), slept.append)  # type: ignore[arg-type]
     assert sum(slept) < 40
+
+
+def test_a_resize_is_told_when_the_workers_have_switched(make_job: MakeJob) -> None:
+    one = make_job(num_workers=1, num_resizes=0, last_pause_s=None)
+    decided = make_job(num_workers=2, num_resizes=0, last_pause_s=None)
+    switched = make_job(num_workers=2, num_resizes=1)
+    assert _events(make_job(state="STARTING", num_workers=1, num_resizes=0, reason=""), one, decided) == []
+    assert _events(one, decided, decided, switched) == [
+        "resized 1 -> 2, pause 41 ms, global batch 512 kept, step 570 continued"
+    ]
+
+
+def test_a_lost_worker_is_no_resize(make_job: MakeJob) -> None:
+    survivors = make_job(num_workers=1, last_pause_s=0.3)
+    assert _events(make_job(num_workers=2), make_job(num_workers=1), survivors, survivors) == [
+        "went on without a lost worker, 2 -> 1, pause 300 ms, global batch 512 kept, step 570 continued"
+    ]

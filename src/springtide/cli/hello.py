@@ -105,7 +105,7 @@ def _train(session: Session, client: Client) -> tuple[JobStatus, int]:
     small = _wait_job(client, handle.id, "to train", lambda job: job.step >= _STEPS_BEFORE_RESIZE)
     session.note(f"[ok] {handle.id} trains on {small.num_workers} worker, loss {small.loss or 0:.3f}")
     handle.scale(2)
-    large = _wait_job(client, handle.id, "to be resized", lambda job: job.num_workers == 2 and job.state == "RUNNING")
+    large = _wait_job(client, handle.id, "to be resized", lambda job: job.num_resizes > small.num_resizes)
     ended = _wait_job(client, handle.id, "to end", lambda job: JobState(job.state).is_terminal)
     pause = "" if large.last_pause_s is None else f" with a pause of {format_duration(large.last_pause_s)}"
     session.note(

@@ -29,12 +29,19 @@ class JobWatcher:
 
     def __init__(self) -> None:
         self._last: JobStatus | None = None
+        # How many workers trained before the change that is under way: a status names the new number at once,
+        # and counts the resize only when the workers have switched.
+        self._num_training = 0
 
     def observe(self, job: JobStatus) -> list[str]:
         """The lines worth printing about what changed since the last status."""
         last, self._last = self._last, job
-        if last is None:
-            return []
+        lines = [] if last is None else self._compare(last, job)
+        if job.num_workers == 0 or self._num_training == 0:
+            self._num_training = job.num_workers if job.state == JobState.RUNNING else 0
+        return lines
+
+    def _compare(self, last: JobStatus, job: JobStatus) -> list[str]:
         lines = []
         if job.num_restarts > last.num_restarts:
             origin = "the beginning" if job.checkpoint_step is None else f"its checkpoint at step {job.checkpoint_step}"
@@ -42,20 +49,18 @@ class JobWatcher:
         if job.num_preemptions > last.num_preemptions:
             lines.append(f"gave its devices back, checkpoint at step {job.checkpoint_step or job.step}: {job.reason}")
         if job.num_resizes > last.num_resizes and job.num_workers > 0:
-            lines.append(_resize_line(last, job))
+            lines.append(self._change_line("resized", job))
+        elif job.last_pause_s != last.last_pause_s and job.num_workers < self._num_training:
+            lines.append(self._change_line("went on without a lost worker,", job))
         if job.state != last.state and job.state != JobState.RUNNING and not JobState(job.state).is_terminal:
             lines.append(f"{job.state}: {job.reason}" if job.reason else job.state)
         return lines
 
-
-def _resize_line(last: JobStatus, job: JobStatus) -> str:
-    change = (
-        f"resized {last.num_workers} -> {job.num_workers}"
-        if last.num_workers
-        else f"goes on with {count(job.num_workers, 'worker')}"
-    )
-    pause = "" if job.last_pause_s is None else f", pause {format_duration(job.last_pause_s)}"
-    return f"{change}{pause}, global batch {job.global_batch_size} kept, step {job.step} continued"
+    def _change_line(self, what: str, job: JobStatus) -> str:
+        before, self._num_training = self._num_training, job.num_workers
+        change = f"{before} -> {job.num_workers}" if before else f"to {count(job.num_workers, 'worker')}"
+        pause = "" if job.last_pause_s is None else f", pause {format_duration(job.last_pause_s)}"
+        return f"{what} {change}{pause}, global batch {job.global_batch_size} kept, step {job.step} continued"
 
 
 class Display(Protocol):
