@@ -116,8 +116,12 @@ class LocalExecutor:
         if self._thread is None:
             return
         if stop_workers and self._thread.is_alive():
+            have_been_told = threading.Event()
             self._reactor.call(lambda: self._stop_workers(grace_s))
+            self._reactor.call(have_been_told.set)
             end_s = time.monotonic() + grace_s + 2.0
+            # Starts that are still in the thread's queue come before, so that nothing is overlooked.
+            have_been_told.wait(grace_s + 2.0)
             while (self._workers.replicas or self._workers.foreigners) and time.monotonic() < end_s:
                 time.sleep(_POLL_S)
         self._inbox.close()

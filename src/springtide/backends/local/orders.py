@@ -144,6 +144,7 @@ class Orders:
     @_do.register
     def _(self, action: EndJob) -> None:
         job = self._workers.jobs.get(action.job_id)
+        self._workers.inbox.forget_job(action.job_id)
         if job is None:
             return
         for replica in self._workers.of_workload(action.job_id):

@@ -66,6 +66,22 @@ def live_stat(identity: ProcessIdentity) -> ProcessStat | None:
     return stat if identity.boot_id == boot_id() else None
 
 
+def is_starved(identity: ProcessIdentity) -> bool:
+    """Whether some thread of the process waits for a processor or the disk, so that its silence proves nothing."""
+    try:
+        tasks = os.listdir(f"/proc/{identity.pid}/task")
+    except OSError:
+        return False
+    for task in tasks:
+        try:
+            text = Path(f"/proc/{identity.pid}/task/{task}/stat").read_text(errors="replace")
+        except OSError:
+            continue
+        if text[text.rfind(")") + 2] in "RD":
+            return True
+    return False
+
+
 def open_pidfd(identity: ProcessIdentity) -> int | None:
     """Return a descriptor that turns readable when exactly this process exits, or None if it already has."""
     try:

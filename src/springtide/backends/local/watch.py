@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from springtide.backends.local.members import Phase, Replica
-from springtide.backends.local.processes import bound_log, live_stat
+from springtide.backends.local.processes import bound_log, is_starved, live_stat
 from springtide.backends.local.workers import Workers
 from springtide.core.wire import LOST_AFTER_S
 
@@ -71,9 +71,11 @@ class Watch:
         if replica.suspect_ticks is None:
             replica.suspect_ticks = stat.cpu_ticks
         limit_s = ADOPT_WINDOW_S if replica.phase is Phase.ADOPTING else LOST_AFTER_S
-        # A stopped process ("T") uses no processor; one that waits for the processor ("R") or the disk ("D") lives.
-        is_starved = stat.state in "RD" or stat.cpu_ticks > replica.suspect_ticks
-        if silent_s < limit_s or (is_starved and silent_s < limit_s * STARVED_FACTOR):
+        if silent_s < limit_s:
+            return
+        # A stopped process uses no processor and waits for none; one that does lives, and is given more time.
+        is_alive = stat.cpu_ticks > replica.suspect_ticks or is_starved(replica.identity)
+        if is_alive and silent_s < limit_s * STARVED_FACTOR:
             return
         what = "did not come back after a restart" if replica.phase is Phase.ADOPTING else "went silent"
         self._workers.lose(replica, f"the worker {what}: nothing was heard of it for {silent_s:.1f} s")

@@ -285,7 +285,6 @@ class Workers:
     def end_job(self, job: Job) -> None:
         """Forget an ended job as soon as its last worker is gone."""
         job.has_ended = True
-        self.inbox.forget_job(job.job_id)
         self._forget_ended_job(job.job_id)
 
     def _unwatch(self, replica: Replica) -> None:
