@@ -324,6 +324,8 @@ class Picky:
 
     def predict(self, values: list[int]) -> list[int]:
         self.sizes.append(len(values))
+        if 14 in values:
+            sys.exit("enough")
         if 13 in values:
             raise ValueError("13 brings bad luck")
         return values
@@ -338,6 +340,10 @@ def test_one_bad_input_does_not_fail_its_neighbours():
     outcomes = model.answer(calls([1], [13], [2]))
     assert [outcome.status for outcome in outcomes] == ["ok", "error", "ok"]
     assert outcomes[1].body == b"ValueError: 13 brings bad luck"
+
+
+def test_exit_in_predict_does_not_end_the_replica():
+    assert Model(Picky, 8, {}).answer(calls([14])) == (Outcome("error", b"SystemExit: enough"),)
 
 
 def test_no_call_of_predict_is_larger_than_the_limit():

@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 
 from springtide.core.workload import Entrypoint, InferenceService, ReplicaId, WorkloadId
 from springtide.service.gateway import Gateway, ReplicaRoute, ServiceRoute
+from springtide.service.gateway_bench import run_gateway_bench
 from springtide.serving.frames import (
     Answered,
     Draining,
@@ -600,3 +601,18 @@ def test_a_removed_service_answers_404_to_those_who_wait(tmp_path):
         assert "removed" in answer.json()["error"]["message"]
 
     run(scenario)
+
+
+@pytest.mark.slow
+def test_the_bench_measures_real_processes():
+    report = run_gateway_bench(num_rounds=1, num_requests=32)
+    assert report["bench"] == "gateway"
+    assert [row["case"] for row in report["rows"]] == [
+        "c=1 latency p50",
+        "c=16 latency p50",
+        "c=1 CPU per request",
+        "c=16 CPU per request",
+        "c=1 throughput",
+        "c=16 throughput",
+    ]
+    assert all(row["ours"] > 0 for row in report["rows"] if row["unit"] != "us" or "latency" in row["case"])

@@ -123,7 +123,7 @@ class Model:
                 outputs += self._outputs_of_chunk({**chunk, **fixed}, expected)
         except _WrongLength as error:
             return {index: Outcome("error", str(error).encode()) for index in arguments}
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if len(arguments) == 1:
                 return {index: _failure(error) for index in arguments}
             # One request's input must not fail its neighbours: each is tried alone, and the culprit fails alone.
@@ -153,7 +153,7 @@ class Model:
     def _predict_alone(self, arguments: dict[str, Any]) -> Outcome:
         try:
             result = self._instance.predict(**arguments)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return _failure(error)
         return _encoded(result)
 
@@ -193,7 +193,7 @@ def _encoded(result: Any) -> Outcome:
     return Outcome("ok", body)
 
 
-def _failure(error: Exception) -> Outcome:
+def _failure(error: BaseException) -> Outcome:
     _LOG.error("predict failed", exc_info=error)
     sentence = " ".join(str(error).split())[:500]
     return Outcome("error", f"{type(error).__name__}: {sentence}".encode("utf-8", "replace"))

@@ -110,7 +110,9 @@ class Gateway:
     def update(self, routes: Sequence[ServiceRoute]) -> None:
         """Take over the platform's whole view of its services. Thread-safe; before `startup` it is kept for then."""
         with self._lock:
-            self._routes = tuple(routes)
+            if self._routes == (wanted := tuple(routes)):
+                return
+            self._routes = wanted
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._apply)
 
@@ -210,7 +212,7 @@ class Gateway:
         name = scope["path_params"].get("name")
         if name in self._queues and scope["method"] == "POST":
             # Only deployed services become labels: names in paths are the caller's to choose.
-            self._metrics.request.labels(name, str(status)).observe(seconds)
+            self._metrics.answered(name, status, seconds)
 
     def _queue(self, scope: Scope) -> ServiceQueue:
         name = scope["path_params"]["name"]

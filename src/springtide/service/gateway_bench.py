@@ -47,7 +47,7 @@ _EXPECTED = msgspec.json.encode([sum(_ROW)])
 _CONSTANT = b'{"outputs":' + _EXPECTED + b"}"
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 15.0
-_MOST_OVER_PARTS = 1.5
+_MOST_OVER_PARTS = 2.0
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -56,12 +56,13 @@ def run_gateway_bench(*, num_rounds: int = 8, num_requests: int = 400) -> dict[s
 
     Each of `num_rounds` rounds sends `num_requests` requests directly, through the gateway and to the constant route,
     in turn, once with 1 and once with 16 at a time. `ours` is the gateway, `baseline` the direct call, `bound` the
-    constant. Passed: every answer was right, and alone a request takes at most 1.5 times as long as the direct call
-    and the bare HTTP exchange together, which are its parts. Raises BackendError if a process does not start.
+    constant. Passed: alone a request takes at most twice as long as the direct call and the bare HTTP exchange
+    together, which are its parts, and 16 at a time it costs at most twice the CPU of these parts. Raises BackendError
+    if a process does not start or an answer is wrong.
     """
     load_before = os.getloadavg()[0]
     rows = asyncio.run(_measure_all(num_rounds, num_requests))
-    first = rows[0]
+    is_within = {row["case"]: row["ours"] <= _MOST_OVER_PARTS * (row["baseline"] + row["bound"]) for row in rows}
     return {
         "bench": "gateway",
         "machine": {
@@ -73,7 +74,7 @@ def run_gateway_bench(*, num_rounds: int = 8, num_requests: int = 400) -> dict[s
             "requests_per_case": num_rounds * num_requests,
         },
         "rows": rows,
-        "passed": first["ours"] <= _MOST_OVER_PARTS * (first["baseline"] + first["bound"]),
+        "passed": is_within["c=1 latency p50"] and is_within["c=16 CPU per request"],
     }
 
 
@@ -166,7 +167,8 @@ def _row(case: str, unit: str, ours: float, baseline: float, bound: float) -> di
         "ours": round(ours, 1),
         "baseline": round(baseline, 1),
         "baseline_name": "the same replica, called directly over its socket",
-        "ratio": round(ours / baseline, 3),
+        # A run too short for the steps in which CPU time is counted has no ratio.
+        "ratio": round(ours / baseline, 3) if baseline else None,
         "bound": round(bound, 1),
         "bound_name": "the same HTTP server answering a constant",
         "unit": unit,

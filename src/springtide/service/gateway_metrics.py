@@ -13,6 +13,7 @@ class GatewayMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         by_service = ["service"]
+        self._requests: dict[tuple[str, int], Histogram] = {}
         self.request = Histogram(
             "springtide_request_seconds",
             "From the arrival of a request to its answer.",
@@ -40,3 +41,11 @@ class GatewayMetrics:
         self.in_flight = Gauge(
             "springtide_in_flight", "Requests sent to replicas and not answered.", by_service, registry=registry
         )
+
+    def answered(self, service: str, status: int, seconds: float) -> None:
+        """Count one request; only deployed services may be named here."""
+        key = (service, status)
+        counted = self._requests.get(key)
+        if counted is None:
+            counted = self._requests[key] = self.request.labels(service, str(status))
+        counted.observe(seconds)

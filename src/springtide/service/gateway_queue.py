@@ -73,7 +73,6 @@ class _Sent:
     """A batch at a replica."""
 
     pendings: list[_Pending]
-    sent_at_s: float
     num_items: int
 
 
@@ -190,8 +189,7 @@ class ServiceQueue:
         if self.schema is not None:
             pending.call = prepare(self.schema)
         self._expected = expected_company(self._expected, state.num_queued + state.num_in_flight + 1)
-        deadline = self._loop.call_at(pending.deadline_s, self._expire, pending)
-        watch = _Watch(self._loop, pending.future, until_gone)
+        watch = _Watch(self._loop, pending, self._expire, until_gone)
         latency_s: float | None = None
         try:
             self._enqueue(pending)
@@ -201,7 +199,6 @@ class ServiceQueue:
             return answer
         finally:
             self.window.ended(self._loop.time(), latency_s)
-            deadline.cancel()
             watch.cancel()
             self._forget(pending)
 
@@ -354,7 +351,7 @@ class ServiceQueue:
             for pending in pendings:
                 self._fail(pending, RequestRefused(413, str(error)))
             return
-        self._sent[batch_id] = _Sent(pendings, now_s, num_items)
+        self._sent[batch_id] = _Sent(pendings, num_items)
         self._batch_items.observe(num_items)
         self._count_in_flight(len(pendings))
 
@@ -392,7 +389,8 @@ class ServiceQueue:
             for pending in sent.pendings:
                 self._fail(pending, RequestRefused(502, "the replica answered another number of requests than it got"))
         else:
-            self._request_s = smooth(self._request_s, (now_s - sent.sent_at_s) / len(sent.pendings))
+            # The time in the user's code: a batch sent ahead also waits at the replica, which must not count twice.
+            self._request_s = smooth(self._request_s, reply.predict_s / len(sent.pendings))
             for pending, outcome in zip(sent.pendings, reply.outcomes, strict=True):
                 if not pending.future.done():
                     pending.future.set_result(
@@ -438,29 +436,36 @@ class ServiceQueue:
 
 
 class _Watch:
-    """Looks, from 20 ms on, whether the client still waits; most requests are answered before that."""
+    """Ends a request at its deadline and, from 20 ms on, when its client has left. Most are answered before that."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        future: asyncio.Future[Answer],
+        pending: _Pending,
+        expire: Callable[[_Pending], None],
         until_gone: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
         self._loop = loop
-        self._future = future
+        self._pending = pending
+        self._expire = expire
         self._until_gone = until_gone
         self._task: asyncio.Task[None] | None = None
-        self._timer = loop.call_later(_WATCH_AFTER_S, self._begin)
+        if pending.deadline_s - pending.arrived_at_s > _WATCH_AFTER_S:
+            self._timer = loop.call_at(pending.arrived_at_s + _WATCH_AFTER_S, self._begin)
+        else:
+            self._timer = loop.call_at(pending.deadline_s, expire, pending)
 
     def _begin(self) -> None:
+        self._timer = self._loop.call_at(self._pending.deadline_s, self._expire, self._pending)
         self._task = self._loop.create_task(self._until_gone())
         self._task.add_done_callback(self._gone)
 
     def _gone(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and not self._future.done():
-            self._future.set_exception(ClientGone("the client closed the connection"))
+        if not task.cancelled() and not self._pending.future.done():
+            self._pending.future.set_exception(ClientGone("the client closed the connection"))
 
     def cancel(self) -> None:
+        """The request is over."""
         self._timer.cancel()
         if self._task is not None:
             self._task.cancel()
