@@ -89,6 +89,7 @@ def _add_house_routes(app: FastAPI, registry: CollectorRegistry) -> None:
         "/metrics",
         tags=["platform"],
         summary="Figures for Prometheus; needs no token",
+        response_class=Response,
         openapi_extra={"security": []},
         responses={200: {"description": "Figures.", "content": {"text/plain": {"schema": {"type": "string"}}}}},
     )

@@ -192,6 +192,7 @@ def workload_routes(counter: Counter) -> APIRouter:
     @router.get(
         "/{id}/logs",
         summary="What its replicas wrote, each line with `[replica] ` before it",
+        response_class=Response,
         responses=openapi.answers(_TEXT, "Lines of text.", 404, 409, 422, media_type="text/plain"),
     )
     async def get_logs(
@@ -242,6 +243,7 @@ def platform_routes(counter: Counter) -> APIRouter:
     @router.get(
         "/stream",
         summary="The status as server-sent events, at most four a second",
+        response_class=Response,
         responses=openapi.answers(
             openapi.reference(PlatformStatus),
             "Events named `status` whose data is a PlatformStatus.",

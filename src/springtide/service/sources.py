@@ -86,20 +86,28 @@ def service_source_path(platform: PlatformLike, service_id: WorkloadId, source: 
     return platform.workload_dir(service_id) / "source" / digest / source.filename
 
 
-def write_source(path: Path, text: str) -> None:
-    """Write a source file durably, 0600 in 0700 directories. Raises StorageError; follows no symbolic link."""
-    _make_private_directory(path.parent)
+def write_source(workload_dir: Path, path: Path, text: str) -> None:
+    """Write a source file durably, 0600, in 0700 directories. Raises StorageError.
+
+    Neither the workload's directory nor anything in it may be a symbolic link.
+    """
+    root = workload_dir.parent
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = root
+        for part in path.parent.relative_to(root).parts:
+            folder /= part
+            _make_private_directory(folder)
+    except OSError as error:
+        raise StorageError(f"cannot make the directory {path.parent}: {error.strerror}") from error
     write_durable(path, text.encode(), mode=0o600)
 
 
 def _make_private_directory(path: Path) -> None:
-    if not path.parent.is_dir():
-        _make_private_directory(path.parent)
     try:
         os.mkdir(path, 0o700)
-        fsync_directory(path.parent)
     except FileExistsError:
         if not stat.S_ISDIR(os.lstat(path).st_mode):
             raise StorageError(f"{path} is in the way: it is not a directory; remove it") from None
-    except OSError as error:
-        raise StorageError(f"cannot make the directory {path}: {error.strerror}") from error
+    else:
+        fsync_directory(path.parent)

@@ -67,7 +67,7 @@ class Desk:
                 return known, False
             job_id = _draw_job_id(view, request.name, submit_key)
             path = sources.job_source_path(self._platform, job_id, request.source)
-            sources.write_source(path, request.source.text)
+            sources.write_source(self._platform.workload_dir(job_id), path, request.source.text)
             job = self._make_job(request, job_id, submit_key, sources.entrypoint_of(request.source, path))
             view = self._hand_over(JobSubmitted(job=job))
         return view.jobs[job_id], True
@@ -87,7 +87,7 @@ class Desk:
             if service_id in view.jobs:
                 raise Conflict(f"{name!r} is the id of a job; choose another name for the service")
             path = sources.service_source_path(self._platform, service_id, request.source)
-            sources.write_source(path, request.source.text)
+            sources.write_source(self._platform.workload_dir(service_id), path, request.source.text)
             options = request.options
             old = view.services.get(service_id)
             service = InferenceService(
