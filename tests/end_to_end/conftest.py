@@ -136,9 +136,9 @@ class LivePlatform:
         found = {}
         for path in (self.state_dir / "workers").glob("*.json"):
             try:
-                pid = int(json.loads(path.read_text())["pid"])
+                pid = int(json.loads(path.read_text())["process"]["pid"])
                 os.kill(pid, 0)
-            except (OSError, ValueError, KeyError):
+            except (OSError, ValueError, KeyError, TypeError):
                 continue
             found[path.stem] = pid
         return found

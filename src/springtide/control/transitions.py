@@ -268,7 +268,7 @@ def _(event: events.CheckpointCommitted, state: PlatformState, now_s: float) -> 
         checkpoint = Checkpoint(
             generation=event.generation, step=event.step, path=event.path, num_bytes=event.num_bytes
         )
-        state.jobs[event.job_id] = replace(record, checkpoint=checkpoint)
+        state.jobs[event.job_id] = replace(record, checkpoint=checkpoint, step=max(record.step, event.step))
 
 
 @apply_event.register

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -93,13 +93,13 @@ def serve(options: Options) -> int:
         LOG.info("springtide %s is up at %s with %d devices", springtide.__version__, url, len(node.devices))
         with _signals_end(server):
             server.run(sockets=[listener])
-        platform.request_shutdown(stop_workers=True)
-        platform.join(timeout_s=60.0)
+            platform.request_shutdown(stop_workers=True)
+            platform.join(timeout_s=60.0)
+            for executor in executors:
+                executor.close(stop_workers=platform.stop_workers)
     finally:
         listener.close()
         (options.state_dir / "platform.json").unlink(missing_ok=True)
-        for executor in executors:
-            executor.close(stop_workers=platform.stop_workers)
     if platform.failure is not None:
         LOG.error("the control loop failed: %s", platform.failure)
         return 1
@@ -180,13 +180,18 @@ def _bind(port: int) -> socket.socket:
 
 
 @contextlib.contextmanager
-def _signals_end(server: uvicorn.Server) -> Any:
-    """SIGHUP (a closed terminal) ends the platform in order, as SIGTERM and SIGINT do."""
-    before = signal.signal(signal.SIGHUP, lambda *_: setattr(server, "should_exit", True))
+def _signals_end(server: uvicorn.Server) -> Iterator[None]:
+    """SIGTERM, SIGINT and SIGHUP (a closed terminal) end the serving; what comes after it is never cut short.
+
+    uvicorn raises what it caught once more when it has ended: these handlers are what it then finds.
+    """
+    names = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = {name: signal.signal(name, lambda *_: setattr(server, "should_exit", True)) for name in names}
     try:
         yield
     finally:
-        signal.signal(signal.SIGHUP, before)
+        for name, handler in before.items():
+            signal.signal(name, handler)
 
 
 def configure_logging() -> None:
