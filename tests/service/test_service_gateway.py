@@ -107,7 +107,7 @@ class FakeReplica:
         if self.hold is not None:
             await self.hold.wait()
         outcomes = tuple(self.outcome(call) for call in calls)
-        writer.write(encode_frame(Answered(batch_id=question.batch_id, outcomes=outcomes)))
+        writer.write(encode_frame(Answered(batch_id=question.batch_id, outcomes=outcomes, predict_s=0.003)))
 
     def outcome(self, call):
         if "values" not in call:

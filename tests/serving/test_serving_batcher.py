@@ -5,7 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from springtide.serving.batcher import Batch, BatchLimits, Waiting, WaitUntil, expected_company, form_batch
+from springtide.serving.batcher import (
+    Batch,
+    BatchLimits,
+    Waiting,
+    WaitUntil,
+    expected_company,
+    form_batch,
+    worthwhile_wait_s,
+)
 
 LIMITS = BatchLimits(max_batch_size=4, batch_wait_s=0.01, max_batch_bytes=1000)
 
@@ -95,3 +103,9 @@ def test_the_expected_company_follows_the_peak_and_fades():
     for _ in range(100):
         value = expected_company(value, 1)
     assert 1.0 <= value < 1.2
+
+
+def test_nothing_waits_longer_than_a_call_takes():
+    assert worthwhile_wait_s(0.005, None) == 0
+    assert worthwhile_wait_s(0.005, 0.0001) == 0.0001
+    assert worthwhile_wait_s(0.005, 2.0) == 0.005

@@ -16,7 +16,7 @@ from springtide.core.workload import InferenceService, ReplicaId
 from springtide.service.gateway_metrics import GatewayMetrics
 from springtide.service.replica_client import ReplicaClient
 from springtide.serving.admission import QueueState, refusal, smooth
-from springtide.serving.batcher import BatchLimits, Waiting, WaitUntil, expected_company, form_batch
+from springtide.serving.batcher import BatchLimits, Waiting, WaitUntil, expected_company, form_batch, worthwhile_wait_s
 from springtide.serving.frames import Answered, Draining, Outcome
 from springtide.serving.load import LoadWindow, is_worth_telling
 from springtide.serving.router import ReplicaLoad, ServiceRoute, pick_replica
@@ -104,6 +104,7 @@ class ServiceQueue:
         self._next_id = 0
         self._expected = 1.0
         self._request_s: float | None = None
+        self._call_s: float | None = None
         self._woken_at_s: float | None = None
         self._ready_at_s: float | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -299,7 +300,10 @@ class ServiceQueue:
             self._timer.cancel()
             self._timer = None
         service = self.service
-        limits = BatchLimits(max_batch_size=service.max_batch_size, batch_wait_s=service.batch_wait_s)
+        limits = BatchLimits(
+            max_batch_size=service.max_batch_size,
+            batch_wait_s=worthwhile_wait_s(service.batch_wait_s, self._call_s),
+        )
         while self._waiting:
             client = self._pick()
             if client is None:
@@ -390,6 +394,7 @@ class ServiceQueue:
                 self._fail(pending, RequestRefused(502, "the replica answered another number of requests than it got"))
         else:
             # The time in the user's code: a batch sent ahead also waits at the replica, which must not count twice.
+            self._call_s = smooth(self._call_s, reply.predict_s)
             self._request_s = smooth(self._request_s, reply.predict_s / len(sent.pendings))
             for pending, outcome in zip(sent.pendings, reply.outcomes, strict=True):
                 if not pending.future.done():

@@ -97,3 +97,12 @@ def expected_company(previous: float, num_in_system: int) -> float:
     A lone client sees 1, for which nothing is worth waiting; the peak fades by 5 % with each arrival.
     """
     return max(float(num_in_system), 1.0 + (previous - 1.0) * _PEAK_DECAY_FRACTION)
+
+
+def worthwhile_wait_s(batch_wait_s: float, call_s: float | None) -> float:
+    """Return how long it can pay to wait for company, when a call of the replica lately took `call_s`.
+
+    Sent at once, a request delays those that come after it by at most one call; to wait longer than that costs more
+    than it can save. As long as the duration of a call is unknown, nothing waits.
+    """
+    return 0.0 if call_s is None else min(batch_wait_s, call_s)
