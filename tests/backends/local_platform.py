@@ -77,6 +77,12 @@ class Platform:
             time.sleep(0.005)
         return replica.identity.pid
 
+    def until_logged(self, replica_id: str, text: str) -> None:
+        end_s = time.monotonic() + 20.0
+        while text not in self.log(replica_id):
+            assert time.monotonic() < end_s, f"{text} is not in {self.log(replica_id)}"
+            time.sleep(0.01)
+
     def log(self, replica_id: str, job_id: str = "job") -> str:
         return (self.state_dir / "workloads" / job_id / "logs" / f"{replica_id}.log").read_text()
 

@@ -100,7 +100,7 @@ def test_a_resize_is_reported_once_with_the_pause_of_rank_0(platform: Platform) 
     platform.barrier()
     platform.take(0.2)
     assert len(platform.of(JobResized)) == 1
-    assert '"rendezvous":"file://' in platform.log("r0")
+    platform.until_logged("r0", '"rendezvous":"file://')
 
 
 def test_growing_tells_everybody_and_shrinking_lets_the_leaver_go(platform: Platform) -> None:
@@ -109,7 +109,7 @@ def test_growing_tells_everybody_and_shrinking_lets_the_leaver_go(platform: Plat
     platform.until(ReplicaReady, lambda event: event.replica_id == "r1")
     platform.executor.start(resize(2, "r0", "r1"))
     assert platform.until(JobResized, lambda event: event.generation == 2).direction == "grow"
-    assert '"previous":1' in platform.log("r1")
+    platform.until_logged("r1", '"previous":1')
     platform.executor.start(resize(3, "r1"))
     platform.until(JobResized, lambda event: event.generation == 3)
     assert platform.until(ReplicaStopped).replica_id == "r0"
@@ -134,7 +134,7 @@ def test_a_forced_resize_raises_the_fence_and_an_older_one_is_ignored(platform: 
 def test_a_script_is_resized_as_soon_as_all_are_told(platform: Platform) -> None:
     resized = form(platform, "r0", "r1", kind="script")
     assert resized.world_size == 2
-    assert '"rendezvous":"tcp://127.0.0.1:' in platform.log("r0")
+    platform.until_logged("r0", '"rendezvous":"tcp://127.0.0.1:')
     assert len(platform.of(JobResized)) == 1
 
 

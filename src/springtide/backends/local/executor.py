@@ -74,6 +74,7 @@ class LocalExecutor:
         self._worker_command = worker_command or [python, "-m", "springtide.runtime", "worker"]
         self._thread: threading.Thread | None = None
         self._is_accepting = False
+        self._is_closing = False
 
     def open(self) -> None:
         """Take the state directory, listen, warm the zygote. Raises BackendError, also if another executor is here."""
@@ -199,6 +200,8 @@ class LocalExecutor:
 
     def _accept_from_now(self) -> None:
         self._is_accepting = True
+        if self._is_closing:
+            return
         self._reactor.watch(self._listener.fileno(), selectors.EVENT_READ, self._accept)
 
     def _accept(self, mask: int) -> None:
@@ -236,6 +239,10 @@ class LocalExecutor:
                 self._orders.stop(replica, Stop(grace_s=grace_s), grace_s)
 
     def _let_go(self) -> None:
+        # First of all nobody new: a worker reconnects at once, and must find the next executor, not this one.
+        self._is_accepting = True
+        self._is_closing = True
+        self._reactor.unwatch(self._listener.fileno())
         if self._launcher.zygote is not None:
             self._launcher.zygote.close()
         self._workers.let_go()
