@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import selectors
@@ -11,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -37,6 +39,7 @@ from springtide.core.workload import Entrypoint, ReplicaId, TrainingJob, Workloa
 from springtide.storage.fence import Fence
 
 WAIT_S = 60.0
+_NUMBERS = itertools.count()
 
 
 class ZygoteProcess:
@@ -77,10 +80,7 @@ class Plane:
         self.on_report = lambda name, report: None
         (work_dir / "rendezvous").mkdir(parents=True, exist_ok=True)
         self.listener = socket.socket(socket.AF_UNIX)
-        self.address = f"\0springtide-test-{os.getpid()}-{id(self)}"
-        self.socket_path = str(work_dir / "c.sock")
-        if len(self.socket_path) > 100:
-            self.socket_path = f"/tmp/st-{os.getpid()}-{id(self)}.sock"
+        self.socket_path = f"{tempfile.gettempdir()}/springtide-test-{os.getpid()}-{next(_NUMBERS)}.sock"
         self.listener.bind(self.socket_path)
         self.listener.listen()
         self.zygote = socket.socket(socket.AF_UNIX)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
+
+from springtide.core.wire import CheckpointWritten, Failed, Fence, Left, Preempt, Switched
 
 
 @pytest.fixture
@@ -33,3 +37,101 @@ def test_two_workers_give_the_same_bits_as_one(make_plane, static_hash):
     plane.start_group("a", "b")
     plane.wait_finished()
     assert plane.result_hash() == static_hash()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [3, 4])
+def test_more_workers_give_the_same_bits_as_one(make_plane, static_hash, world_size):
+    plane = make_plane(num_virtual_shards=8)
+    plane.start_group(*(f"w{rank}" for rank in range(world_size)))
+    plane.wait_finished()
+    assert plane.result_hash() == static_hash(num_virtual_shards=8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("catchup", ["0", "1"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_run_resized_1_3_2_4_gives_the_same_bits_as_a_static_one(make_plane, static_hash, optimizer, catchup):
+    plane = make_plane(
+        step_s=0.02, optimizer=optimizer, environment={"SPRINGTIDE_CATCHUP": catchup}, num_epochs=12, max_workers=4
+    )
+    plane.start_group("a")
+    plane.wait_step(5)
+    plane.grow("b", "c")
+    plane.wait_step(len(plane.steps()) + 3)
+    plane.form("c", "a")
+    plane.wait_exit("b")
+    plane.wait_step(len(plane.steps()) + 3)
+    plane.grow("d", "e")
+    plane.wait_finished()
+    assert [record["generation"] for record in plane.steps()][-1] == plane.generation
+    assert [record["step"] for record in plane.steps()] == list(range(1, 12 * 13 + 1))
+    assert plane.result_hash() == static_hash(optimizer=optimizer, num_epochs=12)
+
+
+def test_growing_and_shrinking_reports_switches_with_their_direction(make_plane):
+    plane = make_plane(step_s=0.01, num_epochs=20)
+    plane.start_group("a")
+    plane.wait_step(3)
+    plane.grow("b")
+    plane.form("a")
+    plane.wait_exit("b")
+    assert [report.direction for report in plane.of(Switched, "a")] == ["start", "grow", "shrink"]
+    assert plane.of(Left, "b")
+
+
+@pytest.mark.slow
+def test_a_killed_worker_costs_no_sample_and_no_bit(make_plane, static_hash):
+    plane = make_plane(step_s=0.02, num_epochs=12)
+    plane.start_group("a", "b", "c")
+    plane.wait_step(5)
+    plane.kill("a")
+    plane.form("b", "c", forced=True)
+    plane.wait_step(len(plane.steps()) + 3)
+    plane.kill("c")
+    plane.form("b", forced=True)
+    plane.wait_finished()
+    assert [record["step"] for record in plane.steps()] == list(range(1, 12 * 13 + 1))
+    assert plane.result_hash() == static_hash(num_epochs=12)
+
+
+@pytest.mark.slow
+def test_a_stopped_member_does_not_hold_the_survivors_and_is_fenced_when_it_wakes(make_plane, static_hash):
+    plane = make_plane(step_s=0.02, num_epochs=12)
+    plane.start_group("a", "b", "c")
+    plane.wait_step(5)
+    plane.signal("a", signal.SIGSTOP)
+    plane.form("b", "c", forced=True)
+    plane.signal("a", signal.SIGCONT)
+    plane.order(Fence(), "a")
+    plane.wait_exit("a", code=3)
+    plane.wait_finished()
+    assert plane.result_hash() == static_hash(num_epochs=12)
+
+
+@pytest.mark.slow
+def test_preempted_at_three_workers_and_resumed_at_two_gives_the_same_bits(make_plane, static_hash, tmp_path):
+    plane = make_plane(step_s=0.02, num_epochs=12)
+    plane.start_group("a", "b", "c")
+    plane.wait_step(20)
+    plane.generation += 1
+    plane.order(Preempt(generation=plane.generation), "a", "b", "c")
+    plane.wait_exit("a", "b", "c")
+    (written,) = plane.of(CheckpointWritten)
+    assert written.checkpoint.generation == plane.generation
+    assert written.checkpoint.step == plane.steps()[-1]["step"]
+    resumed = make_plane(step_s=0.02, num_epochs=12, work_dir=plane.work_dir)
+    resumed.start_group("d", "e")
+    assert resumed.of(Switched, "d")[0].direction == "resume"
+    resumed.wait_finished()
+    assert [record["step"] for record in resumed.steps()] == list(range(1, 12 * 13 + 1))
+    assert resumed.result_hash() == static_hash(num_epochs=12)
+
+
+def test_an_error_in_user_code_is_one_sentence_with_its_line(make_plane):
+    plane = make_plane("def fit(ctx):\n    raise ValueError('no such thing')\n")
+    plane.start("a")
+    plane.wait_exit("a", code=1)
+    (failed,) = plane.of(Failed)
+    assert failed.error == "ValueError: no such thing (user_code.py:2)"
+    assert "Traceback" in plane.logs()

@@ -1,7 +1,9 @@
 """What travels in one step's reduction: gradients, the loss, what buffers changed by, and the members' control flags.
 
-All of it lies in one flat vector. The first `num_summed` elements are added over the shards, each shard weighted by
-its part of the global batch; the rest takes the maximum.
+The numbers in the optimizer's groups travel too, from rank 0: user code sets a learning rate in its loop, and a rank
+whose shards of a small batch are all empty does not run the loop. All of it lies in one flat vector. The first
+`num_summed` elements are added over the shards, each weighted by its part of the global batch; the rest takes the
+maximum.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ class Payload:
         self._floats_at = total
         self._counts_at = total + sum(buffers[name].numel() for name in self._float_buffers)
         self._loss_at = self._counts_at + len(self.parameters)
-        self.num_summed = self._loss_at + 1
+        self._numbers_at = self._loss_at + 1
+        self.num_summed = self._numbers_at + 3 * state.num_numbers
         self._integers_at = self.num_summed
         self._flags_at = self._integers_at + sum(buffers[name].numel() for name in self._integer_buffers)
         self.num_elements = self._flags_at + _NUM_FLAGS
@@ -113,6 +116,16 @@ class Payload:
             vector[at : at + change.numel()] = change.reshape(-1).to(self.dtype)
             at += change.numel()
 
+    def set_numbers(self, vector: torch.Tensor) -> None:
+        """Write the optimizer's numbers, each split so that no bit is lost; only for rank 0's first vector."""
+        parts = [part for number in self._state.numbers() for part in _split(number)]
+        vector[self._numbers_at : self.num_summed] = torch.tensor(parts, dtype=self.dtype)
+
+    def apply_numbers(self, vector: torch.Tensor) -> None:
+        """Give this member's optimizer rank 0's numbers."""
+        parts = vector[self._numbers_at : self.num_summed].tolist()
+        self._state.set_numbers([sum(parts[at : at + 3]) for at in range(0, len(parts), 3)])
+
     def set_flags(self, vector: torch.Tensor, *, ready: int, needs_sync: bool, preempt: int) -> None:
         """Write this member's flags into one of its vectors."""
         assert max(ready, preempt) < _MAX_EXACT_INTEGER
@@ -168,3 +181,14 @@ class Payload:
                 change = vector[at : at + buffer.numel()].view(buffer.shape).to(torch.int64)
                 buffer.copy_(start.to(torch.int64) + change)
                 at += buffer.numel()
+
+
+def _split(number: float) -> tuple[float, float, float]:
+    """Three numbers that float32 holds exactly and whose sum is the float64 `number` (in the range of float32)."""
+    high = _as_float32(number)
+    middle = _as_float32(number - high)
+    return high, middle, _as_float32(number - high - middle)
+
+
+def _as_float32(number: float) -> float:
+    return float(torch.tensor(number, dtype=torch.float32))

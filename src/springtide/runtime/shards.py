@@ -19,9 +19,17 @@ def shards_of_rank(num_shards: int, rank: int, world_size: int) -> range:
     return range(rank * num_shards // world_size, (rank + 1) * num_shards // world_size)
 
 
-def shard_bounds(num_samples: int, shard: int, num_shards: int) -> tuple[int, int]:
-    """Where `shard` begins and ends in a global batch of `num_samples`; empty where there are too few samples."""
-    return shard * num_samples // num_shards, (shard + 1) * num_samples // num_shards
+def shard_bounds(num_samples: int, shard: int, num_shards: int, global_batch_size: int) -> tuple[int, int]:
+    """Where `shard` begins and ends in a batch of `num_samples` (at most `global_batch_size`); it may be empty.
+
+    A smaller last batch fills fewer shards rather than smaller ones, because a shard of one sample has no variance
+    and batch normalisation refuses it; the filled shards lie evenly among the ranks.
+    """
+    num_filled = min(num_shards, max(1, num_samples // max(1, global_batch_size // num_shards)))
+    index = -(-shard * num_filled // num_shards)
+    if index >= num_filled or index * num_shards // num_filled != shard:
+        return 0, 0
+    return index * num_samples // num_filled, (index + 1) * num_samples // num_filled
 
 
 @dataclass(frozen=True, slots=True)

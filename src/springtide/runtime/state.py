@@ -10,6 +10,7 @@ import torch
 
 from springtide.core.errors import CheckpointError, InvalidRequest
 
+_LARGEST_NUMBER = 1e38
 Packed = Any  # JSON values; tensors are {"$tensor": name, "dtype", "shape", "device"}.
 
 
@@ -62,6 +63,23 @@ def unpack(packed: Packed, live: Any, device: torch.device, tensors: dict[str, t
     return live
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST_NUMBER
+
+
+def _number_slots(groups: list[dict[str, Any]]) -> list[tuple[int, str, int | None]]:
+    """Where numbers stand in parameter groups: the group, the key, and the place in a tuple of numbers."""
+    slots: list[tuple[int, str, int | None]] = []
+    for index, group in enumerate(groups):
+        for key in sorted(group):
+            value = group[key]
+            if isinstance(value, tuple):
+                slots += [(index, key, item) for item in range(len(value)) if _is_number(value[item])]
+            elif key != "params" and _is_number(value):
+                slots.append((index, key, None))
+    return slots
+
+
 class TrainingState:
     """The whole state of a training: parameters, buffers, optimizer state and hyperparameters, by name."""
 
@@ -77,6 +95,7 @@ class TrainingState:
                 name = names.setdefault(id(parameter), f"extra.{len(self.optimised)}")
                 self.parameters.setdefault(name, parameter)
                 self.optimised.append(name)
+        self._number_slots = _number_slots(optimizer.param_groups)
         self._buffers = [
             (f"{prefix}.{name}" if prefix else name, module, name)
             for prefix, module in model.named_modules()
@@ -96,6 +115,30 @@ class TrainingState:
     def model_tensors(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers under the names of the model."""
         return {**{name: tensor.detach() for name, tensor in self.parameters.items()}, **self.buffers()}
+
+    @property
+    def num_numbers(self) -> int:
+        """How many numbers `numbers` returns: it never changes, even if a scheduler adds keys to the groups."""
+        return len(self._number_slots)
+
+    def numbers(self) -> list[float]:
+        """The numbers in the parameter groups (learning rates, momenta, betas), in a fixed order."""
+        values: list[float] = []
+        for index, key, item in self._number_slots:
+            value = self.optimizer.param_groups[index].get(key)
+            value = value[item] if item is not None and isinstance(value, tuple) else value
+            values.append(float(value) if _is_number(value) else 0.0)
+        return values
+
+    def set_numbers(self, numbers: list[float]) -> None:
+        """Set what `numbers` returned on another member. Anything that is no plain number here stays as it is."""
+        for (index, key, item), number in zip(self._number_slots, numbers, strict=True):
+            group = self.optimizer.param_groups[index]
+            value = group.get(key)
+            if item is None and _is_number(value):
+                group[key] = type(value)(number)
+            elif isinstance(value, tuple) and item is not None and _is_number(value[item]):
+                group[key] = (*value[:item], type(value[item])(number), *value[item + 1 :])
 
     def pack_groups(self) -> tuple[Packed, dict[str, torch.Tensor]]:
         """The hyperparameters of every parameter group."""

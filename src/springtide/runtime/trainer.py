@@ -134,7 +134,7 @@ class Trainer:
                 shard = self._shards[0]
                 self.payload.begin_shard()
                 seed_everything(self.job.seed, self._batch.step, shard)
-                return self._batch, shard, shard_bounds(len(self._batch.ids), shard, self.job.num_virtual_shards)
+                return self._batch, shard, self._bounds(shard)
         return None
 
     def contribute(self, loss: torch.Tensor) -> None:
@@ -144,7 +144,7 @@ class Trainer:
             return
         assert self._batch is not None
         shard = self._shards[0]
-        low, high = shard_bounds(len(self._batch.ids), shard, self.job.num_virtual_shards)
+        low, high = self._bounds(shard)
         weight = (high - low) / len(self._batch.ids)
         (loss * weight).backward()  # type: ignore[no-untyped-call]
         self._accumulator.add(shard, self.payload.capture(float(loss.detach()), weight))
@@ -187,11 +187,15 @@ class Trainer:
         self._reporter.step_begins()
         self._step_began_at_s = time.monotonic()
 
+    def _bounds(self, shard: int) -> tuple[int, int]:
+        assert self._batch is not None
+        return shard_bounds(len(self._batch.ids), shard, self.job.num_virtual_shards, self.job.global_batch_size)
+
     def _drain_empty_shards(self) -> bool:
         """Contribute zeros for shards without samples; whether a shard with samples is left."""
         assert self._batch is not None
         while self._shards:
-            low, high = shard_bounds(len(self._batch.ids), self._shards[0], self.job.num_virtual_shards)
+            low, high = self._bounds(self._shards[0])
             if high > low:
                 return True
             self._accumulator.add(self._shards.pop(0), self.payload.zeros())
@@ -207,6 +211,8 @@ class Trainer:
         ready, needs_sync = self._readiness(pending)
         preempt = membership.preempt_generation or 0
         first = self._accumulator.blocks[0][1]
+        if self.rank == 0:
+            self.payload.set_numbers(first)
         self.payload.set_flags(first, ready=ready, needs_sync=needs_sync, preempt=preempt)
         try:
             vector = self._reduce()
@@ -249,6 +255,7 @@ class Trainer:
         has_gradient = self.payload.has_gradient(vector)
         loss = self.payload.loss(vector)
         self.payload.apply_buffers(vector)
+        self.payload.apply_numbers(vector)
         self.payload.attach(vector, has_gradient)
         self.state.optimizer.step()
         self.payload.detach()
