@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import time
+from pathlib import Path
 from typing import Any, cast
 
 import click
@@ -44,7 +45,11 @@ def deploy(session: Session, /, target: str, params: tuple[str, ...], **options:
             service, f"{service.name} FAILED: {service.reason}", f"what it wrote: springtide logs {service.name}"
         )
         raise click.exceptions.Exit(1)
-    session.answer(service, _deployed_text(service, served), f"watch it: springtide status {service.name}")
+    session.answer(
+        service,
+        _deployed_text(service, served, session.state_dir / "token"),
+        f"watch it: springtide status {service.name}",
+    )
 
 
 def _wait_deployed(session: Session, name: str) -> ServiceStatus:
@@ -56,13 +61,14 @@ def _wait_deployed(session: Session, name: str) -> ServiceStatus:
         time.sleep(_POLL_S)
 
 
-def _deployed_text(service: ServiceStatus, served: ServeFunction[Any]) -> str:
+def _deployed_text(service: ServiceStatus, served: ServeFunction[Any], token_path: Path) -> str:
+    token = shlex.quote(str(token_path))
     body = shlex.quote(json.dumps(example_call(served.cls)))
     sleeping = " (sleeps until the first request)" if service.num_ready == 0 and service.min_replicas == 0 else ""
     scale = f"{service.min_replicas}..{service.max_replicas}"
     return (
         f"{service.name}  {service.url}  revision {service.revision}  scale {scale}{sleeping}\n"
-        f"  curl -s {service.url} -H 'content-type: application/json' -d {body}"
+        f'  curl -s {service.url} -H "Authorization: Bearer $(cat {token})" -d {body}'
     )
 
 

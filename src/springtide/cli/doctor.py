@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shutil
@@ -148,12 +149,16 @@ def _check_life(state_dir: Path) -> Iterator[Check]:
 
 
 def _check_zygote(state_dir: Path, platform_pid: int) -> Iterator[Check]:
-    """The process that workers are forked from carries the state directory or its socket on its command line."""
-    found = [pid for pid, line in _command_lines() if "springtide.runtime" in line and " zygote" in line]
+    """The process that workers are forked from has its socket on its command line, and its workers inherit that."""
+    digest = hashlib.sha256(os.fsencode(state_dir.resolve())).hexdigest()[:16]
+    places = (str(state_dir.resolve() / "run"), f"springtide-{os.getuid()}-{digest}")
+    found = [
+        pid
+        for pid, line in _command_lines()
+        if "springtide.runtime zygote" in line and any(place in line for place in places)
+    ]
     if found:
-        yield Check(
-            "zygote", "ok", f"pid {', '.join(str(pid) for pid in found)}: workers start without importing torch"
-        )
+        yield Check("zygote", "ok", f"pid {min(found)}: workers start without importing torch")
     elif is_alive(platform_pid):
         yield Check(
             "zygote",

@@ -16,6 +16,7 @@ import msgspec
 
 from springtide.cli.platform_process import running_platform, start_platform, wait_gone
 from springtide.cli.session import Session, common_options
+from springtide.cli.tables import pause
 from springtide.client.functions import deploy_service, submit_job
 from springtide.client.goals import ServeOptions, TrainOptions
 from springtide.client.source import read_source
@@ -107,9 +108,9 @@ def _train(session: Session, client: Client) -> tuple[JobStatus, int]:
     handle.scale(2)
     large = _wait_job(client, handle.id, "to be resized", lambda job: job.num_resizes > small.num_resizes)
     ended = _wait_job(client, handle.id, "to end", lambda job: JobState(job.state).is_terminal)
-    pause = "" if large.last_pause_s is None else f" with a pause of {format_duration(large.last_pause_s)}"
+    paused = "" if large.last_pause_s is None else f" with a pause of {pause(large.last_pause_s)}"
     session.note(
-        f"[ok] resized {small.num_workers} -> {large.num_workers} at step {large.step}{pause}, "
+        f"[ok] resized {small.num_workers} -> {large.num_workers} at step {large.step}{paused}, "
         f"{ended.num_restarts} restarts, global batch {ended.global_batch_size} kept"
     )
     session.note(f"[ok] done: {ended.step} steps, loss {ended.loss or 0:.3f}, model saved as safetensors")

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import click
 
-from springtide.cli.tables import count, progress_line
+from springtide.cli.tables import count, pause, progress_line
 from springtide.core.errors import BackendError
-from springtide.core.quantities import format_duration
 from springtide.core.status import JobStatus
 from springtide.core.workload import JobState
 
@@ -59,8 +58,8 @@ class JobWatcher:
     def _change_line(self, what: str, job: JobStatus) -> str:
         before, self._num_training = self._num_training, job.num_workers
         change = f"{before} -> {job.num_workers}" if before else f"to {count(job.num_workers, 'worker')}"
-        pause = "" if job.last_pause_s is None else f", pause {format_duration(job.last_pause_s)}"
-        return f"{what} {change}{pause}, global batch {job.global_batch_size} kept, step {job.step} continued"
+        paused = "" if job.last_pause_s is None else f", pause {pause(job.last_pause_s)}"
+        return f"{what} {change}{paused}, global batch {job.global_batch_size} kept, step {job.step} continued"
 
 
 class Display(Protocol):
@@ -119,7 +118,7 @@ class _LiveDisplay:
 
     def update(self, job: JobStatus) -> None:
         """Change the line."""
-        self._live.update(self._text(progress_line(job), no_wrap=True, overflow="ellipsis"))
+        self._live.update(self._text(progress_line(job)))
 
     def event(self, line: str) -> None:
         """Print it above the line."""

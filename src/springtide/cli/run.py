@@ -58,7 +58,7 @@ def run(session: Session, /, target: str, script_args: tuple[str, ...], **option
     if options["detach"] and job.state != JobState.REJECTED:
         session.answer(job, f"{job.job_id} submitted", _reattach(job.job_id))
         return
-    _watch(session, handle)
+    _watch(session, handle, is_script=job.kind == "script")
 
 
 def _submit(
@@ -111,9 +111,14 @@ def _check_script(path: Path, overrides: TrainKeywords) -> None:
         refuse(f"{path.name} is a plain script and cannot be resized; give one number: --workers 2")
 
 
-def _watch(session: Session, handle: JobHandle) -> None:
+def _watch(session: Session, handle: JobHandle, *, is_script: bool) -> None:
     live = not session.as_json and sys.stdout.isatty()
     try:
+        if is_script:
+            # A script counts no steps that the platform could see: what it writes is its progress.
+            for line in handle.logs(follow=True):
+                session.note(line.rstrip("\n"))
+            live = False
         with display(live=live, to_stderr=session.as_json) as shown:
             job = follow(session.client, handle.id, shown)
     except KeyboardInterrupt:

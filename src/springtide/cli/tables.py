@@ -54,6 +54,11 @@ def duration(seconds: float | None) -> str:
     return UNKNOWN if seconds is None else format_duration(seconds)
 
 
+def pause(seconds: float) -> str:
+    """41 ms, or 0.13 ms: a pause of a small model is well under a millisecond, and never none."""
+    return f"{seconds * 1000:.2g} ms" if seconds < 0.01 else format_duration(seconds)
+
+
 def slack(seconds: float | None) -> str:
     """+2m05 or -40.0 s: with its sign, because the sign is the message."""
     if seconds is None:
@@ -145,6 +150,8 @@ def progress_line(job: JobStatus) -> str:
     """The job on one line, as the live display and the log lines show it."""
     if job.state != JobState.RUNNING:
         return f"{job.job_id} {job.state}  {shorten(job.reason, 90)}" if job.reason else f"{job.job_id} {job.state}"
+    if job.kind == "script":
+        return f"{job.job_id} {job.state} {count(job.num_workers, 'worker')}"
     fraction = min(1.0, max(0.0, job.progress_fraction or 0.0))
     filled = round(fraction * _BAR_WIDTH)
     parts = [
@@ -169,7 +176,8 @@ def final_line(job: JobStatus) -> str:
         if job.ended_at_s is not None and job.started_at_s is not None
         else ""
     )
-    parts = [f"{job.job_id} {job.state}{took}  step {steps(job)}"]
+    progress = "" if job.kind == "script" else f"  step {steps(job)}"
+    parts = [f"{job.job_id} {job.state}{took}{progress}"]
     if job.loss is not None:
         parts.append(f"loss {job.loss:.4g}")
     if job.deadline_at_s is not None and job.ended_at_s is not None and job.state == JobState.SUCCEEDED:
@@ -222,7 +230,7 @@ def job_details(job: JobStatus, now_s: float) -> str:
         ("budget", "" if job.budget_usd is None else f"${job.budget_usd:.2f}"),
         (
             "resizes",
-            f"{job.num_resizes}" + ("" if job.last_pause_s is None else f", last pause {duration(job.last_pause_s)}"),
+            f"{job.num_resizes}" + ("" if job.last_pause_s is None else f", last pause {pause(job.last_pause_s)}"),
         ),
         ("restarts", f"{job.num_restarts}  preemptions {job.num_preemptions}"),
         ("checkpoint", "none yet" if job.checkpoint_step is None else f"step {job.checkpoint_step}"),
