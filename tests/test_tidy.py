@@ -1,0 +1,346 @@
+"""The rules of the house, read from the source text: sizes, names, imports, and documents that point somewhere."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "springtide"
+DOCS = ROOT / "docs"
+MAX_FILE_LINES = 500
+MAX_FUNCTION_LINES = 70
+MAX_ARCHITECTURE_LINES = 300
+ROOMS_THAT_MAY_SPEAK_OF_SIMULATION = {"sim", "cli"}
+NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "helper", "common", "manager", "misc", "new", "stuff", "base"}
+# What turns bytes into code, or hides who talks to whom.
+BANNED_MODULES = {"pickle", "cloudpickle", "dill", "shelve", "marshal", "multiprocessing"}
+BANNED_CALLS = {("torch", "load"), ("torch", "save")}
+RECORD_HEADINGS = ["Context", "Decision", "Why not the others", "How we will know it was wrong"]
+# Covered by the tests of what they serve: entry points of one line, lists of names, and values without behaviour.
+WITHOUT_A_TEST_OF_THEIR_OWN = {
+    "__main__.py": "runs the package's command",
+    "core/actions.py": "values; tests/control decides them, tests/backends does them",
+    "core/decision.py": "values and a protocol; tests/policies and tests/control",
+    "core/events.py": "values; tests/control takes in every one",
+    "core/ports.py": "protocols; tests/conformance holds implementations to them",
+    "core/context.py": "a protocol; tests/runtime holds the implementation to it",
+    "core/status.py": "values; tests/service fills every one",
+    "core/resources.py": "values; tests/policies",
+    "core/workload.py": "values; tests/control",
+    "service/contract.py": "protocols; tests/service",
+}
+PYTHON_FILES = sorted(SOURCE.rglob("*.py"))
+DOCUMENTS = sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md")])
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(SOURCE if SOURCE in path.parents else ROOT).as_posix()
+
+
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def room_of(path: Path) -> str:
+    parts = path.relative_to(SOURCE).parts
+    return parts[0] if len(parts) > 1 else ""
+
+
+def functions_of(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def holds_code(tree: ast.Module) -> bool:
+    """Whether a module has behaviour of its own: a function, or a class with one."""
+    return any(isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) for node in ast.walk(tree))
+
+
+def module_level(tree: ast.Module) -> Iterator[ast.stmt]:
+    """The statements that run at import, those inside `if` and `try` included."""
+    waiting: list[ast.stmt] = list(tree.body)
+    while waiting:
+        node = waiting.pop(0)
+        yield node
+        if isinstance(node, ast.If | ast.Try):
+            for part in ("body", "orelse", "finalbody"):
+                waiting += getattr(node, part, [])
+
+
+def test_there_is_something_to_check() -> None:
+    assert len(PYTHON_FILES) > 50
+    assert len(DOCUMENTS) > 10
+
+
+def test_files_are_short() -> None:
+    long = {
+        name_of(path): count for path in PYTHON_FILES if (count := len(path.read_text().splitlines())) > MAX_FILE_LINES
+    }
+    assert not long, f"over {MAX_FILE_LINES} lines; split by what changes together: {long}"
+
+
+def test_functions_are_short() -> None:
+    long = []
+    for path in PYTHON_FILES:
+        for node in functions_of(tree_of(path)):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            if length > MAX_FUNCTION_LINES:
+                long.append(f"{name_of(path)}:{node.lineno} {node.name} has {length} lines")
+    assert not long, f"over {MAX_FUNCTION_LINES} lines: {long}"
+
+
+def test_every_module_says_what_belongs_there() -> None:
+    mute = [name_of(path) for path in PYTHON_FILES if path.read_text().strip() and not ast.get_docstring(tree_of(path))]
+    assert not mute, f"no module docstring: {mute}"
+
+
+def test_only_the_simulator_and_its_command_speak_of_simulation() -> None:
+    found = [
+        f"{name_of(path)}:{number}"
+        for path in PYTHON_FILES
+        if room_of(path) not in ROOMS_THAT_MAY_SPEAK_OF_SIMULATION
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if "simulat" in line.lower()
+    ]
+    assert not found, f"the platform must not know whether its executor is made of models: {found}"
+
+
+def test_imports_are_absolute() -> None:
+    relative = [
+        f"{name_of(path)}:{node.lineno}"
+        for path in PYTHON_FILES
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.ImportFrom) and node.level
+    ]
+    assert not relative, relative
+
+
+def test_names_say_what_they_hold() -> None:
+    vague = [
+        name_of(path)
+        for path in [*PYTHON_FILES, *(folder for folder in SOURCE.rglob("*") if folder.is_dir())]
+        if NAMES_THAT_SAY_NOTHING & set(path.stem.split("_")) or re.search(r"_v\d+$", path.stem)
+    ]
+    assert not vague, f"these names fit anything: {vague}"
+
+
+def test_modules_hold_no_mutable_state() -> None:
+    found = []
+    for path in PYTHON_FILES:
+        for node in module_level(tree_of(path)):
+            if isinstance(node, ast.AugAssign):
+                found.append(f"{name_of(path)}:{node.lineno} changes a module's variable")
+            if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+                continue
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = [target.id for target in targets if isinstance(target, ast.Name)]
+            is_mutable = isinstance(
+                node.value, ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp | ast.SetComp
+            )
+            is_mutable |= (
+                isinstance(node.value, ast.Call)
+                and isinstance(node.value.func, ast.Name)
+                and node.value.func.id in {"list", "dict", "set", "defaultdict", "deque", "Counter"}
+            )
+            if is_mutable and any(name != name.upper() and not name.startswith("__") for name in names):
+                found.append(f"{name_of(path)}:{node.lineno} {', '.join(names)}")
+        found += [
+            f"{name_of(path)}:{node.lineno} global {', '.join(node.names)}"
+            for node in ast.walk(tree_of(path))
+            if isinstance(node, ast.Global)
+        ]
+    assert not found, f"state belongs to an object that somebody makes: {found}"
+
+
+def test_constants_are_never_changed() -> None:
+    """A name in capitals at module level is not appended to, updated or assigned into anywhere in its module."""
+    changing = {
+        "append",
+        "extend",
+        "insert",
+        "add",
+        "update",
+        "pop",
+        "popitem",
+        "remove",
+        "discard",
+        "clear",
+        "setdefault",
+    }
+    found = []
+    for path in PYTHON_FILES:
+        constants = {
+            target.id
+            for node in module_level(tree_of(path))
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            if isinstance(target, ast.Name) and target.id == target.id.upper()
+        }
+        for node in ast.walk(tree_of(path)):
+            changed: ast.expr | None = None
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in changing:
+                changed = node.func.value
+            elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
+                changed = node.value
+            if isinstance(changed, ast.Name) and changed.id in constants:
+                found.append(f"{name_of(path)}:{node.lineno} changes {changed.id}")
+    assert not found, found
+
+
+def test_no_bytes_become_objects_or_code() -> None:
+    found = []
+    for path in PYTHON_FILES:
+        for node in ast.walk(tree_of(path)):
+            modules: list[str] = []
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                modules = [node.module or ""]
+                modules += [f"{node.module}.{alias.name}" for alias in node.names]
+            for module in modules:
+                parts = module.split(".")
+                if parts[0] in BANNED_MODULES or parts[:2] == ["torch", "multiprocessing"]:
+                    found.append(f"{name_of(path)}:{node.lineno} imports {module}")
+                if tuple(parts[:2]) in BANNED_CALLS:
+                    found.append(f"{name_of(path)}:{node.lineno} imports {module}")
+            if isinstance(node, ast.Attribute):
+                owner = node.value.id if isinstance(node.value, ast.Name) else ""
+                if (owner, node.attr) in BANNED_CALLS:
+                    found.append(f"{name_of(path)}:{node.lineno} uses {owner}.{node.attr}")
+                if re.search(r"(gather|scatter|broadcast|send|recv)_object(_list)?$|^all_gather_object$", node.attr):
+                    found.append(f"{name_of(path)}:{node.lineno} uses {node.attr}")
+    assert not found, f"safetensors for tensors, msgspec for messages: {found}"
+
+
+def homes_of_tests(path: Path) -> list[Path]:
+    """Where the tests of a source file may be: tests/<room>/test_<file>.py, with or without the folders in its name."""
+    inside = path.relative_to(SOURCE)
+    room = ROOT / "tests" / (inside.parts[0] if len(inside.parts) > 1 else "core")
+    stem = path.stem if path.stem != "__init__" else path.parent.name
+    names = [stem, "_".join([*inside.parts[:1], stem]), "_".join([*inside.parts[:-1], stem])]
+    names += ["_".join([*inside.parts[1:-1], stem])]
+    return [folder / f"test_{name}.py" for folder in (room, room.joinpath(*inside.parts[1:-1])) for name in names]
+
+
+@functools.cache
+def modules_that_tests_import() -> frozenset[str]:
+    """Dotted names of everything that the tests import, names in modules included."""
+    found = set()
+    for path in (ROOT / "tests").rglob("*.py"):
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return frozenset(found)
+
+
+def is_tested(path: Path) -> bool:
+    """Whether a module has a test file of its own, or some test asks for it by name."""
+    dotted = ".".join(["springtide", *path.relative_to(SOURCE).with_suffix("").parts]).removesuffix(".__init__")
+    return dotted in modules_that_tests_import() or any(home.is_file() for home in homes_of_tests(path))
+
+
+def test_every_module_with_code_has_its_tests() -> None:
+    untested = [
+        name_of(path)
+        for path in PYTHON_FILES
+        if holds_code(tree_of(path))
+        and path.name not in WITHOUT_A_TEST_OF_THEIR_OWN
+        and name_of(path) not in WITHOUT_A_TEST_OF_THEIR_OWN
+        and not is_tested(path)
+    ]
+    assert not untested, f"neither a tests/<room>/test_<file>.py nor a test that imports it: {untested}"
+
+
+def test_no_exception_to_the_rules_is_stale() -> None:
+    stale = [name for name in WITHOUT_A_TEST_OF_THEIR_OWN if "/" in name and not (SOURCE / name).is_file()]
+    assert not stale, stale
+
+
+def links_of(document: Path) -> Iterator[str]:
+    text = re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
+    text = re.sub(r"`[^`\n]*`", "", text)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if not re.match(r"[a-z]+:", target):
+            yield target
+
+
+def anchors_of(document: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", document.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_links_of_documents_resolve(document: Path) -> None:
+    for link in links_of(document):
+        target, _, anchor = link.partition("#")
+        place = (document.parent / target).resolve() if target else document
+        assert place.exists(), f"{name_of(document)} points to {link}"
+        if anchor and place.suffix == ".md":
+            assert anchor in anchors_of(place), f"{name_of(document)} points to {link}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_files_that_documents_name_exist(document: Path) -> None:
+    """Paths in backquotes that begin like paths of this repository are checked like links."""
+    for path in re.findall(
+        r"`((?:src|tests|docs|examples|benchmarks)/[\w./-]+)`", document.read_text(encoding="utf-8")
+    ):
+        assert (ROOT / path).exists(), f"{name_of(document)} names {path}"
+
+
+@pytest.mark.parametrize("record", sorted((DOCS / "decisions").glob("*.md")), ids=lambda path: path.stem)
+def test_decision_records_have_their_four_headings(record: Path) -> None:
+    assert re.fullmatch(r"\d{4}-[a-z0-9-]+", record.stem)
+    text = record.read_text(encoding="utf-8")
+    assert re.findall(r"^## (.+)$", text, flags=re.MULTILINE) == RECORD_HEADINGS
+    assert text.startswith(f"# {int(record.stem[:4])}. ")
+    assert len(text.splitlines()) <= 60, "one page"
+
+
+def test_decision_records_are_numbered_without_gaps() -> None:
+    numbers = sorted(int(record.stem[:4]) for record in (DOCS / "decisions").glob("*.md"))
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_architecture_fits_in_one_reading_and_names_every_room() -> None:
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= MAX_ARCHITECTURE_LINES
+    rooms = {path.parent.name for path in SOURCE.glob("*/*.py")}
+    missing = [room for room in sorted(rooms) if f"`{room}/`" not in text]
+    assert not missing, f"docs/architecture.md does not say what belongs in {missing}"
+
+
+def test_every_policy_has_its_page() -> None:
+    from springtide.policies.registry import POLICY_NAMES
+
+    missing = [name for name in POLICY_NAMES if not (DOCS / "policies" / f"{name}.md").is_file()]
+    assert not missing, f"docs/policies has no page for {missing}"
+
+
+def test_no_tracked_file_names_a_machine() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout")
+    place = re.compile(r"(?<![\w.~}])/(?:home|Users|work|root)/[A-Za-z0-9]")
+    found = []
+    for name in listed.stdout.decode().split("\0"):
+        path = ROOT / name
+        if not name or not path.is_file() or path == Path(__file__).resolve():
+            continue
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        found += [f"{name}:{number}" for number, line in enumerate(text.splitlines(), 1) if place.search(line)]
+    assert not found, f"a path that exists on one machine only: {found}"
