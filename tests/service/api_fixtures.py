@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import copy
+import threading
+import time
+
+import uvicorn
 
 TOKEN = "a-token-for-tests-0123456789"
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
@@ -36,3 +40,22 @@ def _changed(original, changes):
             target = target[folder]
         target[last] = value
     return body
+
+
+class Served:
+    """The application on a real socket, for what a test client cannot show: answers that never end."""
+
+    def __init__(self, app):
+        self.server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=1))
+        self.thread = threading.Thread(target=self.server.run)
+
+    def __enter__(self):
+        self.thread.start()
+        while not self.server.started:
+            time.sleep(0.005)
+        port = self.server.servers[0].sockets[0].getsockname()[1]
+        return f"http://127.0.0.1:{port}"
+
+    def __exit__(self, *_):
+        self.server.should_exit = True
+        self.thread.join()

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import stat
 import threading
-import time
 from pathlib import Path
 
 import httpx2
 import msgspec
 import pytest
-import uvicorn
-from api_fixtures import HEADERS, SOURCE, TOKEN, job_body, service_body
+from api_fixtures import HEADERS, SOURCE, TOKEN, Served, job_body, service_body
 from prometheus_client import CollectorRegistry
 
 from springtide.core.events import (
@@ -322,25 +320,6 @@ def test_every_operation_is_described_with_the_shape_of_its_answer(http, app):
     page = http.get("/docs").text
     assert "/v1/jobs" in page
     assert "src=" not in page
-
-
-class Served:
-    """The application on a real socket, for what a test client cannot show: answers that never end."""
-
-    def __init__(self, app):
-        self.server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=1))
-        self.thread = threading.Thread(target=self.server.run)
-
-    def __enter__(self):
-        self.thread.start()
-        while not self.server.started:
-            time.sleep(0.005)
-        port = self.server.servers[0].sockets[0].getsockname()[1]
-        return f"http://127.0.0.1:{port}"
-
-    def __exit__(self, *_):
-        self.server.should_exit = True
-        self.thread.join()
 
 
 def test_the_stream_tells_every_change_and_skips_what_was_seen(platform):

@@ -39,7 +39,7 @@ CONNECT_TIMEOUT_S = 5.0
 INFER_TIMEOUT_S = 120.0
 # Longer than the platform ever leaves a stream without a sign of life.
 STREAM_SILENCE_S = 60.0
-MAX_EVENT_BYTES = 64 * 1024 * 1024
+MAX_LINE_BYTES = 64 * 1024 * 1024
 NOT_RUNNING = "no platform is running; start one with `springtide up`"
 _ERRORS: Mapping[int, type[InvalidRequest]] = {401: Unauthorized, 404: NotFound, 409: Conflict}
 # The code with which the control API says that the platform itself did not do what it was asked.
@@ -133,17 +133,8 @@ class Client:
     def stream(self, after_seq: int = -1) -> Iterator[PlatformStatus]:
         """Yield the platform's status at once and after every change, until the platform ends."""
         with self._open("/v1/stream", {"after_seq": after_seq}) as response, _transport_errors():
-            data: list[str] = []
-            num_bytes = 0
-            for line in response.iter_lines():
-                if line.startswith("data:"):
-                    data.append(line.removeprefix("data:").removeprefix(" "))
-                    num_bytes += len(line)
-                    if num_bytes > MAX_EVENT_BYTES:
-                        raise BackendError("the platform sent an event that is too large to be one")
-                elif not line and data:
-                    yield _decode("\n".join(data).encode(), PlatformStatus)
-                    data, num_bytes = [], 0
+            for event in _events(response):
+                yield _decode(event, PlatformStatus)
 
     def timeline(self, since_s: float = 0.0) -> Timeline:
         """Who held which device since then, and what happened."""
@@ -255,12 +246,8 @@ class Client:
         params = {"replica": replica or "", "tail": tail, "follow": str(follow).lower()}
         path = f"/v1/workloads/{_part(workload_id)}/logs"
         with self._open(path, params, is_endless=follow) as response, _transport_errors():
-            buffer = ""
-            for text in response.iter_text():
-                *lines, buffer = (buffer + text).split("\n")
-                yield from lines
-            if buffer:
-                yield buffer
+            for line in _lines(response):
+                yield line.decode("utf-8", "replace")
 
     # --- how it is asked --------------------------------------------------------------------------------------------
 
@@ -396,6 +383,34 @@ def _error_of(response: httpx2.Response) -> SpringtideError:
     if response.status_code in _ERRORS:
         return _ERRORS[response.status_code](message)
     return InvalidRequest(message) if 400 <= response.status_code < 500 else BackendError(message)
+
+
+def _lines(response: httpx2.Response) -> Iterator[bytes]:
+    """The lines of an answer as they come, ended by newlines only: text may hold other characters that break lines."""
+    pending: list[bytes] = []
+    num_bytes = 0
+    for chunk in response.iter_bytes():
+        first, *others = chunk.split(b"\n")
+        pending.append(first)
+        num_bytes += len(first)
+        for other in others:
+            yield b"".join(pending)
+            pending, num_bytes = [other], len(other)
+        if num_bytes > MAX_LINE_BYTES:
+            raise BackendError("the platform sent a line that is too long to be one")
+    if num_bytes:
+        yield b"".join(pending)
+
+
+def _events(response: httpx2.Response) -> Iterator[bytes]:
+    """The data of each server-sent event."""
+    data: list[bytes] = []
+    for line in _lines(response):
+        if line.startswith(b"data:"):
+            data.append(line.removeprefix(b"data:").removeprefix(b" "))
+        elif not line and data:
+            yield b"\n".join(data)
+            data = []
 
 
 def _retry_after_s(response: httpx2.Response) -> float:

@@ -1,0 +1,199 @@
+"""The history stays bounded and in order, and the logs stay readable."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from springtide.core.actions import EndJob, PreemptJob, ResizeJob, StartReplica
+from springtide.core.errors import InvalidRequest, NotFound
+from springtide.core.events import (
+    JobResized,
+    JobSubmitted,
+    NodeLost,
+    ReplicaStopped,
+    ScaleRequested,
+)
+from springtide.core.ports import Step
+from springtide.core.workload import Entrypoint, JobState, TrainingJob
+from springtide.service import logs
+from springtide.service.history import MAX_ENTRIES, HistoryIndex
+
+
+def job(job_id="fit-1"):
+    return TrainingJob(job_id=job_id, name="fit", entrypoint=Entrypoint(source_path="/fit.py", object_name="fit"))
+
+
+def start(number, generation=1):
+    return StartReplica(
+        workload=job(), replica_id=f"fit-1.{number}", device_id=f"local/{number}", generation=generation
+    )
+
+
+def resized(generation, world_size=1, direction="grow", pause_s=0.02):
+    return JobResized(
+        job_id="fit-1", generation=generation, world_size=world_size, step=5, pause_s=pause_s, direction=direction
+    )
+
+
+def resize(generation):
+    return ResizeJob(job_id="fit-1", generation=generation, replica_ids=("fit-1.0",), global_batch_size=32)
+
+
+def index_of(*steps):
+    index = HistoryIndex()
+    for seq, (now_s, *news) in enumerate(steps, start=1):
+        events = tuple(item for item in news if type(item).__module__.endswith("events"))
+        actions = tuple(item for item in news if type(item).__module__.endswith("actions"))
+        index.add(seq, Step(now_s=now_s, events=events, actions=actions))
+    return index
+
+
+def test_a_repeated_step_changes_nothing():
+    index = index_of((0.0, JobSubmitted(job=job()), start(0)))
+    before = index.entries("fit-1")
+    index.add(1, Step(now_s=9.0, events=(ScaleRequested(workload_id="fit-1", minimum=1, maximum=2),)))
+    assert index.entries("fit-1") == before
+
+
+def test_the_lines_of_a_workload_are_bounded():
+    scale = ScaleRequested(workload_id="fit-1", minimum=1, maximum=2)
+    index = index_of((0.0, JobSubmitted(job=job())), *((float(n), scale) for n in range(1, 400)))
+    entries = index.entries("fit-1")
+    assert len(entries) == MAX_ENTRIES
+    assert entries[-1].at_s == 399.0
+    assert [entry.seq for entry in entries] == sorted(entry.seq for entry in entries)
+
+
+def test_a_resize_counts_once_and_only_for_its_generation():
+    index = index_of(
+        (0.0, JobSubmitted(job=job()), start(0)),
+        (1.0, resize(2)),
+        (2.0, resized(1), resized(2), resized(2)),
+    )
+    totals = index.totals()
+    assert totals.num_resizes == {"grow": 1}
+    assert (totals.num_pauses, totals.pauses_sum_s) == (1, 0.02)
+    assert totals.pauses[0] == 0
+    assert totals.pauses[1:] == (1,) * (len(totals.pauses) - 1)
+
+
+def test_intervals_end_when_the_replica_or_its_node_does():
+    index = index_of(
+        (1.0, JobSubmitted(job=job()), start(0), start(1), start(2)),
+        (2.0, ReplicaStopped(workload_id="fit-1", replica_id="fit-1.1")),
+        (3.0, NodeLost(node_id="local")),
+        (4.0, ReplicaStopped(workload_id="fit-1", replica_id="fit-1.0")),
+    )
+    ends = {interval.replica_id: interval.end_s for interval in index.timeline(9.0).intervals}
+    assert ends == {"fit-1.0": 3.0, "fit-1.1": 2.0, "fit-1.2": 3.0}
+    assert index.totals().num_lost_replicas == 2
+
+
+def test_preemptions_and_ends_are_marks():
+    index = index_of(
+        (1.0, JobSubmitted(job=job()), start(0)),
+        (2.0, PreemptJob(job_id="fit-1", generation=2, replica_ids=("fit-1.0",), reason="a deadline is nearer")),
+        (3.0, EndJob(job_id="fit-1", state=JobState.FAILED, reason="its code raised")),
+    )
+    marks = [(mark.kind, mark.text) for mark in index.timeline(9.0).marks]
+    assert marks == [("preempt", "a deadline is nearer"), ("failed", "FAILED: its code raised")]
+    assert index.totals().num_ended == {"FAILED": 1}
+
+
+def test_reading_while_it_grows_never_fails():
+    index = HistoryIndex()
+    failures = []
+    done = threading.Event()
+
+    def read():
+        while not done.is_set():
+            try:
+                index.entries("fit-1")
+                index.timeline(0.0)
+                index.totals()
+            except RuntimeError as error:
+                failures.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    index.add(1, Step(now_s=0.0, events=(JobSubmitted(job=job()),)))
+    for seq in range(2, 600):
+        index.add(seq, Step(now_s=float(seq), actions=(start(seq),)))
+    done.set()
+    thread.join()
+    assert failures == []
+
+
+# --- logs -----------------------------------------------------------------------------------------------------------
+
+
+def write(folder, replica, data, at_s=0):
+    path = folder / f"{replica}.log"
+    path.write_bytes(data)
+    os.utime(path, (at_s, at_s))
+    return path
+
+
+def test_the_tail_is_shared_out_among_the_replicas(tmp_path):
+    write(tmp_path, "fit.0", b"".join(b"a%d\n" % n for n in range(100)), 2)
+    write(tmp_path, "fit.1", b"b0\nb1\n", 1)
+    lines, _ = logs.read_tail(tmp_path, 10)
+    assert lines == ["[fit.1] b0", "[fit.1] b1", *(f"[fit.0] a{n}" for n in range(92, 100))]
+    assert logs.read_tail(tmp_path, 3, "fit.1")[0] == ["[fit.1] b0", "[fit.1] b1"]
+    assert logs.read_tail(tmp_path, 0)[0] == []
+
+
+@pytest.mark.parametrize("total", [0, 1, 5, 7, 100])
+def test_shares_never_exceed_what_there_is(total):
+    wanted = {"a": 3, "b": 50, "c": 0, "d": 2}
+    shares = logs.share_out(total, wanted)
+    assert sum(shares.values()) == min(total, sum(wanted.values()))
+    assert all(shares[key] <= wanted[key] for key in wanted)
+
+
+def test_new_lines_come_once_and_whole(tmp_path):
+    path = write(tmp_path, "fit.0", b"one\ntw")
+    lines, ends = logs.read_tail(tmp_path, 10)
+    assert lines == ["[fit.0] one"]
+    assert logs.read_new(tmp_path, ends) == []
+    with path.open("ab") as file:
+        file.write(b"o\nthree")
+    write(tmp_path, "fit.1", b"new\n")
+    assert sorted(logs.read_new(tmp_path, ends)) == ["[fit.0] two", "[fit.1] new"]
+    assert logs.read_new(tmp_path, ends) == []
+    assert logs.read_new(tmp_path, ends, is_final=True) == ["[fit.0] three"]
+    assert logs.read_new(tmp_path, ends, is_final=True) == []
+
+
+def test_any_bytes_are_readable_and_harmless(tmp_path):
+    write(tmp_path, "fit.0", bytes(range(256)) + b"\n10%\r50%\r100%\r\n" + b"x" * 100_000 + b"\n")
+    lines, _ = logs.read_tail(tmp_path, 100)
+    text = logs.as_text(lines).decode()
+    assert not any(ord(char) < 32 and char not in "\n\t" for char in text)
+    assert "[fit.0] 100%" in lines
+    assert max(len(line) for line in lines) < 20_000
+
+
+def test_a_huge_log_is_read_from_its_end(tmp_path):
+    write(tmp_path, "fit.0", b"0123456789\n" * 300_000 + b"last\n")
+    lines, _ = logs.read_tail(tmp_path, 5)
+    assert lines[-1] == "[fit.0] last"
+    assert lines[0] == "[fit.0] 0123456789"
+
+
+def test_links_and_pipes_are_not_logs(tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("secret\n")
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    (folder / "fit.0.log").symlink_to(secret)
+    os.mkfifo(folder / "fit.1.log")
+    assert logs.read_tail(folder, 10)[0] == []
+    with pytest.raises(NotFound):
+        logs.list_logs(folder, "fit.0")
+    with pytest.raises(InvalidRequest):
+        logs.list_logs(folder, "../secret")
+    assert logs.list_logs(tmp_path / "missing") == []
