@@ -62,7 +62,9 @@ class Shares:
                 others = ", ".join(repr(winner) for winner in winners if winner != name)
                 reasons[workload_id] = note or (f"{others} needs the devices" if others else "fewer devices are alive")
             elif after > before:
-                reasons[workload_id] = note or ("idle devices" if before else f"starting on {after} devices")
+                reasons[workload_id] = note or (
+                    "idle devices" if before else f"starting on {after} device{'s' if after > 1 else ''}"
+                )
         return reasons
 
     def _waiting(self, workload_id: WorkloadId) -> str:
