@@ -1,0 +1,294 @@
+"""Runs: one seed with faults and every invariant, or a workload without faults for its figures."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+
+from springtide.control import loop
+from springtide.control.controller import Controller
+from springtide.control.journal import MemoryJournal
+from springtide.core.actions import Action
+from springtide.core.decision import Policy
+from springtide.core.errors import SpringtideError
+from springtide.core.events import Event, NodeJoined, NodeLost
+from springtide.core.ports import Standing, Step
+from springtide.core.resources import Node, make_node
+from springtide.policies.registry import make_policy
+from springtide.sim.clock import VirtualClock
+from springtide.sim.executor import SimExecutor
+from springtide.sim.faults import Faults, SimulatedCrash
+from springtide.sim.invariants import Invariants, InvariantViolation, complain
+from springtide.sim.machine import Machine
+from springtide.sim.models import Delays
+from springtide.sim.workload import Gateway, Owners, Workload, draw_workload
+
+# Everything small must have ended this long after the last fault, or never will.
+PATIENCE_S = 1500.0
+LOAD_INTERVAL_S = 5.0
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one seed. `violation` is "" or the name of the first invariant that broke."""
+
+    seed: int
+    policy: str
+    violation: str = ""
+    detail: str = ""
+    num_steps: int = 0
+    num_events: int = 0
+    num_crashes: int = 0
+    num_refused_writes: int = 0
+    virtual_s: float = 0.0
+    faults: dict[str, int] = {}
+    ends: dict[str, str] = {}
+
+    @property
+    def command(self) -> str:
+        """The command that runs this seed again and tells its story."""
+        return f"python -m springtide.sim --seed {self.seed} --policy {self.policy}"
+
+
+class _Journal:
+    """The journal, between two crash points and on a disk that may refuse."""
+
+    def __init__(self, run: FaultRun) -> None:
+        self._run = run
+        self.memory = MemoryJournal()
+        self.num_steps = 0
+        self.num_events = 0
+
+    def append(self, step: Step) -> int:
+        self._run.faults.check_journal()
+        self._run.faults.reach("append.before")
+        seq = self.memory.append(step)
+        self.num_steps, self.num_events = seq, self.num_events + len(step.events)
+        self._run.note_journaled(step)
+        self._run.faults.reach("append.after")
+        return seq
+
+    def read(self, after_seq: int = 0):  # type: ignore[no-untyped-def]
+        return self.memory.read(after_seq)
+
+
+class _Executor:
+    """The executor between crash points, with the checks that belong to the order of effects."""
+
+    def __init__(self, inner: SimExecutor, run: FaultRun) -> None:
+        self.inner = inner
+        self._run = run
+
+    def recover(self, standing: Standing) -> None:
+        self._run.faults.reach("recover.before")
+        self.inner.recover(standing)
+        self._run.faults.reach("recover.after")
+
+    def start(self, action: Action) -> None:
+        self._run.faults.reach("start.before")
+        self._run.invariants.check_started(action)
+        self.inner.start(action)
+        self._run.faults.reach("start.after")
+
+    def wait(self, deadline_s: float | None) -> Sequence[Event]:
+        events = self.inner.wait(deadline_s)
+        if events:
+            self._run.faults.reach("wait.after")
+        return events
+
+    def acknowledge(self, events: Sequence[Event]) -> None:
+        self._run.faults.reach("acknowledge.before")
+        for event in events:
+            self._run.invariants.check_acknowledged(event)
+        self.inner.acknowledge(events)
+        self._run.faults.reach("acknowledge.after")
+
+
+class FaultRun:
+    """One seed: a small cluster, a small workload, a fault script, and control planes that come and go."""
+
+    def __init__(
+        self,
+        seed: int,
+        make: Callable[[], Policy],
+        *,
+        num_faults: float | None = None,
+        workload: Workload | None = None,
+        nodes: Sequence[Node] | None = None,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
+        sequence = np.random.SeedSequence(seed)
+        cluster_seed, workload_seed, fault_seed = sequence.spawn(3)
+        rng = np.random.default_rng(cluster_seed)
+        self.make = make
+        self.clock = VirtualClock()
+        self.machine = Machine(self.clock, Delays(), complain, tell)
+        num_nodes, num_devices = int(rng.integers(1, 5)), int(rng.integers(2, 5))
+        self.nodes = tuple(nodes or (make_node(f"node-{index}", num_devices) for index in range(num_nodes)))
+        horizon_s = float(rng.uniform(20.0, 60.0))
+        drawn_faults = float(rng.uniform(5.0, 30.0))
+        total = sum(len(node.devices) for node in self.nodes)
+        if workload is None:
+            workload = draw_workload(np.random.default_rng(workload_seed), total, horizon_s)
+        self.workload = workload
+        for node in self.nodes:
+            self.machine.add_node(node)
+        self.owners = Owners(self.machine, workload.requests)
+        self.gateway = Gateway(self.machine, workload.loads, LOAD_INTERVAL_S)
+        self.faults = Faults(self.machine, fault_seed, horizon_s, drawn_faults if num_faults is None else num_faults)
+        self.owners.asks_twice = self.faults.asks_twice
+        self.invariants = Invariants(self.machine)
+        self.journal = _Journal(self)
+        self.controller = Controller(make())
+        self.executor: _Executor | None = None
+        self.num_crashes = 0
+        self._limit_s = PATIENCE_S + max((request.at_s for request in workload.requests), default=0.0) + horizon_s
+        self.machine.agenda.at(self._limit_s, self._give_up)
+
+    def run(self) -> None:
+        """Drive the run to its end. Raises InvariantViolation, or whatever the control plane stumbles over."""
+        is_fresh = True
+        while True:
+            try:
+                self._start_control_plane(is_fresh)
+                assert self.executor is not None
+                loop.run(self.controller, self.executor, self.clock, self.journal, until=self._is_done)
+                break
+            except SimulatedCrash:
+                self._crash()
+                is_fresh = False
+        self.invariants.check(self.controller, self.owners.acknowledged)
+        self.invariants.check_end(self.controller, self.clock.now_s(), self.owners.num_open)
+        loop.verify(Controller(self.make()), self.journal)
+
+    def note_journaled(self, step: Step) -> None:
+        """A step is durable."""
+        self.invariants.note_journaled(step, self.controller)
+        if self.machine.tell is not None:
+            tell_step(step, self.machine.tell)
+
+    def _start_control_plane(self, is_fresh: bool) -> None:
+        self.controller = Controller(self.make())
+        inner = SimExecutor(self.machine)
+        self.executor = _Executor(inner, self)
+        self.faults.executor = inner
+        if not is_fresh:
+            loop.recover(self.controller, self.executor, self.journal)
+            self.invariants.check_replayed(self.controller)
+        self.owners.executor = self.gateway.executor = inner
+        reachable = {
+            node_id: node for node_id, node in self.machine.nodes.items() if node_id not in self.machine.partitioned
+        }
+        for node_id, node in reachable.items():
+            if self.controller.state.nodes.get(node_id) != node:
+                inner.post(NodeJoined(node=node))
+        for node_id in self.controller.state.nodes:
+            if node_id not in reachable:
+                for process in self.machine.on_node(node_id):
+                    process.is_fenced = True
+                inner.post(NodeLost(node_id=node_id))
+
+    def _crash(self) -> None:
+        self.num_crashes += 1
+        self.owners.executor = self.gateway.executor = self.faults.executor = None
+        self.machine.reconnect(None)
+        down_s, self.faults.down_s = self.faults.down_s, 1.0
+        lease_s = self.machine.delays.lease_s
+        agenda = self.machine.agenda
+        if down_s > lease_s:
+            agenda.run_until(self.clock.now_s() + lease_s)
+            self.faults.expire_leases()
+            down_s -= lease_s
+        agenda.run_until(self.clock.now_s() + down_s)
+        self.machine.say("a new control plane starts")
+
+    def _give_up(self) -> None:
+        if self.executor is not None:
+            self.executor.inner.is_over = True
+
+    def _is_done(self) -> bool:
+        assert self.executor is not None
+        self.invariants.check(self.controller, self.owners.acknowledged)
+        if self.executor.inner.is_over or self.clock.now_s() > self._limit_s:
+            return True
+        return (
+            not self.owners.num_open
+            and not self.machine.alive
+            and self.clock.now_s() > self.faults.end_s
+            and self.controller.is_idle
+        )
+
+
+def tell_step(step: Step, tell: Callable[[str], None]) -> None:
+    """Write one journaled step in readable lines."""
+    for event in step.events:
+        tell(f"  event  {describe_event(event)}")
+    for action in step.actions:
+        tell(f"  action {describe_action(action)}")
+
+
+def describe_event(event: Event) -> str:
+    """One line for an event: its name and its plain fields."""
+    return _describe(event)
+
+
+def describe_action(action: Action) -> str:
+    """One line for an action: its name and its plain fields."""
+    return _describe(action)
+
+
+def _describe(message: msgspec.Struct) -> str:
+    words = []
+    for name in message.__struct_fields__:
+        value = getattr(message, name)
+        if name == "workload":
+            words.append(str(getattr(value, "job_id", None) or value.service_id))
+        elif isinstance(value, tuple) and value and isinstance(value[0], str):
+            words.append(f"{name}={'+'.join(value)}")
+        elif isinstance(value, str | int | float) and value not in ("", False):
+            words.append(f"{name}={value:.3f}" if isinstance(value, float) else f"{name}={value}")
+        elif name in ("job", "service"):
+            words.append(str(getattr(value, "job_id", None) or value.service_id))
+        elif name == "restore" and value is not None:
+            words.append(f"restore=step {value.step}")
+        elif name == "node":
+            words.append(str(value.node_id))
+    return f"{type(message).__name__} {' '.join(words)}"
+
+
+def run_seed(
+    seed: int,
+    policy: str | Callable[[], Policy],
+    *,
+    num_faults: float | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> Result:
+    """Run one seed with all invariants on and return what became of it; a violation is in the result, not raised."""
+    if isinstance(policy, str):
+        name = policy
+        make: Callable[[], Policy] = lambda: make_policy(name)  # noqa: E731
+    else:
+        name, make = getattr(policy, "__name__", "custom"), policy
+    run = FaultRun(seed, make, num_faults=num_faults, tell=tell)
+    violation = detail = ""
+    try:
+        run.run()
+    except InvariantViolation as error:
+        violation, detail = error.name, str(error)
+    except (AssertionError, SpringtideError, LookupError, AttributeError, TypeError, ValueError) as error:
+        violation, detail = type(error).__name__, traceback.format_exc()
+    return Result(
+        seed=seed,
+        policy=name,
+        violation=violation,
+        detail=detail,
+        num_steps=run.journal.num_steps,
+        num_events=run.journal.num_events,
+        num_crashes=run.num_crashes,
+        num_refused_writes=sum(job.store.num_refused for job in run.machine.runs.values()),
+        virtual_s=run.clock.now_s(),
+        faults=dict(run.faults.counts),
+        ends={job_id: str(record.state) for job_id, record in run.controller.state.jobs.items()},
+    )

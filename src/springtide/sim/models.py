@@ -1,0 +1,91 @@
+"""How long things take on the virtual machines, and how fast a job really trains. A job's model is in its params."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from springtide.core.workload import TrainingJob
+
+
+class Delays(msgspec.Struct, frozen=True, kw_only=True):
+    """Durations of the machine model. The defaults are of the order of what real workers take on one machine."""
+
+    message_s: float = 0.002
+    spawn_s: float = 0.05
+    warm_up_s: float = 0.4
+    load_s: float = 0.6
+    switch_s: float = 0.04
+    exit_s: float = 0.05
+    drain_s: float = 0.3
+    checkpoint_s: float = 0.2
+    progress_s: float = 4.0
+    lost_after_s: float = 2.0
+    node_lost_after_s: float = 4.0
+    collective_timeout_s: float = 3.0
+    start_timeout_s: float = 30.0
+    last_words_s: float = 5.0
+    lease_s: float = 30.0
+
+
+class JobModel(msgspec.Struct, frozen=True, kw_only=True):
+    """The truth about a job that no policy sees: its length and its scaling curve.
+
+    `poison` names a defect of the user's code: "" (none), "crash" (dies while warming up), "hang" (never gets warm),
+    "raise" (an exception in the middle), "segfault" (dies in the middle, always at the same step).
+    """
+
+    num_samples: int
+    samples_per_s: float
+    parallel_fraction: float
+    batch_size: int
+    num_epochs: int
+    poison: str = ""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps in one pass over the dataset."""
+        return math.ceil(self.num_samples / self.batch_size)
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole job."""
+        return self.steps_per_epoch * self.num_epochs
+
+    @property
+    def poison_step(self) -> int:
+        """The step at which a defect in the middle shows."""
+        return self.total_steps // 2
+
+    def rate_per_s(self, world_size: int) -> float:
+        """Samples a second on `world_size` workers (Amdahl's law)."""
+        serial = 1.0 - self.parallel_fraction
+        return self.samples_per_s / (serial + self.parallel_fraction / world_size)
+
+    def step_s(self, world_size: int) -> float:
+        """Seconds of one optimizer step on `world_size` workers."""
+        return self.batch_size / self.rate_per_s(world_size)
+
+
+def describe(num_samples: int, samples_per_s: float, parallel_fraction: float, poison: str = "") -> dict[str, str]:
+    """Return the params by which `job_model` finds a job's model again, from the journal too."""
+    return {
+        "num_samples": str(num_samples),
+        "samples_per_s": repr(samples_per_s),
+        "parallel_fraction": repr(parallel_fraction),
+        "poison": poison,
+    }
+
+
+def job_model(job: TrainingJob) -> JobModel:
+    """The model that `describe` put into the job's params."""
+    params = job.params
+    return JobModel(
+        num_samples=int(params.get("num_samples", "320")),
+        samples_per_s=float(params.get("samples_per_s", "32.0")),
+        parallel_fraction=float(params.get("parallel_fraction", "0.9")),
+        batch_size=job.global_batch_size,
+        num_epochs=job.num_epochs,
+        poison=params.get("poison", ""),
+    )

@@ -1,0 +1,274 @@
+"""What arrives: seeded jobs and services, the load on them, and the owners who ask, wait for the answer and ask again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+
+from springtide.core.events import (
+    CancelRequested,
+    Event,
+    JobSubmitted,
+    LoadObserved,
+    PauseRequested,
+    ResumeRequested,
+    ScaleRequested,
+    ServiceDeployed,
+)
+from springtide.core.workload import Entrypoint, Goal, InferenceService, TrainingJob, WorkloadId
+from springtide.sim.executor import SimExecutor
+from springtide.sim.machine import Machine
+from springtide.sim.models import describe
+
+ASK_AGAIN_S = 1.0
+_SOURCE = Entrypoint(source_path="source/train.py", object_name="train")
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """Something an owner asks for at `at_s`."""
+
+    at_s: float
+    event: Event
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """The arrivals at one service: a base rate with a wave on it, silent outside [`start_s`, `end_s`)."""
+
+    service_id: WorkloadId
+    start_s: float
+    end_s: float
+    base_per_s: float
+    wave_per_s: float
+    period_s: float
+    service_time_s: float
+
+    def rate_per_s(self, at_s: float) -> float:
+        """Requests a second at one instant."""
+        if not self.start_s <= at_s < self.end_s:
+            return 0.0
+        return max(0.0, self.base_per_s + self.wave_per_s * math.sin(2 * math.pi * at_s / self.period_s))
+
+
+class Owners:
+    """Everybody who asks the platform for something: repeats a request until it is acknowledged.
+
+    `acknowledged` holds the events whose answer came: the platform may never forget them again.
+    """
+
+    def __init__(self, machine: Machine, requests: Sequence[Request]) -> None:
+        self.machine = machine
+        self.num_open = len(requests)
+        self.acknowledged: list[Event] = []
+        self.executor: SimExecutor | None = None
+        self.asks_twice: Callable[[], bool] = lambda: False
+        before: dict[str, list[bool]] = {}
+        for request in requests:
+            subject, answered = _subject(request.event), [False]
+            previous = before.get(subject, [True])
+            before[subject] = answered
+            machine.agenda.at(
+                request.at_s,
+                lambda event=request.event, a=answered, p=previous: self._ask(event, a, p),  # type: ignore[misc]
+            )
+
+    def _ask(self, event: Event, answered: list[bool], previous: list[bool]) -> None:
+        if answered[0]:
+            return
+        # An owner waits for one answer before the next wish about the same workload.
+        if self.executor is not None and previous[0]:
+            self.executor.post(event, lambda: self._hear(event, answered))
+            if self.asks_twice():
+                self.executor.post(msgspec.structs.replace(event), lambda: self._hear(event, answered))
+        self.machine.agenda.after(ASK_AGAIN_S, lambda: self._ask(event, answered, previous))
+
+    def _hear(self, event: Event, answered: list[bool]) -> None:
+        if not answered[0]:
+            answered[0] = True
+            self.num_open -= 1
+            self.acknowledged.append(event)
+            self.machine.say("acknowledged: {}", type(event).__name__)
+
+
+def _subject(event: Event) -> str:
+    match event:
+        case JobSubmitted():
+            return event.job.job_id
+        case ServiceDeployed():
+            return event.service.service_id
+        case PauseRequested() | ResumeRequested():
+            return event.job_id
+        case CancelRequested() | ScaleRequested():
+            return event.workload_id
+    raise AssertionError(f"owners never ask {type(event).__name__}")
+
+
+class Gateway:
+    """Reports what it sees of each service, every `interval_s`."""
+
+    def __init__(self, machine: Machine, loads: Sequence[Load], interval_s: float) -> None:
+        self.machine = machine
+        self.interval_s = interval_s
+        self.executor: SimExecutor | None = None
+        self.removed: set[WorkloadId] = set()
+        self._last_s = {load.service_id: 0.0 for load in loads}
+        for load in loads:
+            machine.agenda.at(load.start_s, lambda load=load: self._observe(load))  # type: ignore[misc]
+
+    def _observe(self, load: Load) -> None:
+        if load.service_id in self.removed:
+            return
+        now_s = self.machine.clock.now_s()
+        rate = load.rate_per_s(now_s)
+        if rate > 0:
+            self._last_s[load.service_id] = now_s
+        ready = sum(process.is_ready for process in self.machine.of_workload(load.service_id))
+        wanted = rate * load.service_time_s
+        if self.executor is not None:
+            self.executor.post(
+                LoadObserved(
+                    service_id=load.service_id,
+                    arrivals_per_s=rate,
+                    in_flight=math.ceil(min(wanted, 4.0 * ready)),
+                    queued=math.ceil(max(0.0, wanted - 4.0 * ready)),
+                    idle_s=now_s - self._last_s[load.service_id],
+                )
+            )
+        self.machine.agenda.after(self.interval_s, lambda: self._observe(load))
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole scenario of requests and load."""
+
+    requests: tuple[Request, ...] = ()
+    loads: tuple[Load, ...] = ()
+
+    def jobs(self) -> list[tuple[float, TrainingJob]]:
+        """Every job with the moment of its submission."""
+        return [(r.at_s, r.event.job) for r in self.requests if isinstance(r.event, JobSubmitted)]
+
+
+def make_job(
+    job_id: str,
+    *,
+    num_samples: int,
+    samples_per_s: float,
+    parallel_fraction: float = 0.9,
+    batch_size: int = 32,
+    num_epochs: int = 1,
+    workers: tuple[int, int] = (1, 1),
+    deadline_s: float | None = None,
+    poison: str = "",
+    **changes: object,
+) -> TrainingJob:
+    """Build a job whose model is in its params."""
+    job = TrainingJob(
+        job_id=WorkloadId(job_id),
+        name=job_id,
+        entrypoint=_SOURCE,
+        global_batch_size=batch_size,
+        num_epochs=num_epochs,
+        min_workers=workers[0],
+        max_workers=workers[1],
+        num_virtual_shards=max(4, 1 << (workers[1] - 1).bit_length()),
+        goal=Goal(deadline_s=deadline_s),
+        params=describe(num_samples, samples_per_s, parallel_fraction, poison),
+    )
+    return msgspec.structs.replace(job, **changes)
+
+
+def make_service(service_id: str, **changes: object) -> InferenceService:
+    """Build a service."""
+    service = InferenceService(
+        service_id=WorkloadId(service_id),
+        name=service_id,
+        entrypoint=Entrypoint(source_path="source/serve.py", object_name="Model", kind="class"),
+        idle_s=10.0,
+        grace_s=5.0,
+        target_in_flight=4,
+    )
+    return msgspec.structs.replace(service, **changes)
+
+
+def draw_workload(rng: np.random.Generator, num_devices: int, horizon_s: float) -> Workload:
+    """Draw a small scenario: 3 to 10 jobs of all kinds, up to 2 services, owners who change their minds."""
+    requests: list[Request] = []
+    num_jobs = int(rng.integers(3, 11))
+    for index in range(num_jobs):
+        requests += _draw_job(rng, index, num_devices, horizon_s)
+    loads = []
+    for index in range(int(rng.integers(0, 3))):
+        service_requests, load = _draw_service(rng, index, horizon_s)
+        requests += service_requests
+        loads.append(load)
+    requests.sort(key=lambda request: request.at_s)
+    return Workload(requests=tuple(requests), loads=tuple(loads))
+
+
+def _draw_job(rng: np.random.Generator, index: int, num_devices: int, horizon_s: float) -> list[Request]:
+    at_s = float(rng.uniform(0.0, horizon_s * 0.6))
+    most = int(rng.integers(1, min(num_devices, 6) + 1))
+    least = int(rng.integers(1, most + 1)) if rng.random() < 0.4 else 1
+    rate = float(rng.uniform(20.0, 80.0))
+    length_s = float(np.exp(rng.uniform(np.log(2.0), np.log(30.0))))
+    batch_size = int(rng.choice([8, 16, 32]))
+    poison = str(rng.choice(["crash", "hang", "raise", "segfault"])) if rng.random() < 0.08 else ""
+    job = make_job(
+        f"job-{index}",
+        num_samples=max(batch_size, int(rate * length_s / 2)),
+        num_epochs=2,
+        samples_per_s=rate,
+        parallel_fraction=float(rng.uniform(0.6, 0.98)),
+        batch_size=batch_size,
+        workers=(least, most),
+        deadline_s=at_s + length_s * float(rng.uniform(1.0, 6.0)) if rng.random() < 0.5 else None,
+        poison=poison,
+        elastic=bool(rng.random() < 0.85),
+        checkpoint_interval_s=float(rng.uniform(1.0, 8.0)),
+        grace_s=float(rng.uniform(0.5, 6.0)),
+        max_restarts=int(rng.integers(2, 6)),
+    )
+    requests = [Request(at_s=at_s, event=JobSubmitted(job=job))]
+    if rng.random() < 0.1:
+        requests.append(Request(at_s=at_s + float(rng.exponential(8.0)), event=CancelRequested(workload_id=job.job_id)))
+    if rng.random() < 0.15:
+        pause_s = at_s + float(rng.exponential(6.0))
+        requests.append(Request(at_s=pause_s, event=PauseRequested(job_id=job.job_id)))
+        resume_s = pause_s + 3.0 + float(rng.exponential(6.0))
+        requests.append(Request(at_s=resume_s, event=ResumeRequested(job_id=job.job_id)))
+    if rng.random() < 0.15:
+        requests.append(
+            Request(
+                at_s=at_s + float(rng.exponential(6.0)),
+                event=ScaleRequested(workload_id=job.job_id, minimum=1, maximum=int(rng.integers(1, most + 1))),
+            )
+        )
+    return requests
+
+
+def _draw_service(rng: np.random.Generator, index: int, horizon_s: float) -> tuple[list[Request], Load]:
+    start_s = float(rng.uniform(0.0, horizon_s * 0.4))
+    end_s = start_s + float(rng.uniform(0.2, 0.8)) * horizon_s
+    service = make_service(
+        f"service-{index}", min_replicas=int(rng.integers(0, 2)), max_replicas=int(rng.integers(1, 4))
+    )
+    requests = [Request(at_s=start_s, event=ServiceDeployed(service=service))]
+    if rng.random() < 0.3:
+        changed = msgspec.structs.replace(service, max_queue=512)
+        requests.append(
+            Request(at_s=float(rng.uniform(start_s + 2.0, end_s + 2.0)), event=ServiceDeployed(service=changed))
+        )
+    load = Load(
+        service_id=service.service_id,
+        start_s=start_s,
+        end_s=end_s,
+        base_per_s=float(rng.uniform(0.0, 40.0)),
+        wave_per_s=float(rng.uniform(0.0, 40.0)),
+        period_s=float(rng.uniform(10.0, 60.0)),
+        service_time_s=float(rng.uniform(0.05, 0.2)),
+    )
+    # In the end every service is removed, so that nothing may be left running.
+    requests.append(Request(at_s=end_s + 20.0, event=CancelRequested(workload_id=service.service_id)))
+    return requests, load
