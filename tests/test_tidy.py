@@ -231,23 +231,37 @@ def homes_of_tests(path: Path) -> list[Path]:
     return [folder / f"test_{name}.py" for folder in (room, room.joinpath(*inside.parts[1:-1])) for name in names]
 
 
+def modules_named_in(path: Path) -> Iterator[str]:
+    """Dotted names of what a file imports, names in modules included, and of what it loads by a dotted string."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from re.findall(r"springtide(?:\.\w+)+", node.value)
+
+
+def dotted_name(path: Path) -> str:
+    return ".".join(["springtide", *path.relative_to(SOURCE).with_suffix("").parts]).removesuffix(".__init__")
+
+
 @functools.cache
-def modules_that_tests_import() -> frozenset[str]:
-    """Dotted names of everything that the tests import, names in modules included."""
-    found = set()
-    for path in (ROOT / "tests").rglob("*.py"):
-        for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.Import):
-                found |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return frozenset(found)
+def modules_with_tests() -> frozenset[str]:
+    """What tests ask for: modules with a test file of their own or imported by a test, and the parts these are made of.
 
-
-def is_tested(path: Path) -> bool:
-    """Whether a module has a test file of its own, or some test asks for it by name."""
-    dotted = ".".join(["springtide", *path.relative_to(SOURCE).with_suffix("").parts]).removesuffix(".__init__")
-    return dotted in modules_that_tests_import() or any(home.is_file() for home in homes_of_tests(path))
+    A part is a module of the same room that a tested module imports: it is tested through the face it belongs to.
+    """
+    asked_for = {name for path in (ROOT / "tests").rglob("*.py") for name in modules_named_in(path)}
+    tested = {
+        path
+        for path in PYTHON_FILES
+        if dotted_name(path).removesuffix(".__main__") in asked_for
+        or any(home.is_file() for home in homes_of_tests(path))
+    }
+    parts = {name for path in tested for name in modules_named_in(path) if name.split(".")[1:2] == [room_of(path)]}
+    return frozenset({dotted_name(path) for path in tested} | parts)
 
 
 def test_every_module_with_code_has_its_tests() -> None:
@@ -257,7 +271,7 @@ def test_every_module_with_code_has_its_tests() -> None:
         if holds_code(tree_of(path))
         and path.name not in WITHOUT_A_TEST_OF_THEIR_OWN
         and name_of(path) not in WITHOUT_A_TEST_OF_THEIR_OWN
-        and not is_tested(path)
+        and dotted_name(path) not in modules_with_tests()
     ]
     assert not untested, f"neither a tests/<room>/test_<file>.py nor a test that imports it: {untested}"
 

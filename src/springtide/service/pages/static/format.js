@@ -3,11 +3,12 @@
 export const UNKNOWN = "–";
 const isKnown = (value) => value !== null && value !== undefined && Number.isFinite(value);
 
-// 41 ms, 7.5 s, 3m12, 2h05: the same words as the command line uses.
+// 0.14 ms, 41 ms, 7.5 s, 3m12, 2h05: the same words as the command line uses.
 export function duration(seconds) {
   if (!isKnown(seconds)) return UNKNOWN;
   const sign = seconds < 0 ? "-" : "";
   const size = Math.abs(seconds);
+  if (size < 0.01) return `${sign}${Number((size * 1000).toPrecision(2))} ms`;
   if (size < 1) return `${sign}${Math.round(size * 1000)} ms`;
   if (size < 60) return `${sign}${size.toFixed(1)} s`;
   const minutes = Math.floor(Math.round(size) / 60);

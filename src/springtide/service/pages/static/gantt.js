@@ -100,7 +100,7 @@ export class Gantt {
       const [line, text] = group.children;
       setAttributes(line, { class: "grid-line", x1: x, x2: x, y1: TOP - 2, y2: box.height - AXIS + 4 });
       setAttributes(text, { class: "tick", x, y: box.height - 6, "text-anchor": "middle" });
-      setText(text, clock(at, offset, step < 60));
+      setText(text, x > box.width - 30 ? "" : clock(at, offset, step < 60));
     });
   }
 
@@ -146,14 +146,18 @@ export class Gantt {
   }
 
   drawDeadlines({ status, nowS, hueOf, range, scale, box }) {
-    const isShown = (job) => job.deadline_at_s !== null && !/REJECTED|CANCELLED/.test(job.state) && job.deadline_at_s >= range.from && job.deadline_at_s <= range.to;
+    // A deadline beyond the window of a job that has not ended is told at the edge.
+    const isShown = (job) => job.deadline_at_s !== null && !/REJECTED|CANCELLED/.test(job.state)
+      && job.deadline_at_s >= range.from && (job.deadline_at_s <= range.to || job.ended_at_s === null);
     const jobs = status.jobs.filter(isShown);
     const taken = LABEL_LANES.map(() => []);
     this.deadlines.update(jobs, (job) => job.job_id, (group, job) => {
-      const x = scale(job.deadline_at_s);
+      const isAhead = job.deadline_at_s > range.to;
+      const x = isAhead ? box.width - RIGHT : scale(job.deadline_at_s);
       const [line, text] = group.children;
-      setAttributes(line, { class: `deadline ${hueOf(job.job_id)}`, x1: x, x2: x, y1: 4, y2: box.height - AXIS });
-      const label = `${job.name} deadline`;
+      setAttributes(line, { class: isAhead ? "gone" : `deadline ${hueOf(job.job_id)}`, x1: x, x2: x, y1: 4, y2: box.height - AXIS });
+      const left = job.deadline_at_s - nowS;
+      const label = isAhead ? `${job.name} deadline in ${duration(left)} →` : `${job.name} deadline`;
       const width = label.length * 6.2;
       const isLeft = x + width > box.width - RIGHT;
       const start = isLeft ? x - width : x;
@@ -161,7 +165,6 @@ export class Gantt {
       if (lane >= 0) taken[lane].push([start, start + width]);
       setAttributes(text, { class: "deadline-label", x: x + (isLeft ? -3 : 3), y: LABEL_LANES[Math.max(0, lane)], "text-anchor": isLeft ? "end" : "start" });
       setText(text, lane >= 0 ? label : "");
-      const left = job.deadline_at_s - nowS;
       const when = left >= 0 ? `in ${duration(left)}` : `${duration(-left)} ago`;
       setTitle(group, `${job.name}: deadline ${clock(job.deadline_at_s, status.wall_clock_offset_s)}, ${when}`);
     });
