@@ -15,7 +15,7 @@ _TAIL_BYTES = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One committed step. `ids_digest` names its samples; `step` counts from 1."""
+    """One committed step, counted from 1. `ids_digest` names its samples; `took_s` is from commit to commit."""
 
     generation: int
     step: int
@@ -23,6 +23,7 @@ class StepRecord:
     loss: float
     num_samples: int
     ids_digest: str
+    took_s: float = 0.0
 
 
 class StepLog:

@@ -44,6 +44,10 @@ class Reporter:
         if self._direction is not None and self._pause_s is None:
             self._pause_s = time.monotonic() - self._last_end_s if self._last_end_s is not None else 0.0
 
+    def since_last_end_s(self) -> float:
+        """How long ago this member committed a step; 0 where it has not."""
+        return time.monotonic() - self._last_end_s if self._last_end_s is not None else 0.0
+
     def step_ended(self, *, step: int, total_steps: int, epoch: int, loss: float, num_samples: int) -> None:
         """A step is committed."""
         now_s = time.monotonic()

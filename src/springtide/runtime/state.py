@@ -125,7 +125,7 @@ class TrainingState:
         """The numbers in the parameter groups (learning rates, momenta, betas), in a fixed order."""
         values: list[float] = []
         for index, key, item in self._number_slots:
-            value = self.optimizer.param_groups[index].get(key)
+            value: Any = self.optimizer.param_groups[index].get(key)
             value = value[item] if item is not None and isinstance(value, tuple) else value
             values.append(float(value) if _is_number(value) else 0.0)
         return values
@@ -134,7 +134,7 @@ class TrainingState:
         """Set what `numbers` returned on another member. Anything that is no plain number here stays as it is."""
         for (index, key, item), number in zip(self._number_slots, numbers, strict=True):
             group = self.optimizer.param_groups[index]
-            value = group.get(key)
+            value: Any = group.get(key)
             if item is None and _is_number(value):
                 group[key] = type(value)(number)
             elif isinstance(value, tuple) and item is not None and _is_number(value[item]):

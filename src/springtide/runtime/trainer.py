@@ -146,7 +146,7 @@ class Trainer:
         shard = self._shards[0]
         low, high = self._bounds(shard)
         weight = (high - low) / len(self._batch.ids)
-        (loss * weight).backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(loss * weight)
         self._accumulator.add(shard, self.payload.capture(float(loss.detach()), weight))
         self._shards.pop(0)
         if not self._drain_empty_shards():
@@ -285,6 +285,7 @@ class Trainer:
                 loss=loss,
                 num_samples=len(batch.ids),
                 ids_digest=batch.ids_digest,
+                took_s=self._reporter.since_last_end_s(),
             )
         )
         if group.rank == 0:

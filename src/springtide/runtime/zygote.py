@@ -33,7 +33,8 @@ def warm_up() -> None:
     for make in (torch.optim.SGD, torch.optim.AdamW):
         model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2), torch.nn.Dropout())
         optimizer = make(model.parameters(), lr=0.1)
-        torch.nn.functional.cross_entropy(model(torch.ones(2, 2)), torch.zeros(2, dtype=torch.int64)).backward()
+        loss = torch.nn.functional.cross_entropy(model(torch.ones(2, 2)), torch.zeros(2, dtype=torch.int64))
+        torch.autograd.backward(loss)
         optimizer.step()
     import springtide.runtime.worker  # noqa: F401 - children find everything imported.
 
