@@ -334,13 +334,13 @@ def test_a_request_that_cannot_make_its_deadline_is_refused_early(tmp_path):
         async with FakeReplica(tmp_path) as replica:
             await harness.serve(replica)
             queue = harness.gateway._queues["double"]
-            queue._request_s = 10.0
+            queue._call_s = 4.0
             replica.hold = asyncio.Event()
             first = asyncio.create_task(harness.call([1]))
             await replica.arrived.wait()
             answer = await harness.call([2], timeout="2s")
             assert answer.status_code == 429
-            assert int(answer.headers["retry-after"]) == 8
+            assert int(answer.headers["retry-after"]) == 7
             replica.hold.set()
             await first
 

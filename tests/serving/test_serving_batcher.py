@@ -105,6 +105,15 @@ def test_the_expected_company_follows_the_peak_and_fades():
     assert 1.0 <= value < 1.2
 
 
+def test_a_replica_works_only_for_those_it_can_still_answer_in_time():
+    doomed = Waiting(request_id=1, arrived_at_s=0.0, deadline_s=1.0)
+    fine = Waiting(request_id=2, arrived_at_s=0.5, deadline_s=1.5)
+    decision = form_batch([doomed, fine], 0.9, LIMITS, call_s=0.2)
+    assert (decision.expired, decision.request_ids) == ((1,), (2,))
+    alone = form_batch([doomed], 0.9, LIMITS, call_s=0.2)
+    assert (alone.expired, alone.request_ids) == ((), (1,)), "an estimate must not starve a service"
+
+
 def test_nothing_waits_longer_than_a_call_takes():
     assert worthwhile_wait_s(0.005, None) == 0
     assert worthwhile_wait_s(0.005, 0.0001) == 0.0001

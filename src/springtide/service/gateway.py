@@ -25,8 +25,9 @@ import springtide
 from springtide.core.errors import InvalidRequest, NotFound, SpringtideError
 from springtide.core.events import Event
 from springtide.core.quantities import parse_duration_s, validate_name
+from springtide.service.gateway_errors import ClientGone, RequestRefused
 from springtide.service.gateway_metrics import GatewayMetrics
-from springtide.service.gateway_queue import Answer, ClientGone, RequestRefused, ServiceQueue, removed
+from springtide.service.gateway_queue import Answer, ServiceQueue
 from springtide.serving.inference_protocol import arguments_of, infer_answer, model_metadata, parse_infer
 from springtide.serving.router import ReplicaRoute, ServiceRoute
 from springtide.serving.schema import Call, MalformedRequest, ServiceSchema, check_call, parse_json
@@ -192,7 +193,7 @@ class Gateway:
             route = routes.get(name)
             if route is None or route.service.service_id != queue.service.service_id:
                 del self._queues[name]
-                queue.close(removed(name))
+                queue.close(NotFound(f"the service {name!r} was removed"))
                 self._leaving.append(queue)
         for name, route in routes.items():
             if name in self._queues:

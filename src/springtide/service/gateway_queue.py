@@ -10,12 +10,13 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from springtide.core.errors import BackendError, InvalidRequest, NotFound, SpringtideError
+from springtide.core.errors import BackendError, InvalidRequest, SpringtideError
 from springtide.core.events import LoadObserved
 from springtide.core.workload import InferenceService, ReplicaId
+from springtide.service.gateway_errors import ClientGone, RequestRefused
 from springtide.service.gateway_metrics import GatewayMetrics
 from springtide.service.replica_client import ReplicaClient
-from springtide.serving.admission import QueueState, refusal, smooth
+from springtide.serving.admission import QueueState, calls_ahead, refusal, smooth
 from springtide.serving.batcher import BatchLimits, Waiting, WaitUntil, expected_company, form_batch, worthwhile_wait_s
 from springtide.serving.frames import Answered, Draining, Outcome
 from springtide.serving.load import LoadWindow, is_worth_telling
@@ -25,19 +26,6 @@ from springtide.serving.schema import Call, ServiceSchema
 _WATCH_AFTER_S = 0.02
 _RETRY_AFTER_S = 2.0
 _MIN_TELL_INTERVAL_S = 1.0
-
-
-class RequestRefused(SpringtideError):
-    """The request was not answered by the model: too busy (429), no replica (502, 503), too late (504)."""
-
-    def __init__(self, status: int, message: str, retry_after_s: float | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.retry_after_s = retry_after_s
-
-
-class ClientGone(SpringtideError):
-    """The client closed its connection; nobody waits for the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +61,7 @@ class _Sent:
     """A batch at a replica."""
 
     pendings: list[_Pending]
+    sent_at_s: float
     num_items: int
 
 
@@ -103,8 +92,8 @@ class ServiceQueue:
         self._num_in_flight = 0
         self._next_id = 0
         self._expected = 1.0
-        self._request_s: float | None = None
         self._call_s: float | None = None
+        self._answered_at_s: dict[ReplicaId, float] = {}
         self._woken_at_s: float | None = None
         self._ready_at_s: float | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -168,12 +157,16 @@ class ServiceQueue:
         now_s = self._loop.time()
         self.window.arrived(now_s)
         num_ready = self.num_ready
+        num_queued = self.num_queued
+        is_batchable = self.schema is None or self.schema.is_batchable
         state = QueueState(
-            num_queued=self.num_queued,
-            num_in_flight=self._num_in_flight,
+            num_queued=num_queued,
             max_queue=self.service.max_queue,
+            num_calls_ahead=calls_ahead(
+                num_queued, len(self._sent), self.service.max_batch_size, is_batchable=is_batchable
+            ),
             num_ready=num_ready,
-            request_s=self._request_s,
+            call_s=self._call_s,
         )
         refused = refusal(state, timeout_s)
         if refused is not None:
@@ -189,7 +182,7 @@ class ServiceQueue:
         )
         if self.schema is not None:
             pending.call = prepare(self.schema)
-        self._expected = expected_company(self._expected, state.num_queued + state.num_in_flight + 1)
+        self._expected = expected_company(self._expected, num_queued + self._num_in_flight + 1)
         watch = _Watch(self._loop, pending, self._expire, until_gone)
         latency_s: float | None = None
         try:
@@ -309,7 +302,13 @@ class ServiceQueue:
             if client is None:
                 return
             queue = list(self._waiting.values())
-            decision = form_batch(queue, self._loop.time(), limits, expected_requests=self._expected)
+            decision = form_batch(
+                queue,
+                self._loop.time(),
+                limits,
+                expected_requests=self._expected,
+                call_s=(self._call_s or 0.0) * (1 + len(client.outstanding)),
+            )
             for request_id in decision.expired:
                 self._expire(self._pendings[request_id])
             if isinstance(decision, WaitUntil):
@@ -355,7 +354,7 @@ class ServiceQueue:
             for pending in pendings:
                 self._fail(pending, RequestRefused(413, str(error)))
             return
-        self._sent[batch_id] = _Sent(pendings, num_items)
+        self._sent[batch_id] = _Sent(pendings, now_s, num_items)
         self._batch_items.observe(num_items)
         self._count_in_flight(len(pendings))
 
@@ -393,14 +392,15 @@ class ServiceQueue:
             for pending in sent.pendings:
                 self._fail(pending, RequestRefused(502, "the replica answered another number of requests than it got"))
         else:
-            # The time in the user's code: a batch sent ahead also waits at the replica, which must not count twice.
-            self._call_s = smooth(self._call_s, reply.predict_s)
-            self._request_s = smooth(self._request_s, reply.predict_s / len(sent.pendings))
+            # A batch sent ahead also waits at the replica; only what it kept the replica busy counts.
+            began_s = max(sent.sent_at_s, self._answered_at_s.get(client.replica_id, 0.0))
+            self._call_s = smooth(self._call_s, now_s - began_s)
             for pending, outcome in zip(sent.pendings, reply.outcomes, strict=True):
                 if not pending.future.done():
                     pending.future.set_result(
                         Answer(outcome, client.replica_id, pending.queue_s, pending.cold_start_s, sent.num_items)
                     )
+        self._answered_at_s[client.replica_id] = now_s
         # An answer nobody waits for any more still was work: the service was busy until now.
         self.window.busy(now_s)
         self._dismiss(client)
@@ -431,6 +431,7 @@ class ServiceQueue:
         client.is_retired = True
         if self._clients.get(client.replica_id) is client:
             del self._clients[client.replica_id]
+        self._answered_at_s.pop(client.replica_id, None)
         self._leaving.add(client)
         self._dismiss(client)
 
@@ -486,8 +487,3 @@ def _waiting(pending: _Pending, call: Call, schema: ServiceSchema | None) -> Wai
         key=call.key,
         is_batchable=schema is not None and schema.is_batchable,
     )
-
-
-def removed(name: str) -> NotFound:
-    """The error for requests of a service that was removed while they waited."""
-    return NotFound(f"the service {name!r} was removed")

@@ -7,6 +7,7 @@ import math
 import msgspec
 
 _SMOOTHING_FRACTION = 0.2
+_SAFE_FRACTION = 0.8
 _MIN_RETRY_AFTER_S = 1.0
 _MAX_RETRY_AFTER_S = 60.0
 
@@ -14,14 +15,15 @@ _MAX_RETRY_AFTER_S = 60.0
 class QueueState(msgspec.Struct, frozen=True, kw_only=True):
     """A service's queue at the moment of an arrival.
 
-    `request_s` is how long one ready replica lately needed per request, batching included (None: not known yet).
+    `num_calls_ahead` counts the calls of replicas (batches, sent or still to form) before the request's own; `call_s`
+    is how long one call lately kept a replica busy (None: not known yet).
     """
 
     num_queued: int
-    num_in_flight: int
     max_queue: int
+    num_calls_ahead: int
     num_ready: int
-    request_s: float | None = None
+    call_s: float | None = None
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,26 +33,34 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
     retry_after_s: float
 
 
-def estimated_wait_s(state: QueueState) -> float | None:
-    """Return how long a request that arrives now waits before a replica takes it; None where that is not known."""
-    if state.request_s is None or state.num_ready == 0:
+def calls_ahead(num_queued: int, num_sent: int, max_batch_size: int, *, is_batchable: bool) -> int:
+    """Return how many calls of replicas come before that of a new request: `num_sent` batches and the queue's."""
+    return num_sent + (num_queued // max_batch_size if is_batchable else num_queued)
+
+
+def estimated_answer_s(state: QueueState) -> float | None:
+    """Return how long a request that arrives now has to wait for its answer; None where that is not known."""
+    if state.call_s is None or state.num_ready == 0:
         return None
-    return (state.num_queued + state.num_in_flight) * state.request_s / state.num_ready
+    return state.num_calls_ahead * state.call_s / state.num_ready + state.call_s
 
 
 def refusal(state: QueueState, timeout_s: float) -> Refused | None:
-    """Return None if the request may join the queue, else why not. `timeout_s` is what it has left."""
-    wait_s = estimated_wait_s(state)
+    """Return None if the request may join the queue, else why not. `timeout_s` is what it has left.
+
+    With nothing ahead it is always let in: only trying tells whether an estimate still holds.
+    """
+    answer_s = estimated_answer_s(state)
     if state.num_queued >= state.max_queue:
         return Refused(
             reason=f"the queue is full ({state.num_queued} of {state.max_queue} requests wait); try again later",
-            retry_after_s=_bounded(wait_s or 0.0),
+            retry_after_s=_bounded(answer_s or 0.0),
         )
-    if wait_s is not None and wait_s > timeout_s:
+    if answer_s is not None and state.num_calls_ahead > 0 and answer_s > _SAFE_FRACTION * timeout_s:
         return Refused(
-            reason=f"about {wait_s:.1f} s of work is ahead, more than the {timeout_s:.1f} s that the request allows; "
-            "try again later or send a longer X-Springtide-Timeout",
-            retry_after_s=_bounded(wait_s - timeout_s),
+            reason=f"an answer would take about {answer_s:.2g} s, too near to the {timeout_s:.2g} s that the request "
+            "allows; try again later or send a longer X-Springtide-Timeout",
+            retry_after_s=_bounded(answer_s - _SAFE_FRACTION * timeout_s),
         )
     return None
 

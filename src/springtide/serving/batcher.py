@@ -48,7 +48,12 @@ class WaitUntil(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def form_batch(
-    queue: Sequence[Waiting], now_s: float, limits: BatchLimits, *, expected_requests: float | None = None
+    queue: Sequence[Waiting],
+    now_s: float,
+    limits: BatchLimits,
+    *,
+    expected_requests: float | None = None,
+    call_s: float = 0.0,
 ) -> Batch | WaitUntil:
     """Take the oldest live request and, in order, all that may join it; call it when a replica could start at once.
 
@@ -56,9 +61,16 @@ def form_batch(
     its oldest request has waited `batch_wait_s`, or when it holds `expected_requests` requests: to wait for more
     company than there has been lately would only cost time. A single request above the item or byte limit goes
     alone (the replica cuts it up). An empty queue gives an empty Batch.
+
+    `call_s` is how long the answer will probably take. Requests that could not be answered in time count as expired
+    too, as long as there are others that could: under overload the replica works for these only.
     """
-    expired = tuple(waiting.request_id for waiting in queue if waiting.deadline_s <= now_s)
-    live = [waiting for waiting in queue if waiting.deadline_s > now_s] if expired else queue
+    horizon_s = now_s + call_s
+    if not any(waiting.deadline_s > horizon_s for waiting in queue):
+        # The estimate may be wrong, and only trying corrects it.
+        horizon_s = now_s
+    expired = tuple(waiting.request_id for waiting in queue if waiting.deadline_s <= horizon_s)
+    live = [waiting for waiting in queue if waiting.deadline_s > horizon_s] if expired else queue
     if not live:
         return Batch(expired=expired)
     oldest = live[0]
