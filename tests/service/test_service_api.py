@@ -110,6 +110,20 @@ def test_requests_with_one_key_at_the_same_time_make_one_job(http, platform):
     assert len(platform.view().jobs) == 1
 
 
+def test_a_submission_that_was_given_up_on_keeps_its_key_and_its_source(http, platform):
+    headers = {"Idempotency-Key": "k"}
+    platform.is_broken = True
+    assert http.post("/v1/jobs", json=job_body(), headers=headers).status_code == 503
+    (source,) = platform.state_dir.rglob("digits.py")
+    platform.is_broken = False
+    other = job_body(source__text="def fit(ctx):\n    return 2\n")
+    assert http.post("/v1/jobs", json=other, headers=headers).status_code == 409
+    assert source.read_text() == SOURCE
+    again = http.post("/v1/jobs", json=job_body(), headers=headers)
+    assert again.status_code == 201
+    assert platform.view().jobs[again.json()["job_id"]].job.entrypoint.source_path == str(source)
+
+
 def test_a_job_is_found_by_id_and_by_a_name_that_is_clear(http):
     first = submit(http)
     assert http.get(f"/v1/jobs/{first.job_id}").json()["job_id"] == first.job_id

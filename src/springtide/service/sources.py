@@ -86,6 +86,16 @@ def service_source_path(platform: PlatformLike, service_id: WorkloadId, source: 
     return platform.workload_dir(service_id) / "source" / digest / source.filename
 
 
+def may_write(path: Path, text: str) -> bool:
+    """Whether there is no source at `path` yet, or this very one."""
+    try:
+        return path.read_bytes() == text.encode()
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error.strerror}") from error
+
+
 def write_source(workload_dir: Path, path: Path, text: str) -> None:
     """Write a source file durably, 0600, in 0700 directories. Raises StorageError.
 

@@ -65,12 +65,17 @@ class Desk:
                         f"this Idempotency-Key was used for {known.workload_id} with another body; use a new key"
                     )
                 return known, False
-            job_id = _draw_job_id(view, request.name, submit_key)
+            job_id = self._draw_job_id(view, request.name, submit_key)
             path = sources.job_source_path(self._platform, job_id, request.source)
+            if not sources.may_write(path, request.source.text):
+                # A submission that was given up on may still be on its way in: its source must stay as it is.
+                raise Conflict(f"this Idempotency-Key was used for {job_id} with another source; use a new key")
             sources.write_source(self._platform.workload_dir(job_id), path, request.source.text)
             job = self._make_job(request, job_id, submit_key, sources.entrypoint_of(request.source, path))
-            view = self._hand_over(JobSubmitted(job=job))
-        return view.jobs[job_id], True
+            record = self._hand_over(JobSubmitted(job=job)).jobs[job_id]
+        if record.job.submit_key != submit_key:
+            raise Conflict(f"this Idempotency-Key was used for {job_id} with another body; use a new key")
+        return record, True
 
     def deploy_service(self, name: str, request: ServiceIn) -> ServiceRecord:
         """Deploy a service, or a new revision of it. The same request again changes nothing.
@@ -172,6 +177,19 @@ class Desk:
             self._platform.wait_change(seq - 1, _SETTLE_S)
         return self._platform.view()
 
+    def _draw_job_id(self, view: ViewLike, name: str, submit_key: str) -> WorkloadId:
+        """Draw `<name>-<4 to 6 hex digits>`, from the key where there is one; again, and longer, while it is taken."""
+        key = submit_key.partition(".")[0]
+        draw = 0
+        while True:
+            digits = _digest(f"{key} {draw}") if key else secrets.token_hex(16)
+            job_id = WorkloadId(f"{name}-{digits[: min(6, 4 + draw)]}")
+            is_taken = job_id in view.jobs or job_id in view.services
+            # Without a key a directory of that name belongs to somebody else's attempt.
+            if not is_taken and (key or not self._platform.workload_dir(job_id).exists()):
+                return job_id
+            draw += 1
+
     def _make_job(self, request: JobIn, job_id: WorkloadId, submit_key: str, entrypoint: Entrypoint) -> TrainingJob:
         options = request.options
         deadline_s = None if options.deadline_s is None else self._platform.now_s() + options.deadline_s
@@ -218,15 +236,3 @@ def _digest(text: str) -> str:
 def _find_key(view: ViewLike, submit_key: str) -> JobRecord | None:
     start = submit_key.partition(".")[0] + "."
     return next((record for record in view.jobs.values() if record.job.submit_key.startswith(start)), None)
-
-
-def _draw_job_id(view: ViewLike, name: str, submit_key: str) -> WorkloadId:
-    """Draw `<name>-<4 to 6 hex digits>`, from the key where there is one; drawn again, longer, while it is taken."""
-    draw = 0
-    while True:
-        key = submit_key.partition(".")[0]
-        digits = _digest(f"{key} {draw}") if key else secrets.token_hex(16)
-        job_id = WorkloadId(f"{name}-{digits[: min(6, 4 + draw)]}")
-        if job_id not in view.jobs and job_id not in view.services:
-            return job_id
-        draw += 1

@@ -1,0 +1,107 @@
+"""Records as users are told them: what is not known is None, never a guess."""
+
+from __future__ import annotations
+
+import pytest
+from platform_double import View
+
+from springtide.control.records import JobRecord, ReplicaRecord, ReplicaState, ServiceRecord, ServiceState
+from springtide.core.resources import make_node
+from springtide.core.workload import Checkpoint, Entrypoint, Goal, InferenceService, JobState, TrainingJob
+from springtide.service.explain import explain
+from springtide.service.status import job_status, platform_status, service_status
+
+CODE = Entrypoint(source_path="/fit.py", object_name="fit")
+
+
+def record(state=JobState.RUNNING, deadline_s=None, **known):
+    job = TrainingJob(
+        job_id="fit-1", name="fit", entrypoint=CODE, global_batch_size=10, goal=Goal(deadline_s=deadline_s)
+    )
+    given = {"reason": "", "submitted_at_s": 1.0, "min_workers": 1, "max_workers": 2, **known}
+    return JobRecord(job=job, state=state, **given)
+
+
+def service(**known):
+    given = {"state": ServiceState.IDLE, "reason": "nobody has asked yet", "min_replicas": 0, "max_replicas": 2}
+    inference = InferenceService(service_id="s", name="s", entrypoint=CODE, slo_s=0.1)
+    return ServiceRecord(service=inference, deployed_at_s=1.0, **{**given, **known})
+
+
+def replica(number=0, state=ReplicaState.READY):
+    return ReplicaRecord(replica_id=f"fit-1.{number}", device_id=f"local/{number}", state=state, started_at_s=2.0)
+
+
+@pytest.mark.parametrize(
+    ("known", "eta_s", "slack_s"),
+    [
+        ({"samples_per_s": 20.0, "step": 60, "total_steps": 100}, 20.0, 30.0),
+        ({"samples_per_s": None, "step": 60, "total_steps": 100}, None, None),
+        ({"samples_per_s": 20.0, "step": 60, "total_steps": None}, None, None),
+        ({"throughput_samples_per_s": {1: 40.0}, "members": ("fit-1.0",), "step": 60, "total_steps": 100}, 10.0, 40.0),
+        ({"throughput_samples_per_s": {2: 40.0}, "members": ("fit-1.0",), "step": 60, "total_steps": 100}, None, None),
+        ({"samples_per_s": 20.0, "step": 120, "total_steps": 100}, 0.0, 50.0),
+        ({"state": JobState.PENDING, "samples_per_s": 20.0, "step": 60, "total_steps": 100}, None, None),
+        ({"state": JobState.SUCCEEDED, "ended_at_s": 90.0, "step": 100, "total_steps": 100}, None, 60.0),
+        ({"state": JobState.FAILED, "ended_at_s": 90.0, "step": 60, "total_steps": 100}, None, None),
+    ],
+)
+def test_eta_and_slack_rest_on_what_was_measured(known, eta_s, slack_s):
+    status = job_status(record(deadline_s=150.0, **known), now_s=100.0)
+    assert (status.eta_s, status.slack_s) == (eta_s, slack_s)
+
+
+def test_progress_is_bounded_and_unknown_without_a_length():
+    assert job_status(record(step=5), 2.0).progress_fraction is None
+    assert job_status(record(step=12, total_steps=10), 2.0).progress_fraction == 1.0
+
+
+def test_a_service_counts_its_replicas_and_names_its_address():
+    known = service(replicas=(replica(0), replica(1, ReplicaState.STARTING), replica(2, ReplicaState.STOPPING)))
+    status = service_status(known, 4.0, "http://127.0.0.1:1")
+    assert (status.num_ready, status.num_starting) == (1, 1)
+    assert status.url == "http://127.0.0.1:1/f/s"
+    assert status.device_seconds == 6.0
+
+
+def view_of(*records):
+    jobs = {r.workload_id: r for r in records if isinstance(r, JobRecord)}
+    services = {r.workload_id: r for r in records if isinstance(r, ServiceRecord)}
+    return View(3, 5.0, jobs, services, (make_node("local", 2),), "p")
+
+
+def test_a_removed_service_is_listed_until_its_last_replica_is_gone():
+    draining = service(is_removed=True, state=ServiceState.REMOVED, replicas=(replica(0),))
+    assert len(platform_status(view_of(draining), 5.0, 0.0).services) == 1
+    assert len(platform_status(view_of(service(is_removed=True)), 5.0, 0.0).services) == 0
+
+
+def test_devices_name_their_holder():
+    first, second = platform_status(view_of(record(replicas=(replica(0),))), 5.0, 0.0).devices
+    assert (first.workload_name, first.replica_id) == ("fit", "fit-1.0")
+    assert (second.workload_id, second.replica_id) == (None, None)
+
+
+@pytest.mark.parametrize("state", list(JobState))
+def test_why_always_has_a_reason_and_a_next_step(state):
+    known = record(state, deadline_s=3.0, step=4, total_steps=8, checkpoint=Checkpoint(generation=1, step=4, path="p"))
+    why = explain(known, view_of(known), (), 5.0)
+    assert why.reason
+    assert why.evidence
+    assert why.next_steps
+    if not state.is_terminal:
+        assert any("passed 2.0 s ago" in sentence for sentence in why.evidence)
+
+
+def test_a_refused_job_is_told_what_would_be_accepted():
+    known = record(JobState.REJECTED, alternatives=("--deadline 8m30",), reason="cannot finish in time")
+    assert explain(known, view_of(known), (), 5.0).next_steps == ("--deadline 8m30",)
+
+
+@pytest.mark.parametrize("state", list(ServiceState))
+def test_why_of_a_service(state):
+    known = service(state=state, load_at_s=4.0, arrivals_per_s=3.0, latency_p99_s=0.25, idle_s=2.0, crashes_at_s=(1.0,))
+    why = explain(known, view_of(known), (), 5.0)
+    assert why.next_steps
+    assert any("250 ms, the objective is 100 ms" in sentence for sentence in why.evidence)
+    assert any("1 crash lately" in sentence for sentence in why.evidence)
