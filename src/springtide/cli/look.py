@@ -67,12 +67,16 @@ def logs(session: Session, identifier: str, follow: bool, replica: str | None, t
     if session.as_json:
         session.print_json({"workload_id": workload_id(found), "lines": list(lines)})
         return
+    is_empty = True
     try:
         for line in lines:
             click.echo(line.rstrip("\n"))
+            is_empty = False
     except KeyboardInterrupt:
         session.hint(f"{found.name} goes on. stop it: springtide cancel {workload_id(found)}")
         return
+    if is_empty:
+        click.echo(click.style(f"{workload_id(found)} has written nothing", dim=True), err=True)
     if isinstance(found, JobStatus) and follow:
         ended = session.client.job(found.job_id)
         session.hint(f"{ended.job_id} {ended.state}: {ended.reason}")

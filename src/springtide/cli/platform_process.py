@@ -100,7 +100,7 @@ def start_platform(state_dir: Path, slots: int | None, policy: str, port: int) -
     end_s = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < end_s:
         if process.poll() is not None:
-            raise BackendError(_why_ended(log_path, start, process.returncode, port))
+            raise BackendError(_why_ended(log_path, start, process.returncode))
         platform = read_platform(state_dir)
         if platform is not None and platform.pid == process.pid and is_healthy(platform.url):
             # It outlives this command on purpose; without this Python warns about it.
@@ -114,13 +114,12 @@ def start_platform(state_dir: Path, slots: int | None, policy: str, port: int) -
     )
 
 
-def _why_ended(log_path: Path, start: int, returncode: int, port: int) -> str:
+def _why_ended(log_path: Path, start: int, returncode: int) -> str:
     with log_path.open("rb") as log:
         log.seek(start)
         lines = [line for line in log.read().decode("utf-8", "replace").splitlines() if line.strip()]
-    said = lines[-1].strip() if lines else "it wrote nothing"
-    mend = f"; another program has port {port}: try --port 0" if "address already in use" in "".join(lines) else ""
-    return f"the platform ended at once with code {returncode}: {said}{mend} (all of it: {log_path})"
+    said = lines[-1].strip().removeprefix("springtide: ") if lines else "it wrote nothing"
+    return f"the platform did not start: {said} (code {returncode}; all of it: {log_path})"
 
 
 def wait_gone(pid: int, timeout_s: float) -> bool:

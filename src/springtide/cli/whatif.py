@@ -125,7 +125,8 @@ def bench(session: Session, name: str) -> None:
         for row in report["rows"]
     ]
     text = align(("CASE", "OURS", "BASELINE", "BASELINE NAME", "RATIO", "BOUND", "UNIT"), rows)
-    session.answer(report, f"{text}\n{'passed' if report['passed'] else 'NOT PASSED'}   {report.get('machine', '')}")
+    machine = ", ".join(f"{key} {value}" for key, value in report["machine"].items())
+    session.answer(report, f"{text}\n{'passed' if report['passed'] else 'NOT PASSED'}   on {machine}")
     if not report["passed"]:
         raise click.exceptions.Exit(1)
 
@@ -144,4 +145,4 @@ def _probe(verb: str) -> dict[str, Any]:
         report: dict[str, Any] = msgspec.json.decode(measured.stdout, type=dict[str, Any])
     except ValueError:
         raise BackendError(f"the measurement ended with code {measured.returncode} and no numbers") from None
-    return report
+    return {"passed": measured.returncode == 0, **report}
