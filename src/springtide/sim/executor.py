@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from springtide.core.actions import Action, EndJob, PreemptJob, ResizeJob, StartReplica, StopReplica
-from springtide.core.events import CheckpointCommitted, Event, ReplicaLost, ReplicaStopped
+from springtide.core.events import CheckpointCommitted, Event, NodeJoined, NodeLost, ReplicaLost, ReplicaStopped
 from springtide.core.ports import Standing
+from springtide.core.resources import NodeId
 from springtide.core.wire import Fence, FormGroup, Preempt, Stop
 from springtide.core.workload import ReplicaId, TrainingJob, WorkloadId
 from springtide.sim.machine import Machine, Process
@@ -29,6 +30,7 @@ class SimExecutor:
         self._asked: set[ReplicaId] = set()
         self._given_up: set[ReplicaId] = set()
         self._ended: set[WorkloadId] = set()
+        self._lost_nodes: set[NodeId] = set()
         machine.reconnect(self)
 
     # --- Executor ----------------------------------------------------------------------------------------------------
@@ -46,6 +48,8 @@ class SimExecutor:
                 continue
             if process is None or not process.is_alive or process.is_fenced:
                 self._report_gone(start.workload_id, start.replica_id, start.replica_id in asked, "it ended meanwhile")
+            elif not process.is_ready:
+                self._watch_start(process)
         for process in self.machine.living():
             if process.replica_id not in named and not process.is_fenced:
                 self._fence(process)
@@ -103,6 +107,14 @@ class SimExecutor:
         self._inbox.append(event)
         if on_acknowledged is not None:
             self._waiting.setdefault(id(event), (event, []))[1].append(on_acknowledged)
+
+    def post_node(self, event: NodeJoined | NodeLost) -> None:
+        """Report a node. Between its loss and the moment at which its return is known, nothing is started on it."""
+        if isinstance(event, NodeLost):
+            self._lost_nodes.add(event.node_id)
+            self.post(event)
+        else:
+            self.post(event, lambda: self._lost_nodes.discard(event.node.node_id))
 
     def take_report(self, event: Event, process: Process, seq: int) -> None:
         """A worker's report has arrived."""
@@ -166,7 +178,8 @@ class SimExecutor:
             return
         if isinstance(action.workload, TrainingJob):
             self.machine.run_of(action.workload).store.raise_fence(action.generation)
-        process = self.machine.spawn(action)
+        is_lost = self.machine.node_of.get(action.device_id) in self._lost_nodes
+        process = None if is_lost else self.machine.spawn(action)
         if process is None:
             lost = ReplicaLost(
                 workload_id=action.workload_id, replica_id=action.replica_id, reason="it could not be started"
@@ -175,6 +188,9 @@ class SimExecutor:
                 self.machine.delays.spawn_s, lambda: self.post(lost) if self._is_current() else None
             )
             return
+        self._watch_start(process)
+
+    def _watch_start(self, process: Process) -> None:
         self.machine.agenda.after(self.machine.delays.start_timeout_s, lambda: self._check_start(process))
 
     def _check_start(self, process: Process) -> None:

@@ -60,12 +60,16 @@ class _Journal:
         self.memory = MemoryJournal()
         self.num_steps = 0
         self.num_events = 0
+        # A turn that the journal refused so far: the controller is ahead of what anybody else may know.
+        self.is_behind = False
 
     def append(self, step: Step) -> int:
+        self.is_behind = True
         self._run.faults.check_journal()
         self._run.faults.reach("append.before")
         seq = self.memory.append(step)
         self.num_steps, self.num_events = seq, self.num_events + len(step.events)
+        self.is_behind = False
         self._run.note_journaled(step)
         self._run.faults.reach("append.after")
         return seq
@@ -171,6 +175,7 @@ class FaultRun:
 
     def _start_control_plane(self, is_fresh: bool) -> None:
         self.controller = Controller(self.make())
+        self.journal.is_behind = False
         inner = SimExecutor(self.machine)
         self.executor = _Executor(inner, self)
         self.faults.executor = inner
@@ -183,12 +188,12 @@ class FaultRun:
         }
         for node_id, node in reachable.items():
             if self.controller.state.nodes.get(node_id) != node:
-                inner.post(NodeJoined(node=node))
+                inner.post_node(NodeJoined(node=node))
         for node_id in self.controller.state.nodes:
             if node_id not in reachable:
                 for process in self.machine.on_node(node_id):
                     process.is_fenced = True
-                inner.post(NodeLost(node_id=node_id))
+                inner.post_node(NodeLost(node_id=node_id))
 
     def _crash(self) -> None:
         self.num_crashes += 1
@@ -210,6 +215,8 @@ class FaultRun:
 
     def _is_done(self) -> bool:
         assert self.executor is not None
+        if self.journal.is_behind:
+            return self.executor.inner.is_over
         self.invariants.check(self.controller, self.owners.acknowledged)
         if self.executor.inner.is_over or self.clock.now_s() > self._limit_s:
             return True

@@ -158,7 +158,7 @@ class Faults:
     def post_node(self, event: NodeJoined | NodeLost) -> None:
         """Tell the control plane of a node, if there is one; a restarted one finds out by itself."""
         if self.executor is not None:
-            self.executor.post(event)
+            self.executor.post_node(event)
 
     def lose_node(self, node_id: NodeId, down_s: float, *, is_noticed: bool) -> None:
         """A node goes down with all that runs on it and comes back empty."""

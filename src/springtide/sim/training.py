@@ -85,7 +85,7 @@ class TrainingRun:
                 return
             if member.form is None or member.form.generation != order.generation:
                 return
-        if group is not None and not order.forced:
+        if group is not None and not order.forced and any(p.is_alive and not p.is_fenced for p in group.members):
             if group.is_broken or group.is_finished or not group.is_training:
                 return
             told = all(p.form is not None and p.form.generation == order.generation for p in group.members)
