@@ -242,11 +242,12 @@ class ReplicaServer:
             if self._is_draining:
                 return
             self._is_draining = True
-            self._batches.put(None)
             peers, num_outstanding = list(self._peers), self._num_outstanding
         for peer in peers:
             # Unasked, so that a gateway stops sending before the first batch has to be turned away.
             peer.send(Pong(nonce=0, num_outstanding=num_outstanding, is_draining=True))
+        # Last, because `run` may return at once: whatever was accepted lies before this mark.
+        self._batches.put(None)
 
     def close(self) -> None:
         """Close every connection and remove the socket."""
