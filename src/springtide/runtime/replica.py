@@ -445,7 +445,8 @@ class _Stopping:
             self._watchdog.daemon = True
             self._watchdog.start()
         if server is not None:
-            server.drain()
+            # Telling the gateways may take a while if one does not read, and heartbeats come from this thread.
+            threading.Thread(target=server.drain, name="springtide-drain", daemon=True).start()
 
     def attach(self, server: ReplicaServer) -> None:
         """Let orders reach the server; one that came while it loaded takes effect now."""
