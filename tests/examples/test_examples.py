@@ -179,3 +179,10 @@ def test_examples_are_short_and_annotated(path: Path) -> None:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             assert node.returns is not None, f"{path.name}: {node.name} does not say what it returns"
+
+
+def test_own_policy_is_played_to_the_end(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    load("own_policy", monkeypatch).main()
+    rows = capsys.readouterr().out.splitlines()[1:]
+    assert [row.split()[0] for row in rows] == ["ShortestFirst", "Elastic", "Fifo"]
+    assert all("10 SUCCEEDED" in row for row in rows)
