@@ -243,3 +243,20 @@ def test_an_orderly_shutdown_puts_jobs_to_rest_and_a_start_wakes_them(stage):
     stage.tell(*(events.ReplicaStopped(workload_id="a", replica_id=f"a.{n}") for n in (0, 1)))
     assert stage.tell() == []
     assert stage.tell(events.PlatformStarted()) == ["start a.2 on n/0 g3", "start a.3 on n/1 g3"]
+
+
+def test_a_group_that_breaks_while_its_successor_forms_is_left_by_force(stage):
+    stage.running("a", "0")
+    stage.want(a="01")
+    stage.tell()
+    assert stage.ready("a", 1) == ["resize a g2 to a.0,a.1"]
+    assert stage.tell(events.GroupBroken(job_id="a", generation=1)) == ["resize a g3 to a.0,a.1 forced"]
+
+
+def test_a_running_inelastic_job_cannot_be_scaled_a_waiting_one_can(stage, job):
+    stage.running("a", "01", elastic=False, min_workers=2, max_workers=2)
+    stage.tell(events.ScaleRequested(workload_id="a", minimum=1, maximum=1))
+    assert (stage.job("a").min_workers, stage.job("a").max_workers) == (2, 2)
+    stage.tell(events.JobSubmitted(job=job("b", elastic=False, min_workers=2, max_workers=2)))
+    stage.tell(events.ScaleRequested(workload_id="b", minimum=1, maximum=3))
+    assert (stage.job("b").min_workers, stage.job("b").max_workers) == (3, 3)

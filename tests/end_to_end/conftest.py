@@ -156,8 +156,21 @@ def wait_for(condition: Callable[[], bool], timeout_s: float, what: str | Callab
 
 
 def committed_steps(workload: Path) -> list[dict[str, Any]]:
-    """The log of committed steps, in the order in which they were written."""
-    return [json.loads(line) for line in (workload / "steps.jsonl").read_text().splitlines()]
+    """The lineage of committed steps.
+
+    A job whose every worker died goes back to its checkpoint: what it commits again, under a higher generation,
+    replaces the steps that died with it, and must be made of the same samples.
+    """
+    lineage: list[dict[str, Any]] = []
+    digests: dict[int, str] = {}
+    for line in (workload / "steps.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        assert digests.setdefault(record["step"], record["ids_digest"]) == record["ids_digest"]
+        if lineage and record["step"] <= lineage[-1]["step"]:
+            assert record["generation"] > lineage[-1]["generation"], "a step was committed twice by one generation"
+            del lineage[record["step"] - 1 :]
+        lineage.append(record)
+    return lineage
 
 
 def artifact_digest(workload: Path) -> str:

@@ -125,9 +125,14 @@ def _(event: events.ResumeRequested, state: PlatformState, now_s: float) -> None
 @apply_event.register
 def _(event: events.ScaleRequested, state: PlatformState, now_s: float) -> None:
     job, service = state.jobs.get(event.workload_id), state.services.get(event.workload_id)
-    if job is not None:
-        most = min(event.maximum, job.job.num_virtual_shards)
-        state.jobs[event.workload_id] = replace(job, min_workers=min(event.minimum, most), max_workers=most)
+    if job is not None and not job.job.elastic and job.replicas:
+        # Its processes cannot change their number; the API refuses this with the mend.
+        state.num_stale_events += 1
+    elif job is not None:
+        most = min(event.maximum, job.job.num_virtual_shards) if job.job.elastic else event.maximum
+        state.jobs[event.workload_id] = replace(
+            job, min_workers=min(event.minimum, most) if job.job.elastic else most, max_workers=most
+        )
     elif service is not None:
         state.services[event.workload_id] = replace(service, min_replicas=event.minimum, max_replicas=event.maximum)
     else:
@@ -254,7 +259,8 @@ def _(event: events.JobResized, state: PlatformState, now_s: float) -> None:
 @apply_event.register
 def _(event: events.GroupBroken, state: PlatformState, now_s: float) -> None:
     record = _current(state, event.job_id, event.generation)
-    if record is not None and event.generation == record.generation:
+    # While a switch is under way, the group before it still trains; without its steps there is no boundary to switch at.
+    if record is not None and (event.generation == record.generation or not record.is_confirmed):
         state.jobs[event.job_id] = replace(record, is_broken=True)
 
 
