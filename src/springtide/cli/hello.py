@@ -32,6 +32,7 @@ _SAMPLES = Path(__file__).parent / "samples"
 _TIMEOUT_S = 120.0
 _POLL_S = 0.05
 _STEPS_BEFORE_RESIZE = 20
+_NUM_DEVICES = 2
 _GREETING = ["hello, tide"]
 
 
@@ -81,12 +82,15 @@ def hello(session: Session) -> None:
 def _platform(session: Session) -> Iterator[Client]:
     """The running platform, or a platform of its own in a temporary folder that is gone afterwards."""
     if running_platform(session.state_dir) is not None:
-        session.note(f"[ok] using the platform that runs with state {session.state_dir}")
-        yield session.client
-        return
+        free = [device for device in session.client.status().devices if device.workload_id is None]
+        if len(free) >= _NUM_DEVICES:
+            session.note(f"[ok] using the platform that runs with state {session.state_dir}")
+            yield session.client
+            return
+        session.note("[ok] the running platform is busy; it is left alone")
     state_dir = Path(tempfile.mkdtemp(prefix="springtide-hello-"))
     try:
-        platform = start_platform(state_dir, 2, "elastic", 0)
+        platform = start_platform(state_dir, _NUM_DEVICES, "elastic", 0)
         session.note(f"[ok] a platform of its own with 2 slots at {platform.url}")
         client = session.connect(state_dir)
         try:
@@ -103,20 +107,25 @@ def _train(session: Session, client: Client) -> tuple[JobStatus, int]:
     source = read_source(_SAMPLES / "training.py", "fit")
     options = TrainOptions(global_batch=64, epochs=12, workers=1, params={"pause": "0.003"})
     handle = submit_job(source, options, "hello", client)
-    small = _wait_job(client, handle.id, "to train", lambda job: job.step >= _STEPS_BEFORE_RESIZE)
-    session.note(f"[ok] {handle.id} trains on {small.num_workers} worker, loss {small.loss or 0:.3f}")
-    handle.scale(2)
-    large = _wait_job(client, handle.id, "to be resized", lambda job: job.num_resizes > small.num_resizes)
-    ended = _wait_job(client, handle.id, "to end", lambda job: JobState(job.state).is_terminal)
+    try:
+        small = _wait_job(client, handle.id, "to train", lambda job: job.step >= _STEPS_BEFORE_RESIZE)
+        session.note(f"[ok] {handle.id} trains on {small.num_workers} worker, loss {small.loss or 0:.3f}")
+        handle.scale(_NUM_DEVICES)
+        large = _wait_job(client, handle.id, "to be resized", lambda job: job.num_resizes > small.num_resizes)
+        ended = _wait_job(client, handle.id, "to end", lambda job: JobState(job.state).is_terminal)
+    except BackendError:
+        # Nothing of the proof stays behind on a platform that is somebody's own.
+        if not JobState(handle.status().state).is_terminal:
+            handle.cancel()
+        raise
     paused = "" if large.last_pause_s is None else f" with a pause of {pause(large.last_pause_s)}"
     session.note(
         f"[ok] resized {small.num_workers} -> {large.num_workers} at step {large.step}{paused}, "
         f"{ended.num_restarts} restarts, global batch {ended.global_batch_size} kept"
     )
     session.note(f"[ok] done: {ended.step} steps, loss {ended.loss or 0:.3f}, model saved as safetensors")
-    return msgspec.structs.replace(ended, num_workers=large.num_workers, last_pause_s=large.last_pause_s), (
-        small.num_workers
-    )
+    seen = msgspec.structs.replace(ended, num_workers=large.num_workers, last_pause_s=large.last_pause_s)
+    return seen, small.num_workers
 
 
 def _wait_job(client: Client, job_id: str, what: str, reached: Callable[[JobStatus], bool]) -> JobStatus:

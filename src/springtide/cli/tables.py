@@ -78,6 +78,8 @@ def count(how_many: int, what: str) -> str:
 
 def steps(job: JobStatus) -> str:
     """120/500, or only 120 while the length is not known."""
+    if job.kind == "script":
+        return UNKNOWN
     return str(job.step) if job.total_steps is None else f"{job.step}/{job.total_steps}"
 
 
