@@ -259,7 +259,7 @@ def _(event: events.JobResized, state: PlatformState, now_s: float) -> None:
 @apply_event.register
 def _(event: events.GroupBroken, state: PlatformState, now_s: float) -> None:
     record = _current(state, event.job_id, event.generation)
-    # While a switch is under way, the group before it still trains; without its steps there is no boundary to switch at.
+    # While a switch is under way the group before it still trains: without its steps there is no boundary to switch at.
     if record is not None and (event.generation == record.generation or not record.is_confirmed):
         state.jobs[event.job_id] = replace(record, is_broken=True)
 
