@@ -92,3 +92,20 @@ def test_the_next_executor_takes_over_the_zygote(zygote_platform_of: Callable[..
     while second.executor._launcher.zygote.process is None and time.monotonic() < end_s:
         time.sleep(0.01)
     assert zygote_pid(second) == first
+
+
+def test_the_end_of_an_earlier_process_of_the_same_replica_is_no_loss(
+    zygote_platform_of: Callable[..., Platform],
+) -> None:
+    platform = zygote_platform_of(["sh", "-c", "sleep 60; true"])
+    platform.executor.recover(Standing())
+    platform.executor.start(start("r0"))
+    platform.barrier()
+    launcher = platform.executor._launcher
+    platform.executor._reactor.call(lambda: launcher.exited(ReplicaId("r0"), os.getpid(), 3))
+    platform.barrier()
+    platform.take()
+    assert not platform.events
+    assert ReplicaId("r0") in platform.executor._workers.replicas
+    platform.executor.start(StopReplica(workload_id=WorkloadId("job"), replica_id=ReplicaId("r0"), grace_s=0.2))
+    platform.until(ReplicaStopped)

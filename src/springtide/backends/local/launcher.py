@@ -56,6 +56,7 @@ class Launcher:
         self.zygote: Zygote | None = None
         self._queue: deque[Replica] = deque()
         self._attempts: dict[ReplicaId, int] = {}
+        self._pids: dict[ReplicaId, int] = {}
 
     def start(self, action: StartReplica) -> None:
         """Begin one worker, unless it lives or has lived already. Raises StorageError."""
@@ -88,6 +89,7 @@ class Launcher:
             self.stray(replica_id, pid)
             return
         self._attempts.pop(replica_id, None)
+        self._pids[replica_id] = pid
         if replica.identity is None:
             self._workers.take_process(replica, identify(pid))
             self._write_record(replica)
@@ -108,7 +110,11 @@ class Launcher:
     def exited(self, replica_id: ReplicaId, pid: int, exit_code: int) -> None:
         """The zygote has reaped a worker."""
         replica = self._workers.replicas.get(replica_id)
-        if replica is not None and (replica.identity is None or replica.identity.pid == pid):
+        if replica is None:
+            return
+        # An earlier process of the same replica, that an earlier control plane asked for, ends without consequence.
+        known = replica.identity.pid if replica.identity is not None else self._pids.get(replica_id)
+        if pid == known:
             self._workers.note_exit(replica, exit_code)
 
     def failed(self, replica_id: ReplicaId, reason: str) -> None:
@@ -133,13 +139,15 @@ class Launcher:
     def release(self, replica: Replica) -> None:
         """The replica is gone: there may be room for the next one."""
         self._attempts.pop(replica.replica_id, None)
+        self._pids.pop(replica.replica_id, None)
         if self.zygote is not None:
             self.zygote.withdraw(replica.replica_id)
         self.pump()
 
     def knows_exit_codes(self, replica: Replica) -> bool:
         """Whether somebody will still tell how this worker ended."""
-        return self.zygote is not None and self.zygote.is_connected and replica.identity is not None
+        is_born = replica.identity is not None or replica.replica_id in self._pids
+        return self.zygote is not None and self.zygote.is_connected and is_born
 
     def _abandon(self, replica: Replica, reason: str) -> None:
         """There is no process, and there will be none."""

@@ -204,7 +204,6 @@ class Zygote:
             self.withdraw(message.replica_id)
             tell(message.replica_id, message.pid)
         elif isinstance(message, ChildExited):
-            self.withdraw(message.replica_id)
             self._on_exited(message.replica_id, message.pid, message.exit_code)
 
     def _on_close(self, connection: Connection[ZygoteMessage], reason: str) -> None:
