@@ -98,6 +98,9 @@ def test_ids_names_and_beginnings(identifier: str, client: Any, springtide: Run,
 def test_a_name_that_several_jobs_have(client: Any, springtide: Run, make_job: MakeJob) -> None:
     client.add(make_job(job_id="fit-1", state="SUCCEEDED"), make_job(job_id="fit-2"))
     assert springtide("status", "fit").output.startswith("fit-2 ")
+    client.add(make_job(job_id="old-1", name="old", state="FAILED"))
+    client.add(make_job(job_id="old-2", name="old", state="SUCCEEDED"))
+    assert springtide("status", "old").output.startswith("old-2 ")
     client.add(make_job(job_id="fit-3"))
     result = springtide("status", "fit")
     assert result.exit_code == 2

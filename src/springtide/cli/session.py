@@ -124,6 +124,9 @@ def find(status: PlatformStatus, text: str) -> JobStatus | ServiceStatus:
         unfinished = [entry for entry in matches if not _has_ended(entry[2])]
         if len(unfinished) == 1:
             return unfinished[0][2]
+        # Of runs that have all ended, the name means the newest.
+        if matches and matches is by_name and not unfinished:
+            return matches[-1][2]
         if matches:
             ids = ", ".join(entry[0] for entry in matches[-5:])
             refuse(f"{text!r} could be any of {ids}; give more of the id")
