@@ -27,6 +27,8 @@ from starlette.routing import Route
 
 from springtide.core.status import (
     DeviceStatus,
+    Explanation,
+    HistoryEntry,
     Interval,
     JobStatus,
     Mark,
@@ -225,6 +227,7 @@ class PlatformDouble:
             Route("/v1/status", self.answer_status),
             Route("/v1/timeline", self.answer_timeline),
             Route("/v1/stream", self.answer_stream),
+            Route("/v1/workloads/{workload_id}/why", self.answer_why),
             Route("/healthz", self.answer_health),
         ]
 
@@ -240,6 +243,15 @@ class PlatformDouble:
 
     async def answer_timeline(self, request: Request) -> Response:
         return self._json(self.timeline)
+
+    async def answer_why(self, request: Request) -> Response:
+        job = next(job for job in self.status.jobs if job.job_id == request.path_params["workload_id"])
+        entry = HistoryEntry(seq=7, at_s=NOW_S - 20, kind="submitted", text=f"submitted as {job.name}")
+        explanation = Explanation(
+            workload_id=job.job_id, name=job.name, state=job.state, reason=job.reason,
+            evidence=("4 of 4 devices are held",), next_steps=(f"springtide cancel {job.job_id}",), history=(entry,),
+        )  # fmt: skip
+        return self._json(explanation)
 
     async def answer_health(self, request: Request) -> Response:
         return self._json({"status": "ok"})
@@ -404,6 +416,20 @@ def test_a_name_full_of_markup_stays_text(tmp_path: Path) -> None:
         assert EVIL in text(browser, "#jobs")
         assert count(browser, "main img") == 0
         assert browser.evaluate("document.title") == "(2) Springtide"
+
+
+def test_why_is_answered_in_place(tmp_path: Path) -> None:
+    double = PlatformDouble(busy_status(), busy_timeline())
+    with serving(double) as address, browsing(address, tmp_path) as browser:
+        browser.wait_for(DRAWN)
+        browser.evaluate("document.querySelector('tr[data-state=PENDING] [data-why]').click()")
+        browser.wait_for("document.querySelectorAll('#why[open] #why-history li').length")
+        assert "sweep-lr-0.01 is PENDING" in text(browser, "#why-title")
+        assert "all 4 devices are held" in text(browser, "#why-reason")
+        assert "4 of 4 devices" in text(browser, "#why-evidence")
+        assert "springtide cancel" in text(browser, "#why-steps")
+        browser.evaluate("document.querySelector('#why-close').click()")
+        assert count(browser, "#why[open]") == 0
 
 
 def test_zooming_in_leaves_out_what_is_past_and_colours_stay(tmp_path: Path) -> None:

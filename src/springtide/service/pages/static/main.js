@@ -5,6 +5,7 @@ import { KeyedList, byId, element, setAttributes, setText } from "./dom.js";
 import { clock, plural } from "./format.js";
 import { Gantt, shapeOf } from "./gantt.js";
 import { isEnded, makeJobTable, makeServiceTable } from "./tables.js";
+import { listenForWhy } from "./why.js";
 
 const NUM_HUES = 10;
 const NUM_ENDED_SHOWN = 8;
@@ -189,4 +190,5 @@ setInterval(() => {
   if (view.isLive && !document.hidden) draw();
 }, 1000);
 chooseWindow(new URLSearchParams(location.search).get("window") ?? "600");
+listenForWhy(() => view.status?.wall_clock_offset_s ?? 0);
 new Connection(receiveStatus, showState).open();

@@ -47,12 +47,16 @@ function setName(cell, name, id, hue) {
   setText(lines.children[1], id === name ? "" : id);
 }
 
-function setState(cell, state, reason, alternatives) {
-  if (cell.children.length === 0) cell.append(element("span"), element("div", { class: "second" }));
+function setState(cell, id, state, reason, alternatives) {
+  if (cell.children.length === 0) {
+    const button = element("button", { type: "button", class: "ask", "data-why": id }, "why?");
+    cell.append(element("span"), button, element("div", { class: "second" }));
+  }
+  setAttributes(cell.children[1], { "aria-label": `why is ${id} ${state}` });
   setAttributes(cell.children[0], { class: `state ${state.toLowerCase()}` });
   setText(cell.children[0], state);
   const advice = alternatives.length > 0 ? `would work: ${alternatives.join(" | ")}` : "";
-  setText(cell.children[1], [reason, advice].filter(Boolean).join(" · "));
+  setText(cell.children[2], [reason, advice].filter(Boolean).join(" · "));
 }
 
 function setProgress(cell, job) {
@@ -87,7 +91,7 @@ function setDeadline(cell, job, { offsetS }) {
 
 const JOB_COLUMNS = [
   { title: "Job", isRowTitle: true, class: "name", fill: (cell, job, { hueOf }) => setName(cell, job.name, job.job_id, hueOf(job.job_id)) },
-  { title: "State and reason", class: "why", fill: (cell, job) => setState(cell, job.state, job.reason, job.alternatives) },
+  { title: "State and reason", class: "why", fill: (cell, job) => setState(cell, job.job_id, job.state, job.reason, job.alternatives) },
   { title: "Progress", class: "progress", fill: setProgress },
   {
     title: "Workers", class: "number", help: "now, and the bounds in force",
@@ -116,7 +120,7 @@ const JOB_COLUMNS = [
 
 const SERVICE_COLUMNS = [
   { title: "Service", isRowTitle: true, class: "name", fill: (cell, service, { hueOf }) => setName(cell, service.name, service.url, hueOf(service.service_id)) },
-  { title: "State and reason", class: "why", fill: (cell, service) => setState(cell, service.state, service.reason, []) },
+  { title: "State and reason", class: "why", fill: (cell, service) => setState(cell, service.service_id, service.state, service.reason, []) },
   {
     title: "Replicas", class: "number", help: "ready, and the bounds in force",
     fill: (cell, service) => setLines(cell, `${service.num_ready}${service.num_starting > 0 ? ` + ${service.num_starting} starting` : ""}`, `${service.min_replicas}..${service.max_replicas}`),
