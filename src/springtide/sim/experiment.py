@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -21,6 +21,7 @@ from springtide.policies.registry import make_policy
 from springtide.sim.clock import VirtualClock
 from springtide.sim.executor import SimExecutor
 from springtide.sim.faults import Faults, SimulatedCrash
+from springtide.sim.figures import simulate
 from springtide.sim.invariants import Invariants, InvariantViolation, complain
 from springtide.sim.machine import Machine
 from springtide.sim.models import Delays
@@ -74,7 +75,7 @@ class _Journal:
         self._run.faults.reach("append.after")
         return seq
 
-    def read(self, after_seq: int = 0):  # type: ignore[no-untyped-def]
+    def read(self, after_seq: int = 0) -> Iterator[tuple[int, Step]]:
         return self.memory.read(after_seq)
 
 
@@ -183,16 +184,12 @@ class FaultRun:
             loop.recover(self.controller, self.executor, self.journal)
             self.invariants.check_replayed(self.controller)
         self.owners.executor = self.gateway.executor = inner
-        reachable = {
-            node_id: node for node_id, node in self.machine.nodes.items() if node_id not in self.machine.partitioned
-        }
-        for node_id, node in reachable.items():
-            if self.controller.state.nodes.get(node_id) != node:
+        machine, known = self.machine, self.controller.state.nodes
+        for node_id, node in machine.nodes.items():
+            if node_id not in machine.partitioned and known.get(node_id) != node:
                 inner.post_node(NodeJoined(node=node))
-        for node_id in self.controller.state.nodes:
-            if node_id not in reachable:
-                for process in self.machine.on_node(node_id):
-                    process.is_fenced = True
+        for node_id in known:
+            if node_id not in machine.nodes or node_id in self.faults.given_up:
                 inner.post_node(NodeLost(node_id=node_id))
 
     def _crash(self) -> None:
@@ -299,3 +296,6 @@ def run_seed(
         faults=dict(run.faults.counts),
         ends={job_id: str(record.state) for job_id, record in run.controller.state.jobs.items()},
     )
+
+
+__all__ = ["FaultRun", "Result", "describe_action", "describe_event", "run_seed", "simulate", "tell_step"]

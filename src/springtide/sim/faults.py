@@ -49,7 +49,7 @@ class Faults:
         self._journal_fails_until_s = -1.0
         self._asks_twice_until_s = -1.0
         self._travel_until_s: dict[str, float] = {}
-        self._tears = 0
+        self.given_up: set[NodeId] = set()
         streams = seed.spawn(len(FAULT_KINDS) + 1)
         self._network_rng = np.random.default_rng(streams[-1])
         for (kind, plan), stream in zip(FAULT_KINDS.items(), streams[:-1], strict=True):
@@ -205,11 +205,13 @@ class Faults:
                 return
             for process in machine.on_node(node_id):
                 process.is_fenced = True
+            self.given_up.add(node_id)
             self.post_node(NodeLost(node_id=node_id))
 
         def heal() -> None:
             machine.say("{} is connected again", node_id)
             machine.partitioned.discard(node_id)
+            self.given_up.discard(node_id)
             for process in machine.on_node(node_id):
                 process.is_partitioned = False
                 if process.is_fenced:

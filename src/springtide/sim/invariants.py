@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 import numpy as np
 
@@ -47,7 +47,7 @@ class Invariants:
         self._newest: dict[WorkloadId, int] = {}
         self._terminal: dict[WorkloadId, JobRecord] = {}
         self._since_s: dict[ReplicaId, float] = {}
-        self._used_s: Counter[WorkloadId] = Counter()
+        self._used_s: defaultdict[WorkloadId, float] = defaultdict(float)
         self._owner: dict[ReplicaId, WorkloadId] = {}
         self._jobs: dict[WorkloadId, JobRecord] = {}
         self._replay: tuple[object, ...] | None = None

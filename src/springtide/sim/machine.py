@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Protocol
 
 from springtide.core.actions import StartReplica
@@ -35,6 +36,7 @@ class Process:
         self.has_left = False
         self.slowness = 1.0
         self.form: FormGroup | None = None
+        self.told_at_s = 0.0
         self.preempt: Preempt | None = None
         self.stop: Stop | None = None
         self.state_step: int | None = None
@@ -183,7 +185,11 @@ class Machine:
         if process.run is not None:
             process.run.lose_member(process)
         if not is_silent and not process.is_fenced:
-            self.agenda.after(self.delays.message_s, lambda: self.link and self.link.note_exit(process))
+            self.agenda.after(self.delays.message_s, partial(self._notice_exit, process))
+
+    def _notice_exit(self, process: Process) -> None:
+        if self.link is not None:
+            self.link.note_exit(process)
 
     def leave(self, process: Process, why: str) -> None:
         """A process ends by itself, once its last reports are acknowledged (or nobody answers for a while)."""
@@ -300,9 +306,9 @@ class Machine:
             return
         for process in list(self.alive.values()):
             if process.is_stalled:
-                self.agenda.after(self.delays.lost_after_s, lambda process=process: self._notice_silence(process))
+                self.agenda.after(self.delays.lost_after_s, partial(self._notice_silence, process))
             for seq in process.kept:
-                self.agenda.after(self.delays.message_s, lambda process=process, seq=seq: self._resend(process, seq))
+                self.agenda.after(self.delays.message_s, partial(self._resend, process, seq))
 
     def order(self, process: Process, order: Order, still_meant: Callable[[], bool]) -> None:
         """Send an order; one that is lost is sent again as long as it is `still_meant`."""
@@ -324,7 +330,7 @@ class Machine:
         match order:
             case FormGroup():
                 if process.form is None or order.generation > process.form.generation:
-                    process.form = order
+                    process.form, process.told_at_s = order, self.clock.now_s()
                     if process.run is not None:
                         process.run.hear_order(process)
             case Preempt():

@@ -60,7 +60,7 @@ class JobStore:
         self.commits.append((generation, first_step, end_step))
 
     def begin(self, generation: int, step: int, *, is_fresh: bool, born_generation: int) -> None:
-        """A group begins to train at `step`; a fresh one has restored it, any other has carried it on. Raises Fenced."""
+        """A group begins at `step`: a fresh one has restored it, any other has carried it on. Raises Fenced."""
         self.admit(generation)
         self._accepted(generation)
         if is_fresh:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from springtide.core.errors import Fenced, StorageError
@@ -43,6 +44,7 @@ class Group:
         self.step_s = 1.0
         self.is_training = False
         self.is_broken = False
+        self.broken_at_s = 0.0
         self.is_finished = False
         self.ticket = 0
         self.checkpoint_due_s = math.inf
@@ -66,10 +68,11 @@ class TrainingRun:
     def hear_order(self, process: Process) -> None:
         """A worker has been told of a new group. A forced one makes it leave the collective that it is in."""
         group = self.group
-        if process.form is not None and process.form.forced and group is not None and process in group.members:
-            if process.form.generation > group.generation:
-                self._halt(group)
-                group.is_broken = True
+        order = process.form
+        is_torn_off = order is not None and group is not None and order.forced and order.generation > group.generation
+        if is_torn_off and group is not None and process in group.members:
+            self._halt(group)
+            group.is_broken = True
         self.consider()
 
     def consider(self) -> None:
@@ -86,7 +89,12 @@ class TrainingRun:
             if member.form is None or member.form.generation != order.generation:
                 return
         if group is not None and not order.forced and any(p.is_alive and not p.is_fenced for p in group.members):
-            if group.is_broken or group.is_finished or not group.is_training:
+            if group.is_broken:
+                # Workers whose collective broke take any order that comes after the break; an earlier one they leave.
+                if all(p.is_alive and p.told_at_s > group.broken_at_s for p in group.members):
+                    self._form(order, [member for member in members if member is not None])
+                return
+            if group.is_finished or not group.is_training:
                 return
             told = all(p.form is not None and p.form.generation == order.generation for p in group.members)
             if told and (self.switch is None or self.switch.generation != order.generation):
@@ -192,10 +200,8 @@ class TrainingRun:
 
     def _flee(self, members: list[Process]) -> None:
         for process in list(members):
-            self.machine.agenda.after(
-                self.machine.delays.exit_s,
-                lambda process=process: self.machine.die(process, "a newer generation owns the job"),
-            )
+            flee = partial(self.machine.die, process, "a newer generation owns the job")
+            self.machine.agenda.after(self.machine.delays.exit_s, flee)
 
     def _schedule(self, group: Group) -> None:
         """Wake up at the next step boundary at which there is something to do."""
@@ -293,7 +299,7 @@ class TrainingRun:
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
     def write_checkpoint(self, writer: Process, generation: int, step: int, *, is_last: bool = False) -> None:
-        """Write a checkpoint: blobs first, manifest last, report after that; the writer may be gone at any moment between."""
+        """Write a checkpoint: blobs first, manifest last, then the report; the writer may be gone at any moment."""
         path = f"{self.job.job_id}/checkpoints/{generation}-{step}"
         checkpoint = Checkpoint(generation=generation, step=step, path=path, num_bytes=1000)
         half_s = self.machine.delays.checkpoint_s / 2
@@ -396,7 +402,7 @@ class TrainingRun:
             return
         self.is_writing = False
         self._halt(group)
-        group.is_broken = True
+        group.is_broken, group.broken_at_s = True, self.machine.clock.now_s()
         self.machine.agenda.after(self.machine.delays.collective_timeout_s, lambda: self._report_break(group, detail))
 
     def _report_break(self, group: Group, detail: str) -> None:

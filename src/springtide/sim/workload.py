@@ -1,4 +1,4 @@
-"""What arrives: seeded jobs and services, the load on them, and the owners who ask, wait for the answer and ask again."""
+"""What arrives: seeded jobs and services, the load on them, and owners who ask until they are answered."""
 
 from __future__ import annotations
 
@@ -50,6 +50,11 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
         if not self.start_s <= at_s < self.end_s:
             return 0.0
         return max(0.0, self.base_per_s + self.wave_per_s * math.sin(2 * math.pi * at_s / self.period_s))
+
+
+def make_submission(job: TrainingJob) -> JobSubmitted:
+    """The event by which a job arrives."""
+    return JobSubmitted(job=job)
 
 
 class Owners:
