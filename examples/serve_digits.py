@@ -1,7 +1,8 @@
 """Serve what examples/digits.py learned: images in, digits out; no replica runs while nobody asks.
 
-springtide deploy examples/serve_digits.py
-curl -s http://127.0.0.1:8787/f/digit-reader -d '{"images": [[0, 0, ... 64 numbers from 0 to 1]]}'
+springtide run examples/digits.py && springtide deploy examples/serve_digits.py
+
+The second command prints how to call it; the body is {"images": [[0, 0.3, ... 64 numbers from 0 to 1]]}.
 """
 
 from __future__ import annotations

@@ -23,10 +23,19 @@ export class Connection {
     this.lastHeardMs = 0;
     this.probing = false;
     setInterval(() => this.checkSilence(), 2000);
+    // Browsers allow six connections to one server: a page that nobody looks at gives its stream up.
+    document.addEventListener("visibilitychange", () => {
+      if (!document.hidden) this.open();
+      else if (this.source !== null) {
+        this.close();
+        this.onState("connecting", "");
+      }
+    });
   }
 
   open() {
     this.close();
+    if (document.hidden) return;
     const source = new EventSource("/v1/stream");
     this.source = source;
     const receive = (event) => this.receive(event.data);

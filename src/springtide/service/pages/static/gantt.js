@@ -155,7 +155,7 @@ export class Gantt {
       const isAhead = job.deadline_at_s > range.to;
       const x = isAhead ? box.width - RIGHT : scale(job.deadline_at_s);
       const [line, text] = group.children;
-      setAttributes(line, { class: isAhead ? "gone" : `deadline ${hueOf(job.job_id)}`, x1: x, x2: x, y1: 4, y2: box.height - AXIS });
+      setAttributes(line, { class: isAhead ? "gone" : `deadline ${hueOf(job.job_id)}`, x1: x, x2: x, y1: TOP - 4, y2: box.height - AXIS });
       const left = job.deadline_at_s - nowS;
       const label = isAhead ? `${job.name} deadline in ${duration(left)} →` : `${job.name} deadline`;
       const width = label.length * 6.2;
@@ -163,6 +163,8 @@ export class Gantt {
       const start = isLeft ? x - width : x;
       const lane = taken.findIndex((spans) => spans.every(([from, to]) => start > to + 6 || start + width < from - 6));
       if (lane >= 0) taken[lane].push([start, start + width]);
+      // The line reaches up to its own label and through nobody else's.
+      if (lane >= 0) setAttributes(line, { y1: LABEL_LANES[lane] - 9 });
       setAttributes(text, { class: "deadline-label", x: x + (isLeft ? -3 : 3), y: LABEL_LANES[Math.max(0, lane)], "text-anchor": isLeft ? "end" : "start" });
       setText(text, lane >= 0 ? label : "");
       const when = left >= 0 ? `in ${duration(left)}` : `${duration(-left)} ago`;
