@@ -15,7 +15,7 @@ import secrets
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,9 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from springtide.core.errors import CollectiveError, PeerLost
+from springtide.core.workload import ReplicaId
 from springtide.runtime.group import wait_for_keys
+from springtide.runtime.membership import Formation
 from springtide.runtime.payload import Payload
 from springtide.runtime.reduce import BufferPool
 from springtide.runtime.state import TrainingState
@@ -231,6 +233,48 @@ class CatchupSource:
                 while len(data) >= _ACK.size:
                     self._acknowledged_step = _ACK.unpack_from(data)[0]
                     data = data[_ACK.size :]
+
+
+class CatchupSources:
+    """All joiners that this member feeds for the group that is being formed. Used by the training thread only."""
+
+    def __init__(self) -> None:
+        self._sources: list[CatchupSource] = []
+        self._generation = 0
+
+    def open(self, state: TrainingState, payload: Payload, pending: Formation, joiners: Sequence[ReplicaId]) -> None:
+        """Begin to feed this member's part of the joiners, once for a formation."""
+        if self._generation == pending.generation:
+            return
+        self.close()
+        self._generation = pending.generation
+        members = pending.order.members
+        survivors = [rank for rank, name in enumerate(members) if name not in joiners]
+        for index, name in enumerate(joiners):
+            if survivors[index % len(survivors)] == pending.rank:
+                store = pending.store()
+                self._sources.append(CatchupSource(state, payload, store, members.index(name), pending.is_wanted))
+
+    def standing(self, step: int) -> tuple[bool, bool]:
+        """Whether all joiners are in step or beyond help, and whether any is beyond help."""
+        is_settled = all(source.has_failed or source.is_in_step(step) for source in self._sources)
+        return is_settled, any(source.has_failed for source in self._sources)
+
+    def after_step(self, step: int, lease: Lease, has_gradient: list[bool]) -> None:
+        """A step is committed."""
+        for source in self._sources:
+            source.after_step(step, lease, has_gradient)
+
+    def switch(self, step: int) -> None:
+        """The joiners go on by themselves from here."""
+        for source in self._sources:
+            source.switch(step)
+
+    def close(self) -> None:
+        """End all streams."""
+        for source in self._sources:
+            source.close()
+        self._sources = []
 
 
 class CatchupReceiver:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import stat
 import threading
@@ -225,4 +226,6 @@ def wait_for_keys(store: c10d.Store, keys: list[str], is_wanted: Callable[[], bo
 
 
 def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0][:300]
+    """gloo's first sentence, without the source position before it and the advice after it."""
+    line = str(error).strip().partition("\n")[0]
+    return re.sub(r"^\[[^\]]*\] ", "", line).partition(". This is typically")[0][:300]

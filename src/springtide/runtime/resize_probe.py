@@ -4,6 +4,8 @@ Expected on two idle cores: a planned switch with catch-up pauses for 1 to 10 ms
 the group is connected and the state is delivered while training goes on; without catch-up the pause is that plus
 bytes / 1 GB/s (0.5 s for 548 MB); recovery from a kill -9 takes about 100 ms from the order plus, for a large model,
 what was computed of the step that is replayed. The floor is one gloo broadcast of the same bytes over as many ranks.
+A joiner may enter up to two steps late; that is no pause of the others but shows in their first common step, which
+is measured from commit to commit beside a usual one.
 """
 
 from __future__ import annotations
@@ -276,8 +278,17 @@ def measure_broadcast_s(num_bytes: int, world_size: int, repeats: int = 3) -> fl
     return float(outputs[0])
 
 
-def measure_pauses(width: int, num_layers: int, *, catchup: bool, max_workers: int) -> dict[str, float]:
-    """One job through grow 1->2, grow 2->max, shrink to 2, kill one; pauses in seconds by case."""
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """One change of the group: rank 0's pause, the first step after it and a usual one before, commit to commit."""
+
+    pause_s: float
+    first_step_s: float
+    usual_step_s: float
+
+
+def measure_pauses(width: int, num_layers: int, *, catchup: bool, max_workers: int) -> dict[str, Pause]:
+    """One job through grow 1->2, grow 2->max, shrink to 2, kill one; by case."""
     environment = {"SPRINGTIDE_CATCHUP": str(int(catchup))}
     with tempfile.TemporaryDirectory(prefix="springtide-probe-") as name, _zygote(Path(name)) as zygote_path:
         directory = Path(name)
@@ -285,7 +296,7 @@ def measure_pauses(width: int, num_layers: int, *, catchup: bool, max_workers: i
             job_id=WorkloadId("probe"),
             name="probe",
             entrypoint=Entrypoint(source_path=__file__, object_name="fit"),
-            global_batch_size=8,
+            global_batch_size=4,
             num_epochs=1_000_000,
             max_workers=max_workers,
             num_virtual_shards=4,
@@ -294,21 +305,24 @@ def measure_pauses(width: int, num_layers: int, *, catchup: bool, max_workers: i
         )
         driver = Driver(directory / "job", job, zygote_path, environment)
         try:
-            pauses: dict[str, float] = {}
+            pauses: dict[str, Pause] = {}
+
+            def change(case: str, *members: str, forced: bool = False) -> None:
+                pause_s = driver.form(*members, forced=forced)
+                pauses[case] = Pause(pause_s, *driver.commit_to_commit_s())
+                driver.settle()
+
             driver.start("a")
             driver.form("a")
             driver.settle()
             driver.start("b")
-            pauses["grow 1->2"] = driver.form("a", "b")
-            driver.settle()
+            change("grow 1->2", "a", "b")
             more = [f"c{index}" for index in range(max_workers - 2)]
             driver.start(*more)
-            pauses[f"grow 2->{max_workers}"] = driver.form("a", "b", *more)
-            driver.settle()
-            pauses[f"shrink {max_workers}->2"] = driver.form("a", "b")
-            driver.settle()
+            change(f"grow 2->{max_workers}", "a", "b", *more)
+            change(f"shrink {max_workers}->2", "a", "b")
             driver.kill("b")
-            pauses["recover 2->1 after kill -9"] = driver.form("a", forced=True)
+            change("recover 2->1 after kill -9", "a", forced=True)
             return pauses
         finally:
             driver.close()
@@ -324,17 +338,26 @@ def measure_all(*, with_large: bool) -> list[Row]:
         num_bytes = 4 * num_layers * width * (width + 1)
         floors = {size: measure_broadcast_s(num_bytes, size) for size in (2, max_workers)}
         for mode, catchup in (("catch-up", True), ("sync at the switch", False)):
-            for case, pause_s in measure_pauses(width, num_layers, catchup=catchup, max_workers=max_workers).items():
+            for case, pause in measure_pauses(width, num_layers, catchup=catchup, max_workers=max_workers).items():
                 size = max_workers if str(max_workers) in case else 2
-                moves_state = case.startswith("grow")
+                moves_state = case.startswith("grow") and not catchup
                 rows.append(
                     Row(
-                        case=f"{label}, {case}, {mode}",
-                        ours=pause_s,
+                        case=f"{label}, {case}, {mode}: pause",
+                        ours=pause.pause_s,
                         baseline=floors[size],
                         baseline_name=f"gloo broadcast of {num_bytes / 1e6:.1f} MB over {size} ranks",
-                        ratio=pause_s / floors[size],
-                        bound=floors[size] if moves_state and not catchup else 0.0,
+                        ratio=pause.pause_s / floors[size],
+                        bound=floors[size] if moves_state else 0.0,
+                    )
+                )
+                rows.append(
+                    Row(
+                        case=f"{label}, {case}, {mode}: first step, commit to commit",
+                        ours=pause.first_step_s,
+                        baseline=pause.usual_step_s,
+                        baseline_name="a usual step just before",
+                        ratio=pause.first_step_s / pause.usual_step_s,
                     )
                 )
     return rows
@@ -350,5 +373,5 @@ def run_probe(*, as_json: bool, with_large: bool = True) -> int:
     else:
         for row in rows:
             floor = f"{row.baseline_name} {row.baseline * 1e3:.1f} ms"
-            sys.stdout.write(f"{row.case:60s} {row.ours * 1e3:9.1f} ms   {floor}\n")
+            sys.stdout.write(f"{row.case:76s} {row.ours * 1e3:9.1f} ms   {floor}\n")
     return 0

@@ -16,10 +16,10 @@ import torch
 
 from springtide.core.errors import CollectiveError, Fenced, InvalidRequest, StorageError
 from springtide.core.wire import CheckpointWritten, Finished, GroupBroken, Left, Ready, WorkerSpec
-from springtide.core.workload import Checkpoint, ReplicaId, TrainingJob
-from springtide.runtime.catchup import CatchupReceiver, CatchupSource, Lease, supports_catchup
+from springtide.core.workload import Checkpoint, TrainingJob
+from springtide.runtime.catchup import CatchupReceiver, CatchupSources, Lease, supports_catchup
 from springtide.runtime.checkpoint import CheckpointWriter, load_newest
-from springtide.runtime.group import OPERATION_TIMEOUT_S, Group, is_on_one_machine, wait_for_keys
+from springtide.runtime.group import OPERATION_TIMEOUT_S, Group, is_on_one_machine
 from springtide.runtime.link import ControlLink
 from springtide.runtime.membership import Formation, Membership
 from springtide.runtime.payload import Payload
@@ -28,7 +28,7 @@ from springtide.runtime.reduce import Accumulator, aligned_blocks, exchange
 from springtide.runtime.reporting import Reporter
 from springtide.runtime.shards import GlobalBatch, Schedule, seed_everything, shard_bounds, shards_of_rank
 from springtide.runtime.state import TrainingState
-from springtide.runtime.transfer import receive_state, send_state
+from springtide.runtime.transfer import synchronise
 
 EXIT_FENCED = 3
 _FORM_POLL_S = 0.01
@@ -66,8 +66,7 @@ class Trainer:
         self._group: Group | None = None
         self._old_group: Group | None = None
         self._receiver: CatchupReceiver | None = None
-        self._sources: list[CatchupSource] = []
-        self._sources_generation = 0
+        self._sources = CatchupSources()
         self._tried_generation = 0
         self._broken_at_s = 0.0
         self._schedule: Schedule | None = None
@@ -155,7 +154,7 @@ class Trainer:
     def finish(self, artifact_path: str) -> int:
         """The user's function returned: report it until it is acknowledged, serving those who are behind meanwhile."""
         self._writer.wait()
-        self._close_sources()
+        self._sources.close()
         seq = self._send_finished(artifact_path)
         deadline_s = time.monotonic() + self._spec.lease_s
         while not self._link.wait_acknowledged(seq, _FORM_POLL_S) and time.monotonic() < deadline_s:
@@ -262,8 +261,7 @@ class Trainer:
         batch, self._batch = self._batch, None
         self.step += 1
         lease = Lease(vector, self.payload.pool)
-        for source in self._sources:
-            source.after_step(self.step, lease, has_gradient)
+        self._sources.after_step(self.step, lease, has_gradient)
         lease.release()
         if self._old_group is not None:
             # The first common step proves that nobody is in the old group any more.
@@ -325,10 +323,8 @@ class Trainer:
             return (pending.generation if pending.is_ready else 0), False
         if not self._can_catch_up(pending):
             return (pending.generation if pending.is_ready else 0), True
-        if self._sources_generation != pending.generation:
-            self._open_sources(pending, joiners)
-        in_step = all(source.has_failed or source.is_in_step(self.step) for source in self._sources)
-        has_failed = any(source.has_failed for source in self._sources)
+        self._sources.open(self.state, self.payload, pending, joiners)
+        in_step, has_failed = self._sources.standing(self.step)
         return (pending.generation if pending.is_ready and in_step else 0), has_failed
 
     def _can_catch_up(self, formation: Formation) -> bool:
@@ -336,30 +332,13 @@ class Trainer:
             self._catchup and is_on_one_machine(formation.order.rendezvous) and supports_catchup(self.state.optimizer)
         )
 
-    def _open_sources(self, pending: Formation, joiners: list[ReplicaId]) -> None:
-        """Every survivor feeds its part of the joiners."""
-        self._close_sources()
-        self._sources_generation = pending.generation
-        survivors = [rank for rank, name in enumerate(pending.order.members) if name not in joiners]
-        for index, name in enumerate(joiners):
-            if survivors[index % len(survivors)] == pending.rank:
-                rank = pending.order.members.index(name)
-                source = CatchupSource(self.state, self.payload, pending.store(), rank, pending.is_wanted)
-                self._sources.append(source)
-
-    def _close_sources(self) -> None:
-        for source in self._sources:
-            source.close()
-        self._sources = []
-
     def _switch(self, formation: Formation, needs_sync: bool) -> None:
         """All members of the old group are at the same step and have the new group ready: go over to it."""
         if not formation.is_member:
             self._leave(formation.generation)
-        for source in self._sources:
-            if not needs_sync:
-                source.switch(self.step)
-        self._close_sources()
+        if not needs_sync:
+            self._sources.switch(self.step)
+        self._sources.close()
         previous = self.membership.current
         self._old_group, self._group = self._group, formation.group
         self.membership.adopt(formation)
@@ -383,7 +362,7 @@ class Trainer:
             if group is not None:
                 group.close()
         self._old_group = None
-        self._close_sources()
+        self._sources.close()
         self._accumulator.clear()
         if self._batch is not None:
             self.payload.begin_shard()
@@ -446,35 +425,15 @@ class Trainer:
         self._begin_generation(formation, previous)
 
     def _sync(self, formation: Formation) -> None:
-        """Whoever has committed the highest step gives its state to those behind; a fresh group restores it."""
+        """Bring every member of the group to the highest committed step; a fresh group restores a checkpoint."""
         group = formation.group
         assert group is not None
-        claims = [self.step + 1 if self._has_state else 0]
-        if group.world_size > 1:
-            if self._has_state:
-                group.store.set("sync", "1")
-            group.store.set(f"claim/{group.rank}", str(claims[0]))
-            keys = [f"claim/{rank}" for rank in range(group.world_size)]
-            wait_for_keys(group.store, keys, formation.is_wanted)
-            claims = [int(group.store.get(key)) for key in keys]
-        highest = max(claims)
-        sources = [rank for rank, claim in enumerate(claims) if claim == highest]
-        if highest == 0:
-            sources = [0]
-            if group.rank == 0:
-                self.step = load_newest(self._work_dir, self.state) or 0
-            if group.world_size > 1:
-                if group.rank == 0:
-                    group.store.set("restored", "1")
-                wait_for_keys(group.store, ["restored"], formation.is_wanted)
         group.timeout_s = _FIRST_STEP_TIMEOUT_S
-        for index, rank in enumerate(rank for rank in range(group.world_size) if rank not in sources):
-            source = sources[index % len(sources)]
-            if group.rank == source:
-                send_state(group, self.state, self.step, rank)
-            elif group.rank == rank:
-                self.step = receive_state(group, self.state, source)
-        if highest == 0:
+        known_step = self.step if self._has_state else None
+        self.step, is_fresh = synchronise(
+            group, self.state, known_step, formation.is_wanted, lambda: load_newest(self._work_dir, self.state) or 0
+        )
+        if is_fresh:
             self._step_log.restart_at(self.step)
         self._has_state = True
 
@@ -490,7 +449,7 @@ class Trainer:
     def _leave(self, generation: int) -> None:
         """Out of the group for good."""
         self._writer.wait()
-        self._close_sources()
+        self._sources.close()
         seq = self._link.send(Left(generation=generation, step=self.step))
         self._link.wait_acknowledged(seq, _LEAVE_WAIT_S)
         raise WorkerExit(0)

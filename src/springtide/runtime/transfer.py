@@ -5,18 +5,59 @@ from __future__ import annotations
 import json
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from springtide.core.errors import PeerLost
-from springtide.runtime.group import Group
+from springtide.runtime.group import Group, wait_for_keys
 from springtide.runtime.state import TrainingState, as_bytes
 
 _SMALL_BYTES = 1 << 20
 _HEADER = struct.Struct(">II")
 _MAX_HEADER_BYTES = 64 << 20
+
+
+def synchronise(
+    group: Group,
+    state: TrainingState,
+    step: int | None,
+    is_wanted: Callable[[], bool],
+    restore: Callable[[], int],
+) -> tuple[int, bool]:
+    """Give the state of those with the highest committed step to all behind; return that step.
+
+    `step` None says that this member has no state. Where nobody has any, rank 0 gets it from `restore`, and the
+    second value returned is true. Raises CollectiveError.
+    """
+    claims = [0 if step is None else step + 1]
+    if group.world_size > 1:
+        if step is not None:
+            # A joiner that waits for a catch-up stream learns that there will be none.
+            group.store.set("sync", "1")
+        group.store.set(f"claim/{group.rank}", str(claims[0]))
+        keys = [f"claim/{rank}" for rank in range(group.world_size)]
+        wait_for_keys(group.store, keys, is_wanted)
+        claims = [int(group.store.get(key)) for key in keys]
+    highest = max(claims)
+    sources = [rank for rank, claim in enumerate(claims) if claim == highest] if highest else [0]
+    now = step or 0
+    if not highest:
+        if group.rank == 0:
+            now = restore()
+        if group.world_size > 1:
+            if group.rank == 0:
+                group.store.set("restored", "1")
+            wait_for_keys(group.store, ["restored"], is_wanted)
+    behind = [rank for rank in range(group.world_size) if rank not in sources]
+    for index, rank in enumerate(behind):
+        source = sources[index % len(sources)]
+        if group.rank == source:
+            send_state(group, state, now, rank)
+        elif group.rank == rank:
+            now = receive_state(group, state, source)
+    return now, not highest
 
 
 def send_state(group: Group, state: TrainingState, step: int, rank: int) -> None:
