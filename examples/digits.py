@@ -47,7 +47,7 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
     return float((model(images).argmax(dim=1) == labels).float().mean())
 
 
-@st.train(deadline="10m", global_batch=64, epochs=40)
+@st.train(deadline="10m", global_batch=64, epochs=60)
 def digits(ctx: st.TrainContext) -> None:
     """Written for one device; the platform decides how many workers run it, and changes its mind while it runs."""
     images, labels = (part.to(ctx.device) for part in load_images())

@@ -68,6 +68,7 @@ def make_job(job_id: str, name: str, **values: object) -> JobStatus:
         "epoch": 0,
         "num_epochs": 10,
         "loss": None,
+        "metrics": {},
         "samples_per_s": None,
         "eta_s": None,
         "slack_s": None,
@@ -123,6 +124,7 @@ def busy_status() -> PlatformStatus:
     digits = make_job(
         "digits-3f2a", "digits", reason="grown from 1 to 2 workers: local/1 became free", deadline_at_s=NOW_S + 180,
         num_workers=2, generation=4, step=5210, total_steps=9100, progress_fraction=0.5725, epoch=5, loss=0.41237,
+        metrics={"accuracy": 0.8734},
         samples_per_s=812.4, eta_s=112.0, slack_s=68.0, num_resizes=3, num_restarts=0, last_pause_s=0.041,
         checkpoint_step=5000, replicas=(make_replica("d1", 0, 0), make_replica("d4", 1, 1)),
     )  # fmt: skip
@@ -400,6 +402,7 @@ def test_browser_draws_devices_jobs_services_and_bars(tmp_path: Path) -> None:
         assert count(browser, "#gantt line.deadline") == 3
         jobs = text(browser, "#jobs")
         assert "812" in jobs
+        assert "accuracy 0.873" in jobs
         assert "slack +1m08" in jobs
         assert "late by 35.0 s" in jobs
         assert "--deadline 8m30" in jobs, "what would be accepted stands beside the refusal"

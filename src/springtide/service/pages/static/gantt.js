@@ -126,8 +126,8 @@ export class Gantt {
       const size = { x, y, width, height: BAR, rx: Math.min(4, width / 2) };
       setAttributes(bar, { class: `bar ${hueOf(interval.workload_id)}${isOpen ? " open" : ""}`, ...size });
       setAttributes(hatch, { class: interval.workload_kind === "service" ? "hatch" : "gone", ...size });
-      setAttributes(text, { class: "bar-label", x: x + 9, y: y + BAR / 2 + 4 });
-      setText(text, fit(interval.workload_name, width - 13));
+      setAttributes(text, { class: "bar-label", x: x + 12, y: y + BAR / 2 + 4 });
+      setText(text, fit(interval.workload_name, width - 16));
       setTitle(group, describeInterval(interval, nowS, status.wall_clock_offset_s));
     });
   }
@@ -179,6 +179,9 @@ export class Gantt {
       if (shape === null || mark.at_s < range.from || mark.at_s > range.to) continue;
       for (const row of rowsOf(mark, shape, intervals, rowOf, nowS)) placed.push({ mark, shape, row, key: `${index}|${row}` });
     }
+    // What is rarer and worse lies on top.
+    const order = ["resize", "end", "crash"];
+    placed.sort((one, other) => order.indexOf(one.shape) - order.indexOf(other.shape));
     this.marks.update(placed, (place) => place.key, (group, { mark, shape, row }) => {
       const y = TOP + row * ROW + ROW / 2;
       setAttributes(group, { transform: `translate(${scale(mark.at_s).toFixed(1)} ${y})` });
@@ -215,13 +218,15 @@ function rangeOf({ status, intervals, nowS, windowS }) {
   return { from, to: nowS + future };
 }
 
-// A mark sits on the rows which its workload held at that moment; a crash or an end only where something ended.
+// A resize sits on the rows which its workload goes on to hold, a crash or an end only where something ended.
 function rowsOf(mark, shape, intervals, rowOf, nowS) {
   const near = 0.5;
   const held = intervals.filter((interval) =>
     interval.workload_id === mark.workload_id && interval.start_s - near <= mark.at_s && (interval.end_s ?? nowS + near) + near >= mark.at_s);
   const ended = held.filter((interval) => interval.end_s !== null && Math.abs(interval.end_s - mark.at_s) <= near);
-  const chosen = shape !== "resize" && ended.length > 0 ? ended : held;
+  const lasting = held.filter((interval) => !ended.includes(interval));
+  const [first, second] = shape === "resize" ? [lasting, ended] : [ended, held];
+  const chosen = first.length > 0 ? first : second;
   return new Set(chosen.map((interval) => rowOf.get(interval.device_id)).filter((row) => row !== undefined));
 }
 

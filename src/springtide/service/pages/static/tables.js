@@ -59,13 +59,20 @@ function setState(cell, id, state, reason, alternatives) {
   setText(cell.children[2], [reason, advice].filter(Boolean).join(" · "));
 }
 
+// The first two numbers that the function reported of itself.
+function metricsOf(job) {
+  return Object.entries(job.metrics ?? {}).slice(0, 2).map(([name, value]) => `${name} ${number(value)}`).join(", ");
+}
+
 function setProgress(cell, job) {
   if (cell.children.length === 0) cell.append(element("progress", { max: 1 }), element("div", { class: "second" }));
   const fraction = job.progress_fraction;
   const text = percent(fraction);
   setAttributes(cell.children[0], { value: fraction === null ? null : fraction, hidden: fraction === null, "aria-label": `progress of ${job.name}: ${text}` });
   const steps = job.total_steps === null ? `step ${number(job.step)}` : `${number(job.step, 6)} / ${number(job.total_steps, 6)}`;
-  setText(cell.children[1], fraction === null ? steps : `${text} · ${steps}`);
+  const epochs = job.started_at_s === null ? plural(job.num_epochs, "epoch") : `epoch ${Math.min(job.epoch + 1, job.num_epochs)} / ${job.num_epochs}`;
+  setText(cell.children[1], fraction === null ? "" : `${text} · ${epochs}`);
+  setAttributes(cell, { title: steps });
 }
 
 function setDeadline(cell, job, { offsetS }) {
@@ -97,7 +104,7 @@ const JOB_COLUMNS = [
     title: "Workers", class: "number", help: "now, and the bounds in force",
     fill: (cell, job) => setLines(cell, isEnded(job) ? UNKNOWN : String(job.num_workers), job.min_workers === job.max_workers ? "" : `${job.min_workers}..${job.max_workers}`),
   },
-  { title: "Loss", class: "number", fill: (cell, job) => setLines(cell, fixed(job.loss, 4), job.started_at_s === null ? plural(job.num_epochs, "epoch") : `epoch ${Math.min(job.epoch + 1, job.num_epochs)} / ${job.num_epochs}`) },
+  { title: "Loss", class: "number", help: "and what the function reported with ctx.metrics()", fill: (cell, job) => setLines(cell, fixed(job.loss, 4), metricsOf(job)) },
   { title: "Samples/s", class: "number", fill: (cell, job) => setLines(cell, number(job.samples_per_s), `batch ${job.global_batch_size}`, "the global batch stays the same whatever the number of workers") },
   {
     title: "ETA", class: "number", help: "predicted time left at the present speed",
