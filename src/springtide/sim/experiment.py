@@ -30,6 +30,8 @@ from springtide.sim.workload import Gateway, Owners, Workload, draw_workload
 # Everything small must have ended this long after the last fault, or never will.
 PATIENCE_S = 1500.0
 LOAD_INTERVAL_S = 5.0
+# A small run takes some hundred turns; one that takes this many spins.
+MAX_TURNS = 20_000
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,6 +151,7 @@ class FaultRun:
         self.controller = Controller(make())
         self.executor: _Executor | None = None
         self.num_crashes = 0
+        self._num_turns = 0
         self._limit_s = PATIENCE_S + max((request.at_s for request in workload.requests), default=0.0) + horizon_s
         self.machine.agenda.at(self._limit_s, self._give_up)
 
@@ -212,6 +215,9 @@ class FaultRun:
 
     def _is_done(self) -> bool:
         assert self.executor is not None
+        self._num_turns += 1
+        if self._num_turns > MAX_TURNS:
+            complain("no-spinning", f"{MAX_TURNS} turns by {self.clock.now_s():.3f} s")
         if self.journal.is_behind:
             return self.executor.inner.is_over
         self.invariants.check(self.controller, self.owners.acknowledged)

@@ -216,9 +216,9 @@ class Faults:
                 process.is_partitioned = False
                 if process.is_fenced:
                     machine.haunt(process)
-            if duration_s > machine.delays.node_lost_after_s:
-                node = machine.nodes[node_id]
-                machine.agenda.after(1.0, lambda: self.post_node(NodeJoined(node=node)))
+            # A control plane that came up meanwhile may never have heard of this node.
+            node = machine.nodes[node_id]
+            machine.agenda.after(1.0, lambda: self.post_node(NodeJoined(node=node)))
 
         if duration_s > machine.delays.node_lost_after_s:
             machine.agenda.after(machine.delays.node_lost_after_s, give_up)

@@ -447,6 +447,7 @@ class TrainingRun:
             return
         generation, step = process.form.generation, process.state_step
         is_alone = group is not None and group.members == [process] and group.generation == generation
+        is_alone = is_alone and group is not None and not group.is_finished and step < self.model.total_steps
         if self.store.fence > generation or is_alone:
             try:
                 self.store.commit(generation, step, step + 1)

@@ -1,0 +1,116 @@
+"""Golden traces: short scenarios under each policy as text. `python -m springtide.testing.golden --write DIR`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from springtide.core.events import (
+    CancelRequested,
+    JobSubmitted,
+    PauseRequested,
+    ResumeRequested,
+    ServiceDeployed,
+)
+from springtide.core.resources import make_node
+from springtide.core.workload import WorkloadId
+from springtide.policies.registry import POLICY_NAMES, make_policy
+from springtide.sim.experiment import FaultRun, tell_step
+from springtide.sim.workload import Load, Request, Workload, make_job, make_service
+
+
+def _deadlines() -> Workload:
+    """Three elastic jobs of which the last to arrive is the most urgent."""
+    jobs = (
+        (0.0, make_job("patient", num_samples=3200, samples_per_s=100.0, workers=(1, 4))),
+        (4.0, make_job("steady", num_samples=1600, samples_per_s=100.0, workers=(1, 2), deadline_s=60.0)),
+        (8.0, make_job("urgent", num_samples=3200, samples_per_s=100.0, workers=(1, 4), deadline_s=28.0)),
+    )
+    return Workload(requests=tuple(Request(at_s=at_s, event=JobSubmitted(job=job)) for at_s, job in jobs))
+
+
+def _service() -> Workload:
+    """A service wakes up, needs devices that a job has, and goes back to sleep."""
+    service = make_service("answers", max_replicas=2)
+    job = make_job("fits-around", num_samples=2400, samples_per_s=100.0, workers=(1, 3))
+    requests = (
+        Request(at_s=0.0, event=JobSubmitted(job=job)),
+        Request(at_s=1.0, event=ServiceDeployed(service=service)),
+        Request(at_s=40.0, event=CancelRequested(workload_id=service.service_id)),
+    )
+    load = Load(
+        service_id=service.service_id,
+        start_s=2.0,
+        end_s=14.0,
+        base_per_s=40.0,
+        wave_per_s=0.0,
+        period_s=60.0,
+        service_time_s=0.15,
+    )
+    return Workload(requests=requests, loads=(load,))
+
+
+def _owners() -> Workload:
+    """Owners pause, resume and cancel; one job's code raises."""
+    paused = make_job("paused", num_samples=1600, samples_per_s=100.0, workers=(1, 2))
+    cancelled = make_job("cancelled", num_samples=6400, samples_per_s=100.0)
+    broken = make_job("broken", num_samples=800, samples_per_s=100.0, poison="raise")
+    return Workload(
+        requests=(
+            Request(at_s=0.0, event=JobSubmitted(job=paused)),
+            Request(at_s=0.5, event=JobSubmitted(job=cancelled)),
+            Request(at_s=1.0, event=JobSubmitted(job=broken)),
+            Request(at_s=4.0, event=PauseRequested(job_id=paused.job_id)),
+            Request(at_s=9.0, event=CancelRequested(workload_id=WorkloadId("cancelled"))),
+            Request(at_s=12.0, event=ResumeRequested(job_id=paused.job_id)),
+        )
+    )
+
+
+SCENARIOS: Mapping[str, Workload] = MappingProxyType(
+    {"deadlines": _deadlines(), "service": _service(), "owners": _owners()}
+)
+
+
+def golden_trace(scenario: str, policy: str) -> str:
+    """The whole journal of a scenario under a policy, a line for each event and action."""
+    run = FaultRun(
+        0, lambda: make_policy(policy), num_faults=0.0, workload=SCENARIOS[scenario], nodes=(make_node("node", 4),)
+    )
+    run.run()
+    lines = [f"# {scenario} under {policy}"]
+    for _, step in run.journal.read():
+        lines.append(f"{step.now_s:.3f} s")
+        tell_step(step, lines.append)
+    return "\n".join(lines) + "\n"
+
+
+def golden_names() -> list[tuple[str, str]]:
+    """Every scenario with every policy."""
+    return [(scenario, policy) for scenario in SCENARIOS for policy in sorted(POLICY_NAMES)]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the traces anew, or print where they differ; 1 if they do."""
+    parser = argparse.ArgumentParser(prog="python -m springtide.testing.golden", description=__doc__)
+    parser.add_argument("--write", action="store_true", help="write them anew")
+    parser.add_argument("directory", type=Path, nargs="?", default=Path("tests/golden"))
+    chosen = parser.parse_args(arguments)
+    changed = []
+    for scenario, policy in golden_names():
+        path, text = chosen.directory / f"{scenario}.{policy}.txt", golden_trace(scenario, policy)
+        if path.exists() and path.read_text(encoding="utf-8") == text:
+            continue
+        changed.append(path.name)
+        if chosen.write:
+            path.write_text(text, encoding="utf-8")
+    for name in changed:
+        sys.stdout.write(f"{'wrote' if chosen.write else 'differs:'} {name}\n")
+    return 1 if changed and not chosen.write else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
