@@ -36,6 +36,7 @@ _JOB = JobStatus(
     epoch=5,
     num_epochs=10,
     loss=0.412,
+    metrics={},
     samples_per_s=812.0,
     eta_s=192.0,
     slack_s=125.0,

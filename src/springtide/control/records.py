@@ -89,6 +89,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int = 0
     loss: float | None = None
     samples_per_s: float | None = None
+    metrics: Mapping[str, float] = {}
     throughput_samples_per_s: Mapping[int, float] = {}
     checkpoint: Checkpoint | None = None
     artifact_path: str = ""

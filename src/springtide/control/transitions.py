@@ -230,6 +230,7 @@ def _(event: events.ProgressReported, state: PlatformState, now_s: float) -> Non
         epoch=event.epoch,
         loss=event.loss if event.loss is not None else record.loss,
         samples_per_s=event.samples_per_s if event.samples_per_s is not None else record.samples_per_s,
+        metrics=event.metrics or record.metrics,
         throughput_samples_per_s=throughput,
     )
 

@@ -111,6 +111,7 @@ class ProgressReported(_Event, frozen=True, kw_only=True):
     epoch: int = 0
     loss: float | None = None
     samples_per_s: float | None = None
+    metrics: dict[str, float] = {}
 
 
 class JobResized(_Event, frozen=True, kw_only=True):

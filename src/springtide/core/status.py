@@ -45,6 +45,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     num_epochs: int
     loss: float | None
+    metrics: dict[str, float]
     samples_per_s: float | None
     eta_s: float | None
     slack_s: float | None

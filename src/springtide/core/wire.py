@@ -10,7 +10,7 @@ one it commits a checkpoint and exits, so that no orphan outlives its platform f
 from __future__ import annotations
 
 import struct
-from typing import Generic, Literal, TypeVar
+from typing import Annotated, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -29,6 +29,9 @@ HEARTBEAT_S = 0.5
 LOST_AFTER_S = 2.0
 _LENGTH = struct.Struct(">I")
 M = TypeVar("M")
+# What a worker says ends in the journal, whose JSON knows neither NaN nor infinity: both are refused at the door.
+Finite = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
+Duration = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,9 +99,9 @@ class Progress(_Report, frozen=True, kw_only=True):
     total_steps: int
     world_size: int
     epoch: int = 0
-    loss: float | None = None
-    samples_per_s: float | None = None
-    metrics: dict[str, float] = {}
+    loss: Finite | None = None
+    samples_per_s: Duration | None = None
+    metrics: dict[str, Finite] = {}
 
 
 class Switched(_Report, frozen=True, kw_only=True):
@@ -108,7 +111,7 @@ class Switched(_Report, frozen=True, kw_only=True):
     rank: int
     world_size: int
     step: int
-    pause_s: float
+    pause_s: Duration
     direction: Literal["start", "grow", "shrink", "recover", "resume", "replace"]
 
 

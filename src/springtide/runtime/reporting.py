@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from typing import Literal
@@ -71,7 +72,7 @@ class Reporter:
             epoch=epoch,
             loss=loss if abs(loss) < float("inf") else None,
             samples_per_s=num_in_span / span_s if span_s > 0 else None,
-            metrics=dict(self.metrics),
+            metrics={name: value for name, value in self.metrics.items() if math.isfinite(value)},
         )
         if now_s - self._sent_at_s >= _PROGRESS_INTERVAL_S or step == total_steps:
             self._sent_at_s = now_s

@@ -40,6 +40,7 @@ def job_status(record: JobRecord, now_s: float) -> JobStatus:
         epoch=record.epoch,
         num_epochs=job.num_epochs,
         loss=record.loss,
+        metrics=dict(record.metrics),
         samples_per_s=record.samples_per_s if record.members else None,
         eta_s=eta_s,
         slack_s=_slack_s(record, eta_s, now_s),

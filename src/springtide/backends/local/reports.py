@@ -183,6 +183,7 @@ class Reports:
             epoch=report.epoch,
             loss=report.loss,
             samples_per_s=report.samples_per_s,
+            metrics=report.metrics,
         )
         replica.step = max(replica.step, report.step)
         if not self._workers.inbox.progress(event):
