@@ -270,6 +270,17 @@ def test_a_cluster_that_cannot_be(cluster: str, springtide: Run) -> None:
     assert "4x8" in result.stderr
 
 
+def test_a_trace_under_two_policies(springtide: Run, tmp_path: Path) -> None:
+    asked = ["simulate", "--trace", "generated:5", "--cluster", "1x4", "--policy", "fifo,elastic", "--seed", "3"]
+    answer = json.loads(springtide(*asked, "--json", "-").stdout)
+    assert answer["cluster"] == "1x4"
+    assert [answer["policies"][name]["jobs"] for name in ("fifo", "elastic")] == [5, 5]
+    output = tmp_path / "out.json"
+    assert springtide(*asked, "--json", str(output)).output.startswith("POLICY ")
+    assert set(json.loads(output.read_bytes())["policies"]) == {"fifo", "elastic"}
+    assert "no trace" in springtide(*asked[:2], "nothing.csv", *asked[3:]).stderr
+
+
 def test_down_and_dashboard_without_a_platform(springtide: Run) -> None:
     assert springtide("down").exit_code == 0
     assert json.loads(springtide("down", "--json").stdout)["stopped"] is False

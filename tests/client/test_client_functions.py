@@ -256,11 +256,12 @@ def _saved(state: Path, job_id: str, age_s: int) -> Path:
     return path
 
 
-def test_model_path_inside_a_replica_is_the_newest_on_disk(tmp_path: Path) -> None:
+@pytest.mark.parametrize("folder", ["source", "source/3c773d4b"])
+def test_model_path_inside_a_replica_is_the_newest_on_disk(folder: str, tmp_path: Path) -> None:
     _saved(tmp_path, "digits-1", 50)
     newest = _saved(tmp_path, "digits-2", 10)
     _saved(tmp_path, "digits-big-3", 0)
-    shipped = tmp_path / "workloads" / "service-1" / "source" / "serve.py"
+    shipped = tmp_path / "workloads" / "service-1" / folder / "serve.py"
     shipped.parent.mkdir(parents=True)
     shipped.write_text("import springtide as st\nfound = st.model_path('digits')\n", encoding="utf-8")
     namespace: dict[str, Any] = {"__file__": str(shipped)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -71,17 +72,15 @@ def simulate(session: Session, trace: str, cluster: str, policy: str, seed: int,
         make_policy(name)
     if not trace.startswith("generated:") and not Path(trace).is_file():
         refuse(f"there is no trace {trace!r}; give a CSV file or generated:200")
-    experiment = importlib.import_module("springtide.sim.experiment")
-    report = experiment.simulate(
-        trace=trace, num_nodes=num_nodes, devices_per_node=devices_per_node, policies=names, seed=seed
-    )
-    encoded = msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
+    from springtide.sim import figures
+
+    answer = figures.simulate(trace, num_nodes, devices_per_node, names, seed, timer=time.process_time)
+    encoded = msgspec.json.format(msgspec.json.encode(answer), indent=2) + b"\n"
     if output == "-":
         click.echo(encoded.decode(), nl=False)
         return
     if output is not None:
         Path(output).write_bytes(encoded)
-    answer = msgspec.json.decode(encoded)
     click.echo(_comparison(answer["policies"]))
     session.hint(f"all numbers: {output}" if output else "all numbers: --json OUT (or --json -)")
 

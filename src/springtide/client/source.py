@@ -93,10 +93,11 @@ def default_state_directory() -> Path:
 
 
 def state_directory_around(path: str) -> Path | None:
-    """The state directory that a shipped copy lies in (<state>/workloads/<id>/source/<file>), else None."""
-    parts = Path(path).resolve().parents
-    if len(parts) > 3 and parts[0].name == "source" and parts[2].name == "workloads":
-        return parts[3]
+    """The state directory that a shipped copy lies in (<state>/workloads/<id>/source/...), else None."""
+    folders = Path(path).resolve().parents
+    for source, _, workloads, state in zip(folders, folders[1:], folders[2:], folders[3:], strict=False):
+        if source.name == "source" and workloads.name == "workloads":
+            return state
     return None
 
 
