@@ -1,0 +1,99 @@
+"""The executor made of models under the unchanged loop, with a first-come policy of the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from springtide.control import loop
+from springtide.control.controller import Controller
+from springtide.control.journal import MemoryJournal
+from springtide.core.decision import Plan, PoolAllocation, Snapshot
+from springtide.core.events import JobSubmitted, NodeJoined
+from springtide.core.resources import make_node
+from springtide.core.workload import JobState, TrainingJob
+from springtide.sim.clock import VirtualClock
+from springtide.sim.executor import SimExecutor
+from springtide.sim.invariants import complain
+from springtide.sim.machine import Machine
+from springtide.sim.models import Delays
+from springtide.sim.workload import make_job
+
+
+class FirstCome:
+    """Everybody keeps what he holds; the rest goes to the first who waits."""
+
+    def decide(self, snapshot: Snapshot) -> Plan:
+        wanting = {view.job.job_id for view in snapshot.jobs}
+        held = {device for allocation in snapshot.allocations.values() for device in allocation.device_ids}
+        given = {job_id: held for job_id, held in snapshot.allocations.items() if job_id in wanting}
+        free = set(snapshot.cluster.device_ids()) - held
+        for view in snapshot.jobs:
+            if view.job.job_id not in given and len(free) >= view.min_workers:
+                chosen = tuple(sorted(free)[: view.max_workers])
+                given[view.job.job_id] = PoolAllocation(device_ids=chosen)
+                free -= set(chosen)
+        return Plan(allocations=given)
+
+
+def run_jobs(jobs: list[TrainingJob], disturb: Callable[[Machine], None] = lambda machine: None):
+    clock = VirtualClock()
+    machine = Machine(clock, Delays(), complain)
+    executor, controller, journal = SimExecutor(machine), Controller(FirstCome()), MemoryJournal()
+    node = make_node("node", 2)
+    machine.add_node(node)
+    executor.post(NodeJoined(node=node))
+    for job in jobs:
+        executor.post(JobSubmitted(job=job))
+    disturb(machine)
+    loop.run(
+        controller,
+        executor,
+        clock,
+        journal,
+        until=lambda: executor.is_over or (bool(controller.state.jobs) and controller.is_idle),
+    )
+    assert loop.verify(Controller(FirstCome()), journal) > 0
+    return controller, machine
+
+
+def test_jobs_run_one_after_the_other_and_commit_every_step_once() -> None:
+    jobs = [make_job(f"job-{n}", num_samples=320, samples_per_s=64.0, workers=(1, 2)) for n in range(2)]
+    controller, machine = run_jobs(jobs)
+    assert [record.state for record in controller.state.jobs.values()] == [JobState.SUCCEEDED] * 2
+    for run in machine.runs.values():
+        assert [step for _, first, end in run.store.commits for step in range(first, end)] == list(range(10))
+    assert machine.clock.now_s() > 5.0
+    assert not machine.alive
+
+
+def test_crashed_worker_is_survived_without_losing_a_step() -> None:
+    job = make_job("job", num_samples=640, samples_per_s=32.0, workers=(2, 2))
+
+    def disturb(machine: Machine) -> None:
+        machine.agenda.at(5.0, lambda: machine.die(machine.processes["job.1"], "killed"))
+
+    controller, machine = run_jobs([job], disturb)
+    record = controller.state.jobs[job.job_id]
+    assert record.state is JobState.SUCCEEDED
+    assert record.crashes_at_s == ()
+    assert len(record.losses_at_s) == 1
+    assert {generation for generation, _, _ in machine.runs[job.job_id].store.commits} >= {1, 2}
+
+
+def test_late_writer_is_refused() -> None:
+    job = make_job("job", num_samples=3200, samples_per_s=32.0, workers=(2, 2))
+
+    def disturb(machine: Machine) -> None:
+        machine.agenda.at(5.0, lambda: machine.stall(machine.processes["job.0"], 6.0, is_unkillable=True))
+
+    controller, machine = run_jobs([job], disturb)
+    assert controller.state.jobs[job.job_id].state is JobState.SUCCEEDED
+    assert machine.runs[job.job_id].store.num_refused == 2
+
+
+def test_poison_job_fails_after_its_restarts() -> None:
+    job = make_job("job", num_samples=320, samples_per_s=64.0, poison="crash", max_restarts=2)
+    controller, machine = run_jobs([job])
+    record = controller.state.jobs[job.job_id]
+    assert record.state is JobState.FAILED
+    assert len(machine.processes) == 3
