@@ -1,7 +1,7 @@
 """Springtide: an elastic serverless platform for machine learning.
 
-The public surface (`st.train`, `st.serve`, `st.Task`, ...) is loaded lazily, so that importing one room
-of the house (a policy, the simulator) never pays for another.
+The public surface (`st.train`, `st.serve`, `st.Task`, ...) is loaded lazily, so that importing one room of the house
+(a policy, say) never pays for another.
 """
 
 from __future__ import annotations

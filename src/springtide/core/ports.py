@@ -1,4 +1,4 @@
-"""The seams between deciding and doing. The simulator and every backend stand behind the same ones."""
+"""The seams between deciding and doing. Whatever does the work, machines or models of them, stands behind these."""
 
 from __future__ import annotations
 
