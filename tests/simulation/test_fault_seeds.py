@@ -21,6 +21,8 @@ NAMED_SEEDS = [
     (89, "edf", "a collective that breaks while a grow is under way does not hang the job"),
     (148, "edf", "the same, with a lost writer before"),
     (192, "elastic", "the same, with joiners that have just been told"),
+    (20261390, "fifo", "a node that is lost again before its first return is known starts nothing"),
+    (48, "elastic", "new bounds below what an inelastic job holds do not stop the loop"),
     (151, "fifo", "a node that is cut off while the control plane restarts is not forgotten"),
 ]
 

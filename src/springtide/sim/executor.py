@@ -30,7 +30,7 @@ class SimExecutor:
         self._asked: set[ReplicaId] = set()
         self._given_up: set[ReplicaId] = set()
         self._ended: set[WorkloadId] = set()
-        self._lost_nodes: set[NodeId] = set()
+        self._lost_nodes: dict[NodeId, NodeLost] = {}
         machine.reconnect(self)
 
     # --- Executor ----------------------------------------------------------------------------------------------------
@@ -111,10 +111,18 @@ class SimExecutor:
     def post_node(self, event: NodeJoined | NodeLost) -> None:
         """Report a node. Between its loss and the moment at which its return is known, nothing is started on it."""
         if isinstance(event, NodeLost):
-            self._lost_nodes.add(event.node_id)
+            self._lost_nodes[event.node_id] = event
             self.post(event)
-        else:
-            self.post(event, lambda: self._lost_nodes.discard(event.node.node_id))
+            return
+        node_id = event.node.node_id
+        loss = self._lost_nodes.get(node_id)
+
+        def note_known() -> None:
+            # It may have been lost once more since this return was reported.
+            if self._lost_nodes.get(node_id) is loss:
+                self._lost_nodes.pop(node_id, None)
+
+        self.post(event, note_known)
 
     def take_report(self, event: Event, process: Process, seq: int) -> None:
         """A worker's report has arrived."""
