@@ -245,3 +245,46 @@ def test_a_script_runs_under_the_variables_of_torchrun(make_plane):
     plane.wait_finished()
     assert f"1 1 2 2 0 127.0.0.1 {port} job 0 3 --x 1" in plane.logs()
     assert plane.logs().count("total 2") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("catchup", ["0", "1"])
+def test_a_group_that_breaks_without_a_death_goes_on_in_the_group_already_ordered(make_plane, static_hash, catchup):
+    source = TRAIN.replace(
+        "        if pause_s:",
+        "        if ctx.step_number == 9 and ctx._trainer.rank == 0 and ctx._trainer.membership.generation == 2:\n"
+        "            while ctx._trainer.membership.pending is None:\n                time.sleep(0.01)\n"
+        "            ctx._trainer._group.abort()\n        if pause_s:",
+    )
+    plane = make_plane(source, num_epochs=EPOCHS, environment={"SPRINGTIDE_CATCHUP": catchup})
+    plane.start_group("a", "b")
+    plane.wait_step(9)
+    plane.grow("c")
+    plane.wait_finished()
+    assert plane.of(GroupBroken, "a")[0].generation == 2
+    assert_exactly_once(plane)
+    assert plane.result_hash() == static_hash()
+
+
+@pytest.mark.slow
+def test_one_parameter_group_per_rate_a_frozen_layer_and_an_unused_one_survive_a_resize(make_plane):
+    source = TRAIN.replace(
+        "    model, optimizer = ctx.prepare(make_net(), make_optimizer)",
+        "    net = make_net()\n    net.register_buffer('mask', torch.tensor([0.1, float('-inf'), 0.3]))\n"
+        "    net.unused = nn.Linear(2, 2)\n    net[0].weight.requires_grad_(False)\n"
+        "    rates = [{'params': net[0].parameters()}, {'params': net[4].parameters(), 'lr': 0.01},\n"
+        "             {'params': net.unused.parameters()}]\n"
+        "    model, optimizer = ctx.prepare(net, torch.optim.AdamW(rates, lr=0.02))\n"
+        "    torch.nn.Sequential.forward = lambda self, x: self[4](self[3](self[2](self[1](self[0](x)))))",
+    )
+    static = make_plane(source, num_epochs=EPOCHS)
+    static.start_group("a")
+    static.wait_finished()
+    plane = make_plane(source, num_epochs=EPOCHS, step_s=0.02)
+    plane.start_group("a")
+    plane.wait_step(3)
+    plane.grow("b", "c")
+    plane.form("c", "b")
+    plane.wait_finished()
+    assert_exactly_once(plane)
+    assert plane.result_hash() == static.result_hash()

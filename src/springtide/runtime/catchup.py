@@ -195,7 +195,11 @@ class CatchupSource:
                 link.sendall(bytes.fromhex(token))
                 threading.Thread(target=self._read_acknowledgements, args=(link.dup(),), daemon=True).start()
                 self._is_connected = True
-                self._send_all(link)
+                try:
+                    self._send_all(link)
+                finally:
+                    # Closing is not enough: the reader's copy keeps the connection open, and the joiner waits.
+                    link.shutdown(socket.SHUT_WR)
         except (OSError, CollectiveError, RuntimeError, ValueError):
             # Whatever breaks the stream, the joiner then gets its state at the switch instead.
             self.has_failed = True

@@ -23,7 +23,6 @@ class Formation:
     def __init__(self, order: FormGroup, replica_id: ReplicaId, device: torch.device) -> None:
         self.order = order
         self.generation = order.generation
-        self.received_at_s = time.monotonic()
         self.is_member = replica_id in order.members
         self.rank = order.members.index(replica_id) if self.is_member else -1
         self.world_size = len(order.members)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -68,7 +69,6 @@ class Trainer:
         self._receiver: CatchupReceiver | None = None
         self._sources = CatchupSources()
         self._tried_generation = 0
-        self._broken_at_s = 0.0
         self._schedule: Schedule | None = None
         self._batch: GlobalBatch | None = None
         self._shards: list[int] = []
@@ -151,11 +151,14 @@ class Trainer:
         if not self._drain_empty_shards():
             self._finish_step()
 
-    def finish(self, artifact_path: str) -> int:
-        """The user's function returned: report it until it is acknowledged, serving those who are behind meanwhile."""
+    def finish(self, publish: Callable[[], str]) -> int:
+        """The user's function returned: report it until it is acknowledged, serving those who are behind meanwhile.
+
+        `publish` writes the result where this member leads, which it may only do once another has died.
+        """
         self._writer.wait()
         self._sources.close()
-        seq = self._send_finished(artifact_path)
+        seq = self._send_finished(publish())
         deadline_s = time.monotonic() + self._spec.lease_s
         while not self._link.wait_acknowledged(seq, _FORM_POLL_S) and time.monotonic() < deadline_s:
             pending = self.membership.pending
@@ -165,7 +168,8 @@ class Trainer:
                 except CollectiveError:
                     self._tried_generation = pending.generation
                     continue
-                seq = self._send_finished(artifact_path)
+                self._write_step_log()
+                seq = self._send_finished(publish())
         return 0
 
     def abort_receiver(self) -> None:
@@ -286,13 +290,8 @@ class Trainer:
                 took_s=self._reporter.since_last_end_s(),
             )
         )
+        self._write_step_log()
         if group.rank == 0:
-            try:
-                self._step_log.write(generation)
-            except Fenced as error:
-                self.leave_fenced(str(error))
-            except (OSError, StorageError) as error:
-                _log(f"the step log could not be written, it will be tried again: {error}")
             due_s = self._checkpointed_at_s + self.job.checkpoint_interval_s
             if time.monotonic() >= due_s and not self._writer.is_busy and self.step < schedule.total_steps:
                 self._checkpointed_at_s = time.monotonic()
@@ -304,6 +303,17 @@ class Trainer:
             loss=loss,
             num_samples=len(batch.ids),
         )
+
+    def _write_step_log(self) -> None:
+        """Where this member leads, write what the log lacks: its own steps, and what a leader before it left out."""
+        if self.rank != 0:
+            return
+        try:
+            self._step_log.write(self.membership.generation)
+        except Fenced as error:
+            self.leave_fenced(str(error))
+        except (OSError, StorageError) as error:
+            _log(f"the step log could not be written, it will be tried again: {error}")
 
     # --- a change of the group --------------------------------------------------------------------------------
 
@@ -345,6 +355,8 @@ class Trainer:
         try:
             if needs_sync:
                 self._sync(formation)
+            elif formation.group is not None and formation.world_size > 1:
+                formation.group.store.set("switched", "1")
         except CollectiveError as error:
             self._recover(str(error))
             return
@@ -357,7 +369,6 @@ class Trainer:
         """
         if detail and not self.membership.must_leave_step:
             self._link.send(GroupBroken(generation=self.membership.generation, detail=detail[:500]))
-        self._broken_at_s = time.monotonic()
         for group in (self._group, self._old_group):
             if group is not None:
                 group.close()
@@ -375,11 +386,8 @@ class Trainer:
 
         def acceptable() -> bool:
             pending = membership.pending
-            return membership.preempt_generation is not None or (
-                pending is not None
-                and pending.generation > self._tried_generation
-                and (pending.order.forced or pending.received_at_s > self._broken_at_s)
-            )
+            is_new = pending is not None and pending.generation > self._tried_generation
+            return is_new or membership.preempt_generation is not None
 
         while True:
             membership.wait_for(acceptable)
@@ -394,6 +402,7 @@ class Trainer:
             except CollectiveError as error:
                 if pending.is_wanted():
                     self._link.send(GroupBroken(generation=pending.generation, detail=str(error)[:500]))
+                pending.give_up()
 
     def _enter(self, formation: Formation) -> None:
         """Go into a group from outside: at the start, as a joiner, or after a failure."""
@@ -430,8 +439,15 @@ class Trainer:
         assert group is not None
         group.timeout_s = _FIRST_STEP_TIMEOUT_S
         known_step = self.step if self._has_state else None
+
+        def is_wanted() -> bool:
+            # Whoever missed the switch that others made cannot sync with them: the group has to form anew.
+            is_preempted = self.membership.preempt_generation is not None
+            missed = group.world_size > 1 and group.store.check(["switched"])
+            return formation.is_wanted() and not missed and not is_preempted
+
         self.step, is_fresh = synchronise(
-            group, self.state, known_step, formation.is_wanted, lambda: load_newest(self._work_dir, self.state) or 0
+            group, self.state, known_step, is_wanted, lambda: load_newest(self._work_dir, self.state) or 0
         )
         if is_fresh:
             self._step_log.restart_at(self.step)

@@ -100,7 +100,7 @@ def _run_trainer(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoint) ->
         function(context)
         if not context.is_prepared:
             raise RuntimeError("the training function returned without ctx.prepare(); it has trained nothing")
-        return trainer.finish(publish_result(Path(spec.work_dir), trainer))
+        return trainer.finish(lambda: publish_result(Path(spec.work_dir), trainer))
     except WorkerExit as stop:
         return stop.code
     except Exception as error:
