@@ -22,6 +22,7 @@ NAMED_SEEDS = [
     (148, "edf", "the same, with a lost writer before"),
     (192, "elastic", "the same, with joiners that have just been told"),
     (20261390, "fifo", "a node that is lost again before its first return is known starts nothing"),
+    (5002544, "fifo", "a worker that stands still when its collective times out reports the break later"),
     (48, "elastic", "new bounds below what an inelastic job holds do not stop the loop"),
     (151, "fifo", "a node that is cut off while the control plane restarts is not forgotten"),
 ]

@@ -409,6 +409,11 @@ class TrainingRun:
         if group is not self.group or not group.is_broken:
             return
         teller = next((p for p in group.members if p.is_working and not p.has_left), None)
+        if teller is None and any(p.is_alive and p.is_stalled for p in group.members):
+            # Whoever is left stands still just now and tells when it goes on.
+            self.machine.agenda.after(
+                self.machine.delays.collective_timeout_s, lambda: self._report_break(group, detail)
+            )
         if teller is not None:
             self.machine.report(teller, GroupBroken(job_id=self.job.job_id, generation=group.generation, detail=detail))
 
