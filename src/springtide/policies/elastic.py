@@ -29,8 +29,8 @@ class Elastic(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     safety_fraction: float = 0.1
-    keep_bonus: float = 1.25
-    settle_s: float = 5.0
+    keep_bonus: float = 1.5
+    settle_s: float = 20.0
     revisit_s: float = 5.0
 
     def decide(self, snapshot: Snapshot) -> Plan:

@@ -102,6 +102,7 @@ class Group:
     broken: list[Source] = field(default_factory=list)
     broken_detail: str = ""
     broken_at_s: float | None = None
+    broke_before: bool = False
     is_break_posted: bool = False
 
 

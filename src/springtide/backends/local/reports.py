@@ -266,7 +266,9 @@ class Reports:
                 return
             order = wire.FormGroup(generation=report.generation, members=(), rendezvous="")
             group = job.group = Group(order=order, audience=frozenset(), is_confirmed=True)
-        if report.generation < group.order.generation:
+        # A break of the group before counts while its successor forms: without its steps there is no common boundary.
+        is_before = not group.is_confirmed and report.generation == group.order.previous
+        if report.generation < group.order.generation and not is_before:
             self._workers.counts["stale_reports"] += 1
             self._workers.settle([(replica, report.seq)])
             return
@@ -274,6 +276,7 @@ class Reports:
         group.broken_detail = report.detail
         if group.broken_at_s is None:
             group.broken_at_s = time.monotonic()
+            group.broke_before = is_before
             self._workers.reactor.after(_BREAK_CHECK_S, lambda: self._judge_break(job, group))
 
     def _ready(self, replica: Replica, address: str, sources: list[Source]) -> None:
@@ -359,6 +362,11 @@ class Reports:
     def _judge_break(self, job: Job, group: Group) -> None:
         """A collective broke. The watch finds a dead or silent member; if all are well, the group must form anew."""
         if job.group is not group or group.is_break_posted or job.has_ended or job.finish is not None:
+            return
+        if group.broke_before and group.is_confirmed:
+            # The members went on in the new group, which has not broken.
+            self._workers.settle(group.broken)
+            group.broken, group.broken_at_s, group.broke_before = [], None, False
             return
         now_s = time.monotonic()
         living = [replica for replica in self._workers.of_workload(job.job_id) if not replica.asked_to_stop]

@@ -18,6 +18,7 @@ const view = {
   receivedMs: 0,
   isLive: false,
   windowS: 600,
+  isChosen: false,
   showsAllEnded: false,
   hues: new Map(),
 };
@@ -153,6 +154,7 @@ function receiveStatus(status) {
   view.status = status;
   view.receivedMs = performance.now();
   view.frozenNowS = status.now_s;
+  suggestWindow();
   timelineLoader.wanted = shapeOfStatus(status);
   timelineLoader.refresh();
   draw();
@@ -174,13 +176,23 @@ function showState(state, detail) {
   }
 }
 
+// Until somebody chooses, a platform that is young shows its short past large.
+function suggestWindow() {
+  if (view.isChosen || view.status === null) return;
+  const choice = view.status.now_s < 110 ? "120" : "600";
+  if (String(view.windowS) !== choice) chooseWindow(choice);
+}
+
 function chooseWindow(choice) {
   view.windowS = choice === "all" ? null : Number(choice);
   for (const button of document.querySelectorAll("[data-window]")) setAttributes(button, { "aria-pressed": String(button.dataset.window === choice) });
   drawGantt();
 }
 
-for (const button of document.querySelectorAll("[data-window]")) button.addEventListener("click", () => chooseWindow(button.dataset.window));
+for (const button of document.querySelectorAll("[data-window]")) button.addEventListener("click", () => {
+  view.isChosen = true;
+  chooseWindow(button.dataset.window);
+});
 byId("jobs-more").addEventListener("click", () => {
   view.showsAllEnded = !view.showsAllEnded;
   draw();
@@ -189,6 +201,8 @@ new ResizeObserver(drawGantt).observe(byId("gantt"));
 setInterval(() => {
   if (view.isLive && !document.hidden) draw();
 }, 1000);
-chooseWindow(new URLSearchParams(location.search).get("window") ?? "600");
+const asked = new URLSearchParams(location.search).get("window");
+view.isChosen = asked !== null;
+chooseWindow(asked ?? "600");
 listenForWhy(() => view.status?.wall_clock_offset_s ?? 0);
 new Connection(receiveStatus, showState).open();
