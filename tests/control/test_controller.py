@@ -260,3 +260,13 @@ def test_a_running_inelastic_job_cannot_be_scaled_a_waiting_one_can(stage, job):
     stage.tell(events.JobSubmitted(job=job("b", elastic=False, min_workers=2, max_workers=2)))
     stage.tell(events.ScaleRequested(workload_id="b", minimum=1, maximum=3))
     assert (stage.job("b").min_workers, stage.job("b").max_workers) == (3, 3)
+
+
+def test_a_broken_policy_is_told_and_everyone_keeps_what_they_hold(stage, job):
+    stage.running("a", "01")
+    told = []
+    stage.controller._on_policy_error = told.append
+    stage.policy.wish = {"a": ["n/9"]}
+    assert stage.tell(events.JobSubmitted(job=job("b"))) == []
+    assert "no such device" in str(told[0])
+    assert set(stage.controller.state.holders()) == {"n/0", "n/1"}

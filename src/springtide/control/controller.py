@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
@@ -24,8 +24,10 @@ MAX_ROUNDS = 16
 class Controller:
     """Holds the platform's state and asks one policy what it should be. Changes only through `step` and `restore`."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, *, on_policy_error: Callable[[PolicyError], None] | None = None) -> None:
+        """Without `on_policy_error` a broken policy raises; with it, it is told and everyone keeps what they hold."""
         self._policy = policy
+        self._on_policy_error = on_policy_error
         self.state = PlatformState()
         self._wakeup_at_s: float | None = None
 
@@ -48,13 +50,12 @@ class Controller:
     def step(self, now_s: float, events: Sequence[Event]) -> Step:
         """Take in what happened, decide anew, and return the whole turn as the journal will keep it.
 
-        Raises PolicyError if the policy wants what cannot be.
+        Raises PolicyError if the policy wants what cannot be and nobody is there to be told.
         """
         for event in events:
             apply_event(event, self.state, now_s)
         snapshot = self.snapshot(now_s)
-        plan = self._policy.decide(snapshot)
-        check_plan(snapshot, plan)
+        plan = self._decide(snapshot)
         actions: list[Action] = []
         for _ in range(MAX_ROUNDS):
             round_actions = reconcile(self.state, plan, now_s)
@@ -128,6 +129,17 @@ class Controller:
             actions=tuple(actions),
         )
 
+    def _decide(self, snapshot: Snapshot) -> Plan:
+        try:
+            plan = self._policy.decide(snapshot)
+            check_plan(snapshot, plan)
+        except PolicyError as error:
+            if self._on_policy_error is None:
+                raise
+            self._on_policy_error(error)
+            return keep_plan(snapshot)
+        return plan
+
     def _news(self, plan: Plan) -> dict[str, str]:
         """The policy's reasons that differ from what a waiting job already says."""
         news: dict[str, str] = {}
@@ -152,11 +164,33 @@ class Controller:
         self._wakeup_at_s = min(moments, default=None)
 
 
+def keep_plan(snapshot: Snapshot) -> Plan:
+    """Everyone who wants to run keeps the devices they hold, nobody gets more: the plan of last resort."""
+    alive = set(snapshot.cluster.device_ids())
+    bounds = _bounds(snapshot)
+    return Plan(
+        allocations={
+            workload_id: PoolAllocation(
+                device_ids=tuple(device for device in held.device_ids if device in alive)[: bounds[workload_id]],
+                global_batch_size=held.global_batch_size,
+            )
+            for workload_id, held in snapshot.allocations.items()
+            if workload_id in bounds
+        },
+        memory=snapshot.memory,
+    )
+
+
+def _bounds(snapshot: Snapshot) -> dict[WorkloadId, int]:
+    """How many devices each workload takes at most."""
+    jobs = {view.job.job_id: min(view.max_workers, view.job.num_virtual_shards) for view in snapshot.jobs}
+    return jobs | {view.service.service_id: view.max_replicas for view in snapshot.services}
+
+
 def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     """Raise PolicyError if the plan names what does not exist, gives a device twice or breaks a workload's bounds."""
     existing = set(snapshot.cluster.device_ids())
-    job_bounds = {view.job.job_id: min(view.max_workers, view.job.num_virtual_shards) for view in snapshot.jobs}
-    bounds = job_bounds | {view.service.service_id: view.max_replicas for view in snapshot.services}
+    bounds = _bounds(snapshot)
     given: dict[str, WorkloadId] = {}
     for workload_id, allocation in plan.allocations.items():
         if workload_id not in bounds:

@@ -89,7 +89,12 @@ class Platform:
         if began is None:
             began = repr(time.time())
             self._journal.set_meta(_CLOCK_BEGAN, began)
-        self._controller = Controller(make_policy(policy_name))
+        self._controller = Controller(
+            make_policy(policy_name),
+            on_policy_error=lambda error: LOG.error(
+                "policy %s is broken, everyone keeps what they hold: %s", policy_name, error
+            ),
+        )
         lowest_s = _last_now_s(self._journal)
         self.clock = PlatformClock(float(began), lowest_s)
         self.wall_clock_offset_s = time.time() - self.clock.now_s()
