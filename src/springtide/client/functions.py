@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
 from collections.abc import Callable
@@ -35,6 +36,7 @@ from springtide.core.quantities import validate_name
 
 if TYPE_CHECKING:
     from springtide.client.api import Client
+    from springtide.runtime.inprocess import LocalResult
 
 __all__ = ["Auto", "ServeFunction", "Task", "TrainFunction", "auto", "model_path", "serve", "train"]
 
@@ -69,6 +71,15 @@ class TrainFunction:
         """Hand the job to the running platform. Raises InvalidRequest with what would do."""
         refuse_while_importing(self.function.__code__.co_filename, f"{self.name}.submit()")
         return submit_job(self.source(), self.options.override(overrides), self.name, client)
+
+    def local(self, out: str | Path | None = None, **overrides: Unpack[TrainKeywords]) -> LocalResult:
+        """Train here and now, in this process on one worker, without a platform; takes the keywords of `submit`.
+
+        Gives the bits that a run on the platform gives. What `ctx.save` writes lands in `out` (springtide-out/<name>).
+        Raises InvalidRequest, and whatever the function raises.
+        """
+        refuse_while_importing(self.function.__code__.co_filename, f"{self.name}.local()")
+        return train_locally(self, self.options, self.name, out, overrides)
 
 
 class ServeFunction(Generic[ServedT]):
@@ -196,10 +207,37 @@ class Task:
         source = self.source()
         return submit_job(source, self.options.override(overrides), self.name or name_from(source.object_name), client)
 
+    def local(self, out: str | Path | None = None, **overrides: Unpack[TrainKeywords]) -> LocalResult:
+        """Train here and now, in this process on one worker, without a platform; takes the keywords of `submit`.
+
+        A model that was handed over as a value is copied, so the task can be run again. What is learned lands in `out`
+        (springtide-out/<name>). Raises InvalidRequest.
+        """
+        refuse_while_importing(str(self._namespace.get("__file__", "")), "local()")
+        task = copy.copy(self)
+        if hasattr(self.model, "forward") and not isinstance(self.model, type):
+            task.model = copy.deepcopy(self.model)
+        return train_locally(task, self.options, self.name or "task", out, overrides)
+
 
 def _train_options(where: str, options: TrainKeywords) -> TrainOptions:
     unknown_keyword(set(options), set(TrainKeywords.__annotations__), where)
     return TrainOptions(**options)
+
+
+def train_locally(
+    function: TrainFunction | Task, options: TrainOptions, name: str, out: str | Path | None, overrides: TrainKeywords
+) -> LocalResult:
+    """Train in this process, printing progress as plain lines. Raises InvalidRequest; also where torch is missing."""
+    changed = options.override(overrides, "local()")
+    job = changed.as_local_job(validate_name(changed.name or name))
+    try:
+        from springtide.runtime.inprocess import run_local
+    except ModuleNotFoundError as error:
+        raise InvalidRequest(
+            f"training needs {error.name}, which is not installed here: pip install 'springtide[runtime]'"
+        ) from None
+    return run_local(function, job, None if out is None else Path(out).expanduser())
 
 
 def submit_job(source: SourceFile, options: TrainOptions, name: str, client: Client | None = None) -> JobHandle:

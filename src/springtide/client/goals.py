@@ -13,7 +13,7 @@ from typing import Any, Final, TypedDict
 
 from springtide.core.errors import InvalidRequest
 from springtide.core.quantities import parse_duration_s, parse_money_usd, parse_range, validate_name
-from springtide.core.workload import MAX_VIRTUAL_SHARDS
+from springtide.core.workload import MAX_VIRTUAL_SHARDS, Entrypoint, TrainingJob, WorkloadId
 
 _CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
 _OBJECTIVE = re.compile(r"(?:p99\s*<=?\s*)?(.+)", re.IGNORECASE)
@@ -91,6 +91,11 @@ def workers_range(value: Workers | str, num_devices: int | None = None) -> tuple
     return parse_range(value, "workers")
 
 
+def num_virtual_shards(max_workers: int) -> int:
+    """The smallest power of two that is at least 4 and at least `max_workers`: what the platform takes, too."""
+    return max(4, 1 << (max_workers - 1).bit_length())
+
+
 def check_count(value: object, what: str, example: int, lowest: int = 1) -> int:
     """Return `value` if it is a whole number of at least `lowest`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
@@ -148,13 +153,27 @@ class TrainOptions:
             validate_name(self.name)
         check_params(self.params)
 
-    def override(self, changes: Mapping[str, Any]) -> TrainOptions:
+    def override(self, changes: Mapping[str, Any], where: str = "submit()") -> TrainOptions:
         """A copy with some keywords changed; `params` are merged. Raises InvalidRequest for unknown keywords."""
-        unknown_keyword(set(changes), {option.name for option in fields(self)}, "submit()")
+        unknown_keyword(set(changes), {option.name for option in fields(self)}, where)
         given = dict(changes)
         if "params" in given:
             given["params"] = {**self.params, **given["params"]}
         return replace(self, **given)
+
+    def as_local_job(self, name: str) -> TrainingJob:
+        """The job that a run in this process trains: what the platform would make of it, without goal and source."""
+        bounds = workers_range(self.workers)
+        return TrainingJob(
+            job_id=WorkloadId(name),
+            name=name,
+            entrypoint=Entrypoint(source_path=""),
+            global_batch_size=self.global_batch,
+            num_epochs=self.epochs,
+            num_virtual_shards=num_virtual_shards(bounds[1] if bounds is not None else 1),
+            seed=self.seed,
+            params=check_params(self.params),
+        )
 
     def as_request(self, num_devices: int, now: datetime) -> dict[str, Any]:
         """The `options` of POST /v1/jobs; `num_devices` is what `auto` may grow to."""

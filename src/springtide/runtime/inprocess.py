@@ -1,0 +1,233 @@
+"""Training in the process at hand: one worker, no platform, the same bits as a run on the platform."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors.torch import save
+
+from springtide.core.errors import InvalidRequest
+from springtide.core.quantities import format_duration, validate_name
+from springtide.core.workload import TrainingJob
+from springtide.runtime.context import ElasticContext
+from springtide.runtime.entry import as_function
+from springtide.runtime.payload import Payload
+from springtide.runtime.reduce import Accumulator
+from springtide.runtime.shards import GlobalBatch, Schedule, seed_everything, shard_bounds
+from springtide.runtime.state import TrainingState
+from springtide.runtime.trainer import Trainer
+from springtide.storage.files import write_durable
+
+_LINE_INTERVAL_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalResult:
+    """How a run in this process ended. `loss` is the mean over the last global batch."""
+
+    name: str
+    num_steps: int
+    loss: float | None
+    metrics: dict[str, float]
+    artifact_path: str
+    took_s: float
+
+
+class _OneWorker:
+    """The part of the trainer that is left when nobody else is in the group: every virtual shard is this worker's."""
+
+    def __init__(self, job: TrainingJob, device: torch.device, report: Callable[[_OneWorker, int], None]) -> None:
+        self.job = job
+        self.step = 0
+        self.rank = 0
+        self.loss: float | None = None
+        self.metrics: dict[str, float] = {}
+        self.total_steps = 0
+        self._device = device
+        self._report = report
+        self._schedule: Schedule | None = None
+        self._batch: GlobalBatch | None = None
+        self._shards: list[int] = []
+
+    def attach(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Take over the model and its optimizer."""
+        self.state = TrainingState(model, optimizer, self._device)
+        self.payload = Payload(self.state, 1)
+        self._accumulator = Accumulator(self.payload.pool, self.payload.num_summed)
+
+    def start(self, num_samples: int) -> None:
+        """The dataset is known: the schedule of all steps follows from its length."""
+        if num_samples <= 0:
+            raise InvalidRequest("the dataset is empty; hand over at least one sample")
+        job = self.job
+        self._schedule = Schedule(
+            num_samples=num_samples,
+            global_batch_size=job.global_batch_size,
+            num_epochs=job.num_epochs,
+            seed=job.seed,
+        )
+        self.total_steps = self._schedule.total_steps
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next step (of the last one, at the end)."""
+        if self._schedule is None:
+            return 0
+        return min(self.step // self._schedule.steps_per_epoch, self.job.num_epochs - 1)
+
+    def next_shard(self) -> tuple[GlobalBatch, int, tuple[int, int]] | None:
+        """The next shard to work on with the bounds of its samples, seeded; None when all steps are done."""
+        assert self._schedule is not None
+        if self._batch is None:
+            if self.step >= self._schedule.total_steps:
+                return None
+            self._batch = self._schedule.batch(self.step)
+            self._shards = list(range(self.job.num_virtual_shards))
+            self.payload.begin_step()
+            self._skip_empty_shards()
+        shard = self._shards[0]
+        self.payload.begin_shard()
+        seed_everything(self.job.seed, self._batch.step, shard)
+        return self._batch, shard, self._bounds(self._batch, shard)
+
+    def contribute(self, loss: torch.Tensor) -> None:
+        """Backward for the shard at hand; after the last one of the step, update the model."""
+        assert self._batch is not None
+        shard = self._shards.pop(0)
+        low, high = self._bounds(self._batch, shard)
+        weight = (high - low) / len(self._batch.ids)
+        torch.autograd.backward(loss * weight)
+        self._accumulator.add(shard, self.payload.capture(float(loss.detach()), weight))
+        self._skip_empty_shards()
+        if not self._shards:
+            self._commit(len(self._batch.ids))
+
+    def _bounds(self, batch: GlobalBatch, shard: int) -> tuple[int, int]:
+        return shard_bounds(len(batch.ids), shard, self.job.num_virtual_shards, self.job.global_batch_size)
+
+    def _skip_empty_shards(self) -> None:
+        """A shard without samples still has its place in the order of the additions."""
+        assert self._batch is not None
+        while self._shards:
+            low, high = self._bounds(self._batch, self._shards[0])
+            if high > low:
+                return
+            self._accumulator.add(self._shards.pop(0), self.payload.zeros())
+
+    def _commit(self, num_samples: int) -> None:
+        payload = self.payload
+        ((_, vector),) = self._accumulator.blocks
+        # The optimizer's numbers take the way that they take between workers, because it rounds the smallest of them.
+        payload.set_numbers(vector)
+        self.loss = payload.loss(vector)
+        payload.apply_buffers(vector)
+        payload.apply_numbers(vector)
+        payload.attach(vector, payload.has_gradient(vector))
+        self.state.optimizer.step()
+        payload.detach()
+        self._accumulator.clear()
+        self._batch = None
+        self.step += 1
+        self._report(self, num_samples)
+
+
+class _LocalContext(ElasticContext):
+    """The context of a platform run, but what it saves goes into a directory of the caller's choice."""
+
+    def __init__(self, worker: _OneWorker, directory: Path, device: torch.device, params: dict[str, str]) -> None:
+        # The context asks its trainer for nothing that one worker alone lacks.
+        super().__init__(cast(Trainer, worker), directory, device, params)
+        self._worker = worker
+        self._directory = directory
+
+    def save(self, name: str = "model") -> str:
+        """Write the model's weights into the directory as safetensors and return the path."""
+        path = self._directory / f"{validate_name(name, 'artifact name')}.safetensors"
+        if self.is_prepared:
+            # Tied weights share memory, which safetensors refuses: every name gets its own copy.
+            state = self._worker.state.model.state_dict()
+            data = save({key: tensor.detach().cpu().clone().contiguous() for key, tensor in state.items()})
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_durable(path, data, mode=0o644)
+        return str(path)
+
+
+class _Lines:
+    """Progress as plain lines: the first step, then one every few seconds, then the last step."""
+
+    def __init__(self, name: str, write: Callable[[str], None]) -> None:
+        self._name = name
+        self._write = write
+        self._began_s = self._wrote_s = time.monotonic()
+        self._num_samples = 0
+
+    def report(self, worker: _OneWorker, num_samples: int) -> None:
+        """A step is done."""
+        now_s = time.monotonic()
+        self._num_samples += num_samples
+        is_edge = worker.step in (1, worker.total_steps)
+        if not is_edge and now_s - self._wrote_s < _LINE_INTERVAL_S:
+            return
+        self._wrote_s = now_s
+        parts = [f"{self._name} step {worker.step}/{worker.total_steps}", f"loss {worker.loss:.4g}"]
+        parts += [f"{name} {value:.4g}" for name, value in worker.metrics.items()]
+        elapsed_s = now_s - self._began_s
+        if worker.step > 1 and elapsed_s > 0:
+            parts.append(f"{self._num_samples / elapsed_s:.0f} samples/s")
+            if worker.step < worker.total_steps:
+                left_s = elapsed_s * (worker.total_steps - worker.step) / worker.step
+                parts.append(f"ETA {format_duration(left_s)}")
+        self._write("  ".join(parts))
+
+
+@contextmanager
+def _as_on_a_worker() -> Iterator[None]:
+    """One thread, as a worker of a full machine has: with more of them torch may add in another order."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def run_local(
+    function: Any,
+    job: TrainingJob,
+    directory: Path | None = None,
+    write: Callable[[str], None] = print,
+) -> LocalResult:
+    """Train `function` (a training function or a declared task) to its end in this process.
+
+    The goal, the bounds on workers and the entrypoint of `job` are not looked at. The final model lands in
+    `directory` (springtide-out/<name> in the working directory, if none is given) as model.safetensors. What the
+    function raises passes through. Raises InvalidRequest, StorageError.
+    """
+    began_s = time.monotonic()
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    worker = _OneWorker(job, device, _Lines(job.name, write).report)
+    chosen = (directory or Path("springtide-out") / job.name).absolute()
+    context = _LocalContext(worker, chosen, device, job.params)
+    with _as_on_a_worker():
+        seed_everything(job.seed)
+        as_function(function)(context)
+        if not context.is_prepared:
+            raise InvalidRequest(
+                f"{job.name} returned without ctx.prepare(); it has trained nothing: call "
+                "ctx.prepare(model, optimizer), then loop over ctx.batches(dataset)"
+            )
+        artifact_path = context.save()
+    return LocalResult(
+        name=job.name,
+        num_steps=worker.step,
+        loss=worker.loss,
+        metrics=dict(worker.metrics),
+        artifact_path=artifact_path,
+        took_s=time.monotonic() - began_s,
+    )
