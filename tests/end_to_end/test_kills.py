@@ -13,8 +13,8 @@ import httpx2
 import numpy as np
 import pytest
 from conftest import ECHO, artifact_digest, assert_exactly_once, wait_for
-from springtide.backends.local import CRASH_POINTS
 
+from springtide.backends.local import CRASH_POINTS
 from springtide.control.journal import SqliteJournal
 from springtide.core.actions import EndJob
 from springtide.service.platform import LOOP_CRASH_POINTS
