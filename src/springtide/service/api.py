@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from typing import Any
 
 import msgspec
 from fastapi import FastAPI
@@ -32,12 +33,14 @@ def build_api(
     extra_routes: Sequence[BaseRoute] = (),
     registry: CollectorRegistry,
     history: HistoryIndex | None = None,
+    function_paths: Callable[[], dict[str, Any]] = dict,
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None = None,
 ) -> FastAPI:
     """Return the application. Call it before the platform starts: it subscribes to the journal's steps.
 
     `extra_routes` (the gateway's, the dashboard's) stand behind the same door. `registry` gets the platform's figures
-    and answers /metrics. A `history` that is given must be fed by the caller. `lifespan` runs around the serving.
+    and answers /metrics. `function_paths` describes the calls of the deployed services for /openapi.json. A `history`
+    that is given must be fed by the caller. `lifespan` runs around the serving.
     """
     if history is None:
         history = HistoryIndex()
@@ -50,7 +53,7 @@ def build_api(
     counter = routes.Counter(platform, history, Desk(platform), Streams(platform))
     for group in (routes.platform_routes, routes.job_routes, routes.service_routes, routes.workload_routes):
         app.include_router(group(counter))
-    _add_house_routes(app, registry)
+    _add_house_routes(app, registry, function_paths)
     app.router.routes.extend(extra_routes)
     add_problem_handlers(app)
     # The last one added is the first to see a request.
@@ -59,7 +62,7 @@ def build_api(
     return app
 
 
-def _add_house_routes(app: FastAPI, registry: CollectorRegistry) -> None:
+def _add_house_routes(app: FastAPI, registry: CollectorRegistry, function_paths: Callable[[], dict[str, Any]]) -> None:
     """Health, figures and the description: what a platform has whatever it runs."""
 
     @app.get(
@@ -96,10 +99,15 @@ def _add_house_routes(app: FastAPI, registry: CollectorRegistry) -> None:
     async def metrics() -> Response:
         return Response(await run_in_threadpool(generate_latest, registry), media_type=CONTENT_TYPE_LATEST)
 
+    def described() -> dict[str, Any]:
+        # The control API never changes, the deployed functions come and go.
+        control = openapi.describe(app)
+        return {**control, "paths": {**control["paths"], **function_paths()}}
+
     @app.get("/openapi.json", include_in_schema=False)
     async def description() -> Response:
-        return Response(msgspec.json.encode(openapi.describe(app)), media_type="application/json")
+        return Response(msgspec.json.encode(described()), media_type="application/json")
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
-        return HTMLResponse(openapi.render_page(openapi.describe(app)))
+        return HTMLResponse(openapi.render_page(described()))

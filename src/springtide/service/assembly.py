@@ -25,6 +25,7 @@ from springtide.core.errors import BackendError, InvalidRequest
 from springtide.core.ports import Step
 from springtide.service.api import build_api
 from springtide.service.auth import load_or_create_token
+from springtide.service.connections import connection_class, raise_descriptor_limit
 from springtide.service.dashboard import dashboard_routes
 from springtide.service.gateway import Gateway, ReplicaRoute, ServiceRoute
 from springtide.service.platform import Platform, PlatformClock, PlatformView
@@ -79,10 +80,19 @@ def serve(options: Options) -> int:
         token=token,
         extra_routes=[*gateway.routes(), *dashboard_routes()],
         registry=registry,
+        function_paths=gateway.openapi_paths,
         lifespan=_lifespan(gateway),
     )
     server = uvicorn.Server(
-        uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=2, lifespan="on")
+        uvicorn.Config(
+            app,
+            http=connection_class(raise_descriptor_limit()),
+            ws="none",
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=2,
+            lifespan="on",
+        )
     )
     url = f"http://{LOOPBACK}:{listener.getsockname()[1]}"
     try:

@@ -84,6 +84,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
             {"name": "jobs", "description": "Training jobs"},
             {"name": "services", "description": "Inference services"},
             {"name": "workloads", "description": "Jobs and services alike"},
+            {"name": "functions", "description": "Calls to the deployed services"},
         ],
     )
     components = described.setdefault("components", {})
