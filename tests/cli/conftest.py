@@ -160,6 +160,13 @@ class FakeClient:
             history=(HistoryEntry(seq=1, at_s=0.5, kind="submitted", text="submitted"),),
         )
 
+    def history(self, identifier: str) -> list[HistoryEntry]:
+        texts = {
+            "start": "started on 1 worker at step 1",
+            "grow": "resized 1 -> 2 workers, pause 41 ms, step 9 continued",
+        }
+        return [HistoryEntry(seq=1, at_s=0.5, kind=kind, text=text) for kind, text in texts.items()]
+
     def logs(self, identifier: str, **options: Any) -> Iterator[str]:
         self.calls.append(("logs", identifier, options))
         return iter(self.lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ def test_why(client: Any, springtide: Run, make_job: MakeJob) -> None:
         "fit-3f2a PENDING: all 2 devices are held\n"
         "  because sentiment holds local/1\n"
         "  you could:\n    springtide scale sentiment 0..1\n"
-        "  what happened:\n      500 ms  submitted\n"
+        "  what happened:\n    " + f"{datetime.fromtimestamp(0.5):%H:%M:%S}  submitted\n"
     )
 
 
@@ -192,7 +193,11 @@ def test_run_watches_until_the_end(client: Any, springtide: Run, make_job: MakeJ
     lines = result.output.splitlines()
     assert lines[0].startswith("fit-3f2a RUNNING 2 workers [###")
     assert "  resized 2 -> 1, pause 41 ms, global batch 512 kept, step 570 continued" in lines
-    assert lines[-2].startswith("fit-3f2a SUCCEEDED in 7m58")
+    assert lines[-4:-1] == [
+        "fit-3f2a SUCCEEDED in 7m58  step 570/1000  loss 0.412",
+        "  deadline met with 2m01 to spare",
+        "  workers 1 -> 2, 2 resizes (pause 41 ms), 0 restarts, 240 device-seconds",
+    ]
 
 
 def test_a_failed_job_is_exit_code_1(client: Any, springtide: Run, make_job: MakeJob, training_file: str) -> None:
@@ -218,7 +223,7 @@ def test_ctrl_c_detaches(
 ) -> None:
     client.add(make_job())
 
-    def interrupt(*arguments: object) -> None:
+    def interrupt(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("springtide.cli.run.follow", interrupt)

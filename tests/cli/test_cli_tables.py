@@ -19,6 +19,39 @@ def test_the_progress_line(make_job: MakeJob) -> None:
     )
 
 
+@pytest.mark.parametrize("width", range(16, 120))
+def test_the_progress_line_fits_the_terminal(width: int, make_job: MakeJob) -> None:
+    line = progress_line(make_job(metrics={"accuracy": 0.98123}), width)
+    assert len(line) <= width
+    assert line.startswith("fit-3f2a RUNNIN")
+    # What says how far it is goes last of all.
+    assert "57 %" in line or width < 34
+
+
+def test_metrics_of_the_function_are_shown(make_job: MakeJob) -> None:
+    job = make_job(metrics={"accuracy": 0.98123})
+    assert "loss 0.412  accuracy 0.9812  812 samples/s" in progress_line(job)
+    assert "  metrics       accuracy 0.9812\n" in job_details(job, now_s=100.0)
+    assert "loss 0.412  accuracy 0.9812\n" in final_line(job)
+
+
+def test_an_ended_job_says_how_its_deadline_went(make_job: MakeJob) -> None:
+    met = job_details(make_job(state="SUCCEEDED", ended_at_s=479.0), now_s=500.0, workers="1 -> 4")
+    assert "  deadline      met with 2m01 to spare\n" in met
+    assert "  workers       1 -> 4  (1..4 allowed)\n" in met
+    assert "slack" not in met
+    assert "speed" not in met
+    assert "missed by 21.0 s" in job_details(make_job(state="SUCCEEDED", ended_at_s=621.0), now_s=700.0)
+    assert "ended 2m01 before it" in job_details(make_job(state="CANCELLED", ended_at_s=479.0), now_s=500.0)
+
+
+def test_the_table_is_cut_to_the_terminal(make_job: MakeJob) -> None:
+    for width in (90, 100):
+        assert max(len(line) for line in jobs_table([make_job()], width).splitlines()) <= width
+    ended = jobs_table([make_job(state="SUCCEEDED", ended_at_s=479.0)])
+    assert ended.splitlines()[1].split()[:8] == "fit-3f2a SUCCEEDED 57 % 570/1000 - 0.412 3m12".split(" ")
+
+
 def test_what_is_not_known_is_left_out(make_job: MakeJob) -> None:
     unknown: dict[str, Any] = dict.fromkeys(
         ("loss", "samples_per_s", "eta_s", "slack_s", "progress_fraction", "total_steps")
@@ -65,14 +98,15 @@ def test_the_table_of_services(make_service: Callable[..., ServiceStatus]) -> No
 def test_the_end(make_job: MakeJob) -> None:
     ended = make_job(state="SUCCEEDED", ended_at_s=479.0, step=1000, artifact_path="/state/model.safetensors")
     assert final_line(ended) == (
-        "fit-3f2a SUCCEEDED in 7m58  step 1000/1000  loss 0.412  deadline met  "
-        "1 resize, 0 restarts  240 device-seconds\n"
+        "fit-3f2a SUCCEEDED in 7m58  step 1000/1000  loss 0.412\n"
+        "  deadline met with 2m01 to spare\n"
+        "  1 resize, 0 restarts, 240 device-seconds\n"
         "  model /state/model.safetensors"
     )
     failed = make_job(state="FAILED", ended_at_s=700.0, reason="ValueError: no", loss=None)
     assert final_line(failed).splitlines()[1] == "  ValueError: no"
     assert "deadline" not in final_line(failed)
-    assert "deadline missed" in final_line(make_job(state="SUCCEEDED", ended_at_s=601.0))
+    assert "deadline missed by 1.0 s" in final_line(make_job(state="SUCCEEDED", ended_at_s=601.0))
 
 
 def test_the_details_of_a_job(make_job: MakeJob) -> None:

@@ -25,13 +25,15 @@ def scale(session: Session, identifier: str, size: str) -> None:
         minimum, maximum = parse_range(size, "workers")
         session.client.scale(found.job_id, minimum, maximum)
         job = session.client.job(found.job_id)
-        text = f"{job.job_id} may have {bounds(minimum, maximum)} workers now; it has {job.num_workers}"
-        session.answer(job, text, f"watch it: springtide status {job.job_id}")
+        allowed = "1 worker" if maximum == 1 else f"{bounds(minimum, maximum)} workers"
+        text = f"{job.job_id} may have {allowed} now; it has {job.num_workers}"
+        session.answer(job, text, f"watch it: springtide status {job.job_id} -f")
         return
     minimum, maximum = parse_range(size, "replicas", lowest=0)
     session.client.scale(found.service_id, minimum, maximum)
     service = session.client.service(found.name)
-    text = f"{service.name} may have {bounds(minimum, maximum)} replicas now; {service.num_ready} are ready"
+    ready = "1 is ready" if service.num_ready == 1 else f"{service.num_ready} are ready"
+    text = f"{service.name} may have {bounds(minimum, maximum)} replicas now; {ready}"
     session.answer(service, text, f"watch it: springtide status {service.name}")
 
 
@@ -54,7 +56,7 @@ def resume(session: Session, identifier: str) -> None:
     """Let a paused job continue from its checkpoint as soon as there is a device."""
     job = session.client.resume(find_job(session.client.status(), identifier).job_id)
     text = f"{job.job_id} {job.state}: {job.reason}" if job.reason else f"{job.job_id} {job.state}"
-    session.answer(job, text, f"watch it: springtide status {job.job_id}")
+    session.answer(job, text, f"watch it: springtide status {job.job_id} -f")
 
 
 @click.command()

@@ -19,10 +19,10 @@ import msgspec
 
 from springtide.cli.platform_process import is_alive, is_healthy, read_platform
 from springtide.cli.session import Session, common_options
+from springtide.cli.settings import resolve
 
 _PROBE_TIMEOUT_S = 60.0
 _LOW_DISK_BYTES = 1_000_000_000
-_DEFAULT_PORT = 8787
 # Asked in a process of its own: importing torch is slow, and a broken torch may end the process.
 _TORCH_PROBE = """
 import json, torch, torch.distributed as d
@@ -178,11 +178,15 @@ def _command_lines() -> Iterator[tuple[int, str]]:
 
 
 def _check_port() -> Iterator[Check]:
+    port = int(resolve("port").value or 0)
+    if not port:
+        yield Check("port", "ok", "any free one")
+        return
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", _DEFAULT_PORT))
+            probe.bind(("127.0.0.1", port))
         except OSError:
-            yield Check("port", "warn", f"{_DEFAULT_PORT} is taken by another program", "springtide up --port 0")
+            yield Check("port", "warn", f"{port} is taken by another program", "springtide up --port 0")
         else:
-            yield Check("port", "ok", f"{_DEFAULT_PORT} is free")
+            yield Check("port", "ok", f"{port} is free")

@@ -82,6 +82,7 @@ def hello(session: Session) -> None:
 def _platform(session: Session) -> Iterator[Client]:
     """The running platform, or a platform of its own in a temporary folder that is gone afterwards."""
     if running_platform(session.state_dir) is not None:
+        session.given_state_dir = session.state_dir
         free = [device for device in session.client.status().devices if device.workload_id is None]
         if len(free) >= _NUM_DEVICES:
             session.note(f"[ok] using the platform that runs with state {session.state_dir}")

@@ -18,6 +18,7 @@ from springtide.cli.platform_process import (
     wait_gone,
 )
 from springtide.cli.session import Session, common_options, complain
+from springtide.cli.settings import resolve
 from springtide.core.errors import BackendError
 
 _DOWN_TIMEOUT_S = 60.0
@@ -52,27 +53,33 @@ def _told(platform: PlatformFile, state_dir: Path, headline: str) -> str:
 @click.option(
     "--slots", type=click.IntRange(1, 256), help="How many CPU workers may run. [default: cores, or the GPUs]"
 )
-@click.option("--policy", default="elastic", show_default=True, help="Who gets what: see `springtide policies`.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8787, show_default=True, help="0 takes a free one.")
+@click.option("--policy", metavar="P", help="Who gets what: see `springtide policies`. [default: elastic]")
+@click.option("--port", type=click.IntRange(0, 65535), help="0 takes a free one. [default: 8787]")
 @click.option("--foreground", is_flag=True, help="Stay here and end with Ctrl-C.")
 @common_options
 @click.pass_obj
-def up(session: Session, slots: int | None, policy: str, port: int, foreground: bool) -> None:
-    """Start the platform: API, dashboard and scheduler in one process on this machine."""
+def up(session: Session, slots: int | None, policy: str | None, port: int | None, foreground: bool) -> None:
+    """Start the platform: API, dashboard and scheduler in one process on this machine.
+
+    What no flag says, the settings say: springtide config show.
+    """
     state_dir = session.state_dir
     running = running_platform(state_dir)
     if running is not None:
         answer = {**_described(running, state_dir), "started": False}
         session.answer(answer, _told(running, state_dir, f"already running (pid {running.pid})"), "look: springtide ps")
         return
-    from springtide.policies.registry import make_policy
-
-    make_policy(policy)
+    chosen_slots = resolve("slots", slots).value
+    asked = (
+        None if chosen_slots is None else int(chosen_slots),
+        str(resolve("policy", policy).value),
+        int(resolve("port", port).value or 0),
+    )
     if foreground:
-        command = service_command(state_dir, slots, policy, port)
+        command = service_command(state_dir, *asked)
         os.execv(command[0], command)
     session.note("starting ...")
-    platform = start_platform(state_dir, slots, policy, port)
+    platform = start_platform(state_dir, *asked)
     hint = "next: springtide run FILE | springtide hello | stop: springtide down"
     answer = {**_described(platform, state_dir), "started": True}
     session.answer(answer, _told(platform, state_dir, f"springtide is up (pid {platform.pid})"), hint)
@@ -89,6 +96,8 @@ def down(session: Session, keep_workers: bool) -> None:
     if written is None or not is_alive(written.pid):
         session.answer({"stopped": False, "reason": "not running"}, "no platform is running", "springtide up")
         return
+    # The one that is waited for is the one that is asked, whatever address is set elsewhere.
+    session.given_state_dir = state_dir
     session.client.shutdown(stop_workers=not keep_workers)
     if not wait_gone(written.pid, _DOWN_TIMEOUT_S):
         raise BackendError(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 import time
 
 import click
 
-from springtide.cli.session import Session, common_options, find, workload_id
-from springtide.cli.tables import explanation, job_details, platform_summary, service_details
+from springtide.cli.progress import can_redraw, terminal_width
+from springtide.cli.session import Session, common_options, find, find_job, workload_id
+from springtide.cli.story import explanation, num_workers_over_time, workers_text
+from springtide.cli.tables import job_details, platform_summary, service_details
+from springtide.client.handles import JobHandle
 from springtide.core.status import JobStatus
 from springtide.core.workload import JobState
 
@@ -23,20 +25,31 @@ def ps(session: Session, show_all: bool) -> None:
     hint = "why is it so: springtide why ID | watch: springtide top | Gantt: springtide dashboard"
     if not status.jobs and not status.services:
         hint = "start something: springtide run FILE | springtide deploy FILE | springtide hello"
-    session.answer(status, platform_summary(status, show_all=show_all), hint)
+    session.answer(status, platform_summary(status, show_all=show_all, width=terminal_width()), hint)
 
 
 @click.command()
 @click.argument("identifier", metavar="ID")
+@click.option("-f", "--follow", "is_followed", is_flag=True, help="Watch a job until it ends; Ctrl-C stops watching.")
 @common_options
 @click.pass_obj
-def status(session: Session, identifier: str) -> None:
+def status(session: Session, identifier: str, is_followed: bool) -> None:
     """Show one job or service. ID may be its name or the beginning of its id."""
     platform = session.client.status()
     found = find(platform, identifier)
+    if is_followed:
+        from springtide.cli.run import watch
+
+        job = find_job(platform, identifier)
+        watch(session, JobHandle(session.client, job.job_id), is_script=job.kind == "script")
+        return
     if isinstance(found, JobStatus):
-        hint = f"why: springtide why {found.job_id} | what it writes: springtide logs {found.job_id} -f"
-        session.answer(found, job_details(found, platform.now_s), hint)
+        has_ended = JobState(found.state).is_terminal
+        logs_hint = f"what it {'wrote' if has_ended else 'writes'}: springtide logs {found.job_id}"
+        hint = f"why: springtide why {found.job_id} | {logs_hint}{'' if has_ended else ' -f'}"
+        counts = num_workers_over_time(session.client.history(found.job_id))
+        workers = workers_text(counts) if has_ended or len(counts) > 1 else ""
+        session.answer(found, job_details(found, platform.now_s, workers), hint)
     else:
         hint = f"why: springtide why {found.name} | what it writes: springtide logs {found.name} -f"
         session.answer(found, service_details(found), hint)
@@ -48,9 +61,9 @@ def status(session: Session, identifier: str) -> None:
 @click.pass_obj
 def why(session: Session, identifier: str) -> None:
     """Explain its state: the one reason, what that rests on, and what could be done."""
-    found = find(session.client.status(), identifier)
-    answer = session.client.why(workload_id(found))
-    session.answer(answer, explanation(answer))
+    platform = session.client.status()
+    answer = session.client.why(workload_id(find(platform, identifier)))
+    session.answer(answer, explanation(answer, platform.wall_clock_offset_s))
 
 
 @click.command()
@@ -90,9 +103,9 @@ def logs(session: Session, identifier: str, follow: bool, replica: str | None, t
 @click.pass_obj
 def top(session: Session, every: float) -> None:
     """Watch devices, jobs and services; Ctrl-C ends it. Off a terminal it prints once."""
-    if session.as_json or not sys.stdout.isatty():
+    if session.as_json or not can_redraw():
         status = session.client.status()
-        session.answer(status, platform_summary(status))
+        session.answer(status, platform_summary(status, width=terminal_width()))
         return
     from rich.live import Live
     from rich.text import Text
@@ -102,7 +115,8 @@ def top(session: Session, every: float) -> None:
             while True:
                 platform = session.client.status()
                 title = f"springtide top   {platform.version}   step {platform.seq} of the journal   Ctrl-C ends\n\n"
-                live.update(Text(title + platform_summary(platform), no_wrap=True, overflow="crop"), refresh=True)
+                table = platform_summary(platform, width=live.console.width)
+                live.update(Text(title + table, no_wrap=True, overflow="crop"), refresh=True)
                 time.sleep(every)
     except KeyboardInterrupt:
         session.hint("the same once: springtide ps | Gantt: springtide dashboard")

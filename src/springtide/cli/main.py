@@ -37,6 +37,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "pause": ("springtide.cli.act", "Checkpoint a job and give its devices back."),
         "resume": ("springtide.cli.act", "Let a paused job continue."),
         "cancel": ("springtide.cli.act", "End a job, or take a service away."),
+        "config": ("springtide.cli.config", "Show the settings that hold here, and where they come from."),
         "policies": ("springtide.cli.whatif", "List the scheduling policies."),
         "simulate": ("springtide.cli.whatif", "Ask what policies would do with a trace of jobs."),
         "bench": ("springtide.cli.whatif", "Measure against a named baseline, side by side."),

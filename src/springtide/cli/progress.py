@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,6 +34,7 @@ class JobWatcher:
         # How many workers trained before the change that is under way: a status names the new number at once,
         # and counts the resize only when the workers have switched.
         self._num_training = 0
+        self.pauses_s: list[float] = []
 
     def observe(self, job: JobStatus) -> list[str]:
         """The lines worth printing about what changed since the last status."""
@@ -58,7 +62,10 @@ class JobWatcher:
     def _change_line(self, what: str, job: JobStatus) -> str:
         before, self._num_training = self._num_training, job.num_workers
         change = f"{before} -> {job.num_workers}" if before else f"to {count(job.num_workers, 'worker')}"
-        paused = "" if job.last_pause_s is None else f", pause {pause(job.last_pause_s)}"
+        paused = ""
+        if job.last_pause_s is not None:
+            self.pauses_s.append(job.last_pause_s)
+            paused = f", pause {pause(job.last_pause_s)}"
         return f"{what} {change}{paused}, global batch {job.global_batch_size} kept, step {job.step} continued"
 
 
@@ -118,7 +125,8 @@ class _LiveDisplay:
 
     def update(self, job: JobStatus) -> None:
         """Change the line."""
-        self._live.update(self._text(progress_line(job)))
+        line = progress_line(job, self._console.width)
+        self._live.update(self._text(line, no_wrap=True, overflow="ellipsis"))
 
     def event(self, line: str) -> None:
         """Print it above the line."""
@@ -135,12 +143,28 @@ def display(*, live: bool, to_stderr: bool) -> Iterator[Display]:
         yield PlainDisplay(lambda line: click.echo(line, err=to_stderr))
 
 
-def follow(client: Client, job_id: str, shown: Display, sleep: Callable[[float], None] = time.sleep) -> JobStatus:
+def can_redraw() -> bool:
+    """Whether standard output is a terminal on which a line can change in place."""
+    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+
+
+def terminal_width() -> int | None:
+    """How many characters a line of the terminal holds; None where standard output is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def follow(
+    client: Client,
+    job_id: str,
+    shown: Display,
+    sleep: Callable[[float], None] = time.sleep,
+    watcher: JobWatcher | None = None,
+) -> JobStatus:
     """Show the job until it has ended and return its last status; waits out a restart of the platform.
 
     Raises BackendError if the platform stays away. KeyboardInterrupt passes through.
     """
-    watcher = JobWatcher()
+    watcher = watcher or JobWatcher()
     patience_s = _PATIENCE_S
     while True:
         try:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any, cast
 
 import click
 
 from springtide.cli.loading import find_training, import_file, split_target, uses_springtide
-from springtide.cli.progress import display, follow
+from springtide.cli.progress import JobWatcher, can_redraw, display, follow
 from springtide.cli.session import Session, common_options, refuse
+from springtide.cli.story import num_workers_over_time, workers_text
 from springtide.cli.tables import final_line
 from springtide.client.functions import submit_job
 from springtide.client.goals import TrainKeywords, TrainOptions
 from springtide.client.handles import JobHandle
 from springtide.client.source import name_from, read_source
+from springtide.core.errors import BackendError
 from springtide.core.quantities import parse_range
 from springtide.core.status import JobStatus
 from springtide.core.workload import JobState
@@ -58,7 +59,7 @@ def run(session: Session, /, target: str, script_args: tuple[str, ...], **option
     if options["detach"] and job.state != JobState.REJECTED:
         session.answer(job, f"{job.job_id} submitted", _reattach(job.job_id))
         return
-    _watch(session, handle, is_script=job.kind == "script")
+    watch(session, handle, is_script=job.kind == "script")
 
 
 def _submit(
@@ -111,8 +112,10 @@ def _check_script(path: Path, overrides: TrainKeywords) -> None:
         refuse(f"{path.name} is a plain script and cannot be resized; give one number: --workers 2")
 
 
-def _watch(session: Session, handle: JobHandle, *, is_script: bool) -> None:
-    live = not session.as_json and sys.stdout.isatty()
+def watch(session: Session, handle: JobHandle, *, is_script: bool) -> None:
+    """Show the job until it ends, then how it ended. Ctrl-C detaches. Exit code 1 unless it succeeded."""
+    live = not session.as_json and can_redraw()
+    watcher = JobWatcher()
     try:
         if is_script:
             # A script counts no steps that the platform could see: what it writes is its progress.
@@ -120,17 +123,17 @@ def _watch(session: Session, handle: JobHandle, *, is_script: bool) -> None:
                 session.note(line.rstrip("\n"))
             live = False
         with display(live=live, to_stderr=session.as_json) as shown:
-            job = follow(session.client, handle.id, shown)
+            job = follow(session.client, handle.id, shown, watcher=watcher)
     except KeyboardInterrupt:
-        session.note("")
-        session.note(f"detached; {handle.id} goes on. {_reattach(handle.id)}")
+        session.note(f"\ndetached; {handle.id} goes on\n{_reattach(handle.id)}")
         raise click.exceptions.Exit(0) from None
-    _tell_end(session, job)
+    tell_end(session, job, watcher)
     if job.state != JobState.SUCCEEDED:
         raise click.exceptions.Exit(1)
 
 
-def _tell_end(session: Session, job: JobStatus) -> None:
+def tell_end(session: Session, job: JobStatus, watcher: JobWatcher) -> None:
+    """Answer with how the job ended."""
     if job.state == JobState.REJECTED:
         text = f"REFUSED {job.reason}"
         if job.alternatives:
@@ -141,10 +144,17 @@ def _tell_end(session: Session, job: JobStatus) -> None:
         hint = f"look back: springtide status {job.job_id} | springtide logs {job.job_id}"
     else:
         hint = f"why: springtide why {job.job_id} | what it wrote: springtide logs {job.job_id}"
-    session.answer(job, final_line(job), hint)
+    try:
+        workers = workers_text(num_workers_over_time(session.client.history(job.job_id)))
+    except BackendError:
+        # The platform may have been stopped since; the end is known all the same.
+        workers = ""
+    session.answer(job, final_line(job, workers, watcher.pauses_s), hint)
 
 
 def _reattach(job_id: str) -> str:
     return (
-        f"re-attach: springtide logs {job_id} -f | state: springtide status {job_id} | stop: springtide cancel {job_id}"
+        f"  watch it again  springtide status {job_id} -f\n"
+        f"  what it writes  springtide logs {job_id} -f\n"
+        f"  stop it         springtide cancel {job_id}"
     )

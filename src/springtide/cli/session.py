@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
-from springtide.client.source import default_state_directory
+from springtide.cli.settings import resolve
 from springtide.core.errors import InvalidRequest, NotFound
 from springtide.core.status import JobStatus, PlatformStatus, ServiceStatus
 from springtide.core.workload import JobState
@@ -21,9 +22,15 @@ CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 
 def _connect(state_dir: Path | None) -> Client:
+    """A state directory that is asked for by name wins; else an address, if it is set at least as near as `state`."""
     from springtide.client.api import connect
 
-    return connect(state_dir=state_dir)
+    if state_dir is not None:
+        return connect(state_dir=state_dir)
+    state, url = resolve("state"), resolve("url")
+    if url.value is None or not url.is_at_least_as_near_as(state):
+        return connect(state_dir=str(state.value))
+    return connect(str(url.value), os.environ.get("SPRINGTIDE_TOKEN"), str(state.value))
 
 
 @dataclass
@@ -37,8 +44,8 @@ class Session:
 
     @property
     def state_dir(self) -> Path:
-        """Where the platform of this call keeps its state: `--state`, `SPRINGTIDE_STATE`, or the usual place."""
-        return (self.given_state_dir or default_state_directory()).absolute()
+        """Where the platform of this call keeps its state: `--state`, else as the settings say."""
+        return self.given_state_dir.absolute() if self.given_state_dir else Path(str(resolve("state").value))
 
     @property
     def client(self) -> Client:
@@ -87,7 +94,7 @@ state_option = click.option(
     metavar="DIR",
     expose_value=False,
     callback=_set_state,
-    help="Where the platform keeps its state. [default: $SPRINGTIDE_STATE or ~/.local/state/springtide]",
+    help="Where the platform keeps its state. [default: as `springtide config show` says]",
 )
 json_option = click.option(
     "--json", is_flag=True, expose_value=False, callback=_set_json, help="Answer with one JSON document."

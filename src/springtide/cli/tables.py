@@ -5,33 +5,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from springtide.core.quantities import format_duration
-from springtide.core.status import Explanation, JobStatus, PlatformStatus, ServiceStatus
+from springtide.core.status import JobStatus, PlatformStatus, ServiceStatus
 from springtide.core.workload import JobState
 
 UNKNOWN = "-"
-_BAR_WIDTH = 16
 _MAX_REASON = 60
-_COLOURS = {
-    "RUNNING": "green",
-    "READY": "green",
-    "SUCCEEDED": "green",
-    "PENDING": "yellow",
-    "STARTING": "yellow",
-    "PREEMPTING": "yellow",
-    "PAUSED": "yellow",
-    "FAILED": "red",
-    "REJECTED": "red",
-}
+_MIN_LAST_COLUMN = 12
+# What is left out of the progress line, in turn, until it fits: the bar's width, and the parts that stay.
+_LAYOUTS: tuple[tuple[int, tuple[str, ...]], ...] = (
+    (16, ("loss", "metrics", "speed", "eta", "slack")),
+    (16, ("loss", "metrics", "eta", "slack")),
+    (8, ("loss", "metrics", "eta", "slack")),
+    (8, ("loss", "eta", "slack")),
+    (8, ("loss", "eta")),
+    (0, ("loss", "eta")),
+    (0, ("eta",)),
+    (0, ()),
+)
 
 
-def colour_of(state: str) -> str | None:
-    """The colour in which a state is shown."""
-    return _COLOURS.get(state)
-
-
-def align(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns of equal width, two spaces apart; the last one is ragged."""
+def align(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
+    """Columns of equal width, two spaces apart; the last one is ragged, and cut where it would leave the terminal."""
     lines = [list(header), *[list(row) for row in rows]]
+    if width is not None:
+        used = sum(max(len(line[column]) for line in lines) + 2 for column in range(len(header) - 1))
+        lines = [[*line[:-1], shorten(line[-1], max(_MIN_LAST_COLUMN, width - used))] for line in lines]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
@@ -88,7 +86,7 @@ def bounds(minimum: int, maximum: int) -> str:
     return str(minimum) if minimum == maximum else f"{minimum}..{maximum}"
 
 
-def jobs_table(jobs: Sequence[JobStatus]) -> str:
+def jobs_table(jobs: Sequence[JobStatus], width: int | None = None) -> str:
     """One line for each job."""
     rows = [
         (
@@ -96,18 +94,35 @@ def jobs_table(jobs: Sequence[JobStatus]) -> str:
             job.state,
             percent(job.progress_fraction),
             steps(job),
-            f"{job.num_workers} of {bounds(job.min_workers, job.max_workers)}",
+            _workers_cell(job),
             number(job.loss),
             duration(job.eta_s),
-            slack(job.slack_s),
+            _slack_cell(job),
             shorten(job.reason),
         )
         for job in jobs
     ]
-    return align(("JOB", "STATE", "PROGRESS", "STEP", "WORKERS", "LOSS", "ETA", "SLACK", "REASON"), rows)
+    return align(("JOB", "STATE", "PROGRESS", "STEP", "WORKERS", "LOSS", "ETA", "SLACK", "REASON"), rows, width)
 
 
-def services_table(services: Sequence[ServiceStatus]) -> str:
+def _workers_cell(job: JobStatus) -> str:
+    return UNKNOWN if JobState(job.state).is_terminal else f"{job.num_workers} of {_allowed(job)}"
+
+
+def _allowed(job: JobStatus) -> str:
+    return bounds(job.min_workers, job.max_workers)
+
+
+def _slack_cell(job: JobStatus) -> str:
+    """Of a finished job what was left of its deadline; of one that ended otherwise nothing."""
+    if not JobState(job.state).is_terminal:
+        return slack(job.slack_s)
+    if job.state != JobState.SUCCEEDED or job.deadline_at_s is None or job.ended_at_s is None:
+        return UNKNOWN
+    return slack(job.deadline_at_s - job.ended_at_s)
+
+
+def services_table(services: Sequence[ServiceStatus], width: int | None = None) -> str:
     """One line for each service."""
     rows = [
         (
@@ -125,12 +140,14 @@ def services_table(services: Sequence[ServiceStatus]) -> str:
         for service in services
     ]
     return align(
-        ("SERVICE", "STATE", "REPLICAS", "ARRIVALS", "IN FLIGHT", "QUEUED", "P50", "P99", "SLO", "REASON"), rows
+        ("SERVICE", "STATE", "REPLICAS", "ARRIVALS", "IN FLIGHT", "QUEUED", "P50", "P99", "SLO", "REASON"), rows, width
     )
 
 
-def platform_summary(status: PlatformStatus, *, show_all: bool = False, num_ended: int = 5) -> str:
-    """Devices, jobs (unfinished ones and the last ended, or all) and services."""
+def platform_summary(
+    status: PlatformStatus, *, show_all: bool = False, num_ended: int = 5, width: int | None = None
+) -> str:
+    """Devices, jobs (unfinished ones and the last ended, or all) and services; cut to `width` characters."""
     held = [device for device in status.devices if device.workload_id is not None]
     parts = [f"{len(held)} of {len(status.devices)} devices held   policy {status.policy}"]
     ended = [job for job in status.jobs if JobState(job.state).is_terminal]
@@ -138,57 +155,92 @@ def platform_summary(status: PlatformStatus, *, show_all: bool = False, num_ende
     skipped = {job.job_id for job in ended[:hidden]}
     jobs = [job for job in status.jobs if job.job_id not in skipped]
     if jobs:
-        parts.append(jobs_table(jobs))
+        parts.append(jobs_table(jobs, width))
     if hidden:
         parts.append(f"({hidden} more ended jobs: springtide ps --all)")
     if status.services:
-        parts.append(services_table(status.services))
+        parts.append(services_table(status.services, width))
     if not jobs and not status.services:
         parts.append("nothing runs yet")
     return "\n\n".join(parts)
 
 
-def progress_line(job: JobStatus) -> str:
-    """The job on one line, as the live display and the log lines show it."""
+def metrics_text(job: JobStatus) -> str:
+    """accuracy 0.981  recall 0.9; empty if the function reports none."""
+    return "  ".join(f"{name} {number(value)}" for name, value in job.metrics.items())
+
+
+def progress_line(job: JobStatus, width: int | None = None) -> str:
+    """The job on one line of at most `width` characters, as the live display and the log lines show it."""
     if job.state != JobState.RUNNING:
-        return f"{job.job_id} {job.state}  {shorten(job.reason, 90)}" if job.reason else f"{job.job_id} {job.state}"
+        line = f"{job.job_id} {job.state}  {shorten(job.reason, 90)}" if job.reason else f"{job.job_id} {job.state}"
+        return line if width is None else shorten(line, width)
     if job.kind == "script":
         return f"{job.job_id} {job.state} {count(job.num_workers, 'worker')}"
-    fraction = min(1.0, max(0.0, job.progress_fraction or 0.0))
-    filled = round(fraction * _BAR_WIDTH)
-    parts = [
-        f"{job.job_id} {job.state} {count(job.num_workers, 'worker')} [{'#' * filled}{'-' * (_BAR_WIDTH - filled)}]"
-        + (f" {percent(job.progress_fraction)}" if job.progress_fraction is not None else f" step {job.step}"),
-    ]
-    if job.loss is not None:
-        parts.append(f"loss {job.loss:.4g}")
-    if job.samples_per_s is not None:
-        parts.append(f"{job.samples_per_s:.0f} samples/s")
-    if job.eta_s is not None:
-        parts.append(f"ETA {format_duration(job.eta_s)}")
-    if job.slack_s is not None:
-        parts.append(f"slack {slack(job.slack_s)}")
-    return "  ".join(parts)
+    line = ""
+    for bar_width, parts in _LAYOUTS:
+        line = _progress_line(job, bar_width, parts)
+        if width is None or len(line) <= width:
+            return line
+    return shorten(line, width or len(line))
 
 
-def final_line(job: JobStatus) -> str:
-    """How a job ended: time, pauses and what it left behind."""
+def _progress_line(job: JobStatus, bar_width: int, parts: Sequence[str]) -> str:
+    filled = round(min(1.0, max(0.0, job.progress_fraction or 0.0)) * bar_width)
+    bar = f" [{'#' * filled}{'-' * (bar_width - filled)}]" if bar_width else ""
+    done = percent(job.progress_fraction) if job.progress_fraction is not None else f"step {job.step}"
+    texts = {
+        "loss": "" if job.loss is None else f"loss {number(job.loss)}",
+        "metrics": metrics_text(job),
+        "speed": "" if job.samples_per_s is None else f"{job.samples_per_s:.0f} samples/s",
+        "eta": "" if job.eta_s is None else f"ETA {format_duration(job.eta_s)}",
+        "slack": "" if job.slack_s is None else f"slack {slack(job.slack_s)}",
+    }
+    head = f"{job.job_id} {job.state} {count(job.num_workers, 'worker')}{bar} {done}"
+    return "  ".join([head, *[texts[part] for part in parts if texts[part]]])
+
+
+def deadline_text(job: JobStatus, now_s: float | None = None) -> str:
+    """Of a job that has ended, whether it kept its deadline and by how much; of another, when it is."""
+    if job.deadline_at_s is None:
+        return ""
+    if job.ended_at_s is not None:
+        spare_s = job.deadline_at_s - job.ended_at_s
+        if job.state == JobState.SUCCEEDED:
+            kept = f"met with {format_duration(spare_s)} to spare"
+            return kept if spare_s >= 0 else f"missed by {format_duration(-spare_s)}"
+        # What was refused, cancelled or broken has neither met nor missed it.
+        return f"ended {format_duration(abs(spare_s))} {'before' if spare_s >= 0 else 'after'} it"
+    if now_s is None:
+        return ""
+    left_s = job.deadline_at_s - now_s
+    return f"in {format_duration(left_s)}" if left_s >= 0 else f"{format_duration(-left_s)} ago"
+
+
+def final_line(job: JobStatus, workers: str = "", pauses_s: Sequence[float] = ()) -> str:
+    """How a job ended: time, deadline, workers over time with the pauses of their changes, what it left behind."""
     took = (
         f" in {format_duration(job.ended_at_s - job.started_at_s)}"
         if job.ended_at_s is not None and job.started_at_s is not None
         else ""
     )
-    progress = "" if job.kind == "script" else f"  step {steps(job)}"
-    parts = [f"{job.job_id} {job.state}{took}{progress}"]
-    if job.loss is not None:
-        parts.append(f"loss {job.loss:.4g}")
-    if job.deadline_at_s is not None and job.ended_at_s is not None and job.state == JobState.SUCCEEDED:
-        parts.append("deadline met" if job.ended_at_s <= job.deadline_at_s else "deadline missed")
-    parts.append(f"{count(job.num_resizes, 'resize')}, {count(job.num_restarts, 'restart')}")
-    parts.append(f"{job.device_seconds:.0f} device-seconds")
+    parts = [f"{job.job_id} {job.state}{took}"]
+    if job.kind != "script":
+        parts.append(f"step {steps(job)}")
+        parts += [text for text in ("" if job.loss is None else f"loss {number(job.loss)}", metrics_text(job)) if text]
     lines = ["  ".join(parts)]
     if job.state != JobState.SUCCEEDED and job.reason:
         lines.append(f"  {job.reason}")
+    if job.state == JobState.SUCCEEDED and job.deadline_at_s is not None:
+        lines.append(f"  deadline {deadline_text(job)}")
+    paused = ", pause ".join(pause(pause_s) for pause_s in pauses_s)
+    changes = [
+        f"workers {workers}" if workers else "",
+        count(job.num_resizes, "resize") + (f" (pause {paused})" if paused else ""),
+        count(job.num_restarts, "restart"),
+        f"{job.device_seconds:.0f} device-seconds",
+    ]
+    lines.append("  " + ", ".join(change for change in changes if change))
     if job.artifact_path:
         lines.append(f"  model {job.artifact_path}")
     return "\n".join(lines)
@@ -215,34 +267,49 @@ def _replicas(status: JobStatus | ServiceStatus) -> str:
     return "\n\n" + "\n".join(f"  {line}" for line in table.splitlines())
 
 
-def job_details(job: JobStatus, now_s: float) -> str:
-    """Everything that is worth knowing of one job."""
-    deadline = "" if job.deadline_at_s is None else f"in {format_duration(job.deadline_at_s - now_s)}"
-    if job.deadline_at_s is not None and job.deadline_at_s < now_s:
-        deadline = f"{format_duration(now_s - job.deadline_at_s)} ago"
+def job_details(job: JobStatus, now_s: float, workers: str = "") -> str:
+    """Everything that is worth knowing of one job; `workers` says how many it had when."""
+    has_ended = JobState(job.state).is_terminal
+    allowed = _allowed(job)
+    epoch = min(job.num_epochs, job.epoch + (job.step > 0 or not has_ended))
     pairs = [
-        ("progress", f"{percent(job.progress_fraction)}  step {steps(job)}  epoch {job.epoch} of {job.num_epochs}"),
-        ("workers", f"{job.num_workers} of {bounds(job.min_workers, job.max_workers)}  generation {job.generation}"),
+        ("progress", f"{percent(job.progress_fraction)}  step {steps(job)}  epoch {epoch} of {job.num_epochs}"),
+        (
+            "workers",
+            f"{workers or '-'}  ({allowed} allowed)"
+            if has_ended
+            else f"{job.num_workers} of {allowed}  generation {job.generation}" + (f"  ({workers})" if workers else ""),
+        ),
         ("global batch", f"{job.global_batch_size} (whatever the number of workers)"),
         ("loss", "" if job.loss is None else number(job.loss)),
-        ("speed", "" if job.samples_per_s is None else f"{job.samples_per_s:.0f} samples/s"),
-        ("time left", "" if job.eta_s is None else duration(job.eta_s)),
-        ("deadline", deadline),
-        ("slack", "" if job.slack_s is None else slack(job.slack_s)),
+        ("metrics", metrics_text(job)),
+        ("speed", "" if job.samples_per_s is None or has_ended else f"{job.samples_per_s:.0f} samples/s"),
+        ("time left", "" if job.eta_s is None or has_ended else duration(job.eta_s)),
+        ("deadline", deadline_text(job, now_s)),
+        ("slack", "" if job.slack_s is None or has_ended else slack(job.slack_s)),
         ("budget", "" if job.budget_usd is None else f"${job.budget_usd:.2f}"),
         (
             "resizes",
             f"{job.num_resizes}" + ("" if job.last_pause_s is None else f", last pause {pause(job.last_pause_s)}"),
         ),
         ("restarts", f"{job.num_restarts}  preemptions {job.num_preemptions}"),
-        ("checkpoint", "none yet" if job.checkpoint_step is None else f"step {job.checkpoint_step}"),
+        ("checkpoint", _checkpoint_text(job)),
         ("model", job.artifact_path),
         ("used", f"{job.device_seconds:.0f} device-seconds"),
     ]
+    if job.kind == "script":
+        # The platform does not see a script's steps.
+        pairs = [pair for pair in pairs if pair[0] not in ("progress", "global batch", "checkpoint")]
     text = f"{job.job_id} {job.state}: {job.reason or 'no reason given'}\n{_details(pairs)}"
     if job.alternatives:
         text += "\n  would work:\n" + "\n".join(f"    {alternative}" for alternative in job.alternatives)
     return text + _replicas(job)
+
+
+def _checkpoint_text(job: JobStatus) -> str:
+    if job.checkpoint_step is not None:
+        return f"step {job.checkpoint_step}"
+    return "" if JobState(job.state).is_terminal else "none yet"
 
 
 def service_details(service: ServiceStatus) -> str:
@@ -263,16 +330,3 @@ def service_details(service: ServiceStatus) -> str:
     return f"{service.name} {service.state}: {service.reason or 'no reason given'}\n{_details(pairs)}" + _replicas(
         service
     )
-
-
-def explanation(answer: Explanation) -> str:
-    """The reason, what it rests on, what could be done, and the story."""
-    lines = [f"{answer.workload_id} {answer.state}: {answer.reason}"]
-    lines += [f"  because {line}" for line in answer.evidence]
-    if answer.next_steps:
-        lines.append("  you could:")
-        lines += [f"    {line}" for line in answer.next_steps]
-    if answer.history:
-        lines.append("  what happened:")
-        lines += [f"    {format_duration(entry.at_s):>8}  {entry.text}" for entry in answer.history[-12:]]
-    return "\n".join(lines)

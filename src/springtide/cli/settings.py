@@ -1,0 +1,133 @@
+"""Settings and their origin: flag > SPRINGTIDE_* > [tool.springtide] in pyproject.toml > user file > default."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+
+from springtide.client.source import default_state_directory
+from springtide.core.errors import InvalidRequest
+
+DEFAULT_PORT = 8787
+DEFAULT_POLICY = "elastic"
+_MAX_SLOTS = 256
+
+Level = Literal["flag", "environment", "pyproject", "user file", "default"]
+# The nearer one wins.
+_LEVELS: tuple[Level, ...] = ("flag", "environment", "pyproject", "user file", "default")
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """One setting: its value, the level that decided, and the words for where that stands."""
+
+    value: str | int | None
+    level: Level
+    origin: str
+
+    def is_at_least_as_near_as(self, other: Setting) -> bool:
+        """Whether this one was decided on the same level as the other or on one that goes before it."""
+        return _LEVELS.index(self.level) <= _LEVELS.index(other.level)
+
+
+def _state(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError("must be a directory, like '~/springtide'")
+    return str(Path(value).expanduser().absolute())
+
+
+def _url(value: Any) -> str:
+    parts = urlsplit(value) if isinstance(value, str) else None
+    if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"must be an address, like 'http://127.0.0.1:{DEFAULT_PORT}'")
+    return str(value)
+
+
+def _whole(value: Any, lowest: int, highest: int) -> int:
+    text = str(value)
+    if isinstance(value, bool) or not text.isascii() or not text.isdecimal() or not lowest <= int(text) <= highest:
+        raise ValueError(f"must be a whole number from {lowest} to {highest}")
+    return int(text)
+
+
+def _policy(value: Any) -> str:
+    from springtide.policies.registry import POLICY_NAMES
+
+    if value not in POLICY_NAMES:
+        raise ValueError(f"must be one of {', '.join(POLICY_NAMES)}")
+    return str(value)
+
+
+_CHECKS: Mapping[str, Callable[[Any], str | int]] = MappingProxyType(
+    {
+        "state": _state,
+        "url": _url,
+        "port": lambda value: _whole(value, 0, 65535),
+        "slots": lambda value: _whole(value, 1, _MAX_SLOTS),
+        "policy": _policy,
+    }
+)
+NAMES = tuple(_CHECKS)
+
+
+def user_file() -> Path:
+    """`springtide/config.toml` where the user keeps settings."""
+    base = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(base) if base else Path.home() / ".config") / "springtide" / "config.toml"
+
+
+def resolve(name: str, flag: str | int | None = None) -> Setting:
+    """The one setting. Raises InvalidRequest that names the place of a value that cannot be."""
+    if flag is not None:
+        return _checked(name, flag, "flag", f"--{name}")
+    variable = f"SPRINGTIDE_{name.upper()}"
+    if given := os.environ.get(variable):
+        return _checked(name, given, "environment", variable)
+    project = Path.cwd() / "pyproject.toml"
+    table = _read(project).get("tool", {})
+    section = table.get("springtide", {}) if isinstance(table, dict) else {}
+    if name in _known(section, f"[tool.springtide] in {project}"):
+        return _checked(name, section[name], "pyproject", f"[tool.springtide] in {project}")
+    own = _read(user_file())
+    if name in _known(own, str(user_file())):
+        return _checked(name, own[name], "user file", str(user_file()))
+    default: dict[str, str | int | None] = {
+        "state": str(default_state_directory()),
+        "port": DEFAULT_PORT,
+        "policy": DEFAULT_POLICY,
+    }
+    return Setting(value=default.get(name), level="default", origin="default")
+
+
+def _checked(name: str, value: Any, level: Level, origin: str) -> Setting:
+    try:
+        return Setting(value=_CHECKS[name](value), level=level, origin=origin)
+    except ValueError as error:
+        raise InvalidRequest(f"{name} {error}, not {value!r:.80} ({origin})") from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What the file holds; nothing if there is none. Raises InvalidRequest if it cannot be read."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{path} is not valid TOML: {error}; mend it, or call this from another folder") from None
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def _known(section: Any, place: str) -> dict[str, Any]:
+    if not isinstance(section, dict):
+        raise InvalidRequest(f"{place} must be a table of settings; they are {', '.join(NAMES)}")
+    unknown = [key for key in section if key not in _CHECKS]
+    if unknown:
+        raise InvalidRequest(f"there is no setting {unknown[0]!r} ({place}); they are {', '.join(NAMES)}")
+    return section

@@ -1,0 +1,55 @@
+"""A workload's history as people read it."""
+
+from __future__ import annotations
+
+from springtide.cli.story import explanation, num_workers_over_time, workers_text
+from springtide.core.status import Explanation, HistoryEntry
+
+
+def _entries(*pairs: tuple[str, str]) -> list[HistoryEntry]:
+    return [HistoryEntry(seq=n, at_s=n * 0.1, kind=kind, text=text) for n, (kind, text) in enumerate(pairs)]
+
+
+def test_the_number_of_workers_over_time() -> None:
+    history = _entries(
+        ("submitted", "submitted: 1..4 workers, global batch 32"),
+        ("start", "started on 1 worker at step 1"),
+        ("grow", "resized 1 -> 4 workers, pause 12 ms, step 9 continued: 3 devices came free"),
+        ("replace", "resized 4 -> 4 workers, pause 12 ms, step 20 continued"),
+        ("recover", "recovered with 3 workers, pause 30 ms, step 30 continued"),
+        ("preempt", "checkpoints and gives its devices back"),
+        ("resume", "resumed on 2 workers at step 40"),
+    )
+    assert num_workers_over_time(history) == [1, 4, 3, 0, 2]
+    assert workers_text([1, 4, 3, 0, 2]) == "1 -> 4 -> 3 -> 0 -> 2"
+    assert num_workers_over_time([]) == []
+    assert workers_text([]) == ""
+
+
+def test_a_long_story_is_shortened() -> None:
+    assert workers_text(range(1, 21)) == "1 -> ... -> 15 -> 16 -> 17 -> 18 -> 19 -> 20"
+
+
+def test_what_several_workers_do_together_is_one_line() -> None:
+    answer = Explanation(
+        workload_id="fit-1",
+        name="fit",
+        state="SUCCEEDED",
+        reason="it returned",
+        evidence=(),
+        next_steps=(),
+        history=tuple(
+            _entries(
+                ("start", "started on 2 workers at step 1"),
+                ("stopped", "fit-1.0 left"),
+                ("stopped", "fit-1.1 left"),
+                ("ended", "SUCCEEDED"),
+            )
+        ),
+    )
+    lines = explanation(answer, 0.0).splitlines()
+    assert [line.split("  ", 3)[-1] for line in lines[2:]] == [
+        "started on 2 workers at step 1",
+        "fit-1.0 left  (and 1 more like it)",
+        "SUCCEEDED",
+    ]
