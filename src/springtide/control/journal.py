@@ -72,6 +72,11 @@ class SqliteJournal:
         except sqlite3.Error as error:
             raise JournalError(f"the journal {self._path} cannot be read: {error}") from error
 
+    def last_now_s(self) -> float:
+        """When the newest step was taken; 0 for an empty journal."""
+        row = self._db.execute("SELECT now_s FROM steps ORDER BY seq DESC LIMIT 1").fetchone()
+        return 0.0 if row is None else float(row[0])
+
     def meta(self, key: str) -> str | None:
         """A fact about the journal itself, such as when its clock began."""
         row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()

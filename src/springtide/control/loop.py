@@ -61,15 +61,23 @@ def _at_once(clock: Clock) -> float:
     return clock.now_s()
 
 
-def recover(controller: Controller, executor: Executor, journal: Journal) -> int:
+def recover(
+    controller: Controller,
+    executor: Executor,
+    journal: Journal,
+    *,
+    on_step: Callable[[int, Step], None] | None = None,
+) -> int:
     """Bring a fresh controller to where the journal ends and let the executor adopt or fence what still runs.
 
-    Returns the sequence number of the last step, 0 for an empty journal.
+    `on_step` is told of every step on the way. Returns the number of the last step, 0 for an empty journal.
     """
     last_seq = 0
     for seq, step in journal.read():
         controller.restore(step)
         last_seq = seq
+        if on_step is not None:
+            on_step(seq, step)
     executor.recover(controller.standing())
     controller.wake()
     return last_seq

@@ -95,8 +95,7 @@ class Platform:
                 "policy %s is broken, everyone keeps what they hold: %s", policy_name, error
             ),
         )
-        lowest_s = _last_now_s(self._journal)
-        self.clock = PlatformClock(float(began), lowest_s)
+        self.clock = PlatformClock(float(began), self._journal.last_now_s())
         self.wall_clock_offset_s = time.time() - self.clock.now_s()
         self._executor = make_executor(self.clock)
         self._listeners: list[Callable[[int, Step, PlatformView], None]] = []
@@ -121,10 +120,7 @@ class Platform:
     def start(self, on_stop: Callable[[], None]) -> None:
         """Recover from the journal and start the loop. `on_stop` is called once when the loop has ended."""
         self._on_stop = on_stop
-        seq = 0
-        for seq, step in self._journal.read():
-            self._tell(seq, step)
-        recover(self._controller, self._executor, self._journal)
+        seq = recover(self._controller, self._executor, self._journal, on_step=self._tell)
         self._view = self._make_view(seq)
         for known in self._controller.state.nodes.values():
             if known.node_id != self._node.node_id:
@@ -316,13 +312,6 @@ LOOP_CRASH_POINTS = (
         for side in ("before", "after")
     ),
 )
-
-
-def _last_now_s(journal: SqliteJournal) -> float:
-    last_s = 0.0
-    for _, step in journal.read():
-        last_s = step.now_s
-    return last_s
 
 
 def _lock(state_dir: Path) -> int:
