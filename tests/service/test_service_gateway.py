@@ -590,6 +590,22 @@ def test_a_quiet_service_is_told_of_seldom(tmp_path):
     run(scenario)
 
 
+def test_a_service_that_was_given_up_tells_why_at_once_and_serves_when_deployed_again(tmp_path):
+    async def scenario(harness):
+        service = await harness.serve()
+        held = asyncio.create_task(harness.call([1]))
+        await harness.until(lambda: harness.gateway._queues["double"].num_queued == 1)
+        harness.gateway.update([ServiceRoute(service=service, failure="crashed 4 times: no weights")])
+        for answer in (await held, await harness.call([2])):
+            assert answer.status_code == 503
+            assert "crashed 4 times: no weights; deploy it again" in answer.json()["error"]["message"]
+        async with FakeReplica(tmp_path) as replica:
+            await harness.serve(replica, service=service)
+            assert (await harness.call([3])).status_code == 200
+
+    run(scenario)
+
+
 def test_a_removed_service_answers_404_to_those_who_wait(tmp_path):
     async def scenario(harness):
         await harness.serve()

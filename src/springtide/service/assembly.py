@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry
 import springtide
 from springtide.backends.local import LocalExecutor
 from springtide.backends.local.devices import discover_node
-from springtide.control.records import ReplicaState
+from springtide.control.records import ReplicaState, ServiceState
 from springtide.core.errors import BackendError, InvalidRequest
 from springtide.core.ports import Step
 from springtide.service.api import build_api
@@ -156,6 +156,7 @@ def _route(gateway: Gateway, step: Step | None, view: PlatformView) -> None:
                     for replica in record.replicas
                     if replica.state is not ReplicaState.STOPPING
                 ),
+                failure=record.reason if record.state is ServiceState.FAILED else "",
             )
             for record in view.services.values()
             if not record.is_removed

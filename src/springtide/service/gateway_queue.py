@@ -124,6 +124,7 @@ class ServiceQueue:
         if route.service.revision != self.service.revision:
             self.schema = None
         self.service = route.service
+        self._failure = route.failure
         usable = {replica.replica_id: replica for replica in route.replicas if replica.is_ready and replica.address}
         self._loading = frozenset(replica.replica_id for replica in route.replicas if not replica.is_ready)
         self._were_ready &= {replica.replica_id for replica in route.replicas}
@@ -141,6 +142,10 @@ class ServiceQueue:
                     on_lost=self._on_lost,
                     on_draining=lambda client: None,
                 )
+        if self._failure:
+            for pending in list(self._pendings.values()):
+                if not pending.is_sent:
+                    self._fail(pending, self._given_up())
         self._pump()
 
     async def ask(
@@ -154,6 +159,8 @@ class ServiceQueue:
         `prepare` checks the request against the schema (and raises InvalidRequest), as soon as there is one.
         `until_gone` returns when the client has left. Raises RequestRefused, InvalidRequest or ClientGone.
         """
+        if self._failure:
+            raise self._given_up()
         now_s = self._loop.time()
         self.window.arrived(now_s)
         num_ready = self.num_ready
@@ -269,6 +276,10 @@ class ServiceQueue:
         if not pending.future.done():
             pending.future.set_exception(error)
         self._forget(pending)
+
+    def _given_up(self) -> RequestRefused:
+        """Nothing will serve until the owner acts, so nobody is asked to wait or to come back."""
+        return RequestRefused(503, f"service {self.service.name!r} has failed: {self._failure}; deploy it again")
 
     def _expire(self, pending: _Pending) -> None:
         waited_s = self._loop.time() - pending.arrived_at_s
