@@ -41,7 +41,7 @@ class Echo:
 class LivePlatform:
     """`python -m springtide.service` on a state directory of its own, which may be killed and started again."""
 
-    def __init__(self, state_dir: Path, slots: int = 4) -> None:
+    def __init__(self, state_dir: Path, slots: int | None = 4) -> None:
         self.state_dir = state_dir
         self.slots = slots
         self.process: subprocess.Popen[bytes] | None = None
@@ -57,7 +57,8 @@ class LivePlatform:
             self.process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "springtide.service", "--state", str(self.state_dir)),
-                    *("--slots", str(self.slots), "--port", "0", "--policy", policy),
+                    *("--port", "0", "--policy", policy),
+                    *(() if self.slots is None else ("--slots", str(self.slots))),
                 ],
                 stdout=log,
                 stderr=log,
