@@ -37,7 +37,7 @@ examples: setup
 	$(PYTEST) -m examples --timeout 600
 
 gpu: setup
-	$(PYTEST) -m gpu --timeout 600
+	$(PYTEST) -m gpu -rs --timeout 600
 
 golden: setup
 	$(BIN)/python -m springtide.testing.golden --write
