@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import threading
 
-from springtide.backends.local.inbox import Inbox
+import pytest
+
+from springtide.backends.local.inbox import NUM_PROMPT_REPORTS, Inbox
 from springtide.core.events import JobFinished, PauseRequested, ProgressReported
 from springtide.core.workload import WorkloadId
 
@@ -39,6 +41,24 @@ def test_the_first_progress_comes_at_once_and_the_newest_of_the_rest_later() -> 
         assert inbox.progress(progress(step))
     assert inbox.wait(100.0) == []
     assert inbox.wait(None) == [progress(4)]
+
+
+def test_a_group_is_heard_of_soon_and_then_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    inbox = Inbox[int](FrozenClock())
+    now_s = [50.0]
+    monkeypatch.setattr("springtide.backends.local.inbox.time.monotonic", lambda: now_s[0])
+
+    def num_delivered(generation: int, seconds: int) -> int:
+        number = 0
+        for tick in range(seconds * 20):
+            now_s[0] += 0.05
+            inbox.progress(progress(tick, generation))
+            number += len(inbox.wait(0.0))
+        return number
+
+    assert num_delivered(1, 1) == NUM_PROMPT_REPORTS
+    assert 9 <= num_delivered(1, 10) <= 11
+    assert num_delivered(2, 1) == NUM_PROMPT_REPORTS
 
 
 def test_progress_of_the_past_is_refused() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from springtide.core.events import Event, ProgressReported
 from springtide.core.ports import Clock
@@ -13,9 +13,24 @@ from springtide.core.workload import WorkloadId
 
 S = TypeVar("S")
 
-PROGRESS_INTERVAL_S = 0.25
+# Progress is journaled, and a journal is read whole at every start: once a second is enough for people and policies.
+PROGRESS_INTERVAL_S = 1.0
+# The first reports of a group come at once: they are what the policy learns the new number of workers by.
+NUM_PROMPT_REPORTS = 4
+PROMPT_INTERVAL_S = 0.25
 # The platform clock may be set while a wait is under way, so no wait trusts it for longer than this.
 _LONGEST_WAIT_S = 1.0
+
+
+class _Delivered(NamedTuple):
+    """The last progress of a job that was handed over: of which generation, its how-manieth, and when."""
+
+    generation: int
+    number: int
+    at_s: float
+
+
+_NEVER = _Delivered(0, 0, float("-inf"))
 
 
 class Inbox(Generic[S]):
@@ -27,7 +42,7 @@ class Inbox(Generic[S]):
         self._events: list[Event] = []
         self._unacknowledged: list[tuple[Event, tuple[S, ...]]] = []
         self._progress: dict[WorkloadId, ProgressReported] = {}
-        self._delivered: dict[WorkloadId, tuple[int, float]] = {}
+        self._delivered: dict[WorkloadId, _Delivered] = {}
         self._is_closed = False
 
     def post(self, event: Event, sources: Sequence[S] = ()) -> None:
@@ -45,10 +60,10 @@ class Inbox(Generic[S]):
             self._condition.notify_all()
 
     def progress(self, event: ProgressReported) -> bool:
-        """Keep a job's newest progress, for delivery a few times a second. False if it is of the past."""
+        """Keep a job's newest progress, for delivery once a second, the first of a group sooner. False: of the past."""
         with self._condition:
             newest = self._progress.get(event.job_id)
-            generation, _ = self._delivered.get(event.job_id, (0, 0.0))
+            generation = self._delivered.get(event.job_id, _NEVER).generation
             if event.generation < max(generation, newest.generation if newest else 0):
                 return False
             if newest and (event.generation, event.step) < (newest.generation, newest.step):
@@ -98,7 +113,9 @@ class Inbox(Generic[S]):
             self._condition.notify_all()
 
     def _deliver(self, event: ProgressReported) -> None:
-        self._delivered[event.job_id] = (event.generation, time.monotonic())
+        before = self._delivered.get(event.job_id, _NEVER)
+        number = before.number + 1 if before.generation == event.generation else 1
+        self._delivered[event.job_id] = _Delivered(event.generation, number, time.monotonic())
         self._events.append(event)
 
     def _take_due_progress(self) -> float | None:
@@ -106,7 +123,9 @@ class Inbox(Generic[S]):
         now_s = time.monotonic()
         next_s: float | None = None
         for job_id in list(self._progress):
-            due_s = self._delivered.get(job_id, (0, 0.0))[1] + PROGRESS_INTERVAL_S
+            last = self._delivered.get(job_id, _NEVER)
+            is_prompt = last.number < NUM_PROMPT_REPORTS or self._progress[job_id].generation > last.generation
+            due_s = last.at_s + (PROMPT_INTERVAL_S if is_prompt else PROGRESS_INTERVAL_S)
             if due_s <= now_s:
                 self._deliver(self._progress.pop(job_id))
             else:

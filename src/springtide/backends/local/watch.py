@@ -17,7 +17,6 @@ STARVED_FACTOR = 5.0
 START_TIMEOUT_S = 180.0
 MAX_LOG_BYTES = 64 << 20
 KEPT_LOG_BYTES = 1 << 20
-_LOG_INTERVAL_S = 1.0
 
 
 class Watch:
@@ -26,7 +25,6 @@ class Watch:
     def __init__(self, workers: Workers, *, max_log_bytes: int = MAX_LOG_BYTES) -> None:
         self._workers = workers
         self._max_log_bytes = max_log_bytes
-        self._logs_at_s = 0.0
 
     def start(self) -> None:
         """Begin to look."""
@@ -46,11 +44,10 @@ class Watch:
         now_s = time.monotonic()
         for replica in list(self._workers.replicas.values()):
             self._look(replica, now_s)
-        if now_s - self._logs_at_s >= _LOG_INTERVAL_S:
-            self._logs_at_s = now_s
-            for replica in self._workers.replicas.values():
-                if bound_log(replica.log_path, self._max_log_bytes, min(KEPT_LOG_BYTES, self._max_log_bytes)):
-                    self._workers.counts["cut_logs"] += 1
+        # Every time: a worker that writes without end fills a gigabyte in a second.
+        for replica in self._workers.replicas.values():
+            if bound_log(replica.log_path, self._max_log_bytes, min(KEPT_LOG_BYTES, self._max_log_bytes)):
+                self._workers.counts["cut_logs"] += 1
 
     def _look(self, replica: Replica, now_s: float) -> None:
         # Who was asked to stop has a grace period of its own.
