@@ -1,0 +1,29 @@
+"""The same seed tells the same story: in another process, under another hash seed, word for word."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+def story(seed: int, policy: str, hash_seed: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "springtide.sim", "--seed", str(seed), "--policy", policy],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(("seed", "policy"), [(7, "elastic"), (192, "edf"), (11, "fifo")])
+def test_two_processes_two_hash_seeds_one_story(seed, policy):
+    first, second = story(seed, policy, "1"), story(seed, policy, "4242")
+    assert first == second
+    assert first.count("\n") > 50
+    assert story(seed + 1, policy, "1") != first
