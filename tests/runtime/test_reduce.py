@@ -5,11 +5,21 @@ from __future__ import annotations
 import threading
 from itertools import pairwise
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from springtide.runtime.reduce import Accumulator, Block, BufferPool, aligned_blocks, exchange, reduce_blocks
+from springtide.core.errors import PeerLost
+from springtide.runtime.reduce import (
+    Accumulator,
+    Block,
+    BufferPool,
+    aligned_blocks,
+    exchange,
+    num_vectors,
+    reduce_blocks,
+)
 from springtide.runtime.shards import shards_of_rank
 
 
@@ -72,6 +82,8 @@ def reduce_over(world_size, vectors, num_summed):
         result = exchange(ring.member(rank), parts, own, num_elements, num_summed, pool)
         results[rank] = result[:num_elements].clone()
 
+        assert pool.num_made <= num_vectors(runs[rank].start, runs[rank].stop)
+
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(world_size)]
     for thread in threads:
         thread.start()
@@ -97,6 +109,31 @@ def test_every_world_size_gives_the_same_bits(num_shards, num_elements, seed, da
 
 def aligned_and_single(num_shards):
     return [Block(shard, 1) for shard in range(num_shards)]
+
+
+class Failing:
+    """A group whose last collective breaks."""
+
+    rank, world_size = 0, 2
+
+    def all_to_all(self, output, source, output_splits, source_splits):
+        output.fill_(1.0)
+
+    def all_gather(self, output, source):
+        raise PeerLost("gone")
+
+
+def test_vectors_of_a_broken_exchange_are_never_used_again():
+    pool = BufferPool(6, torch.float32, torch.device("cpu"))
+    pool.warm(3)
+    own = [pool.take()]
+    taken = {own[0].data_ptr()}
+    with pytest.raises(PeerLost):
+        exchange(Failing(), [[Block(0, 1)], [Block(1, 1)]], own, 4, 4, pool)
+    assert pool.num_made == 1
+    pool.warm(2)
+    assert pool.num_made == 2
+    assert taken.isdisjoint({pool.take().data_ptr(), pool.take().data_ptr()})
 
 
 def test_the_tail_takes_the_maximum():

@@ -47,6 +47,7 @@ _ELEMENTWISE = (
 _BUCKET_BYTES = 16 << 20
 _MAX_BUCKETS = 8
 _MAX_LAG_STEPS = 2
+_PATIENCE_STEPS = 4
 _BLOCKED_LIMIT_S = 10.0
 _POLL_S = 0.02
 _ACK = struct.Struct(">q")
@@ -111,7 +112,7 @@ def _buckets(state: TrainingState, payload: Payload) -> list[_Bucket]:
 
 
 class CatchupSource:
-    """Feeds one joiner. `after_step` and `switch` are called by the training thread, the sending is in background."""
+    """Feeds one joiner. Training calls it around every update and at the switch; its own thread does the sending."""
 
     def __init__(
         self, state: TrainingState, payload: Payload, store: c10d.Store, rank: int, is_wanted: Callable[[], bool]
@@ -127,24 +128,26 @@ class CatchupSource:
         self._buckets = _buckets(state, payload)
         self._num_sent = 0
         self._num_held = 0
+        self._num_looks = 0
         self._acknowledged_step = -1
         self._is_connected = False
         self.has_failed = False
         self._thread = threading.Thread(target=self._run, name="springtide-catchup", daemon=True)
         self._thread.start()
 
-    def after_step(self, step: int, lease: Lease, has_gradient: list[bool]) -> None:
-        """Step number `step` (from 1) is committed: queue its gradients for what was sent, then the next bucket."""
-        if not self._is_connected or self.has_failed:
-            return
-        if self._num_sent:
+    def before_update(self, step: int, lease: Lease, has_gradient: list[bool]) -> None:
+        """Step number `step` (from 1) is certain: queue its gradients for what was sent."""
+        if self._is_connected and not self.has_failed and self._num_sent:
             groups, group_tensors = self._state.pack_groups()
             end = self._payload.ends[self._num_held - 1] if self._num_held else 0
             header = {"kind": "step", "step": step, "groups": groups, "held": self._num_held, "grads": has_gradient}
             lease.retain()
             tensors = [tensor.clone() for _, tensor in sorted(group_tensors.items())]
             self._put(_Message(header, [*tensors, lease.vector[:end]], lease))
-        if self._num_sent < len(self._buckets):
+
+    def after_update(self, step: int) -> None:
+        """The step is committed here: queue the next bucket as it is now."""
+        if self._is_connected and not self.has_failed and self._num_sent < len(self._buckets):
             names = self._buckets[self._num_sent].names
             packed, tensors_by_name = self._state.pack_optimizer([n for n in names if n in self._state.optimised])
             tensors = [self._state.parameters[name].detach().clone() for name in names]
@@ -154,13 +157,16 @@ class CatchupSource:
             self._num_held += sum(1 for name in names if self._state.parameters[name].requires_grad)
 
     def is_in_step(self, step: int) -> bool:
-        """Whether the joiner holds everything and is at most two steps behind `step` committed ones."""
-        return (
-            self._is_connected
-            and not self.has_failed
-            and self._num_sent == len(self._buckets)
-            and self._acknowledged_step >= step - _MAX_LAG_STEPS
-        )
+        """Whether the joiner holds everything and has taken all of `step` committed steps.
+
+        The others wait in their first common step for what it lacks. Where steps are shorter than an acknowledgement
+        takes to come back it never shows as in step; then two steps behind do.
+        """
+        if not self._is_connected or self.has_failed or self._num_sent < len(self._buckets):
+            return False
+        self._num_looks += 1
+        max_lag_steps = _MAX_LAG_STEPS if self._num_looks > _PATIENCE_STEPS else 0
+        return self._acknowledged_step >= step - max_lag_steps
 
     def switch(self, step: int) -> None:
         """The joiner is to go on by itself after `step` committed steps: queue the buffers and the end."""
@@ -264,10 +270,15 @@ class CatchupSources:
         is_settled = all(source.has_failed or source.is_in_step(step) for source in self._sources)
         return is_settled, any(source.has_failed for source in self._sources)
 
-    def after_step(self, step: int, lease: Lease, has_gradient: list[bool]) -> None:
+    def before_update(self, step: int, lease: Lease, has_gradient: list[bool]) -> None:
+        """A step is certain."""
+        for source in self._sources:
+            source.before_update(step, lease, has_gradient)
+
+    def after_update(self, step: int) -> None:
         """A step is committed."""
         for source in self._sources:
-            source.after_step(step, lease, has_gradient)
+            source.after_update(step)
 
     def switch(self, step: int) -> None:
         """The joiners go on by themselves from here."""

@@ -20,7 +20,13 @@ _POLL_S = 0.1
 class Formation:
     """A group in the making: it is connected in the background while training goes on in the one before."""
 
-    def __init__(self, order: FormGroup, replica_id: ReplicaId, device: torch.device) -> None:
+    def __init__(
+        self,
+        order: FormGroup,
+        replica_id: ReplicaId,
+        device: torch.device,
+        prepare: Callable[[int, int], None],
+    ) -> None:
         self.order = order
         self.generation = order.generation
         self.is_member = replica_id in order.members
@@ -29,6 +35,7 @@ class Formation:
         self.group: Group | None = None
         self.error = ""
         self._device = device
+        self._prepare = prepare
         self._is_wanted = True
         self._done = threading.Event()
         if self.is_member:
@@ -67,6 +74,9 @@ class Formation:
 
     def _form(self) -> None:
         try:
+            if not self.order.forced:
+                # After a loss others wait; before a planned change nobody does.
+                self._prepare(self.rank, self.world_size)
             group = form_group(
                 self.order.rendezvous,
                 self.generation,
@@ -90,6 +100,8 @@ class Membership:
     def __init__(self, replica_id: ReplicaId, device: torch.device) -> None:
         self._replica_id = replica_id
         self._device = device
+        # Called in background before a planned group is formed, with rank, world size and whether joiners are fed.
+        self.prepare: Callable[[int, int, bool], None] = lambda rank, world_size, feeds_joiners: None
         self.changed = threading.Condition()
         self._formations: dict[int, Formation] = {}
         self._newest: Formation | None = None
@@ -107,11 +119,17 @@ class Membership:
             newest = self._newest
             if order.generation <= max(self.generation, newest.generation if newest is not None else 0):
                 return None
-            formation = Formation(order, self._replica_id, self._device)
+            old = self.current.order.members if self.current is not None else order.members
+            feeds_joiners = not set(order.members) <= set(old)
+
+            def prepare(rank: int, world_size: int) -> None:
+                self.prepare(rank, world_size, feeds_joiners)
+
+            formation = Formation(order, self._replica_id, self._device, prepare)
             self._newest = formation
             if order.forced:
-                for old in self._formations.values():
-                    old.give_up()
+                for other in self._formations.values():
+                    other.give_up()
                 self._formations.clear()
                 if self.current is not None:
                     self.current.give_up()

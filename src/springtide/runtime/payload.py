@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import torch
 
-from springtide.runtime.reduce import BufferPool
+from springtide.runtime.reduce import BufferPool, num_vectors
+from springtide.runtime.shards import shards_of_rank
 from springtide.runtime.state import TrainingState
 
 # Control flags, in the part that takes the maximum. READY and MINUS_READY hold the generation whose group a member
@@ -23,8 +24,9 @@ _MAX_EXACT_INTEGER = 1 << 24
 class Payload:
     """The layout of the flat vector of one model, and the ways in and out of it."""
 
-    def __init__(self, state: TrainingState, max_world_size: int) -> None:
+    def __init__(self, state: TrainingState, num_shards: int) -> None:
         self._state = state
+        self._num_shards = num_shards
         self.names = [name for name, parameter in state.parameters.items() if parameter.requires_grad]
         self.parameters = [state.parameters[name] for name in self.names]
         wide = any(tensor.dtype == torch.float64 for tensor in self.parameters)
@@ -47,9 +49,19 @@ class Payload:
         self._integers_at = self.num_summed
         self._flags_at = self._integers_at + sum(buffers[name].numel() for name in self._integer_buffers)
         self.num_elements = self._flags_at + _NUM_FLAGS
-        self.pool = BufferPool(self.num_elements + max_world_size, self.dtype, state.device)
+        # No group is larger than the number of virtual shards, and its chunks may need one element more each.
+        self.pool = BufferPool(self.num_elements + num_shards, self.dtype, state.device)
         self._start: dict[str, torch.Tensor] = {}
         self._views: dict[int, list[torch.Tensor]] = {}
+
+    def warm(self, rank: int, world_size: int, feeds_joiners: bool) -> None:
+        """Make the vectors that a rank of a coming group needs, and one more to feed joiners from. From any thread."""
+        run = shards_of_rank(self._num_shards, rank, world_size)
+        self.pool.warm(num_vectors(run.start, run.stop) + feeds_joiners)
+
+    def forget_views(self) -> None:
+        """Let go of vectors that the pool has given up."""
+        self._views.clear()
 
     def gradient_views(self, vector: torch.Tensor) -> list[torch.Tensor]:
         """The vector's parts in the shapes of the parameters."""

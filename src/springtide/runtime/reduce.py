@@ -12,6 +12,8 @@ from typing import Protocol
 
 import torch
 
+from springtide.core.errors import CollectiveError
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
@@ -58,23 +60,53 @@ def reduce_blocks(blocks: Sequence[Block], vectors: Iterable[torch.Tensor], num_
     return stack[0][1]
 
 
+def num_vectors(start: int, stop: int) -> int:
+    """How many vectors a rank has in use at most in a step on the virtual shards [start, stop), at least two.
+
+    That is all blocks so far and the next shard's vector, or the blocks and what is received for the reduction.
+    """
+    return max(len(aligned_blocks(start, shard)) for shard in range(start, stop + 1)) + 1
+
+
 class BufferPool:
     """Flat vectors that are used again and again, so that no step pays for fresh pages."""
 
     def __init__(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> None:
         self._num_elements, self._dtype, self._device = num_elements, dtype, device
         self._free: list[torch.Tensor] = []
+        # How many vectors there are, in use or free.
+        self.num_made = 0
 
     def take(self) -> torch.Tensor:
         """A vector with arbitrary content."""
         try:
             return self._free.pop()
         except IndexError:
-            return torch.zeros(self._num_elements, dtype=self._dtype, device=self._device)
+            return self._make()
+
+    def warm(self, num_vectors: int) -> None:
+        """See to it that there are so many vectors, in use or free, with all their pages. Safe from any thread."""
+        while self.num_made < num_vectors:
+            self.give(self._make())
+
+    def take_at_least(self, num_elements: int) -> torch.Tensor:
+        """A vector with arbitrary content and at least so many elements; `give` takes back what is the pool's."""
+        if num_elements <= self._num_elements:
+            return self.take()
+        return torch.empty(num_elements, dtype=self._dtype, device=self._device)
+
+    def forget(self, vectors: Iterable[torch.Tensor]) -> None:
+        """These vectors will not come back."""
+        self.num_made -= sum(vector.numel() == self._num_elements for vector in vectors)
+
+    def _make(self) -> torch.Tensor:
+        self.num_made += 1
+        return torch.zeros(self._num_elements, dtype=self._dtype, device=self._device)
 
     def give(self, vector: torch.Tensor) -> None:
         """Hand a vector back; the caller forgets it. Safe from any thread: a list append is atomic."""
-        self._free.append(vector)
+        if vector.numel() == self._num_elements:
+            self._free.append(vector)
 
 
 class Accumulator:
@@ -129,8 +161,9 @@ def exchange(
 ) -> torch.Tensor:
     """Reduce the block vectors of all ranks into one vector from the pool, identical on every rank.
 
-    `parts` names the blocks of every rank, `own` holds this rank's vectors (they stay the caller's). Vectors of the
-    pool must be at least `world_size` elements longer than `num_elements`.
+    `parts` names the blocks of every rank, `own` holds this rank's vectors from the pool, which are used up. Vectors
+    of the pool must be at least `world_size` elements longer than `num_elements`. Where a collective fails, the
+    vectors in use are left to it and never used again: it may still be writing.
     """
     world_size, rank = group.world_size, group.rank
     chunk = -(-num_elements // world_size)
@@ -140,11 +173,18 @@ def exchange(
     else:
         source = torch.stack([vector[:padded].view(world_size, chunk) for vector in own], dim=1).view(-1)
     counts = [len(blocks) for blocks in parts]
-    received = own[0].new_empty(sum(counts) * chunk)
-    group.all_to_all(received, source, [count * chunk for count in counts], [len(own) * chunk] * world_size)
-    summed_here = min(max(num_summed - rank * chunk, 0), chunk)
-    blocks = [block for rank_blocks in parts for block in rank_blocks]
-    mine = reduce_blocks(blocks, torch.unbind(received.view(-1, chunk)), summed_here)
-    result = pool.take()
-    group.all_gather(result[:padded], mine)
+    buffer = pool.take_at_least(sum(counts) * chunk)
+    received = buffer[: sum(counts) * chunk]
+    result, *others = own
+    try:
+        group.all_to_all(received, source, [count * chunk for count in counts], [len(own) * chunk] * world_size)
+        summed_here = min(max(num_summed - rank * chunk, 0), chunk)
+        blocks = [block for rank_blocks in parts for block in rank_blocks]
+        mine = reduce_blocks(blocks, torch.unbind(received.view(-1, chunk)), summed_here)
+        group.all_gather(result[:padded], mine)
+    except CollectiveError:
+        pool.forget([*own, buffer])
+        raise
+    for vector in (*others, buffer):
+        pool.give(vector)
     return result

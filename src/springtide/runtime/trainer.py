@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,9 +21,11 @@ from springtide.core.wire import CheckpointWritten, Finished, GroupBroken, Left,
 from springtide.core.workload import Checkpoint, TrainingJob
 from springtide.runtime.catchup import CatchupReceiver, CatchupSources, Lease, supports_catchup
 from springtide.runtime.checkpoint import CheckpointWriter, load_newest
+from springtide.runtime.exits import EXIT_FENCED, WorkerExit
 from springtide.runtime.group import OPERATION_TIMEOUT_S, Group, is_on_one_machine
 from springtide.runtime.link import ControlLink
 from springtide.runtime.membership import Formation, Membership
+from springtide.runtime.memory import touch_gradients
 from springtide.runtime.payload import Payload
 from springtide.runtime.records import StepLog, StepRecord
 from springtide.runtime.reduce import Accumulator, aligned_blocks, exchange
@@ -31,19 +34,10 @@ from springtide.runtime.shards import GlobalBatch, Schedule, seed_everything, sh
 from springtide.runtime.state import TrainingState
 from springtide.runtime.transfer import synchronise
 
-EXIT_FENCED = 3
 _FORM_POLL_S = 0.01
 _LEAVE_WAIT_S = 5.0
 _DEADLINE_STEPS = 10
 _FIRST_STEP_TIMEOUT_S = 60.0
-
-
-class WorkerExit(BaseException):
-    """Unwinds the user's code when the worker is to end. Not an Exception, so that no user code swallows it."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(code)
-        self.code = code
 
 
 class Trainer:
@@ -86,6 +80,9 @@ class Trainer:
         self.state = TrainingState(model, optimizer, self._device)
         self.payload = Payload(self.state, self.job.num_virtual_shards)
         self._accumulator = Accumulator(self.payload.pool, self.payload.num_summed)
+        # Fresh pages are paid for before anyone waits for this member: here, and while a group is being formed.
+        touch_gradients(self.payload.parameters)
+        self.membership.prepare = self.payload.warm
         self._link.update(is_ready=True)
         self._link.send(Ready())
         self._enter_next()
@@ -248,9 +245,9 @@ class Trainer:
         )
         payload = self.payload
         own = [vector for _, vector in blocks]
-        vector = exchange(group, parts, own, payload.num_elements, payload.num_summed, payload.pool)
-        self._accumulator.clear()
-        return vector
+        # From here on they are the exchange's: where it fails it may still be at work on them.
+        blocks.clear()
+        return exchange(group, parts, own, payload.num_elements, payload.num_summed, payload.pool)
 
     def _commit(self, vector: torch.Tensor) -> None:
         """Update the model with the reduced vector; from here on the step is history."""
@@ -259,17 +256,19 @@ class Trainer:
         loss = self.payload.loss(vector)
         self.payload.apply_buffers(vector)
         self.payload.apply_numbers(vector)
-        self.payload.attach(vector, has_gradient)
-        self.state.optimizer.step()
-        self.payload.detach()
         batch, self._batch = self._batch, None
         self.step += 1
         lease = Lease(vector, self.payload.pool)
-        self._sources.after_step(self.step, lease, has_gradient)
+        # Joiners take the same step at the same time as this member, not after it.
+        self._sources.before_update(self.step, lease, has_gradient)
+        self.payload.attach(vector, has_gradient)
+        self.state.optimizer.step()
+        self.payload.detach()
+        self._sources.after_update(self.step)
         lease.release()
         if self._old_group is not None:
-            # The first common step proves that nobody is in the old group any more.
-            self._old_group.close()
+            # The first common step proves that nobody is in the old group any more. Closing it takes milliseconds.
+            threading.Thread(target=self._old_group.close, name="springtide-close", daemon=True).start()
             self._old_group = None
         self._num_steps_in_generation += 1
         self._longest_step_s = max(0.9 * self._longest_step_s, time.monotonic() - self._step_began_at_s)
@@ -375,6 +374,7 @@ class Trainer:
         self._old_group = None
         self._sources.close()
         self._accumulator.clear()
+        self.payload.forget_views()
         if self._batch is not None:
             self.payload.begin_shard()
         self._batch = None
