@@ -31,9 +31,11 @@ def main(arguments: list[str]) -> int:
 
         return run_zygote(options.socket)
     if options.command == "worker":
+        from springtide.runtime.exits import exit_now
         from springtide.runtime.worker import main as run_worker
 
-        return run_worker(msgspec.json.decode(options.spec.read_bytes(), type=WorkerSpec))
+        # Threads of process groups may still be about: one that wakes up amid the interpreter's end aborts it.
+        exit_now(run_worker(msgspec.json.decode(options.spec.read_bytes(), type=WorkerSpec)))
     from springtide.runtime.resize_probe import run_probe
 
     return run_probe(as_json=options.json, with_large=not options.small)

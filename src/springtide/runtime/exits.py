@@ -1,0 +1,35 @@
+"""How a worker process ends: its exit codes, and ways out that no hanging thread and no destructor can hold up."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from typing import NoReturn
+
+EXIT_FENCED = 3
+EXIT_GRACE = 4
+
+
+class WorkerExit(BaseException):
+    """Unwinds the user's code when the worker is to end. Not an Exception, so that no user code swallows it."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+def exit_now(code: int) -> NoReturn:
+    """End the process with what was printed; no destructor and no thread has a say in it."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def exit_at(grace_s: float) -> None:
+    """However deep the training thread hangs, the process is gone when its grace is over."""
+    timer = threading.Timer(grace_s, os._exit, (EXIT_GRACE,))
+    timer.daemon = True
+    timer.start()
