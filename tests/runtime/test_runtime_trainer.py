@@ -32,6 +32,30 @@ def test_one_worker_trains_to_the_end_and_logs_every_step(make_plane):
     assert steps[-1]["loss"] < steps[0]["loss"]
 
 
+COUNTING = """
+import torch
+
+def fit(ctx):
+    model, optimizer = ctx.prepare(torch.nn.Linear(4, 1), lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5)
+    told = []
+    for batch in ctx.batches(torch.ones(64, 4)):
+        told.append(ctx.step(model(batch.x).mean()))
+        if told[-1]:
+            scheduler.step()
+    assert told == [False, False, False, True] * 8, told
+    assert abs(optimizer.param_groups[0]["lr"] - 0.01) < 1e-9, optimizer.param_groups[0]["lr"]
+    assert ctx.step_number == 8
+"""
+
+
+def test_a_step_tells_when_it_completed_a_global_one_so_that_a_scheduler_can_follow(make_plane):
+    # Eight steps with the rate cut by ten at the fifth: 0.01. A scheduler called for every shard would cut six times.
+    plane = make_plane(COUNTING)
+    plane.start_group("a")
+    plane.wait_finished()
+
+
 def test_two_workers_give_the_same_bits_as_one(make_plane, static_hash):
     plane = make_plane()
     plane.start_group("a", "b")

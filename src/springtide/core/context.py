@@ -69,8 +69,13 @@ class TrainContext(Protocol):
         """
         ...
 
-    def step(self, loss: Any) -> None:
-        """Backward now; after the last shard of the global batch exchange gradients and update the model."""
+    def step(self, loss: Any) -> bool:
+        """Backward now; after the last shard of the global batch exchange gradients and update the model.
+
+        Returns True where this completed a global step (an optimizer step), False where shards of the batch are left.
+        A worker whose shards of a small batch are all empty makes no call for it: what must be exact follows
+        `step_number` instead of counting.
+        """
         ...
 
     def metrics(self, **values: float) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,7 +14,7 @@ from safetensors.torch import save
 from torch.utils.data import default_collate
 
 from springtide.core.context import Batch
-from springtide.core.errors import Fenced, InvalidRequest
+from springtide.core.errors import Fenced, InvalidRequest, StorageError
 from springtide.core.quantities import validate_name
 from springtide.runtime.trainer import Trainer
 from springtide.storage.fence import Fence
@@ -20,6 +22,9 @@ from springtide.storage.files import write_durable
 
 ModelT = TypeVar("ModelT")
 OptimizerT = TypeVar("OptimizerT")
+
+_PUBLISH_PATIENCE_S = 600.0
+_PUBLISH_RETRY_S = 1.0
 
 
 class ElasticContext:
@@ -101,14 +106,19 @@ class ElasticContext:
                 fields=self._to_device(fields),
             )
 
-    def step(self, loss: Any) -> None:
-        """Backward now; after the last shard of the global batch exchange gradients and update the model."""
+    def step(self, loss: Any) -> bool:
+        """Backward now; after the last shard of the global batch exchange gradients and update the model.
+
+        True where that completed a global step.
+        """
         if self._num_yielded == self._num_stepped:
             raise InvalidRequest("ctx.step() was called without a new batch; call it once inside the loop over batches")
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise InvalidRequest("ctx.step() needs the mean loss of the batch as a tensor with one element")
         self._num_stepped += 1
+        before = self._trainer.step
         self._trainer.contribute(loss.reshape(()))
+        return self._trainer.step > before
 
     def metrics(self, **values: float) -> None:
         """Attach numbers (an accuracy, say) to the progress report."""
@@ -152,13 +162,23 @@ def write_artifact(path: Path, work_dir: Path, trainer: Trainer) -> None:
 
 
 def publish_result(work_dir: Path, trainer: Trainer) -> str:
-    """Write the final model where this worker leads; return its path on every member. Exits if fenced."""
+    """Write the final model where this worker leads; return its path on every member. Exits if fenced.
+
+    A full disk is waited out for ten minutes: all the work is done but for this. Raises StorageError then.
+    """
     path = work_dir / "artifacts" / "model.safetensors"
-    if trainer.rank == 0:
+    end_s = time.monotonic() + _PUBLISH_PATIENCE_S
+    while trainer.rank == 0:
         try:
             write_artifact(path, work_dir, trainer)
+            break
         except Fenced as error:
             trainer.leave_fenced(str(error))
+        except StorageError as error:
+            if time.monotonic() > end_s:
+                raise
+            sys.stderr.write(f"springtide: the result cannot be written yet: {error}\n")
+            time.sleep(_PUBLISH_RETRY_S)
     return str(path)
 
 

@@ -48,9 +48,10 @@ def run_task(task: Any, ctx: Any) -> None:
 
     model = task.model if isinstance(task.model, torch.nn.Module) else task.model()
     loss = task.loss() if isinstance(task.loss, type) else task.loss
-    model, _ = ctx.prepare(model, task.optimizer)
+    # The data comes before prepare: the others go on training until a joiner gets there, and wait for it afterwards.
     is_factory = callable(task.dataset) and not hasattr(task.dataset, "__getitem__")
     dataset = task.dataset() if is_factory or isinstance(task.dataset, type) else task.dataset
+    model, _ = ctx.prepare(model, task.optimizer)
     model.train()
     for batch in ctx.batches(dataset):
         ctx.step(loss(model(batch.x), batch.y))
