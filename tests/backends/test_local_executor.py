@@ -296,10 +296,7 @@ def test_spawns_are_limited_at_once(platform_of: Callable[..., Platform], monkey
         platform.until(ReplicaReady, lambda event, index=index: event.replica_id == f"r{index}")
 
 
-def test_a_log_that_grows_without_end_is_cut(
-    platform_of: Callable[..., Platform], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watch, "_LOG_INTERVAL_S", 0.0)
+def test_a_log_that_grows_without_end_is_cut(platform_of: Callable[..., Platform]) -> None:
     platform = platform_of(max_log_bytes=1000)
     form(platform, "r0")
     log = platform.state_dir / "workloads" / "job" / "logs" / "r0.log"

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from springtide.storage.fence import Fence
 
-_NUM_REMEMBERED = 16
+# A full disk must not cost lines: this many steps may pass before there is room for them again.
+_NUM_REMEMBERED = 4096
 _TAIL_BYTES = 1 << 14
 
 
@@ -52,17 +53,20 @@ class StepLog:
         self._written_step = step
 
     def write(self, generation: int) -> None:
-        """Append all remembered steps that the log lacks. Raises Fenced if a newer generation owns the job."""
+        """Append all remembered steps that the log lacks. Raises Fenced if a newer generation owns the job, OSError."""
         if not self._remembered:
             return
         with self._fence.writing(generation):
             if self._written_step is None:
                 self._written_step = self._last_step()
-            lines = [record for record in self._remembered if record.step > self._written_step]
+            lines: list[StepRecord] = []
+            for record in reversed(self._remembered):
+                if record.step <= self._written_step:
+                    break
+                lines.append(record)
             if lines:
-                with open(self._path, "a", encoding="utf-8") as file:
-                    file.writelines(json.dumps(asdict(record)) + "\n" for record in lines)
-                self._written_step = lines[-1].step
+                _append_whole(self._path, "".join(json.dumps(asdict(record)) + "\n" for record in reversed(lines)))
+                self._written_step = lines[0].step
 
     def _last_step(self) -> int:
         """The last whole line's step; a torn last line (the writer was killed) is cut off."""
@@ -78,3 +82,16 @@ class StepLog:
             if not newline:
                 return 0
             return int(json.loads(whole.rpartition(b"\n")[2])["step"])
+
+
+def _append_whole(path: Path, text: str) -> None:
+    """Append all of it or nothing, so that a second attempt repeats no line. Raises OSError."""
+    data = text.encode()
+    with open(path, "ab", buffering=0) as file:
+        size = file.tell()
+        try:
+            while data:
+                data = data[file.write(data) :]
+        except OSError:
+            file.truncate(size)
+            raise

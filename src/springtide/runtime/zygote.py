@@ -7,7 +7,9 @@ never any user code. A multi-threaded operation before the fork would hang every
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
+import io
 import os
 import select
 import signal
@@ -15,11 +17,15 @@ import socket
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
 import torch
 
 from springtide.core.errors import BackendError
 from springtide.core.wire import ChildExited, FrameDecoder, Spawned, SpawnRequest, WorkerSpec, encode_frame
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer as Buffer
 
 _IDLE_EXIT_S = 60.0
 _POLL_S = 1.0
@@ -166,6 +172,7 @@ class Zygote:
             for own in (self._listener, self._wake_receiver, self._wake_sender):
                 own.close()
             _redirect_output(spec.log_path)
+            _be_first_for_the_kernel_to_end()
             os.environ.update(spec.environment)
             from springtide.runtime.worker import main
 
@@ -185,9 +192,31 @@ def _redirect_output(log_path: str) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError):
-            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.stdout, sys.stderr = _log_stream(1), _log_stream(2)
+
+
+class _LogFile(io.FileIO):
+    """A line that a full disk has no room for is lost; the training that printed it is not."""
+
+    def write(self, data: Buffer, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            return memoryview(data).nbytes
+
+
+def _log_stream(descriptor: int) -> TextIO:
+    raw = _LogFile(descriptor, "w", closefd=False)
+    # What cannot be written as UTF-8 must not end a training either.
+    return io.TextIOWrapper(io.BufferedWriter(raw), encoding="utf-8", errors="backslashreplace", line_buffering=True)
+
+
+def _be_first_for_the_kernel_to_end() -> None:
+    """Where memory runs out, the kernel takes a worker: its job can go on, the control plane is needed by all."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500")
 
 
 def run_zygote(path: Path) -> int:
