@@ -106,14 +106,19 @@ class ElasticContext:
                 fields=self._to_device(fields),
             )
 
-    def step(self, loss: Any) -> None:
-        """Backward now; after the last shard of the global batch exchange gradients and update the model."""
+    def step(self, loss: Any) -> bool:
+        """Backward now; after the last shard of the global batch exchange gradients and update the model.
+
+        True where that completed a global step.
+        """
         if self._num_yielded == self._num_stepped:
             raise InvalidRequest("ctx.step() was called without a new batch; call it once inside the loop over batches")
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise InvalidRequest("ctx.step() needs the mean loss of the batch as a tensor with one element")
         self._num_stepped += 1
+        before = self._trainer.step
         self._trainer.contribute(loss.reshape(()))
+        return self._trainer.step > before
 
     def metrics(self, **values: float) -> None:
         """Attach numbers (an accuracy, say) to the progress report."""

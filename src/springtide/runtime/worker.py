@@ -15,12 +15,12 @@ from springtide.core.wire import Failed, Fence, Finished, FormGroup, Order, Pree
 from springtide.core.workload import Entrypoint, TrainingJob
 from springtide.runtime.context import ElasticContext, cuda_or_cpu, publish_result
 from springtide.runtime.entry import as_function, describe_error, load_object
+from springtide.runtime.exits import EXIT_FENCED, WorkerExit, exit_at, exit_now
 from springtide.runtime.link import ControlLink
+from springtide.runtime.memory import keep_freed_memory
 from springtide.runtime.script import run_script
 from springtide.runtime.shards import seed_everything
-from springtide.runtime.trainer import EXIT_FENCED, Trainer, WorkerExit
-
-EXIT_GRACE = 4
+from springtide.runtime.trainer import Trainer
 
 
 def run_worker(spec: WorkerSpec) -> int:
@@ -47,22 +47,10 @@ def run_worker(spec: WorkerSpec) -> int:
         link.close()
 
 
-def _exit_at(grace_s: float) -> None:
-    """However deep the training thread hangs, the process is gone when its grace is over."""
-    timer = threading.Timer(grace_s, os._exit, (EXIT_GRACE,))
-    timer.daemon = True
-    timer.start()
-
-
-def _exit_now(code: int) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
 def _run_trainer(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoint) -> int:
     job = spec.workload
     assert isinstance(job, TrainingJob)
+    keep_freed_memory()
     device = cuda_or_cpu(spec.device_kind, spec.device_index)
     catchup = os.environ.get("SPRINGTIDE_CATCHUP", "1") != "0"
     trainer = Trainer(spec, link, device, catchup=catchup)
@@ -71,20 +59,20 @@ def _run_trainer(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoint) ->
     def take(order: Order) -> None:
         """On the control thread: must not block."""
         if isinstance(order, Fence):
-            _exit_now(EXIT_FENCED)
+            exit_now(EXIT_FENCED)
         elif isinstance(order, Stop):
-            _exit_now(0)
+            exit_now(0)
         elif isinstance(order, FormGroup):
             if membership.take_formation(order) is not None and order.forced:
                 trainer.abort_receiver()
         elif isinstance(order, Preempt):
             membership.take_preempt(order.generation)
             trainer.abort_receiver()
-            _exit_at(order.grace_s)
+            exit_at(order.grace_s)
 
     def leave() -> None:
         membership.take_preempt(None)
-        _exit_at(job.grace_s)
+        exit_at(job.grace_s)
 
     link.on_order = take
     link.on_lease_expired = leave
@@ -132,12 +120,12 @@ def _run_script_worker(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoi
                 orders.append(order)
                 formed.set()
         elif isinstance(order, Fence):
-            _exit_now(EXIT_FENCED)
+            exit_now(EXIT_FENCED)
         elif isinstance(order, Stop | Preempt):
-            _exit_now(0)
+            exit_now(0)
 
     link.on_order = take
-    link.on_lease_expired = lambda: _exit_now(1)
+    link.on_lease_expired = lambda: exit_now(1)
     link.update(is_ready=True)
     link.start()
     link.send(Ready())
