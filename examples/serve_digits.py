@@ -1,8 +1,11 @@
-"""Serve what examples/digits.py learned: images in, digits out; no replica runs while nobody asks.
+r"""Serve what examples/digits.py learned: images in, digits out; no replica runs while nobody asks.
 
 springtide run examples/digits.py && springtide deploy examples/serve_digits.py
 
-The second command prints how to call it; the body is {"images": [[0, 0.3, ... 64 numbers from 0 to 1]]}.
+The second command prints how to call it, with this platform's address and token file:
+
+curl -s http://127.0.0.1:8787/f/digit-reader -H "Authorization: Bearer $(cat ~/.local/state/springtide/token)" \
+    -d '{"images": [[0, 0.3, ... 64 numbers from 0 to 1]]}'
 """
 
 from __future__ import annotations

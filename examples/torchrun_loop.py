@@ -55,7 +55,7 @@ if __name__ == "__main__":
     parser.add_argument("--epochs", type=int, default=5)
     arguments = parser.parse_args()
     dist.init_process_group("gloo")
-    try:
-        train(arguments.epochs)
-    finally:
-        dist.destroy_process_group()
+    train(arguments.epochs)
+    # No rank takes the group down while another still waits in it.
+    dist.barrier()
+    dist.destroy_process_group()

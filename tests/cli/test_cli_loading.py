@@ -75,7 +75,7 @@ def test_what_the_file_declares(tmp_path: Path) -> None:
 
 def test_several_to_choose_from(tmp_path: Path) -> None:
     path = _write(tmp_path, BOTH + "\ntask = st.Task(dict, [], max, list)\n")
-    with pytest.raises(InvalidRequest, match=r"mine\.py:fit` or `springtide run mine\.py:task"):
+    with pytest.raises(InvalidRequest, match=r"mine\.py:fit` or `springtide run .*mine\.py:task"):
         find_training(import_file(path), path, "")
 
 

@@ -49,7 +49,7 @@ def test_the_table_is_cut_to_the_terminal(make_job: MakeJob) -> None:
     for width in (90, 100):
         assert max(len(line) for line in jobs_table([make_job()], width).splitlines()) <= width
     ended = jobs_table([make_job(state="SUCCEEDED", ended_at_s=479.0)])
-    assert ended.splitlines()[1].split()[:8] == "fit-3f2a SUCCEEDED 57 % 570/1000 - 0.412 3m12".split(" ")
+    assert ended.splitlines()[1].split()[:8] == ["fit-3f2a", "SUCCEEDED", "57", "%", "570/1000", "-", "0.412", "3m12"]
 
 
 def test_what_is_not_known_is_left_out(make_job: MakeJob) -> None:

@@ -18,6 +18,7 @@ from springtide.client.functions import TrainFunction
 from springtide.client.goals import ServeOptions, TrainOptions, deadline_in_s, objective_s, workers_range
 from springtide.client.source import IMPORTING_VARIABLE, name_from
 from springtide.core.errors import InvalidRequest
+from springtide.service.schemas import default_num_virtual_shards
 
 FILE = '''
 import springtide as st
@@ -273,3 +274,63 @@ def test_model_path_says_what_to_do_when_there_is_none(tmp_path: Path, monkeypat
     monkeypatch.setenv("SPRINGTIDE_STATE", str(tmp_path))
     with pytest.raises(InvalidRequest, match=r"ctx\.save"):
         st.model_path("digits")
+
+
+LOCAL = """
+import torch
+import springtide as st
+
+@st.train(epochs=2, global_batch=8, workers=(1, 6), params={"lr": 0.1})
+def fit(ctx):
+    model, _ = ctx.prepare(torch.nn.Linear(2, 1), lambda p: torch.optim.SGD(p, lr=float(ctx.params["lr"])))
+    for batch in ctx.batches(torch.ones(16, 2)):
+        ctx.metrics(seen=batch.step)
+        ctx.step(model(batch.x).square().mean())
+
+class Pairs(torch.utils.data.TensorDataset): ...
+
+net = torch.nn.Linear(2, 1)
+task = st.Task(net, Pairs(torch.ones(16, 2), torch.ones(16, 1)), torch.nn.functional.mse_loss,
+               lambda p: torch.optim.SGD(p, lr=0.1), global_batch=8, name="declared")
+"""
+
+
+@pytest.fixture
+def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    path = tmp_path / "local_file.py"
+    path.write_text(LOCAL, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    specification = importlib.util.spec_from_file_location("local_file", path)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def test_a_function_trains_in_this_process(
+    local: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = local.fit.local(epochs=1, params={"lr": 0.2})
+    assert (result.num_steps, result.metrics) == (2, {"seen": 1.0})
+    assert result.artifact_path == str(tmp_path / "springtide-out" / "fit" / "model.safetensors")
+    assert Path(result.artifact_path).is_file()
+    assert "fit step 2/2  loss " in capsys.readouterr().out
+    elsewhere = local.fit.local(out=tmp_path / "mine", seed=5)
+    assert elsewhere.artifact_path == str(tmp_path / "mine" / "model.safetensors")
+    assert elsewhere.num_steps == 4
+    with pytest.raises(InvalidRequest, match=r"local\(\) does not know 'lr'"):
+        local.fit.local(lr=0.1)
+
+
+def test_a_task_with_a_model_of_its_own_can_be_run_again(local: ModuleType) -> None:
+    before = local.net.weight.clone()
+    losses = [local.task.local().loss for _ in range(2)]
+    assert losses[0] == losses[1]
+    assert bool((local.net.weight == before).all())
+
+
+@pytest.mark.parametrize("max_workers", [1, 4, 5, 8, 9, 200])
+def test_a_local_run_has_the_shards_of_the_platform(max_workers: int) -> None:
+    job = TrainOptions(workers=(1, max_workers)).as_local_job("fit")
+    assert job.num_virtual_shards == default_num_virtual_shards(max_workers)

@@ -94,7 +94,11 @@ def down(session: Session, keep_workers: bool) -> None:
     state_dir = session.state_dir
     written = read_platform(state_dir)
     if written is None or not is_alive(written.pid):
-        session.answer({"stopped": False, "reason": "not running"}, "no platform is running", "springtide up")
+        session.answer(
+            {"stopped": False, "reason": "not running"},
+            f"no platform is running in {state_dir}",
+            "start one: springtide up",
+        )
         return
     # The one that is waited for is the one that is asked, whatever address is set elsewhere.
     session.given_state_dir = state_dir

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +31,12 @@ def split_target(target: str) -> tuple[Path, str]:
     if path.suffix != ".py":
         raise InvalidRequest(f"{path.name} is not a Python file (.py)")
     return path.resolve(), name
+
+
+def as_typed(path: Path) -> str:
+    """The path as one would type it here, quoted where a shell needs it."""
+    here = Path.cwd()
+    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
 
 
 def uses_springtide(path: Path) -> bool:
@@ -103,7 +110,7 @@ def find_training(module: ModuleType, path: Path, name: str) -> TrainFunction | 
     if chosen is None and (served := _declared(module, (ServeFunction,))):
         raise InvalidRequest(
             f"{path.name} declares a service ({next(iter(served))}) and nothing to train; "
-            f"`springtide deploy {path.name}` serves it"
+            f"`springtide deploy {as_typed(path)}` serves it"
         )
     assert chosen is None or isinstance(chosen, TrainFunction | Task)
     return chosen
@@ -135,6 +142,6 @@ def _choose(found: dict[str, object], path: Path, name: str, what: str, verb: st
             raise InvalidRequest(f"{path.name} has no {what} {name!r}; {known}")
         return found[name]
     if len(found) > 1:
-        choices = " or ".join(f"`{verb} {path.name}:{choice}`" for choice in found)
+        choices = " or ".join(f"`{verb} {as_typed(path)}:{choice}`" for choice in found)
         raise InvalidRequest(f"{path.name} has several to choose from: {choices}")
     return next(iter(found.values()), None)

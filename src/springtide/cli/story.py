@@ -44,8 +44,8 @@ def _folded(history: Sequence[HistoryEntry]) -> list[tuple[float, str]]:
     groups: list[list[HistoryEntry]] = []
     for entry in history:
         last = groups[-1][-1] if groups else None
-        is_same = last is not None and entry.kind == last.kind and entry.at_s - last.at_s < _FOLDED_WITHIN_S
-        if is_same and entry.kind in _FOLDED_KINDS:
+        is_near = last is not None and entry.kind == last.kind and entry.at_s - last.at_s < _FOLDED_WITHIN_S
+        if is_near and last is not None and (entry.kind in _FOLDED_KINDS or entry.text == last.text):
             groups[-1].append(entry)
         else:
             groups.append([entry])

@@ -18,6 +18,7 @@ _LAYOUTS: tuple[tuple[int, tuple[str, ...]], ...] = (
     (8, ("loss", "metrics", "eta", "slack")),
     (8, ("loss", "eta", "slack")),
     (8, ("loss", "eta")),
+    (8, ("eta",)),
     (0, ("loss", "eta")),
     (0, ("eta",)),
     (0, ()),
@@ -204,6 +205,8 @@ def deadline_text(job: JobStatus, now_s: float | None = None) -> str:
     """Of a job that has ended, whether it kept its deadline and by how much; of another, when it is."""
     if job.deadline_at_s is None:
         return ""
+    if job.state == JobState.REJECTED:
+        return f"{format_duration(job.deadline_at_s - job.submitted_at_s)} after it was submitted"
     if job.ended_at_s is not None:
         spare_s = job.deadline_at_s - job.ended_at_s
         if job.state == JobState.SUCCEEDED:

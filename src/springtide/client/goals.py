@@ -63,7 +63,12 @@ def deadline_in_s(value: str | float, now: datetime) -> float:
     """Seconds from `now` until a deadline: a duration ("90m") or the next time the clock shows "18:00"."""
     match = _CLOCK.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
-        return parse_duration_s(value, "deadline")
+        try:
+            return parse_duration_s(value, "deadline")
+        except InvalidRequest:
+            raise InvalidRequest(
+                f"deadline {value!r} is not a time to keep; write it like '90m', '1h30m', '18:00' or 45 (seconds)"
+            ) from None
     moment = now.replace(hour=int(match[1]), minute=int(match[2]), second=0, microsecond=0)
     if moment <= now:
         moment += timedelta(days=1)
