@@ -72,4 +72,6 @@ def cancel(session: Session, identifier: str) -> None:
         session.answer(job, f"{job.job_id} {job.state}{kept}", "what is left: springtide ps")
         return
     session.client.remove_service(found.name)
-    session.answer(found, f"{found.name} is being removed; requests under way are answered first", "springtide ps")
+    session.answer(
+        found, f"{found.name} is being removed; requests under way are answered first", "what is left: springtide ps"
+    )

@@ -68,7 +68,8 @@ def _deployed_text(service: ServiceStatus, served: ServeFunction[Any], token_pat
     scale = f"{service.min_replicas}..{service.max_replicas}"
     return (
         f"{service.name}  {service.url}  revision {service.revision}  scale {scale}{sleeping}\n"
-        f'  curl -s {service.url} -H "Authorization: Bearer $(cat {token})" -d {body}'
+        f'  curl -s {service.url} -H "Authorization: Bearer $(cat {token})" -d {body}\n'
+        "  (its values are made up from the type hints of predict: put yours in)"
     )
 
 
