@@ -12,6 +12,7 @@ import pytest
 from local_platform import Platform, open_descriptors, start
 
 from springtide.backends.local import watch
+from springtide.backends.local.sockets import socket_directory
 from springtide.core.actions import EndJob, PreemptJob, ResizeJob, StopReplica
 from springtide.core.errors import BackendError
 from springtide.core.events import (
@@ -89,8 +90,8 @@ def test_the_record_names_the_process_and_no_secret(platform: Platform) -> None:
     text = (directory / "r0.json").read_text()
     assert f'"pid":{platform.pid("r0")}' in text
     assert not list(directory.glob("*.spec")), "the spec holds the token and goes away with the first Hello"
-    assert (platform.state_dir / "run").stat().st_mode & 0o777 == 0o700
-    assert (platform.state_dir / "run" / "control.sock").stat().st_mode & 0o777 == 0o600
+    assert socket_directory(platform.state_dir).stat().st_mode & 0o777 == 0o700
+    assert (socket_directory(platform.state_dir) / "control.sock").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_resize_is_reported_once_with_the_pause_of_rank_0(platform: Platform) -> None:

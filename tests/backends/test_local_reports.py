@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 from local_platform import Platform, start
 
+from springtide.backends.local.sockets import socket_directory
 from springtide.core import wire
 from springtide.core.actions import ResizeJob
 from springtide.core.events import CheckpointCommitted, JobResized, ReplicaLost, ReplicaReady
@@ -30,7 +31,7 @@ GARBAGE = {
 def stranger(platform: Platform) -> Iterator[socket.socket]:
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     link.settimeout(10)
-    link.connect(str(platform.state_dir / "run" / "control.sock"))
+    link.connect(str(socket_directory(platform.state_dir) / "control.sock"))
     with link:
         yield link
 
