@@ -24,8 +24,6 @@ BENCHES: Mapping[str, str] = MappingProxyType(
         "resize": "how long training stands still at each kind of resize, beside moving the state once",
     }
 )
-_MOST_OVER_BOUND = 1.5
-_MOST_RECOVERY_S = 1.0
 _SHOWN: tuple[tuple[str, str], ...] = (
     ("deadlines_met", "DEADLINES MET"),
     ("deadline_satisfactory_ratio", "SATISFIED"),
@@ -129,7 +127,7 @@ def bench(session: Session, name: str | None, is_listed: bool, small: bool) -> N
     if small and name != "resize":
         refuse(f"--small is for resize; {name} has one size")
     session.note(f"measuring {name}; other work on this machine makes the numbers worse ...")
-    report = _gateway_bench() if name == "gateway" else judge_resize(_probe("probe-resize", small=small))
+    report = _gateway_bench() if name == "gateway" else _probe("probe-resize", small=small)
     rows = [
         [
             str(row.get("case")),
@@ -143,12 +141,12 @@ def bench(session: Session, name: str | None, is_listed: bool, small: bool) -> N
         for row in report["rows"]
     ]
     text = align(("CASE", "OURS", "BASELINE", "BASELINE NAME", "RATIO", "BOUND", "UNIT"), rows)
-    missed = [f"missed: {row['case']} ({row['criterion']})" for row in report["rows"] if row.get("passed") is False]
+    criterion = [report["criterion"]] if "criterion" in report else []
     machine = ", ".join(
         f"{key} {number(value) if isinstance(value, float) else value}" for key, value in report["machine"].items()
     )
     verdict = "passed" if report["passed"] else "NOT PASSED"
-    session.answer(report, "\n".join([text, *missed, f"{verdict}   on {machine}"]))
+    session.answer(report, "\n".join([text, *criterion, f"{verdict}   on {machine}"]))
     if not report["passed"]:
         raise click.exceptions.Exit(1)
 
@@ -157,26 +155,6 @@ def _gateway_bench() -> dict[str, Any]:
     measured = importlib.import_module("springtide.service.gateway_bench").run_gateway_bench()
     plain: dict[str, Any] = msgspec.to_builtins(measured)
     return plain
-
-
-def judge_resize(report: Mapping[str, Any]) -> dict[str, Any]:
-    """The report with a criterion and a verdict for every row that has a bound, and `passed` for all of them."""
-    rows = [{**row, **_judged(row)} for row in report["rows"]]
-    verdicts = [row["passed"] for row in rows if "passed" in row]
-    # Numbers without a single bound prove nothing.
-    return {**report, "rows": rows, "passed": bool(verdicts) and all(verdicts)}
-
-
-def _judged(row: Mapping[str, Any]) -> dict[str, Any]:
-    bound, ours = row.get("bound"), row["ours"]
-    if bound is None:
-        return {}
-    if bound > 0:
-        return {"criterion": f"at most {_MOST_OVER_BOUND} x the bound", "passed": ours <= _MOST_OVER_BOUND * bound}
-    if "recover" in row["case"]:
-        # Nothing need be moved; what it takes is to notice the death and to agree on who is left.
-        return {"criterion": f"at most {_MOST_RECOVERY_S:.0f} s", "passed": ours <= _MOST_RECOVERY_S}
-    return {"criterion": "nothing is moved: shorter than the baseline", "passed": ours <= row["baseline"]}
 
 
 def _probe(verb: str, *, small: bool) -> dict[str, Any]:
@@ -189,4 +167,5 @@ def _probe(verb: str, *, small: bool) -> dict[str, Any]:
         raise BackendError(
             f"the measurement ended with code {measured.returncode} and no numbers; `springtide doctor` may say why"
         ) from None
-    return report
+    # Whether the numbers are good enough is said by what measured them; numbers without a verdict have not passed.
+    return {"passed": False, **report}
