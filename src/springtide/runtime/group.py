@@ -26,6 +26,8 @@ from springtide.core.errors import BackendError, CollectiveError, PeerLost
 FORM_TIMEOUT_S = 30.0
 OPERATION_TIMEOUT_S = 10.0
 _POLL_S = 0.002
+_LOOK_S = 0.2
+_ABORT_GRACE_S = 1.0
 
 
 def _connected_sockets() -> dict[int, int]:
@@ -96,6 +98,7 @@ class Group:
         self._sockets: dict[int, int] = {}
         self._is_aborted = threading.Event()
         self._process_group: Any = None
+        self._is_gpu = device.type == "cuda"
         if world_size == 1:
             return
         before = _connected_sockets()
@@ -105,7 +108,6 @@ class Group:
             raise PeerLost(f"could not connect all {world_size} members: {_first_line(error)}") from error
         after = _connected_sockets()
         self._sockets = {fd: inode for fd, inode in after.items() if before.get(fd) != inode}
-        self._is_gpu = device.type == "cuda"
 
     def all_to_all(
         self, output: torch.Tensor, source: torch.Tensor, output_splits: list[int], source_splits: list[int]
@@ -142,11 +144,11 @@ class Group:
 
     def send(self, tensor: torch.Tensor, rank: int) -> None:
         """Send a contiguous tensor to one member."""
-        self._run(lambda _: self._process_group.send([tensor], rank, 0))
+        self._run(lambda _: self._process_group.send([tensor], rank, 0), is_pairwise=True)
 
     def receive(self, tensor: torch.Tensor, rank: int) -> None:
         """Receive a contiguous tensor from one member."""
-        self._run(lambda _: self._process_group.recv([tensor], rank, 0))
+        self._run(lambda _: self._process_group.recv([tensor], rank, 0), is_pairwise=True)
 
     def abort(self) -> None:
         """Make every operation under way, and every later one, fail at once. Call it from any thread, repeatedly."""
@@ -161,9 +163,13 @@ class Group:
     def close(self) -> None:
         """Leave the group. Operations of others with this member fail."""
         self.abort()
-        self._process_group = None
+        left, self._process_group = [self._process_group], None
+        # Taking it down waits for its threads, and for an operation that hangs in one: not here.
+        threading.Thread(target=left.clear, name="springtide-close", daemon=True).start()
 
-    def _run(self, start: Callable[[timedelta], Any], timeout_s: float | None = None) -> None:
+    def _run(
+        self, start: Callable[[timedelta], Any], timeout_s: float | None = None, *, is_pairwise: bool = False
+    ) -> None:
         if self._is_aborted.is_set():
             raise PeerLost("the group was left")
         if self.world_size == 1:
@@ -171,11 +177,36 @@ class Group:
         timeout = timedelta(seconds=self.timeout_s if timeout_s is None else timeout_s)
         try:
             work = start(timeout)
-            work.wait(timeout)
+            if self._is_gpu or is_pairwise:
+                # gloo closes a pair whose operation was waited for in vain, so there can be only one wait.
+                work.wait(timeout)
             if self._is_gpu:
                 torch.cuda.current_stream().synchronize()
+            elif not is_pairwise:
+                self._wait(work, timeout.total_seconds())
         except RuntimeError as error:
             raise PeerLost(_first_line(error)) from error
+
+    def _wait(self, work: Any, timeout_s: float) -> None:
+        """Wait for the end of an operation, its deadline, or a while after `abort`, whichever comes first.
+
+        An operation that is begun while a peer's connection ends may miss both that and the shutdown of its sockets:
+        then `abort` alone would leave it, and the training thread in it, to the deadline. The while lets it end where
+        it can, because it might still be writing.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while not work.is_completed():
+            left_s = deadline_s - time.monotonic()
+            if self._is_aborted.is_set():
+                deadline_s = min(deadline_s, time.monotonic() + _ABORT_GRACE_S)
+                left_s = min(left_s, _ABORT_GRACE_S)
+            try:
+                work.wait(timedelta(seconds=max(0.001, min(left_s, _LOOK_S))))
+            except RuntimeError:
+                if not work.is_completed() and time.monotonic() >= deadline_s:
+                    raise
+        # It is complete: this tells whether well.
+        work.wait(timedelta(seconds=1))
 
 
 def _connect(store: c10d.Store, rank: int, world_size: int, device: torch.device, is_local: bool) -> Any:

@@ -1,0 +1,91 @@
+"""A group of real connections: operations end, well or not."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch._C import _distributed_c10d as c10d
+
+from springtide.core.errors import PeerLost
+from springtide.runtime.group import Group
+
+CPU = torch.device("cpu")
+
+
+class HungWork:
+    """Named double of an operation that missed the end of its peer: it never completes."""
+
+    def __init__(self):
+        self.waits = threading.Semaphore(0)
+
+    def is_completed(self):
+        return False
+
+    def wait(self, timeout):
+        self.waits.release()
+        threading.Event().wait(min(timeout.total_seconds(), 0.01))
+        raise RuntimeError("Operation timed out!")
+
+
+class HungGroup:
+    """Named double of a process group whose broadcast hangs."""
+
+    def __init__(self):
+        self.work = HungWork()
+
+    def broadcast(self, tensors, options):
+        return self.work
+
+
+def test_an_abort_ends_an_operation_that_misses_the_shutdown_of_its_sockets():
+    group = Group(c10d.HashStore(), 0, 1, CPU, timeout_s=3600.0)
+    group.world_size, group._process_group = 2, HungGroup()
+
+    def abort():
+        group._process_group.work.waits.acquire()
+        group.abort()
+
+    thread = threading.Thread(target=abort)
+    thread.start()
+    with pytest.raises(PeerLost):
+        group.broadcast(torch.zeros(1), 0)
+    thread.join()
+
+
+def form_pair():
+    store = c10d.HashStore()
+    groups = [None, None]
+
+    def connect(rank):
+        groups[rank] = Group(store, rank, 2, CPU, timeout_s=60.0)
+
+    threads = [threading.Thread(target=connect, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return groups
+
+
+def test_a_broadcast_arrives_and_a_leaving_peer_ends_the_next_one():
+    first, second = form_pair()
+    told = []
+
+    def receive():
+        tensor = torch.zeros(3)
+        second.broadcast(tensor, 0)
+        told.append(tensor.tolist())
+        second.close()
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    first.broadcast(torch.ones(3), 0)
+    with pytest.raises(PeerLost):
+        first.receive(torch.zeros(3), 1)
+    thread.join()
+    assert told == [[1.0, 1.0, 1.0]]
+    first.close()
+    with pytest.raises(PeerLost, match="left"):
+        first.broadcast(torch.ones(3), 0)
