@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -267,8 +266,8 @@ class Trainer:
         self._sources.after_update(self.step)
         lease.release()
         if self._old_group is not None:
-            # The first common step proves that nobody is in the old group any more. Closing it takes milliseconds.
-            threading.Thread(target=self._old_group.close, name="springtide-close", daemon=True).start()
+            # The first common step proves that nobody is in the old group any more.
+            self._old_group.close()
             self._old_group = None
         self._num_steps_in_generation += 1
         self._longest_step_s = max(0.9 * self._longest_step_s, time.monotonic() - self._step_began_at_s)
