@@ -292,8 +292,9 @@ def test_restarts_with_other_slots_and_policies_and_kills_between_states(platfor
         platform.kill()
         platform.slots = slots
         platform.start(policy=policy)
-        wait_for(lambda n=slots: platform.job(job_id)["num_workers"] == n, 60.0, f"{slots} workers")
-        assert len({replica["device_id"] for replica in platform.job(job_id)["replicas"]}) <= slots
+        wait_for(lambda n=slots: len(platform.job(job_id)["replicas"]) == n, 60.0, f"{slots} workers")
+        held = {replica["device_id"] for replica in platform.job(job_id)["replicas"]}
+        assert held <= {f"local/{index}" for index in range(slots)}
     act(platform, job_id, "pause")
     platform.kill()
     platform.start()
