@@ -96,8 +96,10 @@ def validate_name(name: str, what: str = "name") -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Write seconds as people read them: 41 ms, 7.5 s, 3m12, 2h05."""
+    """Write seconds as people read them: 0.3 ms, 41 ms, 7.5 s, 3m12, 2h05."""
     sign, seconds = ("-" if seconds < 0 else ""), abs(seconds)
+    if 0 < seconds < 0.01:
+        return f"{sign}{seconds * 1000:.2g} ms"
     if seconds < 1:
         return f"{sign}{seconds * 1000:.0f} ms"
     if seconds < 60:

@@ -51,6 +51,8 @@ class Shares:
         held = held_counts(self.snapshot)
         names = {view.job.job_id: view.job.name for view in self.snapshot.jobs}
         names |= {view.service.service_id: view.service.name for view in self.snapshot.services}
+        most = {view.job.job_id: most_workers(view) for view in self.snapshot.jobs}
+        most |= {view.service.service_id: view.max_replicas for view in self.snapshot.services}
         winners = [name for workload_id, name in names.items() if self.of(workload_id) > held.get(workload_id, 0)]
         reasons: dict[WorkloadId, str] = {}
         for workload_id, name in names.items():
@@ -60,6 +62,8 @@ class Shares:
                 reasons[workload_id] = note or self._waiting(workload_id)
             elif after < before:
                 others = ", ".join(repr(winner) for winner in winners if winner != name)
+                if most[workload_id] < before:
+                    note = note or f"its owner allows {most[workload_id]}"
                 reasons[workload_id] = note or (f"{others} needs the devices" if others else "fewer devices are alive")
             elif after > before:
                 reasons[workload_id] = note or (

@@ -43,8 +43,9 @@ def _job_evidence(record: JobRecord, view: ViewLike, now_s: float) -> list[str]:
     status = job_status(record, now_s)
     evidence: list[str] = []
     if not record.state.is_terminal:
-        bounds = f"{record.min_workers}..{record.max_workers}"
-        evidence.append(f"asks for {bounds} workers, holds {_count(len(record.replicas), 'device')}")
+        low, high = record.min_workers, record.max_workers
+        bounds = _count(low, "worker") if low == high else f"{low}..{high} workers"
+        evidence.append(f"asks for {bounds}, holds {_count(len(record.replicas), 'device')}")
     if record.state in (JobState.PENDING, JobState.PAUSED, JobState.REJECTED):
         evidence.append(_occupancy(view))
     if record.state is JobState.PENDING and record.runnable_at_s > now_s:

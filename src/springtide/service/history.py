@@ -201,8 +201,10 @@ class HistoryIndex:
         pause = format_duration(event.pause_s)
         verb = "recovered with" if event.direction == "recover" else f"resized {before} ->"
         text = f"{verb} {workers}, pause {pause}, step {event.step} continued"
-        if track.resize_reason:
-            text += f": {track.resize_reason}"
+        # The action says "resized 2 -> 3 (why)"; the numbers stand above, so only the why is told again.
+        why = track.resize_reason.partition(" (")[2].removesuffix(")")
+        if why:
+            text += f" ({why})"
         self._write(event.job_id, event.direction, text)
         self._mark(event.job_id, "resize", f"{verb} {workers}, pause {pause}")
         self._num_resizes[event.direction] = self._num_resizes.get(event.direction, 0) + 1

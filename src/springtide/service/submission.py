@@ -217,7 +217,9 @@ class Desk:
 def _refuse_ended(record: JobRecord, verb: str) -> None:
     state = record.state if record.state.is_terminal else record.outcome
     if state is not None:
-        raise Conflict(f"{record.workload_id} has ended ({state}) and cannot be {verb}; submit it again")
+        raise Conflict(
+            f"{record.workload_id} has ended ({state}) and cannot be {verb} any more; to run it again, submit it anew"
+        )
 
 
 def _submit_key(key: str | None, request: BaseModel) -> str:
