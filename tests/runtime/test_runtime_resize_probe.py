@@ -26,6 +26,6 @@ def test_bounds(model, case, catchup, pause_bound_s, first_bound_s):
 
 @pytest.mark.slow
 def test_a_small_model_goes_through_every_change():
-    pauses = measure_pauses(_SMALL.width, _SMALL.num_layers, catchup=True, max_workers=3)
-    assert list(pauses) == ["grow 1->2", "grow 2->3", "shrink 3->2", "recover 2->1 after kill -9"]
+    pauses = measure_pauses(_SMALL, catchup=True)
+    assert list(pauses) == ["grow 1->2", "grow 2->4", "shrink 4->2", "recover 2->1 after kill -9"]
     assert all(pause.first_step_s > 0 and pause.usual_step_s > 0 for pause in pauses.values())

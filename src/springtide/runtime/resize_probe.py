@@ -52,7 +52,6 @@ from springtide.core.workload import Entrypoint, ReplicaId, TrainingJob, Workloa
 from springtide.storage.fence import Fence
 
 _WAIT_S = 120.0
-_SETTLE_STEPS = 3
 _PAUSE_LIMIT_S = 0.5
 _SYNC_FLOORS, _SYNC_ALLOWANCE_S = 1.5, 0.25
 _FIRST_STEP_LIMIT = 2.0
@@ -166,11 +165,11 @@ class Driver:
         self._until(lambda: all((name, generation) in self._switched for name in members), "switched workers")
         return self._switched[members[0], generation].pause_s
 
-    def settle(self) -> tuple[float, float]:
+    def settle(self, num_steps: int) -> tuple[float, float]:
         """Let a few steps pass; the group's first step from commit to commit, and the median of those after it."""
         leader = self._workers[self.members[0]]
-        target = leader.step + _SETTLE_STEPS
-        self._until(lambda: leader.step > target, "steps")
+        first_step = self._switched[self.members[0], self._generation].step
+        self._until(lambda: leader.step >= first_step + num_steps, "steps")
         records = [json.loads(line) for line in (self._directory / "steps.jsonl").read_text().splitlines()]
         first, *usual = [record["took_s"] for record in records if record["generation"] == self._generation]
         return first, statistics.median(usual)
@@ -294,60 +293,63 @@ class Pause:
     usual_step_s: float
 
 
-def measure_pauses(width: int, num_layers: int, *, catchup: bool, max_workers: int) -> dict[str, Pause]:
-    """One job through grow 1->2, grow 2->max, shrink to 2, kill one; by case."""
-    environment = {"SPRINGTIDE_CATCHUP": str(int(catchup))}
-    with tempfile.TemporaryDirectory(prefix="springtide-probe-") as name, _zygote(Path(name)) as zygote_path:
-        directory = Path(name)
-        job = TrainingJob(
-            job_id=WorkloadId("probe"),
-            name="probe",
-            entrypoint=Entrypoint(source_path=__file__, object_name="fit"),
-            global_batch_size=4,
-            num_epochs=1_000_000,
-            max_workers=max_workers,
-            num_virtual_shards=4,
-            checkpoint_interval_s=1e9,
-            params={"width": str(width), "layers": str(num_layers)},
-        )
-        driver = Driver(directory / "job", job, zygote_path, environment)
-        try:
-            pauses: dict[str, Pause] = {}
-
-            def change(case: str, *members: str, forced: bool = False) -> None:
-                pause_s = driver.form(*members, forced=forced)
-                pauses[case] = Pause(pause_s, *driver.settle())
-
-            driver.start("a")
-            driver.form("a")
-            driver.settle()
-            driver.start("b")
-            change("grow 1->2", "a", "b")
-            more = [f"c{index}" for index in range(max_workers - 2)]
-            driver.start(*more)
-            change(f"grow 2->{max_workers}", "a", "b", *more)
-            change(f"shrink {max_workers}->2", "a", "b")
-            driver.kill("b")
-            change("recover 2->1 after kill -9", "a", forced=True)
-            return pauses
-        finally:
-            driver.close()
-
-
 @dataclass(frozen=True, slots=True)
 class _Model:
     label: str
     width: int
     num_layers: int
     max_workers: int
+    num_settle_steps: int
 
     @property
     def num_bytes(self) -> int:
         return 4 * self.num_layers * self.width * (self.width + 1)
 
 
-_SMALL = _Model("small model", 64, 4, 4)
-_LARGE = _Model("548 MB model", 2068, 32, 3)
+_SMALL = _Model("small model", width=64, num_layers=4, max_workers=4, num_settle_steps=20)
+_LARGE = _Model("548 MB model", width=2068, num_layers=32, max_workers=3, num_settle_steps=2)
+
+
+def measure_pauses(model: _Model, *, catchup: bool, is_short: bool = False) -> dict[str, Pause]:
+    """One job through grow 1->2, grow 2->max, shrink to 2 (a short one: shrink to 1), kill one; by case."""
+    environment = {"SPRINGTIDE_CATCHUP": str(int(catchup))}
+    with tempfile.TemporaryDirectory(prefix="springtide-probe-") as name, _zygote(Path(name)) as zygote_path:
+        job = TrainingJob(
+            job_id=WorkloadId("probe"),
+            name="probe",
+            entrypoint=Entrypoint(source_path=__file__, object_name="fit"),
+            global_batch_size=4,
+            num_epochs=1_000_000,
+            max_workers=model.max_workers,
+            num_virtual_shards=4,
+            checkpoint_interval_s=1e9,
+            params={"width": str(model.width), "layers": str(model.num_layers)},
+        )
+        driver = Driver(Path(name) / "job", job, zygote_path, environment)
+        try:
+            pauses: dict[str, Pause] = {}
+
+            def change(case: str, *members: str, forced: bool = False) -> None:
+                pause_s = driver.form(*members, forced=forced)
+                pauses[case] = Pause(pause_s, *driver.settle(model.num_settle_steps))
+
+            driver.start("a")
+            driver.form("a")
+            driver.settle(model.num_settle_steps)
+            driver.start("b")
+            change("grow 1->2", "a", "b")
+            if is_short:
+                change("shrink 2->1", "a")
+                return pauses
+            more = [f"c{index}" for index in range(model.max_workers - 2)]
+            driver.start(*more)
+            change(f"grow 2->{model.max_workers}", "a", "b", *more)
+            change(f"shrink {model.max_workers}->2", "a", "b")
+            driver.kill("b")
+            change("recover 2->1 after kill -9", "a", forced=True)
+            return pauses
+        finally:
+            driver.close()
 
 
 def _rows(model: _Model, case: str, pause: Pause, floor_s: float, size: int, *, catchup: bool) -> list[Row]:
@@ -385,7 +387,9 @@ def measure_all(*, with_large: bool) -> list[Row]:
     for model in (_SMALL, _LARGE) if with_large else (_SMALL,):
         floors = {size: measure_broadcast_s(model.num_bytes, size) for size in (2, model.max_workers)}
         for catchup in (True, False):
-            pauses = measure_pauses(model.width, model.num_layers, catchup=catchup, max_workers=model.max_workers)
+            # A large model's steps take seconds: one grow tells what there is to know about the sync.
+            is_short = model is _LARGE and not catchup
+            pauses = measure_pauses(model, catchup=catchup, is_short=is_short)
             for case, pause in pauses.items():
                 size = model.max_workers if str(model.max_workers) in case else 2
                 rows += _rows(model, case, pause, floors[size], size, catchup=catchup)
