@@ -69,6 +69,25 @@ def form_pair():
     return groups
 
 
+@pytest.mark.parametrize("num_elements", [3, 1 << 19])
+def test_a_gather_holds_every_members_part_in_order(num_elements):
+    groups = form_pair()
+    outputs = [torch.zeros(2 * num_elements) for _ in groups]
+
+    def gather(rank):
+        groups[rank].all_gather(outputs[rank], torch.full((num_elements,), float(rank + 1)))
+
+    threads = [threading.Thread(target=gather, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for group in groups:
+        group.close()
+    expected = torch.tensor([1.0, 2.0]).repeat_interleave(num_elements)
+    assert all(torch.equal(output, expected) for output in outputs)
+
+
 def test_a_broadcast_arrives_and_a_leaving_peer_ends_the_next_one():
     first, second = form_pair()
     told = []

@@ -26,6 +26,7 @@ from springtide.core.errors import BackendError, CollectiveError, PeerLost
 FORM_TIMEOUT_S = 30.0
 OPERATION_TIMEOUT_S = 10.0
 _POLL_S = 0.002
+_LARGE_BYTES = 1 << 20
 _LOOK_S = 0.2
 _ABORT_GRACE_S = 1.0
 
@@ -124,6 +125,13 @@ class Group:
         if self.world_size == 1:
             output.copy_(source)
             return
+        if not self._is_gpu and source.numel() * source.element_size() >= _LARGE_BYTES:
+            # gloo's own gathers into fresh memory and copies it out; for a large model that is most of a step.
+            parts = output.view(self.world_size, -1)
+            parts[self.rank].copy_(source.view(-1))
+            for rank in range(self.world_size):
+                self.broadcast(parts[rank], rank, timeout_s=timeout_s)
+            return
 
         def start(timeout: timedelta) -> Any:
             options = c10d.AllgatherOptions()
@@ -132,7 +140,7 @@ class Group:
 
         self._run(start, timeout_s)
 
-    def broadcast(self, tensor: torch.Tensor, source_rank: int) -> None:
+    def broadcast(self, tensor: torch.Tensor, source_rank: int, *, timeout_s: float | None = None) -> None:
         """Give everyone the content of `source_rank`'s tensor."""
 
         def start(timeout: timedelta) -> Any:
@@ -140,7 +148,7 @@ class Group:
             options.rootRank, options.rootTensor, options.timeout = source_rank, 0, timeout
             return self._process_group.broadcast([tensor], options)
 
-        self._run(start)
+        self._run(start, timeout_s)
 
     def send(self, tensor: torch.Tensor, rank: int) -> None:
         """Send a contiguous tensor to one member."""
