@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from springtide.backends.local import devices
-from springtide.backends.local.sockets import MAX_SOCKET_PATH_BYTES, socket_directory
+from springtide.backends.local.sockets import MAX_SOCKET_PATH_BYTES, remove_outside, socket_directory
 from springtide.core.errors import BackendError, InvalidRequest
 
 
@@ -67,3 +67,16 @@ def test_gpus_are_offered_before_slots(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_machine_without_a_slot_is_no_machine() -> None:
     with pytest.raises(InvalidRequest, match="at least one slot"):
         devices.discover_node(0)
+
+
+def test_a_directory_outside_goes_with_its_executor_and_one_inside_stays(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    deep = tmp_path / ("d" * 120)
+    outside = socket_directory(deep)
+    (outside / "lock").write_text("")
+    remove_outside(outside, deep)
+    assert not outside.exists()
+    inside = socket_directory(tmp_path / "s") if len(str(tmp_path)) < 60 else tmp_path / "s" / "run"
+    inside.mkdir(parents=True, exist_ok=True)
+    remove_outside(inside, tmp_path / "s")
+    assert inside.is_dir()

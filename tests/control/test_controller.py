@@ -270,3 +270,16 @@ def test_a_broken_policy_is_told_and_everyone_keeps_what_they_hold(stage, job):
     assert stage.tell(events.JobSubmitted(job=job("b"))) == []
     assert "no such device" in str(told[0])
     assert set(stage.controller.state.holders()) == {"n/0", "n/1"}
+
+
+def test_a_service_that_still_answers_is_no_crash_loop_and_one_that_does_not_is(stage, service):
+    stage.want(s="01")
+    stage.tell(events.ServiceDeployed(service=service("s")))
+    stage.ready("s", 0, 1)
+    for number in (1, 2, 3, 4, 5):
+        stage.tell(events.ReplicaLost(workload_id="s", replica_id=f"s.{number}", reason="killed"))
+        stage.tell(at_s=stage.controller.wakeup_at_s)
+    record = stage.controller.state.services["s"]
+    assert (record.state, len(record.crashes_at_s)) == ("READY", 5)
+    stage.tell(events.ReplicaLost(workload_id="s", replica_id="s.0", reason="killed"))
+    assert stage.controller.state.services["s"].reason == "crashed 6 times: killed"

@@ -17,6 +17,8 @@ import httpx2
 import pytest
 from conftest import ECHO, TINY, LivePlatform, artifact_digest, assert_exactly_once, wait_for
 
+from springtide.backends.local.sockets import socket_directory
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 DATA = """
@@ -230,7 +232,8 @@ def test_forty_jobs_from_eight_threads_run_once_each_and_a_hundred_more_leave_no
         return int((proc / "status").read_text().split("VmRSS:")[1].split()[0]) / 1024
 
     def standing():
-        files = [sorted(p.name for p in (platform.state_dir / name).iterdir()) for name in ("run", "workers")]
+        places = socket_directory(platform.state_dir), platform.state_dir / "workers"
+        files = [sorted(p.name for p in place.iterdir()) for place in places]
         return len(list((proc / "fd").iterdir())), files, platform.worker_pids()
 
     before, memory_before = standing(), memory_mib()
@@ -338,7 +341,7 @@ def test_garbage_on_the_control_socket_and_a_thousand_held_connections(platform)
     platform.start()
     job_id = platform.submit("steady", num_epochs=10, shard_s=0.01, max_workers=2)
     rng = random.Random(3)
-    control = str(platform.state_dir / "run" / "control.sock")
+    control = str(socket_directory(platform.state_dir) / "control.sock")
     with contextlib.ExitStack() as held:
         for _ in range(100):
             stranger = held.enter_context(socket.socket(socket.AF_UNIX))

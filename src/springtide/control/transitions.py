@@ -351,8 +351,10 @@ def _lose_replica(
     if isinstance(record, ServiceRecord):
         crashes = _recent(record.crashes_at_s, now_s)
         record = replace(record, crashes_at_s=crashes, runnable_at_s=now_s + _back_off_s(len(crashes)))
-        if len(crashes) >= MAX_SERVICE_CRASHES:
-            record = replace(record, state=ServiceState.FAILED, reason=f"crashed {len(crashes)} times: {reason}")
+        # A crash loop is one in which nobody answers: a replica that does keeps the service alive.
+        is_answered = any(r.state is ReplicaState.READY for r in record.replicas if r.replica_id != replica_id)
+        if len(crashes) >= MAX_SERVICE_CRASHES and not is_answered:
+            record = replace(record, state=ServiceState.FAILED, reason=f"crashed {_times(len(crashes))}: {reason}")
         put(state, without_replica(record, replica, now_s))
         return
     was_member = replica_id in (*record.members, *record.previous_members)
@@ -370,6 +372,10 @@ def _lose_replica(
     put(state, settled(record))
 
 
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
 def _recent(moments_s: tuple[float, ...], now_s: float) -> tuple[float, ...]:
     return (*(at_s for at_s in moments_s if at_s > now_s - CRASH_WINDOW_S), now_s)
 
@@ -383,7 +389,7 @@ def _count_loss(record: JobRecord, reason: str, now_s: float) -> JobRecord:
     record = replace(record, crashes_at_s=crashes, num_restarts=record.num_restarts + 1, is_broken=False)
     if len(crashes) > record.job.max_restarts:
         return replace(
-            record, outcome=JobState.FAILED, outcome_reason=f"crashed {len(crashes)} times in 10 minutes: {reason}"
+            record, outcome=JobState.FAILED, outcome_reason=f"crashed {_times(len(crashes))} in 10 minutes: {reason}"
         )
     wait_s = _back_off_s(len(crashes))
     return replace(

@@ -21,7 +21,7 @@ from springtide.backends.local.processes import live_stat
 from springtide.backends.local.reactor import Connection, Reactor
 from springtide.backends.local.recovery import Recovery
 from springtide.backends.local.reports import Reports
-from springtide.backends.local.sockets import listen, lock_directory, socket_directory
+from springtide.backends.local.sockets import listen, lock_directory, remove_outside, socket_directory
 from springtide.backends.local.watch import MAX_LOG_BYTES, Watch
 from springtide.backends.local.workers import Workers
 from springtide.backends.local.zygote import Zygote
@@ -81,6 +81,7 @@ class LocalExecutor:
         assert self._thread is None, "an executor is opened once"
         self._state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         directory = socket_directory(self._state_dir)
+        self._sockets = directory
         self._lock = lock_directory(directory)
         try:
             self._listener = listen(directory / "control.sock")
@@ -134,6 +135,7 @@ class LocalExecutor:
         self._listener.close()
         if stop_workers:
             self._end_zygote()
+            remove_outside(self._sockets, self._state_dir)
         os.close(self._lock)
 
     def post(self, event: Event) -> None:

@@ -46,6 +46,16 @@ def socket_directory(state_dir: Path) -> Path:
     return directory
 
 
+def remove_outside(directory: Path, state_dir: Path) -> None:
+    """Remove the directory of an executor that has ended, if it lies outside the state directory it belongs to."""
+    if directory.is_relative_to(state_dir):
+        return
+    with contextlib.suppress(OSError):
+        for path in directory.iterdir():
+            path.unlink()
+        directory.rmdir()
+
+
 def lock_directory(directory: Path) -> int:
     """Return a descriptor that holds the directory for one executor. Raises BackendError if another has it."""
     descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
