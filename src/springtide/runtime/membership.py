@@ -38,9 +38,11 @@ class Formation:
         self._prepare = prepare
         self._is_wanted = True
         self._done = threading.Event()
+        self._is_prepared = threading.Event()
         if self.is_member:
             threading.Thread(target=self._form, name="springtide-form", daemon=True).start()
         else:
+            self._is_prepared.set()
             self._done.set()
 
     @property
@@ -52,6 +54,10 @@ class Formation:
     def is_done(self) -> bool:
         """Whether the making has ended, one way or the other."""
         return self._done.is_set()
+
+    def wait_prepared(self) -> None:
+        """Wait until what this replica needs in the group is there. It always comes to an end."""
+        self._is_prepared.wait()
 
     def wait_done(self, timeout_s: float) -> bool:
         """Wait for the end of the making."""
@@ -77,6 +83,7 @@ class Formation:
             if not self.order.forced:
                 # After a loss others wait; before a planned change nobody does.
                 self._prepare(self.rank, self.world_size)
+            self._is_prepared.set()
             group = form_group(
                 self.order.rendezvous,
                 self.generation,
@@ -91,6 +98,7 @@ class Formation:
         except (SpringtideError, RuntimeError, OSError) as error:
             self.error = str(error) or type(error).__name__
         finally:
+            self._is_prepared.set()
             self._done.set()
 
 

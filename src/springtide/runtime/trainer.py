@@ -412,6 +412,7 @@ class Trainer:
         step: int | None = None
         order = formation.order
         if not self._has_state and order.previous and not order.forced and self._can_catch_up(formation):
+            formation.wait_prepared()
             self._receiver = CatchupReceiver(self.state, self.payload, formation.store(), formation.rank)
             step = self._receiver.receive(
                 lambda: membership.pending is formation and membership.preempt_generation is None
