@@ -10,11 +10,11 @@ from springtide.runtime.resize_probe import _LARGE, _SMALL, Pause, _rows, measur
 @pytest.mark.parametrize(
     ("model", "case", "catchup", "pause_bound_s", "first_bound_s"),
     [
-        (_SMALL, "grow 1->2", False, 0.5, 2.5),
-        (_LARGE, "grow 1->2", True, 0.5, 2.0),
-        (_LARGE, "grow 1->2", False, 0.55, 2.5),
-        (_LARGE, "shrink 3->2", False, 0.5, 2.0),
-        (_LARGE, "recover 2->1 after kill -9", True, 1.5, 3.5),
+        (_SMALL, "grow 1->2", False, 0.5, 2.53),
+        (_LARGE, "grow 1->2", True, 0.5, 2.03),
+        (_LARGE, "grow 1->2", False, 0.55, 2.53),
+        (_LARGE, "shrink 3->2", False, 0.5, 2.03),
+        (_LARGE, "recover 2->1 after kill -9", True, 1.5, 3.53),
     ],
 )
 def test_bounds(model, case, catchup, pause_bound_s, first_bound_s):
