@@ -37,7 +37,7 @@ def parse_params(given: tuple[str, ...]) -> dict[str, str]:
 @click.argument("target", metavar="FILE[:FUNCTION]")
 @click.argument("script_args", nargs=-1, metavar="[-- SCRIPT ARGS]")
 @click.option("--deadline", metavar="TIME", help="When it must be done: 10m, 1h30m or 18:00.")
-@click.option("--budget", metavar="MONEY", help="What it may cost: $4.")
+@click.option("--budget", metavar="MONEY", help="What it may cost: $4. Kept and shown; local devices have no price.")
 @click.option("--workers", metavar="N|MIN..MAX|auto", help="How many workers it may have, whenever.")
 @click.option("--epochs", type=click.IntRange(min=1), help="Passes over the dataset.")
 @click.option("--batch", type=click.IntRange(min=1), help="The global batch size, whatever the number of workers.")
