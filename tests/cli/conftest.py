@@ -44,6 +44,7 @@ _JOB = JobStatus(
     num_restarts=0,
     num_preemptions=0,
     last_pause_s=0.041,
+    resize_pause_s={"grow": 0.041},
     checkpoint_step=500,
     artifact_path="",
     device_seconds=240.0,

@@ -76,6 +76,7 @@ def make_job(job_id: str, name: str, **values: object) -> JobStatus:
         "num_restarts": 0,
         "num_preemptions": 0,
         "last_pause_s": None,
+        "resize_pause_s": {},
         "checkpoint_step": None,
         "artifact_path": "",
         "device_seconds": 0.0,

@@ -75,9 +75,10 @@ def test_a_resize_counts_once_and_only_for_its_generation():
     )
     totals = index.totals()
     assert totals.num_resizes == {"grow": 1}
-    assert (totals.num_pauses, totals.pauses_sum_s) == (1, 0.02)
-    assert totals.pauses[0] == 0
-    assert totals.pauses[1:] == (1,) * (len(totals.pauses) - 1)
+    ((direction, pauses),) = totals.pauses.items()
+    assert (direction, pauses.count, pauses.sum_s) == ("grow", 1, 0.02)
+    assert pauses.up_to[0] == 0
+    assert pauses.up_to[1:] == (1,) * (len(pauses.up_to) - 1)
 
 
 def test_intervals_end_when_the_replica_or_its_node_does():

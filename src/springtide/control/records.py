@@ -100,6 +100,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     num_resizes: int = 0
     num_preemptions: int = 0
     last_pause_s: float | None = None
+    pauses_s: Mapping[str, float] = {}
     resized_at_s: float | None = None
     started_at_s: float | None = None
     ended_at_s: float | None = None

@@ -241,6 +241,7 @@ def _(event: events.JobResized, state: PlatformState, now_s: float) -> None:
     if record is None or event.generation != record.generation or record.is_confirmed:
         return
     is_first = record.started_at_s is None
+    is_pause = event.direction not in ("start", "resume")
     state.jobs[event.job_id] = replace(
         record,
         is_confirmed=True,
@@ -250,7 +251,8 @@ def _(event: events.JobResized, state: PlatformState, now_s: float) -> None:
         state=JobState.RUNNING if record.state is JobState.STARTING else record.state,
         step=max(record.step, event.step),
         num_resizes=record.num_resizes + (event.direction in ("grow", "shrink", "replace")),
-        last_pause_s=event.pause_s if event.direction not in ("start", "resume") else record.last_pause_s,
+        last_pause_s=event.pause_s if is_pause else record.last_pause_s,
+        pauses_s={**record.pauses_s, event.direction: event.pause_s} if is_pause else record.pauses_s,
         resized_at_s=now_s,
         started_at_s=now_s if is_first else record.started_at_s,
         samples_per_s=None,

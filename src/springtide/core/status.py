@@ -22,7 +22,11 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A training job. `eta_s` is the predicted time left, `slack_s` what is left of the deadline after it."""
+    """A training job. `eta_s` is the predicted time left, `slack_s` what is left of the deadline after it.
+
+    `resize_pause_s` holds the newest pause of each direction (grow, shrink, replace, recover): from the end of the
+    last step before the change to the start of the first step after it.
+    """
 
     job_id: str
     name: str
@@ -53,6 +57,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     num_restarts: int
     num_preemptions: int
     last_pause_s: float | None
+    resize_pause_s: dict[str, float]
     checkpoint_step: int | None
     artifact_path: str
     device_seconds: float

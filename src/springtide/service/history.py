@@ -39,16 +39,28 @@ class _Track:
 
 
 @dataclass(frozen=True, slots=True)
+class Pauses:
+    """The pauses of one direction: how many were at most each of PAUSE_BOUNDS_S, how many in all, and their sum."""
+
+    up_to: tuple[int, ...] = (0,) * len(PAUSE_BOUNDS_S)
+    count: int = 0
+    sum_s: float = 0.0
+
+    def plus(self, pause_s: float) -> Pauses:
+        """With one more pause."""
+        up_to = tuple(n + (pause_s <= bound_s) for n, bound_s in zip(self.up_to, PAUSE_BOUNDS_S, strict=True))
+        return Pauses(up_to, self.count + 1, self.sum_s + pause_s)
+
+
+@dataclass(frozen=True, slots=True)
 class Totals:
-    """Counts since the platform was created. `pauses` are the numbers of pauses up to each of PAUSE_BOUNDS_S."""
+    """Counts since the platform was created; resizes and their pauses by direction."""
 
     num_resizes: dict[str, int]
     num_lost_replicas: int
     num_preemptions: int
     num_ended: dict[str, int]
-    pauses: tuple[int, ...]
-    num_pauses: int
-    pauses_sum_s: float
+    pauses: dict[str, Pauses]
 
 
 class HistoryIndex:
@@ -66,9 +78,7 @@ class HistoryIndex:
         self._num_ended: dict[str, int] = {}
         self._num_lost_replicas = 0
         self._num_preemptions = 0
-        self._pauses = [0] * len(PAUSE_BOUNDS_S)
-        self._num_pauses = 0
-        self._pauses_sum_s = 0.0
+        self._pauses: dict[str, Pauses] = {}
 
     def add(self, seq: int, step: Step) -> None:
         """Take in the journal's next step."""
@@ -114,9 +124,7 @@ class HistoryIndex:
                 num_lost_replicas=self._num_lost_replicas,
                 num_preemptions=self._num_preemptions,
                 num_ended=dict(self._num_ended),
-                pauses=tuple(self._pauses),
-                num_pauses=self._num_pauses,
-                pauses_sum_s=self._pauses_sum_s,
+                pauses=dict(self._pauses),
             )
 
     # --- one line for each kind of news -----------------------------------------------------------------------------
@@ -208,10 +216,7 @@ class HistoryIndex:
         self._write(event.job_id, event.direction, text)
         self._mark(event.job_id, "resize", f"{verb} {workers}, pause {pause}")
         self._num_resizes[event.direction] = self._num_resizes.get(event.direction, 0) + 1
-        self._num_pauses += 1
-        self._pauses_sum_s += event.pause_s
-        for index, bound_s in enumerate(PAUSE_BOUNDS_S):
-            self._pauses[index] += event.pause_s <= bound_s
+        self._pauses[event.direction] = self._pauses.get(event.direction, Pauses()).plus(event.pause_s)
 
     @_tell.register
     def _(self, event: events.GroupBroken) -> None:

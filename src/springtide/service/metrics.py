@@ -12,7 +12,9 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from springtide.control.records import JobRecord, ServiceRecord, ServiceState
 from springtide.core.workload import JobState
 from springtide.service.contract import PlatformLike
-from springtide.service.history import PAUSE_BOUNDS_S, HistoryIndex
+from springtide.service.history import PAUSE_BOUNDS_S, HistoryIndex, Pauses
+
+DIRECTIONS = ("grow", "shrink", "replace", "recover")
 
 REPLICA_STATES = ("STARTING", "READY", "STOPPING")
 
@@ -77,7 +79,7 @@ class PlatformCollector(Collector):
         resizes = CounterMetricFamily(
             "springtide_job_resizes", "Confirmed changes of membership.", labels=("direction",)
         )
-        for direction in ("grow", "shrink", "replace", "recover"):
+        for direction in DIRECTIONS:
             resizes.add_metric((direction,), totals.num_resizes.get(direction, 0))
         yield resizes
         ended = CounterMetricFamily("springtide_jobs_ended", "Jobs that reached a terminal state.", labels=("state",))
@@ -86,10 +88,14 @@ class PlatformCollector(Collector):
                 ended.add_metric((state.value,), totals.num_ended.get(state.value, 0))
         yield ended
         pauses = HistogramMetricFamily(
-            "springtide_resize_pause_seconds", "From the last step before a resize to the first step after it."
+            "springtide_resize_pause_seconds",
+            "From the end of the last step before a resize to the start of the first step after it.",
+            labels=("direction",),
         )
-        buckets = [(str(bound_s), float(count)) for bound_s, count in zip(PAUSE_BOUNDS_S, totals.pauses, strict=True)]
-        pauses.add_metric((), [*buckets, ("+Inf", float(totals.num_pauses))], totals.pauses_sum_s)
+        for direction in DIRECTIONS:
+            seen = totals.pauses.get(direction, Pauses())
+            buckets = [(str(bound_s), float(n)) for bound_s, n in zip(PAUSE_BOUNDS_S, seen.up_to, strict=True)]
+            pauses.add_metric((direction,), [*buckets, ("+Inf", float(seen.count))], seen.sum_s)
         yield pauses
         yield GaugeMetricFamily("springtide_journal_seq", "The number of the journal's newest step.", view.seq)
 

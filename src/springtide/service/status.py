@@ -48,6 +48,7 @@ def job_status(record: JobRecord, now_s: float) -> JobStatus:
         num_restarts=record.num_restarts,
         num_preemptions=record.num_preemptions,
         last_pause_s=record.last_pause_s,
+        resize_pause_s=dict(record.pauses_s),
         checkpoint_step=record.checkpoint.step if record.checkpoint else None,
         artifact_path=record.artifact_path,
         device_seconds=record.attained_service_s(now_s),
