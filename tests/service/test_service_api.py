@@ -291,9 +291,9 @@ def test_metrics_count_without_naming_jobs(http, stranger, platform):
     platform.play(LoadObserved(service_id="quiet", arrivals_per_s=1, in_flight=0, queued=0, idle_s=0))
     text = stranger.get("/metrics").text
     assert 'springtide_jobs{state="RUNNING"} 1.0' in text
-    assert 'springtide_resize_pause_seconds_bucket{direction="grow",le="0.1"} 0.0' in text
-    assert 'springtide_resize_pause_seconds_bucket{le="0.25"} 1.0' in text
-    assert "springtide_resize_pause_seconds_count 1.0" in text
+    assert 'springtide_resize_pause_seconds_bucket{direction="shrink",le="0.1"} 0.0' in text
+    assert 'springtide_resize_pause_seconds_bucket{direction="shrink",le="0.25"} 1.0' in text
+    assert 'springtide_resize_pause_seconds_count{direction="shrink"} 1.0' in text
     assert 'springtide_job_resizes_total{direction="shrink"} 1.0' in text
     assert "springtide_job_restarts_total 0.0" in text
     assert job.job_id not in text
