@@ -241,7 +241,12 @@ def test_forty_jobs_from_eight_threads_run_once_each_and_a_hundred_more_leave_no
     for _ in range(2):
         for job_id in [platform.submit(f"short-{n}", num_epochs=1, max_workers=1) for n in range(50)]:
             ended(platform, job_id, "SUCCEEDED")
-    wait_for(lambda: standing() == before, 20.0, lambda: f"{standing()} to be {before} again")
+    # Fewer descriptors are no leak: connections of the burst were still closing when `before` was taken.
+    wait_for(
+        lambda: standing()[0] <= before[0] and standing()[1:] == before[1:],
+        20.0,
+        lambda: f"{standing()} to be at most {before}",
+    )
     assert len(list((proc / "task").iterdir())) <= len(threads) + 8, "uvicorn's pool of threads may come and go"
     assert memory_mib() < memory_before + 30.0
 
@@ -373,7 +378,8 @@ def test_a_full_disk_halts_decisions_and_loses_nothing(tmp_path):
         reference = live.submit("reference", num_epochs=100, max_workers=1)
         ended(live, reference, "SUCCEEDED")
         options = {"text": text, "shard_s": 0.01, "checkpoint_interval_s": 0.5}
-        long = live.submit("long", num_epochs=100, max_workers=2, **options)
+        # Long enough to be still at work when the disk is free again, however fast the machine.
+        long = live.submit("long", num_epochs=100, max_workers=2, **{**options, "shard_s": 0.04})
         short = live.submit("short", num_epochs=4, max_workers=1, **options)
         wait_for(lambda: live.job(long)["checkpoint_step"] and live.job(short)["step"] > 1, 60.0, "a checkpoint")
         with open(disk / "fill", "wb", buffering=0) as fill, contextlib.suppress(OSError):
