@@ -232,9 +232,11 @@ class ReplicaServer:
             peer, predict = entry
             started_s = time.perf_counter()
             outcomes = self._model.answer(predict.calls)
-            peer.send(Answered(batch_id=predict.batch_id, outcomes=outcomes, predict_s=time.perf_counter() - started_s))
+            took_s = time.perf_counter() - started_s
+            # Before the answer goes out: whoever has it must not hear the batch counted as outstanding.
             with self._lock:
                 self._num_outstanding -= 1
+            peer.send(Answered(batch_id=predict.batch_id, outcomes=outcomes, predict_s=took_s))
 
     def drain(self) -> None:
         """Take nothing new from now on; `run` returns once everything accepted is answered."""
