@@ -2,6 +2,7 @@
 
 params: `ready=no` never reports Ready; `stop=ignore` ignores orders and SIGTERM; `say=...` comma-separated script run
 once connected: `hang`, `exit:<code>`, `garbage`, `oversize`, `badtoken`, `finish`, `fail:<text>`, `progress:<n>`.
+`then=finish` with `never_finishes=<replicas>`: the function returns on all others; the result is the first rank's.
 A FormGroup is answered by Switched at once; a Preempt by CheckpointWritten, Left and exit 0; Stop by Left and exit 0.
 Reports are repeated after a reconnect until acknowledged. A Fence ends it with code 7.
 """
@@ -181,8 +182,9 @@ class FakeWorker:
                 direction="start" if order.previous == 0 else "grow",
             )
         )
-        if self.params.get("then") == "finish":
-            self.report(wire.Finished(generation=self.generation, step=self.step))
+        if self.params.get("then") == "finish" and self.spec.replica_id not in self.params.get("never_finishes", ""):
+            leads = order.members[0] == self.spec.replica_id
+            self.report(wire.Finished(generation=self.generation, step=self.step, has_result=leads))
             self.exits_when_acknowledged = 0
         if self.params.get("then") == "break" and order.generation == 1:
             self.report(wire.GroupBroken(generation=self.generation, detail="the all-reduce ran into its deadline"))

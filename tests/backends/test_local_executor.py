@@ -234,6 +234,16 @@ def test_a_job_is_finished_when_every_member_is(platform: Platform) -> None:
     assert not list((platform.state_dir / "workloads" / "job" / "rendezvous").iterdir())
 
 
+def test_a_leader_that_dies_before_the_result_is_written_has_not_finished_the_job(platform: Platform) -> None:
+    form(platform, "r0", "r1", then="finish", never_finishes="r0")
+    os.kill(platform.pid("r0"), signal.SIGKILL)
+    platform.until(ReplicaLost)
+    platform.take(0.3)
+    assert not platform.of(JobFinished)
+    platform.executor.start(resize(2, "r1", forced=True))
+    assert platform.until(JobFinished).generation == 2
+
+
 def test_nobody_exits_before_the_end_is_in_the_journal(platform: Platform) -> None:
     platform.acknowledges = False
     form(platform, "r0", then="finish")

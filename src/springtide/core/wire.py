@@ -122,11 +122,15 @@ class CheckpointWritten(_Report, frozen=True, kw_only=True):
 
 
 class Finished(_Report, frozen=True, kw_only=True):
-    """The training function returned. The worker waits for the acknowledgement before it exits 0."""
+    """The training function returned. The worker waits for the acknowledgement before it exits 0.
+
+    `has_result` is false where another member leads: the result is there once the leader has said so.
+    """
 
     generation: int
     step: int
     artifact_path: str = ""
+    has_result: bool = True
 
 
 class Failed(_Report, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ import secrets
 import socket
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,7 @@ from springtide.core.workload import ReplicaId
 from springtide.runtime.group import wait_for_keys
 from springtide.runtime.membership import Formation
 from springtide.runtime.payload import Payload
+from springtide.runtime.records import StepLog
 from springtide.runtime.reduce import BufferPool
 from springtide.runtime.state import TrainingState
 from springtide.runtime.transfer import receive_header, receive_tensor, send_message
@@ -168,13 +169,13 @@ class CatchupSource:
         max_lag_steps = _MAX_LAG_STEPS if self._num_looks > _PATIENCE_STEPS else 0
         return self._acknowledged_step >= step - max_lag_steps
 
-    def switch(self, step: int) -> None:
-        """The joiner is to go on by itself after `step` committed steps: queue the buffers and the end."""
+    def switch(self, step: int, steps: Sequence[Mapping[str, Any]]) -> None:
+        """The joiner is to go on by itself after `step` committed steps: queue the buffers, log lines and the end."""
         groups, group_tensors = self._state.pack_groups()
         tensors = [tensor.clone() for _, tensor in sorted(group_tensors.items())]
         tensors += [buffer.clone() for _, buffer in sorted(self._state.buffers().items())]
         # No waiting for a slot here: this lies within the pause.
-        self._queue.put(_Message({"kind": "switch", "step": step, "groups": groups}, tensors))
+        self._queue.put(_Message({"kind": "switch", "step": step, "groups": groups, "steps": list(steps)}, tensors))
         self.close()
 
     def close(self) -> None:
@@ -280,10 +281,10 @@ class CatchupSources:
         for source in self._sources:
             source.after_update(step)
 
-    def switch(self, step: int) -> None:
-        """The joiners go on by themselves from here."""
+    def switch(self, step: int, steps: Sequence[Mapping[str, Any]]) -> None:
+        """The joiners go on by themselves from here, knowing the last `steps` of the log."""
         for source in self._sources:
-            source.switch(step)
+            source.switch(step, steps)
 
     def close(self) -> None:
         """End all streams."""
@@ -295,10 +296,18 @@ class CatchupSources:
 class CatchupReceiver:
     """The joiner's end. Open it before the group is formed, so that the source finds it."""
 
-    def __init__(self, state: TrainingState, payload: Payload, store: c10d.Store, rank: int) -> None:
+    def __init__(
+        self,
+        state: TrainingState,
+        payload: Payload,
+        step_log: StepLog,
+        store: c10d.Store,
+        rank: int,
+    ) -> None:
         self._state = state
         self._payload = payload
         self._store = store
+        self._step_log = step_log
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._link: socket.socket | None = None
         name, self._token = secrets.token_hex(16), secrets.token_bytes(_TOKEN_BYTES)
@@ -322,7 +331,7 @@ class CatchupReceiver:
                         return int(header["step"])
                     (self._take_bucket if header["kind"] == "bucket" else self._take_step)(link, header)
                     link.sendall(_ACK.pack(header["step"]))
-        except (PeerLost, OSError, ValueError, KeyError):
+        except (PeerLost, OSError, ValueError, KeyError, TypeError):
             return None
         finally:
             self._listener.close()
@@ -379,3 +388,4 @@ class CatchupReceiver:
         self._take_groups(link, header)
         for _, buffer in sorted(self._state.buffers().items()):
             receive_tensor(link, buffer)
+        self._step_log.take_over(header["steps"])

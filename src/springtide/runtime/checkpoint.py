@@ -228,7 +228,7 @@ class CheckpointWriter:
     """Writes snapshots in the background, one at a time. A failed write is logged and training goes on."""
 
     def __init__(
-        self, work_dir: Path, on_written: Callable[[Checkpoint], None], on_fenced: Callable[[str], None]
+        self, work_dir: Path, on_written: Callable[[Checkpoint], object], on_fenced: Callable[[str], None]
     ) -> None:
         self._work_dir = work_dir
         self._on_written = on_written

@@ -162,7 +162,7 @@ def write_artifact(path: Path, work_dir: Path, trainer: Trainer) -> None:
 
 
 def publish_result(work_dir: Path, trainer: Trainer) -> str:
-    """Write the final model where this worker leads; return its path on every member. Exits if fenced.
+    """Write the final model where this worker leads and return its path, elsewhere "". Exits if fenced.
 
     A full disk is waited out for ten minutes: all the work is done but for this. Raises StorageError then.
     """
@@ -171,7 +171,7 @@ def publish_result(work_dir: Path, trainer: Trainer) -> str:
     while trainer.rank == 0:
         try:
             write_artifact(path, work_dir, trainer)
-            break
+            return str(path)
         except Fenced as error:
             trainer.leave_fenced(str(error))
         except StorageError as error:
@@ -179,7 +179,7 @@ def publish_result(work_dir: Path, trainer: Trainer) -> str:
                 raise
             sys.stderr.write(f"springtide: the result cannot be written yet: {error}\n")
             time.sleep(_PUBLISH_RETRY_S)
-    return str(path)
+    return ""
 
 
 def _build(factory: Any, model: torch.nn.Module) -> Any:

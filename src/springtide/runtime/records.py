@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from springtide.storage.fence import Fence
 
 # A full disk must not cost lines: this many steps may pass before there is room for them again.
 _NUM_REMEMBERED = 4096
 _TAIL_BYTES = 1 << 14
+# Whoever takes over a state takes over these lines with it: a leader that dies leaves out one or two.
+_NUM_HANDED_OVER = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,15 @@ class StepLog:
         """Note a committed step."""
         self._remembered.append(record)
 
+    def newest(self) -> list[dict[str, Any]]:
+        """The last steps remembered, for a member that takes over this one's state and may come to lead."""
+        return [asdict(record) for record in list(self._remembered)[-_NUM_HANDED_OVER:]]
+
+    def take_over(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Remember what the giver of the state remembers. Raises TypeError."""
+        self._remembered.clear()
+        self._remembered.extend(StepRecord(**record) for record in records)
+
     def become_leader(self) -> None:
         """What the log holds must be looked up: another member may have written it."""
         self._written_step = None
@@ -52,12 +65,15 @@ class StepLog:
         self._remembered.clear()
         self._written_step = step
 
-    def write(self, generation: int) -> None:
-        """Append all remembered steps that the log lacks. Raises Fenced if a newer generation owns the job, OSError."""
+    def write(self, generation: int, *, is_leader: bool = True) -> None:
+        """Append all remembered steps that the log lacks. Raises Fenced if a newer generation owns the job, OSError.
+
+        A member that does not lead knows nothing of what the log holds, and looks.
+        """
         if not self._remembered:
             return
         with self._fence.writing(generation):
-            if self._written_step is None:
+            if self._written_step is None or not is_leader:
                 self._written_step = self._last_step()
             lines: list[StepRecord] = []
             for record in reversed(self._remembered):

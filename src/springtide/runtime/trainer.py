@@ -17,7 +17,7 @@ import torch
 
 from springtide.core.errors import CollectiveError, Fenced, InvalidRequest, StorageError
 from springtide.core.wire import CheckpointWritten, Finished, GroupBroken, Left, Ready, WorkerSpec
-from springtide.core.workload import Checkpoint, TrainingJob
+from springtide.core.workload import TrainingJob
 from springtide.runtime.catchup import CatchupReceiver, CatchupSources, Lease, supports_catchup
 from springtide.runtime.checkpoint import CheckpointWriter, load_newest
 from springtide.runtime.exits import EXIT_FENCED, WorkerExit
@@ -69,7 +69,9 @@ class Trainer:
         self._num_steps_in_generation = 0
         self._step_log = StepLog(self._work_dir)
         self._reporter = Reporter(link)
-        self._writer = CheckpointWriter(self._work_dir, self._on_checkpoint, self.leave_fenced)
+        self._writer = CheckpointWriter(
+            self._work_dir, lambda written: link.send(CheckpointWritten(checkpoint=written)), self.leave_fenced
+        )
         self._checkpointed_at_s = time.monotonic()
 
     # --- what the context and the worker call -----------------------------------------------------------------
@@ -345,7 +347,7 @@ class Trainer:
         if not formation.is_member:
             self._leave(formation.generation)
         if not needs_sync:
-            self._sources.switch(self.step)
+            self._sources.switch(self.step, self._step_log.newest())
         self._sources.close()
         previous = self.membership.current
         self._old_group, self._group = self._group, formation.group
@@ -413,10 +415,9 @@ class Trainer:
         order = formation.order
         if not self._has_state and order.previous and not order.forced and self._can_catch_up(formation):
             formation.wait_prepared()
-            self._receiver = CatchupReceiver(self.state, self.payload, formation.store(), formation.rank)
-            step = self._receiver.receive(
-                lambda: membership.pending is formation and membership.preempt_generation is None
-            )
+            receiver = CatchupReceiver(self.state, self.payload, self._step_log, formation.store(), formation.rank)
+            self._receiver = receiver
+            step = receiver.receive(lambda: membership.pending is formation and membership.preempt_generation is None)
             self._receiver = None
         while not formation.wait_done(_FORM_POLL_S):
             if not formation.is_wanted():
@@ -442,12 +443,11 @@ class Trainer:
 
         def is_wanted() -> bool:
             # Whoever missed the switch that others made cannot sync with them: the group has to form anew.
-            is_preempted = self.membership.preempt_generation is not None
             missed = group.world_size > 1 and group.store.check(["switched"])
-            return formation.is_wanted() and not missed and not is_preempted
+            return formation.is_wanted() and not missed and self.membership.preempt_generation is None
 
         self.step, is_fresh = synchronise(
-            group, self.state, known_step, is_wanted, lambda: load_newest(self._work_dir, self.state) or 0
+            group, self.state, self._step_log, known_step, is_wanted, lambda: load_newest(self._work_dir, self.state)
         )
         if is_fresh:
             self._step_log.restart_at(self.step)
@@ -474,20 +474,20 @@ class Trainer:
         """Commit the present step as `generation`, then leave."""
         if is_writer:
             try:
+                # A checkpoint of a step says that the log holds it: a leader may have died before it wrote the line.
+                self._step_log.write(generation, is_leader=False)
                 self._writer.write_now(self.state, self.step, self.epoch, generation)
             except Fenced as error:
                 self.leave_fenced(str(error))
-            except StorageError as error:
+            except (OSError, StorageError) as error:
                 _log(f"{error}; the older checkpoint stands")
         self._leave(generation)
 
-    def _send_finished(self, artifact_path: str) -> int:
+    def _send_finished(self, path: str) -> int:
         self._reporter.flush()
         generation = self.membership.generation
-        return self._link.send(Finished(generation=generation, step=self.step, artifact_path=artifact_path))
-
-    def _on_checkpoint(self, checkpoint: Checkpoint) -> None:
-        self._link.send(CheckpointWritten(checkpoint=checkpoint))
+        report = Finished(generation=generation, step=self.step, artifact_path=path, has_result=bool(path))
+        return self._link.send(report)
 
     def leave_fenced(self, detail: str) -> None:
         """A newer generation owns the job: nothing that this worker could still do counts. From any thread."""

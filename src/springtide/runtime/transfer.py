@@ -12,6 +12,7 @@ import torch
 
 from springtide.core.errors import PeerLost
 from springtide.runtime.group import Group, wait_for_keys
+from springtide.runtime.records import StepLog
 from springtide.runtime.state import TrainingState, as_bytes
 
 _SMALL_BYTES = 1 << 20
@@ -22,11 +23,12 @@ _MAX_HEADER_BYTES = 64 << 20
 def synchronise(
     group: Group,
     state: TrainingState,
+    step_log: StepLog,
     step: int | None,
     is_wanted: Callable[[], bool],
-    restore: Callable[[], int],
+    restore: Callable[[], int | None],
 ) -> tuple[int, bool]:
-    """Give the state of those with the highest committed step to all behind; return that step.
+    """Give the state of those with the highest committed step to all behind, with the log's last lines; return it.
 
     `step` None says that this member has no state. Where nobody has any, rank 0 gets it from `restore`, and the
     second value returned is true. Raises CollectiveError.
@@ -45,7 +47,7 @@ def synchronise(
     now = step or 0
     if not highest:
         if group.rank == 0:
-            now = restore()
+            now = restore() or 0
         if group.world_size > 1:
             if group.rank == 0:
                 group.store.set("restored", "1")
@@ -54,16 +56,16 @@ def synchronise(
     for index, rank in enumerate(behind):
         source = sources[index % len(sources)]
         if group.rank == source:
-            send_state(group, state, now, rank)
+            send_state(group, state, now, rank, step_log)
         elif group.rank == rank:
-            now = receive_state(group, state, source)
+            now = receive_state(group, state, source, step_log)
     return now, not highest
 
 
-def send_state(group: Group, state: TrainingState, step: int, rank: int) -> None:
-    """Send the model, the optimizer and the step number to `rank`, which runs `receive_state`."""
+def send_state(group: Group, state: TrainingState, step: int, rank: int, step_log: StepLog) -> None:
+    """Send the model, the optimizer, the step number and the log's last lines to `rank`, which runs `receive_state`."""
     packed, model_tensors, optimizer_tensors = state.pack_all()
-    header = json.dumps({"step": step, "packed": packed}).encode()
+    header = json.dumps({"step": step, "packed": packed, "steps": step_log.newest()}).encode()
     group.send(torch.tensor([len(header)], dtype=torch.int64, device=state.device), rank)
     group.send(torch.frombuffer(bytearray(header), dtype=torch.uint8).to(state.device), rank)
     small, large = _split(model_tensors, optimizer_tensors)
@@ -73,7 +75,7 @@ def send_state(group: Group, state: TrainingState, step: int, rank: int) -> None
         group.send(as_bytes(tensor), rank)
 
 
-def receive_state(group: Group, state: TrainingState, rank: int) -> int:
+def receive_state(group: Group, state: TrainingState, rank: int, step_log: StepLog) -> int:
     """Take over what `rank` sends; returns its step number."""
     length = torch.zeros(1, dtype=torch.int64, device=state.device)
     group.receive(length, rank)
@@ -97,6 +99,7 @@ def receive_state(group: Group, state: TrainingState, rank: int) -> int:
                 landing = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
                 group.receive(as_bytes(landing), rank)
                 tensor.copy_(landing)
+    step_log.take_over(header["steps"])
     return int(header["step"])
 
 

@@ -116,6 +116,7 @@ class Job:
     group: Group | None = None
     finished: list[Source] = field(default_factory=list)
     finished_step: int = 0
+    has_result: bool = False
     artifact_path: str = ""
     finish: JobFinished | None = None
     has_ended: bool = False

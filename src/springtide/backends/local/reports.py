@@ -231,6 +231,7 @@ class Reports:
             return
         job.finished.append((replica, report.seq))
         job.finished_step = max(job.finished_step, report.step)
+        job.has_result = job.has_result or report.has_result
         if report.artifact_path and _lies_in(replica.work_dir, report.artifact_path):
             job.artifact_path = report.artifact_path
         self.finish(job)
@@ -323,8 +324,11 @@ class Reports:
         self._workers.settle(sources)
 
     def finish(self, job: Job) -> None:
-        """Report the end of training once the function has returned on every living member."""
-        if job.finish is not None or not job.finished:
+        """Report the end of training once the result is there and the function has returned on every living member.
+
+        A leader that dies while it writes the result has said nothing: the group forms anew and another one writes it.
+        """
+        if job.finish is not None or not job.finished or not job.has_result:
             return
         living = [
             replica
