@@ -47,7 +47,7 @@ def test_a_member_that_took_over_the_state_writes_what_the_dead_leader_left_out(
     # The leader commits step 8 and dies before it writes the line; the survivor gives its state away and dies too.
     survivor.remember(record(8))
     joiner.take_over(survivor.newest())
-    joiner.become_leader()
+    joiner.forget_written()
     joiner.remember(record(9))
     joiner.write(2)
     assert steps_in(tmp_path / "steps.jsonl") == list(range(1, 10))

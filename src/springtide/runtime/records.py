@@ -56,8 +56,8 @@ class StepLog:
         self._remembered.clear()
         self._remembered.extend(StepRecord(**record) for record in records)
 
-    def become_leader(self) -> None:
-        """What the log holds must be looked up: another member may have written it."""
+    def forget_written(self) -> None:
+        """Another member leads and writes: should this one come to lead, it must look up what the log holds."""
         self._written_step = None
 
     def restart_at(self, step: int) -> None:

@@ -455,8 +455,8 @@ class Trainer:
 
     def _begin_generation(self, formation: Formation, previous: Formation | None) -> None:
         self._num_steps_in_generation = 0
-        if formation.order.previous:
-            self._step_log.become_leader()
+        if self.rank != 0:
+            self._step_log.forget_written()
         self._link.update(generation=formation.generation, step=self.step)
         self._reporter.group_changed(formation, previous, self.step)
 
