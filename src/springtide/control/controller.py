@@ -11,7 +11,7 @@ from springtide.control.reconcile import reconcile
 from springtide.control.records import JobRecord, PlatformState, ReplicaRecord, ReplicaState, ServiceRecord
 from springtide.control.transitions import apply_event
 from springtide.core.actions import Action, PreemptJob, ResizeJob, StartReplica, StopReplica
-from springtide.core.decision import JobView, Plan, Policy, PoolAllocation, ServiceView, Snapshot
+from springtide.core.decision import JobView, Overheads, Plan, Policy, PoolAllocation, ServiceView, Snapshot
 from springtide.core.errors import PolicyError
 from springtide.core.events import Event
 from springtide.core.ports import Standing, Step
@@ -24,9 +24,19 @@ MAX_ROUNDS = 16
 class Controller:
     """Holds the platform's state and asks one policy what it should be. Changes only through `step` and `restore`."""
 
-    def __init__(self, policy: Policy, *, on_policy_error: Callable[[PolicyError], None] | None = None) -> None:
-        """Without `on_policy_error` a broken policy raises; with it, it is told and everyone keeps what they hold."""
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        on_policy_error: Callable[[PolicyError], None] | None = None,
+        overheads: Overheads | None = None,
+    ) -> None:
+        """Without `on_policy_error` a broken policy raises; with it, it is told and everyone keeps what they hold.
+
+        `overheads` is what changing a job costs on this platform; by default nothing.
+        """
         self._policy = policy
+        self._overheads = overheads or Overheads()
         self._on_policy_error = on_policy_error
         self.state = PlatformState()
         self._wakeup_at_s: float | None = None
@@ -95,13 +105,14 @@ class Controller:
             now_s=now_s,
             cluster=state.topology(),
             jobs=tuple(
-                _view_job(record, now_s)
+                _view_job(record)
                 for record in state.jobs.values()
                 if not record.state.is_terminal and record.outcome is None and not record.is_paused
             ),
             services=tuple(_view_service(record, now_s) for record in state.services.values() if _is_served(record)),
             allocations=_allocations(state),
             memory=state.memory,
+            overheads=self._overheads,
         )
 
     def standing(self) -> Standing:
@@ -215,7 +226,7 @@ def _is_served(record: ServiceRecord) -> bool:
     return not record.is_removed and record.state != "FAILED"
 
 
-def _view_job(record: JobRecord, now_s: float) -> JobView:
+def _view_job(record: JobRecord) -> JobView:
     return JobView(
         job=record.job,
         state=record.state,
@@ -223,9 +234,14 @@ def _view_job(record: JobRecord, now_s: float) -> JobView:
         min_workers=record.min_workers,
         max_workers=record.max_workers,
         step=record.step,
-        total_steps=record.total_steps,
+        total_steps=record.total_steps if record.total_steps is not None else record.job.total_steps,
+        progress_at_s=record.progress_at_s,
         throughput_samples_per_s=record.throughput_samples_per_s,
-        attained_service_s=record.attained_service_s(now_s),
+        service_offset_s=record.finished_service_s - sum(replica.started_at_s for replica in record.replicas),
+        num_replicas=len(record.replicas),
+        started_at_s=record.started_at_s,
+        admitted_at_s=record.admitted_at_s,
+        promised_finish_s=record.promised_finish_s,
         runnable_at_s=record.runnable_at_s,
         checkpoint=record.checkpoint,
         num_restarts=record.num_restarts,

@@ -102,6 +102,14 @@ def _(action: actions.PreemptJob, state: PlatformState, now_s: float) -> None:
 
 
 @apply_action.register
+def _(action: actions.AdmitJob, state: PlatformState, now_s: float) -> None:
+    record = state.jobs[action.job_id]
+    state.jobs[action.job_id] = replace(
+        record, admitted_at_s=now_s, promised_finish_s=action.finish_s, reason=action.reason or record.reason
+    )
+
+
+@apply_action.register
 def _(action: actions.EndJob, state: PlatformState, now_s: float) -> None:
     record = state.jobs[action.job_id]
     assert not record.state.is_terminal, f"{action.job_id} ends twice"

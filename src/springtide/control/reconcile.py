@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from springtide.control.records import JobRecord, PlatformState, ReplicaRecord, ReplicaState, ServiceRecord
-from springtide.core.actions import Action, EndJob, PreemptJob, ResizeJob, StartReplica, StopReplica
+from springtide.core.actions import Action, AdmitJob, EndJob, PreemptJob, ResizeJob, StartReplica, StopReplica
 from springtide.core.decision import Plan as WantedPlan
 from springtide.core.decision import PoolAllocation
 from springtide.core.resources import DeviceId
@@ -45,6 +45,11 @@ def reconcile(state: PlatformState, plan: WantedPlan, now_s: float) -> list[Acti
                     alternatives=refusal.alternatives,
                 )
             actions = _reconcile_job(record, wanted, free, why, now_s)
+            finish_s = plan.admitted.get(record.workload_id)
+            if finish_s is not None and record.admitted_at_s is None and not record.state.is_terminal:
+                actions.insert(
+                    0, AdmitJob(job_id=record.workload_id, finish_s=finish_s, cause="plan", reason=why or "admitted")
+                )
         for action in actions:
             (grants if isinstance(action, StartReplica) else releases).append(action)
     return releases + grants

@@ -86,6 +86,9 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     next_replica: int = 0
     step: int = 0
     total_steps: int | None = None
+    progress_at_s: float = 0.0
+    admitted_at_s: float | None = None
+    promised_finish_s: float | None = None
     epoch: int = 0
     loss: float | None = None
     samples_per_s: float | None = None

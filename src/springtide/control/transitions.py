@@ -226,6 +226,7 @@ def _(event: events.ProgressReported, state: PlatformState, now_s: float) -> Non
     state.jobs[event.job_id] = replace(
         record,
         step=event.step,
+        progress_at_s=now_s,
         total_steps=event.total_steps,
         epoch=event.epoch,
         loss=event.loss if event.loss is not None else record.loss,
@@ -250,6 +251,7 @@ def _(event: events.JobResized, state: PlatformState, now_s: float) -> None:
         state_holders=record.members,
         state=JobState.RUNNING if record.state is JobState.STARTING else record.state,
         step=max(record.step, event.step),
+        progress_at_s=now_s,
         num_resizes=record.num_resizes + (event.direction in ("grow", "shrink", "replace")),
         last_pause_s=event.pause_s if is_pause else record.last_pause_s,
         pauses_s={**record.pauses_s, event.direction: event.pause_s} if is_pause else record.pauses_s,

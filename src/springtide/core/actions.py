@@ -86,4 +86,11 @@ class EndJob(_Action, frozen=True, kw_only=True):
     alternatives: tuple[str, ...] = ()
 
 
-Action = StartReplica | StopReplica | ResizeJob | PreemptJob | EndJob
+class AdmitJob(_Action, frozen=True, kw_only=True):
+    """The job's deadline is promised from now on; it is planned to finish at `finish_s`. Executors have no part in it."""
+
+    job_id: WorkloadId
+    finish_s: float
+
+
+Action = StartReplica | StopReplica | ResizeJob | PreemptJob | EndJob | AdmitJob

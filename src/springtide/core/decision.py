@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -33,8 +34,9 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """An unfinished job as a policy sees it.
 
     `min_workers`/`max_workers` are the bounds in force (the owner may have changed them since submission).
-    `throughput_samples_per_s` maps world size to what was measured there. `attained_service_s` is device-seconds.
-    `runnable_at_s` lies in the future while the job waits out a back-off after a crash.
+    `throughput_samples_per_s` maps world size to what was measured there. `step` was true at `progress_at_s`.
+    `runnable_at_s` lies in the future while the job waits out a back-off after a crash. `promised_finish_s` is set
+    once the job is admitted: its deadline is a promise from then on. The view of an unchanged job is the same object.
     """
 
     job: TrainingJob
@@ -45,11 +47,20 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     step: int = 0
     total_steps: int | None = None
     throughput_samples_per_s: Mapping[int, float] = EMPTY
-    attained_service_s: float = 0.0
+    progress_at_s: float = 0.0
+    service_offset_s: float = 0.0
+    num_replicas: int = 0
+    started_at_s: float | None = None
+    admitted_at_s: float | None = None
+    promised_finish_s: float | None = None
     runnable_at_s: float = 0.0
     checkpoint: Checkpoint | None = None
     num_restarts: int = 0
     resized_at_s: float | None = None
+
+    def attained_service_s(self, now_s: float) -> float:
+        """Device-seconds held up to `now_s`."""
+        return self.service_offset_s + self.num_replicas * now_s
 
 
 class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,12 +78,41 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
     latency_p99_s: float | None = None
 
 
+class Overheads(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds without progress at every start, resize or move of a job.
+
+    `change_s` always; on a set of devices that no job has used before also `fresh_s` and `fresh_per_doubling_s` for
+    every doubling from one device on.
+    """
+
+    change_s: float = 0.0
+    fresh_s: float = 0.0
+    fresh_per_doubling_s: float = 0.0
+
+    def cost_s(self, num_devices: int, *, is_fresh: bool = True) -> float:
+        """What a change to `num_devices` (at least 1) costs."""
+        if not is_fresh:
+            return self.change_s
+        return self.change_s + self.fresh_s + self.fresh_per_doubling_s * math.log2(num_devices)
+
+
+class PlannedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A stretch of time for which a policy plans to give a job `num_devices`, its overhead included."""
+
+    start_s: float
+    end_s: float
+    num_devices: int
+
+
+Schedule = tuple[PlannedRun, ...]
+
+
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a policy may know, at one instant.
 
     `jobs` holds the unfinished jobs that want to run (not the paused ones), in arrival order. `allocations` is what
     is held now, devices in rank order; a device that is being given back is still held. `memory` is what this policy
-    returned last time.
+    returned last time. `overheads` is what changing a job costs on this platform.
     """
 
     now_s: float
@@ -81,6 +121,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     services: tuple[ServiceView, ...] = ()
     allocations: Mapping[WorkloadId, Allocation] = EMPTY
     memory: Any = None
+    overheads: Overheads = Overheads()
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,12 +135,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The whole state the policy wants, never a list of changes: who is not named holds nothing.
 
     `reasons` gives one dominant reason for each workload whose allocation differs from what it asked or held.
+    `admitted` names jobs whose deadline is promised from now on, with the finish that is planned for each (absolute
+    seconds). `future` is the allocation planned over the time to come, for those who look: it is not journaled.
     `memory` comes back in the next Snapshot; it is journaled, so it must be made of plain values.
     `revisit_at_s` None means: only when something happens.
     """
 
     allocations: Mapping[WorkloadId, Allocation] = EMPTY
+    admitted: Mapping[WorkloadId, float] = EMPTY
     rejected: Mapping[WorkloadId, Refusal] = EMPTY
+    future: Mapping[WorkloadId, Schedule] = EMPTY
     reasons: Mapping[WorkloadId, str] = EMPTY
     revisit_at_s: float | None = None
     memory: Any = None

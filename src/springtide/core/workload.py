@@ -15,10 +15,21 @@ DEFAULT_GRACE_S = 15.0
 
 
 class Goal(msgspec.Struct, frozen=True, kw_only=True):
-    """What the owner wants. `deadline_s` is absolute, on the platform's clock; None means as fast as is sensible."""
+    """What the owner wants. `deadline_s` is absolute, on the platform's clock; None means as fast as is sensible.
+
+    A soft deadline is no condition: the job runs, late if it must. `waits` says that a job that cannot be promised
+    its deadline now stays in line while the deadline still stands; otherwise it is refused at once.
+    """
 
     deadline_s: float | None = None
     budget_usd: float | None = None
+    is_soft: bool = False
+    waits: bool = False
+
+    @property
+    def is_hard(self) -> bool:
+        """Whether there is a deadline that has to be promised before the job may run."""
+        return self.deadline_s is not None and not self.is_soft
 
 
 class Entrypoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +51,10 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload
 
     `num_virtual_shards` (a power of two, at least `max_workers`) fixes the order in which gradients are reduced
     and owns the random-number streams, so that the number of workers never shows in the result.
+
+    `total_steps` is the job's length where it is known before it runs. `profile_steps_per_s` maps a number of
+    workers to optimizer steps a second measured before it ran (compact placement, `global_batch_size` held); empty:
+    nothing is known. `requested_workers` is what its owner would have asked for on a platform that does not choose.
     """
 
     job_id: WorkloadId
@@ -58,6 +73,10 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload
     checkpoint_interval_s: float = 30.0
     submit_key: str = ""
     params: dict[str, str] = {}
+    owner: str = ""
+    total_steps: int | None = None
+    profile_steps_per_s: dict[int, float] = {}
+    requested_workers: int | None = None
 
 
 class InferenceService(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload", tag="service"):

@@ -280,6 +280,10 @@ class HistoryIndex:
         self._mark(action.job_id, "preempt", action.reason)
 
     @_tell.register
+    def _(self, action: actions.AdmitJob) -> None:
+        self._write(action.job_id, "admitted", action.reason)
+
+    @_tell.register
     def _(self, action: actions.EndJob) -> None:
         track = self._tracks.get(action.job_id)
         if track is not None:

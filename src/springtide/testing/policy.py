@@ -76,7 +76,8 @@ def _draw_job(
         step=int(rng.integers(0, total_steps)),
         total_steps=total_steps if rng.random() < 0.7 else None,
         throughput_samples_per_s=measured,
-        attained_service_s=float(rng.uniform(0.0, 5_000.0)),
+        progress_at_s=float(rng.uniform(submitted_at_s, max(submitted_at_s, now_s))),
+        service_offset_s=float(rng.uniform(0.0, 5_000.0)),
         runnable_at_s=now_s + float(rng.uniform(0.0, 60.0)) if rng.random() < 0.1 else 0.0,
     )
 

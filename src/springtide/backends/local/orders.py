@@ -12,7 +12,7 @@ from springtide.backends.local.members import Group, Job, Phase, Replica
 from springtide.backends.local.reports import Reports
 from springtide.backends.local.sockets import free_tcp_port
 from springtide.backends.local.workers import Workers
-from springtide.core.actions import Action, EndJob, PreemptJob, ResizeJob, StartReplica, StopReplica
+from springtide.core.actions import Action, AdmitJob, EndJob, PreemptJob, ResizeJob, StartReplica, StopReplica
 from springtide.core.errors import BackendError, StorageError
 from springtide.core.events import JobResized, ReplicaLost, ReplicaStopped
 from springtide.core.wire import FormGroup, Preempt, Stop
@@ -140,6 +140,10 @@ class Orders:
             elif not self._workers.was_here(replica_id):
                 self._workers.bury(replica_id)
                 self._workers.post(ReplicaStopped(workload_id=action.job_id, replica_id=replica_id))
+
+    @_do.register
+    def _(self, action: AdmitJob) -> None:
+        """A promise is the control plane's alone."""
 
     @_do.register
     def _(self, action: EndJob) -> None:

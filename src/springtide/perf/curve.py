@@ -1,0 +1,96 @@
+"""Speed curves: optimizer steps a second on every number of devices, from a profile, from measurements, or both."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Literal
+
+import msgspec
+
+from springtide.core.decision import JobView
+from springtide.perf.scaling import fit_scaling
+
+Source = Literal["profile", "measured", "guess"]
+
+
+class SpeedCurve(msgspec.Struct, frozen=True, kw_only=True):
+    """How fast one job is. `steps_per_s[n]` is its speed on n devices (index 0 is 0.0; compact placement).
+
+    `sizes` are the numbers of devices worth having, ascending: within the job's bounds, and each faster than every
+    smaller one. `doubling_sizes` are those of them that are powers of two. A `source` of "guess" says that only the
+    shape means anything, not the scale.
+    """
+
+    steps_per_s: tuple[float, ...]
+    sizes: tuple[int, ...]
+    doubling_sizes: tuple[int, ...]
+    source: Source
+
+    def rate(self, num_devices: int) -> float:
+        """Steps a second on `num_devices`; more than the curve knows of brings nothing."""
+        return self.steps_per_s[min(num_devices, len(self.steps_per_s) - 1)]
+
+
+def interpolate(profile_steps_per_s: Mapping[int, float], most: int) -> tuple[float, ...]:
+    """Return steps/s for 0 .. min(most, largest profiled count), linear between the profiled counts.
+
+    Entries that are not finite or not above 0 were not measured and are left out; below the smallest profiled count
+    the job does not run (0.0).
+    """
+    points = sorted((n, rate) for n, rate in profile_steps_per_s.items() if n >= 1 and rate > 0 and math.isfinite(rate))
+    if not points:
+        return (0.0,)
+    rates = [0.0] * (min(most, points[-1][0]) + 1)
+    for (low, low_rate), (high, high_rate) in zip(points, points[1:] or points, strict=False):
+        for n in range(low, min(high, len(rates) - 1) + 1):
+            share = (n - low) / (high - low) if high > low else 0.0
+            rates[n] = low_rate + share * (high_rate - low_rate)
+    return tuple(rates)
+
+
+def curve_of(view: JobView) -> SpeedCurve:
+    """The speed curve of a job within the bounds in force.
+
+    A profile gives the shape; what was measured meanwhile scales it (geometric mean of measured over profiled).
+    Without a profile a curve is fitted to the measurements; without either it is a guess of one step a second.
+    """
+    job = view.job
+    most = min(view.max_workers, job.num_virtual_shards) if job.elastic else view.max_workers
+    return _curve(
+        tuple(job.profile_steps_per_s.items()),
+        tuple((n, rate / job.global_batch_size) for n, rate in view.throughput_samples_per_s.items()),
+        view.min_workers,
+        most,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _curve(
+    profile: tuple[tuple[int, float], ...], measured: tuple[tuple[int, float], ...], least: int, most: int
+) -> SpeedCurve:
+    known = {n: rate for n, rate in measured if rate > 0 and n >= 1}
+    rates = interpolate(dict(profile), most)
+    source: Source = "profile"
+    if len(rates) > 1:
+        ratios = [math.log(rate / rates[n]) for n, rate in known.items() if n < len(rates) and rates[n] > 0]
+        if ratios:
+            scale = math.exp(sum(ratios) / len(ratios))
+            rates = tuple(rate * scale for rate in rates)
+    else:
+        fitted = fit_scaling(known)
+        rates = (0.0, *(fitted.samples_per_s(n) for n in range(1, most + 1)))
+        source = "measured" if fitted.is_measured else "guess"
+    sizes: list[int] = []
+    fastest = 0.0
+    for n in range(max(1, least), len(rates)):
+        if rates[n] > fastest:
+            sizes.append(n)
+            fastest = rates[n]
+    return SpeedCurve(
+        steps_per_s=rates,
+        sizes=tuple(sizes),
+        doubling_sizes=tuple(n for n in sizes if n & (n - 1) == 0),
+        source=source,
+    )
