@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
 from springtide.control.effects import apply_action
-from springtide.control.reconcile import reconcile
+from springtide.control.reconcile import Settled, reconcile
 from springtide.control.records import JobRecord, PlatformState, ReplicaRecord, ReplicaState, ServiceRecord
 from springtide.control.transitions import apply_event
 from springtide.core.actions import Action, PreemptJob, ResizeJob, StartReplica, StopReplica
-from springtide.core.decision import JobView, Overheads, Plan, Policy, PoolAllocation, ServiceView, Snapshot
+from springtide.core.decision import (
+    JobView,
+    Overheads,
+    Plan,
+    Policy,
+    PoolAllocation,
+    Schedule,
+    ServiceView,
+    Snapshot,
+)
 from springtide.core.errors import PolicyError
 from springtide.core.events import Event
 from springtide.core.ports import Standing, Step
+from springtide.core.resources import DeviceId
 from springtide.core.workload import WorkloadId
 
 # A plan reaches its fixed point in a few rounds (release, start, form); more means that reconcile chases its tail.
@@ -39,6 +49,13 @@ class Controller:
         self._overheads = overheads or Overheads()
         self._on_policy_error = on_policy_error
         self.state = PlatformState()
+        # Derived from records, by identity: what has not changed is not built again.
+        self._views: dict[WorkloadId, tuple[JobRecord, JobView]] = {}
+        self._held: dict[WorkloadId, tuple[JobRecord | ServiceRecord, PoolAllocation]] = {}
+        self._settled = Settled()
+        # What the policy plans for the time to come, for those who look. A fresh control plane learns it with its first
+        # step, so it is no part of the state.
+        self.future: Mapping[WorkloadId, Schedule] = {}
         self._wakeup_at_s: float | None = None
 
     @property
@@ -53,9 +70,7 @@ class Controller:
     @property
     def is_idle(self) -> bool:
         """Whether every job has ended and no replica lives."""
-        return all(record.state.is_terminal for record in self.state.jobs.values()) and not any(
-            record.replicas for record in self.state.records()
-        )
+        return not self.state.jobs.live and not any(record.replicas for record in self.state.services.values())
 
     def step(self, now_s: float, events: Sequence[Event]) -> Step:
         """Take in what happened, decide anew, and return the whole turn as the journal will keep it.
@@ -68,7 +83,7 @@ class Controller:
         plan = self._decide(snapshot)
         actions: list[Action] = []
         for _ in range(MAX_ROUNDS):
-            round_actions = reconcile(self.state, plan, now_s)
+            round_actions = reconcile(self.state, plan, now_s, self._settled)
             for action in round_actions:
                 apply_action(action, self.state, now_s)
             actions += round_actions
@@ -85,6 +100,8 @@ class Controller:
             memory=plan.memory,
         )
         self._remember(step)
+        self.future = plan.future
+        self._forget_ended()
         return step
 
     def restore(self, step: Step) -> None:
@@ -100,17 +117,17 @@ class Controller:
         state = self.state
         if state.is_stopping:
             # Nobody wants anything any more, so every policy plans an empty platform.
-            return Snapshot(now_s=now_s, cluster=state.topology(), allocations=_allocations(state), memory=state.memory)
+            return Snapshot(now_s=now_s, cluster=state.topology(), allocations=self._allocations(), memory=state.memory)
         return Snapshot(
             now_s=now_s,
             cluster=state.topology(),
             jobs=tuple(
-                _view_job(record)
-                for record in state.jobs.values()
-                if not record.state.is_terminal and record.outcome is None and not record.is_paused
+                self._view(record)
+                for record in state.jobs.live.values()
+                if record.outcome is None and not record.is_paused and not record.state.is_terminal
             ),
             services=tuple(_view_service(record, now_s) for record in state.services.values() if _is_served(record)),
-            allocations=_allocations(state),
+            allocations=self._allocations(),
             memory=state.memory,
             overheads=self._overheads,
         )
@@ -139,6 +156,32 @@ class Controller:
             generations={record.workload_id: record.generation for record in self.state.jobs.values()},
             actions=tuple(actions),
         )
+
+    def _forget_ended(self) -> None:
+        """What is kept by identity is kept for the living only. Done now and then: it costs a look at all of it."""
+        jobs, services = self.state.jobs.live, self.state.services.live
+        if len(self._settled) > 2 * (len(jobs) + len(services)) + 64:
+            for kept in (self._views, self._held, self._settled):
+                for workload_id in [known for known in kept if known not in jobs and known not in services]:
+                    del kept[workload_id]
+
+    def _view(self, record: JobRecord) -> JobView:
+        """The record as policies see it; the same object as long as the record is."""
+        known = self._views.get(record.workload_id)
+        if known is None or known[0] is not record:
+            known = self._views[record.workload_id] = (record, _view_job(record))
+        return known[1]
+
+    def _allocations(self) -> dict[WorkloadId, PoolAllocation]:
+        """What every workload holds, ranks first; the same objects as long as the records are."""
+        held: dict[WorkloadId, PoolAllocation] = {}
+        for record in self.state.live_records():
+            if record.replicas:
+                known = self._held.get(record.workload_id)
+                if known is None or known[0] is not record:
+                    known = self._held[record.workload_id] = (record, _allocation(record))
+                held[record.workload_id] = known[1]
+        return held
 
     def _decide(self, snapshot: Snapshot) -> Plan:
         try:
@@ -169,8 +212,8 @@ class Controller:
         moments = [] if step.revisit_at_s is None else [step.revisit_at_s]
         moments += [
             record.runnable_at_s
-            for record in self.state.records()
-            if record.runnable_at_s > step.now_s and not _is_over(record)
+            for record in self.state.live_records()
+            if record.runnable_at_s > step.now_s and not record.is_over
         ]
         self._wakeup_at_s = min(moments, default=None)
 
@@ -200,8 +243,10 @@ def _bounds(snapshot: Snapshot) -> dict[WorkloadId, int]:
 
 def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     """Raise PolicyError if the plan names what does not exist, gives a device twice or breaks a workload's bounds."""
-    existing = set(snapshot.cluster.device_ids())
+    existing = snapshot.cluster.device_set
     bounds = _bounds(snapshot)
+    if _is_sound(plan, bounds, existing):
+        return
     given: dict[str, WorkloadId] = {}
     for workload_id, allocation in plan.allocations.items():
         if workload_id not in bounds:
@@ -218,8 +263,15 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
             given[device_id] = workload_id
 
 
-def _is_over(record: JobRecord | ServiceRecord) -> bool:
-    return record.state.is_terminal if isinstance(record, JobRecord) else record.is_removed
+def _is_sound(plan: Plan, bounds: dict[WorkloadId, int], existing: frozenset[DeviceId]) -> bool:
+    """The whole check at once; where it fails, `check_plan` finds the one sentence that says why."""
+    allocations = plan.allocations
+    named = frozenset().union(*[allocation.device_ids for allocation in allocations.values()])
+    return (
+        len(named) == sum([len(allocation.device_ids) for allocation in allocations.values()])
+        and named <= existing
+        and all(len(a.device_ids) <= bounds.get(workload_id, 0) for workload_id, a in allocations.items())
+    )
 
 
 def _is_served(record: ServiceRecord) -> bool:
@@ -273,23 +325,18 @@ def _idle_s(record: ServiceRecord, now_s: float) -> float:
     return record.idle_s + now_s - since_s
 
 
-def _allocations(state: PlatformState) -> dict[WorkloadId, PoolAllocation]:
-    held: dict[WorkloadId, PoolAllocation] = {}
-    for record in state.records():
-        if not record.replicas:
-            continue
-        order = record.members if isinstance(record, JobRecord) else ()
-        rank_of = {replica_id: rank for rank, replica_id in enumerate(order)}
-        # Ranks first, then those that warm up, then those that are on their way out.
-        ranked = sorted(
-            record.replicas,
-            key=lambda r: (r.state is ReplicaState.STOPPING, rank_of.get(r.replica_id, len(rank_of))),
-        )
-        held[record.workload_id] = PoolAllocation(
-            device_ids=tuple(replica.device_id for replica in ranked),
-            global_batch_size=record.job.global_batch_size if isinstance(record, JobRecord) else None,
-        )
-    return held
+def _allocation(record: JobRecord | ServiceRecord) -> PoolAllocation:
+    order = record.members if isinstance(record, JobRecord) else ()
+    rank_of = {replica_id: rank for rank, replica_id in enumerate(order)}
+    # Ranks first, then those that warm up, then those that are on their way out.
+    ranked = sorted(
+        record.replicas,
+        key=lambda r: (r.state is ReplicaState.STOPPING, rank_of.get(r.replica_id, len(rank_of))),
+    )
+    return PoolAllocation(
+        device_ids=tuple(replica.device_id for replica in ranked),
+        global_batch_size=record.job.global_batch_size if isinstance(record, JobRecord) else None,
+    )
 
 
 def _unfinished(record: JobRecord | ServiceRecord) -> list[Action]:

@@ -38,7 +38,8 @@ def run(
         memory = controller.state.memory
         step = controller.step(now_s, events)
         # A turn in which nothing happened and nothing was decided changes nothing that a replay would miss.
-        is_news = step.events or step.actions or step.reasons or step.memory != memory
+        has_new_memory = step.memory is not memory and step.memory != memory
+        is_news = step.events or step.actions or step.reasons or has_new_memory
         while is_news:
             try:
                 seq = journal.append(step)

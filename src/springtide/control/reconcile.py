@@ -23,15 +23,33 @@ END_GRACE_S = 2.0
 NOTHING = PoolAllocation(device_ids=())
 
 
-def reconcile(state: PlatformState, plan: WantedPlan, now_s: float) -> list[Action]:
-    """Return the actions that bring what is held towards what the plan wants. Does not change `state`."""
-    held = set(state.holders())
-    alive = set(state.topology().device_ids())
+class Settled(dict[WorkloadId, tuple[JobRecord | ServiceRecord, tuple[DeviceId, ...]]]):
+    """Workloads that hold what they want, with the record and the devices for which that was found.
+
+    While both stay the same there is nothing to do for them, whatever happens to others and however late it is.
+    """
+
+    def holds(self, record: JobRecord | ServiceRecord, wanted: tuple[DeviceId, ...]) -> bool:
+        """Whether nothing is to be done for this record."""
+        known = self.get(record.workload_id)
+        return known is not None and known[0] is record and known[1] == wanted
+
+
+def reconcile(state: PlatformState, plan: WantedPlan, now_s: float, settled: Settled | None = None) -> list[Action]:
+    """Return the actions that bring what is held towards what the plan wants. Does not change `state`.
+
+    `settled` is kept between calls; it saves looking again at whoever needs nothing.
+    """
+    settled = Settled() if settled is None else settled
+    alive = state.topology().device_set
     releases: list[Action] = []
     grants: list[Action] = []
-    for record in state.records():
+    for record in state.live_records():
         wanted = plan.allocations.get(record.workload_id, NOTHING).device_ids
-        free = [device for device in wanted if device not in held and device in alive]
+        is_named = record.workload_id in plan.rejected or record.workload_id in plan.admitted
+        if settled.holds(record, wanted) and not is_named and not state.is_stopping:
+            continue
+        free = [device for device in wanted if not state.is_held(device) and device in alive]
         why = "the platform is shutting down" if state.is_stopping else plan.reasons.get(record.workload_id, "")
         if isinstance(record, ServiceRecord):
             actions = _reconcile_service(record, wanted, free, why, now_s)
@@ -50,9 +68,17 @@ def reconcile(state: PlatformState, plan: WantedPlan, now_s: float) -> list[Acti
                 actions.insert(
                     0, AdmitJob(job_id=record.workload_id, finish_s=finish_s, cause="plan", reason=why or "admitted")
                 )
+        if not actions and _has_all(record, wanted):
+            settled[record.workload_id] = (record, wanted)
         for action in actions:
             (grants if isinstance(action, StartReplica) else releases).append(action)
     return releases + grants
+
+
+def _has_all(record: JobRecord | ServiceRecord, wanted: Sequence[DeviceId]) -> bool:
+    """Whether it waits for no device: then only a change of itself or of the plan can call for an action."""
+    mine = {replica.device_id for replica in record.replicas}
+    return all(device in mine for device in wanted)
 
 
 # --- services -------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -115,6 +115,11 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.job.job_id
 
     @property
+    def is_over(self) -> bool:
+        """Whether the job has ended."""
+        return self.state.is_terminal
+
+    @property
     def world_size(self) -> int:
         """How many workers the current group has."""
         return len(self.members)
@@ -152,20 +157,69 @@ class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
         """The service's id."""
         return self.service.service_id
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the service was removed."""
+        return self.is_removed
+
     def attained_service_s(self, now_s: float) -> float:
         """Device-seconds held so far, living replicas included."""
         return self.finished_service_s + sum(now_s - replica.started_at_s for replica in self.replicas)
 
 
 WorkloadRecord = JobRecord | ServiceRecord
+Record = TypeVar("Record", bound=JobRecord | ServiceRecord)
+
+
+class Table(dict[WorkloadId, Record]):
+    """Records by id, in order of arrival. `live` are those that may still change anything; a turn looks only at them.
+
+    `held` says who holds each device. Both follow every change of a record, so that the cost of a turn does not
+    grow with the number of jobs that have ended.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live: dict[WorkloadId, Record] = {}
+        self.held: dict[DeviceId, ReplicaId] = {}
+
+    def __setitem__(self, workload_id: WorkloadId, record: Record) -> None:
+        """Put a record in the place of the one before."""
+        before = self.get(workload_id)
+        super().__setitem__(workload_id, record)
+        if before is None or before.replicas is not record.replicas:
+            for replica in () if before is None else before.replicas:
+                self.held.pop(replica.device_id, None)
+            for replica in record.replicas:
+                assert replica.device_id not in self.held, f"{replica.device_id} is held twice"
+                self.held[replica.device_id] = replica.replica_id
+        if record.is_over and not record.replicas:
+            self.live.pop(workload_id, None)
+        else:
+            self.live[workload_id] = record
+
+
+class Nodes(dict[NodeId, Node]):
+    """The nodes that are alive, in the order in which they joined."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._topology = Topology()
+
+    def topology(self) -> Topology:
+        """All of them: the same object until a node joins or is lost."""
+        nodes, known = tuple(self.values()), self._topology.nodes
+        if len(nodes) != len(known) or any(now is not before for now, before in zip(nodes, known, strict=True)):
+            self._topology = Topology(nodes=nodes)
+        return self._topology
 
 
 class PlatformState(msgspec.Struct, kw_only=True):
     """The whole truth. Changes only through control.transitions; dictionaries keep arrival order."""
 
-    jobs: dict[WorkloadId, JobRecord] = {}
-    services: dict[WorkloadId, ServiceRecord] = {}
-    nodes: dict[NodeId, Node] = {}
+    jobs: Table[JobRecord] = msgspec.field(default_factory=Table)
+    services: Table[ServiceRecord] = msgspec.field(default_factory=Table)
+    nodes: Nodes = msgspec.field(default_factory=Nodes)
     memory: Any = None
     revisit_at_s: float | None = None
     is_stopping: bool = False
@@ -173,17 +227,26 @@ class PlatformState(msgspec.Struct, kw_only=True):
 
     def topology(self) -> Topology:
         """All nodes that are alive."""
-        return Topology(nodes=tuple(self.nodes.values()))
+        return self.nodes.topology()
 
     def records(self) -> Iterator[WorkloadRecord]:
         """Every job, then every service."""
         yield from self.jobs.values()
         yield from self.services.values()
 
+    def live_records(self) -> Iterator[WorkloadRecord]:
+        """Every job and every service that has not ended or still holds a device."""
+        yield from self.jobs.live.values()
+        yield from self.services.live.values()
+
+    def is_held(self, device_id: DeviceId) -> bool:
+        """Whether a replica holds the device."""
+        return device_id in self.jobs.held or device_id in self.services.held
+
     def holders(self) -> dict[DeviceId, ReplicaId]:
         """Who holds each device that is held. Asserts that no device is held twice."""
         held: dict[DeviceId, ReplicaId] = {}
-        for record in self.records():
+        for record in self.live_records():
             for replica in record.replicas:
                 assert replica.device_id not in held, f"{replica.device_id} is held twice"
                 held[replica.device_id] = replica.replica_id

@@ -164,7 +164,7 @@ def _(event: events.NodeLost, state: PlatformState, now_s: float) -> None:
         state.num_stale_events += 1
         return
     gone = {device.device_id for device in node.devices}
-    for record in list(state.records()):
+    for record in list(state.live_records()):
         for replica in record.replicas:
             if replica.device_id in gone:
                 _lose_replica(state, record.workload_id, replica.replica_id, _node_sentence(event.node_id), now_s)

@@ -87,7 +87,7 @@ class EndJob(_Action, frozen=True, kw_only=True):
 
 
 class AdmitJob(_Action, frozen=True, kw_only=True):
-    """The job's deadline is promised from now on; it is planned to finish at `finish_s`. Executors have no part in it."""
+    """The job's deadline is promised from now on, its finish planned for `finish_s`. Executors have no part in it."""
 
     job_id: WorkloadId
     finish_s: float

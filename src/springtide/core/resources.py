@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Literal, NewType
 
 import msgspec
@@ -29,8 +30,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     pool: str = "shared"
 
 
-class Topology(msgspec.Struct, frozen=True, kw_only=True):
-    """All nodes that are alive, in the order in which they joined."""
+class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """All nodes that are alive, in the order in which they joined. What is derived from them is computed once."""
 
     nodes: tuple[Node, ...] = ()
 
@@ -41,6 +42,15 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
 
     def device_ids(self) -> tuple[DeviceId, ...]:
         """The ids of every device, in the order of `devices`."""
+        return self._device_ids
+
+    @cached_property
+    def device_set(self) -> frozenset[DeviceId]:
+        """The ids of every device."""
+        return frozenset(self._device_ids)
+
+    @cached_property
+    def _device_ids(self) -> tuple[DeviceId, ...]:
         return tuple(device.device_id for device in self.devices())
 
 
