@@ -215,6 +215,9 @@ class Zygote:
         if self._is_closed:
             return
         _log.warning("the zygote is gone: %s", reason or "it closed the connection")
+        if asked:
+            # It had come up and died of a request, whose attempts are counted: the next start is no repetition.
+            self._num_starts = min(self._num_starts, 1)
         for replica_id in asked:
             self._on_forgotten(replica_id)
         # A new one warms up in the background, so that the next worker need not wait for it.
