@@ -1,0 +1,66 @@
+"""The shape of a cluster: `16x8` as people write it, and the specification files of the published simulators."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from springtide.core.errors import InvalidRequest
+from springtide.workloads.rows import read_rows
+from springtide.workloads.trace import MAX_DEVICES
+
+_COLUMNS = ("num_switch", "num_node_p_switch", "num_gpu_p_node", "num_cpu_p_node", "mem_p_node")
+
+
+class ClusterShape(msgspec.Struct, frozen=True, kw_only=True):
+    """So many alike nodes under so many alike switches. Memory in GB, as the specification files give it."""
+
+    num_switches: int
+    nodes_per_switch: int
+    devices_per_node: int
+    cpus_per_node: int
+    memory_per_node_gb: float
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes under all switches."""
+        return self.num_switches * self.nodes_per_switch
+
+
+def parse_cluster(text: str) -> tuple[int, int]:
+    """`16x8` as (nodes, devices per node). Raises InvalidRequest."""
+    nodes, separator, devices = text.strip().lower().partition("x")
+    if not separator or not _is_count(nodes) or not _is_count(devices):
+        raise InvalidRequest(f"cluster {text!r:.60} is not NODESxDEVICES; write it like 16x8")
+    if int(nodes) * int(devices) > MAX_DEVICES:
+        raise InvalidRequest(f"cluster {text!r:.60} has over {MAX_DEVICES:,} devices; give a smaller one, such as 16x8")
+    return int(nodes), int(devices)
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= 9 and int(text) > 0
+
+
+def read_cluster(path: Path | str) -> ClusterShape:
+    """Read a specification of one row: num_switch,num_node_p_switch,num_gpu_p_node,num_cpu_p_node,mem_p_node.
+
+    Raises InvalidRequest naming line and column.
+    """
+    place = Path(path)
+    shape: ClusterShape | None = None
+    for row in read_rows(place, _COLUMNS):
+        if shape is not None:
+            raise InvalidRequest(f"{place.name} line {row.line}: a second row; a cluster is one row below the header")
+        shape = ClusterShape(
+            num_switches=row.devices("num_switch"),
+            nodes_per_switch=row.devices("num_node_p_switch"),
+            devices_per_node=row.devices("num_gpu_p_node"),
+            cpus_per_node=row.count("num_cpu_p_node"),
+            memory_per_node_gb=row.number("mem_p_node"),
+        )
+        if shape.num_nodes * shape.devices_per_node > MAX_DEVICES:
+            row.refuse("num_switch", f"over {MAX_DEVICES:,} devices in all; give a smaller cluster")
+    if shape is None:
+        raise InvalidRequest(f"{place.name} line 2: no row below the header; a cluster is one row")
+    return shape

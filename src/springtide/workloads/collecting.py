@@ -1,0 +1,61 @@
+"""What every reader of jobs does with a row that it has understood: count it, check its id, keep it or skip it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from springtide.core.errors import InvalidRequest
+from springtide.core.quantities import validate_name
+from springtide.workloads.rows import Row, shorten
+from springtide.workloads.trace import MAX_JOBS, TraceJob
+
+
+class Collected:
+    """The jobs read so far. `is_full` says that the caller's limit is reached and the rest need not be read."""
+
+    def __init__(self, path: Path, limit: int | None) -> None:
+        if limit is not None and not 1 <= limit <= MAX_JOBS:
+            raise InvalidRequest(f"a limit of {limit} jobs is not possible; give one from 1 to {MAX_JOBS:,}")
+        self.path = path
+        self.limit = limit
+        self.jobs: list[TraceJob] = []
+        self.skipped: dict[str, int] = {}
+        self._lines: dict[str, int] = {}
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many jobs are here as the caller wants."""
+        return self.limit is not None and len(self.jobs) >= self.limit
+
+    def claim(self, job_id: str, line: int, column: str) -> str:
+        """Check that an id is possible, free, and within the number of jobs that a trace may have."""
+        where = f"{self.path.name} line {line}"
+        if len(self._lines) >= MAX_JOBS:
+            raise InvalidRequest(
+                f"{where}: more than {MAX_JOBS:,} jobs; read the first N of them with a limit (--jobs N)"
+            )
+        validate_name(job_id, f"{where}, column {column}: the id")
+        first = self._lines.setdefault(job_id, line)
+        if first != line:
+            raise InvalidRequest(f"{where}, column {column}: {shorten(job_id)} is already the job of line {first}")
+        return job_id
+
+    def claim_row(self, row: Row, column: str) -> str:
+        """Check the id in `column` of a row."""
+        return self.claim(row.text(column), row.line, column)
+
+    def keep(self, job: TraceJob) -> None:
+        """Take a job in."""
+        self.jobs.append(job)
+
+    def skip(self, reason: str) -> None:
+        """Count something that is left out."""
+        self.skipped[reason] = self.skipped.get(reason, 0) + 1
+
+    def finish(self) -> list[TraceJob]:
+        """The jobs in the order of the file. Raises InvalidRequest when there is none."""
+        if not self.jobs:
+            left_out = "; ".join(f"{count} skipped: {reason}" for reason, count in self.skipped.items())
+            found = left_out or "there is no job below the header"
+            raise InvalidRequest(f"{self.path.name} line 2: no job to read ({found})")
+        return self.jobs

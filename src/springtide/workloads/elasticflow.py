@@ -1,0 +1,100 @@
+"""Reader and writer of ElasticFlow's traces (ASPLOS'23): jobs with model, batch, iterations and absolute deadline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from springtide.core.errors import InvalidRequest
+from springtide.workloads.collecting import Collected
+from springtide.workloads.rows import Row, read_header, read_rows
+from springtide.workloads.trace import Trace, TraceJob, make_trace
+
+# The published files spell three of the columns in two ways. Where a file has `real_iteration` or `real_duration`
+# beside these, they are what the cluster's own log says; the artifact runs on `iteration` and `duration`.
+_SPELLINGS = {
+    "submit_time": ("submit_time", "submission_time"),
+    "iteration": ("iteration", "num_iteration"),
+    "ddl": ("ddl", "deadline"),
+}
+_PLAIN = ("job_id", "model_name", "batch_size", "num_gpu", "duration")
+WRITTEN_COLUMNS = (
+    "job_id",
+    "submit_time",
+    "iteration",
+    "model_name",
+    "ddl",
+    "batch_size",
+    "num_gpu",
+    "duration",
+    "best_effort",
+)
+
+
+def accepts(header: list[str]) -> bool:
+    """Whether a header is one of this format."""
+    columns = set(header)
+    return {"job_id", "model_name"} <= columns and any(name in columns for name in _SPELLINGS["submit_time"])
+
+
+def read(path: Path, limit: int | None = None) -> Trace:
+    """Read a trace; times and deadlines stay as absolute as they are in the file. Raises InvalidRequest."""
+    header = read_header(path)
+    spelled = {
+        name: next((spelling for spelling in spellings if spelling in header), spellings[0])
+        for name, spellings in _SPELLINGS.items()
+    }
+    collected = Collected(path, limit)
+    for row in read_rows(path, ["job_id", *spelled.values(), *_PLAIN[1:]]):
+        collected.keep(_read_row(row, spelled, collected))
+        if collected.is_full:
+            break
+    return make_trace(path.stem, collected.finish(), skipped=collected.skipped, format="elasticflow")
+
+
+def _read_row(row: Row, spelled: dict[str, str], collected: Collected) -> TraceJob:
+    job_id = collected.claim_row(row, "job_id")
+    submit_s = row.number(spelled["submit_time"])
+    is_best_effort = row.flag("best_effort")
+    deadline_s = None if is_best_effort else row.number(spelled["ddl"])
+    if deadline_s is not None and deadline_s < submit_s:
+        row.refuse(spelled["ddl"], f"the deadline {deadline_s:g} lies before the submission at {submit_s:g}")
+    model = row.text("model_name")
+    if not model:
+        row.refuse("model_name", "it is empty; the name of a scaling table belongs here")
+    return TraceJob(
+        job_id=job_id,
+        submit_s=submit_s,
+        num_steps=row.count(spelled["iteration"]),
+        model=model,
+        global_batch_size=row.count("batch_size"),
+        num_devices=row.devices("num_gpu"),
+        duration_s=row.number("duration"),
+        deadline_s=deadline_s,
+        is_best_effort=is_best_effort,
+    )
+
+
+def write(trace: Trace, path: Path) -> None:
+    """Write a trace so that `read` gives the same jobs again; owners, bounds and profiles are not in this format.
+
+    Raises InvalidRequest for a job that the format cannot say: no model, no length, no duration, or no deadline
+    without being best effort.
+    """
+    lines = [",".join(WRITTEN_COLUMNS)]
+    for job in trace.jobs:
+        if not job.model or not job.num_steps or not job.global_batch_size or job.duration_s is None:
+            raise InvalidRequest(f"job {job.job_id} cannot be written: model, batch, steps and duration must be known")
+        if job.deadline_s is None and not job.is_best_effort:
+            raise InvalidRequest(f"job {job.job_id} cannot be written: it has no deadline and is not best effort")
+        if any(mark in job.model for mark in ',"\r\n') or job.model != job.model.strip():
+            raise InvalidRequest(f"job {job.job_id} cannot be written: its model's name holds a comma, quote or blank")
+        moments = [_shortest(job.submit_s), "" if job.deadline_s is None else _shortest(job.deadline_s)]
+        lines.append(
+            f"{job.job_id},{moments[0]},{job.num_steps},{job.model},{moments[1]},{job.global_batch_size},"
+            f"{job.num_devices},{_shortest(job.duration_s)},{int(job.is_best_effort)}"
+        )
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _shortest(value: float) -> str:
+    return str(int(value)) if value == int(value) else repr(value)

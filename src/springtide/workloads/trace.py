@@ -1,0 +1,126 @@
+"""The one form of a trace of training jobs, whatever file it came from. All times in seconds on one clock."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from springtide.core.errors import InvalidRequest
+from springtide.core.quantities import validate_name
+
+MAX_JOBS = 1_000_000
+# Beyond 3,000 years a float no longer holds a tenth of a millisecond, and something is wrong with the unit.
+MAX_TIME_S = 1e11
+# Whole numbers up to here survive a trip through a float.
+MAX_STEPS = 2**53
+MAX_DEVICES = 100_000
+
+
+class TraceJob(msgspec.Struct, frozen=True, kw_only=True):
+    """One training job as a trace tells it. Raises InvalidRequest where a value cannot be.
+
+    `submit_s` and `deadline_s` are absolute moments of the trace's own clock. `num_steps` counts optimizer steps at
+    `global_batch_size` samples each. Empty `model`, `num_steps` 0 and `global_batch_size` 0 say that the trace does
+    not tell. `num_devices` is what the owner asked for, `duration_s` the run time on that many. A job without a
+    deadline either is best effort, or (`is_best_effort` False) its deadline has not been drawn.
+
+    The last fields are known to few formats: bounds on the workers, and `profile_steps_per_s`, workers to optimizer
+    steps a second, for a job whose speed is written in the trace itself.
+    """
+
+    job_id: str
+    submit_s: float
+    num_steps: int = 0
+    model: str = ""
+    global_batch_size: int = 0
+    num_devices: int = 1
+    duration_s: float | None = None
+    deadline_s: float | None = None
+    is_best_effort: bool = False
+    owner: str = ""
+    min_workers: int | None = None
+    max_workers: int | None = None
+    num_samples: int | None = None
+    samples_per_s_1: float | None = None
+    parallel_fraction: float | None = None
+    profile_steps_per_s: dict[int, float] = {}
+
+    def __post_init__(self) -> None:
+        validate_name(self.job_id, "the job id")
+        who = f"job {self.job_id}"
+        check_time_s(self.submit_s, f"{who}: submit_s")
+        if self.duration_s is not None:
+            check_time_s(self.duration_s, f"{who}: duration_s")
+        if self.deadline_s is not None:
+            check_time_s(self.deadline_s, f"{who}: deadline_s")
+            if self.deadline_s < self.submit_s:
+                raise InvalidRequest(f"{who}: its deadline {self.deadline_s:g} lies before its submission")
+            if self.is_best_effort:
+                raise InvalidRequest(f"{who}: a best-effort job has no deadline; drop one of the two")
+        if not 0 <= self.num_steps <= MAX_STEPS:
+            raise InvalidRequest(f"{who}: num_steps {self.num_steps} must be from 0 (unknown) to {MAX_STEPS}")
+        if not 0 <= self.global_batch_size <= MAX_STEPS:
+            raise InvalidRequest(f"{who}: global_batch_size {self.global_batch_size} must be 0 (unknown) or more")
+        least, most = self.min_workers or 1, self.max_workers or MAX_DEVICES
+        if not 1 <= self.num_devices <= MAX_DEVICES or not 1 <= least <= most <= MAX_DEVICES:
+            raise InvalidRequest(f"{who}: num_devices and workers must be from 1 to {MAX_DEVICES}, the least first")
+
+    @property
+    def pair(self) -> tuple[str, int]:
+        """Model and global batch size: the key into the scaling tables."""
+        return self.model, self.global_batch_size
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether its length and its speed are known, the latter by its pair or by its own profile."""
+        return self.num_steps > 0 and (bool(self.model and self.global_batch_size) or bool(self.profile_steps_per_s))
+
+
+class Trace(msgspec.Struct, frozen=True, kw_only=True):
+    """The jobs of one file in order of submission, and an account of what is not in the file as it stands.
+
+    `skipped` counts what was left out, by reason. `drawn` has one sentence for each field that was drawn and not
+    read, with its rule and its seed.
+    """
+
+    name: str
+    jobs: tuple[TraceJob, ...]
+    skipped: dict[str, int] = {}
+    drawn: tuple[str, ...] = ()
+    format: str = ""
+
+    def __post_init__(self) -> None:
+        known: set[str] = set()
+        last_s = 0.0
+        for job in self.jobs:
+            if job.job_id in known:
+                raise InvalidRequest(f"trace {self.name}: two jobs are called {job.job_id!r}; give each its own id")
+            if job.submit_s < last_s:
+                raise InvalidRequest(f"trace {self.name}: job {job.job_id} is out of order; sort by submission")
+            known.add(job.job_id)
+            last_s = job.submit_s
+
+    @property
+    def pairs(self) -> tuple[tuple[str, int], ...]:
+        """Every model and batch size that a job names, sorted."""
+        return tuple(sorted({job.pair for job in self.jobs if job.model}))
+
+
+def make_trace(
+    name: str,
+    jobs: list[TraceJob],
+    *,
+    skipped: dict[str, int] | None = None,
+    drawn: tuple[str, ...] = (),
+    format: str = "",
+) -> Trace:
+    """Bring jobs into order of submission; jobs of one instant keep the order of the file."""
+    ordered = tuple(sorted(jobs, key=lambda job: job.submit_s))
+    return Trace(name=name, jobs=ordered, skipped=skipped or {}, drawn=drawn, format=format)
+
+
+def check_time_s(value: float, what: str) -> None:
+    """Raise InvalidRequest unless `value` is a moment or a span in seconds that a clock can hold."""
+    if not math.isfinite(value) or not 0 <= value <= MAX_TIME_S:
+        raise InvalidRequest(f"{what} {value!r} must be finite, from 0 to {MAX_TIME_S:g} seconds")
