@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Sequence
+from functools import cached_property
+
 from springtide.core.decision import JobView, Plan, ServiceView, Snapshot
 from springtide.core.workload import WorkloadId
 from springtide.policies.placement import held_counts, place
 from springtide.policies.replicas import next_idle_at_s, wanted_replicas
+
+
+# A reason names at most so many others: it is read by people, and on a large platform there are thousands.
+NUM_NAMED = 4
 
 
 class Shares:
@@ -51,40 +58,64 @@ class Shares:
         held = held_counts(self.snapshot)
         names = {view.job.job_id: view.job.name for view in self.snapshot.jobs}
         names |= {view.service.service_id: view.service.name for view in self.snapshot.services}
-        most = {view.job.job_id: most_workers(view) for view in self.snapshot.jobs}
-        most |= {view.service.service_id: view.max_replicas for view in self.snapshot.services}
         winners = [name for workload_id, name in names.items() if self.of(workload_id) > held.get(workload_id, 0)]
         reasons: dict[WorkloadId, str] = {}
-        for workload_id, name in names.items():
+        changed: dict[WorkloadId, tuple[int, int]] = {}
+        for workload_id in names:
             before, after = held.get(workload_id, 0), self.of(workload_id)
-            note = self.notes.get(workload_id, "")
             if after == 0 and before == 0:
-                reasons[workload_id] = note or self._waiting(workload_id)
-            elif after < before:
-                others = ", ".join(repr(winner) for winner in winners if winner != name)
+                reasons[workload_id] = self.notes.get(workload_id) or self._waiting(workload_id)
+            elif after != before:
+                # Its text follows below; the place keeps the order of arrival.
+                reasons[workload_id] = ""
+                changed[workload_id] = (before, after)
+        most = self._most(changed)
+        for workload_id, (before, after) in changed.items():
+            note = self.notes.get(workload_id, "")
+            if after < before:
+                others = _named_others(winners, names[workload_id])
                 if most[workload_id] < before:
                     note = note or f"its owner allows {most[workload_id]}"
                 reasons[workload_id] = note or (f"{others} needs the devices" if others else "fewer devices are alive")
-            elif after > before:
+            else:
                 reasons[workload_id] = note or (
                     "idle devices" if before else f"starting on {after} device{'s' if after > 1 else ''}"
                 )
         return reasons
 
+    def _most(self, wanted: Container[WorkloadId]) -> dict[WorkloadId, int]:
+        most = {v.job.job_id: most_workers(v) for v in self.snapshot.jobs if v.job.job_id in wanted}
+        return most | {v.service.service_id: v.max_replicas for v in self.snapshot.services}
+
     def _waiting(self, workload_id: WorkloadId) -> str:
         total = len(self.snapshot.cluster.device_ids())
-        holders = {}
+        needed = self._least.get(workload_id, 1)
+        if needed > total:
+            return f"needs at least {needed} devices, the platform has {total}: lower --workers or add devices"
+        return f"waiting for {needed} of {total} devices" + (f": {self._holders}" if self._holders else "")
+
+    @cached_property
+    def _least(self) -> dict[WorkloadId, int]:
+        return {view.job.job_id: view.min_workers for view in self.snapshot.jobs}
+
+    @cached_property
+    def _holders(self) -> str:
+        """The first few that get something, told once for everyone who waits."""
+        holders: dict[str, int] = {}
         for view in self.snapshot.jobs:
             if self.of(view.job.job_id):
                 holders[view.job.name] = self.of(view.job.job_id)
         for service in self.snapshot.services:
             if self.of(service.service.service_id):
                 holders[service.service.name] = self.of(service.service.service_id)
-        told = ", ".join(f"'{name}' has {count}" for name, count in list(holders.items())[:4])
-        needed = next((v.min_workers for v in self.snapshot.jobs if v.job.job_id == workload_id), 1)
-        if needed > total:
-            return f"needs at least {needed} devices, the platform has {total}: lower --workers or add devices"
-        return f"waiting for {needed} of {total} devices" + (f": {told}" if told else "")
+        return ", ".join(f"'{name}' has {count}" for name, count in list(holders.items())[:NUM_NAMED])
+
+
+def _named_others(names: Sequence[str], name: str) -> str:
+    """The first few names other than `name`, quoted, and how many more there are."""
+    shown = [other for other in names[: NUM_NAMED + 1] if other != name][:NUM_NAMED]
+    num_more = len(names) - len(shown) if len(names) > NUM_NAMED else 0
+    return ", ".join(repr(other) for other in shown) + (f" and {num_more} more" if num_more else "")
 
 
 def serve_minimum(shares: Shares) -> None:
