@@ -120,7 +120,7 @@ def line_chart(
     """Draw the lines over two axes. `limit` is a dashed level that cannot be passed; `size` in pixels at full width."""
     width, height = size
     inner_width, inner_height = width - _LEFT - _RIGHT, height - _TOP - _BOTTOM
-    made = element("svg", viewBox=f"0 0 {width} {height}", class_="chart", role="img", aria_label=label)
+    made = _canvas(width, height, label)
     for value, name in y.ticks(5):
         at = _TOP + inner_height * (1 - y.place(value))
         made.append(element("line", x1=_LEFT, x2=width - _RIGHT, y1=_px(at), y2=_px(at), class_="grid"))
@@ -172,7 +172,7 @@ def bar_chart(
     row_height = 26
     height = row_height * len(rows) + 4
     room = width - name_width - label_width
-    made = element("svg", viewBox=f"0 0 {width} {height}", class_="chart", role="img", aria_label=label)
+    made = _canvas(width, height, label)
     made.append(element("line", x1=name_width, x2=name_width, y1=0, y2=height, class_="axis"))
     for index, row in enumerate(rows):
         top = 4 + index * row_height
@@ -195,6 +195,12 @@ def bar_chart(
         group.append(element("text", row.label, x=_px(at + 8), y=top + 14, class_="value"))
         made.append(group)
     return made
+
+
+def _canvas(width: int, height: int, label: str) -> Element:
+    # A chart fills its place, but its words do not grow much beyond those around it.
+    size = {"viewBox": f"0 0 {width} {height}", "style": f"max-width: {round(width * 1.25)}px"}
+    return element("svg", class_="chart", role="img", aria_label=label, **size)
 
 
 def time_axis(high: float, title: str) -> Axis:

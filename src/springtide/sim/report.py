@@ -43,15 +43,16 @@ _SHOWN_ABOVE = frozenset(
     )
 )
 _NUM_AVERAGES = 96
-# Looks of the pieces of a bar, by how the cause of a miss begins; a cause that begins otherwise is shown as late.
-_LOOKS: tuple[tuple[str, str], ...] = (
-    ("broken", "broken"),
-    ("admitted", "broken"),
-    ("late, promised", "broken"),
-    ("refused", "idle"),
-    ("declined", "idle"),
-    ("rejected", "idle"),
-    ("not admitted", "idle"),
+# Why a deadline was missed, as the figures name it: the look of its piece of the bar, and what it means.
+_CAUSES: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "scheduler": ("broken", "late although all was as predicted: the policy's doing"),
+        "misprediction": ("late", "late, with speeds other than profiled"),
+        "fault": ("fault", "late after losing a worker or a node"),
+        "not_admitted": ("idle", "declined, though possible alone on the empty cluster"),
+        "impossible": ("hopeless", "not possible even alone on the empty cluster"),
+        "missed": ("late", "late or declined"),
+    }
 )
 
 
@@ -172,35 +173,24 @@ def _outcomes(found: Mapping[str, Figures]) -> Element | None:
     most = max((figures.get("deadline_jobs") or 0 for figures in found.values()), default=0)
     if not most:
         return None
+    all_causes = _causes_of_all(found)
     rows = []
     for slot, (name, figures) in enumerate(found.items()):
         met = figures.get("deadlines_met") or 0
         causes = _causes(figures)
         bars = [Bar(value=met, look="met", title=f"{name}: {met:,} deadlines kept")]
         bars += [
-            Bar(value=count, look=look, title=f"{name}: {count:,} {cause}")
-            for look in ("broken", "late", "idle")
-            for cause, count in causes.items()
-            if _look(cause) == look
+            Bar(value=causes[cause], look=_look(cause), title=f"{name}: {causes[cause]:,} {_meaning(cause)}")
+            for cause in all_causes
+            if cause in causes
         ]
         said = f"{met:,} kept, {max(0, (figures.get('deadline_jobs') or 0) - met):,} missed"
         rows.append(BarRow(name=name, bars=tuple(bars), label=said, slot=slot))
     drawn = chart.bar_chart(
-        rows, most, label="Jobs with a deadline by outcome and policy", width=1300, name_width=130, label_width=170
+        rows, most, label="Jobs with a deadline by outcome and policy", width=1100, name_width=120, label_width=150
     )
-    key = element(
-        "ul",
-        *(
-            element("li", _key_swatch(look), text)
-            for look, text in (
-                ("met", "deadline kept"),
-                ("broken", "promised and broken"),
-                ("late", "late or unfinished, never promised"),
-                ("idle", "declined"),
-            )
-        ),
-        class_="key",
-    )
+    pieces = [("met", "deadline kept"), *((_look(cause), _meaning(cause)) for cause in all_causes)]
+    key = element("ul", *(element("li", _key_swatch(look), text) for look, text in pieces), class_="key")
     content: list[Content] = [drawn, key]
     table = _cause_table(found)
     if table is not None:
@@ -209,17 +199,25 @@ def _outcomes(found: Mapping[str, Figures]) -> Element | None:
 
 
 def _causes(figures: Figures) -> Mapping[str, int]:
-    """Misses by cause; without them, what the headline figures tell."""
+    """Misses by cause; without them only how many there were."""
     if figures.get("misses"):
         return {str(cause): int(count) for cause, count in figures["misses"].items() if count}
-    broken = figures.get("admitted_and_broken") or 0
     missed = (figures.get("deadline_jobs") or 0) - (figures.get("deadlines_met") or 0)
-    return {cause: count for cause, count in (("broken", broken), ("missed", missed - broken)) if count > 0}
+    return {"missed": missed} if missed > 0 else {}
+
+
+def _causes_of_all(found: Mapping[str, Figures]) -> list[str]:
+    """Every cause that some policy has, the known ones first and in their order."""
+    named = dict.fromkeys(cause for figures in found.values() for cause in _causes(figures))
+    return [*(cause for cause in _CAUSES if cause in named), *(cause for cause in named if cause not in _CAUSES)]
 
 
 def _look(cause: str) -> str:
-    said = cause.lower()
-    return next((look for start, look in _LOOKS if said.startswith(start)), "late")
+    return _CAUSES.get(cause, ("late", ""))[0]
+
+
+def _meaning(cause: str) -> str:
+    return _CAUSES.get(cause, ("", cause))[1]
 
 
 def _key_swatch(look: str) -> Element:
@@ -228,16 +226,14 @@ def _key_swatch(look: str) -> Element:
 
 
 def _cause_table(found: Mapping[str, Figures]) -> Element | None:
-    causes: dict[str, None] = {}
-    for figures in found.values():
-        causes.update(dict.fromkeys(str(cause) for cause, count in (figures.get("misses") or {}).items() if count))
+    causes = _causes_of_all(found)
     if not causes:
         return None
     rows: list[page.Row] = [
         [element("span", page.swatch(slot), name), *(_count(_causes(figures).get(cause, 0)) for cause in causes)]
         for slot, (name, figures) in enumerate(found.items())
     ]
-    table = page.table(("Policy", *causes), rows, caption="Misses by cause", row_class="of-{}")
+    table = page.table(("Policy", *map(_meaning, causes)), rows, caption="Misses by cause", row_class="of-{}")
     return element("details", element("summary", "Misses by cause as a table"), table, open="open")
 
 
@@ -339,7 +335,7 @@ def _efficiencies(found: Mapping[str, Figures]) -> Element | None:
         chart.time_axis(max(ends_s), "time since the first submission"),
         chart.fraction_axis("efficiency") if high <= 1.0 else chart.count_axis(high, "efficiency"),
         label=f"Cluster efficiency over time, one line for each of {', '.join(found)}",
-        size=(1300, 260),
+        size=(1100, 240),
     )
     return page.section(
         "Cluster efficiency over time",
