@@ -30,10 +30,12 @@ WRITTEN_COLUMNS = (
 )
 
 
-def accepts(header: list[str]) -> bool:
-    """Whether a header is one of this format."""
-    columns = set(header)
-    return {"job_id", "model_name"} <= columns and any(name in columns for name in _SPELLINGS["submit_time"])
+COLUMNS = ("submit_time", "iteration", "ddl", *_PLAIN)
+
+
+def spell(column: str) -> str:
+    """The name by which this module knows a column."""
+    return next((name for name, spellings in _SPELLINGS.items() if column in spellings), column)
 
 
 def read(path: Path, limit: int | None = None) -> Trace:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -62,6 +63,20 @@ class Profiles(msgspec.Struct, frozen=True, kw_only=True):
                 f"{self.name} does not say how fast {model!r} runs at batch {global_batch_size}; it knows {sizes}"
             )
         return dict(self.tables[model][global_batch_size])
+
+
+def rate_at(steps_per_s: dict[int, float], num_devices: int) -> float:
+    """Steps a second on so many devices: linear between measured counts, flat beyond them; 0.0 without any."""
+    if not steps_per_s:
+        return 0.0
+    counts = sorted(steps_per_s)
+    if num_devices <= counts[0]:
+        return steps_per_s[counts[0]]
+    for below, above in itertools.pairwise(counts):
+        if num_devices <= above:
+            share = (num_devices - below) / (above - below)
+            return steps_per_s[below] + share * (steps_per_s[above] - steps_per_s[below])
+    return steps_per_s[counts[-1]]
 
 
 def find_profiles(trace_path: Path | str, pairs: Iterable[Pair]) -> Path:

@@ -1,30 +1,104 @@
-"""The one door to traces of jobs: finds out which format a file has and reads it."""
+"""The one door to traces: finds out which format a file has, reads it, and has drawn what the format does not tell."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from springtide.core.errors import InvalidRequest
-from springtide.workloads import elasticflow
-from springtide.workloads.rows import read_header
+from springtide.workloads import azure, elasticflow, google, helios, philly, pollux, springtide
+from springtide.workloads.drawing import draw_missing
+from springtide.workloads.profiles import Profiles
+from springtide.workloads.request_trace import RequestTrace
+from springtide.workloads.rows import open_bytes, read_header
 from springtide.workloads.trace import Trace
 
-READERS: dict[str, Callable[[Path, int | None], Trace]] = {"elasticflow": elasticflow.read}
+
+class Format(msgspec.Struct, frozen=True):
+    """A format of traces of jobs: its reader, and the columns by which a header is recognised."""
+
+    read: Callable[[Path, int | None], Trace]
+    columns: tuple[str, ...] = ()
 
 
-def read_trace(path: Path | str, *, format: str = "auto", limit: int | None = None) -> Trace:
-    """Read a trace of jobs, at most the first `limit` of the file. Raises InvalidRequest naming line and column."""
+FORMATS = {
+    "elasticflow": Format(elasticflow.read, elasticflow.COLUMNS),
+    "springtide": Format(springtide.read, springtide.COLUMNS),
+    "pollux": Format(pollux.read, pollux.COLUMNS),
+    "philly": Format(philly.read_json),
+    "philly-csv": Format(philly.read_csv, philly.COLUMNS),
+    "helios": Format(helios.read, helios.COLUMNS),
+    "google": Format(google.read),
+}
+# A header that shares less than half of its columns with a format is not a damaged header of that format.
+_LEAST_LIKENESS = 0.5
+
+
+def read_trace(
+    path: Path | str,
+    *,
+    format: str = "auto",
+    limit: int | None = None,
+    models: Profiles | None = None,
+    seed: int = 0,
+) -> Trace:
+    """Read a trace of jobs, of at most the first `limit` jobs in the file; a name that ends in .gz is decompressed.
+
+    With `models`, what the format does not tell is drawn from these tables and the seed (see `draw_missing`); without,
+    it stays unknown. Raises InvalidRequest in one sentence that names the file, the line and the column.
+    """
     place = Path(path)
     name = detect_format(place) if format == "auto" else format
-    if name not in READERS:
-        raise InvalidRequest(f"there is no trace format {name!r}; choose auto, {', '.join(READERS)}")
-    return READERS[name](place, limit)
+    if name == "azure":
+        raise InvalidRequest(f"{place.name} line 1: this file counts requests to functions, it holds no jobs")
+    if name not in FORMATS:
+        raise InvalidRequest(f"there is no trace format {name!r:.40}; choose auto, {', '.join(FORMATS)}")
+    trace = FORMATS[name].read(place, limit)
+    return draw_missing(trace, models, seed) if models is not None else trace
+
+
+def read_requests(path: Path | str, *, limit: int | None = None) -> RequestTrace:
+    """Read a trace of requests (Azure Functions), of at most the first `limit` functions called at all.
+
+    Raises InvalidRequest in one sentence that names the file, the line and the column.
+    """
+    return azure.read(Path(path), limit)
 
 
 def detect_format(path: Path) -> str:
-    """The format that the first line of a file shows. Raises InvalidRequest."""
+    """The format that the beginning of a file shows: the one whose columns the header shares most of.
+
+    A header that only resembles a format counts as that format, so that its reader can name the column that is
+    missing. Raises InvalidRequest.
+    """
+    with open_bytes(path) as file:
+        try:
+            begins = file.read(4096)
+        except (OSError, EOFError) as error:
+            raise InvalidRequest(f"{path.name} line 1: it cannot be read: {error}") from error
+    if begins.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
+        return "philly"
     header = read_header(path)
-    if elasticflow.accepts(header):
-        return "elasticflow"
-    raise InvalidRequest(f"{path.name} line 1: this header belongs to no known format of traces")
+    if _looks_like_google(header):
+        return "google"
+    columns = {elasticflow.spell(column) for column in header}
+    candidates = {name: set(known.columns) for name, known in FORMATS.items() if known.columns}
+    candidates["azure"] = set(azure.COLUMNS)
+    likeness = {name: len(columns & wanted) / len(wanted) for name, wanted in candidates.items()}
+    # The simple form of other formats shares columns with them: of equals the one with more columns is meant.
+    best = max(likeness, key=lambda name: (likeness[name], len(candidates[name])))
+    if likeness[best] < _LEAST_LIKENESS:
+        raise InvalidRequest(
+            f"{path.name} line 1: this header belongs to no known format ({', '.join(candidates)}, philly, google); "
+            "see docs/traces.md for their columns"
+        )
+    return best
+
+
+def _looks_like_google(fields: list[str]) -> bool:
+    """Its files have no header: thirteen fields, of which the first, third, fourth and sixth are whole numbers."""
+    if len(fields) != len(google.COLUMNS):
+        return False
+    return all(fields[index].isdecimal() for index in (0, 2, 3)) and fields[5] in list("012345678")

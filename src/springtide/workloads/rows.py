@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from springtide.core.errors import InvalidRequest
+from springtide.workloads.moments import parse_moment_s
 from springtide.workloads.trace import MAX_DEVICES, MAX_STEPS, MAX_TIME_S
 
 MAX_LINE_BYTES = 65_536
@@ -115,6 +116,21 @@ class Row:
         if value != int(value):
             self.refuse(column, f"{shorten(self.text(column))} must be a whole number")
         return int(value)
+
+    def big_count(self, column: str, *, highest: int) -> int:
+        """A whole number written in digits alone, which may be too large for a float."""
+        text = self.text(column)
+        if not text.isascii() or not text.isdecimal() or len(text) > len(str(highest)) or int(text) > highest:
+            self.refuse(column, f"{shorten(text)} must be a whole number from 0 to {highest}")
+        return int(text)
+
+    def moment(self, column: str) -> float:
+        """A date such as 2017-10-09 07:01:55, read as UTC, in seconds since 1970."""
+        text = self.text(column)
+        try:
+            return parse_moment_s(text)
+        except (ValueError, OverflowError):
+            self.refuse(column, f"{shorten(text)} is not a date after 1970 like 2017-10-09 07:01:55")
 
     def devices(self, column: str, *, lowest: int = 1) -> int:
         """A number of devices."""

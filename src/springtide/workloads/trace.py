@@ -25,8 +25,8 @@ class TraceJob(msgspec.Struct, frozen=True, kw_only=True):
     not tell. `num_devices` is what the owner asked for, `duration_s` the run time on that many. A job without a
     deadline either is best effort, or (`is_best_effort` False) its deadline has not been drawn.
 
-    The last fields are known to few formats: bounds on the workers, and `profile_steps_per_s`, workers to optimizer
-    steps a second, for a job whose speed is written in the trace itself.
+    The last fields are known to few formats: bounds on the workers, the length in samples, and a speed that is
+    written in the trace itself, `samples_per_s_1` on one worker of which `parallel_fraction` scales.
     """
 
     job_id: str
@@ -44,7 +44,6 @@ class TraceJob(msgspec.Struct, frozen=True, kw_only=True):
     num_samples: int | None = None
     samples_per_s_1: float | None = None
     parallel_fraction: float | None = None
-    profile_steps_per_s: dict[int, float] = {}
 
     def __post_init__(self) -> None:
         validate_name(self.job_id, "the job id")
@@ -62,6 +61,10 @@ class TraceJob(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest(f"{who}: num_steps {self.num_steps} must be from 0 (unknown) to {MAX_STEPS}")
         if not 0 <= self.global_batch_size <= MAX_STEPS:
             raise InvalidRequest(f"{who}: global_batch_size {self.global_batch_size} must be 0 (unknown) or more")
+        if self.samples_per_s_1 is not None and not 0 < self.samples_per_s_1 < math.inf:
+            raise InvalidRequest(f"{who}: samples_per_s_1 {self.samples_per_s_1!r} must be above 0 and finite")
+        if self.parallel_fraction is not None and not 0 <= self.parallel_fraction <= 1:
+            raise InvalidRequest(f"{who}: parallel_fraction {self.parallel_fraction!r} must be from 0 to 1")
         least, most = self.min_workers or 1, self.max_workers or MAX_DEVICES
         if not 1 <= self.num_devices <= MAX_DEVICES or not 1 <= least <= most <= MAX_DEVICES:
             raise InvalidRequest(f"{who}: num_devices and workers must be from 1 to {MAX_DEVICES}, the least first")
@@ -73,8 +76,20 @@ class TraceJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_complete(self) -> bool:
-        """Whether its length and its speed are known, the latter by its pair or by its own profile."""
-        return self.num_steps > 0 and (bool(self.model and self.global_batch_size) or bool(self.profile_steps_per_s))
+        """Whether its length and its speed are known, the latter by its pair or by its own curve."""
+        return self.num_steps > 0 and self.global_batch_size > 0 and (bool(self.model) or self.has_own_curve)
+
+    @property
+    def has_own_curve(self) -> bool:
+        """Whether the trace itself says how fast the job runs."""
+        return self.samples_per_s_1 is not None and self.parallel_fraction is not None
+
+    def own_steps_per_s(self, num_workers: int) -> float:
+        """Optimizer steps a second on so many workers, for a job that `has_own_curve` (Amdahl's law)."""
+        assert self.samples_per_s_1 is not None, "the trace gives no speed"
+        assert self.parallel_fraction is not None, "the trace gives no speed"
+        serial = 1.0 - self.parallel_fraction
+        return self.samples_per_s_1 / (serial + self.parallel_fraction / num_workers) / self.global_batch_size
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,45 @@
+"""Reader of SenseTime's Helios traces (SC'21), `cluster_log.csv`: who asked for how many GPUs, when, how long."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from springtide.workloads.collecting import Collected
+from springtide.workloads.rows import Row, read_rows
+from springtide.workloads.trace import Trace, TraceJob, make_trace
+
+# cpu_num, node_num, state, start_time, end_time and queue are in the files and not needed here.
+COLUMNS = ("job_id", "user", "gpu_num", "submit_time", "duration")
+
+
+def read(path: Path, limit: int | None = None) -> Trace:
+    """Read a log; moments become seconds since 1970, read as UTC. Raises InvalidRequest naming line and column.
+
+    Jobs without a GPU and jobs that never ran are left out and counted.
+    """
+    collected = Collected(path, limit)
+    for row in read_rows(path, COLUMNS):
+        _read_row(row, collected)
+        if collected.is_full:
+            break
+    return make_trace(path.stem, collected.finish(), skipped=collected.skipped, format="helios")
+
+
+def _read_row(row: Row, collected: Collected) -> None:
+    num_devices = row.devices("gpu_num", lowest=0)
+    submit_s = row.moment("submit_time")
+    duration_s = row.number("duration")
+    if num_devices == 0:
+        collected.skip("asks for no GPU")
+    elif duration_s == 0:
+        collected.skip("never ran")
+    else:
+        collected.keep(
+            TraceJob(
+                job_id=collected.claim_row(row, "job_id"),
+                submit_s=submit_s,
+                num_devices=num_devices,
+                duration_s=duration_s,
+                owner=row.text("user"),
+            )
+        )

@@ -1,0 +1,64 @@
+"""Reader of the platform's own simple trace: jobs by samples, bounds on workers, and a speed that follows Amdahl."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from springtide.workloads.collecting import Collected
+from springtide.workloads.rows import Row, read_rows
+from springtide.workloads.trace import MAX_STEPS, Trace, TraceJob, make_trace
+
+COLUMNS = (
+    "job_id",
+    "submit_s",
+    "samples",
+    "global_batch_size",
+    "min_workers",
+    "max_workers",
+    "deadline_s",
+    "samples_per_s_1",
+    "parallel_fraction",
+)
+# More virtual shards than this no job of the platform has.
+MAX_WORKERS = 256
+
+
+def read(path: Path, limit: int | None = None) -> Trace:
+    """Read a trace. An empty deadline says best effort. Raises InvalidRequest naming line and column."""
+    collected = Collected(path, limit)
+    for row in read_rows(path, COLUMNS):
+        collected.keep(_read_row(row, collected))
+        if collected.is_full:
+            break
+    return make_trace(path.stem, collected.finish(), skipped=collected.skipped, format="springtide")
+
+
+def _read_row(row: Row, collected: Collected) -> TraceJob:
+    job_id = collected.claim_row(row, "job_id")
+    submit_s = row.number("submit_s")
+    least = row.count("min_workers", highest=MAX_WORKERS)
+    most = row.count("max_workers", highest=MAX_WORKERS)
+    if least > most:
+        row.refuse("max_workers", f"{most} must be from min_workers ({least}) to {MAX_WORKERS}")
+    rate = row.number("samples_per_s_1")
+    if rate == 0.0:
+        row.refuse("samples_per_s_1", "a job that trains nothing in a second never ends; give a rate above 0")
+    deadline_s = row.number("deadline_s") if row.has("deadline_s") else None
+    if deadline_s is not None and deadline_s < submit_s:
+        row.refuse("deadline_s", f"the deadline {deadline_s:g} lies before the submission at {submit_s:g}")
+    num_samples, batch_size = row.count("samples"), row.count("global_batch_size", highest=MAX_STEPS)
+    job = TraceJob(
+        job_id=job_id,
+        submit_s=submit_s,
+        num_steps=-(-num_samples // batch_size),
+        global_batch_size=batch_size,
+        num_devices=most,
+        deadline_s=deadline_s,
+        is_best_effort=deadline_s is None,
+        min_workers=least,
+        max_workers=most,
+        num_samples=num_samples,
+        samples_per_s_1=rate,
+        parallel_fraction=row.number("parallel_fraction", highest=1.0),
+    )
+    return job
