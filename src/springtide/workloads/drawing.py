@@ -48,6 +48,8 @@ def draw_missing(
                 choices[job.num_devices] = _pairs_for(profiles, job.num_devices)
             fitting = choices[job.num_devices]
             job = _with_pair(job, fitting[int(pair_draw * len(fitting))], profiles)
+        elif job.num_steps == 0 and job.model and job.global_batch_size and job.duration_s is not None:
+            job = _with_pair(job, job.pair, profiles)
         job = _with_duration(job, profiles)
         if not job.is_complete or job.duration_s is None:
             reason = "runs for an unknown time"

@@ -41,16 +41,21 @@ def spell(column: str) -> str:
 def read(path: Path, limit: int | None = None) -> Trace:
     """Read a trace; times and deadlines stay as absolute as they are in the file. Raises InvalidRequest."""
     header = read_header(path)
-    spelled = {
-        name: next((spelling for spelling in spellings if spelling in header), spellings[0])
-        for name, spellings in _SPELLINGS.items()
-    }
+    spelled = {name: _find_spelling(path, header, name) for name in _SPELLINGS}
     collected = Collected(path, limit)
     for row in read_rows(path, ["job_id", *spelled.values(), *_PLAIN[1:]]):
         collected.keep(_read_row(row, spelled, collected))
         if collected.is_full:
             break
     return make_trace(path.stem, collected.finish(), skipped=collected.skipped, format="elasticflow")
+
+
+def _find_spelling(path: Path, header: list[str], name: str) -> str:
+    for spelling in _SPELLINGS[name]:
+        if spelling in header:
+            return spelling
+    either = " or ".join(repr(spelling) for spelling in _SPELLINGS[name])
+    raise InvalidRequest(f"{path.name} line 1: no column {either}; the header must name {', '.join(COLUMNS)}")
 
 
 def _read_row(row: Row, spelled: dict[str, str], collected: Collected) -> TraceJob:

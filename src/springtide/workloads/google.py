@@ -26,8 +26,10 @@ COLUMNS = (
 )
 NUM_EVENT_TYPES = 9
 _SUBMIT, _SCHEDULE = 0, 1
-# Evicted, failed, finished, killed, lost: each of them ends a time in which the task ran.
+# Evicted, failed, finished, killed, lost: each of them ends a time in which the task ran; after the last three
+# nothing more is counted, so that reading may stop when all tasks of interest are there.
 _ENDS = frozenset({2, 3, 4, 5, 6})
+_LAST = frozenset({4, 5, 6})
 _MAX_TIMESTAMP = 2**63 - 1
 _US_PER_S = 1e6
 
@@ -49,10 +51,10 @@ class _Task:
 def read(path: Path, limit: int | None = None) -> Trace:
     """Read one file of events: each task is a job on one device, from its first submission, which has event type 0.
 
-    Its duration is the time between its being scheduled and evicted, failed, finished, killed or lost, summed; None
-    where it was not both scheduled and ended in this file. Timestamps are microseconds; 0 and 2^63 - 1 stand for
-    before and after the trace, and such submissions are left out and counted, as later submissions of a task are.
-    With a limit, reading ends when the first so many tasks have all ended. Raises InvalidRequest.
+    Its duration is the time between its being scheduled and evicted, failed, finished, killed or lost, summed until
+    it is finished, killed or lost; None where none of it is in this file. Timestamps are microseconds; 0 and 2^63 - 1
+    stand for before and after the trace, and such submissions are left out and counted, as later submissions of a
+    task are. With a limit, reading ends when the first so many tasks have all come to their end. Raises InvalidRequest.
     """
     collected = Collected(path, limit)
     tasks: dict[tuple[int, int], _Task] = {}
@@ -72,7 +74,7 @@ def read(path: Path, limit: int | None = None) -> Trace:
             tasks[key] = _Task(job_id, at_us, row.text("user"))
             num_open += 1
         elif task is not None and at_us < _MAX_TIMESTAMP:
-            num_open += _follow(task, event, at_us)
+            num_open -= _follow(task, event, at_us)
         if limit is not None and len(tasks) >= limit and num_open == 0:
             break
     for task in tasks.values():
@@ -92,17 +94,15 @@ def _check_time(row: Row, at_us: int) -> None:
         row.refuse("timestamp", f"{at_us} microseconds are over 3,000 years; is the unit right?")
 
 
-def _follow(task: _Task, event: int, at_us: int) -> int:
-    """Take an event of a known task in; the change in the number of tasks that have not ended."""
+def _follow(task: _Task, event: int, at_us: int) -> bool:
+    """Take an event of a known task in; whether it is the one with which the task comes to its end."""
+    if task.has_ended:
+        return False
     if event == _SCHEDULE:
         task.started_us = at_us
-        change = 1 if task.has_ended else 0
-        task.has_ended = False
-        return change
-    if event not in _ENDS or task.has_ended:
-        return 0
-    if task.started_us is not None:
-        task.ran_us += max(0, at_us - task.started_us)
-    task.started_us = None
-    task.has_ended = True
-    return -1
+    elif event in _ENDS:
+        if task.started_us is not None:
+            task.ran_us += max(0, at_us - task.started_us)
+        task.started_us = None
+        task.has_ended = event in _LAST
+    return task.has_ended

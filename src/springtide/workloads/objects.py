@@ -94,7 +94,7 @@ class _Window:
         self.position = end
 
     def _fill(self) -> bool:
-        """Drop what is taken and read on: as much again as is held, so that a long object is parsed a few times only."""
+        """Drop what is taken and read on: as much again as is held, so that a long object is parsed but a few times."""
         self.text = self.text[self.position :]
         self.position = 0
         try:
