@@ -1,4 +1,4 @@
-"""Traces: generated ones are reproducible, files are refused with the line and the column."""
+"""Traces as jobs of the platform: the clock starts at the first, bounds fit the cluster, bad ones are refused."""
 
 from __future__ import annotations
 
@@ -7,57 +7,62 @@ from pathlib import Path
 import pytest
 
 from springtide.core.errors import InvalidRequest
-from springtide.sim.models import job_model
-from springtide.sim.trace import COLUMNS, read_trace
+from springtide.sim.trace import generate, read_jobs
 
-HEADER = ",".join(COLUMNS)
-GOOD = "a,0,1000,32,1,4,60,100,0.9"
+HEADER = "job_id,submit_time,iteration,model_name,ddl,batch_size,num_gpu,duration,best_effort"
+TABLE = "global_batch_size,1,2,4,8\n32,1.0,1.9,3.4,\n64,,0.9,1.7,3.0\n"
 
 
-def write(tmp_path: Path, *lines: str) -> str:
-    path = tmp_path / "trace.csv"
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+def write(folder: Path, *rows: str) -> str:
+    (folder / "profiles").mkdir(exist_ok=True)
+    (folder / "profiles" / "net.csv").write_text(TABLE, encoding="utf-8")
+    path = folder / "trace.csv"
+    path.write_text("\n".join([HEADER, *rows]) + "\n", encoding="utf-8")
     return str(path)
 
 
-def test_csv_becomes_jobs_in_order_of_arrival(tmp_path: Path) -> None:
-    arrivals = read_trace(write(tmp_path, HEADER, "b,5,320,32,1,2,,50,0.8", GOOD), 4, 0)
-    assert [(at_s, job.job_id) for at_s, job in arrivals] == [(0.0, "a"), (5.0, "b")]
-    first, second = arrivals[0][1], arrivals[1][1]
-    assert (first.goal.deadline_s, second.goal.deadline_s) == (60.0, None)
-    assert job_model(second).total_steps == 10
-    assert job_model(first).rate_per_s(1) == pytest.approx(100.0)
+def test_rows_become_jobs_on_a_clock_that_starts_at_the_first(tmp_path: Path) -> None:
+    trace = write(tmp_path, "a,1000,50,net,1090,32,2,60,0", "b,1010,80,net,0,64,16,60,1")
+    jobs = read_jobs(trace, 4)
+    (first_s, first), (second_s, second) = jobs.arrivals
+    assert (first_s, second_s) == (0.0, 10.0)
+    assert first.goal.deadline_s == 90.0
+    assert first.goal.waits
+    assert second.goal.deadline_s is None
+    assert (first.min_workers, first.max_workers, first.total_steps, first.requested_workers) == (1, 4, 50, 2)
+    # Batch 64 does not run on one device, and this cluster has no more than four.
+    assert (second.min_workers, second.max_workers, second.requested_workers) == (2, 4, 4)
+    assert first.profile_steps_per_s == {1: 1.0, 2: 1.9, 4: 3.4}
+    assert first.num_virtual_shards >= first.max_workers
+    assert jobs.profiles == "profiles"
 
 
-@pytest.mark.parametrize(
-    ("lines", "complaint"),
-    [
-        ([HEADER.replace("samples,", ""), GOOD], "line 1: no column 'samples'"),
-        ([HEADER], "line 2: there is no job"),
-        ([HEADER, GOOD.replace("1000", "nan")], "line 2, column samples: 'nan'"),
-        ([HEADER, GOOD.replace("a,0", "a,-1")], "line 2, column submit_s: '-1'"),
-        ([HEADER, GOOD.replace("1000", "many")], "line 2, column samples: 'many' is not a number"),
-        ([HEADER, GOOD.replace("1000", "10.5")], "column samples: 10.5 must be a whole number"),
-        ([HEADER, GOOD, GOOD], "line 3, column job_id: 'a' is already the job of line 2"),
-        ([HEADER, GOOD.replace("1,4", "4,1")], "line 2, column max_workers"),
-        ([HEADER, GOOD.replace("0.9", "1.5")], "line 2, column parallel_fraction"),
-        ([HEADER, GOOD.replace(",100,", ",0,")], "line 2, column samples_per_s_1"),
-        ([HEADER, "a,0,1000"], "column min_workers"),
-        ([HEADER, GOOD.replace("a,", "../a,")], "line 2, column job_id"),
-    ],
-)
-def test_bad_file_is_refused_with_line_and_column(tmp_path: Path, lines: list[str], complaint: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        read_trace(write(tmp_path, *lines), 4, 0)
-    assert complaint in str(caught.value)
+def test_a_limit_keeps_the_first_jobs(tmp_path: Path) -> None:
+    trace = write(tmp_path, *(f"j{i},{1000 + i},50,net,{2000 + i},32,1,60,0" for i in range(5)))
+    assert [job.job_id for _, job in read_jobs(trace, 4, limit=3).arrivals] == ["j0", "j1", "j2"]
+
+
+def test_the_platforms_own_format_brings_its_speeds(tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    header = "job_id,submit_s,samples,global_batch_size,min_workers,max_workers,deadline_s,samples_per_s_1,parallel_fraction"
+    path.write_text(f"{header}\na,0,640,64,1,2,100,64,0.5\n", encoding="utf-8")
+    ((_, job),) = read_jobs(str(path), 8).arrivals
+    assert job.total_steps == 10
+    assert job.profile_steps_per_s == {1: pytest.approx(1.0), 2: pytest.approx(1 / 0.75)}
+
+
+def test_a_job_that_no_such_cluster_can_hold_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="at least 2 devices, this cluster has 1"):
+        read_jobs(write(tmp_path, "b,0,80,net,100,64,16,60,0"), 1)
 
 
 @pytest.mark.parametrize("trace", ["generated:0", "generated:x", "generated:-3", "no/such/file.csv"])
 def test_bad_name_is_refused(trace: str) -> None:
     with pytest.raises(InvalidRequest):
-        read_trace(trace, 4, 0)
+        read_jobs(trace, 4)
 
 
 def test_generated_trace_depends_on_the_seed_alone() -> None:
-    assert read_trace("generated:20", 8, 3) == read_trace("generated:20", 8, 3)
-    assert read_trace("generated:20", 8, 3) != read_trace("generated:20", 8, 4)
+    assert generate(20, 8, 3) == generate(20, 8, 3)
+    assert generate(20, 8, 3) != generate(20, 8, 4)
+    assert len(read_jobs("generated:20", 8, seed=3).arrivals) == 20

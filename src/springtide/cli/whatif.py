@@ -1,21 +1,19 @@
-"""Questions that need no running platform: `policies`, `simulate`, `bench`."""
+"""Questions that need no running platform: `policies` and `bench`."""
 
 from __future__ import annotations
 
 import importlib
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import click
 import msgspec
 
-from springtide.cli.session import Session, common_options, refuse, state_option
-from springtide.cli.tables import align, duration, number, percent
+from springtide.cli.session import Session, common_options, refuse
+from springtide.cli.tables import align, number
 from springtide.core.errors import BackendError
 
 BENCHES: Mapping[str, str] = MappingProxyType(
@@ -23,17 +21,6 @@ BENCHES: Mapping[str, str] = MappingProxyType(
         "gateway": "what the gateway adds to a call of a replica: time and CPU",
         "resize": "how long training stands still at each kind of resize, beside moving the state once",
     }
-)
-_SHOWN: tuple[tuple[str, str], ...] = (
-    ("deadlines_met", "DEADLINES MET"),
-    ("deadline_satisfactory_ratio", "SATISFIED"),
-    ("jct_mean_s", "MEAN TIME"),
-    ("jct_p95_s", "P95 TIME"),
-    ("queueing_mean_s", "MEAN WAIT"),
-    ("makespan_s", "ALL DONE"),
-    ("utilisation", "USE"),
-    ("resizes", "RESIZES"),
-    ("decision_ms_p99", "DECISION P99 MS"),
 )
 
 
@@ -50,63 +37,6 @@ def policies(session: Session) -> None:
         POLICY_NAMES
     )
     session.answer([{"name": name, "description": line} for name, line in known.items()], text, hint)
-
-
-def parse_cluster(text: str) -> tuple[int, int]:
-    """`4x8` as nodes and devices per node. Raises InvalidRequest."""
-    nodes, separator, devices = text.lower().partition("x")
-    if not separator or not nodes.isdecimal() or not devices.isdecimal() or not int(nodes) or not int(devices):
-        refuse(f"cluster {text!r} is not NODESxDEVICES; write it like 4x8")
-    return int(nodes), int(devices)
-
-
-@click.command()
-@click.option("--trace", required=True, metavar="generated:N|FILE.csv", help="The jobs that arrive.")
-@click.option("--cluster", required=True, metavar="NODESxDEVICES", help="What they share: 4x8.")
-@click.option("--policy", required=True, metavar="P[,P..]", help="See `springtide policies`.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Where all chance comes from.")
-@click.option("--json", "output", metavar="OUT|-", help="Write the answer there as JSON; - is standard output.")
-@state_option
-@click.pass_obj
-def simulate(session: Session, trace: str, cluster: str, policy: str, seed: int, output: str | None) -> None:
-    """Ask the same scheduler that runs the platform what it would do with a trace of jobs."""
-    from springtide.policies.registry import make_policy
-
-    num_nodes, devices_per_node = parse_cluster(cluster)
-    names = [name.strip() for name in policy.split(",") if name.strip()]
-    for name in names:
-        make_policy(name)
-    if not trace.startswith("generated:") and not Path(trace).is_file():
-        refuse(f"there is no trace {trace!r}; give a CSV file or generated:200")
-    from springtide.sim import figures
-
-    answer = figures.simulate(trace, num_nodes, devices_per_node, names, seed, timer=time.process_time)
-    encoded = msgspec.json.format(msgspec.json.encode(answer), indent=2) + b"\n"
-    if output == "-":
-        click.echo(encoded.decode(), nl=False)
-        return
-    if output is not None:
-        Path(output).write_bytes(encoded)
-    click.echo(_comparison(answer["policies"]))
-    session.hint(f"all numbers: {output}" if output else "all numbers: --json OUT (or --json -)")
-
-
-def _comparison(found: Mapping[str, Mapping[str, Any]]) -> str:
-    rows = [
-        [name, str(row.get("jobs", "-")), *[_cell(key, row.get(key)) for key, _ in _SHOWN]]
-        for name, row in found.items()
-    ]
-    return align(("POLICY", "JOBS", *[title for _, title in _SHOWN]), rows)
-
-
-def _cell(key: str, value: Any) -> str:
-    if value is None:
-        return "-"
-    if key.endswith("_s"):
-        return duration(value)
-    if key in ("utilisation", "deadline_satisfactory_ratio"):
-        return percent(value)
-    return number(value) if isinstance(value, float) else str(value)
 
 
 @click.command()

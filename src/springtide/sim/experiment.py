@@ -21,7 +21,6 @@ from springtide.policies.registry import make_policy
 from springtide.sim.clock import VirtualClock
 from springtide.sim.executor import SimExecutor
 from springtide.sim.faults import Faults, SimulatedCrash
-from springtide.sim.figures import simulate
 from springtide.sim.invariants import Invariants, InvariantViolation, complain
 from springtide.sim.machine import Machine
 from springtide.sim.models import Delays
@@ -304,4 +303,4 @@ def run_seed(
     )
 
 
-__all__ = ["FaultRun", "Result", "describe_action", "describe_event", "run_seed", "simulate", "tell_step"]
+__all__ = ["FaultRun", "Result", "describe_action", "describe_event", "run_seed", "tell_step"]

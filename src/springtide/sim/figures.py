@@ -1,162 +1,150 @@
-"""Runs without faults, for their figures: how long jobs took, what met its deadline, how well devices were used."""
+"""`simulate`: what each policy would do with a trace on a cluster, as one answer of plain values."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from springtide.control import loop
-from springtide.control.controller import Controller
-from springtide.control.journal import MemoryJournal
-from springtide.control.records import JobRecord
-from springtide.core.decision import Plan, Policy, Snapshot
-from springtide.core.events import NodeJoined
-from springtide.core.resources import make_node
-from springtide.core.workload import JobState, TrainingJob
+from springtide.core.decision import Policy
+from springtide.core.errors import InvalidRequest
+from springtide.core.ports import Journal
+from springtide.core.resources import Node, make_node
 from springtide.policies.registry import make_policy
-from springtide.sim.clock import VirtualClock
-from springtide.sim.executor import SimExecutor
-from springtide.sim.invariants import complain
-from springtide.sim.machine import Machine
-from springtide.sim.models import Delays, job_model
-from springtide.sim.trace import read_trace
-from springtide.sim.workload import Owners, Request, make_submission
+from springtide.sim.fluid_faults import NodeFaults
+from springtide.sim.fluid_figures import Setting, figures_of
+from springtide.sim.fluid_play import play
+from springtide.sim.fluid_rules import Speeds, overhead_rule
+from springtide.sim.trace import TraceJobs, read_jobs
+from springtide.workloads.cluster import parse_cluster
+from springtide.workloads.profiles import Profiles
+from springtide.workloads.trace import Trace
 
-# Long runs report their progress less often than real workers, which changes no decision but saves events.
-_DELAYS = Delays(progress_s=60.0)
-
-
-class _TimedPolicy:
-    """Measures each decision with a timer that the caller brought."""
-
-    def __init__(self, policy: Policy, timer: Callable[[], float]) -> None:
-        self._policy = policy
-        self._timer = timer
-        self.decisions_s: list[float] = []
-
-    def decide(self, snapshot: Snapshot) -> Plan:
-        began_s = self._timer()
-        plan = self._policy.decide(snapshot)
-        self.decisions_s.append(self._timer() - began_s)
-        return plan
+Progress = Callable[[str, int, int], None]
+"""Told (policy, jobs ended, jobs in all) now and then."""
 
 
 def simulate(
-    trace: str,
-    num_nodes: int,
-    devices_per_node: int,
-    policies: Sequence[str],
-    seed: int = 0,
+    trace: str | Trace,
+    cluster: str | tuple[int, int],
+    policies: Sequence[str] | Mapping[str, Policy],
     *,
+    overhead: str = "elasticflow",
+    seed: int = 0,
+    limit: int | None = None,
+    profiles: str | Path | Profiles | None = None,
+    error_fraction: float = 0.0,
+    mtbf_hours: float | None = None,
+    repair_hours: float = 1.0,
+    feels_placement: bool = True,
+    strict: bool = True,
     timer: Callable[[], float] | None = None,
+    on_progress: Progress | None = None,
+    journal: Callable[[str], Journal] | None = None,
+    with_series: bool = False,
+    with_rows: bool = False,
 ) -> dict[str, Any]:
-    """Run a trace under each policy and return the figures by policy. Raises InvalidRequest on a bad trace.
+    """Play a trace under each policy, one after the other, and return the figures by policy.
 
-    `timer` (seconds) measures decisions and the whole run; without one those figures are None.
+    `policies` are names of the registry, or policies by any name. `error_fraction` is the spread of true speeds around
+    the profiles, `mtbf_hours` the mean time between failures of a node. With `strict` a promise that is broken though
+    everything was as predicted raises InvariantViolation; without it is counted. `timer` (CPU seconds) measures
+    decisions and runs; without one those figures are None. `journal` makes the journal of a policy's run. Raises
+    InvalidRequest on a bad trace or setting.
     """
-    arrivals = read_trace(trace, num_nodes * devices_per_node, seed)
+    num_nodes, devices_per_node = parse_cluster(cluster) if isinstance(cluster, str) else cluster
+    num_devices = num_nodes * devices_per_node
+    rule = overhead_rule(overhead, num_devices)
+    makers = _makers(policies)
+    jobs = read_jobs(trace, num_devices, seed=seed, limit=limit, profiles=profiles)
+    nodes = [make_node(f"node-{index:03d}", devices_per_node, kind="gpu") for index in range(num_nodes)]
+    setting = Setting(
+        num_devices=num_devices,
+        devices_per_node=devices_per_node,
+        rule=rule,
+        has_error=error_fraction > 0.0,
+        feels_placement=feels_placement,
+    )
+    is_as_predicted = error_fraction == 0.0 and mtbf_hours is None
+    answer = _header(trace, (num_nodes, devices_per_node), overhead, seed, jobs)
+    if not is_as_predicted:
+        answer |= {"error_fraction": error_fraction, "mtbf_hours": mtbf_hours, "repair_hours": repair_hours}
+    for name, make in makers.items():
+        speeds = Speeds(
+            devices_per_node=devices_per_node, error_fraction=error_fraction, seed=seed, feels_placement=feels_placement
+        )
+        began_s = 0.0 if timer is None else timer()
+        played = play(
+            make(),
+            jobs.arrivals,
+            nodes,
+            rule=rule,
+            speeds=speeds,
+            faults=_faults(nodes, seed, mtbf_hours, repair_hours),
+            reports_progress=not is_as_predicted,
+            keeps_promises=strict and is_as_predicted,
+            told=_command(answer, name, limit, profiles, error_fraction, mtbf_hours),
+            journal=None if journal is None else journal(name),
+            timer=timer,
+            on_progress=None if on_progress is None else _telling(on_progress, name),
+        )
+        played.cpu_s = None if timer is None else timer() - began_s
+        answer["policies"][name] = figures_of(played, setting, with_series=with_series, with_rows=with_rows)
+    return answer
+
+
+def _makers(policies: Sequence[str] | Mapping[str, Policy]) -> dict[str, Callable[[], Policy]]:
+    """How to make each policy. Raises InvalidRequest on an unknown or repeated name, before anything runs."""
+    if isinstance(policies, Mapping):
+        return {name: (lambda policy=policy: policy) for name, policy in policies.items()}  # type: ignore[misc]
+    if not policies:
+        raise InvalidRequest("no policy is named; `springtide policies` lists them")
+    for name in policies:
+        make_policy(name)
+    return {name: (lambda name=name: make_policy(name)) for name in policies}  # type: ignore[misc]
+
+
+def _faults(nodes: Sequence[Node], seed: int, mtbf_hours: float | None, repair_hours: float) -> NodeFaults | None:
+    if mtbf_hours is None:
+        return None
+    return NodeFaults([node.node_id for node in nodes], seed=seed, mtbf_hours=mtbf_hours, repair_hours=repair_hours)
+
+
+def _telling(on_progress: Progress, name: str) -> Callable[[int, int], None]:
+    return lambda num_ended, num_jobs: on_progress(name, num_ended, num_jobs)
+
+
+def _header(trace: str | Trace, cluster: tuple[int, int], overhead: str, seed: int, jobs: TraceJobs) -> dict[str, Any]:
+    num_nodes, devices_per_node = cluster
     return {
-        "trace": trace,
+        "trace": trace if isinstance(trace, str) else trace.name,
         "cluster": f"{num_nodes}x{devices_per_node}",
         "seed": seed,
-        "policies": {name: _run_policy(name, arrivals, num_nodes, devices_per_node, timer) for name in policies},
+        "overhead": overhead,
+        "profiles": jobs.profiles or None,
+        "num_jobs": len(jobs.arrivals),
+        "num_devices": num_nodes * devices_per_node,
+        "skipped": sum(jobs.skipped.values()),
+        "skipped_by_reason": jobs.skipped,
+        "drawn": list(jobs.drawn),
+        "policies": {},
     }
 
 
-def _run_policy(
-    name: str,
-    arrivals: Sequence[tuple[float, TrainingJob]],
-    num_nodes: int,
-    devices_per_node: int,
-    timer: Callable[[], float] | None,
-) -> dict[str, Any]:
-    clock = VirtualClock()
-    machine = Machine(clock, _DELAYS, complain)
-    timed = None if timer is None else _TimedPolicy(make_policy(name), timer)
-    began_s = 0.0 if timer is None else timer()
-    controller = Controller(make_policy(name) if timed is None else timed)
-    executor = SimExecutor(machine)
-    owners = Owners(machine, [Request(at_s=at_s, event=make_submission(job)) for at_s, job in arrivals])
-    owners.executor = executor
-    for index in range(num_nodes):
-        node = make_node(f"node-{index}", devices_per_node)
-        machine.add_node(node)
-        executor.post_node(NodeJoined(node=node))
-
-    def is_done() -> bool:
-        return executor.is_over or (not owners.num_open and controller.is_idle)
-
-    loop.run(controller, executor, clock, MemoryJournal(), until=is_done)
-    cpu_s = None if timer is None else timer() - began_s
-    records = list(controller.state.jobs.values())
-    figures = _figures(records, num_nodes * devices_per_node)
-    return {**figures, **_decision_figures(None if timed is None else timed.decisions_s), "cpu_s": cpu_s}
-
-
-def _figures(records: Sequence[JobRecord], num_devices: int) -> dict[str, Any]:
-    done = [r for r in records if r.state is JobState.SUCCEEDED and r.ended_at_s is not None]
-    with_deadline = [r for r in records if r.job.goal.deadline_s is not None]
-    admitted = [r for r in records if r.state is not JobState.REJECTED]
-    met = [r for r in with_deadline if _met(r)]
-    times_s = np.array([(r.ended_at_s or 0.0) - r.submitted_at_s for r in done])
-    waits_s = [r.started_at_s - r.submitted_at_s for r in records if r.started_at_s is not None]
-    first_s = min((r.submitted_at_s for r in records), default=0.0)
-    makespan_s = max((r.ended_at_s or 0.0 for r in records), default=0.0) - first_s
-    device_s = sum(r.finished_service_s for r in records)
-    # What the work would cost on one worker each, where no device waits for another: the useful device-seconds.
-    useful_s = sum(_alone_s(r.job) for r in done)
-    capacity_s = makespan_s * num_devices
-    return {
-        "jobs": len(records),
-        "deadline_jobs": len(with_deadline),
-        "deadlines_met": len(met),
-        "deadline_satisfactory_ratio": _ratio(len(met), len(with_deadline)),
-        "admitted": len(admitted),
-        "admitted_and_broken": sum(1 for r in with_deadline if r.state is not JobState.REJECTED and not _met(r)),
-        "jct_mean_s": _mean(times_s),
-        "jct_p50_s": _percentile(times_s, 50),
-        "jct_p95_s": _percentile(times_s, 95),
-        "jct_p99_s": _percentile(times_s, 99),
-        "queueing_mean_s": _mean(np.array(waits_s)),
-        "makespan_s": makespan_s,
-        "cluster_efficiency": _ratio(useful_s, capacity_s),
-        "utilisation": _ratio(device_s, capacity_s),
-        "resizes": sum(r.num_resizes for r in records),
-        "gpu_hours": device_s / 3600.0,
-    }
-
-
-def _met(record: JobRecord) -> bool:
-    deadline_s = record.job.goal.deadline_s
-    ended_s = record.ended_at_s
-    return (
-        record.state is JobState.SUCCEEDED and deadline_s is not None and ended_s is not None and ended_s <= deadline_s
-    )
-
-
-def _alone_s(job: TrainingJob) -> float:
-    model = job_model(job)
-    return model.total_steps * model.step_s(1)
-
-
-def _decision_figures(decisions_s: Sequence[float] | None) -> Mapping[str, float | None]:
-    milliseconds = np.array(decisions_s or ()) * 1000.0
-    return {
-        "decision_ms_p50": _percentile(milliseconds, 50),
-        "decision_ms_p99": _percentile(milliseconds, 99),
-        "decision_ms_max": float(milliseconds.max()) if milliseconds.size else None,
-    }
-
-
-def _ratio(part: float, whole: float) -> float | None:
-    return part / whole if whole else None
-
-
-def _mean(values: np.ndarray[Any, Any]) -> float | None:
-    return float(values.mean()) if values.size else None
-
-
-def _percentile(values: np.ndarray[Any, Any], percent: float) -> float | None:
-    return float(np.percentile(values, percent)) if values.size else None
+def _command(
+    answer: Mapping[str, Any],
+    policy: str,
+    limit: int | None,
+    profiles: str | Path | Profiles | None,
+    error_fraction: float,
+    mtbf_hours: float | None,
+) -> str:
+    """The command that plays the same run again."""
+    words = ["springtide", "simulate", "--trace", str(answer["trace"]), "--cluster", str(answer["cluster"])]
+    words += ["--policy", policy, "--overhead", str(answer["overhead"]), "--seed", str(answer["seed"])]
+    words += [] if limit is None else ["--jobs", str(limit)]
+    words += ["--profiles", str(profiles)] if isinstance(profiles, str | Path) else []
+    words += [] if error_fraction == 0.0 else ["--error", str(error_fraction)]
+    words += [] if mtbf_hours is None else ["--mtbf", str(mtbf_hours)]
+    return shlex.join(words)

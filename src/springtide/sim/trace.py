@@ -1,137 +1,154 @@
-"""The jobs of a run without faults: `generated:N`, or a CSV file that is checked line by line."""
+"""The jobs of a trace as they arrive on the platform: `generated:N`, or a file that `workloads` reads."""
 
 from __future__ import annotations
 
-import csv
-import math
-from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from springtide.core.errors import InvalidRequest
-from springtide.core.quantities import validate_name
-from springtide.core.workload import TrainingJob
-from springtide.sim.workload import make_job
+from springtide.core.workload import MAX_VIRTUAL_SHARDS, Entrypoint, Goal, TrainingJob, WorkloadId
+from springtide.workloads.profiles import Profiles, find_profiles
+from springtide.workloads.readers import read_trace
+from springtide.workloads.trace import Trace, TraceJob, make_trace
 
-COLUMNS = (
-    "job_id",
-    "submit_s",
-    "samples",
-    "global_batch_size",
-    "min_workers",
-    "max_workers",
-    "deadline_s",
-    "samples_per_s_1",
-    "parallel_fraction",
-)
-MAX_JOBS = 100_000
-_MOST_VIRTUAL_SHARDS = 256
-# Without faults a checkpoint is only needed where a policy preempts, which writes its own.
+MAX_GENERATED_JOBS = 100_000
+_FEWEST_VIRTUAL_SHARDS = 64
+# Published schedulers take no periodic checkpoint into account; ten minutes is what bounds the loss at a fault.
 _CHECKPOINT_INTERVAL_S = 600.0
+# A fault of the machines is no fault of the job: it never uses up its restarts.
+_MAX_RESTARTS = 1_000_000
+_SOURCE = Entrypoint(source_path="trace", object_name="fit")
 
 Arrivals = list[tuple[float, TrainingJob]]
 
 
-def read_trace(trace: str, num_devices: int, seed: int) -> Arrivals:
-    """Return (moment, job) in order of arrival. Raises InvalidRequest naming line and column of what is wrong."""
-    kind, separator, rest = trace.partition(":")
-    if kind == "generated" and separator:
-        if not rest.isdecimal() or not 1 <= int(rest) <= MAX_JOBS:
-            raise InvalidRequest(f"trace {trace!r} needs a number of jobs from 1 to {MAX_JOBS}, such as generated:200")
-        return generate(int(rest), num_devices, seed)
-    return read_csv(Path(trace))
+class TraceJobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Training jobs with the moments of their submission, in order, on a clock that starts at the first of them.
+
+    `profiles` names the folder of scaling tables, "" if the trace brings its own speeds; `skipped` and `drawn` say
+    what is not in the file as it stands.
+    """
+
+    name: str
+    arrivals: Arrivals
+    profiles: str = ""
+    skipped: dict[str, int] = {}
+    drawn: tuple[str, ...] = ()
 
 
-def generate(num_jobs: int, num_devices: int, seed: int) -> Arrivals:
+def read_jobs(
+    trace: str | Trace,
+    num_devices: int,
+    *,
+    seed: int = 0,
+    limit: int | None = None,
+    profiles: str | Path | Profiles | None = None,
+) -> TraceJobs:
+    """The first `limit` jobs of a trace on a cluster of `num_devices`. `profiles`: tables, or the folder of them.
+
+    Raises InvalidRequest naming what is wrong, with line and column where it is in the file.
+    """
+    path: Path | None = None
+    if isinstance(trace, str):
+        kind, separator, rest = trace.partition(":")
+        if kind == "generated" and separator:
+            trace = generate(_count(trace, rest, limit), num_devices, seed)
+        else:
+            path = Path(trace)
+            trace = read_trace(path, limit=limit)
+    jobs = trace.jobs if limit is None else trace.jobs[:limit]
+    if not jobs:
+        raise InvalidRequest(f"trace {trace.name} holds no job; give one with at least one row below the header")
+    tables = _tables(path, jobs, profiles)
+    first_s = jobs[0].submit_s
+    return TraceJobs(
+        name=trace.name,
+        arrivals=[(job.submit_s - first_s, _training_job(job, first_s, tables, num_devices)) for job in jobs],
+        profiles="" if tables is None else tables.name,
+        skipped=trace.skipped,
+        drawn=trace.drawn,
+    )
+
+
+def _count(trace: str, text: str, limit: int | None) -> int:
+    if not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= MAX_GENERATED_JOBS:
+        raise InvalidRequest(f"trace {trace!r} needs a number of jobs from 1 to {MAX_GENERATED_JOBS}: generated:200")
+    return int(text) if limit is None else min(limit, int(text))
+
+
+def _tables(path: Path | None, jobs: tuple[TraceJob, ...], profiles: str | Path | Profiles | None) -> Profiles | None:
+    pairs = sorted({job.pair for job in jobs if not job.has_own_curve})
+    if not pairs:
+        return None
+    if isinstance(profiles, Profiles):
+        return profiles
+    if profiles is None and path is None:
+        raise InvalidRequest(f"the trace does not say how fast {pairs[0][0]!r} runs; name a folder with --profiles DIR")
+    return Profiles.read(profiles if profiles is not None else find_profiles(path or "", pairs))
+
+
+def _training_job(job: TraceJob, first_s: float, tables: Profiles | None, num_devices: int) -> TrainingJob:
+    who = f"job {job.job_id}"
+    if job.num_steps < 1:
+        raise InvalidRequest(f"{who} of the trace has no length in steps; a trace to play needs one for each job")
+    if job.has_own_curve:
+        counts = range(1, min(job.max_workers or num_devices, num_devices, MAX_VIRTUAL_SHARDS) + 1)
+        profile = {count: job.own_steps_per_s(count) for count in counts}
+    else:
+        assert tables is not None
+        profile = tables.steps_per_s(job.model, job.global_batch_size)
+    least = max(min(profile), job.min_workers or 1)
+    most = min(max(profile), job.max_workers or max(profile), num_devices, MAX_VIRTUAL_SHARDS)
+    if least > most:
+        raise InvalidRequest(f"{who} needs at least {least} devices, this cluster has {num_devices}; give a larger one")
+    return TrainingJob(
+        job_id=WorkloadId(job.job_id),
+        name=job.job_id,
+        entrypoint=_SOURCE,
+        global_batch_size=job.global_batch_size or 1,
+        min_workers=least,
+        max_workers=most,
+        num_virtual_shards=max(_FEWEST_VIRTUAL_SHARDS, 1 << (most - 1).bit_length()),
+        goal=Goal(deadline_s=None if job.deadline_s is None else job.deadline_s - first_s, waits=True),
+        max_restarts=_MAX_RESTARTS,
+        checkpoint_interval_s=_CHECKPOINT_INTERVAL_S,
+        params={"model": job.model} if job.model else {},
+        owner=job.owner,
+        total_steps=job.num_steps,
+        profile_steps_per_s=profile,
+        requested_workers=min(max(job.num_devices, least), num_devices),
+    )
+
+
+def generate(num_jobs: int, num_devices: int, seed: int) -> Trace:
     """Poisson arrivals that load the cluster by four fifths, log-uniform lengths, half of the jobs with a deadline."""
     rng = np.random.default_rng(np.random.SeedSequence(seed))
     lengths_s = np.exp(rng.uniform(np.log(60.0), np.log(3600.0), num_jobs))
     gap_s = float(lengths_s.mean()) / (0.8 * num_devices)
     moments_s = np.cumsum(rng.exponential(gap_s, num_jobs))
-    arrivals = []
+    jobs = []
     for index, (at_s, length_s) in enumerate(zip(moments_s.tolist(), lengths_s.tolist(), strict=True)):
-        rate = float(np.exp(rng.uniform(np.log(50.0), np.log(2000.0))))
+        samples_per_s = float(np.exp(rng.uniform(np.log(50.0), np.log(2000.0))))
         most = min(num_devices, int(2 ** rng.integers(0, 4)))
-        job = make_job(
-            f"job-{index:05d}",
-            num_samples=max(1, round(rate * length_s)),
-            samples_per_s=rate,
-            parallel_fraction=float(rng.uniform(0.8, 0.99)),
-            batch_size=int(rng.choice([64, 128, 256])),
-            workers=(1, most),
-            deadline_s=at_s + length_s * float(rng.uniform(0.8, 3.0)) if rng.random() < 0.5 else None,
-            checkpoint_interval_s=_CHECKPOINT_INTERVAL_S,
+        parallel = float(rng.uniform(0.8, 0.99))
+        batch_size = int(rng.choice([64, 128, 256]))
+        deadline_s = at_s + length_s * float(rng.uniform(0.8, 3.0)) if rng.random() < 0.5 else None
+        jobs.append(
+            TraceJob(
+                job_id=f"job-{index:05d}",
+                submit_s=at_s,
+                num_steps=max(1, round(samples_per_s * length_s / batch_size)),
+                global_batch_size=batch_size,
+                num_devices=most,
+                duration_s=length_s * (1 - parallel + parallel / most),
+                deadline_s=deadline_s,
+                is_best_effort=deadline_s is None,
+                min_workers=1,
+                max_workers=most,
+                samples_per_s_1=samples_per_s,
+                parallel_fraction=parallel,
+            )
         )
-        arrivals.append((at_s, job))
-    return arrivals
-
-
-def read_csv(path: Path) -> Arrivals:
-    """Read a trace file. Raises InvalidRequest."""
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = csv.DictReader(file)
-            missing = [column for column in COLUMNS if column not in (rows.fieldnames or ())]
-            if missing:
-                raise InvalidRequest(
-                    f"{path.name} line 1: no column {missing[0]!r}; the header must name {', '.join(COLUMNS)}"
-                )
-            arrivals: Arrivals = []
-            known: dict[str, int] = {}
-            for row in rows:
-                arrivals.append(_read_row(row, f"{path.name} line {rows.line_num}", known, rows.line_num))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InvalidRequest(f"the trace {path} cannot be read: {error}") from error
-    if not arrivals:
-        raise InvalidRequest(f"{path.name} line 2: there is no job below the header")
-    return sorted(arrivals, key=lambda arrival: arrival[0])
-
-
-def _read_row(row: Mapping[str, str | None], where: str, known: dict[str, int], line: int) -> tuple[float, TrainingJob]:
-    job_id = validate_name((row["job_id"] or "").strip(), f"{where}, column job_id: the id")
-    if job_id in known:
-        raise InvalidRequest(f"{where}, column job_id: {job_id!r} is already the job of line {known[job_id]}")
-    known[job_id] = line
-    submit_s = _number(row, "submit_s", where, lowest=0.0)
-    least, most = _count(row, "min_workers", where), _count(row, "max_workers", where)
-    if least > most or most > _MOST_VIRTUAL_SHARDS:
-        raise InvalidRequest(
-            f"{where}, column max_workers: {most} must be from min_workers ({least}) to {_MOST_VIRTUAL_SHARDS}"
-        )
-    fraction = _number(row, "parallel_fraction", where, lowest=0.0)
-    if fraction > 1.0:
-        raise InvalidRequest(f"{where}, column parallel_fraction: {fraction} is above 1")
-    rate = _number(row, "samples_per_s_1", where, lowest=0.0)
-    if rate == 0.0:
-        raise InvalidRequest(f"{where}, column samples_per_s_1: a job that trains nothing in a second never ends")
-    has_deadline = bool((row["deadline_s"] or "").strip())
-    job = make_job(
-        job_id,
-        num_samples=_count(row, "samples", where),
-        samples_per_s=rate,
-        parallel_fraction=fraction,
-        batch_size=_count(row, "global_batch_size", where),
-        workers=(least, most),
-        deadline_s=_number(row, "deadline_s", where, lowest=0.0) if has_deadline else None,
-        checkpoint_interval_s=_CHECKPOINT_INTERVAL_S,
-    )
-    return submit_s, job
-
-
-def _number(row: Mapping[str, str | None], column: str, where: str, *, lowest: float) -> float:
-    text = (row[column] or "").strip()
-    try:
-        value = float(text)
-    except ValueError:
-        raise InvalidRequest(f"{where}, column {column}: {text!r} is not a number") from None
-    if not math.isfinite(value) or value < lowest:
-        raise InvalidRequest(f"{where}, column {column}: {text!r} must be a finite number of at least {lowest:g}")
-    return value
-
-
-def _count(row: Mapping[str, str | None], column: str, where: str) -> int:
-    value = _number(row, column, where, lowest=1.0)
-    if value != int(value):
-        raise InvalidRequest(f"{where}, column {column}: {value} must be a whole number")
-    return int(value)
+    return make_trace(f"generated:{num_jobs}", jobs, drawn=(f"every job, with seed {seed}",))

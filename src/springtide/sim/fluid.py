@@ -1,0 +1,497 @@
+"""The executor of long traces: no processes and no messages; a job's progress is a continuous amount that grows."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from springtide.core.actions import Action, AdmitJob, EndJob, PreemptJob, ResizeJob, StartReplica, StopReplica
+from springtide.core.events import (
+    CheckpointCommitted,
+    Event,
+    JobFinished,
+    JobResized,
+    JobSubmitted,
+    NodeJoined,
+    NodeLost,
+    ProgressReported,
+    ReplicaLost,
+    ReplicaReady,
+    ReplicaStopped,
+)
+from springtide.core.ports import Standing
+from springtide.core.resources import DeviceId, Node, NodeId
+from springtide.core.workload import ReplicaId, TrainingJob, WorkloadId
+from springtide.sim.clock import VirtualClock
+from springtide.sim.fluid_faults import NodeFaults
+from springtide.sim.fluid_rules import OverheadRule, Speeds, single_speed
+from springtide.sim.fluid_runs import FluidReplica, FluidRun, Timeline
+
+# A turn of the loop in which nothing happens takes this long: no real clock stands still between two turns.
+TURN_S = 0.001
+# Where speeds are not what the profiles say, running jobs report this often, and once soon after each change.
+PROGRESS_S = 300.0
+FIRST_PROGRESS_S = 30.0
+# So many turns in a row in which nothing trains, nothing happens and nobody is still to arrive: the run is stuck.
+MAX_IDLE_TURNS = 10_000
+
+Direction = Literal["start", "grow", "shrink", "recover", "resume", "replace"]
+
+
+class FluidExecutor:
+    """An Executor whose actions take effect in the instant in which they are started, but for what overhead costs.
+
+    `arrivals` are submitted at their moments. A group forms at once and stands still for its overhead; a job that is
+    changed within its overhead pays anew. A group whose worker is lost stands still until the platform forms it
+    anew. With `reports_progress` running jobs report what they measure; without it a run takes far fewer turns.
+    `is_over` says that nothing will ever happen again.
+    """
+
+    def __init__(
+        self,
+        clock: VirtualClock,
+        nodes: Sequence[Node],
+        arrivals: Sequence[tuple[float, TrainingJob]] = (),
+        *,
+        rule: OverheadRule | None = None,
+        speeds: Speeds | None = None,
+        faults: NodeFaults | None = None,
+        reports_progress: bool = False,
+    ) -> None:
+        self.clock = clock
+        self.rule = rule or OverheadRule(name="none")
+        self.speeds = speeds or Speeds(devices_per_node=max((len(node.devices) for node in nodes), default=1))
+        self.runs: dict[WorkloadId, FluidRun] = {}
+        self.timeline = Timeline()
+        self.is_over = False
+        self.num_faults = 0
+        self.down_s: list[tuple[float, float]] = []
+        self.num_open = len(arrivals)
+        self._arrivals_left = len(arrivals)
+        self._reports_progress = reports_progress
+        self._faults = faults
+        self._nodes = {node.node_id: node for node in nodes}
+        self._node_of: dict[DeviceId, NodeId] = {d.device_id: d.node_id for node in nodes for d in node.devices}
+        self._bit_of = {device_id: 1 << index for index, device_id in enumerate(self._node_of)}
+        self._used_sets: set[int] = set()
+        self._down: set[NodeId] = set()
+        self._services: dict[ReplicaId, WorkloadId] = {}
+        self._gone_services: set[ReplicaId] = set()
+        self._inbox: list[Event] = [NodeJoined(node=node) for node in nodes]
+        self._unacknowledged: list[Event] = []
+        self._agenda: list[tuple[float, int, Callable[..., None], Any]] = []
+        self._num_entries = 0
+        self._training: dict[WorkloadId, FluidRun] = {}
+        self._num_held = self._num_progressing = self._num_idle_turns = 0
+        self._efficiency = 0.0
+        for at_s, job in arrivals:
+            self._at(at_s, self._submit, job)
+        for node_id, at_s in faults.first_failures_s(self._nodes) if faults is not None else ():
+            self._at(at_s, self._fail_node, node_id)
+        if reports_progress:
+            self._at(clock.now_s() + PROGRESS_S, self._report_all, None)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no worker holds a device and nothing waits to be told."""
+        return not self._num_held and not self._inbox
+
+    # --- Executor ----------------------------------------------------------------------------------------------------
+
+    def recover(self, standing: Standing) -> None:
+        """Adopt what still runs, end what nobody knows, report what is gone, say again what was not acknowledged."""
+        self._inbox = [*self._unacknowledged, *self._inbox]
+        self._unacknowledged = []
+        named = {start.replica_id for start in standing.replicas}
+        for run in self.runs.values():
+            for replica_id in [replica_id for replica_id in run.replicas if replica_id not in named]:
+                self._release(run, replica_id)
+        for replica_id in [replica_id for replica_id in self._services if replica_id not in named]:
+            del self._services[replica_id]
+        restarted = {action.replica_id for action in standing.actions if isinstance(action, StartReplica)}
+        for start in standing.replicas:
+            known = self.runs.get(start.workload_id)
+            lives = start.replica_id in self._services or (known is not None and start.replica_id in known.replicas)
+            if not lives and start.replica_id not in restarted:
+                lost = ReplicaLost(
+                    workload_id=start.workload_id, replica_id=start.replica_id, reason="it ended meanwhile"
+                )
+                self._inbox.append(lost)
+        for action in standing.actions:
+            self.start(action)
+
+    def start(self, action: Action) -> None:
+        """Carry out an action; a repeated or outdated one changes nothing."""
+        match action:
+            case StartReplica():
+                self._start_replica(action)
+            case StopReplica():
+                self._stop_replica(action)
+            case ResizeJob():
+                self._resize(action)
+            case PreemptJob():
+                self._preempt(action)
+            case EndJob():
+                self._end(action)
+            case AdmitJob():
+                pass
+
+    def wait(self, deadline_s: float | None) -> Sequence[Event]:
+        """Let virtual time pass until something is reported, or to the deadline."""
+        clock, agenda = self.clock, self._agenda
+        began_s = clock.now_s()
+        while not self._inbox:
+            next_s = agenda[0][0] if agenda else None
+            if next_s is None and deadline_s is None:
+                self.is_over = True
+                break
+            if deadline_s is not None and (next_s is None or deadline_s < next_s):
+                if clock.now_s() == began_s:
+                    moment_s = max(deadline_s, began_s + TURN_S)
+                    clock.advance_to(moment_s if next_s is None else min(moment_s, next_s))
+                else:
+                    clock.advance_to(deadline_s)
+                self._check_stuck()
+                break
+            assert next_s is not None
+            clock.advance_to(next_s)
+            self._run_due()
+            if not self._inbox and self._check_stuck():
+                break
+        self._run_due()
+        events, self._inbox = self._inbox, []
+        self._unacknowledged += events
+        return events
+
+    def acknowledge(self, events: Sequence[Event]) -> None:
+        """The events are durable: nobody need hear of them again."""
+        if len(events) == len(self._unacknowledged):
+            self._unacknowledged.clear()
+            return
+        known = set(map(id, events))
+        self._unacknowledged = [event for event in self._unacknowledged if id(event) not in known]
+
+    def post(self, event: Event) -> None:
+        """Hand an event to the control loop, as owners do."""
+        self._inbox.append(event)
+
+    # --- time --------------------------------------------------------------------------------------------------------
+
+    def _at(self, at_s: float, happen: Callable[..., None], what: Any) -> None:
+        self._num_entries += 1
+        heapq.heappush(self._agenda, (at_s, self._num_entries, happen, what))
+
+    def _run_due(self) -> None:
+        now_s, agenda = self.clock.now_s(), self._agenda
+        while agenda and agenda[0][0] <= now_s:
+            _, _, happen, what = heapq.heappop(agenda)
+            happen(what)
+
+    def _check_stuck(self) -> bool:
+        """Whether nothing can happen any more, though somebody keeps looking."""
+        if self._num_progressing or self._arrivals_left or self._down:
+            self._num_idle_turns = 0
+        else:
+            self._num_idle_turns += 1
+            self.is_over = self.is_over or self._num_idle_turns > MAX_IDLE_TURNS
+        return self.is_over
+
+    def _note_timeline(self) -> None:
+        self.timeline.note(self.clock.now_s(), self._num_held, len(self._training), self._efficiency)
+
+    # --- jobs --------------------------------------------------------------------------------------------------------
+
+    def _submit(self, job: TrainingJob) -> None:
+        self._arrivals_left -= 1
+        self.add_job(job)
+        self._inbox.append(JobSubmitted(job=job))
+
+    def add_job(self, job: TrainingJob, *, done_steps: float = 0.0) -> FluidRun:
+        """Open the books of a job, `done_steps` of which are done. Its true speed is drawn here."""
+        curve = self.speeds.curve(job)
+        run = FluidRun(
+            job=job,
+            submitted_s=self.clock.now_s(),
+            curve=curve,
+            single_steps_per_s=single_speed(curve),
+            total_steps=job.total_steps or 0,
+            error=self.speeds.draw_error(),
+            done_steps=done_steps,
+            saved_steps=done_steps,
+        )
+        self.runs[job.job_id] = run
+        return run
+
+    def _resize(self, action: ResizeJob) -> None:
+        run = self.runs.get(action.job_id)
+        if run is None or run.has_ended or action.generation <= run.generation:
+            return
+        now_s, before = self.clock.now_s(), run.members
+        self._halt(run, now_s)
+        named = action.replica_ids
+        assert all(replica_id in run.replicas for replica_id in named), (
+            f"{action.job_id}: a group of workers that are gone"
+        )
+        for replica_id in before:
+            if replica_id not in named:
+                self._release(run, replica_id)
+                self._inbox.append(ReplicaStopped(workload_id=action.job_id, replica_id=replica_id))
+        direction = _direction(run, before, action)
+        # Of several changes in one instant, which devices that come free one after another may take, one counts.
+        if direction in ("grow", "shrink", "replace") and now_s > run.formed_s:
+            run.num_resizes += 1
+        if run.started_s is None:
+            run.started_s = now_s
+        pause_s = self._form(run, named, action.generation, now_s)
+        self._inbox.append(
+            JobResized(
+                job_id=action.job_id,
+                generation=action.generation,
+                world_size=len(named),
+                step=int(run.done_steps),
+                pause_s=pause_s,
+                direction=direction,
+            )
+        )
+
+    def _form(self, run: FluidRun, members: tuple[ReplicaId, ...], generation: int, now_s: float) -> float:
+        """Let these workers train after their overhead, which is returned."""
+        bits, nodes = 0, set()
+        for replica_id in members:
+            device_id = run.replicas[replica_id].device_id
+            bits |= self._bit_of[device_id]
+            nodes.add(self._node_of[device_id])
+        size = len(members)
+        pause_s = self.rule.pause.cost_s(size, is_fresh=bits not in self._used_sets)
+        fraction = self.speeds.placed_fraction(size, len(nodes))
+        steps_per_s = run.curve[min(size, len(run.curve) - 1)] * fraction
+        run.members, run.generation, run.device_bits = members, generation, bits
+        run.formed_s = now_s
+        run.resumed_s = run.since_s = now_s + pause_s
+        run.is_scattered = fraction < 1.0
+        run.rate = steps_per_s * run.error
+        run.efficiency = steps_per_s / run.single_steps_per_s if run.single_steps_per_s else 0.0
+        run.token += 1
+        self._training[run.job.job_id] = run
+        self._efficiency += run.efficiency
+        self._note_timeline()
+        if run.rate > 0.0:
+            self._num_progressing += 1
+            finish_s = run.since_s + (run.total_steps - run.done_steps) / run.rate
+            self._at(finish_s, self._finish, (run, run.token))
+            if self._reports_progress:
+                self._at(run.since_s + FIRST_PROGRESS_S, self._report_first, (run, run.token))
+        return pause_s
+
+    def _halt(self, run: FluidRun, now_s: float) -> None:
+        """The group stands still from now on: its progress is settled, its agenda entries no longer count."""
+        if not run.members:
+            return
+        run.settle(now_s)
+        if now_s > run.formed_s:
+            # A set that was only passed through within one instant has not been used.
+            self._used_sets.add(run.device_bits)
+            run.paused_device_s += (min(now_s, run.resumed_s) - run.formed_s) * len(run.members)
+        if self._faults is not None:
+            run.commit_checkpoints(now_s)
+        self._num_progressing -= run.rate > 0.0
+        run.rate = 0.0
+        run.members = ()
+        run.token += 1
+        del self._training[run.job.job_id]
+        self._efficiency = self._efficiency - run.efficiency if self._training else 0.0
+        self._note_timeline()
+
+    def _finish(self, what: tuple[FluidRun, int]) -> None:
+        run, token = what
+        if token != run.token:
+            return
+        self._halt(run, self.clock.now_s())
+        run.done_steps = float(run.total_steps)
+        self._inbox.append(JobFinished(job_id=run.job.job_id, generation=run.generation, step=run.total_steps))
+
+    def _preempt(self, action: PreemptJob) -> None:
+        run = self.runs.get(action.job_id)
+        if run is None or run.has_ended or action.generation <= run.generation:
+            return
+        self._halt(run, self.clock.now_s())
+        run.generation = action.generation
+        run.num_preemptions += 1
+        run.saved_steps = run.done_steps
+        self._inbox.append(self._checkpoint(run, int(run.done_steps)))
+        for replica_id in action.replica_ids:
+            self._release(run, replica_id)
+            self._inbox.append(ReplicaStopped(workload_id=action.job_id, replica_id=replica_id))
+
+    def _checkpoint(self, run: FluidRun, step: int) -> CheckpointCommitted:
+        job_id = run.job.job_id
+        return CheckpointCommitted(job_id=job_id, generation=run.generation, step=step, path=f"{job_id}/{step}")
+
+    def _end(self, action: EndJob) -> None:
+        run = self.runs.get(action.job_id)
+        if run is None or run.has_ended:
+            return
+        self._halt(run, self.clock.now_s())
+        run.state, run.reason, run.ended_s = action.state, action.reason, self.clock.now_s()
+        self.num_open -= 1
+        for replica_id in list(run.replicas):
+            self._release(run, replica_id)
+            self._inbox.append(ReplicaStopped(workload_id=action.job_id, replica_id=replica_id))
+
+    # --- replicas ----------------------------------------------------------------------------------------------------
+
+    def _start_replica(self, action: StartReplica) -> None:
+        replica_id, job = action.replica_id, action.workload
+        if not isinstance(job, TrainingJob):
+            self._start_service(action)
+            return
+        run = self.runs.get(job.job_id)
+        if run is None:
+            run = self.add_job(job)
+        if run.has_ended or replica_id in run.replicas or replica_id in run.gone:
+            return
+        now_s = self.clock.now_s()
+        if self._node_of.get(action.device_id) in self._down:
+            run.gone.add(replica_id)
+            self._inbox.append(
+                ReplicaLost(workload_id=job.job_id, replica_id=replica_id, reason="it could not be started")
+            )
+            return
+        if not run.replicas:
+            # A fresh start: what was not saved is lost, the fraction of a step included unless that was saved too.
+            restored = action.restore.step if action.restore is not None else 0
+            run.done_steps = run.saved_steps if int(run.saved_steps) == restored else float(restored)
+            run.committed_steps, run.committed_s = float(restored), now_s
+        run.replicas[replica_id] = FluidReplica(replica_id, action.device_id, now_s)
+        self._num_held += 1
+        self._note_timeline()
+        if self.rule.cold_start_s:
+            self._at(now_s + self.rule.cold_start_s, self._warm_up, (run, replica_id))
+        else:
+            self._inbox.append(ReplicaReady(workload_id=job.job_id, replica_id=replica_id))
+
+    def _warm_up(self, what: tuple[FluidRun, ReplicaId]) -> None:
+        run, replica_id = what
+        if replica_id in run.replicas:
+            self._inbox.append(ReplicaReady(workload_id=run.job.job_id, replica_id=replica_id))
+
+    def _stop_replica(self, action: StopReplica) -> None:
+        replica_id, run = action.replica_id, self.runs.get(action.workload_id)
+        if run is None:
+            if replica_id not in self._gone_services:
+                self._services.pop(replica_id, None)
+                self._gone_services.add(replica_id)
+                self._inbox.append(ReplicaStopped(workload_id=action.workload_id, replica_id=replica_id))
+            return
+        if replica_id in run.gone or (run.has_ended and replica_id not in run.replicas):
+            return
+        if replica_id in run.members:
+            self._halt(run, self.clock.now_s())
+        self._release(run, replica_id)
+        self._inbox.append(ReplicaStopped(workload_id=action.workload_id, replica_id=replica_id))
+
+    def _release(self, run: FluidRun, replica_id: ReplicaId) -> None:
+        """The replica is gone and its device free."""
+        replica = run.replicas.pop(replica_id, None)
+        if replica is None:
+            return
+        run.device_s += self.clock.now_s() - replica.started_s
+        self._num_held -= 1
+        self._note_timeline()
+        if run.has_ended:
+            run.gone.clear()
+        else:
+            run.gone.add(replica_id)
+
+    def _start_service(self, action: StartReplica) -> None:
+        if action.replica_id not in self._services and action.replica_id not in self._gone_services:
+            self._services[action.replica_id] = action.workload_id
+            self._inbox.append(ReplicaReady(workload_id=action.workload_id, replica_id=action.replica_id))
+
+    # --- faults ------------------------------------------------------------------------------------------------------
+
+    def lose_replica(self, replica_id: ReplicaId) -> None:
+        """Let one worker die without being asked."""
+        service_id = self._services.pop(replica_id, None)
+        if service_id is not None:
+            self._gone_services.add(replica_id)
+            self._inbox.append(ReplicaLost(workload_id=service_id, replica_id=replica_id, reason="its process ended"))
+            return
+        for run in self.runs.values():
+            if replica_id in run.replicas:
+                self._hit(run, (replica_id,))
+                self._inbox.append(
+                    ReplicaLost(workload_id=run.job.job_id, replica_id=replica_id, reason="its process ended")
+                )
+                return
+
+    def _hit(self, run: FluidRun, lost: Sequence[ReplicaId]) -> None:
+        """Some workers are gone: their group stands still, and without a survivor what no checkpoint holds is lost."""
+        now_s, members = self.clock.now_s(), run.members
+        run.was_hit = True
+        if set(lost) & set(members):
+            self._halt(run, now_s)
+            if set(members) <= set(lost):
+                run.saved_steps = run.committed_steps
+                self._inbox.append(self._checkpoint(run, int(run.committed_steps)))
+        for replica_id in lost:
+            self._release(run, replica_id)
+
+    def _fail_node(self, node_id: NodeId) -> None:
+        assert self._faults is not None
+        self.num_faults += 1
+        for run in self.runs.values():
+            if not run.has_ended:
+                here = [r.replica_id for r in run.replicas.values() if self._node_of[r.device_id] == node_id]
+                if here:
+                    self._hit(run, here)
+        self._down.add(node_id)
+        self._inbox.append(NodeLost(node_id=node_id))
+        now_s = self.clock.now_s()
+        back_s = now_s + self._faults.draw_repair_s(node_id)
+        self.down_s.append((now_s, back_s))
+        self._at(back_s, self._repair_node, node_id)
+
+    def _repair_node(self, node_id: NodeId) -> None:
+        assert self._faults is not None
+        self._down.discard(node_id)
+        self._inbox.append(NodeJoined(node=self._nodes[node_id]))
+        self._at(self.clock.now_s() + self._faults.draw_life_s(node_id), self._fail_node, node_id)
+
+    # --- progress ----------------------------------------------------------------------------------------------------
+
+    def _report_all(self, _: None) -> None:
+        now_s = self.clock.now_s()
+        for run in self._training.values():
+            if run.rate and now_s > run.since_s:
+                self._report(run, now_s)
+        self._at(now_s + PROGRESS_S, self._report_all, None)
+
+    def _report_first(self, what: tuple[FluidRun, int]) -> None:
+        run, token = what
+        if token == run.token:
+            self._report(run, self.clock.now_s())
+
+    def _report(self, run: FluidRun, now_s: float) -> None:
+        run.settle(now_s)
+        self._inbox.append(
+            ProgressReported(
+                job_id=run.job.job_id,
+                generation=run.generation,
+                step=int(run.done_steps),
+                total_steps=run.total_steps,
+                world_size=len(run.members),
+                samples_per_s=run.rate * run.job.global_batch_size,
+            )
+        )
+
+
+def _direction(run: FluidRun, before: Sequence[ReplicaId], action: ResizeJob) -> Direction:
+    if action.forced:
+        return "recover"
+    if not before:
+        return "start" if run.started_s is None else "resume"
+    if len(action.replica_ids) == len(before):
+        return "replace"
+    return "grow" if len(action.replica_ids) > len(before) else "shrink"

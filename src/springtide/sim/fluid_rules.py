@@ -1,0 +1,135 @@
+"""What long traces charge and how fast jobs truly are: the rules of overhead, of scattered groups and of error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import msgspec
+import numpy as np
+
+from springtide.core.decision import Overheads
+from springtide.core.errors import InvalidRequest
+from springtide.core.workload import TrainingJob
+from springtide.perf.curve import interpolate
+
+# From this many devices on the published simulator charges more for every change (ElasticFlow artifact).
+_LARGE_CLUSTER = 256
+# What our own platform measured (docs/results, first light). A switch: the first step after a planned change of a
+# 548 MB model took up to 113 ms more than a usual one. A start: the first touch of that model's memory, at 10 s a GB.
+_MEASURED_SWITCH_S = 0.12
+_MEASURED_START_S = 5.6
+# ElasticFlow, Figure 2(b): ResNet50 on 8 devices of 8 machines runs at 1/2.17 of its speed on the 8 of one machine.
+_SCATTERED_SLOWDOWN = 2.17
+_SCATTERED_DOUBLINGS = 3
+
+
+# A deadline counts as met within this: sums of floats in another order than a policy's differ by less.
+DEADLINE_TOLERANCE_S = 1e-6
+
+
+class OverheadRule(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a job stands still at a change, charged to every policy alike.
+
+    `pause` is what forming a group costs; `cold_start_s` is how long a new worker warms up before it can join one
+    (the others train on meanwhile). `told` is what the Controller tells policies: never less than the truth.
+    """
+
+    name: str
+    pause: Overheads = Overheads()
+    cold_start_s: float = 0.0
+
+    @property
+    def told(self) -> Overheads:
+        """What a policy has to reckon with at every start, resize or move."""
+        return msgspec.structs.replace(self.pause, change_s=self.pause.change_s + self.cold_start_s)
+
+
+OVERHEAD_NAMES: tuple[str, ...] = ("elasticflow", "measured", "none")
+
+
+def overhead_rule(name: str, num_devices: int) -> OverheadRule:
+    """The rule of that name on a cluster of `num_devices`. Raises InvalidRequest naming the known ones.
+
+    `elasticflow`: 2 s (7 s from 256 devices up), and on a set of devices that no job has used before another
+    2 (log2 n + 1) s (the published simulator's formula). `measured`: what our own platform takes. `none`: nothing.
+    """
+    if name == "none":
+        return OverheadRule(name=name)
+    if name == "measured":
+        return OverheadRule(name=name, pause=Overheads(change_s=_MEASURED_SWITCH_S), cold_start_s=_MEASURED_START_S)
+    if name == "elasticflow":
+        change_s = 7.0 if num_devices >= _LARGE_CLUSTER else 2.0
+        return OverheadRule(name=name, pause=Overheads(change_s=change_s, fresh_s=2.0, fresh_per_doubling_s=2.0))
+    raise InvalidRequest(f"there is no overhead rule {name!r}; choose one of {', '.join(OVERHEAD_NAMES)}")
+
+
+def scattered_fraction(num_nodes: int, fewest_nodes: int) -> float:
+    """The share of its compact speed at which a group runs on `num_nodes` where `fewest_nodes` would hold it.
+
+    Every doubling of the nodes costs the same factor; three doublings cost 2.17 (ElasticFlow, Figure 2(b)).
+    """
+    if num_nodes <= fewest_nodes:
+        return 1.0
+    return float(_SCATTERED_SLOWDOWN ** (-math.log2(num_nodes / fewest_nodes) / _SCATTERED_DOUBLINGS))
+
+
+class Speeds:
+    """The truth about how fast jobs are: their profiles, how scattered a group is, and an error nobody knows of.
+
+    `error_fraction` is the standard deviation of a log-normal factor of mean 1 that is drawn for each job from `seed`
+    in order of arrival, so that every policy meets the same truth.
+    """
+
+    def __init__(
+        self, *, devices_per_node: int, error_fraction: float = 0.0, seed: int = 0, feels_placement: bool = True
+    ) -> None:
+        if not (math.isfinite(error_fraction) and 0.0 <= error_fraction <= 10.0):
+            raise InvalidRequest(
+                f"an error of {error_fraction} cannot be drawn; give a fraction from 0 to 10, such as 0.2"
+            )
+        self._devices_per_node = devices_per_node
+        self._feels_placement = feels_placement
+        self._sigma = math.sqrt(math.log1p(error_fraction**2))
+        self._rng = np.random.default_rng(np.random.SeedSequence([seed, 1]))
+        self._curves: dict[tuple[tuple[int, float], ...], tuple[float, ...]] = {}
+
+    def draw_error(self) -> float:
+        """The factor between the true and the profiled speed of the next job."""
+        if self._sigma == 0.0:
+            return 1.0
+        return math.exp(self._sigma * float(self._rng.standard_normal()) - self._sigma**2 / 2)
+
+    def curve(self, job: TrainingJob) -> tuple[float, ...]:
+        """Steps a second on 0, 1, 2, .. devices, compactly placed, as profiled."""
+        key = tuple(job.profile_steps_per_s.items())
+        known = self._curves.get(key)
+        if known is None:
+            known = self._curves[key] = interpolate(dict(key), max(dict(key), default=0))
+        return known
+
+    def placed_fraction(self, num_devices: int, num_nodes: int) -> float:
+        """The share of its compact speed at which a group of `num_devices` on `num_nodes` runs."""
+        if num_nodes == 1 or not self._feels_placement:
+            return 1.0
+        return scattered_fraction(num_nodes, -(-num_devices // self._devices_per_node))
+
+
+def single_speed(curve: tuple[float, ...]) -> float:
+    """Steps a second on one device; where one was not profiled, the smallest profiled speed per device."""
+    for num_devices, rate in enumerate(curve):
+        if rate > 0.0:
+            return rate / num_devices
+    return 0.0
+
+
+MISS_CAUSES: Mapping[str, str] = MappingProxyType(
+    {
+        "impossible": "not even alone on the empty cluster from the moment of its submission",
+        "not_admitted": "refused, though alone it could have met its deadline",
+        "fault": "it lost a worker, or a node was down while it was in the system",
+        "misprediction": "speeds differ from the profiles in this run",
+        "scheduler": "everything was as predicted: the policy is late",
+    }
+)

@@ -1,0 +1,122 @@
+"""The books of a long trace: what each job has done, held and been through, and how full the cluster was when."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+
+from springtide.core.resources import DeviceId
+from springtide.core.workload import JobState, ReplicaId, TrainingJob
+
+
+@dataclass(slots=True)
+class FluidReplica:
+    """One worker: it holds its device from `started_s` on."""
+
+    replica_id: ReplicaId
+    device_id: DeviceId
+    started_s: float
+
+
+@dataclass(slots=True)
+class FluidRun:
+    """One job. `done_steps` was true at `since_s` and grows by `rate` from then on; `since_s` may lie ahead of now.
+
+    The group was formed at `formed_s` and stood still until `resumed_s`.
+
+    `generation` is that of the last group formed; `token` tells an agenda entry about this group from older ones.
+    `saved_steps` is what a fresh start at that very step goes on from, the fraction included.
+    """
+
+    job: TrainingJob
+    submitted_s: float
+    curve: tuple[float, ...]
+    single_steps_per_s: float
+    total_steps: int
+    error: float = 1.0
+    done_steps: float = 0.0
+    saved_steps: float = 0.0
+    rate: float = 0.0
+    since_s: float = 0.0
+    formed_s: float = -1.0
+    resumed_s: float = 0.0
+    generation: int = 0
+    token: int = 0
+    device_bits: int = 0
+    members: tuple[ReplicaId, ...] = ()
+    replicas: dict[ReplicaId, FluidReplica] = field(default_factory=dict)
+    gone: set[ReplicaId] = field(default_factory=set)
+    committed_steps: float = 0.0
+    committed_s: float = 0.0
+    # What the figures are made of.
+    state: JobState = JobState.PENDING
+    reason: str = ""
+    admitted_s: float | None = None
+    started_s: float | None = None
+    ended_s: float | None = None
+    device_s: float = 0.0
+    scattered_device_s: float = 0.0
+    is_scattered: bool = False
+    num_resizes: int = 0
+    num_preemptions: int = 0
+    paused_device_s: float = 0.0
+    efficiency: float = 0.0
+    was_hit: bool = False
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has reached its terminal state."""
+        return self.ended_s is not None
+
+    def settle(self, now_s: float) -> None:
+        """Bring `done_steps` up to `now_s`."""
+        if self.rate and now_s > self.since_s:
+            if self.is_scattered:
+                self.scattered_device_s += (now_s - self.since_s) * len(self.members)
+            self.done_steps = min(self.done_steps + self.rate * (now_s - self.since_s), float(self.total_steps))
+            self.since_s = now_s
+
+    def commit_checkpoints(self, now_s: float) -> None:
+        """Move on to the last of the checkpoints that are written every so often while it trains (after `settle`)."""
+        interval_s = self.job.checkpoint_interval_s
+        num_due = int((now_s - self.committed_s) / interval_s) if interval_s > 0 else 0
+        if num_due <= 0:
+            return
+        self.committed_s += num_due * interval_s
+        behind_s = max(0.0, self.since_s - self.committed_s) if self.rate else 0.0
+        steps = self.done_steps - self.rate * behind_s
+        self.committed_steps = max(self.committed_steps, float(int(max(0.0, steps))))
+
+    def met_deadline(self, tolerance_s: float) -> bool:
+        """Whether it succeeded by its deadline."""
+        deadline_s = self.job.goal.deadline_s
+        return (
+            deadline_s is not None
+            and self.state is JobState.SUCCEEDED
+            and self.ended_s is not None
+            and self.ended_s <= deadline_s + tolerance_s
+        )
+
+
+class Timeline:
+    """How full the cluster was: one entry for each moment at which that changed.
+
+    `devices` are those held, `running` the jobs that have a group, `efficiency` the sum over these of their speed
+    relative to one device (ElasticFlow, equation 8, before it is divided by the number of devices).
+    """
+
+    def __init__(self) -> None:
+        self.time_s = array("d")
+        self.devices = array("l")
+        self.running = array("l")
+        self.efficiency = array("d")
+
+    def note(self, now_s: float, num_devices: int, num_running: int, efficiency: float) -> None:
+        """From `now_s` on these are the numbers; of several in one instant the last counts."""
+        if self.time_s and self.time_s[-1] == now_s:
+            self.devices[-1], self.running[-1], self.efficiency[-1] = num_devices, num_running, efficiency
+            return
+        self.time_s.append(now_s)
+        self.devices.append(num_devices)
+        self.running.append(num_running)
+        self.efficiency.append(efficiency)

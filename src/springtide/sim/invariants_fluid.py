@@ -1,0 +1,138 @@
+"""What must hold on every step of a long trace. The books are kept from the journaled steps alone, and are cheap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NoReturn
+
+from springtide.core.actions import AdmitJob, EndJob, PreemptJob, ResizeJob, StartReplica
+from springtide.core.decision import EMPTY
+from springtide.core.events import JobSubmitted, NodeJoined, NodeLost, ReplicaLost, ReplicaStopped
+from springtide.core.ports import Step
+from springtide.core.resources import DeviceId, Node, NodeId
+from springtide.core.workload import JobState, ReplicaId, TrainingJob, WorkloadId
+from springtide.sim.fluid_rules import DEADLINE_TOLERANCE_S
+from springtide.sim.invariants import InvariantViolation
+
+
+class FluidInvariants:
+    """Watches one run: device-once, capacity, reason-for-change, promise-kept, one-end, nothing-left.
+
+    `reasons` are those of the plan that the step came from; whoever wraps the policy sets them. `told` is the command
+    that runs the same seed again; every violation names it. With `keeps_promises` an admitted job that ends after its
+    deadline is a violation; without (faults, errors, or a study of policies that may) it is only listed in `broken`.
+    """
+
+    def __init__(self, nodes: Iterable[Node], *, told: str = "", keeps_promises: bool = True) -> None:
+        self.reasons: Mapping[WorkloadId, str] = EMPTY
+        self.broken: list[WorkloadId] = []
+        self._told = told
+        self._keeps_promises = keeps_promises
+        self._home = {device.device_id: node.node_id for node in nodes for device in node.devices}
+        self._alive: set[NodeId] = set()
+        self._holder: dict[DeviceId, ReplicaId] = {}
+        self._device: dict[ReplicaId, DeviceId] = {}
+        self._jobs: dict[WorkloadId, TrainingJob] = {}
+        self._ended: set[WorkloadId] = set()
+        self._promised: set[WorkloadId] = set()
+        self._reasoned_s: dict[WorkloadId, float] = {}
+        self._formed_s: dict[WorkloadId, float] = {}
+
+    def note(self, step: Step) -> None:
+        """Check one step. Raises InvariantViolation."""
+        for event in step.events:
+            if isinstance(event, ReplicaStopped | ReplicaLost):
+                self._free(event.replica_id)
+            elif isinstance(event, JobSubmitted):
+                self._jobs.setdefault(event.job.job_id, event.job)
+            elif isinstance(event, NodeJoined | NodeLost):
+                self._note_node(event)
+        for action in step.actions:
+            match action:
+                case StartReplica():
+                    self._start(action, step.now_s)
+                case ResizeJob():
+                    self._resize(action, step.now_s)
+                case PreemptJob():
+                    self._preempt(action, step.now_s)
+                case AdmitJob():
+                    self._admit(action, step.now_s)
+                case EndJob():
+                    self._end(action, step.now_s)
+
+    def check_end(self, now_s: float) -> None:
+        """Once the run is over: every job ended, once, and nothing is held. Raises InvariantViolation."""
+        waiting = [job_id for job_id in self._jobs if job_id not in self._ended]
+        if waiting:
+            names = ", ".join(waiting[:5])
+            self._complain("all-end", f"{len(waiting)} jobs never end, such as {names}", now_s)
+        if self._holder:
+            self._complain("nothing-left", f"{len(self._holder)} devices are still held", now_s)
+
+    def _note_node(self, event: NodeJoined | NodeLost) -> None:
+        if isinstance(event, NodeJoined):
+            self._alive.add(event.node.node_id)
+            return
+        self._alive.discard(event.node_id)
+        for replica_id in [r for d, r in self._holder.items() if self._home[d] == event.node_id]:
+            self._free(replica_id)
+
+    def _preempt(self, action: PreemptJob, now_s: float) -> None:
+        if not action.reason:
+            self._complain("reason-for-change", f"{action.job_id} is preempted without a reason", now_s)
+
+    def _admit(self, action: AdmitJob, now_s: float) -> None:
+        if action.job_id in self._promised or action.job_id in self._ended:
+            self._complain("one-promise", f"{action.job_id} is admitted again", now_s)
+        self._promised.add(action.job_id)
+
+    def _start(self, action: StartReplica, now_s: float) -> None:
+        device_id, workload_id = action.device_id, action.workload_id
+        if workload_id in self._ended:
+            self._complain("end-is-final", f"{workload_id} starts a worker after its end", now_s)
+        if self._home.get(device_id) not in self._alive:
+            self._complain("capacity", f"{workload_id} is given {device_id}, which is no living device", now_s)
+        holder = self._holder.setdefault(device_id, action.replica_id)
+        if holder != action.replica_id:
+            self._complain("device-once", f"{device_id} is held by {holder} and given to {action.replica_id}", now_s)
+        self._device[action.replica_id] = device_id
+        if self.reasons.get(workload_id):
+            self._reasoned_s[workload_id] = now_s
+
+    def _resize(self, action: ResizeJob, now_s: float) -> None:
+        job_id = action.job_id
+        if job_id in self._ended:
+            self._complain("end-is-final", f"{job_id} is resized after its end", now_s)
+        for replica_id in action.replica_ids:
+            if replica_id not in self._device:
+                self._complain("capacity", f"{job_id} is to train on {replica_id}, which holds no device", now_s)
+        if action.cause == "plan" and not self.reasons.get(job_id):
+            # Workers may have been started for this change earlier: then the reason was given with them.
+            reasoned_s = self._reasoned_s.get(job_id)
+            if reasoned_s is None or reasoned_s < self._formed_s.get(job_id, 0.0):
+                self._complain("reason-for-change", f"{job_id} is {action.reason} without a reason", now_s)
+        self._formed_s[job_id] = now_s
+
+    def _end(self, action: EndJob, now_s: float) -> None:
+        job_id = action.job_id
+        if job_id in self._ended or job_id not in self._jobs:
+            self._complain("one-end", f"{job_id} ends as {action.state}, but it has ended or is unknown", now_s)
+        self._ended.add(job_id)
+        deadline_s = self._jobs[job_id].goal.deadline_s
+        if job_id not in self._promised or deadline_s is None:
+            return
+        if action.state is JobState.SUCCEEDED and now_s <= deadline_s + DEADLINE_TOLERANCE_S:
+            return
+        self.broken.append(job_id)
+        if self._keeps_promises:
+            detail = f"{job_id} was promised {deadline_s:.6f} s and is {action.state} {now_s - deadline_s:.6f} s later"
+            self._complain("promise-kept", detail, now_s)
+
+    def _free(self, replica_id: ReplicaId) -> None:
+        device_id = self._device.pop(replica_id, None)
+        if device_id is not None:
+            del self._holder[device_id]
+
+    def _complain(self, name: str, detail: str, now_s: float) -> NoReturn:
+        again = f"; run it again: {self._told}" if self._told else ""
+        raise InvariantViolation(name, f"at {now_s:.6f} s: {detail}{again}")
