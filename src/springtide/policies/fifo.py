@@ -13,7 +13,10 @@ from springtide.policies.shares import Shares, most_workers, serve_demand, serve
 
 
 class Fifo(msgspec.Struct, frozen=True, kw_only=True):
-    """Services first, by load; then jobs in arrival order at their full size (clipped to the cluster)."""
+    """Services first, by load; then jobs in arrival order at the size their owner asked for, else at their full size.
+
+    Both are clipped to the cluster.
+    """
 
     def decide(self, snapshot: Snapshot) -> Plan:
         """Return the plan for this snapshot."""
@@ -35,4 +38,7 @@ class Fifo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _size(view: JobView, total: int) -> int:
-    return max(view.min_workers, min(most_workers(view), total))
+    most = most_workers(view)
+    if view.job.elastic and view.job.requested_workers is not None:
+        most = min(most, view.job.requested_workers)
+    return max(view.min_workers, min(most, total))

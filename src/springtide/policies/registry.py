@@ -2,36 +2,120 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any, cast, get_origin, get_type_hints
+
+import msgspec
 
 from springtide.core.decision import Policy
 from springtide.core.errors import InvalidRequest
-from springtide.policies.edf import EarliestDeadlineFirst
-from springtide.policies.elastic import Elastic
-from springtide.policies.fifo import Fifo
 
-_POLICIES: Mapping[str, Callable[[], Policy]] = MappingProxyType(
+
+class _Entry(msgspec.Struct, frozen=True):
+    """Where a policy is ("module:Class"), with which parameters, and its line if it is not its module's first."""
+
+    target: str
+    parameters: Mapping[str, Any] = MappingProxyType({})
+    line: str = ""
+
+
+# Modules are imported when they are asked for, so that a control plane loads the one policy that it runs.
+_POLICIES: Mapping[str, _Entry] = MappingProxyType(
     {
-        "elastic": Elastic,
-        "edf": EarliestDeadlineFirst,
-        "fifo": Fifo,
+        "elastic": _Entry("elastic:Elastic"),
+        "edf": _Entry("edf:EarliestDeadlineFirst"),
+        "fifo": _Entry("fifo:Fifo"),
+        "springtide": _Entry("springtide:Springtide"),
+        "elasticflow": _Entry("elasticflow:ElasticFlow"),
+        "edf+admission": _Entry(
+            "edf_variants:EdfAdmission", line="EDF that turns away deadlines it cannot make (ElasticFlow's variant)."
+        ),
+        "edf+elastic": _Entry(
+            "edf_variants:EdfElastic",
+            line="ElasticFlow's allocation without its admission (its EDF + elastic scaling).",
+        ),
+        "chronus": _Entry("chronus:Chronus"),
+        "gandiva": _Entry("gandiva:Gandiva"),
+        "optimus": _Entry("optimus:Optimus"),
+        "sjf": _Entry("sjf:ShortestJobFirst"),
+        "static": _Entry("static:Static"),
+        "themis": _Entry("themis:Themis"),
+        "tiresias": _Entry("tiresias:Tiresias"),
     }
 )
-POLICY_NAMES: tuple[str, ...] = tuple(_POLICIES)
+POLICY_NAMES: tuple[str, ...] = tuple(
+    name
+    for name, entry in _POLICIES.items()
+    if importlib.util.find_spec(f"springtide.policies.{entry.target.partition(':')[0]}")
+)
 
 
-def make_policy(name: str) -> Policy:
-    """Build the policy of that name with its default parameters. Raises InvalidRequest naming the known ones."""
-    make = _POLICIES.get(name)
-    if make is None:
-        raise InvalidRequest(f"there is no policy {name!r}; choose one of {', '.join(POLICY_NAMES)}")
-    return make()
+def make_policy(name: str, **parameters: Any) -> Policy:
+    """Build the policy of that name; what is not in `parameters` keeps its default.
+
+    The name may carry parameters itself, as in `edf:caps=no` or `tiresias:thresholds_s=3250+7200:promotion_factor=8`:
+    numbers, words, yes or no, and `+` between the items of a list.
+    Raises InvalidRequest naming the known policies, or the parameters of this one.
+    """
+    plain, _, tail = name.partition(":")
+    make = _class_of(plain)
+    known = inspect.signature(make).parameters
+    for key in (*parameters, *_parse(plain, tail)):
+        if key not in known:
+            raise InvalidRequest(f"the policy {plain} has no parameter {key!r}{_known(known)}")
+    kinds = get_type_hints(make)
+    written = {key: _convert(plain, key, text, kinds[key]) for key, text in _parse(plain, tail).items()}
+    return cast(Policy, make(**{**_POLICIES[plain].parameters, **written, **parameters}))
+
+
+def check_policy_name(name: str) -> None:
+    """Raise InvalidRequest if there is no such policy, or if it does not take the parameters in its name."""
+    make_policy(name)
 
 
 def describe_policy(name: str) -> str:
-    """The first line of the policy's module docstring. Raises InvalidRequest."""
-    import sys
+    """One line about the policy. Raises InvalidRequest."""
+    plain = name.partition(":")[0]
+    module = inspect.getmodule(_class_of(plain))
+    return _POLICIES[plain].line or ((module and module.__doc__) or "").strip().splitlines()[0]
 
-    module = sys.modules[type(make_policy(name)).__module__]
-    return (module.__doc__ or "").strip().splitlines()[0]
+
+def _class_of(name: str) -> type:
+    if name not in POLICY_NAMES:
+        raise InvalidRequest(f"there is no policy {name!r}; choose one of {', '.join(POLICY_NAMES)}")
+    module, _, class_name = _POLICIES[name].target.partition(":")
+    found: type = getattr(importlib.import_module(f"springtide.policies.{module}"), class_name)
+    return found
+
+
+def _parse(name: str, tail: str) -> dict[str, str]:
+    """Read `key=value:key=value`."""
+    found: dict[str, str] = {}
+    for part in tail.split(":") if tail else ():
+        key, equals, text = part.partition("=")
+        if not (key and equals and text):
+            raise InvalidRequest(f"cannot read {part!r} in the policy {name}:{tail}; write {name}:PARAMETER=VALUE")
+        found[key] = text
+    return found
+
+
+def _convert(name: str, key: str, text: str, kind: Any) -> Any:
+    """A parameter's text as a value of its type."""
+    value: Any = {"yes": "true", "no": "false", "none": None}.get(text, text)
+    if get_origin(kind) is tuple:
+        value = text.split("+")
+    try:
+        # Not strict: what comes as text may be a number or a truth value.
+        return msgspec.convert(value, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"the policy {name} does not take {key}={text}: {error}") from error
+
+
+def _known(parameters: Mapping[str, inspect.Parameter]) -> str:
+    if not parameters:
+        return "; it has none"
+    return "; it has " + ", ".join(f"{key}={parameter.default}" for key, parameter in parameters.items())
