@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from springtide.control.controller import Controller
@@ -50,16 +50,19 @@ class View:
     services: dict
     nodes: tuple
     policy: str
+    future: dict = field(default_factory=dict)
 
 
 class PlatformDouble:
     policy_name = "arrival-order"
     wall_clock_offset_s = 1_000_000.0
+    usd_per_device_hour = 0.36
 
-    def __init__(self, state_dir: Path, num_devices: int = 2) -> None:
+    def __init__(self, state_dir: Path, num_devices: int = 2, policy=ArrivalOrder) -> None:
         self.state_dir = state_dir
         self.clock_s = 100.0
-        self.controller = Controller(ArrivalOrder())
+        self.make_policy = policy
+        self.controller = Controller(policy())
         self.journal = MemoryJournal()
         self.listeners = []
         self.shutdowns = []
@@ -73,6 +76,9 @@ class PlatformDouble:
 
     def view(self):
         return self.current
+
+    def snapshot(self):
+        return self.controller.snapshot(self.clock_s)
 
     def subscribe(self, listener):
         for seq, step in self.journal.read():
@@ -97,6 +103,7 @@ class PlatformDouble:
                 dict(state.services),
                 tuple(state.nodes.values()),
                 self.policy_name,
+                self.controller.future,
             )
             for listener in self.listeners:
                 listener(seq, step, self.current)

@@ -17,11 +17,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--slots", type=int, default=None, help="device slots (default: GPUs, else cores)")
     parser.add_argument("--policy", default="elastic")
     parser.add_argument("--port", type=int, default=8787, help="0 takes a free port")
+    parser.add_argument("--price", type=float, default=None, help="US dollars an hour of one device costs")
     parsed = parser.parse_args(arguments)
     configure_logging()
     try:
         return serve(
-            Options(state_dir=parsed.state.resolve(), num_slots=parsed.slots, policy=parsed.policy, port=parsed.port)
+            Options(
+                state_dir=parsed.state.resolve(),
+                num_slots=parsed.slots,
+                policy=parsed.policy,
+                port=parsed.port,
+                usd_per_device_hour=parsed.price,
+            )
         )
     except SpringtideError as error:
         sys.stderr.write(f"springtide: {error}\n")

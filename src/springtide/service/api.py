@@ -15,7 +15,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute
 
 from springtide import __version__
-from springtide.service import openapi, routes
+from springtide.service import openapi, quote_routes, routes
 from springtide.service.auth import Door
 from springtide.service.contract import PlatformLike
 from springtide.service.history import HistoryIndex
@@ -53,6 +53,7 @@ def build_api(
     counter = routes.Counter(platform, history, Desk(platform), Streams(platform))
     for group in (routes.platform_routes, routes.job_routes, routes.service_routes, routes.workload_routes):
         app.include_router(group(counter))
+    app.include_router(quote_routes.quote_routes(platform))
     _add_house_routes(app, registry, function_paths)
     app.router.routes.extend(extra_routes)
     add_problem_handlers(app)

@@ -23,6 +23,7 @@ from springtide.backends.local.devices import discover_node
 from springtide.control.records import ReplicaState, ServiceState
 from springtide.core.errors import BackendError, InvalidRequest
 from springtide.core.ports import Step
+from springtide.core.resources import Node
 from springtide.service.api import build_api
 from springtide.service.auth import load_or_create_token
 from springtide.service.connections import connection_class, raise_descriptor_limit
@@ -34,15 +35,22 @@ from springtide.storage.files import write_durable
 LOG = logging.getLogger("springtide")
 LOOPBACK = "127.0.0.1"
 CRASH_AT = "SPRINGTIDE_CRASH_AT"
+# What clouds ask on demand for a virtual core, and for a GPU of the data centre, in round figures.
+USUAL_USD_PER_CPU_HOUR = 0.05
+USUAL_USD_PER_GPU_HOUR = 2.50
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """How to run the embedded platform. `port` 0 takes a free one, `num_slots` None counts GPUs or cores."""
+    """How to run the embedded platform. `port` 0 takes a free one, `num_slots` None counts GPUs or cores.
+
+    `usd_per_device_hour` None takes the usual price of the kind of device.
+    """
 
     state_dir: Path
     num_slots: int | None = None
     policy: str = "elastic"
     port: int = 8787
+    usd_per_device_hour: float | None = None
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +79,8 @@ def serve(options: Options) -> int:
         executors.append(executor)
         return executor
 
-    platform = Platform(options.state_dir, options.policy, node, make_executor, crash_point)
+    price = usual_price_usd(node) if options.usd_per_device_hour is None else options.usd_per_device_hour
+    platform = Platform(options.state_dir, options.policy, node, make_executor, crash_point, price)
     registry = CollectorRegistry()
     gateway = Gateway(platform.post, registry=registry)
     platform.subscribe(lambda seq, step, view: _route(gateway, step, view))
@@ -114,6 +123,12 @@ def serve(options: Options) -> int:
         LOG.error("the control loop failed: %s", platform.failure)
         return 1
     return 0
+
+
+def usual_price_usd(node: Node) -> float:
+    """What an hour of one of the node's devices usually costs."""
+    has_gpus = any(device.kind == "gpu" for device in node.devices)
+    return USUAL_USD_PER_GPU_HOUR if has_gpus else USUAL_USD_PER_CPU_HOUR
 
 
 def crash_point_of(setting: str) -> Callable[[str], None]:

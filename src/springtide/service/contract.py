@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from springtide.control.records import JobRecord, ServiceRecord
+from springtide.core.decision import Policy, Schedule, Snapshot
 from springtide.core.events import Event
 from springtide.core.ports import Step
 from springtide.core.resources import Node
@@ -46,6 +47,11 @@ class ViewLike(Protocol):
         """The name of the policy that decides."""
         ...
 
+    @property
+    def future(self) -> Mapping[WorkloadId, Schedule]:
+        """What the policy plans for the time to come, as far as it does."""
+        ...
+
 
 class PlatformLike(Protocol):
     """The running platform. Every method may be called from any thread."""
@@ -61,6 +67,19 @@ class PlatformLike(Protocol):
 
     def view(self) -> ViewLike:
         """The platform after its newest journaled step."""
+        ...
+
+    @property
+    def usd_per_device_hour(self) -> float:
+        """What a device costs."""
+        ...
+
+    def snapshot(self) -> Snapshot:
+        """What the policy would be shown at this instant."""
+        ...
+
+    def make_policy(self) -> Policy:
+        """The policy that decides here, in an instance of its own."""
         ...
 
     def submit(self, event: Event, timeout_s: float = 10.0) -> int:

@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Protocol
 
 import msgspec
+from msgspec.structs import replace
 
+from springtide.control.budget import WithinBudget
 from springtide.control.controller import Controller
 from springtide.control.journal import SqliteJournal
 from springtide.control.loop import recover, run
 from springtide.control.records import JobRecord, ServiceRecord
 from springtide.core.actions import Action
+from springtide.core.decision import Policy, Schedule, Snapshot
 from springtide.core.errors import BackendError
 from springtide.core.events import Event, NodeJoined, NodeLost, PlatformStarted, PlatformStopping
 from springtide.core.ports import Executor, Step
@@ -50,6 +53,7 @@ class PlatformView(msgspec.Struct, frozen=True, kw_only=True):
     services: Mapping[WorkloadId, ServiceRecord]
     nodes: tuple[Node, ...]
     policy: str
+    future: Mapping[WorkloadId, Schedule] = {}
 
 
 class PlatformClock:
@@ -78,9 +82,11 @@ class Platform:
         node: Node,
         make_executor: Callable[[PlatformClock], EventExecutor],
         crash_point: Callable[[str], None] | None = None,
+        usd_per_device_hour: float = 0.0,
     ) -> None:
         self.state_dir = state_dir
         self.policy_name = policy_name
+        self.usd_per_device_hour = usd_per_device_hour
         self._node = node
         self._crash_point = crash_point or (lambda name: None)
         self._lock_file = _lock(state_dir)
@@ -90,7 +96,7 @@ class Platform:
             began = repr(time.time())
             self._journal.set_meta(_CLOCK_BEGAN, began)
         self._controller = Controller(
-            make_policy(policy_name),
+            self.make_policy(),
             on_policy_error=lambda error: LOG.error(
                 "policy %s is broken, everyone keeps what they hold: %s", policy_name, error
             ),
@@ -108,6 +114,7 @@ class Platform:
         self.failure: BaseException | None = None
         self._on_stop: Callable[[], None] = lambda: None
         self._view = self._make_view(0)
+        self._shown = self._controller.snapshot(self.clock.now_s())
         self._thread = threading.Thread(target=self._main, name="springtide-loop", daemon=True)
 
     def subscribe(self, listener: Callable[[int, Step, PlatformView], None]) -> None:
@@ -122,6 +129,7 @@ class Platform:
         self._on_stop = on_stop
         seq = recover(self._controller, self._executor, self._journal, on_step=self._tell)
         self._view = self._make_view(seq)
+        self._shown = self._controller.snapshot(self.clock.now_s())
         for known in self._controller.state.nodes.values():
             if known.node_id != self._node.node_id:
                 self._executor.post(NodeLost(node_id=known.node_id))
@@ -137,6 +145,14 @@ class Platform:
     def view(self) -> PlatformView:
         """The platform after its newest journaled step."""
         return self._view
+
+    def snapshot(self) -> Snapshot:
+        """What the policy would be shown at this instant: for those who ask what it would do. Any thread may."""
+        return replace(self._shown, now_s=self.clock.now_s())
+
+    def make_policy(self) -> Policy:
+        """The policy that decides here, in an instance of its own."""
+        return WithinBudget(make_policy(self.policy_name), self.usd_per_device_hour)
 
     def post(self, event: Event) -> None:
         """Hand an event to the loop without waiting."""
@@ -230,6 +246,8 @@ class Platform:
 
     def _on_step(self, seq: int, step: Step) -> None:
         self._view = self._make_view(seq)
+        # Taken here, on the loop's own thread, where nothing changes meanwhile.
+        self._shown = self._controller.snapshot(step.now_s)
         self._tell(seq, step)
         with self._tickets_lock:
             for event in step.events:
@@ -252,6 +270,7 @@ class Platform:
             services=dict(state.services),
             nodes=tuple(state.nodes.values()),
             policy=self.policy_name,
+            future=self._controller.future,
         )
 
 

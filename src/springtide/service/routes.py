@@ -33,7 +33,7 @@ from springtide.service.stream import Streams
 from springtide.service.submission import Desk
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
-_JOB_EXAMPLE = {
+JOB_EXAMPLE = {
     "name": "digits",
     "source": {"filename": "digits.py", "text": "def fit(ctx):\n    ...\n", "object_name": "fit", "kind": "function"},
     "options": {"deadline_s": 600, "global_batch_size": 512, "num_epochs": 10, "max_workers": 4},
@@ -78,7 +78,7 @@ def job_routes(counter: Counter) -> APIRouter:
         "",
         summary="Submit a training job",
         status_code=201,
-        openapi_extra=openapi.takes(JobIn, _JOB_EXAMPLE),
+        openapi_extra=openapi.takes(JobIn, JOB_EXAMPLE),
         responses={
             **openapi.answers(_JOB, "The job is taken in.", 400, 409, 413, 415, 422, 503, status=201),
             200: {"description": "This key was used before.", "content": {"application/json": {"schema": _JOB}}},

@@ -26,6 +26,8 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 PositiveSeconds = Annotated[float, Field(gt=0, le=TEN_YEARS_S, allow_inf_nan=False)]
 ShortText = Annotated[str, Field(max_length=4096)]
 ParamName = Annotated[str, Field(min_length=1, max_length=128)]
+WorkerCount = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,2}$")]
+StepsPerSecond = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 
 
 class _Model(BaseModel):
@@ -74,6 +76,15 @@ class JobOptionsIn(_Model):
         description="a power of two, at least max_workers; fixes the order in which gradients are reduced",
     )
     params: dict[ParamName, ShortText] = Field(default={}, max_length=MAX_PARAMS)
+    is_soft: bool = Field(default=False, description="a deadline to aim at, not a condition: it runs, late if it must")
+    waits: bool = Field(default=False, description="stays in line while its deadline cannot be promised yet")
+    num_samples: int | None = Field(default=None, ge=1, le=10**12, description="of one epoch, where it is known")
+    profile_steps_per_s: dict[WorkerCount, StepsPerSecond] = Field(
+        default={},
+        max_length=MAX_WORKERS,
+        description="optimizer steps a second by number of workers, where they are known",
+        examples=[{"1": 3.2, "2": 5.9}],
+    )
 
 
 class ServiceOptionsIn(_Model):

@@ -23,6 +23,7 @@ from springtide.core.quantities import validate_name
 from springtide.core.workload import Entrypoint, Goal, InferenceService, JobState, TrainingJob, WorkloadId
 from springtide.service import sources
 from springtide.service.contract import PlatformLike, ViewLike
+from springtide.service.experience import Experience, experience_of
 from springtide.service.lookup import find_job, find_service, find_workload
 from springtide.service.schemas import (
     JobIn,
@@ -71,7 +72,9 @@ class Desk:
                 # A submission that was given up on may still be on its way in: its source must stay as it is.
                 raise Conflict(f"this Idempotency-Key was used for {job_id} with another source; use a new key")
             sources.write_source(self._platform.workload_dir(job_id), path, request.source.text)
-            job = self._make_job(request, job_id, submit_key, sources.entrypoint_of(request.source, path))
+            entrypoint = sources.entrypoint_of(request.source, path)
+            experience = experience_of(view, request)
+            job = make_job(request, job_id, entrypoint, self._platform.now_s(), experience, submit_key)
             record = self._hand_over(JobSubmitted(job=job)).jobs[job_id]
         if record.job.submit_key != submit_key:
             raise Conflict(f"this Idempotency-Key was used for {job_id} with another body; use a new key")
@@ -190,28 +193,39 @@ class Desk:
                 return job_id
             draw += 1
 
-    def _make_job(self, request: JobIn, job_id: WorkloadId, submit_key: str, entrypoint: Entrypoint) -> TrainingJob:
-        options = request.options
-        deadline_s = None if options.deadline_s is None else self._platform.now_s() + options.deadline_s
-        return TrainingJob(
-            job_id=job_id,
-            name=request.name,
-            entrypoint=entrypoint,
-            global_batch_size=options.global_batch_size,
-            num_epochs=options.num_epochs,
-            min_workers=options.min_workers,
-            max_workers=options.max_workers,
-            num_virtual_shards=options.num_virtual_shards or default_num_virtual_shards(options.max_workers),
-            # The processes of a script know their number from the start and cannot change it.
-            elastic=entrypoint.kind != "script",
-            goal=Goal(deadline_s=deadline_s, budget_usd=options.budget_usd),
-            seed=options.seed,
-            max_restarts=options.max_restarts,
-            grace_s=options.grace_s,
-            checkpoint_interval_s=options.checkpoint_interval_s,
-            submit_key=submit_key,
-            params=options.params,
-        )
+
+def make_job(
+    request: JobIn,
+    job_id: WorkloadId,
+    entrypoint: Entrypoint,
+    now_s: float,
+    experience: Experience,
+    submit_key: str = "",
+) -> TrainingJob:
+    """The job that a request asks for, with what is known of its length and speed."""
+    options = request.options
+    deadline_s = None if options.deadline_s is None else now_s + options.deadline_s
+    return TrainingJob(
+        job_id=job_id,
+        name=request.name,
+        entrypoint=entrypoint,
+        global_batch_size=options.global_batch_size,
+        num_epochs=options.num_epochs,
+        min_workers=options.min_workers,
+        max_workers=options.max_workers,
+        num_virtual_shards=options.num_virtual_shards or default_num_virtual_shards(options.max_workers),
+        # The processes of a script know their number from the start and cannot change it.
+        elastic=entrypoint.kind != "script",
+        goal=Goal(deadline_s=deadline_s, budget_usd=options.budget_usd, is_soft=options.is_soft, waits=options.waits),
+        seed=options.seed,
+        max_restarts=options.max_restarts,
+        grace_s=options.grace_s,
+        checkpoint_interval_s=options.checkpoint_interval_s,
+        submit_key=submit_key,
+        params=options.params,
+        total_steps=experience.total_steps,
+        profile_steps_per_s=dict(experience.steps_per_s),
+    )
 
 
 def _refuse_ended(record: JobRecord, verb: str) -> None:

@@ -1,0 +1,69 @@
+"""Budgets as admission: what a plan costs, and a policy that turns away jobs planned to cost more than their budget."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec.structs import replace
+
+from springtide.core.decision import JobView, Plan, Policy, Refusal, Schedule, Snapshot
+from springtide.core.workload import WorkloadId
+from springtide.perf.curve import curve_of
+
+
+def cost_usd(schedule: Schedule, usd_per_device_hour: float) -> float:
+    """What the devices of a schedule cost."""
+    device_s = sum((run.end_s - run.start_s) * run.num_devices for run in schedule)
+    return device_s / 3600.0 * usd_per_device_hour
+
+
+class WithinBudget(msgspec.Struct, frozen=True):
+    """A policy whose plans refuse, at the moment of its arrival, a job that is planned to cost more than its budget.
+
+    The planned cost is that of `Plan.future`; where the policy plans only the present, that of the devices given now
+    (or, to a job that waits, of the fewest it can run on), kept to the end. A job whose length or speed is not known
+    is not judged. A refused job is out before the policy decides, so that it takes nobody's place.
+    """
+
+    policy: Policy
+    usd_per_device_hour: float
+
+    def decide(self, snapshot: Snapshot) -> Plan:
+        """Return the inner policy's plan, without the jobs that are too dear."""
+        plan = self.policy.decide(snapshot)
+        refusals: dict[WorkloadId, Refusal] = {}
+        for view in snapshot.jobs:
+            budget_usd = view.job.goal.budget_usd
+            # Later changes of the plan are the platform's doing: they do not take back what was accepted.
+            is_new = view.submitted_at_s == snapshot.now_s and not view.num_replicas and view.admitted_at_s is None
+            if budget_usd is None or not is_new or view.job.job_id in plan.rejected:
+                continue
+            planned_usd = self._planned_usd(view, plan, snapshot)
+            if planned_usd is not None and planned_usd > budget_usd:
+                refusals[view.job.job_id] = Refusal(
+                    reason=f"its planned cost of {money(planned_usd)} exceeds the budget of {money(budget_usd)}",
+                    alternatives=(f"--budget {planned_usd + 0.005:.2f}",),
+                )
+        if not refusals:
+            return plan
+        others = tuple(view for view in snapshot.jobs if view.job.job_id not in refusals)
+        plan = self.policy.decide(replace(snapshot, jobs=others))
+        return replace(plan, rejected={**plan.rejected, **refusals})
+
+    def _planned_usd(self, view: JobView, plan: Plan, snapshot: Snapshot) -> float | None:
+        schedule = plan.future.get(view.job.job_id)
+        curve = curve_of(view)
+        if view.total_steps is None or curve.source == "guess" or not curve.sizes:
+            return None
+        if schedule:
+            return cost_usd(schedule, self.usd_per_device_hour)
+        given = plan.allocations.get(view.job.job_id)
+        num_devices = curve.sizes[0] if given is None else given.num_devices
+        if curve.rate(num_devices) <= 0:
+            return None
+        time_s = snapshot.overheads.cost_s(num_devices) + view.total_steps / curve.rate(num_devices)
+        return num_devices * time_s / 3600.0 * self.usd_per_device_hour
+
+
+def money(usd: float) -> str:
+    """$4.20; what is less than half a cent with two digits that count."""
+    return f"${usd:.2f}" if usd >= 0.005 or usd == 0 else f"${usd:.2g}"

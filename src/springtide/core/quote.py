@@ -1,0 +1,84 @@
+"""What a quote says: whether a job would be taken in, when it would finish, for how much, and what else would do.
+
+Scripts depend on these shapes. Times are seconds from the moment of asking, money is US dollars, and every figure
+has its range: it lies between `p10` and `p90` four times of five.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from springtide.core.decision import PlannedRun
+
+Verdict = Literal["accepted", "refused"]
+OptionName = Literal["cheapest", "chosen", "fastest"]
+
+
+class Range(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure with its uncertainty; both None: not known."""
+
+    p10: float | None = None
+    p90: float | None = None
+
+
+UNKNOWN = Range()
+
+
+class Alternative(msgspec.Struct, frozen=True, kw_only=True):
+    """A change with which the job would be accepted: `change` as it is typed, `options` as POST /v1/jobs takes it.
+
+    `num_devices` is set where the platform would have to grow to so many devices. `finish_s` is not known where
+    nothing is known of the job's speed.
+    """
+
+    change: str
+    finish_s: Range = UNKNOWN
+    cost_usd: Range = UNKNOWN
+    options: dict[str, float | int | None] = {}
+    num_devices: int | None = None
+
+
+class QuoteOption(msgspec.Struct, frozen=True, kw_only=True):
+    """A way to run the job: `workers` throughout, from now on, if they are given to it.
+
+    `communication_fraction` is the part of the devices' time that does not go into samples: 1 - speedup / workers.
+    """
+
+    name: OptionName
+    workers: int
+    batch_per_worker: int
+    finish_s: Range
+    cost_usd: Range
+    communication_fraction: float
+    verdict: str
+
+
+class Quote(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to `quote`. Nothing was changed by asking.
+
+    `verdict` is what a submission at this moment would get. `is_promised` says that the policy guarantees the
+    deadline; otherwise `finish_s` is an expectation. `workers` is what it would train on for most of the time,
+    `minimum_share` the fewest workers that make the deadline if it has them from now on. `schedule` is the planned
+    number of workers over time. A refused job's `finish_s` and `cost_usd` are those of a run without the deadline.
+    `speed_source` says what the figures rest on, `price_usd_per_device_hour` what a device costs.
+    """
+
+    verdict: Verdict
+    reason: str
+    finish_s: Range = UNKNOWN
+    cost_usd: Range = UNKNOWN
+    workers: int | None = None
+    minimum_share: int | None = None
+    alternatives: tuple[Alternative, ...] = ()
+    evidence: tuple[str, ...] = ()
+    options: tuple[QuoteOption, ...] = ()
+    schedule: tuple[PlannedRun, ...] = ()
+    is_promised: bool = False
+    start_s: float | None = None
+    deadline_s: float | None = None
+    budget_usd: float | None = None
+    speed_source: str = "unknown"
+    policy: str = ""
+    price_usd_per_device_hour: float = 0.0

@@ -1,0 +1,139 @@
+"""What is known of a job before it runs: its length and speed, declared with it or measured on earlier runs here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from springtide.control.quote import Spread
+from springtide.control.records import JobRecord
+from springtide.perf.scaling import fit_scaling
+from springtide.service.contract import ViewLike
+from springtide.service.schemas import JobIn, JobOptionsIn
+
+# So many of the newest runs of a function are looked at.
+MAX_RUNS = 10
+# Runs of one function differ by the machine's other load, its temperature and its caches: ten per cent either way is
+# taken until there are runs enough to tell, and where a number of workers was never measured but follows from the
+# fitted curve, thirty.
+MEASURED_SPREAD = 0.10
+FITTED_SPREAD = 0.30
+# From so many runs on, their own differences take the place of the convention.
+_ENOUGH_RUNS = 4
+# A range is never told narrower than a measurement is.
+_LEAST_SPREAD = 0.03
+
+
+class Experience(msgspec.Struct, frozen=True, kw_only=True):
+    """A job's length and speed as far as they are known, and how far a run's time may lie from what they say.
+
+    `steps_per_s` is the slow end of what was measured: what is promised on it holds four times of five and more.
+    """
+
+    total_steps: int | None = None
+    steps_per_s: Mapping[int, float] = {}
+    spread: Spread = Spread(source="unknown")
+
+
+def experience_of(view: ViewLike, request: JobIn) -> Experience:
+    """Return what is known of the job: what the request declares, else what earlier runs of the same code measured.
+
+    Runs count whose name, source text, function, parameters and global batch size are the same.
+    """
+    options = request.options
+    runs = _earlier_runs(view, request)
+    total_steps = declared_steps(options)
+    if total_steps is None:
+        total_steps = next((_scaled(run, options.num_epochs) for run in runs if run.total_steps), None)
+    if options.profile_steps_per_s:
+        declared = {int(count): rate for count, rate in options.profile_steps_per_s.items()}
+        curve = fit_scaling(declared)
+        beyond = {n: curve.samples_per_s(n) for n in range(max(declared) + 1, options.max_workers + 1)}
+        return Experience(total_steps=total_steps, steps_per_s={**declared, **beyond}, spread=Spread(source="profile"))
+    measured = _measured(runs, request)
+    if not measured:
+        return Experience(total_steps=total_steps)
+    most = max(options.max_workers, *measured)
+    slow = _slow_factors(runs, measured, most)
+    batch = options.global_batch_size
+    curve = fit_scaling(measured)
+    rates = {
+        count: (measured.get(count) or curve.samples_per_s(count)) / batch / slow[count] for count in range(1, most + 1)
+    }
+    widest = max(slow[count] for count in range(options.min_workers, min(most, options.max_workers) + 1))
+    # The plan is made with the slow end, so the fast end lies the whole width below it.
+    return Experience(
+        total_steps=total_steps,
+        steps_per_s=rates,
+        spread=Spread(fast=1.0 / (widest * widest), slow=1.0, source=f"history of {_runs(len(runs))}"),
+    )
+
+
+def declared_steps(options: JobOptionsIn) -> int | None:
+    """The number of optimizer steps that the declared number of samples makes; None where none is declared."""
+    if options.num_samples is None:
+        return None
+    return -(-options.num_samples // options.global_batch_size) * options.num_epochs
+
+
+def _earlier_runs(view: ViewLike, request: JobIn) -> list[JobRecord]:
+    """The newest first."""
+    found: list[JobRecord] = []
+    for record in reversed(list(view.jobs.values())):
+        job = record.job
+        is_alike = (
+            job.name == request.name
+            and job.entrypoint.object_name == request.source.object_name
+            and job.entrypoint.kind == request.source.kind == "function"
+            and job.global_batch_size == request.options.global_batch_size
+            and job.params == request.options.params
+            and bool(record.throughput_samples_per_s)
+        )
+        if is_alike and _has_source(job.entrypoint.source_path, request.source.text):
+            found.append(record)
+        if len(found) == MAX_RUNS:
+            break
+    return found
+
+
+def _has_source(path: str, text: str) -> bool:
+    try:
+        return Path(path).read_bytes() == text.encode()
+    except OSError:
+        # Its directory was cleared away: then nobody knows whether it was the same code.
+        return False
+
+
+def _scaled(run: JobRecord, num_epochs: int) -> int:
+    return -(-(run.total_steps or 0) * num_epochs // run.job.num_epochs)
+
+
+def _measured(runs: list[JobRecord], request: JobIn) -> dict[int, float]:
+    """Samples a second by number of workers: the median over the runs."""
+    by_count: dict[int, list[float]] = {}
+    for run in runs:
+        for count, rate in run.throughput_samples_per_s.items():
+            if rate > 0:
+                by_count.setdefault(count, []).append(rate)
+    return {count: float(np.median(rates)) for count, rates in sorted(by_count.items())}
+
+
+def _slow_factors(runs: list[JobRecord], measured: Mapping[int, float], most: int) -> dict[int, float]:
+    """By how much longer a slow run takes than the median one, for each number of workers."""
+    factors = {}
+    for count in range(1, most + 1):
+        if count not in measured:
+            factors[count] = 1.0 + FITTED_SPREAD
+            continue
+        rates = [r for run in runs if (r := run.throughput_samples_per_s.get(count))]
+        factors[count] = 1.0 + MEASURED_SPREAD
+        if len(rates) >= _ENOUGH_RUNS:
+            factors[count] = 1.0 + max(_LEAST_SPREAD, measured[count] / float(np.percentile(rates, 10)) - 1.0)
+    return factors
+
+
+def _runs(count: int) -> str:
+    return "1 run" if count == 1 else f"{count} runs"
