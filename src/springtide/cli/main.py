@@ -40,7 +40,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "config": ("springtide.cli.config", "Show the settings that hold here, and where they come from."),
         "policies": ("springtide.cli.whatif", "List the scheduling policies."),
         "simulate": ("springtide.cli.simulate", "Ask what policies would do with a trace of jobs."),
-        "bench": ("springtide.cli.whatif", "Measure against a named baseline, side by side."),
+        "bench": ("springtide.cli.bench", "Measure against a named baseline, side by side."),
     }
 )
 

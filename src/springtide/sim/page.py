@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from xml.etree import ElementTree
@@ -116,16 +116,17 @@ def swatch(slot: int) -> Element:
     return element("svg", line, viewBox="0 0 28 12", width=28, height=12, aria_hidden="true")
 
 
-def switches(names: Sequence[str]) -> Element:
-    """One check box for each series: what is unchecked leaves every chart and table. Works without script."""
+def switches(names: Mapping[int, str]) -> Element:
+    """One check box for each series by its slot: what is unchecked leaves every chart and table. Needs no script."""
     boxes = [
         element(
             "label",
-            element("input", type="checkbox", checked="checked", id=f"show-{index}", autocomplete="off"),
-            swatch(index),
+            element("input", type="checkbox", checked="checked", id=f"show-{slot}", autocomplete="off"),
+            swatch(slot),
             name,
+            class_=f"key-{slot}",
         )
-        for index, name in enumerate(names)
+        for slot, name in names.items()
     ]
     return element("fieldset", element("legend", "Shown"), *boxes, class_="switches")
 
@@ -163,7 +164,7 @@ def style_sheet() -> str:
         f".line.s{slot} {{ stroke: var(--s{slot}); stroke-dasharray: {_DASHES[slot % len(_DASHES)]}; }} "
         f".area.s{slot}, .bar.s{slot} {{ fill: var(--s{slot}); }} "
         f"body:has(#show-{slot}:not(:checked)) .of-{slot} {{ display: none; }} "
-        f"body:has(.switches label:nth-of-type({slot + 1}):hover) .chart .line:not(.s{slot}) {{ opacity: 0.15; }}"
+        f"body:has(.switches .key-{slot}:hover) .chart .line:not(.s{slot}) {{ opacity: 0.15; }}"
         for slot in range(NUM_SERIES)
     )
     return sheet.replace("/* light series */", light).replace("/* dark series */", dark) + series + "\n"

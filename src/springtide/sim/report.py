@@ -72,7 +72,7 @@ def render(answer: Mapping[str, Any], *, command: str = "") -> str:
     parts: list[Content | None] = [
         element("h1", title),
         element("p", _lead(found), class_="lead"),
-        page.switches(list(found)) if len(found) > 1 else None,
+        page.switches(dict(enumerate(found))) if len(found) > 1 else None,
         page.section(
             "What each policy delivered",
             _headline(found),
@@ -106,7 +106,7 @@ def _lead(found: Mapping[str, Figures]) -> str:
         f"({page.fraction(ranked[-1][0])})"
     )
     broken = figures.get("admitted_and_broken")
-    if broken is not None:
+    if broken is not None and figures.get("promised") != 0:
         said += (
             ", no promise broken" if broken == 0 else f", {broken} {'promise' if broken == 1 else 'promises'} broken"
         )
@@ -139,7 +139,7 @@ def _headline(found: Mapping[str, Figures]) -> Element:
                 element("span", page.swatch(slot), name),
                 f"{_count(figures.get('deadlines_met'))} of {_count(figures.get('deadline_jobs'))}",
                 _meter(satisfied, slot, is_best=is_best),
-                _broken(figures.get("admitted_and_broken")),
+                _broken(figures),
                 _count(figures.get("admitted")),
                 page.seconds(figures.get("jct_mean_s")),
                 page.seconds(figures.get("jct_p95_s")),
@@ -162,9 +162,13 @@ def _meter(value: float | None, slot: int, *, is_best: bool) -> Content:
     return element("span", bar, element("span", page.fraction(value), class_="best" if is_best else None))
 
 
-def _broken(value: int | None) -> Content:
+def _broken(figures: Figures) -> Content:
+    """How many promises were broken; a policy that admits nobody by deadline has made none."""
+    value = figures.get("admitted_and_broken")
     if value is None:
         return page.UNKNOWN
+    if figures.get("promised") == 0:
+        return element("span", "none made", class_="quiet")
     return element("span", f"{value:,}", class_="bad" if value else "good")
 
 

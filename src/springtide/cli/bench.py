@@ -1,0 +1,205 @@
+"""`springtide bench`: each measurement with its baseline, as a table, as JSON, or as Markdown for a page of results."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import click
+import msgspec
+
+from springtide.cli.session import Session, common_options, refuse
+from springtide.cli.tables import align, number
+from springtide.core.errors import BackendError
+
+BENCHES: Mapping[str, str] = MappingProxyType(
+    {
+        "deadlines": "how many deadlines each policy meets on every trace of a folder, beside others and the bound",
+        "decision": "how long a policy thinks at one event, from 64 to 8,192 devices",
+        "figures": "the figures of ElasticFlow's evaluation drawn anew, and whether the order of policies is the same",
+        "gateway": "what the gateway adds to a call of a replica: time and CPU",
+        "resize": "how long training stands still at each kind of resize, beside moving the state once",
+    }
+)
+# Which options belong to which benches.
+_OPTIONS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "small": ("resize",),
+        "traces": ("deadlines", "figures"),
+        "only": ("deadlines", "figures"),
+        "policies": ("deadlines", "decision"),
+        "cluster": ("deadlines",),
+        "profiles": ("deadlines", "figures"),
+        "overhead": ("deadlines", "figures"),
+        "cache": ("deadlines", "figures"),
+        "html": ("figures",),
+        "sizes": ("decision",),
+        "events": ("decision",),
+        "seed": ("deadlines", "decision", "figures"),
+        "markdown": ("deadlines", "decision", "figures"),
+    }
+)
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--list", "is_listed", is_flag=True, help="List what can be measured.")
+@click.option("--small", is_flag=True, help="resize: leave the large model out; half a minute instead of several.")
+@click.option(
+    "--traces", multiple=True, metavar="DIR", help="deadlines, figures: where the traces are (more than once)."
+)
+@click.option("--only", metavar="A,B", help="deadlines: these traces; figures: of 6b,8a,8b,9,10,11 these.")
+@click.option("--policies", metavar="P,P", help="deadlines, decision: these instead of the usual ones.")
+@click.option("--cluster", metavar="NODESxDEVICES", help="deadlines: for traces whose cluster is not known.")
+@click.option("--profiles", metavar="DIR", help="deadlines, figures: scaling tables, if not those near the traces.")
+@click.option("--overhead", metavar="RULE", help="deadlines, figures: elasticflow (default), measured or none.")
+@click.option("--cache", metavar="DIR", help="deadlines, figures: keep each result, so that a cut-off run goes on.")
+@click.option("--html", metavar="OUT", help="figures: draw them into this file.")
+@click.option("--sizes", metavar="N,N", help="decision: these numbers of devices.")
+@click.option("--events", type=click.IntRange(min=1), help="decision: so many arrivals and endings. [default: 300]")
+@click.option("--seed", type=click.IntRange(min=0), help="deadlines, decision, figures: where chance comes from.")
+@click.option("--markdown", is_flag=True, help="deadlines, decision, figures: print tables for a page of results.")
+@common_options
+@click.pass_obj
+def bench(session: Session, /, name: str | None, is_listed: bool, **options: Any) -> None:
+    """Measure NAME against a named baseline, side by side in one run. Exit code 1 if a bound is missed."""
+    if is_listed:
+        answer = [{"name": known, "description": line} for known, line in BENCHES.items()]
+        session.answer(answer, align(("BENCH", "WHAT IT MEASURES"), list(BENCHES.items())), "springtide bench resize")
+        return
+    if name is None or name not in BENCHES:
+        said = "name what to measure" if name is None else f"there is no bench {name!r}"
+        refuse(f"{said}; known are {', '.join(BENCHES)}, and `springtide bench --list` says what they measure")
+    for option, value in options.items():
+        if value and name not in _OPTIONS_OF[option]:
+            refuse(f"--{option} is for {' and '.join(_OPTIONS_OF[option])}; leave it out for {name}")
+    session.note(f"measuring {name}; other work on this machine makes the numbers worse ...")
+    if name == "gateway":
+        report = _gateway_bench()
+    elif name == "resize":
+        report = _probe("probe-resize", small=options["small"])
+    else:
+        module = importlib.import_module(f"springtide.sim.bench_{name}")
+        report = _RUN[name](session, module, options)
+        if options["html"]:
+            importlib.import_module("springtide.sim.figures_page").write_figures(Path(options["html"]), report)
+        if options["markdown"]:
+            click.echo(module.markdown(report))
+            return
+    _answer(session, report)
+
+
+def _answer(session: Session, report: Mapping[str, Any]) -> None:
+    """Print the report and end with what it says."""
+    rows = [
+        [
+            str(row.get("case")),
+            number(row.get("ours")),
+            number(row.get("baseline")),
+            str(row.get("baseline_name")),
+            number(row.get("ratio"), 3),
+            number(row.get("bound")),
+            str(row.get("unit")),
+        ]
+        for row in report["rows"]
+    ]
+    text = align(("CASE", "OURS", "BASELINE", "BASELINE NAME", "RATIO", "BOUND", "UNIT"), rows)
+    criterion = [report["criterion"]] if "criterion" in report else []
+    machine = ", ".join(
+        f"{key} {number(value) if isinstance(value, float) else value}" for key, value in report["machine"].items()
+    )
+    verdict = "passed" if report["passed"] else "NOT PASSED"
+    session.answer(report, "\n".join([text, *criterion, f"{verdict}   on {machine}"]))
+    if not report["passed"]:
+        raise click.exceptions.Exit(1)
+
+
+def _names(text: str | None) -> list[str]:
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
+
+
+def _run_decision(session: Session, module: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    sizes = _names(options["sizes"])
+    wrong = [size for size in sizes if not size.isdecimal() or int(size) % module.DEVICES_PER_NODE or not int(size)]
+    if wrong:
+        refuse(f"--sizes {wrong[0]!r} is no number of devices; give multiples of {module.DEVICES_PER_NODE}, as 64,512")
+    report: dict[str, Any] = module.run_bench(
+        _names(options["policies"]) or None,
+        sizes=[int(size) for size in sizes] or module.SIZES,
+        seed=options["seed"] or 0,
+        num_events=options["events"] or module.NUM_EVENTS,
+        timer=time.process_time,
+        tell=session.note,
+    )
+    return report
+
+
+def _run_deadlines(session: Session, module: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    report: dict[str, Any] = module.run_bench(
+        _folders(options),
+        _runs(session, options),
+        policies=_names(options["policies"]) or module.POLICIES,
+        only=_names(options["only"]),
+        cluster=options["cluster"],
+    )
+    return report
+
+
+def _run_figures(session: Session, module: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    report: dict[str, Any] = module.run_bench(_folders(options), _runs(session, options), only=_names(options["only"]))
+    return report
+
+
+_RUN: Mapping[str, Callable[[Session, Any, Mapping[str, Any]], dict[str, Any]]] = MappingProxyType(
+    {"deadlines": _run_deadlines, "decision": _run_decision, "figures": _run_figures}
+)
+
+
+def _folders(options: Mapping[str, Any]) -> list[Path]:
+    named = list(options["traces"]) or [
+        name for name in os.environ.get("SPRINGTIDE_TRACES", "").split(os.pathsep) if name
+    ]
+    missing = [name for name in named if not Path(name).is_dir()]
+    if missing:
+        refuse(f"there is no folder {missing[0]!r}; name one that holds traces with --traces DIR")
+    return [Path(name) for name in named]
+
+
+def _runs(session: Session, options: Mapping[str, Any]) -> Any:
+    from springtide.sim.bench_runs import Runs
+
+    return Runs(
+        timer=time.process_time,
+        seed=options["seed"] or 0,
+        overhead=options["overhead"] or "elasticflow",
+        profiles=Path(options["profiles"]) if options["profiles"] else None,
+        cache=Path(options["cache"]) if options["cache"] else None,
+        tell=session.note,
+    )
+
+
+def _gateway_bench() -> dict[str, Any]:
+    measured = importlib.import_module("springtide.service.gateway_bench").run_gateway_bench()
+    plain: dict[str, Any] = msgspec.to_builtins(measured)
+    return plain
+
+
+def _probe(verb: str, *, small: bool) -> dict[str, Any]:
+    """The runtime measures itself in a process of its own, because it needs torch."""
+    command = [sys.executable, "-m", "springtide.runtime", verb, "--json", *(["--small"] if small else [])]
+    measured = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    try:
+        report: dict[str, Any] = msgspec.json.decode(measured.stdout, type=dict[str, Any])
+    except ValueError:
+        raise BackendError(
+            f"the measurement ended with code {measured.returncode} and no numbers; `springtide doctor` may say why"
+        ) from None
+    # Whether the numbers are good enough is said by what measured them; numbers without a verdict have not passed.
+    return {"passed": False, **report}
