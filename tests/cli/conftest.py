@@ -12,6 +12,8 @@ from click.testing import CliRunner, Result
 
 from springtide.cli.main import cli
 from springtide.cli.session import Session
+from springtide.core.export import LiveState
+from springtide.core.quote import Quote
 from springtide.core.status import DeviceStatus, Explanation, HistoryEntry, JobStatus, PlatformStatus, ServiceStatus
 
 _JOB = JobStatus(
@@ -82,6 +84,8 @@ class FakeClient:
         self.services_now: dict[str, ServiceStatus] = {}
         self.calls: list[tuple[Any, ...]] = []
         self.lines = ["[fit-3f2a-0] step 1\n"]
+        self.quoted = Quote(verdict="accepted", reason="it is expected to finish in 7m40 .. 8m30")
+        self.live: LiveState
 
     def add(self, *statuses: JobStatus | ServiceStatus) -> None:
         """Several statuses of one job are answered one after the other; the last one stays."""
@@ -127,6 +131,13 @@ class FakeClient:
     def submit_job(self, **asked: Any) -> JobStatus:
         self.calls.append(("submit_job", asked))
         return next(iter(self.jobs_now.values()))[0]
+
+    def quote(self, **asked: Any) -> Quote:
+        self.calls.append(("quote", asked))
+        return self.quoted
+
+    def export(self) -> LiveState:
+        return self.live
 
     def deploy_service(self, **asked: Any) -> ServiceStatus:
         self.calls.append(("deploy_service", asked))

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import click
 
+from springtide.cli.asked import parse_params
 from springtide.cli.loading import find_service, import_file, split_target
-from springtide.cli.run import parse_params
 from springtide.cli.session import Session, common_options
 from springtide.client.functions import ServeFunction
 from springtide.client.goals import ServeKeywords

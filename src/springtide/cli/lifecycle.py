@@ -55,10 +55,13 @@ def _told(platform: PlatformFile, state_dir: Path, headline: str) -> str:
 )
 @click.option("--policy", metavar="P", help="Who gets what: see `springtide policies`. [default: elastic]")
 @click.option("--port", type=click.IntRange(0, 65535), help="0 takes a free one. [default: 8787]")
+@click.option("--price", type=float, metavar="USD", help="What a device costs an hour. [default: 0.05, a GPU 2.50]")
 @click.option("--foreground", is_flag=True, help="Stay here and end with Ctrl-C.")
 @common_options
 @click.pass_obj
-def up(session: Session, slots: int | None, policy: str | None, port: int | None, foreground: bool) -> None:
+def up(
+    session: Session, slots: int | None, policy: str | None, port: int | None, price: float | None, foreground: bool
+) -> None:
     """Start the platform: API, dashboard and scheduler in one process on this machine.
 
     What no flag says, the settings say: springtide config show.
@@ -70,10 +73,12 @@ def up(session: Session, slots: int | None, policy: str | None, port: int | None
         session.answer(answer, _told(running, state_dir, f"already running (pid {running.pid})"), "look: springtide ps")
         return
     chosen_slots = resolve("slots", slots).value
+    chosen_price = resolve("price", price).value
     asked = (
         None if chosen_slots is None else int(chosen_slots),
         str(resolve("policy", policy).value),
         int(resolve("port", port).value or 0),
+        None if chosen_price is None else float(chosen_price),
     )
     if foreground:
         command = service_command(state_dir, *asked)

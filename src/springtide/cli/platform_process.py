@@ -76,22 +76,28 @@ def is_alive(pid: int) -> bool:
     return not Path("/proc/self/stat").exists()
 
 
-def service_command(state_dir: Path, slots: int | None, policy: str, port: int) -> list[str]:
+def service_command(
+    state_dir: Path, slots: int | None, policy: str, port: int, price: float | None = None
+) -> list[str]:
     """The command line of the platform."""
     command = [sys.executable, "-m", "springtide.service", "--state", str(state_dir)]
     if slots is not None:
         command += ["--slots", str(slots)]
+    if price is not None:
+        command += ["--price", repr(price)]
     return [*command, "--policy", policy, "--port", str(port)]
 
 
-def start_platform(state_dir: Path, slots: int | None, policy: str, port: int) -> PlatformFile:
+def start_platform(
+    state_dir: Path, slots: int | None, policy: str, port: int, price: float | None = None
+) -> PlatformFile:
     """Start the platform detached and wait until it answers. Raises BackendError with what it said if it ends."""
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     log_path = state_dir / "platform.log"
     start = log_path.stat().st_size if log_path.exists() else 0
     with log_path.open("ab") as log:
         process = subprocess.Popen(
-            service_command(state_dir, slots, policy, port),
+            service_command(state_dir, slots, policy, port, price),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tomllib
 from collections.abc import Callable, Mapping
@@ -27,7 +28,7 @@ _LEVELS: tuple[Level, ...] = ("flag", "environment", "pyproject", "user file", "
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """One setting: its value, the level that decided, and the words for where that stands."""
 
-    value: str | int | None
+    value: str | int | float | None
     level: Level
     origin: str
 
@@ -56,6 +57,16 @@ def _whole(value: Any, lowest: int, highest: int) -> int:
     return int(text)
 
 
+def _price(value: Any) -> float:
+    try:
+        usd = float(value)
+    except (TypeError, ValueError):
+        usd = math.nan
+    if isinstance(value, bool) or not 0 <= usd <= 1e6:
+        raise ValueError("must be the US dollars that an hour of one device costs, like 0.05; 0 for nothing")
+    return usd
+
+
 def _policy(value: Any) -> str:
     from springtide.policies.registry import POLICY_NAMES
 
@@ -64,13 +75,14 @@ def _policy(value: Any) -> str:
     return str(value)
 
 
-_CHECKS: Mapping[str, Callable[[Any], str | int]] = MappingProxyType(
+_CHECKS: Mapping[str, Callable[[Any], str | int | float]] = MappingProxyType(
     {
         "state": _state,
         "url": _url,
         "port": lambda value: _whole(value, 0, 65535),
         "slots": lambda value: _whole(value, 1, _MAX_SLOTS),
         "policy": _policy,
+        "price": _price,
     }
 )
 NAMES = tuple(_CHECKS)
@@ -82,7 +94,7 @@ def user_file() -> Path:
     return (Path(base) if base else Path.home() / ".config") / "springtide" / "config.toml"
 
 
-def resolve(name: str, flag: str | int | None = None) -> Setting:
+def resolve(name: str, flag: str | int | float | None = None) -> Setting:
     """The one setting. Raises InvalidRequest that names the place of a value that cannot be."""
     if flag is not None:
         return _checked(name, flag, "flag", f"--{name}")

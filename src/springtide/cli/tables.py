@@ -290,7 +290,7 @@ def job_details(job: JobStatus, now_s: float, workers: str = "") -> str:
         ("time left", "" if job.eta_s is None or has_ended else duration(job.eta_s)),
         ("deadline", deadline_text(job, now_s)),
         ("slack", "" if job.slack_s is None or has_ended else slack(job.slack_s)),
-        ("budget", "" if job.budget_usd is None else f"${job.budget_usd:.2f} (local devices have no price)"),
+        ("budget", "" if job.budget_usd is None else f"${job.budget_usd:.2f}"),
         (
             "resizes",
             f"{job.num_resizes}" + ("" if job.last_pause_s is None else f", last pause {pause(job.last_pause_s)}"),

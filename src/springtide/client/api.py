@@ -25,6 +25,8 @@ from springtide.core.errors import (
     SpringtideError,
     Unauthorized,
 )
+from springtide.core.export import LiveState
+from springtide.core.quote import Quote
 from springtide.core.status import (
     Explanation,
     HistoryEntry,
@@ -35,6 +37,8 @@ from springtide.core.status import (
 )
 
 REQUEST_TIMEOUT_S = 30.0
+# A quote asks the policy many times, and waits for those who asked before.
+QUOTE_TIMEOUT_S = 120.0
 CONNECT_TIMEOUT_S = 5.0
 INFER_TIMEOUT_S = 120.0
 # Longer than the platform ever leaves a stream without a sign of life.
@@ -140,6 +144,10 @@ class Client:
         """Who held which device since then, and what happened."""
         return self._ask("GET", "/v1/timeline", Timeline, params={"since_s": since_s})
 
+    def export(self) -> LiveState:
+        """What the platform's policy is shown now, for playing it forward here."""
+        return self._ask("GET", "/v1/export", LiveState)
+
     def shutdown(self, *, stop_workers: bool = True) -> None:
         """Ask the platform to end; with `stop_workers` false its workers go on training until it is back."""
         self._ask("POST", "/v1/shutdown", dict[str, bool], body={"stop_workers": stop_workers})
@@ -173,6 +181,11 @@ class Client:
             return self._ask("POST", "/v1/jobs", JobStatus, body=body, headers=headers)
         except _ConnectionLost:
             return self._ask("POST", "/v1/jobs", JobStatus, body=body, headers=headers)
+
+    def quote(self, name: str, source: SourceLike, options: Mapping[str, Any] | None = None) -> Quote:
+        """Say what `submit_job` with the same arguments would meet now; nothing is changed. Raises InvalidRequest."""
+        body = {"name": name, "source": _source(source), "options": dict(options or {})}
+        return self._ask("POST", "/v1/quote", Quote, body=body, timeout_s=QUOTE_TIMEOUT_S)
 
     def cancel(self, job_id: str) -> JobStatus:
         """End a job; its last checkpoint stays. Raises NotFound, Conflict."""

@@ -33,6 +33,7 @@ from springtide.client.source import (
 from springtide.core.context import TrainContext
 from springtide.core.errors import InvalidRequest, SpringtideError
 from springtide.core.quantities import validate_name
+from springtide.core.quote import Quote
 
 if TYPE_CHECKING:
     from springtide.client.api import Client
@@ -71,6 +72,10 @@ class TrainFunction:
         """Hand the job to the running platform. Raises InvalidRequest with what would do."""
         refuse_while_importing(self.function.__code__.co_filename, f"{self.name}.submit()")
         return submit_job(self.source(), self.options.override(overrides), self.name, client)
+
+    def quote(self, client: Client | None = None, **overrides: Unpack[TrainKeywords]) -> Quote:
+        """Ask the running platform what `submit` with the same keywords would meet; nothing is changed."""
+        return quote_job(self.source(), self.options.override(overrides, "quote()"), self.name, client)
 
     def local(self, out: str | Path | None = None, **overrides: Unpack[TrainKeywords]) -> LocalResult:
         """Train here and now, in this process on one worker, without a platform; takes the keywords of `submit`.
@@ -207,6 +212,11 @@ class Task:
         source = self.source()
         return submit_job(source, self.options.override(overrides), self.name or name_from(source.object_name), client)
 
+    def quote(self, client: Client | None = None, **overrides: Unpack[TrainKeywords]) -> Quote:
+        """Ask the running platform what `submit` with the same keywords would meet; nothing is changed."""
+        source, options = self.source(), self.options.override(overrides, "quote()")
+        return quote_job(source, options, self.name or name_from(source.object_name), client)
+
     def local(self, out: str | Path | None = None, **overrides: Unpack[TrainKeywords]) -> LocalResult:
         """Train here and now, in this process on one worker, without a platform; takes the keywords of `submit`.
 
@@ -250,6 +260,17 @@ def submit_job(source: SourceFile, options: TrainOptions, name: str, client: Cli
         options=options.as_request(num_devices, datetime.now()),
     )
     return JobHandle(connected, status.job_id)
+
+
+def quote_job(source: SourceFile, options: TrainOptions, name: str, client: Client | None = None) -> Quote:
+    """Ask what submitting any source file as a job would meet; `options.name` wins over `name`."""
+    connected = _connect() if client is None else client
+    num_devices = len(connected.status().devices)
+    return connected.quote(
+        name=validate_name(options.name or name),
+        source=source,
+        options=options.as_request(num_devices, datetime.now()),
+    )
 
 
 def deploy_service(source: SourceFile, options: ServeOptions, name: str, client: Client | None = None) -> ServiceHandle:

@@ -44,6 +44,9 @@ class TrainKeywords(TypedDict, total=False):
     name: str
     params: Params
     retries: int
+    soft: bool
+    wait: bool
+    num_samples: int | None
 
 
 class ServeKeywords(TypedDict, total=False):
@@ -140,6 +143,9 @@ class TrainOptions:
     name: str = ""
     params: Params = field(default_factory=dict)
     retries: int = 3
+    soft: bool = False
+    wait: bool = False
+    num_samples: int | None = None
 
     def __post_init__(self) -> None:
         """Raise InvalidRequest, with the mend, for what can never be."""
@@ -147,6 +153,11 @@ class TrainOptions:
         check_count(self.epochs, "epochs", 10)
         check_count(self.retries, "retries", 3, lowest=0)
         check_count(self.seed, "seed", 0, lowest=0)
+        if self.num_samples is not None:
+            check_count(self.num_samples, "num_samples", 50_000)
+        for keyword, value in (("soft", self.soft), ("wait", self.wait)):
+            if not isinstance(value, bool):
+                raise InvalidRequest(f"{keyword} must be True or False, got {value!r:.80}")
         if self.deadline is not None:
             deadline_in_s(self.deadline, datetime(2000, 1, 1))
         if self.budget is not None:
@@ -197,6 +208,12 @@ class TrainOptions:
             options["deadline_s"] = deadline_in_s(self.deadline, now)
         if self.budget is not None:
             options["budget_usd"] = parse_money_usd(self.budget)
+        if self.soft:
+            options["is_soft"] = True
+        if self.wait:
+            options["waits"] = True
+        if self.num_samples is not None:
+            options["num_samples"] = self.num_samples
         return options
 
 

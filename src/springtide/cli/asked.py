@@ -1,0 +1,116 @@
+"""What `run` and `quote` are asked: a file, the options of a training job, and the two read into one request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import click
+
+from springtide.cli.loading import find_training, import_file, split_target, uses_springtide
+from springtide.cli.session import refuse
+from springtide.client.goals import TrainKeywords, TrainOptions
+from springtide.client.source import SourceFile, name_from, read_source
+from springtide.core.quantities import parse_range
+
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+_KEYWORDS = {
+    "deadline": "deadline",
+    "budget": "budget",
+    "workers": "workers",
+    "epochs": "epochs",
+    "batch": "global_batch",
+    "name": "name",
+    "seed": "seed",
+    "samples": "num_samples",
+}
+_OPTIONS = (
+    click.argument("target", metavar="FILE[:FUNCTION]"),
+    click.argument("script_args", nargs=-1, metavar="[-- SCRIPT ARGS]"),
+    click.option("--deadline", metavar="TIME", help="When it must be done: 10m, 1h30m or 18:00."),
+    click.option("--budget", metavar="MONEY", help="What it may cost: $4."),
+    click.option("--workers", metavar="N|MIN..MAX|auto", help="How many workers it may have, whenever."),
+    click.option("--epochs", type=click.IntRange(min=1), help="Passes over the dataset."),
+    click.option("--batch", type=click.IntRange(min=1), help="The global batch size, whatever the number of workers."),
+    click.option("--samples", type=click.IntRange(min=1), metavar="N", help="Samples of one epoch, where you know."),
+    click.option("--name", help="The job's name; its id is made from it."),
+    click.option("--seed", type=click.IntRange(min=0), help="Where all chance comes from."),
+    click.option(
+        "--param", "params", multiple=True, metavar="K=V", help="For the function: ctx.params[K]. Repeatable."
+    ),
+    click.option("--soft", is_flag=True, help="The deadline is an aim: it runs, late if it must."),
+    click.option("--wait", is_flag=True, help="Stay in line while the deadline cannot be promised yet."),
+    click.option("--best-effort", is_flag=True, help="Without the deadline and the budget."),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A training job as it was asked for."""
+
+    source: SourceFile
+    options: TrainOptions
+    name: str
+
+
+def asked_options(command: CommandT) -> CommandT:
+    """Add the file and the options of a training job."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def read_asked(target: str, script_args: tuple[str, ...], given: dict[str, Any]) -> Asked:
+    """Read the file, and what it declares with what the flags change. Raises InvalidRequest."""
+    path, object_name = split_target(target)
+    overrides = _overrides(given)
+    found = find_training(import_file(path), path, object_name) if uses_springtide(path) else None
+    if found is not None:
+        if script_args:
+            refuse(f"{path.name} has a training function, which takes no script arguments; use --param name=value")
+        changed = found.options.override(overrides)
+        source, name = found.source(), found.name or name_from(found.source().object_name)
+    else:
+        if object_name:
+            refuse(f"{path.name} has no training function {object_name!r}: it does not import springtide")
+        _check_script(path, overrides)
+        changed = TrainOptions(workers=1).override(overrides)
+        source, name = read_source(path, "", "script", script_args), name_from(path.stem)
+    if given["best_effort"]:
+        changed = changed.override({"deadline": None, "budget": None})
+    return Asked(source, changed, name)
+
+
+def parse_params(given: tuple[str, ...]) -> dict[str, str]:
+    """`("lr=0.1",)` as a mapping. Raises InvalidRequest."""
+    params = {}
+    for item in given:
+        key, separator, value = item.partition("=")
+        if not separator or not key:
+            refuse(f"--param {item!r} is not a parameter; write it like --param lr=0.1")
+        params[key] = value
+    return params
+
+
+def _overrides(given: dict[str, Any]) -> TrainKeywords:
+    overrides: dict[str, Any] = {_KEYWORDS[key]: given[key] for key in _KEYWORDS if given[key] is not None}
+    for flag in ("soft", "wait"):
+        if given[flag]:
+            overrides[flag] = True
+    if given["params"]:
+        overrides["params"] = parse_params(given["params"])
+    return cast(TrainKeywords, overrides)
+
+
+def _check_script(path: Path, overrides: TrainKeywords) -> None:
+    """A plain script runs under torchrun's variables with a fixed number of workers, and counts its own epochs."""
+    for keyword, flag in (("epochs", "--epochs"), ("global_batch", "--batch")):
+        if keyword in overrides:
+            refuse(f"{path.name} is a plain script, which {flag} cannot steer; pass it on: -- {flag} N")
+    workers = overrides.get("workers")
+    if workers is None:
+        return
+    if workers == "auto" or len(set(parse_range(str(workers), "workers"))) > 1:
+        refuse(f"{path.name} is a plain script and cannot be resized; give one number: --workers 2")

@@ -1,0 +1,76 @@
+"""Quotes and refusals as text: the table of options, the verdict, and what would work instead. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from springtide.cli.tables import UNKNOWN, align
+from springtide.core.quantities import format_duration
+from springtide.core.quote import Alternative, Quote, QuoteOption, Range
+
+BEST_EFFORT = "--best-effort"
+
+
+def times(finish_s: Range) -> str:
+    """7m40 .. 8m30, or a dash while it is not known."""
+    if finish_s.p10 is None or finish_s.p90 is None:
+        return UNKNOWN
+    return f"{format_duration(finish_s.p10)} .. {format_duration(finish_s.p90)}"
+
+
+def dollars(cost_usd: Range) -> str:
+    """The dear end of the range: what to be ready for. Less than a cent is told as that."""
+    if cost_usd.p90 is None:
+        return UNKNOWN
+    return "< $0.01" if 0 < cost_usd.p90 < 0.01 else f"${cost_usd.p90:.2f}"
+
+
+def options_table(options: Sequence[QuoteOption]) -> str:
+    """Cheapest, chosen and fastest, one line each."""
+    rows = [
+        (
+            f"{option.name} ->" if option.name == "chosen" else option.name,
+            str(option.workers),
+            str(option.batch_per_worker),
+            times(option.finish_s),
+            dollars(option.cost_usd),
+            option.verdict,
+        )
+        for option in options
+    ]
+    return align(("", "workers", "batch/worker", "finish (p10..p90)", "cost", "verdict"), rows)
+
+
+def alternative_text(offer: Alternative) -> str:
+    """--epochs 3 (2m40, $0.02): the change, and what it brings where that is known."""
+    told = [] if offer.finish_s.p90 is None else [format_duration(offer.finish_s.p90)]
+    if offer.cost_usd.p90:
+        told.append(dollars(offer.cost_usd))
+    return f"{offer.change} ({', '.join(told)})" if told else offer.change
+
+
+def refusal_text(reason: str, alternatives: Sequence[str]) -> str:
+    """REFUSED, why, and what would work; going without the deadline always may."""
+    offers = list(alternatives)
+    if not any(offer.startswith(BEST_EFFORT) for offer in offers):
+        offers.append(BEST_EFFORT)
+    return f"REFUSED {reason}\n  would work: {' | '.join(offers)}"
+
+
+def quote_text(quote: Quote) -> str:
+    """The whole answer."""
+    parts = [options_table(quote.options)] if quote.options else []
+    if quote.verdict == "refused":
+        parts.append(refusal_text(quote.reason, [alternative_text(offer) for offer in quote.alternatives]))
+    else:
+        parts.append(f"ACCEPTED {quote.reason}")
+    parts += [f"  because {line}" for line in quote.evidence]
+    if quote.minimum_share is not None:
+        parts.append(f"  minimum share: {quote.minimum_share} from now on")
+    if len(quote.schedule) > 1 or (quote.start_s or 0.0) > 1.0:
+        runs = [
+            f"{run.num_devices} from {format_duration(run.start_s)}" if run.start_s else f"{run.num_devices} from now"
+            for run in quote.schedule[:6]
+        ]
+        parts.append("  workers over time: " + ", ".join(runs) + (", ..." if len(quote.schedule) > 6 else ""))
+    return "\n".join(parts)
