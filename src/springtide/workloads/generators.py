@@ -30,7 +30,7 @@ def draw_gamma(seed: int, *, rate_per_s: float, duration_s: float, variation: fl
     shape = 1.0 / _within("variation", variation, 0.01, 100.0) ** 2
     horizon_s, rate = _horizon(duration_s), _rate(rate_per_s)
     expected = _expect(rate * horizon_s)
-    chunks: list[Moments] = []
+    chunks: list[Moments] = [np.empty(0)]
     at_s, num_drawn = 0.0, 0
     while at_s < horizon_s:
         gaps = rng.gamma(shape, 1.0 / (shape * rate), size=min(65_536, max(64, math.ceil(expected))))
@@ -62,7 +62,7 @@ def draw_bursts(
     means_s = (_within("mean_off_s", mean_off_s, 1e-6, 1e11), _within("mean_on_s", mean_on_s, 1e-6, 1e11))
     _expect(2.0 * horizon_s / sum(means_s))
     _expect(horizon_s * sum(rate * mean for rate, mean in zip(rates, means_s, strict=True)) / sum(means_s))
-    chunks: list[Moments] = []
+    chunks: list[Moments] = [np.empty(0)]
     at_s, is_on, num_drawn = 0.0, 0, 0
     while at_s < horizon_s:
         end_s = min(horizon_s, at_s + float(spans.exponential(means_s[is_on])))

@@ -78,10 +78,11 @@ class _Window:
             except RecursionError:
                 self.refuse("it is nested too deep")
             except ValueError as error:
+                offset = getattr(error, "pos", self.position) - self.position
                 if len(self.text) - self.position <= MAX_OBJECT_CHARACTERS and self._fill():
                     continue
-                self._take(getattr(error, "pos", self.position))
-                self.refuse(f"this is no JSON: {getattr(error, 'msg', error)}")
+                self._take(self.position + offset)
+                self.refuse(f"the object here is no JSON: {getattr(error, 'msg', error)}")
             self._take(end)
             return value
 
@@ -109,4 +110,4 @@ class _Window:
 
 
 def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not a number")
+    raise ValueError(f"{text} is no JSON number")
