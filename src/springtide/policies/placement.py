@@ -290,7 +290,9 @@ class _Placing:
             if around:
                 best = min(around, key=lambda start: (-(held & block_at(start, level)).bit_count(), start))
                 return block_at(best, level)
-            return Census(self.layout, free).aligned_block(count)
+            block = Census(self.layout, free).aligned_block(count)
+            if block:
+                return block
         place = Census(self.layout, free).compact(count)
         is_compact = place and len(self.layout.nodes_of(place)) <= self.layout.nodes_needed(count)
         return place if is_compact else 0
@@ -316,15 +318,15 @@ class _Placing:
     def _fill_holes(self, workload_id: WorkloadId) -> None:
         """One device after the other from the smallest holes: the replicas of a service do not talk to each other."""
         for _ in range(self.counts[workload_id] - self.claims.held(workload_id).bit_count()):
-            hole = Census(self.layout, self.claims.free_now).best_block(0)
-            hole = hole or Census(self.layout, self.claims.idle).best_block(0)
-            assert hole, "the counts do not fit into the cluster"
+            hole = self._prefer_free(lambda census: census.best_block(0), 0)
             self.claims.take(workload_id, self.claims.of(workload_id) | hole)
 
     def _prefer_free(self, find: Finder, own: int) -> int:
         """The place among the devices that nobody holds now, unless one that others give back is more compact."""
         soon = find(Census(self.layout, self.claims.idle))
         assert soon, "the counts do not fit into the cluster"
+        if soon & self.claims.held_now == 0:
+            return soon
         now = find(Census(self.layout, self.claims.free_now))
         return now if now and self._spread(now | own) <= self._spread(soon | own) else soon
 
