@@ -68,6 +68,7 @@ def progressive_filling(
     sizes: Sequence[int],
     steps_per_s: Sequence[float],
     *,
+    slot_s: float = 0.0,
     change_s: float = 0.0,
 ) -> Share | None:
     """Algorithm 1, lines 11-22: the smallest level j such that x(t) = min(j, free(t)) does `work` by the deadline.
@@ -76,7 +77,8 @@ def progressive_filling(
     one from the deadline backwards, as the paper's inner loop runs: the later part has level j, the earlier part
     still the level below. So a share is held as late as it can be, devices near now stay free for whoever needs
     them sooner, and what is left of them is for Algorithm 2. (Line 15 of the paper sums over t; it must be over the
-    jobs that were filled before.) Time is continuous here: the switch falls where the work is just done.
+    jobs that were filled before.) Time is continuous here: the switch falls where the work is just done, or, with
+    `slot_s`, at the multiple of it before that, since in the paper a whole slot has one size.
 
     `change_s` is lost at every change to another number of devices, the start included. Returns None if even the
     largest size does not make it. `free.times_s[0]` is now.
@@ -106,6 +108,8 @@ def progressive_filling(
     k = end - 1 - at
     inside = gains[at] - missing
     switch_s = float(starts[k] + (inside / (upper[k] - lower[k]) if upper[k] > lower[k] else 0.0))
+    if slot_s:
+        switch_s = max(float(starts[k]), switch_s // slot_s * slot_s)
     return _share(starts, lengths, counts[level - 1], counts[level], k, switch_s, level - 1)
 
 
@@ -209,7 +213,7 @@ class Shares(NamedTuple):
         return counts
 
 
-def alone(demands: Demands, now_s: float) -> Shares:
+def alone(demands: Demands, now_s: float, slot_s: float = 0.0) -> Shares:
     """The minimum share of every job as if it had the cluster for itself. All jobs at once; `free` is empty."""
     time_s = np.maximum(demands.deadlines_s - now_s, 0.0)
     work = demands.work
@@ -227,7 +231,10 @@ def alone(demands: Demands, now_s: float) -> Shares:
     rise = demands.steps_per_s[rows, upper] - low_rate
     missing = work - low_rate * time_s
     late_part_s = np.divide(missing, rise, out=np.zeros_like(work), where=rise > 0)
-    switch_s = np.clip(demands.deadlines_s - late_part_s, now_s, np.maximum(demands.deadlines_s, now_s))
+    switch_s = demands.deadlines_s - late_part_s
+    if slot_s:
+        switch_s = switch_s // slot_s * slot_s
+    switch_s = np.clip(switch_s, now_s, np.maximum(demands.deadlines_s, now_s))
     nothing = FreeDevices(np.empty(0), np.empty(0, dtype=np.int64))
     return Shares(fits, np.where(fits, low, 0), np.where(fits, high, 0), switch_s, {}, nothing)
 
@@ -237,18 +244,19 @@ def minimum_shares(
     now_s: float,
     num_devices: int,
     *,
+    slot_s: float = 0.0,
     stops_at_misfit: bool = False,
     late_jobs_claim: bool = False,
 ) -> Shares:
     """Algorithm 1, lines 1-9: fill all jobs in the order of their deadlines, each into what the others left.
 
     All shares are computed as if each job were alone, and the longest prefix of them that fits together is taken as
-    it is: progressive filling would find the same. Only jobs behind it are filled one by one. With
+    it is: progressive filling would find the same. Only jobs behind it are filled one by one. `slot_s` as there. With
     `stops_at_misfit` the first job that does not fit ends the work (admission needs no more); the rest of the
     result is then not filled. With `late_jobs_claim` a job that cannot make its deadline takes all it can use at its
     turn, as under EDF, until its work is done; otherwise it takes nothing.
     """
-    shares = alone(demands, now_s)
+    shares = alone(demands, now_s, slot_s)
     num = len(demands.work)
     if num == 0:
         return shares._replace(free=FreeDevices(np.array([now_s]), np.array([num_devices])))
@@ -274,7 +282,7 @@ def minimum_shares(
         middle = (good + bad) // 2
         good, bad = (middle, bad) if free_after(middle).min() >= 0 else (good, middle)
     ledger = _Ledger(times_s, free_after(good))
-    return _fill_rest(demands, shares, ledger, good, ends_s, stops_at_misfit, late_jobs_claim)
+    return _fill_rest(demands, shares, ledger, good, ends_s, slot_s, stops_at_misfit, late_jobs_claim)
 
 
 def _fill_rest(
@@ -283,6 +291,7 @@ def _fill_rest(
     ledger: _Ledger,
     first: int,
     ends_s: Floats,
+    slot_s: float,
     stops_at_misfit: bool,
     late_jobs_claim: bool,
 ) -> Shares:
@@ -295,8 +304,9 @@ def _fill_rest(
         if fits[row] and ledger.take(lows[row], highs[row], switches[row], ends[row]):
             continue
         work, sizes, rates = float(demands.work[row]), demands.sizes[row], demands.steps_per_s[row]
-        share = progressive_filling(ledger.free(), work, ends[row], sizes, rates) if fits[row] else None
-        end_s = ends[row]
+        end_s, share = ends[row], None
+        if fits[row]:
+            share = progressive_filling(ledger.free(), work, end_s, sizes, rates, slot_s=slot_s)
         if share is None:
             fits[row] = False
             if stops_at_misfit:
@@ -316,6 +326,32 @@ def _fill_rest(
         clipped=clipped,
         free=ledger.free(),
     )
+
+
+def play_in_turn(demands: Demands, now_s: float, num_devices: int) -> Floats:
+    """When every job ends if each in turn takes all it can use of what those before it leave: EDF, played forward.
+
+    Everybody holds the largest size that is free at each moment. inf for a job that never gets a device. While jobs
+    run on their largest size from now on there is nothing to search for.
+    """
+    ends_s = np.full(len(demands.work), np.inf)
+    ledger = _Ledger(np.array([now_s]), np.array([num_devices], dtype=np.int64))
+    fastest_s = now_s + demands.work / demands.steps_per_s[:, -1]
+    most = demands.sizes[:, -1].tolist()
+    num_at_once = int((np.cumsum(demands.sizes[:, -1]) <= num_devices).sum())
+    if num_at_once:
+        ends_s[:num_at_once] = fastest_s[:num_at_once]
+        order = np.argsort(ends_s[:num_at_once], kind="stable")
+        held = np.cumsum(demands.sizes[order, -1])
+        times_s = np.concatenate(([now_s], ends_s[order]))
+        counts = num_devices - held[-1] + np.concatenate(([0], held))
+        ledger = _Ledger(times_s, counts)
+    for row in range(num_at_once, len(most)):
+        share = forward_filling(ledger.free(), float(demands.work[row]), demands.sizes[row], demands.steps_per_s[row])
+        if share.switch_s < np.inf:
+            ends_s[row] = share.switch_s
+            ledger.take_schedule(share, share.switch_s)
+    return ends_s
 
 
 class _Ledger:
