@@ -290,15 +290,3 @@ def test_down_and_dashboard_without_a_platform(springtide: Run) -> None:
     assert springtide("down").exit_code == 0
     assert json.loads(springtide("down", "--json").stdout)["stopped"] is False
     assert springtide("dashboard").exit_code == 1
-
-
-def test_benches_are_listed_and_named(springtide: Run) -> None:
-    assert [known["name"] for known in json.loads(springtide("bench", "--list", "--json").stdout)] == [
-        "gateway",
-        "resize",
-    ]
-    for arguments in (["bench"], ["bench", "speed"]):
-        result = springtide(*arguments)
-        assert result.exit_code == 2
-        assert "known are gateway, resize" in result.stderr
-    assert springtide("bench", "gateway", "--small").exit_code == 2

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
@@ -54,24 +55,26 @@ def read_references(folders: Sequence[Path]) -> References:
     """Read what lies in these folders or one above; what is missing stays empty. Raises InvalidRequest."""
     places = [place for folder in folders for place in (folder, folder.resolve().parent)]
     return References(
-        artifact=_artifact(_rows(places, "artifact_results.csv")),
-        published=_published(_rows(places, "published_results.csv")),
-        bounds={
-            (row["trace"], int(row["gpus"])): int(row["offline_LP_upper_bound_jobs"])
-            for row in _rows(places, "upper_bounds.csv")
-        },
+        artifact=_read(places, "artifact_results.csv", _artifact),
+        published=_read(places, "published_results.csv", _published),
+        bounds=_read(places, "upper_bounds.csv", _bounds),
     )
 
 
-def _rows(places: Sequence[Path], name: str) -> Iterator[dict[str, str]]:
+def _read(places: Sequence[Path], name: str, take: Callable[[Iterator[dict[str, str]]], dict[Any, Any]]) -> Any:
+    """What `take` makes of the rows of the first such file; nothing without one."""
     path = next((place / name for place in places if (place / name).is_file()), None)
     if path is None:
-        return
+        return {}
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            yield from csv.DictReader(file)
-    except (OSError, UnicodeDecodeError, csv.Error, KeyError, ValueError) as error:
+            return take(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error, KeyError, ValueError, TypeError) as error:
         raise InvalidRequest(f"{path.name} cannot be read: {error!r}; move it away to do without it") from error
+
+
+def _bounds(rows: Iterator[dict[str, str]]) -> dict[tuple[str, int], int]:
+    return {(row["trace"], int(row["gpus"])): int(row["offline_LP_upper_bound_jobs"]) for row in rows}
 
 
 def _artifact(rows: Iterator[dict[str, str]]) -> dict[Key, Artifact]:

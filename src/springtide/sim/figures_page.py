@@ -51,7 +51,7 @@ def _figure(drawing: Mapping[str, Any]) -> Element:
     if drawing["lines"]:
         content.append(_lines(drawing["lines"]))
     panels = [
-        element("div", element("h3", panel["name"]), _bars(panel), element("p", panel["measure"], class_="note"))
+        element("div", element("h3", panel["name"]), element("p", panel["measure"], class_="note"), _bars(panel))
         for panel in drawing["panels"]
     ]
     content.append(element("div", *panels, class_="many"))
@@ -85,7 +85,7 @@ def _bars(panel: Mapping[str, Any]) -> Element:
                 slot=slot,
             )
         )
-    high = 1.0 if is_share else max([*known, 1e-9])
+    high = 1.0 if panel["measure"].startswith("deadlines") else max([*known, 1e-9])
     label = f"{panel['name']}: {panel['measure']} by policy"
     return chart.bar_chart(rows, high, label=label, width=430, name_width=96, label_width=128)
 
@@ -121,17 +121,13 @@ def _lines(lines: Mapping[str, Sequence[Sequence[float]]]) -> Element:
 
 
 def _findings(findings: Sequence[Mapping[str, Any]]) -> Element:
-    rows: list[page.Row] = [
-        [
-            finding["text"],
-            element(
-                "span", "holds" if finding["holds"] else "does not hold", class_="good" if finding["holds"] else "bad"
-            ),
-            "" if finding["holds"] else "; ".join(finding["against"]),
-        ]
-        for finding in findings
-    ]
-    return page.table(("What the paper finds", "Here", "Against it"), rows, caption="The paper's findings")
+    rows = []
+    for finding in findings:
+        holds = finding["holds"]
+        verdict = element("span", "holds" if holds else "does not hold", class_="good" if holds else "bad")
+        against = "" if holds else f" ({'; '.join(finding['against'])})"
+        rows.append(element("li", verdict, f" {finding['text']}", element("span", against, class_="quiet")))
+    return element("div", element("h3", "What the paper finds, and whether it does here"), element("ul", *rows))
 
 
 def _values(drawing: Mapping[str, Any]) -> Element:
