@@ -1,4 +1,4 @@
-"""The shape of a cluster: `16x8` as people write it, and the specification files of the published simulators."""
+"""The shape of a cluster: `16x8` as people write it, and the specification files published with the traces."""
 
 from __future__ import annotations
 
