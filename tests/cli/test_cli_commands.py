@@ -272,7 +272,7 @@ def test_policies_and_their_hint(springtide: Run) -> None:
 def test_a_cluster_that_cannot_be(cluster: str, springtide: Run) -> None:
     result = springtide("simulate", "--trace", "generated:3", "--cluster", cluster, "--policy", "fifo")
     assert result.exit_code == 2
-    assert "4x8" in result.stderr
+    assert "16x8" in result.stderr
 
 
 def test_a_trace_under_two_policies(springtide: Run, tmp_path: Path) -> None:

@@ -44,7 +44,9 @@ def test_a_limit_keeps_the_first_jobs(tmp_path: Path) -> None:
 
 def test_the_platforms_own_format_brings_its_speeds(tmp_path: Path) -> None:
     path = tmp_path / "own.csv"
-    header = "job_id,submit_s,samples,global_batch_size,min_workers,max_workers,deadline_s,samples_per_s_1,parallel_fraction"
+    header = (
+        "job_id,submit_s,samples,global_batch_size,min_workers,max_workers,deadline_s,samples_per_s_1,parallel_fraction"
+    )
     path.write_text(f"{header}\na,0,640,64,1,2,100,64,0.5\n", encoding="utf-8")
     ((_, job),) = read_jobs(str(path), 8).arrivals
     assert job.total_steps == 10

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
-from springtide.cli.session import Session, refuse, state_option
+from springtide.cli.progress import can_redraw
+from springtide.cli.session import Session, complain, refuse, state_option
 from springtide.cli.tables import align, duration, number, percent
 
+PLAIN_LINE_S = 10.0
 _SHOWN: tuple[tuple[str, str], ...] = (
     ("deadlines_met", "DEADLINES MET"),
     ("deadline_satisfactory_ratio", "SATISFIED"),
@@ -45,6 +50,8 @@ _SHOWN: tuple[tuple[str, str], ...] = (
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Where all chance comes from.")
 @click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Only the first N jobs of the trace.")
 @click.option("--profiles", type=click.Path(path_type=Path), metavar="DIR", help="The scaling tables. [default: near]")
+@click.option("--format", "format_", default="auto", show_default=True, metavar="NAME", help="The format of the trace.")
+@click.option("--draw", is_flag=True, help="Draw what the trace does not tell from the scaling tables and the seed.")
 @click.option(
     "--error", type=click.FloatRange(0.0, 10.0), default=0.0, metavar="F", help="Spread of true speeds, such as 0.2."
 )
@@ -68,6 +75,8 @@ def simulate(
     seed: int,
     jobs: int | None,
     profiles: Path | None,
+    format_: str,
+    draw: bool,
     error: float,
     mtbf: float | None,
     repair: float,
@@ -86,27 +95,33 @@ def simulate(
     for place in (output if output != "-" else None, report):
         if place is not None and not Path(place).absolute().parent.is_dir():
             refuse(f"{place} cannot be written: there is no folder {Path(place).parent}")
-    answer = play(
-        trace,
-        cluster,
-        names,
-        overhead=overhead,
-        seed=seed,
-        limit=jobs,
-        profiles=profiles,
-        error_fraction=error,
-        mtbf_hours=mtbf,
-        repair_hours=repair,
-        feels_placement=placement,
-        strict=False,
-        timer=time.process_time,
-        with_series=series or report is not None,
-    )
+    with shown_progress(names, live=sys.stderr.isatty() and can_redraw()) as on_progress:
+        answer = play(
+            trace,
+            cluster,
+            names,
+            overhead=overhead,
+            seed=seed,
+            limit=jobs,
+            profiles=profiles,
+            format=format_,
+            draws=draw,
+            error_fraction=error,
+            mtbf_hours=mtbf,
+            repair_hours=repair,
+            feels_placement=placement,
+            strict=False,
+            timer=time.process_time,
+            on_progress=on_progress,
+            with_series=series or report is not None,
+            num_processes=min(processes or num_cores(), len(names)),
+        )
     if report is not None:
         from springtide.sim.report import write_report
 
-        write_report(report, answer, command=click.get_current_context().command_path)
+        write_report(report, answer, command=shlex.join(["springtide", *sys.argv[1:]]))
     _print(session, answer, output, series)
+    _warn(answer)
 
 
 def _print(session: Session, answer: dict[str, Any], output: str | None, series: bool) -> None:
@@ -121,6 +136,55 @@ def _print(session: Session, answer: dict[str, Any], output: str | None, series:
         Path(output).write_bytes(encoded)
     click.echo(_comparison(answer["policies"]))
     session.hint(f"all numbers: {output}" if output else "all numbers: --json OUT (or --json -)")
+
+
+def _warn(answer: Mapping[str, Any]) -> None:
+    """Say what went wrong, after the numbers. Exit code 1 if a policy failed."""
+    is_as_predicted = "error_fraction" not in answer
+    for name, figures in answer["policies"].items():
+        broken = figures["admitted_and_broken"] if figures["promised"] and is_as_predicted else 0
+        if broken:
+            complain(
+                f"{name} broke {broken} of its {figures['promised']} promises though everything was as predicted, "
+                f"the worst by {figures['latest_s']:.0f} s"
+            )
+    errors: Mapping[str, str] = answer.get("errors", {})
+    for name, sentence in errors.items():
+        complain(f"{name} failed: {sentence}")
+    if errors:
+        raise click.exceptions.Exit(1)
+
+
+@contextmanager
+def shown_progress(names: Sequence[str], *, live: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """What is told of each policy's progress: bars on a terminal, plain lines now and then elsewhere."""
+    if not live:
+        yield PlainProgress(lambda line: click.echo(line, err=True)).tell
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        tasks = {name: bars.add_task(name, total=None) for name in names}
+        yield lambda name, num_ended, num_jobs: bars.update(tasks[name], completed=num_ended, total=num_jobs)
+
+
+class PlainProgress:
+    """A line for each policy every ten seconds, the first one not before that: short runs say nothing."""
+
+    def __init__(self, write: Callable[[str], None], monotonic_s: Callable[[], float] = time.monotonic) -> None:
+        self._write = write
+        self._monotonic_s = monotonic_s
+        self._began_s = monotonic_s()
+        self._due_s: dict[str, float] = {}
+
+    def tell(self, name: str, num_ended: int, num_jobs: int) -> None:
+        """So many jobs have ended under this policy."""
+        now_s = self._monotonic_s()
+        if now_s >= self._due_s.setdefault(name, self._began_s + PLAIN_LINE_S):
+            self._due_s[name] = now_s + PLAIN_LINE_S
+            self._write(f"{name}: {num_ended} of {num_jobs} jobs have ended")
 
 
 def _comparison(found: Mapping[str, Mapping[str, Any]]) -> str:

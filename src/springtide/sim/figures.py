@@ -7,22 +7,44 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from springtide.core.decision import Policy
 from springtide.core.errors import InvalidRequest
 from springtide.core.ports import Journal
-from springtide.core.resources import Node, make_node
+from springtide.core.resources import make_node
 from springtide.policies.registry import make_policy
 from springtide.sim.fluid_faults import NodeFaults
 from springtide.sim.fluid_figures import Setting, figures_of
 from springtide.sim.fluid_play import play
-from springtide.sim.fluid_rules import Speeds, overhead_rule
+from springtide.sim.fluid_rules import OverheadRule, Speeds, overhead_rule
+from springtide.sim.study import Progress, play_in_processes
 from springtide.sim.trace import TraceJobs, read_jobs
 from springtide.workloads.cluster import parse_cluster
 from springtide.workloads.profiles import Profiles
 from springtide.workloads.trace import Trace
 
-Progress = Callable[[str, int, int], None]
-"""Told (policy, jobs ended, jobs in all) now and then."""
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything about a run but its trace, its cluster and its policies. See `simulate`."""
+
+    overhead: str = "elasticflow"
+    seed: int = 0
+    limit: int | None = None
+    format: str = "auto"
+    draws: bool = False
+    error_fraction: float = 0.0
+    mtbf_hours: float | None = None
+    repair_hours: float = 1.0
+    feels_placement: bool = True
+    strict: bool = True
+    with_series: bool = False
+    with_rows: bool = False
+
+    @property
+    def is_as_predicted(self) -> bool:
+        """Whether the truth is what policies are told: no error, no faults."""
+        return self.error_fraction == 0.0 and self.mtbf_hours is None
 
 
 def simulate(
@@ -34,6 +56,8 @@ def simulate(
     seed: int = 0,
     limit: int | None = None,
     profiles: str | Path | Profiles | None = None,
+    format: str = "auto",
+    draws: bool = False,
     error_fraction: float = 0.0,
     mtbf_hours: float | None = None,
     repair_hours: float = 1.0,
@@ -44,58 +68,147 @@ def simulate(
     journal: Callable[[str], Journal] | None = None,
     with_series: bool = False,
     with_rows: bool = False,
+    num_processes: int = 1,
 ) -> dict[str, Any]:
-    """Play a trace under each policy, one after the other, and return the figures by policy.
+    """Play a trace under each policy and return the figures by policy.
 
-    `policies` are names of the registry, or policies by any name. `error_fraction` is the spread of true speeds around
+    `policies` are names of the registry, or policies by any name. With `draws`, what the format of the trace does not
+    tell is drawn from the scaling tables and the seed. `error_fraction` is the spread of true speeds around
     the profiles, `mtbf_hours` the mean time between failures of a node. With `strict` a promise that is broken though
     everything was as predicted raises InvariantViolation; without it is counted. `timer` (CPU seconds) measures
-    decisions and runs; without one those figures are None. `journal` makes the journal of a policy's run. Raises
+    decisions and runs; without one those figures are None. `on_progress` is told (policy, jobs ended, jobs in all).
+    `journal` makes the journal of a policy's run. With `num_processes` above 1 so many policies are played at a time,
+    each in its own process and timed by its own CPU time; a policy that fails is then named under `errors`. Raises
     InvalidRequest on a bad trace or setting.
     """
-    num_nodes, devices_per_node = parse_cluster(cluster) if isinstance(cluster, str) else cluster
-    num_devices = num_nodes * devices_per_node
-    rule = overhead_rule(overhead, num_devices)
-    makers = _makers(policies)
-    jobs = read_jobs(trace, num_devices, seed=seed, limit=limit, profiles=profiles)
-    nodes = [make_node(f"node-{index:03d}", devices_per_node, kind="gpu") for index in range(num_nodes)]
-    setting = Setting(
-        num_devices=num_devices,
-        devices_per_node=devices_per_node,
-        rule=rule,
-        has_error=error_fraction > 0.0,
+    options = Options(
+        overhead=overhead,
+        seed=seed,
+        limit=limit,
+        format=format,
+        draws=draws,
+        error_fraction=error_fraction,
+        mtbf_hours=mtbf_hours,
+        repair_hours=repair_hours,
         feels_placement=feels_placement,
+        strict=strict,
+        with_series=with_series,
+        with_rows=with_rows,
     )
-    is_as_predicted = error_fraction == 0.0 and mtbf_hours is None
-    answer = _header(trace, (num_nodes, devices_per_node), overhead, seed, jobs)
-    if not is_as_predicted:
-        answer |= {"error_fraction": error_fraction, "mtbf_hours": mtbf_hours, "repair_hours": repair_hours}
-    for name, make in makers.items():
-        speeds = Speeds(
-            devices_per_node=devices_per_node, error_fraction=error_fraction, seed=seed, feels_placement=feels_placement
+    shape = parse_cluster(cluster) if isinstance(cluster, str) else cluster
+    makers = _makers(policies)
+    if num_processes > 1 and len(policies) > 1:
+        arguments = _plain_arguments(trace, policies, profiles, journal)
+        arguments |= {"cluster": f"{shape[0]}x{shape[1]}", **msgspec.structs.asdict(options)}
+        return play_in_processes(
+            list(policies),
+            arguments,
+            num_processes=num_processes,
+            is_timed=timer is not None,
+            on_progress=on_progress,
         )
+    stage = _Stage(trace, shape, options, profiles)
+    for name, make in makers.items():
+        told = None if on_progress is None else _telling(on_progress, name)
+        stage.play(name, make, timer, told, None if journal is None else journal(name))
+    return stage.answer
+
+
+class _Stage:
+    """One trace on one cluster, on which policies play one after the other."""
+
+    def __init__(
+        self,
+        trace: str | Trace,
+        shape: tuple[int, int],
+        options: Options,
+        profiles: str | Path | Profiles | None,
+    ) -> None:
+        num_nodes, devices_per_node = shape
+        num_devices = num_nodes * devices_per_node
+        self._options = options
+        self._profiles = profiles
+        self._rule = overhead_rule(options.overhead, num_devices)
+        self._setting = Setting(
+            num_devices=num_devices,
+            devices_per_node=devices_per_node,
+            rule=self._rule,
+            has_error=options.error_fraction > 0.0,
+        )
+        jobs = read_jobs(
+            trace,
+            num_devices,
+            seed=options.seed,
+            limit=options.limit,
+            profiles=profiles,
+            format=options.format,
+            draws=options.draws,
+        )
+        self._arrivals = jobs.arrivals
+        self._nodes = [make_node(f"node-{index:03d}", devices_per_node, kind="gpu") for index in range(num_nodes)]
+        self.answer = _header(trace, shape, options, self._rule, jobs)
+
+    def play(
+        self,
+        name: str,
+        make: Callable[[], Policy],
+        timer: Callable[[], float] | None,
+        on_progress: Callable[[int, int], None] | None,
+        journal: Journal | None,
+    ) -> None:
+        """Let one policy play and add its figures to the answer."""
+        options = self._options
+        faults = None
+        if options.mtbf_hours is not None:
+            faults = NodeFaults(
+                [node.node_id for node in self._nodes],
+                seed=options.seed,
+                mtbf_hours=options.mtbf_hours,
+                repair_hours=options.repair_hours,
+            )
         began_s = 0.0 if timer is None else timer()
         played = play(
             make(),
-            jobs.arrivals,
-            nodes,
-            rule=rule,
-            speeds=speeds,
-            faults=_faults(nodes, seed, mtbf_hours, repair_hours),
-            reports_progress=not is_as_predicted,
-            keeps_promises=strict and is_as_predicted,
-            told=_command(answer, name, limit, profiles, error_fraction, mtbf_hours),
-            journal=None if journal is None else journal(name),
+            self._arrivals,
+            self._nodes,
+            rule=self._rule,
+            speeds=Speeds(
+                devices_per_node=self._setting.devices_per_node,
+                error_fraction=options.error_fraction,
+                seed=options.seed,
+                feels_placement=options.feels_placement,
+            ),
+            faults=faults,
+            reports_progress=not options.is_as_predicted,
+            keeps_promises=options.strict and options.is_as_predicted,
+            told=self._command(name),
+            journal=journal,
             timer=timer,
-            on_progress=None if on_progress is None else _telling(on_progress, name),
+            on_progress=on_progress,
         )
         played.cpu_s = None if timer is None else timer() - began_s
-        answer["policies"][name] = figures_of(played, setting, with_series=with_series, with_rows=with_rows)
-    return answer
+        self.answer["policies"][name] = figures_of(
+            played, self._setting, with_series=options.with_series, with_rows=options.with_rows
+        )
+
+    def _command(self, policy: str) -> str:
+        """The command that plays the same run again."""
+        answer, options = self.answer, self._options
+        words = ["springtide", "simulate", "--trace", str(answer["trace"]), "--cluster", str(answer["cluster"])]
+        words += ["--policy", policy, "--overhead", options.overhead, "--seed", str(options.seed)]
+        words += [] if options.limit is None else ["--jobs", str(options.limit)]
+        words += ["--profiles", str(self._profiles)] if isinstance(self._profiles, str | Path) else []
+        words += [] if options.format == "auto" else ["--format", options.format]
+        words += ["--draw"] if options.draws else []
+        words += [] if options.error_fraction == 0.0 else ["--error", str(options.error_fraction)]
+        if options.mtbf_hours is not None:
+            words += ["--mtbf", str(options.mtbf_hours), "--repair", str(options.repair_hours)]
+        words += [] if options.feels_placement else ["--no-placement"]
+        return shlex.join(words)
 
 
 def _makers(policies: Sequence[str] | Mapping[str, Policy]) -> dict[str, Callable[[], Policy]]:
-    """How to make each policy. Raises InvalidRequest on an unknown or repeated name, before anything runs."""
+    """How to make each policy. Raises InvalidRequest on an unknown name, before anything runs."""
     if isinstance(policies, Mapping):
         return {name: (lambda policy=policy: policy) for name, policy in policies.items()}  # type: ignore[misc]
     if not policies:
@@ -105,46 +218,37 @@ def _makers(policies: Sequence[str] | Mapping[str, Policy]) -> dict[str, Callabl
     return {name: (lambda name=name: make_policy(name)) for name in policies}  # type: ignore[misc]
 
 
-def _faults(nodes: Sequence[Node], seed: int, mtbf_hours: float | None, repair_hours: float) -> NodeFaults | None:
-    if mtbf_hours is None:
-        return None
-    return NodeFaults([node.node_id for node in nodes], seed=seed, mtbf_hours=mtbf_hours, repair_hours=repair_hours)
+def _plain_arguments(trace: object, policies: object, profiles: object, journal: object) -> dict[str, Any]:
+    """What can be written down for another process. Raises InvalidRequest for what cannot."""
+    if not isinstance(trace, str) or isinstance(policies, Mapping) or isinstance(profiles, Profiles) or journal:
+        raise InvalidRequest(
+            "values in memory cannot go to other processes; name files and policies, or use one process"
+        )
+    return {"trace": trace, "profiles": None if profiles is None else str(profiles)}
 
 
 def _telling(on_progress: Progress, name: str) -> Callable[[int, int], None]:
     return lambda num_ended, num_jobs: on_progress(name, num_ended, num_jobs)
 
 
-def _header(trace: str | Trace, cluster: tuple[int, int], overhead: str, seed: int, jobs: TraceJobs) -> dict[str, Any]:
-    num_nodes, devices_per_node = cluster
-    return {
+def _header(
+    trace: str | Trace, shape: tuple[int, int], options: Options, rule: OverheadRule, jobs: TraceJobs
+) -> dict[str, Any]:
+    header = {
         "trace": trace if isinstance(trace, str) else trace.name,
-        "cluster": f"{num_nodes}x{devices_per_node}",
-        "seed": seed,
-        "overhead": overhead,
+        "cluster": f"{shape[0]}x{shape[1]}",
+        "seed": options.seed,
+        "overhead": rule.name,
+        "overheads_s": {**msgspec.structs.asdict(rule.pause), "cold_start_s": rule.cold_start_s},
         "profiles": jobs.profiles or None,
         "num_jobs": len(jobs.arrivals),
-        "num_devices": num_nodes * devices_per_node,
+        "num_devices": shape[0] * shape[1],
         "skipped": sum(jobs.skipped.values()),
         "skipped_by_reason": jobs.skipped,
         "drawn": list(jobs.drawn),
         "policies": {},
     }
-
-
-def _command(
-    answer: Mapping[str, Any],
-    policy: str,
-    limit: int | None,
-    profiles: str | Path | Profiles | None,
-    error_fraction: float,
-    mtbf_hours: float | None,
-) -> str:
-    """The command that plays the same run again."""
-    words = ["springtide", "simulate", "--trace", str(answer["trace"]), "--cluster", str(answer["cluster"])]
-    words += ["--policy", policy, "--overhead", str(answer["overhead"]), "--seed", str(answer["seed"])]
-    words += [] if limit is None else ["--jobs", str(limit)]
-    words += ["--profiles", str(profiles)] if isinstance(profiles, str | Path) else []
-    words += [] if error_fraction == 0.0 else ["--error", str(error_fraction)]
-    words += [] if mtbf_hours is None else ["--mtbf", str(mtbf_hours)]
-    return shlex.join(words)
+    if not options.is_as_predicted:
+        header["error_fraction"] = options.error_fraction
+        header["mtbf_hours"], header["repair_hours"] = options.mtbf_hours, options.repair_hours
+    return header

@@ -26,7 +26,7 @@ from springtide.core.workload import ReplicaId, TrainingJob, WorkloadId
 from springtide.sim.clock import VirtualClock
 from springtide.sim.fluid_faults import NodeFaults
 from springtide.sim.fluid_rules import OverheadRule, Speeds, single_speed
-from springtide.sim.fluid_runs import FluidReplica, FluidRun, Timeline
+from springtide.sim.fluid_runs import STEP_TOLERANCE, FluidReplica, FluidRun, Timeline
 
 # A turn of the loop in which nothing happens takes this long: no real clock stands still between two turns.
 TURN_S = 0.001
@@ -249,7 +249,7 @@ class FluidExecutor:
                 job_id=action.job_id,
                 generation=action.generation,
                 world_size=len(named),
-                step=int(run.done_steps),
+                step=run.step,
                 pause_s=pause_s,
                 direction=direction,
             )
@@ -319,7 +319,7 @@ class FluidExecutor:
         run.generation = action.generation
         run.num_preemptions += 1
         run.saved_steps = run.done_steps
-        self._inbox.append(self._checkpoint(run, int(run.done_steps)))
+        self._inbox.append(self._checkpoint(run, run.step))
         for replica_id in action.replica_ids:
             self._release(run, replica_id)
             self._inbox.append(ReplicaStopped(workload_id=action.job_id, replica_id=replica_id))
@@ -361,7 +361,8 @@ class FluidExecutor:
         if not run.replicas:
             # A fresh start: what was not saved is lost, the fraction of a step included unless that was saved too.
             restored = action.restore.step if action.restore is not None else 0
-            run.done_steps = run.saved_steps if int(run.saved_steps) == restored else float(restored)
+            is_saved = int(run.saved_steps + STEP_TOLERANCE) == restored
+            run.done_steps = run.saved_steps if is_saved else float(restored)
             run.committed_steps, run.committed_s = float(restored), now_s
         run.replicas[replica_id] = FluidReplica(replica_id, action.device_id, now_s)
         self._num_held += 1
@@ -479,7 +480,7 @@ class FluidExecutor:
             ProgressReported(
                 job_id=run.job.job_id,
                 generation=run.generation,
-                step=int(run.done_steps),
+                step=run.step,
                 total_steps=run.total_steps,
                 world_size=len(run.members),
                 samples_per_s=run.rate * run.job.global_batch_size,

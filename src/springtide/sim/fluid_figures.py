@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from springtide.core.workload import JobState
@@ -18,17 +19,13 @@ MAX_POINTS = 2000
 _START_S = 100 * 3600.0
 
 
-class Setting:
-    """What the cluster was, and whether anything differed from what policies were told."""
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """What the cluster was, and whether true speeds differ from what policies were told."""
 
-    def __init__(
-        self, *, num_devices: int, devices_per_node: int, rule: OverheadRule, has_error: bool, feels_placement: bool
-    ) -> None:
-        self.num_devices = num_devices
-        self.devices_per_node = devices_per_node
-        self.rule = rule
-        self.has_error = has_error
-        self.feels_placement = feels_placement
+    num_devices: int
+    devices_per_node: int
+    rule: OverheadRule
+    has_error: bool
 
 
 def figures_of(

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from springtide.core.resources import DeviceId
 from springtide.core.workload import JobState, ReplicaId, TrainingJob
 
+STEP_TOLERANCE = 1e-6
+
 
 @dataclass(slots=True)
 class FluidReplica:
@@ -67,6 +69,11 @@ class FluidRun:
     def has_ended(self) -> bool:
         """Whether it has reached its terminal state."""
         return self.ended_s is not None
+
+    @property
+    def step(self) -> int:
+        """The last whole step. What is short of it by less than floats can tell has been done."""
+        return int(self.done_steps + STEP_TOLERANCE)
 
     def settle(self, now_s: float) -> None:
         """Bring `done_steps` up to `now_s`."""

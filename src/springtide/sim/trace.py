@@ -9,6 +9,7 @@ import numpy as np
 
 from springtide.core.errors import InvalidRequest
 from springtide.core.workload import MAX_VIRTUAL_SHARDS, Entrypoint, Goal, TrainingJob, WorkloadId
+from springtide.workloads.drawing import check_complete, draw_missing
 from springtide.workloads.profiles import Profiles, find_profiles
 from springtide.workloads.readers import read_trace
 from springtide.workloads.trace import Trace, TraceJob, make_trace
@@ -45,10 +46,13 @@ def read_jobs(
     seed: int = 0,
     limit: int | None = None,
     profiles: str | Path | Profiles | None = None,
+    format: str = "auto",
+    draws: bool = False,
 ) -> TraceJobs:
     """The first `limit` jobs of a trace on a cluster of `num_devices`. `profiles`: tables, or the folder of them.
 
-    Raises InvalidRequest naming what is wrong, with line and column where it is in the file.
+    With `draws`, what the file does not tell is drawn from these tables and the seed. Raises InvalidRequest naming
+    what is wrong, with line and column where it is in the file.
     """
     path: Path | None = None
     if isinstance(trace, str):
@@ -57,7 +61,12 @@ def read_jobs(
             trace = generate(_count(trace, rest, limit), num_devices, seed)
         else:
             path = Path(trace)
-            trace = read_trace(path, limit=limit)
+            trace = read_trace(path, format=format, limit=limit)
+    if draws:
+        if not isinstance(profiles, Profiles):
+            profiles = Profiles.read(profiles if profiles is not None else find_profiles(path or "", trace.pairs))
+        trace = draw_missing(trace, profiles, seed)
+    check_complete(trace)
     jobs = trace.jobs if limit is None else trace.jobs[:limit]
     if not jobs:
         raise InvalidRequest(f"trace {trace.name} holds no job; give one with at least one row below the header")
@@ -90,9 +99,6 @@ def _tables(path: Path | None, jobs: tuple[TraceJob, ...], profiles: str | Path 
 
 
 def _training_job(job: TraceJob, first_s: float, tables: Profiles | None, num_devices: int) -> TrainingJob:
-    who = f"job {job.job_id}"
-    if job.num_steps < 1:
-        raise InvalidRequest(f"{who} of the trace has no length in steps; a trace to play needs one for each job")
     if job.has_own_curve:
         counts = range(1, min(job.max_workers or num_devices, num_devices, MAX_VIRTUAL_SHARDS) + 1)
         profile = {count: job.own_steps_per_s(count) for count in counts}
@@ -102,6 +108,7 @@ def _training_job(job: TraceJob, first_s: float, tables: Profiles | None, num_de
     least = max(min(profile), job.min_workers or 1)
     most = min(max(profile), job.max_workers or max(profile), num_devices, MAX_VIRTUAL_SHARDS)
     if least > most:
+        who = f"job {job.job_id}"
         raise InvalidRequest(f"{who} needs at least {least} devices, this cluster has {num_devices}; give a larger one")
     return TrainingJob(
         job_id=WorkloadId(job.job_id),

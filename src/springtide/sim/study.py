@@ -1,0 +1,128 @@
+"""Several policies at a time, each in a process of its own: `python -m springtide.sim.study` plays one request."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import IO, Any
+
+import msgspec
+
+from springtide.core.errors import InvalidRequest, SpringtideError
+
+Progress = Callable[[str, int, int], None]
+
+
+class StudyRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What one process is to play: the arguments of `simulate`, as plain values, with one policy."""
+
+    policy: str
+    is_timed: bool
+    arguments: dict[str, Any]
+
+
+class _Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a process says: how far it is, and in the end its answer or what went wrong."""
+
+    progress: tuple[int, int] | None = None
+    answer: dict[str, Any] | None = None
+    refusal: str = ""
+    failure: str = ""
+
+
+def play_in_processes(
+    policies: Sequence[str],
+    arguments: Mapping[str, Any],
+    *,
+    num_processes: int,
+    is_timed: bool,
+    on_progress: Progress | None,
+) -> dict[str, Any]:
+    """Play each policy in its own process, so many at a time, and merge the answers.
+
+    A policy that fails does not cost the others: its sentence is under `errors`. Raises InvalidRequest if the request
+    itself is wrong.
+    """
+    lock = threading.Lock()
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def tell(policy: str, num_ended: int, num_jobs: int) -> None:
+        if on_progress is not None:
+            with lock:
+                on_progress(policy, num_ended, num_jobs)
+
+    def play_one(policy: str) -> _Line:
+        request = StudyRequest(policy=policy, is_timed=is_timed, arguments=dict(arguments))
+        with subprocess.Popen(
+            [sys.executable, "-m", "springtide.sim.study"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as process:
+            with lock:
+                processes.append(process)
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(msgspec.json.encode(request))
+            process.stdin.close()
+            last = _Line(failure="its process ended without an answer")
+            for said in process.stdout:
+                line = msgspec.json.decode(said, type=_Line)
+                if line.progress is None:
+                    last = line
+                else:
+                    tell(policy, *line.progress)
+        return last
+
+    try:
+        with ThreadPoolExecutor(max_workers=num_processes) as pool:
+            lines = list(pool.map(play_one, policies))
+    except BaseException:
+        for process in processes:
+            process.kill()
+        raise
+    return _merge(dict(zip(policies, lines, strict=True)))
+
+
+def _merge(lines: Mapping[str, _Line]) -> dict[str, Any]:
+    refusal = next((line.refusal for line in lines.values() if line.refusal), "")
+    if refusal:
+        raise InvalidRequest(refusal)
+    answers = {policy: line.answer for policy, line in lines.items() if line.answer is not None}
+    errors = {policy: line.failure for policy, line in lines.items() if line.answer is None}
+    if not answers:
+        raise SpringtideError("; ".join(f"{policy}: {said}" for policy, said in errors.items()))
+    merged = dict(next(iter(answers.values())))
+    merged["policies"] = {policy: answer["policies"][policy] for policy, answer in answers.items()}
+    if errors:
+        merged["errors"] = errors
+    return merged
+
+
+def play_request(data: bytes, out: IO[bytes]) -> None:
+    """Play one request and write what is to be said, a line of JSON at a time."""
+    from springtide.sim.figures import simulate
+
+    def say(line: _Line) -> None:
+        out.write(msgspec.json.encode(line) + b"\n")
+        out.flush()
+
+    request = msgspec.json.decode(data, type=StudyRequest)
+    try:
+        answer = simulate(
+            policies=[request.policy],
+            timer=time.process_time if request.is_timed else None,
+            on_progress=lambda _, num_ended, num_jobs: say(_Line(progress=(num_ended, num_jobs))),
+            **request.arguments,
+        )
+    except InvalidRequest as error:
+        say(_Line(refusal=str(error)))
+    except Exception as error:  # Whatever it is, the other policies are still wanted; the sentence names it.
+        say(_Line(failure=f"{type(error).__name__}: {error}"))
+    else:
+        say(_Line(answer=answer))
+
+
+if __name__ == "__main__":
+    play_request(sys.stdin.buffer.read(), sys.stdout.buffer)
