@@ -68,7 +68,9 @@ def measure(session: Session, asked: Asked) -> None:
         except Conflict:
             # It was over before it could be cancelled: then all of it was measured.
             pass
-    handle.wait(_START_TIMEOUT_S)
+    end_s = time.monotonic() + _START_TIMEOUT_S
+    while handle.status().replicas and time.monotonic() < end_s:
+        time.sleep(_POLL_S)
 
 
 def _train_for(handle: JobHandle, num_workers: int, timeout_s: float) -> bool:

@@ -68,11 +68,13 @@ def _price(value: Any) -> float:
 
 
 def _policy(value: Any) -> str:
-    from springtide.policies.registry import POLICY_NAMES
+    from springtide.policies.registry import POLICY_NAMES, check_policy_name
 
-    if value not in POLICY_NAMES:
+    # A name may carry parameters: name:key=value.
+    if not isinstance(value, str) or value.partition(":")[0] not in POLICY_NAMES:
         raise ValueError(f"must be one of {', '.join(POLICY_NAMES)}")
-    return str(value)
+    check_policy_name(value)
+    return value
 
 
 _CHECKS: Mapping[str, Callable[[Any], str | int | float]] = MappingProxyType(

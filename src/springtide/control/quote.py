@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import msgspec
 from msgspec.structs import replace
@@ -32,16 +33,18 @@ _BEST_EFFORT = {"deadline_s": None, "budget_usd": None}
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
     """How far a run's time may lie from the planned one, as factors of it: four runs of five lie between them.
 
-    The default is for a profile that was given: ten per cent either way. `source` names what the speed rests on.
+    The default is for a profile that was given: ten per cent either way. `fast_on` holds other fast ends for some
+    numbers of workers. `source` names what the speed rests on.
     """
 
     fast: float = 0.9
     slow: float = 1.1
+    fast_on: Mapping[int, float] = {}
     source: str = "profile"
 
-    def around(self, value: float) -> Range:
-        """The range of a figure that is proportional to the run's time."""
-        return Range(p10=self.fast * value, p90=self.slow * value)
+    def around(self, value: float, num_workers: int) -> Range:
+        """The range of a figure that is proportional to the time of a run on so many workers."""
+        return Range(p10=self.fast_on.get(num_workers, self.fast) * value, p90=self.slow * value)
 
 
 def quote(
@@ -108,7 +111,8 @@ class _Asker:
         if not schedule:
             return Range(), Range(p10=0.0, p90=0.0) if self._is_free else Range()
         cost = cost_usd(schedule, self._inquiry.usd_per_device_hour)
-        return self._spread.around(schedule[-1].end_s - self._now_s), self._spread.around(cost)
+        count = longest_run(schedule)
+        return self._spread.around(schedule[-1].end_s - self._now_s, count), self._spread.around(cost, count)
 
     @property
     def _is_free(self) -> bool:

@@ -123,7 +123,11 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to `why`: the one dominant reason, what it rests on, and what could be done."""
+    """The answer to `why`: the one dominant reason, what it rests on, and what could be done.
+
+    `expected_start_at_s` is when a job that waits is planned to start, `expected_finish_at_s` when an unfinished one is
+    planned to end; None where nobody knows.
+    """
 
     workload_id: str
     name: str
@@ -132,6 +136,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     evidence: tuple[str, ...]
     next_steps: tuple[str, ...]
     history: tuple[HistoryEntry, ...]
+    expected_start_at_s: float | None = None
+    expected_finish_at_s: float | None = None
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):

@@ -63,12 +63,12 @@ def experience_of(view: ViewLike, request: JobIn) -> Experience:
     rates = {
         count: (measured.get(count) or curve.samples_per_s(count)) / batch / slow[count] for count in range(1, most + 1)
     }
-    widest = max(slow[count] for count in range(options.min_workers, min(most, options.max_workers) + 1))
     # The plan is made with the slow end, so the fast end lies the whole width below it.
+    fast = {count: 1.0 / (factor * factor) for count, factor in slow.items()}
     return Experience(
         total_steps=total_steps,
         steps_per_s=rates,
-        spread=Spread(fast=1.0 / (widest * widest), slow=1.0, source=f"history of {_runs(len(runs))}"),
+        spread=Spread(fast=min(fast.values()), slow=1.0, fast_on=fast, source=f"history of {_runs(len(runs))}"),
     )
 
 

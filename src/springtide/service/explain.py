@@ -7,17 +7,25 @@ from springtide.core.quantities import format_duration
 from springtide.core.status import Explanation, HistoryEntry
 from springtide.core.workload import JobState
 from springtide.service.contract import ViewLike
+from springtide.service.outlook import Outlook
 from springtide.service.status import device_statuses, job_status, name_of
 
 MAX_HISTORY = 30
+_RESIZES = ("grow", "shrink", "replace", "recover")
 
 
 def explain(
-    record: JobRecord | ServiceRecord, view: ViewLike, history: tuple[HistoryEntry, ...], now_s: float
+    record: JobRecord | ServiceRecord,
+    view: ViewLike,
+    history: tuple[HistoryEntry, ...],
+    now_s: float,
+    outlook: Outlook | None = None,
 ) -> Explanation:
-    """Return why a workload is where it is."""
+    """Return why a workload is where it is, and with an `outlook` what is expected of it."""
     if isinstance(record, JobRecord):
-        evidence, next_steps = _job_evidence(record, view, now_s), _job_next_steps(record)
+        evidence = [*_job_evidence(record, view, now_s), *_last_changes(record, history, now_s)]
+        evidence += _expectations(record, outlook, now_s)
+        next_steps = _job_next_steps(record)
     else:
         evidence, next_steps = _service_evidence(record, view), _service_next_steps(record)
     return Explanation(
@@ -28,6 +36,8 @@ def explain(
         evidence=tuple(evidence),
         next_steps=tuple(next_steps),
         history=history[-MAX_HISTORY:],
+        expected_start_at_s=None if outlook is None or record.replicas else outlook.start_at_s,
+        expected_finish_at_s=None if outlook is None else outlook.finish_at_s,
     )
 
 
@@ -72,6 +82,42 @@ def _job_evidence(record: JobRecord, view: ViewLike, now_s: float) -> list[str]:
     if record.checkpoint is not None:
         evidence.append(f"the newest checkpoint holds step {record.checkpoint.step}")
     return evidence
+
+
+def _last_changes(record: JobRecord, history: tuple[HistoryEntry, ...], now_s: float) -> list[str]:
+    """The newest resize and the newest preemption, with what they were for, from the journal."""
+    if record.state.is_terminal:
+        return []
+    told = []
+    for kinds, verb in ((_RESIZES, "last change"), (("preempt",), "last time it gave way")):
+        entry = next((entry for entry in reversed(history) if entry.kind in kinds), None)
+        if entry is not None:
+            told.append(f"{verb}, {format_duration(max(0.0, now_s - entry.at_s))} ago: {entry.text}")
+    return told
+
+
+def _expectations(record: JobRecord, outlook: Outlook | None, now_s: float) -> list[str]:
+    """What was promised, and when it is expected to start and to end."""
+    told = []
+    if record.promised_finish_s is not None and not record.state.is_terminal:
+        told.append("its deadline is promised since it was admitted")
+    if outlook is None:
+        return told
+    basis = "as planned" if outlook.is_planned else "if nobody else comes"
+    if not record.replicas and outlook.start_at_s is not None:
+        told.append(f"expected start {_when(outlook.start_at_s, now_s)}, {basis}")
+    elif not record.replicas:
+        names = ", ".join(repr(name) for name in outlook.unknown[:3])
+        told.append(
+            f"expected start: nobody knows{f', because nobody knows how long {names} will take' if names else ''}"
+        )
+    if outlook.finish_at_s is not None:
+        told.append(f"expected end {_when(outlook.finish_at_s, now_s)}, {basis}")
+    return told
+
+
+def _when(at_s: float, now_s: float) -> str:
+    return "now" if at_s <= now_s else f"in {format_duration(at_s - now_s)}"
 
 
 def _job_next_steps(record: JobRecord) -> list[str]:

@@ -22,7 +22,7 @@ from springtide.control.journal import SqliteJournal
 from springtide.control.loop import recover, run
 from springtide.control.records import JobRecord, ServiceRecord
 from springtide.core.actions import Action
-from springtide.core.decision import Policy, Schedule, Snapshot
+from springtide.core.decision import Overheads, Policy, Schedule, Snapshot
 from springtide.core.errors import BackendError
 from springtide.core.events import Event, NodeJoined, NodeLost, PlatformStarted, PlatformStopping
 from springtide.core.ports import Executor, Step
@@ -34,6 +34,9 @@ LOG = logging.getLogger("springtide.platform")
 _CLOCK_BEGAN = "clock_began_unix_s"
 # A platform that goes down waits this long for its workers: the longest usual grace and a little more.
 LONGEST_DRAIN_S = 25.0
+# From the order to the first step a worker of a small model took 2.1 to 2.4 s on a busy machine of two cores, nearly
+# all of it importing and building the model. Plans reserve so much at every change; training stands still for less.
+LOCAL_OVERHEADS = Overheads(change_s=2.5)
 
 
 class EventExecutor(Executor, Protocol):
@@ -97,6 +100,7 @@ class Platform:
             self._journal.set_meta(_CLOCK_BEGAN, began)
         self._controller = Controller(
             self.make_policy(),
+            overheads=LOCAL_OVERHEADS,
             on_policy_error=lambda error: LOG.error(
                 "policy %s is broken, everyone keeps what they hold: %s", policy_name, error
             ),

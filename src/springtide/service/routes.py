@@ -26,6 +26,7 @@ from springtide.service.contract import PlatformLike
 from springtide.service.explain import explain
 from springtide.service.history import HistoryIndex
 from springtide.service.lookup import find_job, find_service, find_workload
+from springtide.service.outlook import outlook_of
 from springtide.service.problems import UnsupportedMediaType
 from springtide.service.schemas import JobIn, NothingIn, ScaleIn, ServiceIn, ShutdownIn, parse_body
 from springtide.service.status import job_status, listed_services, platform_status, service_status
@@ -59,6 +60,14 @@ class Counter:
     def job(self, record: JobRecord) -> JobStatus:
         """The job's status at this instant."""
         return job_status(record, self.platform.now_s())
+
+    def why(self, called: str) -> Explanation:
+        """Why the workload of that id or name is where it is, and what is expected of it."""
+        view = self.platform.view()
+        record = find_workload(view, called)
+        outlook = outlook_of(record, self.platform) if isinstance(record, JobRecord) else None
+        entries = self.history.entries(record.workload_id)
+        return explain(record, view, entries, self.platform.now_s(), outlook)
 
     def service(self, record: ServiceRecord, request: Request) -> ServiceStatus:
         """The service's status at this instant."""
@@ -176,10 +185,7 @@ def workload_routes(counter: Counter) -> APIRouter:
         responses=openapi.answers(openapi.reference(Explanation), "The one dominant reason.", 404, 409),
     )
     async def why(id: str) -> Response:
-        view = platform.view()
-        record = find_workload(view, id)
-        entries = counter.history.entries(record.workload_id)
-        return encoded(explain(record, view, entries, platform.now_s()))
+        return encoded(await run_in_threadpool(counter.why, id))
 
     @router.get(
         "/{id}/history",
