@@ -59,6 +59,16 @@ def test_what_cannot_be_is_one_sentence(springtide: Run, arguments: tuple[str, .
     assert "Traceback" not in done.output
 
 
+def test_without_a_trace_the_running_platform_may_be_meant(springtide: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = springtide("simulate", "--policy", "fifo")
+    assert done.exit_code == 2
+    assert "--from-live" in done.stderr
+    asked: list[object] = []
+    monkeypatch.setattr("springtide.cli.twin.play_live", lambda session, names, output: asked.append((names, output)))
+    assert springtide("simulate", "--from-live", "--policy", "fifo,edf", "--json", "-").exit_code == 0
+    assert asked == [(["fifo", "edf"], "-")]
+
+
 def test_a_broken_trace_names_line_and_column(springtide: Run, tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("job_id,submit_time,iteration,model_name,ddl,batch_size,num_gpu,duration\n0,0,nan,net,5,1,1,1\n")

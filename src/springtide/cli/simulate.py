@@ -37,8 +37,9 @@ _SHOWN: tuple[tuple[str, str], ...] = (
 
 
 @click.command()
-@click.option("--trace", required=True, metavar="generated:N|FILE", help="The jobs that arrive.")
-@click.option("--cluster", required=True, metavar="NODESxDEVICES", help="What they share: 16x8.")
+@click.option("--trace", metavar="generated:N|FILE", help="The jobs that arrive.")
+@click.option("--cluster", metavar="NODESxDEVICES", help="What they share: 16x8.")
+@click.option("--from-live", is_flag=True, help="Play the running platform forward instead of a trace.")
 @click.option("--policy", required=True, metavar="P[,P..]", help="See `springtide policies`.")
 @click.option(
     "--overhead",
@@ -68,8 +69,9 @@ _SHOWN: tuple[tuple[str, str], ...] = (
 @click.pass_obj
 def simulate(
     session: Session,
-    trace: str,
-    cluster: str,
+    trace: str | None,
+    cluster: str | None,
+    from_live: bool,
     policy: str,
     overhead: str,
     seed: int,
@@ -87,9 +89,16 @@ def simulate(
     series: bool,
 ) -> None:
     """Ask the same scheduler that runs the platform what it would do with a trace of jobs."""
+    names = list(dict.fromkeys(name.strip() for name in policy.split(",") if name.strip()))
+    if from_live:
+        from springtide.cli.twin import play_live
+
+        play_live(session, names, output)
+        return
+    if trace is None or cluster is None:
+        refuse("name the jobs and what they share: --trace FILE --cluster 16x8, or --from-live for what runs now")
     from springtide.sim.figures import simulate as play
 
-    names = list(dict.fromkeys(name.strip() for name in policy.split(",") if name.strip()))
     if not trace.startswith("generated:") and not Path(trace).is_file():
         refuse(f"there is no trace {trace!r}; give a file or generated:200")
     for place in (output if output != "-" else None, report):
