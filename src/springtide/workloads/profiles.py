@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from springtide.core.errors import InvalidRequest
+from springtide.workloads.pollux_profiles import derive_table, find_measurements
 from springtide.workloads.rows import Row, read_header, read_rows
 from springtide.workloads.trace import MAX_DEVICES
 
@@ -32,12 +33,15 @@ class Profiles(msgspec.Struct, frozen=True, kw_only=True):
         """Read every `MODEL.csv` whose first column is global_batch_size; other files are none of ours.
 
         The further columns are numbers of devices. `nan`, an empty field and 0 say that the model does not run, or
-        was not measured, on that many. Raises InvalidRequest naming file, line and column.
+        was not measured, on that many. A folder of Pollux's measurements, APPLICATION/placements.csv, is turned into
+        tables (see `pollux_profiles`). Raises InvalidRequest naming file, line and column.
         """
         place = Path(folder)
         if not place.is_dir():
             raise InvalidRequest(f"{place} is not a folder of scaling tables; name one that holds MODEL.csv files")
         tables = {path.stem: _read_table(path) for path in _table_files(place)}
+        if not tables:
+            tables = {path.name: derive_table(path) for path in find_measurements(place)}
         if not tables:
             raise InvalidRequest(f"{place} holds no scaling table; a table MODEL.csv begins {_KEY},1,2,4")
         return cls(name=place.name, tables=tables)
@@ -88,7 +92,7 @@ def find_profiles(trace_path: Path | str, pairs: Iterable[Pair]) -> Path:
     wanted = list(dict.fromkeys(pairs))
     best: tuple[int, Path, Pair] | None = None
     for folder in _folders_near(Path(trace_path)):
-        if next(iter(_table_files(folder)), None) is None:
+        if next(iter(_table_files(folder)), None) is None and not find_measurements(folder):
             continue
         profiles = Profiles.read(folder)
         missing = [pair for pair in wanted if not profiles.knows(*pair)]
