@@ -7,9 +7,10 @@ import numpy as np
 from springtide.control.controller import Controller
 from springtide.control.inquiry import known_curve
 from springtide.core.decision import Plan, PlannedRun, PoolAllocation, Refusal
-from springtide.core.events import JobSubmitted, NodeJoined
+from springtide.core.events import JobResized, JobSubmitted, NodeJoined, ProgressReported, ReplicaReady, ReplicaStopped
 from springtide.core.resources import make_node
 from springtide.core.workload import Entrypoint, Goal, TrainingJob
+from springtide.perf.curve import interpolate
 
 SOURCE = Entrypoint(source_path="job.py", object_name="fit")
 
@@ -106,6 +107,55 @@ def platform(policy, *jobs, devices=8, nodes=1, now_s=0.0, overheads=None):
     for job in jobs:
         controller.step(now_s, [JobSubmitted(job=job)])
     return controller
+
+
+def obey(controller, now_s):
+    """Let every replica do at once what it was asked, until nobody is asked for anything more."""
+    for _ in range(20):
+        told = []
+        for record in controller.state.jobs.values():
+            job_id, by_id = record.workload_id, {r.replica_id: r for r in record.replicas}
+            told += [ReplicaReady(workload_id=job_id, replica_id=r) for r in by_id if by_id[r].state == "STARTING"]
+            told += [ReplicaStopped(workload_id=job_id, replica_id=r) for r in by_id if by_id[r].state == "STOPPING"]
+            if record.members and not record.is_confirmed:
+                told.append(
+                    JobResized(
+                        job_id=job_id,
+                        generation=record.generation,
+                        world_size=record.world_size,
+                        step=record.step,
+                        pause_s=0.0,
+                        direction="grow",
+                    )
+                )
+        if not told:
+            return
+        controller.step(now_s, told)
+
+
+def pass_time(controller, from_s, to_s, rng):
+    """Every running job trains up to `to_s` at its profiled speed, give or take what `rng` says, and reports it."""
+    obey(controller, from_s)
+    told = []
+    for record in controller.state.jobs.values():
+        job = record.job
+        error = float(np.exp(rng.normal(0.0, 0.03)))
+        if record.state != "RUNNING" or not record.members or record.outcome is not None:
+            continue
+        rate = interpolate(job.profile_steps_per_s, 64)[record.world_size] * error
+        step = min(job.total_steps - 1, record.step + int(rate * (to_s - from_s)))
+        told.append(
+            ProgressReported(
+                job_id=job.job_id,
+                generation=record.generation,
+                step=step,
+                total_steps=job.total_steps,
+                world_size=record.world_size,
+                samples_per_s=rate * job.global_batch_size,
+            )
+        )
+    controller.step(to_s, told)
+    obey(controller, to_s)
 
 
 def verdict_of(controller, job, now_s):

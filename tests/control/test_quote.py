@@ -3,7 +3,8 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
-from quoting import Reserving, platform, random_case, training_job, verdict_of
+from msgspec.structs import replace
+from quoting import Reserving, pass_time, platform, random_case, training_job, verdict_of
 
 from springtide.control.alternatives import readable_s, typed_duration
 from springtide.control.inquiry import changed_job, grown
@@ -168,19 +169,25 @@ def check_case(make, seed):
     devices, nodes, jobs, new = random_case(rng)
     overheads = Overheads(change_s=2.0, fresh_s=2.0, fresh_per_doubling_s=2.0) if seed % 2 else None
 
-    def fresh():
-        return platform(make(), *jobs, devices=devices, nodes=nodes, overheads=overheads)
+    now_s = float(rng.choice([0.0, 30.0, 600.0]))
 
-    answer = quote(fresh().snapshot(0.0), make(), new)
-    assert answer.verdict == verdict_of(fresh(), new, 0.0), f"seed {seed}: {answer.reason}"
+    def fresh():
+        controller = platform(make(), *jobs, devices=devices, nodes=nodes, overheads=overheads)
+        if now_s:
+            pass_time(controller, 0.0, now_s, np.random.default_rng(seed))
+        return controller
+
+    new = replace(new, goal=Goal(deadline_s=now_s + new.goal.deadline_s))
+    answer = quote(fresh().snapshot(now_s), make(), new)
+    assert answer.verdict == verdict_of(fresh(), new, now_s), f"seed {seed}: {answer.reason}"
     for alternative in answer.alternatives:
         controller = fresh()
         if alternative.num_devices is not None:
             larger = grown(controller.state.topology(), alternative.num_devices)
-            controller.step(0.0, [NodeJoined(node=node) for node in larger.nodes])
-        changed = changed_job(new, alternative.options, 0.0)
+            controller.step(now_s, [NodeJoined(node=node) for node in larger.nodes])
+        changed = changed_job(new, alternative.options, now_s)
         told = f"seed {seed}: {alternative.change} is offered and refused"
-        assert verdict_of(controller, changed, 0.0) == "accepted", told
+        assert verdict_of(controller, changed, now_s) == "accepted", told
     return len(answer.alternatives)
 
 
