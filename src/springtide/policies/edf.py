@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import bisect
 import math
+from typing import Any
 
 import msgspec
 
 from springtide.core.decision import JobView, Plan, Snapshot
 from springtide.perf.curve import curve_of
 from springtide.policies.placement import held_counts
+from springtide.policies.recall import State, decide_once
 from springtide.policies.shares import Shares, most_workers, serve_demand, serve_minimum
 
 
@@ -30,11 +32,13 @@ class EarliestDeadlineFirst(msgspec.Struct, frozen=True, kw_only=True):
 
     def decide(self, snapshot: Snapshot) -> Plan:
         """Return the plan for this snapshot."""
-        shares = Shares(snapshot)
-        held = held_counts(snapshot)
+        return decide_once(repr(self), snapshot, self._decide)
+
+    def _decide(self, shares: Shares, state: State) -> tuple[float | None, dict[str, Any]]:
+        held = held_counts(shares.snapshot)
         serve_minimum(shares)
         serve_demand(shares)
-        for view in sorted(snapshot.jobs, key=_deadline_then_arrival):
+        for view in sorted(shares.snapshot.jobs, key=_deadline_then_arrival):
             if not shares.left:
                 break
             wanted = self._wanted(view, shares.left)
@@ -43,7 +47,7 @@ class EarliestDeadlineFirst(msgspec.Struct, frozen=True, kw_only=True):
                 wanted = held.get(view.job.job_id) or view.max_workers
             if wanted >= view.min_workers:
                 shares.raise_to(view.job.job_id, wanted)
-        return shares.plan()
+        return None, {}
 
     def _wanted(self, view: JobView, num_left: int) -> int:
         if not view.job.profile_steps_per_s:

@@ -65,12 +65,16 @@ class Gangs:
         return bool(self.held.get(view.job.job_id)) and view.state is not JobState.PREEMPTING
 
     def note_waiting(self, text: Callable[[JobView], str]) -> None:
-        """Tell those who wait why; `text` should vary with the job's standing, not with the clock."""
+        """Tell those who hold nothing and wait why; `text` should vary with the job's standing, not with the clock."""
         for view in self.waiting():
-            self.shares.notes[view.job.job_id] = text(view)
+            if not self.held.get(view.job.job_id):
+                self.shares.notes[view.job.job_id] = text(view)
 
     def note_stopped(self, text: str) -> None:
-        """Tell those who have to give up all they hold why."""
+        """Tell those who have to give up all they hold why, unless a service takes it: then its name is told."""
+        services = (view.service.service_id for view in self.shares.snapshot.services)
+        if any(self.shares.of(service_id) > self.held.get(service_id, 0) for service_id in services):
+            return
         for view in self.views:
             if self.holds(view) and not self.shares.of(view.job.job_id):
                 self.shares.notes[view.job.job_id] = text

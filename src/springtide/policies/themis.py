@@ -23,6 +23,7 @@ import msgspec
 
 from springtide.core.decision import JobView, Plan, Snapshot
 from springtide.core.workload import WorkloadId
+from springtide.perf.curve import curve_of
 from springtide.policies.gangs import Gangs
 from springtide.policies.recall import State, decide_once
 from springtide.policies.shares import Shares, serve_demand, serve_minimum
@@ -75,8 +76,7 @@ class Themis(msgspec.Struct, frozen=True, kw_only=True):
         left_s = gangs.remaining_s(view)
         if not math.isfinite(left_s) or view.total_steps is None:
             return elapsed_s / max(view.attained_service_s(gangs.now_s) / size, self.lease_s)
-        num_left = view.total_steps - view.step
-        alone_s = left_s * view.total_steps / num_left if num_left and left_s else max(left_s, 1.0)
+        alone_s = max(view.total_steps / curve_of(view).rate(size), 1e-9)
         # On 1/N of the cluster it would run on fewer workers where it asked for more than that.
         slowdown = max(1.0, size * len(gangs.views) / gangs.total)
         return (elapsed_s + left_s) / (alone_s * slowdown)
