@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import signal
+import time
 
 import pytest
 
-from springtide.core.wire import CheckpointWritten, Failed, Fence, Left, Preempt, Switched
+from springtide.core import wire
+from springtide.core.wire import CheckpointWritten, Failed, Left, Preempt, Switched
+from springtide.storage.fence import Fence
 
 
 @pytest.fixture
@@ -127,9 +130,24 @@ def test_a_stopped_member_does_not_hold_the_survivors_and_is_fenced_when_it_wake
     plane.signal("a", signal.SIGSTOP)
     plane.form("b", "c", forced=True)
     plane.signal("a", signal.SIGCONT)
-    plane.order(Fence(), "a")
+    plane.order(wire.Fence(), "a")
     plane.wait_exit("a", code=3)
     plane.wait_finished()
+    assert plane.result_hash() == static_hash(num_epochs=12)
+
+
+@pytest.mark.slow
+def test_members_that_find_the_fence_raised_wait_for_the_order_that_raised_it(make_plane, static_hash):
+    plane = make_plane(step_s=0.02, num_epochs=12)
+    plane.start_group("a", "b")
+    plane.wait_step(5)
+    # A joiner died while it was being taken in: the group is whole and commits steps until it hears of the new one.
+    Fence(plane.work_dir).raise_to(plane.generation + 1)
+    time.sleep(0.5)
+    assert not plane.exits
+    plane.form("a", "b", forced=True)
+    plane.wait_finished()
+    assert [record["step"] for record in plane.steps()] == list(range(1, 12 * 13 + 1))
     assert plane.result_hash() == static_hash(num_epochs=12)
 
 

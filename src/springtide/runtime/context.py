@@ -162,7 +162,7 @@ def write_artifact(path: Path, work_dir: Path, trainer: Trainer) -> None:
 
 
 def publish_result(work_dir: Path, trainer: Trainer) -> str:
-    """Write the final model where this worker leads and return its path, elsewhere "". Exits if fenced.
+    """Write the final model where this worker leads and return its path, elsewhere, and where it is fenced, "".
 
     A full disk is waited out for ten minutes: all the work is done but for this. Raises StorageError then.
     """
@@ -172,8 +172,9 @@ def publish_result(work_dir: Path, trainer: Trainer) -> str:
         try:
             write_artifact(path, work_dir, trainer)
             return str(path)
-        except Fenced as error:
-            trainer.leave_fenced(str(error))
+        except Fenced:
+            # A newer group owns the job. If this worker is in it, the order to join it comes, and then it writes.
+            return ""
         except StorageError as error:
             if time.monotonic() > end_s:
                 raise

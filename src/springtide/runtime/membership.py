@@ -115,6 +115,8 @@ class Membership:
         self._newest: Formation | None = None
         self.current: Formation | None = None
         self.preempt_generation: int | None = None
+        # Set by training when it finds the fence above its generation: a newer order exists that it has not heard.
+        self.is_outdated = False
 
     @property
     def generation(self) -> int:
@@ -159,14 +161,15 @@ class Membership:
 
     @property
     def must_leave_step(self) -> bool:
-        """Whether a member is lost, so that the step under way cannot be completed."""
+        """Whether a member is lost, so that the step under way cannot be completed, or must not be."""
         pending = self.pending
-        return pending is not None and pending.order.forced
+        return self.is_outdated or (pending is not None and pending.order.forced)
 
     def adopt(self, formation: Formation) -> None:
         """The formation's group is the one that trains from now on."""
         with self.changed:
             self.current = formation
+            self.is_outdated = False
             self._formations = {key: value for key, value in self._formations.items() if key > formation.generation}
 
     def agreed(self, generation: int) -> Formation:

@@ -7,7 +7,6 @@ travel in it, so that a switch of the group needs no round of its own.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from springtide.core.wire import CheckpointWritten, Finished, GroupBroken, Left,
 from springtide.core.workload import TrainingJob
 from springtide.runtime.catchup import CatchupReceiver, CatchupSources, Lease, supports_catchup
 from springtide.runtime.checkpoint import CheckpointWriter, load_newest
-from springtide.runtime.exits import EXIT_FENCED, WorkerExit
+from springtide.runtime.exits import WorkerExit
 from springtide.runtime.group import OPERATION_TIMEOUT_S, Group, is_on_one_machine
 from springtide.runtime.link import ControlLink
 from springtide.runtime.membership import Formation, Membership
@@ -70,7 +69,7 @@ class Trainer:
         self._step_log = StepLog(self._work_dir)
         self._reporter = Reporter(link)
         self._writer = CheckpointWriter(
-            self._work_dir, lambda written: link.send(CheckpointWritten(checkpoint=written)), self.leave_fenced
+            self._work_dir, lambda written: link.send(CheckpointWritten(checkpoint=written)), _log
         )
         self._checkpointed_at_s = time.monotonic()
 
@@ -310,8 +309,9 @@ class Trainer:
             return
         try:
             self._step_log.write(self.membership.generation)
-        except Fenced as error:
-            self.leave_fenced(str(error))
+        except Fenced:
+            # The order that raised the fence is on its way, and may well name this member: its state is needed then.
+            self.membership.is_outdated = True
         except (OSError, StorageError) as error:
             _log(f"the step log could not be written, it will be tried again: {error}")
 
@@ -477,9 +477,7 @@ class Trainer:
                 # A checkpoint of a step says that the log holds it: a leader may have died before it wrote the line.
                 self._step_log.write(generation, is_leader=False)
                 self._writer.write_now(self.state, self.step, self.epoch, generation)
-            except Fenced as error:
-                self.leave_fenced(str(error))
-            except (OSError, StorageError) as error:
+            except (OSError, Fenced, StorageError) as error:
                 _log(f"{error}; the older checkpoint stands")
         self._leave(generation)
 
@@ -488,11 +486,6 @@ class Trainer:
         generation = self.membership.generation
         report = Finished(generation=generation, step=self.step, artifact_path=path, has_result=bool(path))
         return self._link.send(report)
-
-    def leave_fenced(self, detail: str) -> None:
-        """A newer generation owns the job: nothing that this worker could still do counts. From any thread."""
-        _log(detail)
-        os._exit(EXIT_FENCED)
 
 
 def _log(line: str) -> None:
