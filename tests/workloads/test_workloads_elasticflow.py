@@ -114,7 +114,9 @@ def traces(draw: st.DrawFn) -> Trace:
 def test_what_is_written_is_read_again(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("written") / "trace.csv"
     elasticflow.write(trace, path)
-    assert elasticflow.read(path) == trace
+    found = elasticflow.read(path)
+    assert found.jobs == trace.jobs
+    assert found.name == trace.name
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from springtide.core.errors import InvalidRequest
-from springtide.workloads.profiles import Profiles, find_profiles, rate_at
+from springtide.workloads.profiles import Profiles, choose_profiles, find_profiles, rate_at
+from springtide.workloads.readers import read_trace
 
 BERT = "global_batch_size,1,2,4\n64,1.5,2.5,nan\n128,0,,\n256,3,NaN,7\n"
 
@@ -104,6 +105,24 @@ def test_the_first_unknown_pair_is_named(tmp_path: Path) -> None:
     sentence = r"knows 'gpt2' at batch 32 \(throughputs_T4 comes closest\); name a folder that does with --profiles DIR"
     with pytest.raises(InvalidRequest, match=sentence):
         find_profiles(tmp_path / "t.csv", pairs)
+
+
+def test_a_model_that_no_table_knows_is_named_with_line_and_column(tmp_path: Path) -> None:
+    tables = write(tmp_path / "throughputs_A100", bert=table(64))
+    path = tmp_path / "t.csv"
+    header = "job_id,submit_time,iteration,model_name,ddl,batch_size,num_gpu,duration\n"
+    path.write_text(header + "0,0,5,bert,9,64,1,9\n1,0,5,bart,9,64,1,9\n2,0,5,bart,9,64,1,9\n")
+    trace = read_trace(path)
+    place = r"t.csv line 3, column model_name: "
+    with pytest.raises(InvalidRequest, match=place + "no scaling table near .* knows 'bart' at batch 64"):
+        choose_profiles(trace, path)
+    for given in (tables, str(tables), Profiles.read(tables)):
+        with pytest.raises(InvalidRequest, match=place + "throughputs_A100 has no model 'bart'; it knows bert"):
+            choose_profiles(trace, path, given)
+    with pytest.raises(InvalidRequest, match=place):
+        read_trace(path, models=Profiles.read(tables))
+    known = read_trace(path, limit=1)
+    assert choose_profiles(known, path) == choose_profiles(known, path, tables) == Profiles.read(tables)
 
 
 def test_no_folder_of_tables_at_all_is_said(tmp_path: Path) -> None:

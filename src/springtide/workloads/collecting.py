@@ -7,7 +7,7 @@ from pathlib import Path
 from springtide.core.errors import InvalidRequest
 from springtide.core.quantities import validate_name
 from springtide.workloads.rows import Row, shorten
-from springtide.workloads.trace import MAX_JOBS, TraceJob
+from springtide.workloads.trace import MAX_JOBS, Trace, TraceJob, make_trace
 
 
 class Collected:
@@ -21,6 +21,7 @@ class Collected:
         self.jobs: list[TraceJob] = []
         self.skipped: dict[str, int] = {}
         self._lines: dict[str, int] = {}
+        self._pair_places: dict[tuple[str, int], str] = {}
 
     @property
     def is_full(self) -> bool:
@@ -44,18 +45,23 @@ class Collected:
         """Check the id in `column` of a row."""
         return self.claim(row.text(column), row.line, column)
 
-    def keep(self, job: TraceJob) -> None:
-        """Take a job in."""
+    def keep(self, job: TraceJob, line: int = 0, model_column: str = "") -> None:
+        """Take a job in; of one that names a model, say where."""
         self.jobs.append(job)
+        if model_column and job.pair not in self._pair_places:
+            self._pair_places[job.pair] = f"{self.path.name} line {line}, column {model_column}"
 
     def skip(self, reason: str) -> None:
         """Count something that is left out."""
         self.skipped[reason] = self.skipped.get(reason, 0) + 1
 
-    def finish(self) -> list[TraceJob]:
-        """The jobs in the order of the file. Raises InvalidRequest when there is none."""
+    def finish(self, format: str, drawn: tuple[str, ...] = ()) -> Trace:
+        """The trace of what was kept. Raises InvalidRequest when there is nothing."""
         if not self.jobs:
             left_out = "; ".join(f"{count} skipped: {reason}" for reason, count in self.skipped.items())
             found = left_out or "there is no job below the header"
             raise InvalidRequest(f"{self.path.name} line 2: no job to read ({found})")
-        return self.jobs
+        places = tuple((model, size, place) for (model, size), place in self._pair_places.items())
+        return make_trace(
+            self.path.stem, self.jobs, skipped=self.skipped, drawn=drawn, format=format, pair_places=places
+        )

@@ -7,7 +7,7 @@ from pathlib import Path
 from springtide.core.errors import InvalidRequest
 from springtide.workloads.collecting import Collected
 from springtide.workloads.rows import Row, read_header, read_rows
-from springtide.workloads.trace import Trace, TraceJob, make_trace
+from springtide.workloads.trace import Trace, TraceJob
 
 # The published files spell three of the columns in two ways. Where a file has `real_iteration` or `real_duration`
 # beside these, they are what the cluster's own log says; the artifact runs on `iteration` and `duration`.
@@ -44,10 +44,10 @@ def read(path: Path, limit: int | None = None) -> Trace:
     spelled = {name: _find_spelling(path, header, name) for name in _SPELLINGS}
     collected = Collected(path, limit)
     for row in read_rows(path, ["job_id", *spelled.values(), *_PLAIN[1:]]):
-        collected.keep(_read_row(row, spelled, collected))
+        collected.keep(_read_row(row, spelled, collected), row.line, "model_name")
         if collected.is_full:
             break
-    return make_trace(path.stem, collected.finish(), skipped=collected.skipped, format="elasticflow")
+    return collected.finish("elasticflow")
 
 
 def _find_spelling(path: Path, header: list[str], name: str) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from springtide.workloads.collecting import Collected
 from springtide.workloads.rows import Row, read_rows
-from springtide.workloads.trace import Trace, TraceJob, make_trace
+from springtide.workloads.trace import Trace, TraceJob
 
 # The files have no header. Of the machine, the class, the priority and the requests nothing is needed here.
 COLUMNS = (
@@ -86,7 +86,7 @@ def read(path: Path, limit: int | None = None) -> Trace:
                 owner=task.owner,
             )
         )
-    return make_trace(path.stem, collected.finish(), skipped=collected.skipped, format="google")
+    return collected.finish("google")
 
 
 def _check_time(row: Row, at_us: int) -> None:

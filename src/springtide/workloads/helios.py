@@ -6,7 +6,7 @@ from pathlib import Path
 
 from springtide.workloads.collecting import Collected
 from springtide.workloads.rows import Row, read_rows
-from springtide.workloads.trace import Trace, TraceJob, make_trace
+from springtide.workloads.trace import Trace, TraceJob
 
 # cpu_num, node_num, state, start_time, end_time and queue are in the files and not needed here.
 COLUMNS = ("job_id", "user", "gpu_num", "submit_time", "duration")
@@ -22,7 +22,7 @@ def read(path: Path, limit: int | None = None) -> Trace:
         _read_row(row, collected)
         if collected.is_full:
             break
-    return make_trace(path.stem, collected.finish(), skipped=collected.skipped, format="helios")
+    return collected.finish("helios")
 
 
 def _read_row(row: Row, collected: Collected) -> None:

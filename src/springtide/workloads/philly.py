@@ -10,7 +10,7 @@ from springtide.workloads.collecting import Collected
 from springtide.workloads.moments import parse_moment_s
 from springtide.workloads.objects import read_objects
 from springtide.workloads.rows import read_rows, shorten
-from springtide.workloads.trace import MAX_DEVICES, Trace, TraceJob, make_trace
+from springtide.workloads.trace import MAX_DEVICES, Trace, TraceJob
 
 COLUMNS = ("timestamp", "duration", "num_gpus")
 _NO_MOMENT = (None, "", "None")
@@ -42,7 +42,7 @@ def read_csv(path: Path, limit: int | None = None) -> Trace:
             )
         if collected.is_full:
             break
-    return make_trace(path.stem, collected.finish(), skipped=collected.skipped, format="philly-csv")
+    return collected.finish("philly-csv")
 
 
 def read_json(path: Path, limit: int | None = None) -> Trace:
@@ -56,7 +56,7 @@ def read_json(path: Path, limit: int | None = None) -> Trace:
         _read_job(_Fields(path.name, line, value), collected)
         if collected.is_full:
             break
-    return make_trace(path.stem, collected.finish(), skipped=collected.skipped, format="philly")
+    return collected.finish("philly")
 
 
 class _Fields:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from springtide.workloads.collecting import Collected
 from springtide.workloads.rows import Row, read_rows
-from springtide.workloads.trace import Trace, TraceJob, make_trace
+from springtide.workloads.trace import Trace, TraceJob
 
 COLUMNS = ("name", "time", "application", "num_replicas", "batch_size")
 # Optimizer steps until the last epoch ends at a global batch size: the last `iteration` of the published
@@ -45,12 +45,11 @@ def read(path: Path, limit: int | None = None) -> Trace:
     """
     collected = Collected(path, limit)
     for row in read_rows(path, COLUMNS):
-        collected.keep(_read_row(row, collected))
+        collected.keep(_read_row(row, collected), row.line, "application")
         if collected.is_full:
             break
-    jobs = collected.finish()
     drawn = ("num_steps: of the published validation run of the application at this batch size, where there is one",)
-    return make_trace(path.stem, jobs, skipped=collected.skipped, drawn=drawn, format="pollux")
+    return collected.finish("pollux", drawn)
 
 
 def _read_row(row: Row, collected: Collected) -> TraceJob:

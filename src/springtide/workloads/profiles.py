@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -12,7 +12,7 @@ import msgspec
 from springtide.core.errors import InvalidRequest
 from springtide.workloads.pollux_profiles import derive_table, find_measurements
 from springtide.workloads.rows import Row, read_header, read_rows
-from springtide.workloads.trace import MAX_DEVICES
+from springtide.workloads.trace import MAX_DEVICES, Trace
 
 _KEY = "global_batch_size"
 _MAX_TABLES = 1_000
@@ -83,11 +83,33 @@ def rate_at(steps_per_s: dict[int, float], num_devices: int) -> float:
     return steps_per_s[counts[-1]]
 
 
-def find_profiles(trace_path: Path | str, pairs: Iterable[Pair]) -> Path:
+def choose_profiles(trace: Trace, trace_path: Path | str, given: Profiles | Path | str | None = None) -> Profiles:
+    """The tables for a trace: those given, or of the given folder, or of one near it; they know all of its pairs.
+
+    Raises InvalidRequest naming the file, line and column of the first pair that they do not know.
+    """
+    places = {(model, size): place for model, size, place in trace.pair_places}
+    # In the order of the file, so that the sentence is about its first unknown pair.
+    pairs = [*places, *(pair for pair in trace.pairs if pair not in places)]
+    if given is None:
+        return Profiles.read(find_profiles(trace_path, pairs, places))
+    profiles = given if isinstance(given, Profiles) else Profiles.read(given)
+    for pair in pairs:
+        if not profiles.knows(*pair):
+            try:
+                profiles.steps_per_s(*pair)
+            except InvalidRequest as error:
+                where = places.get(pair, f"trace {trace.name}")
+                raise InvalidRequest(f"{where}: {error}; name other tables with --profiles DIR") from None
+    return profiles
+
+
+def find_profiles(trace_path: Path | str, pairs: Iterable[Pair], places: Mapping[Pair, str] | None = None) -> Path:
     """The folder near a trace whose tables know all of `pairs`: the trace's folder, its parents up to two above, and
     what is called throughputs* or profiles* in them; the nearest first, A100 before T4 (by name).
 
-    Raises InvalidRequest naming the first pair that is missing in the folder that comes closest.
+    Raises InvalidRequest naming the first pair that is missing in the folder that comes closest, and where the trace
+    has it, as far as `places` says.
     """
     wanted = list(dict.fromkeys(pairs))
     best: tuple[int, Path, Pair] | None = None
@@ -106,8 +128,9 @@ def find_profiles(trace_path: Path | str, pairs: Iterable[Pair]) -> Path:
             f"begins {_KEY},1,2,4"
         )
     _, folder, (model, size) = best
+    where = f"{places[model, size]}: " if places and (model, size) in places else ""
     raise InvalidRequest(
-        f"no scaling table near {trace_path} knows {model!r} at batch {size} ({folder.name} comes closest); "
+        f"{where}no scaling table near {trace_path} knows {model!r} at batch {size} ({folder.name} comes closest); "
         "name a folder that does with --profiles DIR"
     )
 

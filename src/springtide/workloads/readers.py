@@ -10,7 +10,7 @@ import msgspec
 from springtide.core.errors import InvalidRequest
 from springtide.workloads import azure, elasticflow, google, helios, philly, pollux, springtide
 from springtide.workloads.drawing import draw_missing
-from springtide.workloads.profiles import Profiles
+from springtide.workloads.profiles import Profiles, choose_profiles
 from springtide.workloads.request_trace import RequestTrace
 from springtide.workloads.rows import open_bytes, read_header
 from springtide.workloads.trace import Trace
@@ -56,7 +56,7 @@ def read_trace(
     if name not in FORMATS:
         raise InvalidRequest(f"there is no trace format {name!r:.40}; choose auto, {', '.join(FORMATS)}")
     trace = FORMATS[name].read(place, limit)
-    return draw_missing(trace, models, seed) if models is not None else trace
+    return draw_missing(trace, choose_profiles(trace, place, models), seed) if models is not None else trace
 
 
 def read_requests(path: Path | str, *, limit: int | None = None) -> RequestTrace:

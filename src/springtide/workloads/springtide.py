@@ -6,7 +6,7 @@ from pathlib import Path
 
 from springtide.workloads.collecting import Collected
 from springtide.workloads.rows import Row, read_rows
-from springtide.workloads.trace import MAX_STEPS, Trace, TraceJob, make_trace
+from springtide.workloads.trace import MAX_STEPS, Trace, TraceJob
 
 COLUMNS = (
     "job_id",
@@ -30,7 +30,7 @@ def read(path: Path, limit: int | None = None) -> Trace:
         collected.keep(_read_row(row, collected))
         if collected.is_full:
             break
-    return make_trace(path.stem, collected.finish(), skipped=collected.skipped, format="springtide")
+    return collected.finish("springtide")
 
 
 def _read_row(row: Row, collected: Collected) -> TraceJob:

@@ -96,7 +96,8 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """The jobs of one file in order of submission, and an account of what is not in the file as it stands.
 
     `skipped` counts what was left out, by reason. `drawn` has one sentence for each field that was drawn and not
-    read, with its rule and its seed.
+    read, with its rule and its seed. `pair_places` has (model, global batch size, file with line and column where the
+    pair stands first), for sentences about pairs that no scaling table knows.
     """
 
     name: str
@@ -104,6 +105,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     skipped: dict[str, int] = {}
     drawn: tuple[str, ...] = ()
     format: str = ""
+    pair_places: tuple[tuple[str, int, str], ...] = ()
 
     def __post_init__(self) -> None:
         known: set[str] = set()
@@ -129,10 +131,11 @@ def make_trace(
     skipped: dict[str, int] | None = None,
     drawn: tuple[str, ...] = (),
     format: str = "",
+    pair_places: tuple[tuple[str, int, str], ...] = (),
 ) -> Trace:
     """Bring jobs into order of submission; jobs of one instant keep the order of the file."""
     ordered = tuple(sorted(jobs, key=lambda job: job.submit_s))
-    return Trace(name=name, jobs=ordered, skipped=skipped or {}, drawn=drawn, format=format)
+    return Trace(name=name, jobs=ordered, skipped=skipped or {}, drawn=drawn, format=format, pair_places=pair_places)
 
 
 def check_time_s(value: float, what: str) -> None:
