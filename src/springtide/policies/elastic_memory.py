@@ -94,7 +94,12 @@ class Desk:
             counts,
             snapshot,
             movable=frozenset(elastic),
-            wanted={job_id: given.device_ids for job_id, given in wanted.items()},
+            # What came true is held by now; who is still on the way should not be sent elsewhere.
+            wanted={
+                job_id: given.device_ids
+                for job_id, given in wanted.items()
+                if given.device_ids != snapshot.allocations.get(job_id, _NOTHING).device_ids
+            },
         )
         index = {device_id: number for number, device_id in enumerate(self.device_ids(snapshot.cluster))}
         until_s = verdict.until_s
