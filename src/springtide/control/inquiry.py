@@ -67,11 +67,12 @@ class Inquiry:
     def schedule(self, answer: Answer) -> Schedule | None:
         """Who accepted job would hold over time, up to its end: as planned, or played forward. None: nobody knows."""
         job_id = answer.view.job.job_id
+        # A plan for a job of which nothing is known is made on a guess.
+        if not answer.is_accepted or known_curve(answer.view) is None:
+            return None
         planned = answer.plan.future.get(job_id)
         if planned:
             return planned
-        if not answer.is_accepted or known_curve(answer.view) is None:
-            return None
         turns = max(50, min(MAX_TURNS, _JOB_TURNS // (1 + len(answer.snapshot.jobs))))
         forecast = play_forward(answer.snapshot, self.policy, until=job_id, max_turns=turns)
         if job_id not in forecast.finishes_s:

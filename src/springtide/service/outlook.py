@@ -32,12 +32,14 @@ def outlook_of(record: JobRecord, platform: PlatformLike) -> Outlook | None:
     """Return what is expected of an unfinished job; None for one that has ended or is paused."""
     if record.state.is_terminal or record.is_paused:
         return None
+    snapshot = platform.snapshot()
+    mine = next((view for view in snapshot.jobs if view.job.job_id == record.workload_id), None)
+    is_known = mine is not None and known_curve(mine) is not None
     planned = platform.view().future.get(record.workload_id)
-    if planned:
+    if planned and is_known:
         return Outlook(start_at_s=_start(planned), finish_at_s=planned[-1].end_s, is_planned=True)
     if record.state not in _WAITING:
         return None
-    snapshot = platform.snapshot()
     forecast = play_forward(snapshot, platform.make_policy(), until=record.workload_id, max_turns=_MAX_TURNS)
     start_s = _start(forecast.schedules.get(record.workload_id, ()))
     holders = [view for view in snapshot.jobs if view.job.job_id in snapshot.allocations]
