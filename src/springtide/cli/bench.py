@@ -63,7 +63,7 @@ _OPTIONS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
 @click.option("--cache", metavar="DIR", help="deadlines, figures: keep each result, so that a cut-off run goes on.")
 @click.option("--html", metavar="OUT", help="figures: draw them into this file.")
 @click.option("--sizes", metavar="N,N", help="decision: these numbers of devices.")
-@click.option("--events", type=click.IntRange(min=1), help="decision: so many arrivals and endings. [default: 300]")
+@click.option("--events", type=click.IntRange(min=1), help="decision: so many arrivals and endings. [default: 500]")
 @click.option("--seed", type=click.IntRange(min=0), help="deadlines, decision, figures: where chance comes from.")
 @click.option("--markdown", is_flag=True, help="deadlines, decision, figures: print tables for a page of results.")
 @common_options

@@ -25,7 +25,7 @@ SIZES: tuple[int, ...] = (64, 512, 1024, 2048, 4096, 8192)
 # At the largest size 2,000 jobs live; smaller clusters have as many for each device.
 DEVICES_PER_JOB = 8192 / 2000
 BOUND_MS = 100.0
-NUM_EVENTS = 300
+NUM_EVENTS = 500
 OURS, OTHERS = "springtide", ("elasticflow", "edf")
 # The warm state comes about in this many batches, a second apart.
 _NUM_BATCHES = 40
