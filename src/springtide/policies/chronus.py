@@ -22,7 +22,7 @@ import msgspec
 from springtide.core.decision import JobView, Plan, Snapshot
 from springtide.core.errors import InvalidRequest
 from springtide.core.workload import WorkloadId
-from springtide.policies.gangs import Gangs
+from springtide.policies.gangs import Gangs, told
 from springtide.policies.recall import State, decide_once
 from springtide.policies.shares import Shares, serve_demand, serve_minimum
 from springtide.solvers.lease_milp import LeaseJob, is_available, plan_leases
@@ -133,9 +133,9 @@ class Chronus(msgspec.Struct, frozen=True, kw_only=True):
     def _why(self, gangs: Gangs, view: JobView, accepted: set[WorkloadId]) -> str:
         size = gangs.size(view)
         if view.job.goal.deadline_s is None:
-            return f"waits for a lease of {size} devices behind deadlines and shorter jobs"
+            return f"waits for a lease of {told(size)} behind deadlines and shorter jobs"
         if view.job.job_id in accepted:
-            return f"waits for a lease of {size} devices: there is time until its deadline"
+            return f"waits for a lease of {told(size)}: there is time until its deadline"
         if self._slack_s(gangs, view) >= 0.0:
-            return f"waits for the next lease, which decides whether {size} devices can be promised"
-        return f"its deadline cannot be made on {size} devices any more: it waits for devices that would idle"
+            return f"waits for the next lease, which decides whether {told(size)} can be promised"
+        return f"its deadline cannot be made on {told(size)} any more: it waits for devices that would idle"

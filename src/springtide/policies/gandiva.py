@@ -21,7 +21,7 @@ import msgspec
 from springtide.core.decision import JobView, Plan, Snapshot
 from springtide.core.workload import WorkloadId
 from springtide.perf.curve import curve_of
-from springtide.policies.gangs import Gangs
+from springtide.policies.gangs import Gangs, told
 from springtide.policies.recall import State, decide_once
 from springtide.policies.shares import Shares, serve_demand, serve_minimum
 
@@ -64,7 +64,7 @@ class Gandiva(msgspec.Struct, frozen=True, kw_only=True):
         if not gangs.waiting():
             return None, {}
         gangs.note_stopped("its turn is over")
-        gangs.note_waiting(lambda view: f"waits for its turn on {gangs.size(view)} devices")
+        gangs.note_waiting(lambda view: f"waits for its turn on {told(gangs.size(view))}")
         ends_at_s = gangs.now_s + self.quantum_s if ends_at_s is None else ends_at_s
         return ends_at_s, {"queue": [view.job.job_id for view in queue], "ends_at_s": ends_at_s}
 

@@ -113,3 +113,8 @@ def remaining_s(view: JobView, num_workers: int, now_s: float, num_held: int = 0
 def by_arrival(view: JobView) -> tuple[float, WorkloadId]:
     """A sorting key: the order of arrival."""
     return (view.submitted_at_s, view.job.job_id)
+
+
+def told(count: int) -> str:
+    """A number of devices in words."""
+    return "1 device" if count == 1 else f"{count} devices"

@@ -24,7 +24,7 @@ import msgspec
 from springtide.core.decision import JobView, Plan, Snapshot
 from springtide.core.workload import JobState
 from springtide.perf.curve import SpeedCurve, curve_of
-from springtide.policies.gangs import Gangs, remaining_s
+from springtide.policies.gangs import Gangs, remaining_s, told
 from springtide.policies.recall import State, decide_once
 from springtide.policies.shares import Shares, serve_demand, serve_minimum
 
@@ -49,7 +49,7 @@ class Optimus(msgspec.Struct, frozen=True, kw_only=True):
         else:
             self._go_on(gangs)
         gangs.note_stopped("jobs that end sooner need the devices")
-        gangs.note_waiting(lambda view: f"waits for {_least(gangs, view)} devices: shorter jobs come first")
+        gangs.note_waiting(lambda view: f"waits for {told(_least(gangs, view))}: shorter jobs come first")
         return (next_s, {"next_s": next_s}) if gangs.views else (None, {})
 
     def _go_on(self, gangs: Gangs) -> None:

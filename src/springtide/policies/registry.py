@@ -16,10 +16,9 @@ from springtide.core.errors import InvalidRequest
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    """Where a policy is ("module:Class"), with which parameters, and its line if it is not its module's first."""
+    """Where a policy is ("module:Class"), and its line if it is not its module's first."""
 
     target: str
-    parameters: Mapping[str, Any] = MappingProxyType({})
     line: str = ""
 
 
@@ -31,6 +30,10 @@ _POLICIES: Mapping[str, _Entry] = MappingProxyType(
         "fifo": _Entry("fifo:Fifo"),
         "springtide": _Entry("springtide:Springtide"),
         "elasticflow": _Entry("elasticflow:ElasticFlow"),
+        "elasticflow-artifact": _Entry(
+            "elasticflow:ElasticFlowArtifact",
+            line="ElasticFlow as its published artifact decides, with its known faults.",
+        ),
         "edf+admission": _Entry(
             "edf_variants:EdfAdmission", line="EDF that turns away deadlines it cannot make (ElasticFlow's variant)."
         ),
@@ -69,7 +72,7 @@ def make_policy(name: str, **parameters: Any) -> Policy:
             raise InvalidRequest(f"the policy {plain} has no parameter {key!r}{_known(known)}")
     kinds = get_type_hints(make)
     written = {key: _convert(plain, key, text, kinds[key]) for key, text in _parse(plain, tail).items()}
-    return cast(Policy, make(**{**_POLICIES[plain].parameters, **written, **parameters}))
+    return cast(Policy, make(**{**written, **parameters}))
 
 
 def check_policy_name(name: str) -> None:

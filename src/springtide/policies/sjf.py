@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from springtide.core.decision import Plan, Snapshot
-from springtide.policies.gangs import Gangs
+from springtide.policies.gangs import Gangs, told
 from springtide.policies.recall import State, decide_once
 from springtide.policies.shares import Shares, serve_demand, serve_minimum
 
@@ -37,5 +37,5 @@ class ShortestJobFirst(msgspec.Struct, frozen=True, kw_only=True):
         by_length = sorted(gangs.views, key=gangs.remaining_s)
         gangs.fill(view for view in by_length if not shares.of(view.job.job_id))
         gangs.note_stopped("a shorter job needs the devices")
-        gangs.note_waiting(lambda view: f"waits for {gangs.size(view)} devices behind shorter or running jobs")
+        gangs.note_waiting(lambda view: f"waits for {told(gangs.size(view))} behind shorter or running jobs")
         return None, {}

@@ -24,7 +24,7 @@ import msgspec
 from springtide.core.decision import JobView, Plan, Snapshot
 from springtide.core.workload import WorkloadId
 from springtide.perf.curve import curve_of
-from springtide.policies.gangs import Gangs
+from springtide.policies.gangs import Gangs, told
 from springtide.policies.recall import State, decide_once
 from springtide.policies.shares import Shares, serve_demand, serve_minimum
 
@@ -63,7 +63,7 @@ class Themis(msgspec.Struct, frozen=True, kw_only=True):
             if shares.of(view.job.job_id)
         }
         gangs.note_stopped("its lease is over and others are worse off")
-        gangs.note_waiting(lambda view: f"waits for a lease of {gangs.size(view)} devices: others are worse off")
+        gangs.note_waiting(lambda view: f"waits for a lease of {told(gangs.size(view))}: others are worse off")
         return (min(until_s.values(), default=None) if gangs.waiting() else None), {"leases": until_s}
 
     def unfairness(self, gangs: Gangs, view: JobView) -> float:

@@ -22,7 +22,7 @@ import msgspec
 
 from springtide.core.decision import JobView, Plan, Snapshot
 from springtide.core.workload import WorkloadId
-from springtide.policies.gangs import Gangs
+from springtide.policies.gangs import Gangs, told
 from springtide.policies.recall import State, decide_once
 from springtide.policies.shares import Shares, serve_demand, serve_minimum
 
@@ -68,7 +68,7 @@ class Tiresias(msgspec.Struct, frozen=True, kw_only=True):
         gangs.note_stopped("jobs that have had less so far need the devices")
         gangs.note_waiting(
             lambda view: (
-                f"waits for {gangs.size(view)} devices in queue {order(view)[0] + 1} of {len(self.thresholds_s) + 1}"
+                f"waits for {told(gangs.size(view))} in queue {order(view)[0] + 1} of {len(self.thresholds_s) + 1}"
             )
         )
         remembered: dict[str, Any] = {"forgiven": forgiven, "since": since} if self.promotion_factor else {}

@@ -1,0 +1,79 @@
+"""Policies are found by name, with parameters in it, and loaded only when they are asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from springtide.core.errors import InvalidRequest
+from springtide.policies.edf import EarliestDeadlineFirst
+from springtide.policies.registry import POLICY_NAMES, check_policy_name, describe_policy, make_policy
+from springtide.policies.static import Static
+from springtide.policies.themis import Themis
+from springtide.policies.tiresias import Tiresias
+
+RIVALS = {"edf", "gandiva", "tiresias", "themis", "chronus", "optimus", "fifo", "sjf", "static"}
+
+
+def test_every_rival_has_its_name():
+    assert set(POLICY_NAMES) >= RIVALS
+    assert POLICY_NAMES[0] == "elastic"
+
+
+@pytest.mark.parametrize("name", POLICY_NAMES)
+def test_every_policy_can_be_built_and_says_in_one_line_what_it_does(name):
+    assert hasattr(make_policy(name), "decide")
+    assert describe_policy(name)
+    assert "\n" not in describe_policy(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        ("edf", EarliestDeadlineFirst()),
+        ("edf:caps=no", EarliestDeadlineFirst(caps=False)),
+        ("themis:lease_s=240:fairness_fraction=0.5", Themis(lease_s=240.0, fairness_fraction=0.5)),
+        ("tiresias:thresholds_s=3250+7200", Tiresias(thresholds_s=(3250.0, 7200.0))),
+        ("tiresias:thresholds_s=100", Tiresias(thresholds_s=(100.0,))),
+        ("static:num_workers=2", Static(num_workers=2)),
+        ("static:num_workers=none", Static()),
+    ],
+)
+def test_parameters_stand_in_the_name(name, policy):
+    assert make_policy(name) == policy
+    check_policy_name(name)
+    assert describe_policy(name) == describe_policy(name.partition(":")[0])
+
+
+def test_parameters_of_the_call_win():
+    assert make_policy("edf:caps=no", caps=True) == EarliestDeadlineFirst(caps=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("best", "there is no policy 'best'; choose one of elastic, edf, fifo"),
+        ("edf:caps", "cannot read 'caps' in the policy edf:caps; write edf:PARAMETER=VALUE"),
+        ("edf:cap=no", "the policy edf has no parameter 'cap'; it has caps=True"),
+        ("edf:caps=4", "the policy edf does not take caps=4"),
+        ("fifo:a=1", "the policy fifo has no parameter 'a'; it has none"),
+        ("gandiva:quantum_s=soon", "the policy gandiva does not take quantum_s=soon"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_sentence(name, told):
+    with pytest.raises(InvalidRequest) as error:
+        make_policy(name)
+    assert str(error.value).startswith(told)
+    assert "\n" not in str(error.value)
+
+
+def test_the_list_loads_no_policy():
+    code = (
+        "import sys; import springtide.policies.registry; "
+        "print([m for m in sys.modules if m.startswith('springtide.policies.') and not m.endswith('registry')], "
+        "'scipy' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[] False"
