@@ -17,6 +17,7 @@ from springtide.core.export import LiveState
 from springtide.core.quote import Quote
 from springtide.service.api import build_api
 from springtide.service.experience import FITTED_SPREAD, MEASURED_SPREAD, declared_steps, experience_of
+from springtide.service.export import live_state
 from springtide.service.schemas import JobIn, JobOptionsIn
 
 sys.path.append(str(Path(__file__).parents[1] / "control"))
@@ -208,6 +209,15 @@ def test_the_export_holds_what_a_policy_is_shown_and_no_code(asking, promising):
     assert len(live.snapshot.cluster.device_ids()) == 4
     assert b"fit" not in answer.content
     assert live.usd_per_device_hour == 0.36
+
+
+def test_the_live_state_leaves_parameters_and_keys_behind(asking, promising):
+    asking.post("/v1/jobs", json=job_body(options__params={"secret": "s3"}), headers={"Idempotency-Key": "k3y"})
+    live = live_state(promising)
+    assert live.policy == "arrival-order"
+    (view,) = live.snapshot.jobs
+    assert (view.job.params, view.job.submit_key, view.job.entrypoint.source_path) == ({}, "", "")
+    assert promising.snapshot().jobs[0].job.params == {"secret": "s3"}
 
 
 def test_why_tells_when_a_waiting_job_is_expected_to_start(asking, promising):
