@@ -123,6 +123,16 @@ def test_a_policy_that_breaks_costs_only_its_own_entry(tmp_path: Path, monkeypat
     assert "failed" in markdown(report)
 
 
+@pytest.mark.slow
+def test_several_processes_find_the_same(tmp_path: Path) -> None:
+    """Processes are started by entry point, which takes a second each."""
+    cases = find_cases(trace_files([write_folder(tmp_path)]), ["195job"])
+    alone, together = (make_runs(num_processes=count).all(cases, ["edf", "fifo"]) for count in (1, 2))
+    for key, figures in alone.items():
+        assert figures["series"] == together[key]["series"]
+        assert figures["deadlines_met"] == together[key]["deadlines_met"]
+
+
 def test_the_aim_is_the_bound_without_a_broken_promise_in_time() -> None:
     entry = {"admitted_and_broken": 0, "share_of_bound": 0.98, "cpu_s": 4.0}
     assert is_good(entry)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,10 @@ class Known(Runs):
         super().__init__(timer=itertools.count().__next__)
         self._ratios = ratios
 
-    def one(self, case: Any, policy: str, *, where: str = "") -> dict[str, Any]:
-        known = self._ratios[policy.partition(":")[0]]
+    def _play(self, case: Any, policies: Sequence[str]) -> dict[str, dict[str, Any]]:
+        return {policy: self._figures(self._ratios[policy.partition(":")[0]]) for policy in policies}
+
+    def _figures(self, known: float) -> dict[str, Any]:
         return FIGURES | {
             "deadline_satisfactory_ratio": known,
             "cluster_efficiency_100h": known / 2,

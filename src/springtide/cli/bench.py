@@ -39,6 +39,7 @@ _OPTIONS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "profiles": ("deadlines", "figures"),
         "overhead": ("deadlines", "figures"),
         "cache": ("deadlines", "figures"),
+        "processes": ("deadlines", "figures"),
         "html": ("figures",),
         "sizes": ("decision",),
         "events": ("decision",),
@@ -61,6 +62,7 @@ _OPTIONS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
 @click.option("--profiles", metavar="DIR", help="deadlines, figures: scaling tables, if not those near the traces.")
 @click.option("--overhead", metavar="RULE", help="deadlines, figures: elasticflow (default), measured or none.")
 @click.option("--cache", metavar="DIR", help="deadlines, figures: keep each result, so that a cut-off run goes on.")
+@click.option("--processes", type=click.IntRange(min=1), metavar="N", help="deadlines, figures: policies at a time.")
 @click.option("--html", metavar="OUT", help="figures: draw them into this file.")
 @click.option("--sizes", metavar="N,N", help="decision: these numbers of devices.")
 @click.option("--events", type=click.IntRange(min=1), help="decision: so many arrivals and endings. [default: 500]")
@@ -181,6 +183,7 @@ def _runs(session: Session, options: Mapping[str, Any]) -> Any:
         overhead=options["overhead"] or "elasticflow",
         profiles=Path(options["profiles"]) if options["profiles"] else None,
         cache=Path(options["cache"]) if options["cache"] else None,
+        num_processes=options["processes"] or 1,
         tell=session.note,
     )
 

@@ -110,7 +110,8 @@ def source_digest() -> str:
 class Runs:
     """Runs cases, or takes what a cache folder holds of the same trace, policy, seed and source.
 
-    `timer` counts CPU seconds, `tell` is given a line for each result. Without `cache` nothing is kept.
+    `timer` counts CPU seconds, `tell` is given a line for each result. Without `cache` nothing is kept. With
+    `num_processes` above 1 so many policies play a trace at a time.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class Runs:
         overhead: str = "elasticflow",
         profiles: Path | None = None,
         cache: Path | None = None,
+        num_processes: int = 1,
         tell: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.seed = seed
@@ -128,6 +130,7 @@ class Runs:
         self._timer = timer
         self._profiles = profiles
         self._cache = cache
+        self._num_processes = num_processes
         self._tell = tell
         self._digest = source_digest()
         if cache is not None:
@@ -137,28 +140,35 @@ class Runs:
                 raise InvalidRequest(f"results cannot be kept in {cache}: {error}; name another --cache DIR") from error
 
     def all(self, cases: Sequence[Case], policies: Sequence[str]) -> dict[tuple[Case, str], dict[str, Any]]:
-        """The figures of every case under every policy; `error` in them says what went wrong in one."""
+        """The figures of every case under every policy (see `sim.figures.simulate`).
+
+        Where one went wrong, `error` in them says what; that costs the others nothing.
+        """
         found: dict[tuple[Case, str], dict[str, Any]] = {}
         num_all = len(cases) * len(policies)
         for case in cases:
+            waiting = []
             for policy in policies:
-                found[case, policy] = self.one(case, policy, where=f"[{len(found) + 1}/{num_all}] ")
-        return found
+                kept = self._kept(case, policy)
+                if kept is None:
+                    waiting.append(policy)
+                    continue
+                found[case, policy] = kept
+                self._tell(f"[{len(found)}/{num_all}] {case.label}, {policy}: {_said(kept)} (kept from an earlier run)")
+            size = self._num_processes
+            for group in (waiting[start : start + size] for start in range(0, len(waiting), size)):
+                for policy, figures_or_error in self._play(case, group).items():
+                    found[case, policy] = figures_or_error
+                    self._tell(f"[{len(found)}/{num_all}] {case.label}, {policy}: {_said(figures_or_error)}")
+        # In the order asked for, whatever was kept or ran first.
+        return {(case, policy): found[case, policy] for case in cases for policy in policies}
 
-    def one(self, case: Case, policy: str, *, where: str = "") -> dict[str, Any]:
-        """The figures of one case under one policy (see `sim.figures.simulate`)."""
-        place = (
-            None if self._cache is None else self._cache / f"{case.trace}-{case.cluster}-{self._key(case, policy)}.json"
-        )
-        if place is not None and place.is_file():
-            kept: dict[str, Any] = msgspec.json.decode(place.read_bytes(), type=dict[str, Any])
-            self._tell(f"{where}{case.label}, {policy}: {_said(kept)} (kept from an earlier run)")
-            return kept
+    def _play(self, case: Case, policies: Sequence[str]) -> dict[str, dict[str, Any]]:
         try:
             answer = figures.simulate(
                 str(case.path),
                 case.cluster,
-                [policy],
+                policies,
                 overhead=self.overhead,
                 seed=self.seed,
                 profiles=self._profiles,
@@ -166,19 +176,42 @@ class Runs:
                 strict=False,
                 timer=self._timer,
                 with_series=True,
+                num_processes=self._num_processes,
             )
-            found: dict[str, Any] = dict(answer["policies"][policy])
-        except (
-            Exception
-        ) as error:  # One broken policy does not cost the table its other rows; it is shown and not kept.
-            self._tell(f"{where}{case.label}, {policy}: {type(error).__name__}: {error}")
-            return {"error": f"{type(error).__name__}: {error}"}
-        if place is not None:
+        except InvalidRequest:
+            raise
+        except Exception as error:
+            # With one process there is one policy in the group, so the error is that policy's.
+            return {policy: {"error": f"{type(error).__name__}: {error}"} for policy in policies}
+        failed = answer.get("errors", {})
+        found = {
+            policy: {"error": str(failed.get(policy, "no result"))}
+            if policy not in answer["policies"]
+            else dict(answer["policies"][policy])
+            for policy in policies
+        }
+        for policy, figures_or_error in found.items():
+            self._keep(case, policy, figures_or_error)
+        return found
+
+    def _kept(self, case: Case, policy: str) -> dict[str, Any] | None:
+        place = self._place(case, policy)
+        if place is None or not place.is_file():
+            return None
+        kept: dict[str, Any] = msgspec.json.decode(place.read_bytes(), type=dict[str, Any])
+        return kept
+
+    def _keep(self, case: Case, policy: str, found: dict[str, Any]) -> None:
+        place = self._place(case, policy)
+        if place is not None and "error" not in found:
             part = place.with_suffix(".part")
             part.write_bytes(msgspec.json.encode(found))
             part.replace(place)
-        self._tell(f"{where}{case.label}, {policy}: {_said(found)}")
-        return found
+
+    def _place(self, case: Case, policy: str) -> Path | None:
+        if self._cache is None:
+            return None
+        return self._cache / f"{case.trace}-{case.cluster}-{self._key(case, policy)}.json"
 
     def _key(self, case: Case, policy: str) -> str:
         trace = hashlib.sha256(case.path.read_bytes()).hexdigest()
@@ -187,6 +220,8 @@ class Runs:
 
 
 def _said(found: dict[str, Any]) -> str:
+    if "error" in found:
+        return str(found["error"])
     said = f"{found['deadlines_met']:,} of {found['deadline_jobs']:,} deadlines met, "
     said += f"{found['admitted_and_broken']:,} promises broken, " if found["promised"] else ""
     return f"{said}{found['cpu_s'] or 0.0:.1f} CPU s"
