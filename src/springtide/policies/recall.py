@@ -15,6 +15,7 @@ from springtide.core.decision import Plan, PoolAllocation, Snapshot
 from springtide.core.workload import WorkloadId
 from springtide.policies.replicas import next_idle_at_s, wanted_replicas
 from springtide.policies.shares import Shares
+from springtide.policies.topology import layout_of
 
 State = Mapping[str, Any]
 Decide = Callable[[Shares, State], tuple[float | None, dict[str, Any]]]
@@ -35,12 +36,12 @@ def decide_once(rule: str, snapshot: Snapshot, decide: Decide) -> Plan:
     until_s, state = decide(shares, memory["state"] if memory.get("rule") == rule else {})
     assert until_s is None or until_s > snapshot.now_s
     plan = shares.plan(until_s)
-    index = {device_id: number for number, device_id in enumerate(snapshot.cluster.device_ids())}
+    address_of = layout_of(snapshot.cluster).address_of
     why: dict[str, list[str]] = {}
     for workload_id, reason in plan.reasons.items():
         why.setdefault(reason, []).append(workload_id)
     devices = {
-        workload_id: [index[device_id] for device_id in allocation.device_ids]
+        workload_id: [address_of[device_id] for device_id in allocation.device_ids]
         for workload_id, allocation in plan.allocations.items()
     }
     return replace(
@@ -50,14 +51,14 @@ def decide_once(rule: str, snapshot: Snapshot, decide: Decide) -> Plan:
 
 
 def _recalled(snapshot: Snapshot, memory: Mapping[str, Any]) -> Plan:
-    device_ids = snapshot.cluster.device_ids()
+    device_at = layout_of(snapshot.cluster).device_at
     batch_of = {view.job.job_id: view.job.global_batch_size for view in snapshot.jobs}
     idle_at_s = next_idle_at_s(snapshot.services, snapshot.now_s)
     moments = [moment for moment in (memory["until_s"], idle_at_s) if moment is not None]
     return Plan(
         allocations={
             WorkloadId(workload_id): PoolAllocation(
-                device_ids=tuple([device_ids[number] for number in numbers]),
+                device_ids=tuple([device_at[number] for number in numbers]),
                 global_batch_size=batch_of.get(WorkloadId(workload_id)),
             )
             for workload_id, numbers in memory["devices"].items()

@@ -102,12 +102,13 @@ def _solve(jobs: Sequence[LeaseJob], capacity: int) -> LeasePlan:
 
     x_j: job j makes its deadline. y_jb: the leases it gets in bucket b, buckets growing by doubling from the single
     lease that begins now. sum_b y_jb = needed_j x_j; sum_j width_j y_jb <= capacity length_b; y_jb is at most the part
-    of the bucket before the deadline. Only x and y_j0 are integer: later buckets are decided again when they come.
+    of the bucket before the deadline. Only x and y_j0 are integer: later buckets are decided again when they come. So two
+    deadlines within one later bucket may both count on the same room; it is sorted out when the bucket has come near.
     """
     optimize = _optimize()
-    edges = [0, 1]
-    while edges[-1] < max(job.num_usable for job in jobs):
-        edges.append(2 * edges[-1])
+    edges, last = [0, 1], max(job.num_usable for job in jobs)
+    while edges[-1] < last:
+        edges.append(min(last, 2 * edges[-1]))
     num_jobs, num_buckets = len(jobs), len(edges) - 1
     widths = np.array([job.width for job in jobs], dtype=float)
     needs = np.array([job.num_needed for job in jobs], dtype=float)
