@@ -35,7 +35,6 @@ _SHOWN_ABOVE = frozenset(
         "utilisation",
         "cluster_efficiency",
         "resizes",
-        "decision_ms_p50",
         "decision_ms_p99",
         "decision_ms_max",
         "series",
@@ -127,7 +126,7 @@ def _headline(found: Mapping[str, Figures]) -> Element:
             "Completion, mean",
             "Completion, p95",
         ),
-        *("Waiting, mean", "All done after", "Use of devices", "Efficiency", "Resizes", "Decision p50 / p99 / max, ms"),
+        *("Waiting, mean", "All done after", "Use of devices", "Efficiency", "Resizes", "Decision p99 / max, ms"),
     )
     best = max((figures.get("deadline_satisfactory_ratio") or 0.0 for figures in found.values()), default=0.0)
     rows: list[page.Row] = []
@@ -148,7 +147,7 @@ def _headline(found: Mapping[str, Figures]) -> Element:
                 page.fraction(figures.get("utilisation")),
                 page.fraction(figures.get("cluster_efficiency")),
                 _count(figures.get("resizes")),
-                " / ".join(page.figure(figures.get(f"decision_ms_{part}")) for part in ("p50", "p99", "max")),
+                " / ".join(page.figure(figures.get(f"decision_ms_{part}"), 2) for part in ("p99", "max")),
             ]
         )
     return page.table(header, rows, caption="Figures by policy", row_class="of-{}")
