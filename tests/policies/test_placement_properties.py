@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hypothesis import given, settings
@@ -12,7 +12,7 @@ from springtide.core.decision import JobView, PoolAllocation, ServiceView, Snaps
 from springtide.core.resources import DeviceId, Topology, make_node
 from springtide.core.workload import Entrypoint, Goal, InferenceService, JobState, TrainingJob, WorkloadId
 from springtide.policies.placement import place
-from springtide.policies.topology import layout_of
+from springtide.policies.topology import Layout, layout_of
 
 SOURCE = Entrypoint(source_path="main.py", object_name="main")
 Devices = tuple[DeviceId, ...]
@@ -221,7 +221,11 @@ def test_every_plan_is_sound(sizes: list[int], steps: list[dict[WorkloadId, int]
 def test_powers_of_two_that_may_move_always_find_a_compact_place(
     sizes: list[int], steps: list[dict[WorkloadId, int]]
 ) -> None:
-    """ElasticFlow §4.3: buddy allocation with migration leaves no fragmentation."""
+    """ElasticFlow §4.3: buddy allocation with migration leaves no fragmentation.
+
+    With one exception that the platform makes: nobody can go where a job is that waits for it in turn. So who starts
+    always has its place, and who grows whenever as many devices are left over as it holds.
+    """
     cluster = cluster_of(sizes)
     layout = layout_of(cluster)
     held: dict[WorkloadId, Devices] = {}
@@ -229,9 +233,11 @@ def test_powers_of_two_that_may_move_always_find_a_compact_place(
         fitting = fit(counts, sum(sizes))
         plan = plan_of(cluster, fitting, held, frozenset(NAMES))
         assert_sound(cluster, fitting, held, plan, frozenset(NAMES))
-        for devices in plan.values():
-            assert len(nodes_of(devices)) == layout.nodes_needed(len(devices))
-        held = plan
+        left = sum(sizes) - sum(fitting.values())
+        for name, devices in plan.items():
+            if len(held.get(name, ())) <= left:
+                assert is_tight(layout, devices), name
+        held = {name: devices for name, devices in plan.items() if is_tight(layout, devices)}
 
 
 @settings(max_examples=300, deadline=None)
@@ -248,6 +254,10 @@ def test_nobody_moves_without_need(sizes: list[int], steps: list[dict[WorkloadId
             still = plan_of(cluster, fitting, held)
             assert any(is_compacter(cluster, plan[name], still[name]) for name in fitting if name not in moved)
         held = plan
+
+
+def is_tight(layout: Layout, devices: Devices) -> bool:
+    return len(nodes_of(devices)) == layout.nodes_needed(len(devices))
 
 
 def is_compacter(cluster: Topology, devices: Devices, others: Devices) -> bool:
@@ -328,3 +338,51 @@ def test_the_hash_seed_does_not_matter() -> None:
     }
     assert len(stories) == 1
     assert len(stories.pop()) > 60
+
+
+# --- what it costs ----------------------------------------------------------------------------------------------------
+
+
+def count_calls(act: Callable[[], object]) -> int:
+    """How many calls of functions, Python's own included, an act makes: a measure that no other process disturbs."""
+    calls = 0
+
+    def see(frame: object, event: str, arg: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(see)
+    try:
+        act()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def crowd(num_nodes: int, num_jobs: int) -> tuple[Snapshot, dict[WorkloadId, int]]:
+    """Jobs of 1, 2, 4 and 8 workers that hold what they want on nodes of eight devices."""
+    cluster = cluster_of([8] * num_nodes)
+    views = tuple(view_of(f"crowd-{index}") for index in range(num_jobs))
+    counts = {view.job.job_id: (1, 2, 4, 8)[index % 4] for index, view in enumerate(views)}
+    held = place(counts, Snapshot(now_s=0.0, cluster=cluster, jobs=views))
+    return Snapshot(now_s=0.0, cluster=cluster, jobs=views, allocations=held), counts
+
+
+def test_nothing_new_costs_a_few_calls_a_job() -> None:
+    snapshot, counts = crowd(1024, 2000)
+    assert place(counts, snapshot) == snapshot.allocations
+    assert count_calls(lambda: place(counts, snapshot)) < 8 * len(counts)
+
+
+def test_a_few_changes_cost_little_more_than_reading_who_holds_what() -> None:
+    snapshot, counts = crowd(1024, 2000)
+    names = list(counts)
+    for name in names[:3]:
+        counts[name] *= 2
+    for name in names[-4:]:
+        del counts[name]
+    # To read who holds what is a loop over 7,500 devices within a handful of calls; each place takes some hundred.
+    assert count_calls(lambda: place(counts, snapshot, movable=frozenset(counts))) < 25 * len(counts)
+    small, few = crowd(64, 100)
+    few[names[0]] *= 2
+    assert count_calls(lambda: place(few, small, movable=frozenset(few))) < 1500

@@ -12,6 +12,10 @@ from springtide.policies.topology import Census, Layout, addresses, block_at, le
 
 # How many blocks are looked at when others have to make room: those with the fewest devices in the way.
 MAX_CANDIDATES = 8
+# How many places are cleared, at most, to find room for one workload, and in a whole plan. One that succeeds clears one
+# place for each job that moves; without a bound, a search that is in vain would try every order.
+MAX_CLEARINGS = 32
+MAX_CLEARINGS_OF_PLAN = 256
 
 
 class Claims:
@@ -40,6 +44,8 @@ class Claims:
         self._owner: list[WorkloadId | None] | None = None
         self._movers: set[WorkloadId] | None = None
         self._undo: list[tuple[WorkloadId, int]] = []
+        self._clearings_left = 0
+        self._clearings_of_plan_left = MAX_CLEARINGS_OF_PLAN
 
     @property
     def free_now(self) -> int:
@@ -135,11 +141,17 @@ class Claims:
                 if other in self._movable:
                     for address in addresses(self.of(other)):
                         self._owner[address] = other
-        return self._collect(workload_id, 0)
+        self._clearings_left = granted = min(MAX_CLEARINGS, self._clearings_of_plan_left)
+        is_done = self._collect(workload_id, 0)
+        self._clearings_of_plan_left -= granted - self._clearings_left
+        return is_done
 
     def _collect(self, workload_id: WorkloadId, avoid: int) -> bool:
         """Make room outside of `avoid`, where the fewest devices move that would have stayed."""
         for _, block, evicted in self._candidates(workload_id, avoid):
+            if self._clearings_left <= 0:
+                return False
+            self._clearings_left -= 1
             mark = len(self._undo)
             if self._clear(workload_id, block, evicted, avoid):
                 return True
@@ -149,7 +161,7 @@ class Claims:
     def _candidates(self, workload_id: WorkloadId, avoid: int) -> list[tuple[int, int, list[WorkloadId]]]:
         """Places that smaller jobs can clear: how many devices move that would have stayed, the place, who has to go.
 
-        Aligned blocks come first; then, for what fits into a node, larger blocks of a node, else any nodes.
+        Aligned blocks; for what fits into a node also larger blocks of a node, for the rest also any nodes.
         """
         layout, count = self.layout, self._counts[workload_id]
         assert self._owner is not None
@@ -171,9 +183,7 @@ class Claims:
             indices = [index for index, most in enumerate(room.counts(level)) if most >= count]
             indices.sort(key=lambda index: -counts[index])
             blocks = [block_at(index << level, level) for index in indices[:MAX_CANDIDATES]]
-            found += sorted(
-                (self._candidate(block, usable, small, count) for block in blocks), key=lambda candidate: candidate[0]
-            )
+            found += [self._candidate(block, usable, small, count) for block in blocks]
         if layout.nodes_needed(count) > 1:
             nodes = layout.node_range()
             clear, now = room.idle_of_nodes(), free.idle_of_nodes()
@@ -181,7 +191,8 @@ class Claims:
             if sum(clear[node] for node in fullest) >= count:
                 place = sum(layout.node_block(node) for node in fullest)
                 found.append(self._candidate(place, usable, small, count))
-        return found
+        # The sort is stable: among equals aligned blocks stay first.
+        return sorted(found, key=lambda candidate: candidate[0])
 
     def _candidate(self, place: int, usable: int, small: int, count: int) -> tuple[int, int, list[WorkloadId]]:
         evicted = self._in_the_way(place & small, count - (place & usable).bit_count())
@@ -232,12 +243,9 @@ class Claims:
             if block:
                 self.take(workload_id, block)
                 return True
-            if self._collect(workload_id, avoid):
-                return True
         place = Census(layout, allowed).compact(count)
-        if not place:
-            return False
-        if len(layout.nodes_of(place)) > max(layout.nodes_needed(count), len(layout.nodes_of(held))):
-            return False
-        self.take(workload_id, place)
-        return True
+        most_nodes = max(layout.nodes_needed(count), len(layout.nodes_of(held)))
+        if place and len(layout.nodes_of(place)) <= most_nodes:
+            self.take(workload_id, place)
+            return True
+        return self._collect(workload_id, avoid)

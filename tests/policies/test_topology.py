@@ -1,0 +1,157 @@
+"""The tree of blocks: layout of regular and irregular clusters, best fit, buddies, and the blocks to take and give."""
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from springtide.core.resources import Topology, make_node
+from springtide.policies.topology import Blocks, Census, Layout, addresses, block_at, fits_compactly, layout_of
+
+SIZES = st.lists(st.integers(0, 12), min_size=1, max_size=7)
+
+
+def layout_for(*sizes: int) -> Layout:
+    return layout_of(Topology(nodes=tuple(make_node(f"n{index}", size) for index, size in enumerate(sizes))))
+
+
+def bits(*chosen: int) -> int:
+    return sum(1 << address for address in chosen)
+
+
+def test_a_node_is_a_block_and_its_halves_are_blocks() -> None:
+    layout = layout_for(8, 8)
+    assert layout.device_at[:8] == tuple(f"n0/{index}" for index in range(8))
+    assert layout.size == 16
+    assert layout.largest_block == 16
+    six = layout_for(6)
+    assert six.device_at == ("n0/0", "n0/1", "n0/2", None, "n0/3", "n0/4", "n0/5", None)
+    assert six.largest_block == 2
+    five = layout_for(5)
+    assert five.device_at == ("n0/0", "n0/1", "n0/2", "n0/3", "n0/4", None, None, None)
+
+
+def test_wide_nodes_lie_first_so_that_every_node_is_aligned() -> None:
+    layout = layout_for(2, 8, 1, 4, 8)
+    assert layout.node_starts == (0, 8, 16, 20, 22)
+    assert layout.device_at[0] == "n1/0"
+    assert layout.device_at[22] == "n2/0"
+    assert layout.runs == ((3, 0, 16), (2, 16, 20), (1, 20, 22), (0, 22, 23))
+    assert [layout.nodes_needed(count) for count in (1, 8, 9, 16, 17, 20, 21, 23)] == [1, 1, 2, 2, 3, 3, 4, 5]
+
+
+def test_a_cluster_without_devices_is_a_layout_too() -> None:
+    layout = layout_of(Topology())
+    assert layout.num_devices() == 0
+    assert Census(layout, layout.present).compact(1) == 0
+    assert layout_for(0, 0).largest_block == 0
+
+
+def test_the_layout_is_kept_while_the_nodes_are_the_same() -> None:
+    nodes = tuple(make_node(f"n{index}", 8) for index in range(4))
+    assert layout_of(Topology(nodes=nodes)) is layout_of(Topology(nodes=(*nodes,)))
+    assert layout_of(Topology(nodes=nodes[:3])) is not layout_of(Topology(nodes=nodes))
+    again = tuple(make_node(f"n{index}", 8) for index in range(4))
+    assert layout_of(Topology(nodes=again)).device_at == layout_of(Topology(nodes=nodes)).device_at
+
+
+@settings(max_examples=200, deadline=None)
+@given(sizes=SIZES, data=st.data())
+def test_counts_and_blocks_are_what_counting_says(sizes: list[int], data: st.DataObject) -> None:
+    layout = layout_for(*sizes)
+    idle = data.draw(st.integers(0, (1 << layout.size) - 1)) & layout.present
+    census = Census(layout, idle)
+    for level in range(layout.num_levels):
+        starts = range(0, layout.size, 1 << level)
+        counted = [sum(idle >> address & 1 for address in range(start, start + (1 << level))) for start in starts]
+        assert list(census.counts(level)) == counted
+        full = [start for start, count in zip(starts, counted, strict=True) if count == 1 << level]
+        assert addresses(census.full(level)) == full
+    assert list(census.idle_of_nodes()) == [
+        (idle & layout.node_block(node)).bit_count() for node in layout.node_range()
+    ]
+
+
+@settings(max_examples=300, deadline=None)
+@given(sizes=SIZES, data=st.data(), count=st.integers(1, 40))
+def test_compact_is_on_the_fewest_nodes(sizes: list[int], data: st.DataObject, count: int) -> None:
+    layout = layout_for(*sizes)
+    idle = data.draw(st.integers(0, (1 << layout.size) - 1)) & layout.present
+    chosen = Census(layout, idle).compact(count)
+    if idle.bit_count() < count:
+        assert chosen == 0
+        return
+    assert chosen & ~idle == 0
+    assert chosen.bit_count() == count
+    free = [(idle & layout.node_block(node)).bit_count() for node in layout.node_range()]
+    is_aligned = count & (count - 1) == 0 and chosen == block_at(addresses(chosen)[0], count.bit_length() - 1)
+    assert len(layout.nodes_of(chosen)) == fewest(free, count) or is_aligned
+
+
+def fewest(free: Sequence[int], count: int) -> int:
+    for number in range(1, len(free) + 1):
+        if any(sum(some) >= count for some in itertools.combinations(free, number)):
+            return number
+    return 0
+
+
+@settings(max_examples=300, deadline=None)
+@given(sizes=SIZES, data=st.data(), count=st.integers(1, 12))
+def test_growing_never_lies_wider_than_starting_beside(sizes: list[int], data: st.DataObject, count: int) -> None:
+    layout = layout_for(*sizes)
+    mask = st.integers(0, (1 << layout.size) - 1)
+    own, idle = data.draw(mask) & layout.present, data.draw(mask) & layout.present
+    idle &= ~own
+    if not own:
+        return
+    more = Census(layout, idle).extend(own, count)
+    if idle.bit_count() < count:
+        assert more == 0
+        return
+    assert more & ~idle == 0
+    assert more.bit_count() == count
+    at_home = idle & sum(layout.node_block(node) for node in layout.nodes_of(own))
+    if at_home.bit_count() >= count:
+        assert more & ~at_home == 0
+
+
+def test_best_fit_looks_at_the_nearest_surroundings_first() -> None:
+    layout = layout_for(8, 8)
+    # Single holes at 1 (its half has one more idle), 9 (its half is full otherwise), but its node has more.
+    idle = bits(1, 2, 9, 12, 13, 14)
+    assert Census(layout, idle).best_block(0) == bits(9)
+    assert Census(layout, idle).best_block(1) == bits(12, 13)
+    assert Census(layout, idle).best_block(2) == 0
+
+
+def test_blocks_are_taken_and_given_back() -> None:
+    layout = layout_for(8, 8)
+    blocks = Blocks(layout)
+    assert blocks.largest_block() == 16
+    first = blocks.take(2)
+    assert first == (0, 1)
+    assert blocks.take(2, beside=first) == (2, 3)
+    assert blocks.take(3) == (4, 5, 6)
+    assert blocks.take(1) == (7,)
+    apart = blocks.copy()
+    assert apart.take(8) == tuple(range(8, 16))
+    assert apart.num_idle == 0
+    assert apart.largest_block() == 0
+    assert blocks.num_idle == 8
+    blocks.give(first)
+    assert (blocks.num_idle, blocks.largest_block()) == (10, 8)
+    assert addresses(blocks.idle) == [0, 1, *range(8, 16)]
+    with pytest.raises(ValueError, match="11 devices wanted, 10 idle"):
+        blocks.take(11)
+
+
+def test_blocks_say_what_fits_compactly() -> None:
+    layout = layout_for(8, 8)
+    blocks = Blocks(layout, bits(0, 1, 2, 4, 5, 6, 8, 9, 10, 12))
+    assert [count for count in range(1, 12) if blocks.fits(count)] == [1, 2, 3, 5, 6, 9, 10]
+    irregular = Blocks(layout_for(6, 6))
+    assert [count for count in range(1, 14) if irregular.fits(count)] == list(range(1, 13))
+    assert not fits_compactly(Census(irregular.layout, bits(0, 1, 4, 8, 9)), 4)
+    assert Blocks(layout, 1 << 20).num_idle == 0
