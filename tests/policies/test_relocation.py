@@ -57,7 +57,9 @@ def test_who_only_gives_back_is_waited_for_without_harm() -> None:
     claims = claims_for({A: [0, 1], B: [4]}, {A: 1, B: 1})
     claims.take(A, bits(0))
     claims.take(B, bits(1))
-    assert claims.out_of_reach(A) == 0
+    assert claims.out_of_reach(B) == 0
+    # Only if it were to move as well, the one that waits for it would be out of its reach.
+    assert addresses(claims.out_of_reach(A)) == [4]
 
 
 def test_room_is_made_where_the_fewest_devices_move() -> None:

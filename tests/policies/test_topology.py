@@ -44,7 +44,7 @@ def test_wide_nodes_lie_first_so_that_every_node_is_aligned() -> None:
 
 def test_a_cluster_without_devices_is_a_layout_too() -> None:
     layout = layout_of(Topology())
-    assert layout.num_devices() == 0
+    assert layout.present == 0
     assert Census(layout, layout.present).compact(1) == 0
     assert layout_for(0, 0).largest_block == 0
 

@@ -92,10 +92,6 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         found = (self.device_at[address] for address in addresses(bits))
         return tuple(device for device in found if device is not None)
 
-    def num_devices(self) -> int:
-        """How many devices there are."""
-        return self.present.bit_count()
-
 
 def layout_of(cluster: Topology) -> Layout:
     """The layout of a cluster; the same object again while the nodes are the same."""
