@@ -18,7 +18,7 @@ SOURCE = Entrypoint(source_path="job.py", object_name="fit")
 class Reserving:
     """A tiny policy with admission: a promised job keeps the fewest devices that make its deadline from its arrival.
 
-    Others get one device each of what is left. A job that cannot be promised is refused at once.
+    Others get one device each of what is left. A job that cannot be promised is refused at once, or waits.
     """
 
     def decide(self, snapshot):
@@ -34,13 +34,16 @@ class Reserving:
             if job_id in promised or not view.job.goal.is_hard or known_curve(view) is None:
                 continue
             run = _fewest(view, snapshot, left)
+            if run is None and view.job.goal.waits:
+                continue
             if run is None:
                 rejected[job_id] = Refusal(reason=f"only {left} devices are not promised to others")
             else:
                 promised[job_id], admitted[job_id], future[job_id] = run.num_devices, run.end_s, (run,)
         counts = dict(promised)
         for view in snapshot.jobs:
-            if view.job.job_id not in counts and view.job.job_id not in rejected and sum(counts.values()) < total:
+            is_in_line = view.job.goal.waits or view.job.job_id in rejected
+            if view.job.job_id not in counts and not is_in_line and sum(counts.values()) < total:
                 counts[view.job.job_id] = 1
         return Plan(
             allocations=_placed(counts, snapshot),

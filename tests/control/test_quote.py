@@ -128,6 +128,24 @@ def test_a_policy_that_promises_nothing_is_played_forward():
     assert "may miss its deadline" in answer.reason
 
 
+def test_who_waits_is_told_that_nothing_is_promised_yet():
+    controller = platform(Reserving(), training_job("old", minutes=60, deadline_s=1200), devices=4)
+    job = training_job(minutes=10, goal=Goal(deadline_s=400.0, waits=True), most=4)
+    answer = ask(controller, job)
+    assert (answer.verdict, answer.is_promised) == ("accepted", False)
+    assert answer.reason.startswith("its deadline in 6m40 cannot be promised now: it would stay in line")
+    roomy = platform(Reserving(), devices=4)
+    assert ask(roomy, job).is_promised
+
+
+def test_a_script_with_a_known_speed_is_quoted_at_its_one_size():
+    job = training_job(minutes=10, deadline_s=300, elastic=False, min_workers=2, most=2)
+    answer = ask(platform(Reserving(), devices=4), job)
+    assert answer.verdict == "refused"
+    assert {alternative.change for alternative in answer.alternatives} >= {"--deadline 5m40s", "--best-effort"}
+    assert [row.workers for row in answer.options] == [2, 2]
+
+
 def test_nothing_is_changed_by_asking():
     controller = platform(Reserving(), training_job("old", minutes=60, deadline_s=2000))
     before = msgspec.json.encode(controller.snapshot(5.0))

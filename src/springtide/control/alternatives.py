@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from springtide.control.inquiry import Answer, Inquiry, Options, changed_job, grown, known_curve
+from springtide.control.inquiry import Answer, Inquiry, Options, changed_job, known_curve
 from springtide.core.decision import Schedule
 from springtide.core.quote import Alternative, Range
 from springtide.core.workload import MAX_VIRTUAL_SHARDS, TrainingJob
@@ -181,14 +181,13 @@ class _Search:
 
     def _holds(self, options: Options, num_devices: int | None = None) -> Answer | None:
         """The answer to the changed job, if it is admitted with some of its deadline to spare; else None."""
-        cluster = None if num_devices is None else grown(self._inquiry.snapshot.cluster, num_devices)
         changed = changed_job(self._job, options, self._now_s)
         deadline_s = changed.goal.deadline_s
         if deadline_s is not None:
             spared = {"deadline_s": (deadline_s - self._now_s) * (1.0 - SPARE_FRACTION)}
-            if not self._inquiry.ask(changed_job(changed, spared, self._now_s), cluster).is_accepted:
+            if not self._inquiry.ask(changed_job(changed, spared, self._now_s), num_devices).is_accepted:
                 return None
-        answer = self._inquiry.ask(changed, cluster)
+        answer = self._inquiry.ask(changed, num_devices)
         return answer if answer.is_accepted else None
 
     def _on_grown(self, num_devices: int) -> Answer | None:

@@ -18,6 +18,9 @@ MAX_TURNS = 600
 # anew: the further away, the less an exact moment matters.
 LEAST_LOOK_FRACTION = 0.01
 _SHORTEST_TURN_S = 1e-3
+# Every turn looks at every open job: with many of them there are fewer turns.
+_JOB_TURNS = 30_000
+_FEWEST_TURNS = 50
 _NOTHING = PoolAllocation(device_ids=())
 
 
@@ -33,14 +36,22 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def play_forward(
-    snapshot: Snapshot, policy: Policy, *, until: WorkloadId | None = None, max_turns: int = MAX_TURNS
+    snapshot: Snapshot, policy: Policy, *, until: WorkloadId | None = None, max_turns: int | None = None
 ) -> Forecast:
     """Ask `policy` from the snapshot on, turn by turn, until every job (or the one named) has ended.
 
     Changes take effect at once and cost what `snapshot.overheads` says; nobody arrives, no device is lost and the
-    services' load stays as it is. After `max_turns` everyone goes on as they are.
+    services' load stays as it is. After `max_turns` (by default fewer, the more jobs there are) everyone goes on as
+    they are.
     """
-    return _Play(snapshot, policy, until).run(max_turns)
+    turns = min(MAX_TURNS, max(_FEWEST_TURNS, _JOB_TURNS // max(1, len(snapshot.jobs))))
+    return _Play(snapshot, policy, until).run(turns if max_turns is None else max_turns)
+
+
+def after_one_turn(snapshot: Snapshot, policy: Policy) -> Snapshot:
+    """The same moment, once the policy's plan for it has been made true."""
+    play = _Play(snapshot, policy, None)
+    return play.one_turn()
 
 
 class _Play:
@@ -83,10 +94,17 @@ class _Play:
             refusals=self._refusals,
         )
 
+    def one_turn(self) -> Snapshot:
+        self._take(self._policy.decide(self._as_snapshot()))
+        return self._as_snapshot()
+
     def _done_by_now(self, view: JobView) -> float:
         held = self._held.get(view.job.job_id)
         curve = self._curves[view.job.job_id]
-        if held is None or view.state is not JobState.RUNNING or curve.source == "guess":
+        if held is None:
+            # It goes on from its last checkpoint, whatever it did after that.
+            return float(view.checkpoint.step if view.checkpoint is not None else 0)
+        if view.state is not JobState.RUNNING or curve.source == "guess":
             return float(view.step)
         gone_s = max(0.0, self._now_s - view.progress_at_s)
         return view.step + curve.rate(held.num_devices) * gone_s
@@ -140,6 +158,7 @@ class _Play:
         self._views[job_id] = replace(
             view,
             state=JobState.RUNNING,
+            step=int(self._done[job_id]),
             num_replicas=wanted.num_devices,
             started_at_s=self._now_s if view.started_at_s is None else view.started_at_s,
             resized_at_s=self._now_s,

@@ -8,14 +8,11 @@ import msgspec
 from msgspec.structs import replace
 
 from springtide.control.budget import WithinBudget
-from springtide.control.forecast import MAX_TURNS, play_forward
+from springtide.control.forecast import after_one_turn, play_forward
 from springtide.core.decision import JobView, Plan, PlannedRun, Policy, Schedule, Snapshot
 from springtide.core.resources import Device, DeviceId, Node, NodeId, Topology
 from springtide.core.workload import MAX_VIRTUAL_SHARDS, Goal, JobState, TrainingJob
 from springtide.perf.curve import SpeedCurve, curve_of
-
-# A forecast looks at every open job in every turn: with many of them it gets fewer turns.
-_JOB_TURNS = 60_000
 
 Options = Mapping[str, float | int | None]
 
@@ -51,18 +48,23 @@ class Inquiry:
         self.snapshot = snapshot
         self.policy = WithinBudget(policy, usd_per_device_hour)
         self.usd_per_device_hour = usd_per_device_hour
-        self.num_asked = 0
+        self._on_larger: dict[int, Snapshot] = {}
 
-    def ask(self, job: TrainingJob, cluster: Topology | None = None) -> Answer:
-        """What would become of the job if it were submitted now, on this or another cluster."""
-        self.num_asked += 1
-        view = arriving(job, self.snapshot.now_s)
-        snapshot = replace(
-            self.snapshot,
-            jobs=(*self.snapshot.jobs, view),
-            cluster=self.snapshot.cluster if cluster is None else cluster,
-        )
+    def ask(self, job: TrainingJob, num_devices: int | None = None) -> Answer:
+        """What would become of the job if it were submitted now, or right after the cluster grew to `num_devices`."""
+        before = self.snapshot if num_devices is None else self._larger(num_devices)
+        view = arriving(job, before.now_s)
+        snapshot = replace(before, jobs=(*before.jobs, view))
         return Answer(view=view, snapshot=snapshot, plan=self.policy.decide(snapshot))
+
+    def _larger(self, num_devices: int) -> Snapshot:
+        """The moment after new devices joined: the policy has given them to those who are here already."""
+        known = self._on_larger.get(num_devices)
+        if known is None:
+            cluster = grown(self.snapshot.cluster, num_devices)
+            known = after_one_turn(replace(self.snapshot, cluster=cluster), self.policy)
+            self._on_larger[num_devices] = known
+        return known
 
     def schedule(self, answer: Answer) -> Schedule | None:
         """Who accepted job would hold over time, up to its end: as planned, or played forward. None: nobody knows."""
@@ -73,8 +75,7 @@ class Inquiry:
         planned = answer.plan.future.get(job_id)
         if planned:
             return planned
-        turns = max(50, min(MAX_TURNS, _JOB_TURNS // (1 + len(answer.snapshot.jobs))))
-        forecast = play_forward(answer.snapshot, self.policy, until=job_id, max_turns=turns)
+        forecast = play_forward(answer.snapshot, self.policy, until=job_id)
         if job_id not in forecast.finishes_s:
             return None
         return forecast.schedules.get(job_id)

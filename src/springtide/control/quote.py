@@ -140,6 +140,11 @@ class _Asker:
             if goal.deadline_s is not None:
                 told += ", so its deadline is pursued and not promised"
             return f"{told}: run it once, or measure it with `springtide quote FILE --profile`"
+        if goal.waits and not self._answer.is_promised and self._is_refused_without_waiting():
+            return (
+                f"its deadline in {format_duration((goal.deadline_s or 0.0) - self._now_s)} cannot be promised now: it "
+                "would stay in line until it can be, or until it cannot be met any more"
+            )
         if schedule is None:
             held = self._answer.plan.reasons.get(self._job.job_id, "")
             return "it would be taken in and wait" + (f": {held}" if held else "; when it starts is not known")
@@ -163,6 +168,10 @@ class _Asker:
             return f"{expected}, before its {kind}; nothing is promised"
         late = format_duration(finish.p90 - deadline_s)
         return f"{expected}, which may miss its {kind} by {late}; nothing is promised"
+
+    def _is_refused_without_waiting(self) -> bool:
+        hasty = replace(self._job, goal=replace(self._job.goal, waits=False))
+        return not self._inquiry.ask(hasty).is_accepted
 
     def _refused_because(self, share: int | None) -> str:
         goal, said = self._job.goal, self._answer.refusal

@@ -11,8 +11,6 @@ from springtide.core.decision import Schedule
 from springtide.core.workload import JobState
 from springtide.service.contract import PlatformLike
 
-# `why` is asked for by people and pages: it may take a moment, not many.
-_MAX_TURNS = 200
 _WAITING = frozenset({JobState.PENDING, JobState.PREEMPTING})
 
 
@@ -40,7 +38,7 @@ def outlook_of(record: JobRecord, platform: PlatformLike) -> Outlook | None:
         return Outlook(start_at_s=_start(planned), finish_at_s=planned[-1].end_s, is_planned=True)
     if record.state not in _WAITING:
         return None
-    forecast = play_forward(snapshot, platform.make_policy(), until=record.workload_id, max_turns=_MAX_TURNS)
+    forecast = play_forward(snapshot, platform.make_policy(), until=record.workload_id)
     start_s = _start(forecast.schedules.get(record.workload_id, ()))
     holders = [view for view in snapshot.jobs if view.job.job_id in snapshot.allocations]
     return Outlook(
