@@ -7,18 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec.structs import replace
 
 from springtide.control.effects import apply_action
+from springtide.control.mirror import Mirror, view_service
 from springtide.control.reconcile import Settled, reconcile
 from springtide.control.records import JobRecord, PlatformState, ReplicaRecord, ReplicaState, ServiceRecord
 from springtide.control.transitions import apply_event
 from springtide.core.actions import Action, PreemptJob, ResizeJob, StartReplica, StopReplica
 from springtide.core.decision import (
-    JobView,
     Overheads,
     Plan,
     Policy,
     PoolAllocation,
     Schedule,
-    ServiceView,
     Snapshot,
 )
 from springtide.core.errors import PolicyError
@@ -49,10 +48,10 @@ class Controller:
         self._overheads = overheads or Overheads()
         self._on_policy_error = on_policy_error
         self.state = PlatformState()
-        # Derived from records, by identity: what has not changed is not built again.
-        self._views: dict[WorkloadId, tuple[JobRecord, JobView]] = {}
-        self._held: dict[WorkloadId, tuple[JobRecord | ServiceRecord, PoolAllocation]] = {}
+        self._mirror = Mirror()
         self._settled = Settled()
+        self._told_reasons: Mapping[WorkloadId, str] = {}
+        self._backing_off: dict[WorkloadId, None] = {}
         # What the policy plans for the time to come, for those who look. A fresh control plane learns it with its first
         # step, so it is no part of the state.
         self.future: Mapping[WorkloadId, Schedule] = {}
@@ -79,10 +78,10 @@ class Controller:
         """
         for event in events:
             apply_event(event, self.state, now_s)
-        snapshot = self.snapshot(now_s)
-        plan = self._decide(snapshot)
+        plan = self._decide(self.snapshot(now_s))
         actions: list[Action] = []
         for _ in range(MAX_ROUNDS):
+            self._take_changes()
             round_actions = reconcile(self.state, plan, now_s, self._settled)
             for action in round_actions:
                 apply_action(action, self.state, now_s)
@@ -101,7 +100,6 @@ class Controller:
         )
         self._remember(step)
         self.future = plan.future
-        self._forget_ended()
         return step
 
     def restore(self, step: Step) -> None:
@@ -115,19 +113,17 @@ class Controller:
     def snapshot(self, now_s: float) -> Snapshot:
         """What a policy may know at this instant."""
         state = self.state
+        self._take_changes()
+        allocations = self._mirror.allocations(state)
         if state.is_stopping:
             # Nobody wants anything any more, so every policy plans an empty platform.
-            return Snapshot(now_s=now_s, cluster=state.topology(), allocations=self._allocations(), memory=state.memory)
+            return Snapshot(now_s=now_s, cluster=state.topology(), allocations=allocations, memory=state.memory)
         return Snapshot(
             now_s=now_s,
             cluster=state.topology(),
-            jobs=tuple(
-                self._view(record)
-                for record in state.jobs.live.values()
-                if record.outcome is None and not record.is_paused and not record.state.is_terminal
-            ),
-            services=tuple(_view_service(record, now_s) for record in state.services.values() if _is_served(record)),
-            allocations=self._allocations(),
+            jobs=self._mirror.jobs(state),
+            services=tuple(view_service(record, now_s) for record in state.services.values() if _is_served(record)),
+            allocations=allocations,
             memory=state.memory,
             overheads=self._overheads,
         )
@@ -157,31 +153,17 @@ class Controller:
             actions=tuple(actions),
         )
 
-    def _forget_ended(self) -> None:
-        """What is kept by identity is kept for the living only. Done now and then: it costs a look at all of it."""
-        jobs, services = self.state.jobs.live, self.state.services.live
-        if len(self._settled) > 2 * (len(jobs) + len(services)) + 64:
-            for kept in (self._views, self._held, self._settled):
-                for workload_id in [known for known in kept if known not in jobs and known not in services]:
-                    del kept[workload_id]
-
-    def _view(self, record: JobRecord) -> JobView:
-        """The record as policies see it; the same object as long as the record is."""
-        known = self._views.get(record.workload_id)
-        if known is None or known[0] is not record:
-            known = self._views[record.workload_id] = (record, _view_job(record))
-        return known[1]
-
-    def _allocations(self) -> dict[WorkloadId, PoolAllocation]:
-        """What every workload holds, ranks first; the same objects as long as the records are."""
-        held: dict[WorkloadId, PoolAllocation] = {}
-        for record in self.state.live_records():
-            if record.replicas:
-                known = self._held.get(record.workload_id)
-                if known is None or known[0] is not record:
-                    known = self._held[record.workload_id] = (record, _allocation(record))
-                held[record.workload_id] = known[1]
-        return held
+    def _take_changes(self) -> None:
+        """Look again at the records that have changed since the last time, and at no others."""
+        state = self.state
+        for table in (state.jobs, state.services):
+            if table.changed:
+                changed, table.changed = table.changed, {}
+                for workload_id in changed:
+                    self._mirror.take(state, workload_id)
+                    self._settled.reopen(workload_id)
+                    if table[workload_id].runnable_at_s > 0.0:
+                        self._backing_off[workload_id] = None
 
     def _decide(self, snapshot: Snapshot) -> Plan:
         try:
@@ -197,11 +179,21 @@ class Controller:
     def _news(self, plan: Plan) -> dict[str, str]:
         """The policy's reasons that differ from what a waiting job already says."""
         news: dict[str, str] = {}
+        if plan.reasons is self._told_reasons:
+            return news
+        self._told_reasons = plan.reasons
         for workload_id, reason in plan.reasons.items():
             record = self.state.jobs.get(workload_id)
             if record is not None and not record.replicas and not record.state.is_terminal and record.reason != reason:
                 news[workload_id] = reason
         return news
+
+    def _all_backing_off(self) -> list[JobRecord | ServiceRecord]:
+        """The records that may be waiting out a back-off."""
+        self._take_changes()
+        jobs, services = self.state.jobs.live, self.state.services.live
+        records = [jobs.get(workload_id) or services.get(workload_id) for workload_id in self._backing_off]
+        return [record for record in records if record is not None]
 
     def _remember(self, step: Step) -> None:
         for workload_id, reason in step.reasons.items():
@@ -212,7 +204,7 @@ class Controller:
         moments = [] if step.revisit_at_s is None else [step.revisit_at_s]
         moments += [
             record.runnable_at_s
-            for record in self.state.live_records()
+            for record in self._all_backing_off()
             if record.runnable_at_s > step.now_s and not record.is_over
         ]
         self._wakeup_at_s = min(moments, default=None)
@@ -276,67 +268,6 @@ def _is_sound(plan: Plan, bounds: dict[WorkloadId, int], existing: frozenset[Dev
 
 def _is_served(record: ServiceRecord) -> bool:
     return not record.is_removed and record.state != "FAILED"
-
-
-def _view_job(record: JobRecord) -> JobView:
-    return JobView(
-        job=record.job,
-        state=record.state,
-        submitted_at_s=record.submitted_at_s,
-        min_workers=record.min_workers,
-        max_workers=record.max_workers,
-        step=record.step,
-        total_steps=record.total_steps if record.total_steps is not None else record.job.total_steps,
-        progress_at_s=record.progress_at_s,
-        throughput_samples_per_s=record.throughput_samples_per_s,
-        service_offset_s=record.finished_service_s - sum(replica.started_at_s for replica in record.replicas),
-        num_replicas=len(record.replicas),
-        started_at_s=record.started_at_s,
-        admitted_at_s=record.admitted_at_s,
-        promised_finish_s=record.promised_finish_s,
-        runnable_at_s=record.runnable_at_s,
-        checkpoint=record.checkpoint,
-        num_restarts=record.num_restarts,
-        resized_at_s=record.resized_at_s,
-    )
-
-
-def _view_service(record: ServiceRecord, now_s: float) -> ServiceView:
-    states = [replica.state for replica in record.replicas]
-    return ServiceView(
-        service=record.service,
-        min_replicas=record.min_replicas,
-        max_replicas=record.max_replicas,
-        num_ready=states.count(ReplicaState.READY),
-        num_starting=states.count(ReplicaState.STARTING),
-        arrivals_per_s=record.arrivals_per_s,
-        in_flight=record.in_flight,
-        queued=record.queued,
-        idle_s=_idle_s(record, now_s),
-        latency_p99_s=record.latency_p99_s,
-    )
-
-
-def _idle_s(record: ServiceRecord, now_s: float) -> float:
-    """How long nobody has asked: what the gateway last said, and the time since if it saw nothing then."""
-    if record.in_flight or record.queued:
-        return 0.0
-    since_s = record.deployed_at_s if record.load_at_s is None else record.load_at_s
-    return record.idle_s + now_s - since_s
-
-
-def _allocation(record: JobRecord | ServiceRecord) -> PoolAllocation:
-    order = record.members if isinstance(record, JobRecord) else ()
-    rank_of = {replica_id: rank for rank, replica_id in enumerate(order)}
-    # Ranks first, then those that warm up, then those that are on their way out.
-    ranked = sorted(
-        record.replicas,
-        key=lambda r: (r.state is ReplicaState.STOPPING, rank_of.get(r.replica_id, len(rank_of))),
-    )
-    return PoolAllocation(
-        device_ids=tuple(replica.device_id for replica in ranked),
-        global_batch_size=record.job.global_batch_size if isinstance(record, JobRecord) else None,
-    )
 
 
 def _unfinished(record: JobRecord | ServiceRecord) -> list[Action]:

@@ -7,7 +7,7 @@ the same plan after its actions took effect, it returns nothing (a fixed point).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -23,32 +23,58 @@ END_GRACE_S = 2.0
 NOTHING = PoolAllocation(device_ids=())
 
 
-class Settled(dict[WorkloadId, tuple[JobRecord | ServiceRecord, tuple[DeviceId, ...]]]):
-    """Workloads that hold what they want, with the record and the devices for which that was found.
+class Settled:
+    """Who needs to be looked at. Whoever holds what it wants is left alone until its record or its wish changes."""
 
-    While both stay the same there is nothing to do for them, whatever happens to others and however late it is.
-    """
+    def __init__(self) -> None:
+        self._wanted: dict[WorkloadId, tuple[DeviceId, ...]] = {}
+        self._open: dict[WorkloadId, None] = {}
+        self._allocations: Mapping[WorkloadId, PoolAllocation] = {}
 
-    def holds(self, record: JobRecord | ServiceRecord, wanted: tuple[DeviceId, ...]) -> bool:
-        """Whether nothing is to be done for this record."""
-        known = self.get(record.workload_id)
-        return known is not None and known[0] is record and known[1] == wanted
+    def reopen(self, workload_id: WorkloadId) -> None:
+        """Its record has changed."""
+        self._wanted.pop(workload_id, None)
+        self._open[workload_id] = None
+
+    def settle(self, workload_id: WorkloadId, wanted: tuple[DeviceId, ...]) -> None:
+        """Nothing is to be done for it as long as it wants exactly this."""
+        self._open.pop(workload_id, None)
+        self._wanted[workload_id] = wanted
+
+    def forget(self, workload_id: WorkloadId) -> None:
+        """It has ended."""
+        self._open.pop(workload_id, None)
+        self._wanted.pop(workload_id, None)
+
+    def todo(self, plan: WantedPlan) -> set[WorkloadId]:
+        """Whom to look at under this plan."""
+        allocations = plan.allocations
+        if allocations is not self._allocations:
+            for workload_id, allocation in allocations.items():
+                known = self._wanted.get(workload_id)
+                if known is not None and known is not allocation.device_ids and known != allocation.device_ids:
+                    self.reopen(workload_id)
+            for workload_id in self._allocations:
+                if workload_id not in allocations and workload_id in self._wanted:
+                    self.reopen(workload_id)
+            self._allocations = allocations
+        return {*self._open, *plan.rejected, *plan.admitted}
 
 
 def reconcile(state: PlatformState, plan: WantedPlan, now_s: float, settled: Settled | None = None) -> list[Action]:
     """Return the actions that bring what is held towards what the plan wants. Does not change `state`.
 
-    `settled` is kept between calls; it saves looking again at whoever needs nothing.
+    `settled` is kept between calls and told of every change of a record in between; without it everyone is looked at.
     """
-    settled = Settled() if settled is None else settled
     alive = state.topology().device_set
     releases: list[Action] = []
     grants: list[Action] = []
-    for record in state.live_records():
+    if settled is None or state.is_stopping:
+        records: Iterable[JobRecord | ServiceRecord] = state.live_records()
+    else:
+        records = _live(state, settled, plan)
+    for record in records:
         wanted = plan.allocations.get(record.workload_id, NOTHING).device_ids
-        is_named = record.workload_id in plan.rejected or record.workload_id in plan.admitted
-        if settled.holds(record, wanted) and not is_named and not state.is_stopping:
-            continue
         free = [device for device in wanted if not state.is_held(device) and device in alive]
         why = "the platform is shutting down" if state.is_stopping else plan.reasons.get(record.workload_id, "")
         if isinstance(record, ServiceRecord):
@@ -68,11 +94,21 @@ def reconcile(state: PlatformState, plan: WantedPlan, now_s: float, settled: Set
                 actions.insert(
                     0, AdmitJob(job_id=record.workload_id, finish_s=finish_s, cause="plan", reason=why or "admitted")
                 )
-        if not actions and _has_all(record, wanted):
-            settled[record.workload_id] = (record, wanted)
+        if settled is not None and not actions and _has_all(record, wanted):
+            settled.settle(record.workload_id, wanted)
         for action in actions:
             (grants if isinstance(action, StartReplica) else releases).append(action)
     return releases + grants
+
+
+def _live(state: PlatformState, settled: Settled, plan: WantedPlan) -> Iterator[JobRecord | ServiceRecord]:
+    """The records to look at, in order of arrival."""
+    for workload_id in sorted(settled.todo(plan), key=state.place_of):
+        record = state.jobs.live.get(workload_id) or state.services.live.get(workload_id)
+        if record is None:
+            settled.forget(workload_id)
+        else:
+            yield record
 
 
 def _has_all(record: JobRecord | ServiceRecord, wanted: Sequence[DeviceId]) -> bool:
@@ -281,22 +317,39 @@ def _resize(
     ready = [r for r in joiners if r.state is ReplicaState.READY]
     is_warming = len(ready) < len(joiners)
     leaves = len(keep) < len(members)
+    if leaves and not keep:
+        return actions + (_move(record, members, ready, why) if len(ready) == len(wanted) else [])
     # A pure growth waits until every joiner is warm: one switch for all. Devices that others wait for go at once.
-    changes = (leaves and bool(keep or ready)) or (bool(ready) and not is_warming)
+    changes = leaves or (bool(ready) and not is_warming)
     if not changes or any(isinstance(action, StartReplica) for action in actions):
         return actions
-    group = tuple(r.replica_id for r in (*keep, *ready))
-    actions.append(
-        ResizeJob(
-            job_id=record.workload_id,
-            generation=record.generation + 1,
-            replica_ids=group,
-            global_batch_size=record.job.global_batch_size,
-            cause="plan",
-            reason=f"resized {len(members)} -> {len(group)}" + (f" ({why})" if why else ""),
-        )
+    return [*actions, _change(record, (*keep, *ready), f"resized {len(members)} -> {len(keep) + len(ready)}", why)]
+
+
+def _move(
+    record: JobRecord, members: Sequence[ReplicaRecord], ready: Sequence[ReplicaRecord], why: str
+) -> list[Action]:
+    """Move a job to devices of which it holds none. The state can only travel within a group, so one member goes along.
+
+    It leaves with the change after, when the others hold the state. A job that cannot have one worker more than it is
+    to have leaves one joiner out of the first group; a job of one worker is suspended and starts again.
+    """
+    most = min(record.max_workers, record.job.num_virtual_shards)
+    joiners = ready if len(ready) < most else ready[:-1]
+    if not joiners:
+        return _preempt(record, why or "it moves to another device")
+    return [_change(record, (members[0], *joiners), f"moving {len(members)} -> {len(ready)}", why)]
+
+
+def _change(record: JobRecord, group: Sequence[ReplicaRecord], what: str, why: str) -> ResizeJob:
+    return ResizeJob(
+        job_id=record.workload_id,
+        generation=record.generation + 1,
+        replica_ids=tuple(r.replica_id for r in group),
+        global_batch_size=record.job.global_batch_size,
+        cause="plan",
+        reason=what + (f" ({why})" if why else ""),
     )
-    return actions
 
 
 def replica_id_of(workload_id: WorkloadId, number: int) -> ReplicaId:

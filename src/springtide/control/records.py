@@ -174,25 +174,33 @@ Record = TypeVar("Record", bound=JobRecord | ServiceRecord)
 class Table(dict[WorkloadId, Record]):
     """Records by id, in order of arrival. `live` are those that may still change anything; a turn looks only at them.
 
-    `held` says who holds each device. Both follow every change of a record, so that the cost of a turn does not
-    grow with the number of jobs that have ended.
+    `held` are the devices they hold, `changed` names whoever has changed since the controller last looked, and `place`
+    numbers them by arrival. All follow every change of a record, so that the cost of a turn does not grow with the
+    number of jobs that have ended or stand still.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.live: dict[WorkloadId, Record] = {}
-        self.held: dict[DeviceId, ReplicaId] = {}
+        self.held: set[DeviceId] = set()
+        self.changed: dict[WorkloadId, None] = {}
+        self.place: dict[WorkloadId, int] = {}
 
     def __setitem__(self, workload_id: WorkloadId, record: Record) -> None:
         """Put a record in the place of the one before."""
         before = self.get(workload_id)
         super().__setitem__(workload_id, record)
+        self.changed[workload_id] = None
+        if before is None:
+            self.place[workload_id] = len(self.place)
         if before is None or before.replicas is not record.replicas:
-            for replica in () if before is None else before.replicas:
-                self.held.pop(replica.device_id, None)
-            for replica in record.replicas:
-                assert replica.device_id not in self.held, f"{replica.device_id} is held twice"
-                self.held[replica.device_id] = replica.replica_id
+            old = {replica.device_id for replica in before.replicas} if before is not None else set()
+            mine = {replica.device_id for replica in record.replicas}
+            self.held -= old - mine
+            twice = (mine - old) & self.held
+            assert not twice, f"{sorted(twice)} is held twice"
+            assert len(mine) == len(record.replicas), f"{workload_id} holds a device of {sorted(mine)} twice"
+            self.held |= mine - old
         if record.is_over and not record.replicas:
             self.live.pop(workload_id, None)
         else:
@@ -238,6 +246,11 @@ class PlatformState(msgspec.Struct, kw_only=True):
         """Every job and every service that has not ended or still holds a device."""
         yield from self.jobs.live.values()
         yield from self.services.live.values()
+
+    def place_of(self, workload_id: WorkloadId) -> tuple[bool, int]:
+        """The workload's place in the order of arrival: every job, then every service."""
+        place = self.jobs.place.get(workload_id)
+        return (False, place) if place is not None else (True, self.services.place[workload_id])
 
     def is_held(self, device_id: DeviceId) -> bool:
         """Whether a replica holds the device."""

@@ -1,0 +1,127 @@
+"""What policies see of the records, kept up to date by looking only at the records that have changed."""
+
+from __future__ import annotations
+
+from springtide.control.records import JobRecord, PlatformState, ReplicaState, ServiceRecord
+from springtide.core.decision import JobView, PoolAllocation, ServiceView
+from springtide.core.workload import WorkloadId
+
+
+class Mirror:
+    """The views of all jobs that want to run and the allocations of everyone who holds something, in order of arrival.
+
+    `take` is told of every workload whose record has changed; what has not changed stays the same object.
+    """
+
+    def __init__(self) -> None:
+        self._views: dict[WorkloadId, JobView] = {}
+        self._held: dict[WorkloadId, PoolAllocation] = {}
+        self._jobs: tuple[JobView, ...] | None = ()
+        self._needs_order = False
+
+    def take(self, state: PlatformState, workload_id: WorkloadId) -> None:
+        """Look at one record again."""
+        job = state.jobs.get(workload_id)
+        record = job if job is not None else state.services[workload_id]
+        if not record.replicas:
+            self._held.pop(workload_id, None)
+        else:
+            self._needs_order = self._needs_order or workload_id not in self._held
+            self._held[workload_id] = _allocation(record)
+        if job is not None:
+            self._take_job(state, job)
+
+    def _take_job(self, state: PlatformState, record: JobRecord) -> None:
+        job_id = record.workload_id
+        is_wanting = record.outcome is None and not record.is_paused and not record.state.is_terminal
+        if not is_wanting:
+            if self._views.pop(job_id, None) is not None:
+                self._jobs = None
+            return
+        if job_id not in self._views and self._views:
+            # One that had left the line comes back to its old place.
+            self._needs_order = self._needs_order or state.place_of(job_id) < state.place_of(
+                next(reversed(self._views))
+            )
+        self._views[job_id] = _view_job(record)
+        self._jobs = None
+
+    def jobs(self, state: PlatformState) -> tuple[JobView, ...]:
+        """The unfinished jobs that want to run."""
+        self._order(state)
+        if self._jobs is None:
+            self._jobs = tuple(self._views.values())
+        return self._jobs
+
+    def allocations(self, state: PlatformState) -> dict[WorkloadId, PoolAllocation]:
+        """What everyone holds, ranks first."""
+        self._order(state)
+        return dict(self._held)
+
+    def _order(self, state: PlatformState) -> None:
+        if self._needs_order:
+            self._needs_order = False
+            self._held = dict(sorted(self._held.items(), key=lambda item: state.place_of(item[0])))
+            self._views = dict(sorted(self._views.items(), key=lambda item: state.place_of(item[0])))
+
+
+def _view_job(record: JobRecord) -> JobView:
+    return JobView(
+        job=record.job,
+        state=record.state,
+        submitted_at_s=record.submitted_at_s,
+        min_workers=record.min_workers,
+        max_workers=record.max_workers,
+        step=record.step,
+        total_steps=record.total_steps if record.total_steps is not None else record.job.total_steps,
+        progress_at_s=record.progress_at_s,
+        throughput_samples_per_s=record.throughput_samples_per_s,
+        service_offset_s=record.finished_service_s - sum(replica.started_at_s for replica in record.replicas),
+        num_replicas=len(record.replicas),
+        started_at_s=record.started_at_s,
+        admitted_at_s=record.admitted_at_s,
+        promised_finish_s=record.promised_finish_s,
+        runnable_at_s=record.runnable_at_s,
+        checkpoint=record.checkpoint,
+        num_restarts=record.num_restarts,
+        resized_at_s=record.resized_at_s,
+    )
+
+
+def _allocation(record: JobRecord | ServiceRecord) -> PoolAllocation:
+    order = record.members if isinstance(record, JobRecord) else ()
+    rank_of = {replica_id: rank for rank, replica_id in enumerate(order)}
+    # Ranks first, then those that warm up, then those that are on their way out.
+    ranked = sorted(
+        record.replicas,
+        key=lambda r: (r.state is ReplicaState.STOPPING, rank_of.get(r.replica_id, len(rank_of))),
+    )
+    return PoolAllocation(
+        device_ids=tuple(replica.device_id for replica in ranked),
+        global_batch_size=record.job.global_batch_size if isinstance(record, JobRecord) else None,
+    )
+
+
+def view_service(record: ServiceRecord, now_s: float) -> ServiceView:
+    """A service as policies see it: how long it has been idle depends on the moment."""
+    states = [replica.state for replica in record.replicas]
+    return ServiceView(
+        service=record.service,
+        min_replicas=record.min_replicas,
+        max_replicas=record.max_replicas,
+        num_ready=states.count(ReplicaState.READY),
+        num_starting=states.count(ReplicaState.STARTING),
+        arrivals_per_s=record.arrivals_per_s,
+        in_flight=record.in_flight,
+        queued=record.queued,
+        idle_s=_idle_s(record, now_s),
+        latency_p99_s=record.latency_p99_s,
+    )
+
+
+def _idle_s(record: ServiceRecord, now_s: float) -> float:
+    """How long nobody has asked: what the gateway last said, and the time since if it saw nothing then."""
+    if record.in_flight or record.queued:
+        return 0.0
+    since_s = record.deployed_at_s if record.load_at_s is None else record.load_at_s
+    return record.idle_s + now_s - since_s
