@@ -89,17 +89,20 @@ def facts(pairs: Sequence[tuple[str, Content]]) -> Element:
     )
 
 
-def table(header: Sequence[str], rows: Sequence[Row], *, caption: str, row_class: str = "") -> Element:
+def table(header: Row, rows: Sequence[Row], *, caption: str, row_class: str = "", column_class: str = "") -> Element:
     """A table whose first column names the row and whose other columns hold numbers.
 
-    `row_class` with a `{}` is filled with the row's index.
+    A `{}` in `row_class` or `column_class` is filled with the index of the row, or of the column behind the first.
     """
-    head = element("tr", *(element("th", title, scope="col") for title in header))
+    classes = [None, *(column_class.format(index) or None for index in range(len(header) - 1))]
+    head = element(
+        "tr", *(element("th", title, scope="col", class_=name) for title, name in zip(header, classes, strict=True))
+    )
     body = [
         element(
             "tr",
             element("th", row[0], scope="row"),
-            *(element("td", cell) for cell in row[1:]),
+            *(element("td", cell, class_=name) for cell, name in zip(row[1:], classes[1:], strict=True)),
             class_=row_class.format(index) or None,
         )
         for index, row in enumerate(rows)
@@ -140,6 +143,8 @@ def seconds(value: float | None) -> str:
     """5h15, 3d04h, or a dash."""
     if value is None:
         return UNKNOWN
+    if value == 0:
+        return "0 s"
     if value < 2 * 86400:
         return format_duration(value)
     days, rest = divmod(round(value / 3600), 24)

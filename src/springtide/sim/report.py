@@ -365,11 +365,9 @@ def _everything(found: Mapping[str, Figures]) -> Element | None:
         )
     if not keys:
         return None
-    rows: list[page.Row] = [
-        [element("span", page.swatch(slot), name), *(_plain(key, figures.get(key)) for key in keys)]
-        for slot, (name, figures) in enumerate(found.items())
-    ]
-    table = page.table(("Policy", *keys), rows, caption="Further figures by policy", row_class="of-{}")
+    header: page.Row = ["Figure", *(element("span", page.swatch(slot), name) for slot, name in enumerate(found))]
+    rows: list[page.Row] = [[key, *(_plain(key, figures.get(key)) for figures in found.values())] for key in keys]
+    table = page.table(header, rows, caption="Further figures by policy", column_class="of-{}")
     return page.section("Further figures", table, note="Named as in the JSON answer.")
 
 
