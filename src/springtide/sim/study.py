@@ -75,13 +75,15 @@ def play_in_processes(
                     tell(policy, *line.progress)
         return last
 
-    try:
-        with ThreadPoolExecutor(max_workers=num_processes) as pool:
+    with ThreadPoolExecutor(max_workers=num_processes) as pool:
+        try:
             lines = list(pool.map(play_one, policies))
-    except BaseException:
-        for process in processes:
-            process.kill()
-        raise
+        except BaseException:
+            # Ctrl-C: nobody waits for the rest, neither for those at work nor for those in line.
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in processes:
+                process.kill()
+            raise
     return _merge(dict(zip(policies, lines, strict=True)))
 
 
@@ -124,5 +126,14 @@ def play_request(data: bytes, out: IO[bytes]) -> None:
         say(_Line(answer=answer))
 
 
+def main() -> int:
+    """Play the request on standard input. Who is interrupted, or has nobody left to tell, ends without a word."""
+    try:
+        play_request(sys.stdin.buffer.read(), sys.stdout.buffer)
+    except (KeyboardInterrupt, BrokenPipeError):
+        return 130
+    return 0
+
+
 if __name__ == "__main__":
-    play_request(sys.stdin.buffer.read(), sys.stdout.buffer)
+    sys.exit(main())
