@@ -13,6 +13,7 @@ _MAX_REASON = 60
 _MIN_LAST_COLUMN = 12
 # What is left out of the progress line, in turn, until it fits: the bar's width, and the parts that stay.
 _LAYOUTS: tuple[tuple[int, tuple[str, ...]], ...] = (
+    (16, ("loss", "metrics", "speed", "eta", "slack", "cost")),
     (16, ("loss", "metrics", "speed", "eta", "slack")),
     (16, ("loss", "metrics", "eta", "slack")),
     (8, ("loss", "metrics", "eta", "slack")),
@@ -196,6 +197,7 @@ def _progress_line(job: JobStatus, bar_width: int, parts: Sequence[str]) -> str:
         "speed": "" if job.samples_per_s is None else f"{job.samples_per_s:.0f} samples/s",
         "eta": "" if job.eta_s is None else f"ETA {format_duration(job.eta_s)}",
         "slack": "" if job.slack_s is None else f"slack {slack(job.slack_s)}",
+        "cost": "" if job.cost_usd is None or job.cost_usd < 0.005 else f"${job.cost_usd:.2f}",
     }
     head = f"{job.job_id} {job.state} {count(job.num_workers, 'worker')}{bar} {done}"
     return "  ".join([head, *[texts[part] for part in parts if texts[part]]])
@@ -288,7 +290,8 @@ def job_details(job: JobStatus, now_s: float, workers: str = "") -> str:
         ("metrics", metrics_text(job)),
         ("speed", "" if job.samples_per_s is None or has_ended else f"{job.samples_per_s:.0f} samples/s"),
         ("time left", "" if job.eta_s is None or has_ended else duration(job.eta_s)),
-        ("deadline", deadline_text(job, now_s)),
+        ("deadline", deadline_text(job, now_s) + (" (promised)" if job.is_promised else "")),
+        ("planned", _planned_text(job, now_s)),
         ("slack", "" if job.slack_s is None or has_ended else slack(job.slack_s)),
         ("budget", "" if job.budget_usd is None else f"${job.budget_usd:.2f}"),
         (
@@ -298,7 +301,7 @@ def job_details(job: JobStatus, now_s: float, workers: str = "") -> str:
         ("restarts", f"{job.num_restarts}  preemptions {job.num_preemptions}"),
         ("checkpoint", _checkpoint_text(job)),
         ("model", job.artifact_path),
-        ("used", f"{job.device_seconds:.0f} device-seconds"),
+        ("used", f"{job.device_seconds:.0f} device-seconds" + ("" if not job.cost_usd else f", {_cost(job.cost_usd)}")),
     ]
     if job.kind == "script":
         # The platform does not see a script's steps.
@@ -307,6 +310,18 @@ def job_details(job: JobStatus, now_s: float, workers: str = "") -> str:
     if job.alternatives:
         text += "\n  would work:\n" + "\n".join(f"    {alternative}" for alternative in job.alternatives)
     return text + _replicas(job)
+
+
+def _planned_text(job: JobStatus, now_s: float) -> str:
+    """start in 3m12, end in 9m40: as far as the policy plans ahead."""
+    moments = (("start", job.planned_start_at_s), ("end", job.planned_finish_at_s))
+    return ", ".join(
+        f"{what} in {format_duration(at_s - now_s)}" for what, at_s in moments if at_s is not None and at_s > now_s
+    )
+
+
+def _cost(usd: float) -> str:
+    return "less than $0.01" if usd < 0.01 else f"${usd:.2f}"
 
 
 def _checkpoint_text(job: JobStatus) -> str:

@@ -25,7 +25,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A training job. `eta_s` is the predicted time left, `slack_s` what is left of the deadline after it.
 
     `resize_pause_s` holds the newest pause of each direction (grow, shrink, replace, recover): from the end of the
-    last step before the change to the start of the first step after it.
+    last step before the change to the start of the first step after it. `is_promised` says that its deadline is; the
+    planned moments are those of a policy that plans ahead. `cost_usd` is what its device-seconds have cost so far.
     """
 
     job_id: str
@@ -63,6 +64,10 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     device_seconds: float
     alternatives: tuple[str, ...]
     replicas: tuple[ReplicaStatus, ...]
+    is_promised: bool = False
+    planned_start_at_s: float | None = None
+    planned_finish_at_s: float | None = None
+    cost_usd: float | None = None
 
 
 class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -59,7 +59,9 @@ class Counter:
 
     def job(self, record: JobRecord) -> JobStatus:
         """The job's status at this instant."""
-        return job_status(record, self.platform.now_s())
+        planned = self.platform.view().future.get(record.workload_id, ())
+        price = self.platform.usd_per_device_hour
+        return job_status(record, self.platform.now_s(), planned=planned, usd_per_device_hour=price)
 
     def why(self, called: str) -> Explanation:
         """Why the workload of that id or name is where it is, and what is expected of it."""
@@ -235,7 +237,8 @@ def platform_routes(counter: Counter) -> APIRouter:
     )
     async def get_status(request: Request) -> Response:
         offset_s = platform.wall_clock_offset_s
-        return encoded(platform_status(platform.view(), platform.now_s(), offset_s, base_url(request)))
+        price = platform.usd_per_device_hour
+        return encoded(platform_status(platform.view(), platform.now_s(), offset_s, base_url(request), price))
 
     @router.get(
         "/timeline",

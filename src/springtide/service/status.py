@@ -6,14 +6,17 @@ from collections.abc import Mapping
 
 from springtide import __version__
 from springtide.control.records import JobRecord, ReplicaRecord, ServiceRecord
+from springtide.core.decision import Schedule
 from springtide.core.resources import DeviceId
 from springtide.core.status import DeviceStatus, JobStatus, PlatformStatus, ReplicaStatus, ServiceStatus
 from springtide.core.workload import JobState, ReplicaId
 from springtide.service.contract import ViewLike
 
 
-def job_status(record: JobRecord, now_s: float) -> JobStatus:
-    """Return what users are told about one job at this instant."""
+def job_status(
+    record: JobRecord, now_s: float, *, planned: Schedule = (), usd_per_device_hour: float = 0.0
+) -> JobStatus:
+    """Return what users are told about one job at this instant. `planned` is what the policy has in mind for it."""
     job = record.job
     progress = None if not record.total_steps else min(1.0, record.step / record.total_steps)
     eta_s = predict_eta_s(record)
@@ -54,7 +57,22 @@ def job_status(record: JobRecord, now_s: float) -> JobStatus:
         device_seconds=record.attained_service_s(now_s),
         alternatives=record.alternatives,
         replicas=_replicas(record.replicas, ranks),
+        is_promised=record.admitted_at_s is not None and not record.state.is_terminal,
+        **_planned(record, planned),
+        cost_usd=record.attained_service_s(now_s) / 3600.0 * usd_per_device_hour,
     )
+
+
+def _planned(record: JobRecord, planned: Schedule) -> dict[str, float | None]:
+    """When it starts and ends as planned. A plan for a job of which nothing is known is made on a guess."""
+    is_known = (record.total_steps or record.job.total_steps) and (
+        record.throughput_samples_per_s or record.job.profile_steps_per_s
+    )
+    runs = [run for run in planned if run.num_devices] if is_known and not record.state.is_terminal else []
+    return {
+        "planned_start_at_s": runs[0].start_s if runs and record.started_at_s is None else None,
+        "planned_finish_at_s": runs[-1].end_s if runs else None,
+    }
 
 
 def predict_eta_s(record: JobRecord) -> float | None:
@@ -121,7 +139,9 @@ def device_statuses(view: ViewLike) -> tuple[DeviceStatus, ...]:
     return tuple(statuses)
 
 
-def platform_status(view: ViewLike, now_s: float, wall_clock_offset_s: float, base_url: str = "") -> PlatformStatus:
+def platform_status(
+    view: ViewLike, now_s: float, wall_clock_offset_s: float, base_url: str = "", usd_per_device_hour: float = 0.0
+) -> PlatformStatus:
     """Return the whole platform at this instant. Removed services are left out once nothing of them runs."""
     return PlatformStatus(
         version=__version__,
@@ -130,7 +150,15 @@ def platform_status(view: ViewLike, now_s: float, wall_clock_offset_s: float, ba
         now_s=now_s,
         wall_clock_offset_s=wall_clock_offset_s,
         devices=device_statuses(view),
-        jobs=tuple(job_status(record, now_s) for record in view.jobs.values()),
+        jobs=tuple(
+            job_status(
+                record,
+                now_s,
+                planned=view.future.get(record.workload_id, ()),
+                usd_per_device_hour=usd_per_device_hour,
+            )
+            for record in view.jobs.values()
+        ),
         services=tuple(service_status(record, now_s, base_url) for record in listed_services(view)),
     )
 

@@ -59,7 +59,9 @@ class Streams:
                 continue
             last_sent_at = time.monotonic()
             view = self._platform.view()
-            status = platform_status(view, self._platform.now_s(), self._platform.wall_clock_offset_s, base_url)
+            platform = self._platform
+            offset_s, price = platform.wall_clock_offset_s, platform.usd_per_device_hour
+            status = platform_status(view, platform.now_s(), offset_s, base_url, price)
             after_seq = view.seq
             yield b"id: %d\nevent: status\ndata: %s\n\n" % (after_seq, msgspec.json.encode(status))
             await anyio.sleep(max(0.0, SHORTEST_GAP_S - (time.monotonic() - last_sent_at)))

@@ -92,6 +92,7 @@ function setDeadline(cell, job, { offsetS }) {
     verdict = job.slack_s >= 0 ? "met" : "missed";
     slack = job.slack_s >= 0 ? `slack +${duration(job.slack_s)}` : `late by ${duration(-job.slack_s)}`;
   }
+  if (job.is_promised) slack = slack === "" ? "promised" : `promised, ${slack}`;
   setLines(cell, clock(job.deadline_at_s, offsetS), slack);
   setAttributes(cell, { class: `deadline-cell ${verdict}` });
 }
@@ -111,6 +112,7 @@ const JOB_COLUMNS = [
     fill: (cell, job, { nowS, offsetS }) => {
       if (job.state === "REJECTED") setLines(cell, UNKNOWN, `refused ${clock(job.ended_at_s, offsetS)}`);
       else if (job.ended_at_s !== null) setLines(cell, `took ${duration(job.ended_at_s - job.submitted_at_s)}`, `ended ${clock(job.ended_at_s, offsetS)}`);
+      else if (job.eta_s === null && job.planned_start_at_s > nowS) setLines(cell, UNKNOWN, `planned start ${clock(job.planned_start_at_s, offsetS)}`);
       else setLines(cell, duration(job.eta_s), job.eta_s === null ? `waiting ${duration(nowS - job.submitted_at_s)}` : `at ${clock(nowS + job.eta_s, offsetS)}`);
     },
   },
