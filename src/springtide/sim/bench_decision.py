@@ -38,7 +38,8 @@ _BEST_EFFORT_FRACTION = 0.1
 
 class DecisionTimes(msgspec.Struct, frozen=True, kw_only=True):
     """What one policy took on one size. An instant is a moment at which a job arrived or ended, or a plan changed;
-    its time is the sum over every decision of that moment, echoes included. Milliseconds of CPU.
+    its time is the sum over every decision of that moment, echoes included. `turn` is that of the whole control loop.
+    `quiet` are the moments at which a policy only looked. Milliseconds of CPU.
     """
 
     policy: str
@@ -50,6 +51,7 @@ class DecisionTimes(msgspec.Struct, frozen=True, kw_only=True):
     max_ms: float
     turn_p99_ms: float
     quiet_p50_ms: float | None
+    quiet_max_ms: float | None
     warm_up_s: float
 
 
@@ -216,6 +218,7 @@ def measure(
         max_ms=float(decided_ms.max()),
         turn_p99_ms=float(np.percentile(turned_ms, 99)),
         quiet_p50_ms=float(np.percentile(quiet_s, 50)) * 1000.0 if quiet_s else None,
+        quiet_max_ms=max(quiet_s) * 1000.0 if quiet_s else None,
         warm_up_s=warm_up_s,
     )
 
