@@ -48,6 +48,9 @@ def test_formats_are_known_by_their_beginning(name: str, tmp_path: Path) -> None
     packed = tmp_path / f"{name}.gz"
     packed.write_bytes(gzip.compress((SAMPLES / name).read_bytes()))
     assert detect_format(packed) == FORMATS[name]
+    if name != "azure.csv":
+        assert read_trace(packed).jobs == read_trace(SAMPLES / name).jobs
+        assert read_trace(packed).name == read_trace(SAMPLES / name).name
 
 
 def test_a_damaged_header_still_tells_the_format(tmp_path: Path) -> None:
@@ -150,6 +153,11 @@ def test_a_philly_job_is_the_sum_of_its_attempts() -> None:
         ("00003", "00001", "line 30, column jobid: 'application_1506638472019_00001' is already the job of line 2"),
         ('"attempts": [],', '"attempts": 7,', "line 22, column attempts: '7' is not a list"),
         ('"attempts": [],', '"attempts": [7],', "line 22, column attempts: '7' is not an object"),
+        (
+            '"2017-10-06 23:00:00"',
+            '"9017-10-06 23:00:00"',
+            "line 30, column submitted_time: '9017-10-06 23:00:00' is not",
+        ),
         ('"gpus": ["gpu3"]', '"gpus": 8', "is not a machine with its gpus"),
         ('"user": "b"', '"user": "b', "line 42: the object here is no JSON: Invalid control character"),
         ('"user": "b"\n    }\n]', '"user": "b"\n    }', "line 44: the file ends within the array"),
@@ -231,6 +239,9 @@ def test_google_rows_are_checked(tmp_path: Path) -> None:
     assert "line 2: 12 fields where 13 columns are" in refuse(tmp_path, "google.csv", "600000000,,", "600000000,")
     assert "line 2, column timestamp: 600000000000000000 microseconds" in refuse(
         tmp_path, "google.csv", "600000000", "600000000000000000"
+    )
+    assert "line 9, column timestamp: 922337203685477580 microseconds" in refuse(
+        tmp_path, "google.csv", "625500000", "922337203685477580"
     )
 
 

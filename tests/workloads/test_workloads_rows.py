@@ -66,6 +66,8 @@ def test_a_line_of_exactly_the_limit_is_read(tmp_path: Path) -> None:
         ("number", " ", "it is empty; a number belongs here"),
         ("number", "-0.5", "'-0.5' must be a finite number from 0 to 1e+11"),
         ("number", "1e300", "'1e300' must be a finite number"),
+        ("number", "1_000", "'1_000' is not a number"),
+        ("number", "\u0663", "'\u0663' is not a number"),
         ("count", "1.5", "'1.5' must be a whole number"),
         ("count", "0", "'0' must be a finite number from 1"),
         ("devices", "100001", "'100001' must be a finite number from 1 to 100000"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from springtide.core.errors import InvalidRequest
 from springtide.workloads.request_trace import FunctionCalls, RequestTrace
-from springtide.workloads.rows import Row, read_header, read_rows, shorten
+from springtide.workloads.rows import Row, name_of, read_header, read_rows, shorten
 
 COLUMNS = ("HashOwner", "HashApp", "HashFunction", "Trigger")
 MAX_FUNCTIONS = 100_000
@@ -54,7 +54,7 @@ def read(path: Path, limit: int | None = None) -> RequestTrace:
     if not functions:
         raise InvalidRequest(f"{path.name} line 2: no function below the header is ever called")
     return RequestTrace(
-        name=path.stem,
+        name=name_of(path),
         functions=tuple(functions),
         interval_s=_MINUTE_S,
         num_intervals=len(minutes),

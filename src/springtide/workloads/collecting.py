@@ -6,7 +6,7 @@ from pathlib import Path
 
 from springtide.core.errors import InvalidRequest
 from springtide.core.quantities import validate_name
-from springtide.workloads.rows import Row, shorten
+from springtide.workloads.rows import Row, name_of, shorten
 from springtide.workloads.trace import MAX_JOBS, Trace, TraceJob, make_trace
 
 
@@ -63,5 +63,5 @@ class Collected:
             raise InvalidRequest(f"{self.path.name} line 2: no job to read ({found})")
         places = tuple((model, size, place) for (model, size), place in self._pair_places.items())
         return make_trace(
-            self.path.stem, self.jobs, skipped=self.skipped, drawn=drawn, format=format, pair_places=places
+            name_of(self.path), self.jobs, skipped=self.skipped, drawn=drawn, format=format, pair_places=places
         )

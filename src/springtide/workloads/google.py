@@ -6,7 +6,7 @@ from pathlib import Path
 
 from springtide.workloads.collecting import Collected
 from springtide.workloads.rows import Row, read_rows
-from springtide.workloads.trace import Trace, TraceJob
+from springtide.workloads.trace import MAX_TIME_S, Trace, TraceJob
 
 # The files have no header. Of the machine, the class, the priority and the requests nothing is needed here.
 COLUMNS = (
@@ -74,7 +74,9 @@ def read(path: Path, limit: int | None = None) -> Trace:
             tasks[key] = _Task(job_id, at_us, row.text("user"))
             num_open += 1
         elif task is not None and at_us < _MAX_TIMESTAMP:
+            _check_time(row, at_us)
             num_open -= _follow(task, event, at_us)
+            _check_time(row, task.ran_us)
         if limit is not None and len(tasks) >= limit and num_open == 0:
             break
     for task in tasks.values():
@@ -90,7 +92,7 @@ def read(path: Path, limit: int | None = None) -> Trace:
 
 
 def _check_time(row: Row, at_us: int) -> None:
-    if at_us > 10**17:
+    if at_us > MAX_TIME_S * _US_PER_S:
         row.refuse("timestamp", f"{at_us} microseconds are over 3,000 years; is the unit right?")
 
 

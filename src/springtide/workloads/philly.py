@@ -10,7 +10,7 @@ from springtide.workloads.collecting import Collected
 from springtide.workloads.moments import parse_moment_s
 from springtide.workloads.objects import read_objects
 from springtide.workloads.rows import read_rows, shorten
-from springtide.workloads.trace import MAX_DEVICES, Trace, TraceJob
+from springtide.workloads.trace import MAX_DEVICES, MAX_TIME_S, Trace, TraceJob
 
 COLUMNS = ("timestamp", "duration", "num_gpus")
 _NO_MOMENT = (None, "", "None")
@@ -100,6 +100,8 @@ def _read_job(fields: _Fields, collected: Collected) -> None:
         if end_s < start_s:
             fields.refuse("end_time", f"{attempt['end_time']} lies before the start at {attempt['start_time']}")
         duration_s += end_s - start_s
+        if duration_s > MAX_TIME_S:
+            fields.refuse("attempts", "they last for over 3,000 years together; are the dates right?")
         num_devices = _count_devices(fields, attempt)
     if duration_s == 0:
         collected.skip("never ran")

@@ -154,8 +154,11 @@ def _table_files(folder: Path) -> Iterator[Path]:
     except OSError as error:
         raise InvalidRequest(f"{folder} cannot be read: {error}") from error
     for path in paths[:_MAX_TABLES]:
-        with path.open("rb") as file:
-            begins = file.read(len(_KEY) + 3)
+        try:
+            with path.open("rb") as file:
+                begins = file.read(len(_KEY) + 3)
+        except OSError as error:
+            raise InvalidRequest(f"{path} cannot be read: {error}") from error
         if begins.removeprefix(b"\xef\xbb\xbf").startswith(_KEY.encode()):
             yield path
 
@@ -163,7 +166,7 @@ def _table_files(folder: Path) -> Iterator[Path]:
 def _read_table(path: Path) -> dict[int, dict[int, float]]:
     counts = {}
     for column in read_header(path)[1:]:
-        if not column.isdecimal() or not 1 <= int(column) <= MAX_DEVICES:
+        if not column.isascii() or not column.isdecimal() or not 1 <= int(column) <= MAX_DEVICES:
             raise InvalidRequest(f"{path.name} line 1, column {column}: a number of devices belongs here")
         counts[column] = int(column)
     if not counts:

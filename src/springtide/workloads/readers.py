@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -76,7 +77,7 @@ def detect_format(path: Path) -> str:
     with open_bytes(path) as file:
         try:
             begins = file.read(4096)
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, zlib.error) as error:
             raise InvalidRequest(f"{path.name} line 1: it cannot be read: {error}") from error
     if begins.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
         return "philly"

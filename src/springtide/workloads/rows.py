@@ -19,6 +19,11 @@ MAX_LINE_BYTES = 65_536
 _SHOWN_CHARACTERS = 40
 
 
+def name_of(path: Path) -> str:
+    """What a trace is called: the name of its file without its endings."""
+    return Path(path.name.removesuffix(".gz")).stem
+
+
 def open_bytes(path: Path) -> io.BufferedReader:
     """Open a plain or gzip-compressed regular file. Raises InvalidRequest for anything else."""
     try:
@@ -103,7 +108,8 @@ class Row:
         """A finite number within bounds."""
         text = self.text(column)
         try:
-            value = float(text)
+            # Python also reads 1_000 and digits of other scripts as numbers; in a table they are mistakes.
+            value = float(text if text.isascii() and "_" not in text else "?")
         except ValueError:
             self.refuse(column, f"{shorten(text)} is not a number" if text else "it is empty; a number belongs here")
         if not math.isfinite(value) or not lowest <= value <= highest:
