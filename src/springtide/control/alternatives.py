@@ -83,10 +83,10 @@ class _Search:
             return None
         while admitted_s - refused_s > _EXACT_FRACTION * admitted_s:
             middle_s = (refused_s + admitted_s) / 2
-            if self._holds({"deadline_s": middle_s}) is None:
-                refused_s = middle_s
-            else:
+            if self._may({"deadline_s": middle_s}):
                 admitted_s = middle_s
+            else:
+                refused_s = middle_s
         candidate_s = readable_s(admitted_s)
         for _ in range(_ROUNDINGS):
             answer = self._holds({"deadline_s": candidate_s})
@@ -106,7 +106,7 @@ class _Search:
         for _ in range(_MAX_DOUBLINGS):
             if candidate_s > _LONGEST_DEADLINE_S:
                 return None
-            if self._holds({"deadline_s": candidate_s}) is not None:
+            if self._may({"deadline_s": candidate_s}):
                 return candidate_s
             candidate_s *= 2
         return None
@@ -120,11 +120,10 @@ class _Search:
         most = min(self._total, MAX_VIRTUAL_SHARDS)
         if not self._job.elastic or self._job.max_workers >= most or self._curve is None or self._is_about_money:
             return None
-        count = self._smallest(self._job.max_workers, most, lambda n: self._holds({"max_workers": n}))
-        if count is None:
+        count = self._smallest(self._job.max_workers, most, lambda n: self._may({"max_workers": n}))
+        answer = None if count is None else self._holds({"max_workers": count})
+        if count is None or answer is None:
             return None
-        answer = self._holds({"max_workers": count})
-        assert answer is not None
         return self._offer(f"--workers {self._job.min_workers}..{count}", {"max_workers": count}, answer)
 
     def more_devices(self, share: int | None) -> Alternative | None:
@@ -137,12 +136,18 @@ class _Search:
         if not unit or (self._job.elastic and self._job.max_workers < self._total):
             return None
         most = max(1, (_MOST_GROWTH - 1) * self._total // unit)
-        count = self._smallest(0, most, lambda more: self._on_grown(self._total + more * unit))
+
+        def is_enough(more: int) -> bool:
+            num_devices = self._total + more * unit
+            return self._may(self._bounds_on(num_devices), num_devices)
+
+        count = self._smallest(0, most, is_enough)
         if count is None:
             return None
         num_devices = self._total + count * unit
-        answer = self._on_grown(num_devices)
-        assert answer is not None
+        answer = self._holds(self._bounds_on(num_devices), num_devices)
+        if answer is None:
+            return None
         if len(nodes) > 1:
             what = f"{count} more node{'s' if count > 1 else ''} of {unit} devices"
         else:
@@ -179,19 +184,18 @@ class _Search:
 
     # --- how they are found -----------------------------------------------------------------------------------------
 
-    def _holds(self, options: Options, num_devices: int | None = None) -> Answer | None:
-        """The answer to the changed job, if it is admitted with some of its deadline to spare; else None."""
+    def _may(self, options: Options, num_devices: int | None = None) -> bool:
+        """Whether the changed job is admitted with some of its deadline to spare."""
         changed = changed_job(self._job, options, self._now_s)
-        deadline_s = changed.goal.deadline_s
-        if deadline_s is not None:
-            spared = {"deadline_s": (deadline_s - self._now_s) * (1.0 - SPARE_FRACTION)}
-            if not self._inquiry.ask(changed_job(changed, spared, self._now_s), num_devices).is_accepted:
-                return None
-        answer = self._inquiry.ask(changed, num_devices)
-        return answer if answer.is_accepted else None
+        if changed.goal.deadline_s is not None:
+            spared = {"deadline_s": (changed.goal.deadline_s - self._now_s) * (1.0 - SPARE_FRACTION)}
+            changed = changed_job(changed, spared, self._now_s)
+        return self._inquiry.ask(changed, num_devices).is_accepted
 
-    def _on_grown(self, num_devices: int) -> Answer | None:
-        return self._holds(self._bounds_on(num_devices), num_devices)
+    def _holds(self, options: Options, num_devices: int | None = None) -> Answer | None:
+        """The answer to the changed job, if it is admitted as it is, and with some of its deadline to spare too."""
+        answer = self._inquiry.ask(changed_job(self._job, options, self._now_s), num_devices)
+        return answer if answer.is_accepted and self._may(options, num_devices) else None
 
     def _bounds_on(self, num_devices: int) -> dict[str, float | int | None]:
         """A job that may use the whole platform may use the whole of a larger one."""
@@ -201,35 +205,34 @@ class _Search:
         """The largest value from `least` to `most` that is accepted, if the smallest is."""
         if most < least or self._curve is None:
             return None
-        best = self._holds({option: least})
-        if best is None:
+        if not self._may({option: least}):
             return None
         low, high = least, most + 1
         while high - low > 1:
             middle = (low + high) // 2
-            answer = self._holds({option: middle})
-            if answer is None:
-                high = middle
+            if self._may({option: middle}):
+                low = middle
             else:
-                low, best = middle, answer
-        return self._offer(text(low), {option: low}, best)
+                high = middle
+        answer = self._holds({option: low})
+        return None if answer is None else self._offer(text(low), {option: low}, answer)
 
-    def _smallest(self, refused: int, most: int, ask: Callable[[int], Answer | None]) -> int | None:
+    def _smallest(self, refused: int, most: int, is_enough: Callable[[int], bool]) -> int | None:
         """The smallest count above `refused` that is accepted, found from below in growing strides."""
         stride, low = 1, refused
         while True:
             high = min(most, low + stride)
             if high <= low:
                 return None
-            if ask(high) is not None:
+            if is_enough(high):
                 break
             low, stride = high, stride * 2
         while high - low > 1:
             middle = (low + high) // 2
-            if ask(middle) is None:
-                low = middle
-            else:
+            if is_enough(middle):
                 high = middle
+            else:
+                low = middle
         return high
 
     def _offer(self, change: str, options: Options, answer: Answer, num_devices: int | None = None) -> Alternative:
