@@ -42,13 +42,17 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Inquiry:
-    """Puts questions to one policy about one moment. Deterministic: the same question gets the same answer."""
+    """Puts questions about one job, and changes of it, to one policy at one moment.
+
+    Deterministic: the same question gets the same answer. Forecasts take long, so each is made once.
+    """
 
     def __init__(self, snapshot: Snapshot, policy: Policy, usd_per_device_hour: float = 0.0) -> None:
         self.snapshot = snapshot
         self.policy = WithinBudget(policy, usd_per_device_hour)
         self.usd_per_device_hour = usd_per_device_hour
         self._on_larger: dict[int, Snapshot] = {}
+        self._forecasts: dict[tuple[Goal, int, int, int], Schedule | None] = {}
 
     def ask(self, job: TrainingJob, num_devices: int | None = None) -> Answer:
         """What would become of the job if it were submitted now, or right after the cluster grew to `num_devices`."""
@@ -75,10 +79,13 @@ class Inquiry:
         planned = answer.plan.future.get(job_id)
         if planned:
             return planned
-        forecast = play_forward(answer.snapshot, self.policy, until=job_id)
-        if job_id not in forecast.finishes_s:
-            return None
-        return forecast.schedules.get(job_id)
+        job, num_devices = answer.view.job, len(answer.snapshot.cluster.device_ids())
+        key = (job.goal, job.num_epochs, job.max_workers, num_devices)
+        if key not in self._forecasts:
+            forecast = play_forward(answer.snapshot, self.policy, until=job_id)
+            has_end = job_id in forecast.finishes_s
+            self._forecasts[key] = forecast.schedules.get(job_id) if has_end else None
+        return self._forecasts[key]
 
 
 def arriving(job: TrainingJob, now_s: float) -> JobView:
