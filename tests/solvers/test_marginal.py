@@ -79,7 +79,11 @@ def test_costs_with_few_devices_free(drawn, rates, counts) -> None:
 @settings(max_examples=120, deadline=None)
 @given(st.lists(st.tuples(job, concave), min_size=1, max_size=3), st.integers(1, 7))
 def test_the_greedy_choice_is_optimal_where_returns_diminish(drawn, num_devices: int) -> None:
-    """Formulas (4) to (7): of all allocations of the next slot that keep every deadline and leave nothing idle."""
+    """Formulas (4) to (7): of all allocations of the next slot that keep every deadline and leave nothing idle.
+
+    No job may end within the slot: the device time of the part of it that is used, n / speed(n), need not be convex.
+    """
+    drawn = [((work + rates[-1] * SLOT_S, deadline_s + SLOT_S), rates) for (work, deadline_s), rates in drawn]
     drawn = sorted(drawn, key=lambda d: d[0][1])
     works, deadlines_s = [d[0][0] for d in drawn], [d[0][1] for d in drawn]
     demands = demands_for(works, deadlines_s, [d[1] for d in drawn])
@@ -146,3 +150,9 @@ def test_levels_that_do_not_fit_leave_room_for_smaller_ones() -> None:
     sizes = [[1, 2, 4], [1, 2, 4]]
     levels = share_out([2, 0], sizes, 1, lambda row, level: 0.0)
     assert levels == [2, 1]
+
+
+def test_ties_go_to_who_has_the_devices() -> None:
+    sizes = [[1, 2], [1, 2]]
+    assert share_out([0, 0], sizes, 2, lambda row, level: 1e9 + 1e-9 * row) == [2, 0]
+    assert share_out([0, 0], sizes, 2, lambda row, level: 1e9 + 1e-9 * row, held=[0, 2]) == [0, 2]

@@ -21,6 +21,8 @@ from springtide.solvers.minimum_share import FreeDevices, Shares, forward_fillin
 # Time is planned in slots of this length, and Algorithm 2 fills the next one: a slot of the paper's experiments (60 s;
 # §6 and the artifact). A slot has one size, so a share begins up to a slot before the last moment.
 SLOT_S = 60.0
+# A job whose promise is broken tries ends further and further away: each twice as far, so many times.
+NUM_DELAYS = 8
 
 # Which row asks -> why it is turned away by a rule of the operator, None if it is not.
 Review = Callable[[int], str | None]
@@ -140,9 +142,11 @@ class _Planner:
         """
         live = self.live
         row, work = live.rows[index], float(live.work[index])
-        ends_s = [self.now_s + work / rate for rate in reversed(row.rates)]
+        times_s = [work / rate for rate in row.rates]
+        times_s += [times_s[0] * 2**doubling for doubling in range(1, NUM_DELAYS)]
+        ends_s = [self.now_s + time_s for time_s in times_s]
         ends_s.append(forward_filling(self.shares.free, work, row.sizes, row.rates).switch_s)
-        for end_s in ends_s:
+        for end_s in sorted(ends_s):
             if end_s == math.inf:
                 continue
             # A thousandth more: the work of the last instant must not be lost to rounding.
@@ -229,7 +233,15 @@ class _Planner:
             if index in clipped and levels[place] < len(live.rows[index].sizes):
                 all_costs[place] = self._clipped_costs(index, clipped[index])
         sizes = [live.rows[index].sizes for index in order]
-        after = share_out(levels, sizes, free, lambda row, level: all_costs[row][level], is_reversed=rules.is_reversed)
+        held = [_level_of(live.held[index], row_sizes) for index, row_sizes in zip(order, sizes, strict=True)]
+        after = share_out(
+            levels,
+            sizes,
+            free,
+            lambda row, level: all_costs[row][level],
+            held=held,
+            is_reversed=rules.is_reversed,
+        )
         for index, row_sizes, before, level in zip(order, sizes, levels, after, strict=True):
             if level > before:
                 counts[index] = row_sizes[level - 1]

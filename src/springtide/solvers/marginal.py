@@ -12,6 +12,9 @@ import numpy as np
 
 from springtide.solvers.minimum_share import ROUNDING_FRACTION, Demands, Floats, FreeDevices
 
+# Gains are sums over a job's whole life; a microsecond of a device is rounding, not a difference.
+GAIN_DIGITS = 6
+
 # (row, level index) -> device-seconds of the job's whole life if it has that level in the next slot.
 Cost = Callable[[int, int], float]
 
@@ -95,23 +98,24 @@ def share_out(
     num_free: int,
     cost: Cost,
     *,
+    held: Sequence[int] | None = None,
     is_reversed: bool = False,
 ) -> list[int]:
     """Algorithm 2, lines 9-24: give `num_free` devices level by level to the job whose marginal return is largest.
 
     `levels[i]` is how many levels job i has already (0: none), `sizes[i]` what each level is. The marginal return of
     the next level is the device time that the job then needs less in all, per device added: lines 9 and 22. (It is
-    negative where speed grows less than in proportion; "largest" is then what wastes least.) Ties go to the earlier
-    row. Sizes are those at which a job is faster than at every smaller one, so the paper's check of the finish time
+    negative where speed grows less than in proportion; "largest" is then what wastes least.) Ties go to whoever has
+    the devices now (`held`, levels), then to the earlier row: jobs of one model tie all the time. Sizes are those at which a job is faster than at every smaller one, so the paper's check of the finish time
     and formula (7) hold by construction: no level is given that would not make a job faster. A level that does not
     fit into what is free is not given, a smaller one of another job may be. With `is_reversed` the smallest return
     wins, as in the published artifact; there a job that has nothing comes before all others.
 
-    Optimal for (4)-(7) where returns diminish, that is for concave curves; otherwise each single step is still the
-    best one at that moment. Returns the levels. Costs one `cost` per level tried.
+    Optimal for (4)-(7) where returns diminish, that is for concave curves and jobs that do not end within the slot;
+    otherwise each single step is still the best one at that moment. Returns the levels. Costs one `cost` per level tried.
     """
     given = list(levels)
-    heap: list[tuple[float, int]] = []
+    heap: list[tuple[float, bool, int]] = []
 
     def offer(row: int) -> None:
         level = given[row]
@@ -124,15 +128,15 @@ def share_out(
         after_cost = cost(row, level + 1)
         if after_cost == np.inf:
             return
-        gain = (cost(row, level) - after_cost) / added
+        gain = round((cost(row, level) - after_cost) / added, GAIN_DIGITS)
         if is_reversed:
             gain = np.inf if level == 0 else -gain
-        heapq.heappush(heap, (-gain, row))
+        heapq.heappush(heap, (-gain, held is None or level >= held[row], row))
 
     for row in range(len(given)):
         offer(row)
     while heap and num_free > 0:
-        _, row = heapq.heappop(heap)
+        _, _, row = heapq.heappop(heap)
         level = given[row]
         added = sizes[row][level] - (sizes[row][level - 1] if level else 0)
         if added > num_free:
