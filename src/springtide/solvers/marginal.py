@@ -106,13 +106,15 @@ def share_out(
     `levels[i]` is how many levels job i has already (0: none), `sizes[i]` what each level is. The marginal return of
     the next level is the device time that the job then needs less in all, per device added: lines 9 and 22. (It is
     negative where speed grows less than in proportion; "largest" is then what wastes least.) Ties go to whoever has
-    the devices now (`held`, levels), then to the earlier row: jobs of one model tie all the time. Sizes are those at which a job is faster than at every smaller one, so the paper's check of the finish time
-    and formula (7) hold by construction: no level is given that would not make a job faster. A level that does not
-    fit into what is free is not given, a smaller one of another job may be. With `is_reversed` the smallest return
-    wins, as in the published artifact; there a job that has nothing comes before all others.
+    the devices now (`held`, levels), then to the earlier row: jobs of one model tie all the time. Sizes are those at
+    which a job is faster than at every smaller one, so the paper's check of the finish time and formula (7) hold by
+    construction: no level is given that would not make a job faster. A level that does not fit into what is free is
+    not given, a smaller one of another job may be. With `is_reversed` the smallest return wins, as in the published
+    artifact; there a job that has nothing comes before all others.
 
     Optimal for (4)-(7) where returns diminish, that is for concave curves and jobs that do not end within the slot;
-    otherwise each single step is still the best one at that moment. Returns the levels. Costs one `cost` per level tried.
+    otherwise each single step is still the best one at that moment. Returns the levels. Costs one `cost` per level
+    tried.
     """
     given = list(levels)
     heap: list[tuple[float, bool, int]] = []
