@@ -9,6 +9,7 @@ import pytest
 
 from springtide.core.errors import InvalidRequest
 from springtide.policies.edf import EarliestDeadlineFirst
+from springtide.policies.elastic import Elastic
 from springtide.policies.registry import POLICY_NAMES, check_policy_name, describe_policy, make_policy
 from springtide.policies.static import Static
 from springtide.policies.themis import Themis
@@ -32,6 +33,8 @@ def test_every_policy_can_be_built_and_says_in_one_line_what_it_does(name):
 @pytest.mark.parametrize(
     ("name", "policy"),
     [
+        ("elastic", Elastic()),
+        ("elastic:settle_s=5", Elastic(settle_s=5.0)),
         ("edf", EarliestDeadlineFirst()),
         ("edf:caps=no", EarliestDeadlineFirst(caps=False)),
         ("themis:lease_s=240:fairness_fraction=0.5", Themis(lease_s=240.0, fairness_fraction=0.5)),
