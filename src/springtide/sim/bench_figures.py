@@ -225,12 +225,15 @@ def _draw_efficiency(found: Mapping[str, Figures], case: Case, policies: tuple[s
             ),
         ),
         lines={
-            policy: [
-                point for point in (figures.get("series") or {}).get("efficiency", []) if point[0] <= _EFFICIENCY_S
-            ]
-            for policy, figures in found.items()
+            policy: _start((figures.get("series") or {}).get("efficiency", [])) for policy, figures in found.items()
         },
     )
+
+
+def _start(line: list[list[float]]) -> list[list[float]]:
+    """The first 100 hours of a step line, its last value held."""
+    begun = [point for point in line if point[0] <= _EFFICIENCY_S]
+    return [*begun, [_EFFICIENCY_S, begun[-1][1]]] if begun else []
 
 
 def _known(values: Values) -> Iterator[tuple[str, float]]:
