@@ -58,3 +58,7 @@ def test_leases_are_renewed_without_a_change_while_nobody_waits():
 def test_without_the_filter_the_auction_prefers_what_gains_most_for_a_device():
     wide, narrow = make_view("wide", steps=8000, ask=8), make_view("narrow", steps=1000, ask=1)
     assert counts(look(Themis(fairness_fraction=0.0), [wide, narrow], now_s=10.0)) == {"narrow": 1}
+
+
+def test_a_cluster_that_has_lost_all_its_nodes_gets_a_plan():
+    assert counts(look(Themis(), [make_view("a", ask=8)], slots=0, now_s=10.0)) == {}

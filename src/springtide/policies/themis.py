@@ -78,7 +78,7 @@ class Themis(msgspec.Struct, frozen=True, kw_only=True):
             return elapsed_s / max(view.attained_service_s(gangs.now_s) / size, self.lease_s)
         alone_s = max(view.total_steps / curve_of(view).rate(size), 1e-9)
         # On 1/N of the cluster it would run on fewer workers where it asked for more than that.
-        slowdown = max(1.0, size * len(gangs.views) / gangs.total)
+        slowdown = max(1.0, size * len(gangs.views) / max(1, gangs.total))
         return (elapsed_s + left_s) / (alone_s * slowdown)
 
     def _by_bid(self, gangs: Gangs, bidders: Sequence[JobView]) -> list[JobView]:
