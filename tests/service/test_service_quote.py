@@ -86,6 +86,24 @@ def test_the_quote_and_the_submission_say_the_same(asking, deadline_s):
         assert why["reason"] in "".join(quoted.evidence)
 
 
+def test_why_of_a_refused_job_names_what_would_be_accepted_now(asking):
+    job = asking.post("/v1/jobs", json=known_body(deadline_s=150, max_workers=4)).json()
+    why = asking.get(f"/v1/workloads/{job['job_id']}/why").json()
+    assert why["state"] == "REJECTED"
+    assert "--best-effort" in why["next_steps"]
+    assert any(step.startswith("--deadline ") for step in why["next_steps"])
+
+
+def test_why_says_so_if_the_same_would_be_accepted_now(asking, promising):
+    full = asking.post("/v1/jobs", json=known_body(deadline_s=250, max_workers=4)).json()
+    refused = asking.post("/v1/jobs", json={**known_body(deadline_s=250, max_workers=4), "name": "late"}).json()
+    assert refused["state"] == "REJECTED"
+    asking.post(f"/v1/jobs/{full['job_id']}/cancel")
+    promising.stop_replicas(full["job_id"])
+    why = asking.get(f"/v1/workloads/{refused['job_id']}/why").json()
+    assert why["next_steps"] == ["submit it again: now it would be accepted"]
+
+
 def test_asking_changes_nothing(asking, promising):
     before = promising.current.seq
     ask(asking, known_body(deadline_s=400))

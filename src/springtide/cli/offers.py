@@ -67,7 +67,7 @@ def quote_text(quote: Quote) -> str:
     parts += [f"  because {line}" for line in quote.evidence]
     if quote.minimum_share is not None:
         parts.append(f"  minimum share: {quote.minimum_share} from now on")
-    if len(quote.schedule) > 1 or (quote.start_s or 0.0) > 1.0:
+    if len(quote.schedule) > 1 or (quote.schedule and quote.schedule[0].start_s > 1.0):
         runs = [
             f"{run.num_devices} from {format_duration(run.start_s)}" if run.start_s else f"{run.num_devices} from now"
             for run in quote.schedule[:6]

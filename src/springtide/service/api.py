@@ -22,6 +22,7 @@ from springtide.service.history import HistoryIndex
 from springtide.service.limits import Limits
 from springtide.service.metrics import PlatformCollector
 from springtide.service.problems import add_problem_handlers
+from springtide.service.quote import QuoteDesk
 from springtide.service.stream import Streams
 from springtide.service.submission import Desk
 
@@ -50,10 +51,11 @@ def build_api(
     app = FastAPI(
         title="Springtide", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan
     )
-    counter = routes.Counter(platform, history, Desk(platform), Streams(platform))
+    quotes = QuoteDesk(platform)
+    counter = routes.Counter(platform, history, Desk(platform), Streams(platform), quotes)
     for group in (routes.platform_routes, routes.job_routes, routes.service_routes, routes.workload_routes):
         app.include_router(group(counter))
-    app.include_router(quote_routes.quote_routes(platform))
+    app.include_router(quote_routes.quote_routes(platform, quotes))
     _add_house_routes(app, registry, function_paths)
     app.router.routes.extend(extra_routes)
     add_problem_handlers(app)

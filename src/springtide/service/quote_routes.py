@@ -15,10 +15,9 @@ from springtide.service.routes import JOB_EXAMPLE, encoded, read_body
 from springtide.service.schemas import JobIn
 
 
-def quote_routes(platform: PlatformLike) -> APIRouter:
+def quote_routes(platform: PlatformLike, desk: QuoteDesk) -> APIRouter:
     """Return the routes."""
     router = APIRouter(prefix="/v1", tags=["platform"])
-    desk = QuoteDesk(platform)
 
     @router.post(
         "/quote",

@@ -7,6 +7,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Header, Query, Request
+from msgspec.structs import replace
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
@@ -20,7 +21,7 @@ from springtide.core.status import (
     ServiceStatus,
     Timeline,
 )
-from springtide.core.workload import WorkloadId
+from springtide.core.workload import JobState, WorkloadId
 from springtide.service import logs, openapi
 from springtide.service.contract import PlatformLike
 from springtide.service.explain import explain
@@ -28,6 +29,7 @@ from springtide.service.history import HistoryIndex
 from springtide.service.lookup import find_job, find_service, find_workload
 from springtide.service.outlook import outlook_of
 from springtide.service.problems import UnsupportedMediaType
+from springtide.service.quote import QuoteDesk
 from springtide.service.schemas import JobIn, NothingIn, ScaleIn, ServiceIn, ShutdownIn, parse_body
 from springtide.service.status import job_status, listed_services, platform_status, service_status
 from springtide.service.stream import Streams
@@ -56,6 +58,7 @@ class Counter:
     history: HistoryIndex
     desk: Desk
     streams: Streams
+    quotes: QuoteDesk
 
     def job(self, record: JobRecord) -> JobStatus:
         """The job's status at this instant."""
@@ -68,6 +71,9 @@ class Counter:
         view = self.platform.view()
         record = find_workload(view, called)
         outlook = outlook_of(record, self.platform) if isinstance(record, JobRecord) else None
+        if isinstance(record, JobRecord) and record.state is JobState.REJECTED and not record.alternatives:
+            # The policy named none; what it would accept now can still be asked.
+            record = replace(record, alternatives=self.quotes.offers(record))
         entries = self.history.entries(record.workload_id)
         return explain(record, view, entries, self.platform.now_s(), outlook)
 
