@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -63,6 +64,21 @@ def test_faults_and_error_end_every_job_and_are_named_as_causes() -> None:
     assert set(figures["misses"]) <= {"impossible", "fault", "misprediction"}
     assert figures["misses"]["fault"] > 0
     assert answer["mtbf_hours"] == 0.5
+
+
+def test_a_job_that_is_slower_than_its_profile_misses_by_misprediction(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    header = (
+        "job_id,submit_s,samples,global_batch_size,min_workers,max_workers,deadline_s,samples_per_s_1,parallel_fraction"
+    )
+    # A hundred jobs one after the other, each with the devices to itself and a tenth more time than it needs.
+    rows = [f"j{i},{i * 200},100,1,1,1,{i * 200 + 110},1,0" for i in range(100)]
+    path.write_text("\n".join([header, *rows]), encoding="utf-8")
+    answer = simulate(str(path), "1x4", ["fifo"], overhead="none", error_fraction=0.2, with_rows=True)
+    figures = answer["policies"]["fifo"]
+    late = [row for row in figures["rows"] if row["end_s"] - row["submit_s"] > 110]
+    assert 10 < len(late) < 60
+    assert figures["misses"] == {"misprediction": len(late)}
 
 
 class Promising:

@@ -13,10 +13,11 @@ from springtide.core.decision import Policy
 from springtide.core.errors import InvalidRequest
 from springtide.core.ports import Journal
 from springtide.core.resources import make_node
+from springtide.core.workload import WorkloadId
 from springtide.policies.registry import make_policy
 from springtide.sim.fluid_faults import NodeFaults
-from springtide.sim.fluid_figures import Setting, figures_of
-from springtide.sim.fluid_play import play
+from springtide.sim.fluid_figures import Setting, figures_of, met_deadlines
+from springtide.sim.fluid_play import Played, play
 from springtide.sim.fluid_rules import OverheadRule, Speeds, overhead_rule
 from springtide.sim.study import Progress, play_in_processes
 from springtide.sim.trace import TraceJobs, read_jobs
@@ -79,7 +80,8 @@ def simulate(
     decisions and runs; without one those figures are None. `on_progress` is told (policy, jobs ended, jobs in all).
     `journal` makes the journal of a policy's run. With `num_processes` above 1 so many policies are played at a time,
     each in its own process and timed by its own CPU time; a policy that fails is then named under `errors`. Raises
-    InvalidRequest on a bad trace or setting.
+    InvalidRequest on a bad trace or setting. Where speeds differ or nodes fail, each policy also plays the run
+    without that, so that every miss has its cause.
     """
     options = Options(
         overhead=overhead,
@@ -133,7 +135,6 @@ class _Stage:
             num_devices=num_devices,
             devices_per_node=devices_per_node,
             rule=self._rule,
-            has_error=options.error_fraction > 0.0,
         )
         jobs = read_jobs(
             trace,
@@ -158,6 +159,30 @@ class _Stage:
     ) -> None:
         """Let one policy play and add its figures to the answer."""
         options = self._options
+        began_s = 0.0 if timer is None else timer()
+        played = self._play(make(), name, options, timer, on_progress, journal)
+        played.cpu_s = None if timer is None else timer() - began_s
+        # Why a deadline was missed is answered by the same run without what might be to blame.
+        met_without: dict[str, frozenset[WorkloadId]] = {}
+        for cause, calmer in _calmer(options).items():
+            met_without[cause] = met_deadlines(self._play(make(), name, calmer, None, on_progress, None))
+        self.answer["policies"][name] = figures_of(
+            played,
+            self._setting,
+            met_without=met_without,
+            with_series=options.with_series,
+            with_rows=options.with_rows,
+        )
+
+    def _play(
+        self,
+        policy: Policy,
+        name: str,
+        options: Options,
+        timer: Callable[[], float] | None,
+        on_progress: Callable[[int, int], None] | None,
+        journal: Journal | None,
+    ) -> Played:
         faults = None
         if options.mtbf_hours is not None:
             faults = NodeFaults(
@@ -166,9 +191,8 @@ class _Stage:
                 mtbf_hours=options.mtbf_hours,
                 repair_hours=options.repair_hours,
             )
-        began_s = 0.0 if timer is None else timer()
-        played = play(
-            make(),
+        return play(
+            policy,
             self._arrivals,
             self._nodes,
             rule=self._rule,
@@ -180,15 +204,11 @@ class _Stage:
             ),
             faults=faults,
             reports_progress=not options.is_as_predicted,
-            keeps_promises=options.strict and options.is_as_predicted,
+            keeps_promises=self._options.strict and self._options.is_as_predicted,
             told=self._command(name),
             journal=journal,
             timer=timer,
             on_progress=on_progress,
-        )
-        played.cpu_s = None if timer is None else timer() - began_s
-        self.answer["policies"][name] = figures_of(
-            played, self._setting, with_series=options.with_series, with_rows=options.with_rows
         )
 
     def _command(self, policy: str) -> str:
@@ -205,6 +225,16 @@ class _Stage:
             words += ["--mtbf", str(options.mtbf_hours), "--repair", str(options.repair_hours)]
         words += [] if options.feels_placement else ["--no-placement"]
         return shlex.join(words)
+
+
+def _calmer(options: Options) -> dict[str, Options]:
+    """For each cause outside the policy, the run without it: first without faults, then with neither."""
+    found: dict[str, Options] = {}
+    if options.mtbf_hours is not None:
+        found["fault"] = msgspec.structs.replace(options, mtbf_hours=None)
+    if options.error_fraction > 0.0:
+        found["misprediction"] = msgspec.structs.replace(options, mtbf_hours=None, error_fraction=0.0)
+    return found
 
 
 def _makers(policies: Sequence[str] | Mapping[str, Policy]) -> dict[str, Callable[[], Policy]]:

@@ -66,7 +66,6 @@ class FluidExecutor:
         self.timeline = Timeline()
         self.is_over = False
         self.num_faults = 0
-        self.down_s: list[tuple[float, float]] = []
         self.num_open = len(arrivals)
         self._arrivals_left = len(arrivals)
         self._reports_progress = reports_progress
@@ -430,7 +429,7 @@ class FluidExecutor:
     def _hit(self, run: FluidRun, lost: Sequence[ReplicaId]) -> None:
         """Some workers are gone: their group stands still, and without a survivor what no checkpoint holds is lost."""
         now_s, members = self.clock.now_s(), run.members
-        run.was_hit = True
+        run.num_losses += 1
         if set(lost) & set(members):
             self._halt(run, now_s)
             if set(members) <= set(lost):
@@ -449,10 +448,7 @@ class FluidExecutor:
                     self._hit(run, here)
         self._down.add(node_id)
         self._inbox.append(NodeLost(node_id=node_id))
-        now_s = self.clock.now_s()
-        back_s = now_s + self._faults.draw_repair_s(node_id)
-        self.down_s.append((now_s, back_s))
-        self._at(back_s, self._repair_node, node_id)
+        self._at(self.clock.now_s() + self._faults.draw_repair_s(node_id), self._repair_node, node_id)
 
     def _repair_node(self, node_id: NodeId) -> None:
         assert self._faults is not None

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from springtide.core.workload import JobState
+from springtide.core.decision import EMPTY
+from springtide.core.workload import JobState, WorkloadId
 from springtide.sim.fluid_play import Played
 from springtide.sim.fluid_rules import DEADLINE_TOLERANCE_S, MISS_CAUSES, OverheadRule
 from springtide.sim.fluid_runs import FluidRun, Timeline
@@ -20,20 +22,27 @@ _START_S = 100 * 3600.0
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """What the cluster was, and whether true speeds differ from what policies were told."""
+    """What the cluster was, and what changes cost on it."""
 
     num_devices: int
     devices_per_node: int
     rule: OverheadRule
-    has_error: bool
 
 
 def figures_of(
-    played: Played, setting: Setting, *, with_series: bool = False, with_rows: bool = False
+    played: Played,
+    setting: Setting,
+    *,
+    met_without: Mapping[str, AbstractSet[WorkloadId]] = EMPTY,
+    with_series: bool = False,
+    with_rows: bool = False,
 ) -> dict[str, Any]:
-    """Every key of one policy's answer; `series` and `rows` only where asked for."""
+    """Every key of one policy's answer; `series` and `rows` only where asked for.
+
+    `met_without` says for "fault" and "misprediction" which jobs met their deadline in the same run without that.
+    """
     runs = list(played.runs.values())
-    causes = {run.job.job_id: miss_cause(run, played, setting) for run in runs}
+    causes = {run.job.job_id: miss_cause(run, setting, met_without) for run in runs}
     figures = _job_figures(runs, played, causes)
     figures |= _cluster_figures(runs, played.timeline, setting)
     figures |= _decision_figures(played)
@@ -45,34 +54,31 @@ def figures_of(
     return figures
 
 
-def miss_cause(run: FluidRun, played: Played, setting: Setting) -> str:
-    """Why the job missed its deadline: one of MISS_CAUSES, "" if it met it or had none.
+def met_deadlines(played: Played) -> frozenset[WorkloadId]:
+    """The jobs that met their deadlines."""
+    return frozenset(job_id for job_id, run in played.runs.items() if run.met_deadline(DEADLINE_TOLERANCE_S))
 
-    The first that holds counts, in the order of MISS_CAUSES.
-    """
-    deadline_s = run.job.goal.deadline_s
-    if deadline_s is None or run.met_deadline(DEADLINE_TOLERANCE_S):
+
+def miss_cause(run: FluidRun, setting: Setting, met_without: Mapping[str, AbstractSet[WorkloadId]]) -> str:
+    """Why the job missed its deadline: the first of MISS_CAUSES that holds, "" if it met it or had none."""
+    if run.job.goal.deadline_s is None or run.met_deadline(DEADLINE_TOLERANCE_S):
         return ""
-    if not _could_alone(run, setting):
+    if not _could_alone(run, run.job.goal.deadline_s, setting):
         return "impossible"
-    if run.state is JobState.REJECTED and run.admitted_s is None:
-        return "not_admitted"
-    ended_s = deadline_s if run.ended_s is None else run.ended_s
-    if run.was_hit or any(down_s <= ended_s and back_s >= run.submitted_s for down_s, back_s in played.down_s):
-        return "fault"
-    return "misprediction" if setting.has_error else "scheduler"
+    for cause, met in met_without.items():
+        if run.job.job_id in met:
+            return cause
+    return "not_admitted" if run.state is JobState.REJECTED and run.admitted_s is None else "scheduler"
 
 
-def _could_alone(run: FluidRun, setting: Setting) -> bool:
-    """Whether it makes its deadline alone on the empty cluster, at its true speed, after one start on used devices."""
-    best = max(run.curve[: run.job.max_workers + 1], default=0.0) * run.error
-    if best <= 0.0 or run.job.goal.deadline_s is None:
-        return False
+def _could_alone(run: FluidRun, deadline_s: float, setting: Setting) -> bool:
+    """Whether it makes its deadline alone on the empty cluster, as profiled, after one start on used devices."""
+    best = max(run.curve[: run.job.max_workers + 1], default=0.0)
     start_s = setting.rule.told.cost_s(1, is_fresh=False)
-    return run.submitted_s + start_s + run.total_steps / best <= run.job.goal.deadline_s + DEADLINE_TOLERANCE_S
+    return best > 0.0 and run.submitted_s + start_s + run.total_steps / best <= deadline_s + DEADLINE_TOLERANCE_S
 
 
-def _job_figures(runs: Sequence[FluidRun], played: Played, causes: dict[Any, str]) -> dict[str, Any]:
+def _job_figures(runs: Sequence[FluidRun], played: Played, causes: Mapping[WorkloadId, str]) -> dict[str, Any]:
     deadline_runs = [run for run in runs if run.job.goal.deadline_s is not None]
     met = [run for run in deadline_runs if run.met_deadline(DEADLINE_TOLERANCE_S)]
     declined = sum(run.state is JobState.REJECTED for run in runs)
@@ -183,6 +189,7 @@ def _row(run: FluidRun, cause: str) -> dict[str, Any]:
         "gpu_hours": run.device_s / 3600.0,
         "resizes": run.num_resizes,
         "preemptions": run.num_preemptions,
+        "losses": run.num_losses,
     }
 
 

@@ -71,7 +71,6 @@ class Played:
         self.runs: dict[WorkloadId, FluidRun] = executor.runs
         self.timeline: Timeline = executor.timeline
         self.num_faults = executor.num_faults
-        self.down_s: Sequence[tuple[float, float]] = executor.down_s
         self.decisions_s = watched.decisions_s
         self.num_decisions = watched.num_decisions
         self.broken = invariants.broken

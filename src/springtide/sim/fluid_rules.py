@@ -126,10 +126,10 @@ def single_speed(curve: tuple[float, ...]) -> float:
 
 MISS_CAUSES: Mapping[str, str] = MappingProxyType(
     {
-        "impossible": "not even alone on the empty cluster from the moment of its submission",
-        "not_admitted": "refused, though alone it could have met its deadline",
-        "fault": "it lost a worker, or a node was down while it was in the system",
-        "misprediction": "speeds differ from the profiles in this run",
-        "scheduler": "everything was as predicted: the policy is late",
+        "impossible": "not even alone on the empty cluster from its submission, at its profiled speed",
+        "fault": "in the same run without faults it meets its deadline",
+        "misprediction": "it meets its deadline in the run in which nothing fails and speeds are as profiled",
+        "not_admitted": "refused without having been promised anything",
+        "scheduler": "none of these: the policy is late",
     }
 )

@@ -63,7 +63,7 @@ class FluidRun:
     num_preemptions: int = 0
     paused_device_s: float = 0.0
     efficiency: float = 0.0
-    was_hit: bool = False
+    num_losses: int = 0
 
     @property
     def has_ended(self) -> bool:
