@@ -53,6 +53,31 @@ def test_the_platforms_own_format_brings_its_speeds(tmp_path: Path) -> None:
     assert job.profile_steps_per_s == {1: pytest.approx(1.0), 2: pytest.approx(1 / 0.75)}
 
 
+def test_a_model_that_no_table_knows_is_refused_where_it_stands(tmp_path: Path) -> None:
+    trace = write(tmp_path, "a,0,80,net,100,64,1,60,0", "b,5,80,bart,100,64,1,60,0")
+    with pytest.raises(InvalidRequest, match=r"line 3.*bart"):
+        read_jobs(trace, 4)
+    with pytest.raises(InvalidRequest, match=r"line 3.*bart"):
+        read_jobs(trace, 4, profiles=tmp_path / "profiles")
+
+
+def test_what_a_trace_does_not_tell_is_drawn_only_when_asked(tmp_path: Path) -> None:
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "profiles" / "net.csv").write_text(TABLE, encoding="utf-8")
+    path = tmp_path / "venus.csv"
+    header = "job_id,user,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue"
+    row = "7,u1,2,4,1,COMPLETED,2020-04-01 00:00:00,2020-04-01 00:00:10,2020-04-01 00:10:10,600,10"
+    path.write_text(f"{header}\n{row}\n", encoding="utf-8")
+    with pytest.raises(InvalidRequest, match="--draw"):
+        read_jobs(str(path), 4)
+    first, again = (read_jobs(str(path), 4, draws=True, seed=3) for _ in range(2))
+    assert first == again
+    ((_, job),) = first.arrivals
+    assert job.params == {"model": "net"}
+    assert job.goal.deadline_s is not None
+    assert any("seed 3" in sentence for sentence in first.drawn)
+
+
 def test_a_job_that_no_such_cluster_can_hold_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="at least 2 devices, this cluster has 1"):
         read_jobs(write(tmp_path, "b,0,80,net,100,64,16,60,0"), 1)

@@ -10,7 +10,7 @@ import numpy as np
 from springtide.core.errors import InvalidRequest
 from springtide.core.workload import MAX_VIRTUAL_SHARDS, Entrypoint, Goal, TrainingJob, WorkloadId
 from springtide.workloads.drawing import check_complete, draw_missing
-from springtide.workloads.profiles import Profiles, find_profiles
+from springtide.workloads.profiles import Profiles, choose_profiles
 from springtide.workloads.readers import read_trace
 from springtide.workloads.trace import Trace, TraceJob, make_trace
 
@@ -62,15 +62,18 @@ def read_jobs(
         else:
             path = Path(trace)
             trace = read_trace(path, format=format, limit=limit)
-    if draws:
-        if not isinstance(profiles, Profiles):
-            profiles = Profiles.read(profiles if profiles is not None else find_profiles(path or "", trace.pairs))
-        trace = draw_missing(trace, profiles, seed)
+    tables: Profiles | None = None
+    if trace.pairs or draws:
+        if path is None and profiles is None:
+            raise InvalidRequest(
+                f"trace {trace.name} is no file that tables could lie near; name some with --profiles DIR"
+            )
+        tables = choose_profiles(trace, path or "", profiles)
+        trace = draw_missing(trace, tables, seed) if draws else trace
     check_complete(trace)
     jobs = trace.jobs if limit is None else trace.jobs[:limit]
     if not jobs:
         raise InvalidRequest(f"trace {trace.name} holds no job; give one with at least one row below the header")
-    tables = _tables(path, jobs, profiles)
     first_s = jobs[0].submit_s
     return TraceJobs(
         name=trace.name,
@@ -85,17 +88,6 @@ def _count(trace: str, text: str, limit: int | None) -> int:
     if not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= MAX_GENERATED_JOBS:
         raise InvalidRequest(f"trace {trace!r} needs a number of jobs from 1 to {MAX_GENERATED_JOBS}: generated:200")
     return int(text) if limit is None else min(limit, int(text))
-
-
-def _tables(path: Path | None, jobs: tuple[TraceJob, ...], profiles: str | Path | Profiles | None) -> Profiles | None:
-    pairs = sorted({job.pair for job in jobs if not job.has_own_curve})
-    if not pairs:
-        return None
-    if isinstance(profiles, Profiles):
-        return profiles
-    if profiles is None and path is None:
-        raise InvalidRequest(f"the trace does not say how fast {pairs[0][0]!r} runs; name a folder with --profiles DIR")
-    return Profiles.read(profiles if profiles is not None else find_profiles(path or "", pairs))
 
 
 def _training_job(job: TraceJob, first_s: float, tables: Profiles | None, num_devices: int) -> TrainingJob:
