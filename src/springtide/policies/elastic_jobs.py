@@ -117,7 +117,7 @@ class JobBook:
     def rows(self, snapshot: Snapshot) -> list[JobRow]:
         """One row for every job of the snapshot, in its order. The list is not to be changed."""
         views = snapshot.jobs
-        if len(views) == len(self._views) and all(map(_is, views, self._views)):
+        if views is self._views:
             return self._current
         rows = self._rows
         current: list[JobRow] = []
@@ -162,10 +162,6 @@ class JobBook:
         num = len(row.sizes)
         self._sizes[row.slot, :num], self._sizes[row.slot, num:] = row.sizes, row.sizes[-1]
         self._rates[row.slot, :num], self._rates[row.slot, num:] = row.rates, row.rates[-1]
-
-
-def _is(one: object, other: object) -> bool:
-    return one is other
 
 
 class LiveJobs:

@@ -124,17 +124,20 @@ class Desk:
         return msgspec.structs.replace(plan, admitted=verdict.admitted, rejected=refusals, future=verdict.future)
 
     def _allocations(self, snapshot: Snapshot, memory: Mapping[str, Any]) -> Allocations:
-        """The devices in a memory; those that are gone are left out."""
+        """The devices in a memory, or nothing if the nodes are others now."""
+        known = self._known(snapshot.cluster)
+        if memory["cluster"] != known[1]:
+            # Numbers of devices mean nothing among other nodes.
+            return EMPTY
         if self._placed is None or self._placed[0] is not memory:
-            device_ids = self.device_ids(snapshot.cluster)
+            device_ids = known[2]
             batch_of = {view.job.job_id: view.job.global_batch_size for view in snapshot.jobs}
-            is_same = memory["cluster"] == self._known(snapshot.cluster)[1]
             placed = {
                 WorkloadId(workload_id): PoolAllocation(
                     device_ids=tuple([device_ids[number] for number in numbers]),
                     global_batch_size=batch_of.get(WorkloadId(workload_id)),
                 )
-                for workload_id, numbers in (memory["devices"].items() if is_same else ())
+                for workload_id, numbers in memory["devices"].items()
             }
             self._placed = (memory, placed)
         return self._placed[1]

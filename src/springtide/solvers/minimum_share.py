@@ -91,26 +91,32 @@ def progressive_filling(
     starts = free.times_s[:end]
     lengths = np.diff(np.append(starts, deadline_s))
     fits = np.searchsorted(np.asarray(sizes), free.counts[:end], side="right")
-    levels = np.minimum(np.arange(len(sizes) + 1)[:, None], fits[None, :])
-    rates = np.concatenate(([0.0], np.asarray(steps_per_s, dtype=np.float64)))[levels]
-    counts = np.concatenate(([0], np.asarray(sizes)))[levels]
+    rate_of = np.concatenate(([0.0], np.asarray(steps_per_s, dtype=np.float64)))
+    size_of = np.concatenate(([0], np.asarray(sizes)))
     if change_s:
-        return _fill_with_changes(starts, lengths, rates, counts, work, change_s)
-    totals = rates @ lengths
+        levels = np.minimum(np.arange(len(size_of))[:, None], fits[None, :])
+        return _fill_with_changes(starts, lengths, rate_of[levels], size_of[levels], work, change_s)
     enough = work * (1 - ROUNDING_FRACTION)
-    level = int(np.searchsorted(totals, enough, side="left"))
-    if level > len(sizes):
+    # A level that is not enough with everything free need not be tried.
+    level = max(1, int(np.searchsorted(rate_of * (deadline_s - starts[0]), enough, side="left")))
+    while level < len(size_of):
+        upper = rate_of[np.minimum(fits, level)]
+        if upper @ lengths >= enough:
+            break
+        level += 1
+    else:
         return None
-    upper, lower = rates[level], rates[level - 1]
+    below, above = np.minimum(fits, level - 1), np.minimum(fits, level)
+    lower = rate_of[below]
     gains = np.cumsum(((upper - lower) * lengths)[::-1])
-    missing = min(work - totals[level - 1], gains[-1])
+    missing = min(work - lower @ lengths, gains[-1])
     at = int(np.searchsorted(gains, missing, side="left"))
     k = end - 1 - at
     inside = gains[at] - missing
     switch_s = float(starts[k] + (inside / (upper[k] - lower[k]) if upper[k] > lower[k] else 0.0))
     if slot_s:
         switch_s = max(float(starts[k]), switch_s // slot_s * slot_s)
-    return _share(starts, lengths, counts[level - 1], counts[level], k, switch_s, level - 1)
+    return _share(starts, lengths, size_of[below], size_of[above], k, switch_s, level - 1)
 
 
 def _fill_with_changes(
