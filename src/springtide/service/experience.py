@@ -16,6 +16,8 @@ from springtide.service.schemas import JobIn, JobOptionsIn
 
 # So many of the newest runs of a function are looked at.
 MAX_RUNS = 10
+# Of the jobs of that name so many of the newest are compared with the code that is asked about.
+MAX_COMPARED = 100
 # Runs of one function differ by the machine's other load, its temperature and its caches: ten per cent either way is
 # taken until there are runs enough to tell, and where a number of workers was never measured but follows from the
 # fitted curve, thirty.
@@ -82,6 +84,7 @@ def declared_steps(options: JobOptionsIn) -> int | None:
 def _earlier_runs(view: ViewLike, request: JobIn) -> list[JobRecord]:
     """The newest first."""
     found: list[JobRecord] = []
+    num_compared = 0
     for record in reversed(list(view.jobs.values())):
         job = record.job
         is_alike = (
@@ -92,9 +95,12 @@ def _earlier_runs(view: ViewLike, request: JobIn) -> list[JobRecord]:
             and job.params == request.options.params
             and bool(record.throughput_samples_per_s)
         )
-        if is_alike and _has_source(job.entrypoint.source_path, request.source.text):
+        if not is_alike:
+            continue
+        num_compared += 1
+        if _has_source(job.entrypoint.source_path, request.source.text):
             found.append(record)
-        if len(found) == MAX_RUNS:
+        if len(found) == MAX_RUNS or num_compared == MAX_COMPARED:
             break
     return found
 
