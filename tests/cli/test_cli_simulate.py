@@ -49,6 +49,7 @@ def test_every_setting_reaches_the_run(springtide: Run) -> None:
         (("--policy", "fifo", "--mtbf", "0"), "above 0"),
         (("--policy", "fifo", "--overhead", "free"), "elasticflow"),
         (("--policy", "fifo", "--json", "no/folder/out.json"), "there is no folder no/folder"),
+        (("--policy", "fifo", "--json", "."), "it is a folder"),
         (("--policy", "fifo", "--html", "no/folder/out.html"), "there is no folder no/folder"),
     ],
 )

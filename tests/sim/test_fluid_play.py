@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from springtide.control.controller import Controller
 from springtide.control.journal import MemoryJournal
 from springtide.control.loop import verify
-from springtide.core.decision import Plan, Snapshot
+from springtide.core.decision import Plan, Policy, PoolAllocation, Snapshot
 from springtide.core.errors import InvalidRequest
 from springtide.policies.registry import POLICY_NAMES, make_policy
 from springtide.sim.figures import simulate
@@ -118,6 +119,31 @@ def test_a_policy_that_leaves_jobs_waiting_for_ever_is_found() -> None:
     with pytest.raises(InvariantViolation, match="never end") as found:
         simulate("generated:5", "1x4", {"idle": Idle()})
     assert found.value.name == "all-end"
+
+
+class Hasty:
+    """Wants to be asked again at once, for ever."""
+
+    def decide(self, snapshot: Snapshot) -> Plan:
+        return replace(make_policy("fifo").decide(snapshot), revisit_at_s=snapshot.now_s)
+
+
+class Flapping:
+    """Starts the first job and takes the device back before it trains."""
+
+    def decide(self, snapshot: Snapshot) -> Plan:
+        if snapshot.allocations or not snapshot.jobs:
+            return Plan(reasons=dict.fromkeys(snapshot.allocations, "changed its mind"))
+        first = snapshot.jobs[0].job.job_id
+        device = snapshot.cluster.device_ids()[0]
+        return Plan(allocations={first: PoolAllocation(device_ids=(device,))}, reasons={first: "starts"})
+
+
+@pytest.mark.parametrize("policy", [Hasty(), Flapping()])
+def test_a_policy_that_goes_round_in_circles_is_found(policy: Policy) -> None:
+    with pytest.raises(InvariantViolation) as found:
+        simulate("generated:5", "1x4", {"round": policy})
+    assert found.value.name == "no-spinning"
 
 
 def test_series_and_rows_are_there_when_asked_for() -> None:

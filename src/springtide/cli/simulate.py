@@ -104,6 +104,8 @@ def simulate(
     for place in (output if output != "-" else None, report):
         if place is not None and not Path(place).absolute().parent.is_dir():
             refuse(f"{place} cannot be written: there is no folder {Path(place).parent}")
+        if place is not None and Path(place).is_dir():
+            refuse(f"{place} cannot be written: it is a folder; name a file in it")
     with shown_progress(names, live=sys.stderr.isatty() and can_redraw()) as on_progress:
         answer = play(
             trace,

@@ -42,10 +42,11 @@ Direction = Literal["start", "grow", "shrink", "recover", "resume", "replace"]
 class FluidExecutor:
     """An Executor whose actions take effect in the instant in which they are started, but for what overhead costs.
 
-    `arrivals` are submitted at their moments. A group forms at once and stands still for its overhead; a job that is
-    changed within its overhead pays anew. A group whose worker is lost stands still until the platform forms it
-    anew. With `reports_progress` running jobs report what they measure; without it a run takes far fewer turns.
-    `is_over` says that nothing will ever happen again.
+    `arrivals` are submitted at their moments; jobs bring their length and their profile. A group forms at once and
+    stands still for its overhead; a job that is changed within its overhead pays anew. A group whose worker is lost
+    stands still until the platform forms it anew. With `reports_progress` running jobs report what they measure;
+    without it a run takes far fewer turns. `is_over` says that nothing will ever happen again; `num_happened` counts
+    what did of itself, actions apart.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class FluidExecutor:
         self._unacknowledged: list[Event] = []
         self._agenda: list[tuple[float, int, Callable[..., None], Any]] = []
         self._num_entries = 0
+        self.num_happened = 0
         self._training: dict[WorkloadId, FluidRun] = {}
         self._num_held = self._num_progressing = self._num_idle_turns = 0
         self._efficiency = 0.0
@@ -185,6 +187,7 @@ class FluidExecutor:
         now_s, agenda = self.clock.now_s(), self._agenda
         while agenda and agenda[0][0] <= now_s:
             _, _, happen, what = heapq.heappop(agenda)
+            self.num_happened += 1
             happen(what)
 
     def _check_stuck(self) -> bool:

@@ -121,6 +121,7 @@ def play(
 
     def is_over() -> bool:
         nonlocal next_told
+        invariants.check_turn(clock.now_s(), executor.num_happened)
         if on_progress is not None and executor.num_open <= next_told:
             next_told = executor.num_open - max(1, num_jobs // _NUM_TOLD)
             on_progress(num_jobs - executor.num_open, num_jobs)

@@ -14,9 +14,13 @@ from springtide.core.workload import JobState, ReplicaId, TrainingJob, WorkloadI
 from springtide.sim.fluid_rules import DEADLINE_TOLERANCE_S
 from springtide.sim.invariants import InvariantViolation
 
+# So many turns in which nothing happens but what the policy itself wants, on average this close to each other, spin.
+MAX_TURNS_OF_ITS_OWN = 10_000
+SPIN_S = 0.01
+
 
 class FluidInvariants:
-    """Watches one run: device-once, capacity, reason-for-change, promise-kept, one-end, nothing-left.
+    """Watches one run: device-once, capacity, reason-for-change, promise-kept, one-end, nothing-left, no-spinning.
 
     `reasons` are those of the plan that the step came from; whoever wraps the policy sets them. `told` is the command
     that runs the same seed again; every violation names it. With `keeps_promises` an admitted job that ends after its
@@ -29,6 +33,8 @@ class FluidInvariants:
         self._told = told
         self._keeps_promises = keeps_promises
         self._home = {device.device_id: node.node_id for node in nodes for device in node.devices}
+        self._num_happened = self._num_turns = 0
+        self._since_s = 0.0
         self._alive: set[NodeId] = set()
         self._holder: dict[DeviceId, ReplicaId] = {}
         self._device: dict[ReplicaId, DeviceId] = {}
@@ -59,6 +65,17 @@ class FluidInvariants:
                     self._admit(action, step.now_s)
                 case EndJob():
                     self._end(action, step.now_s)
+
+    def check_turn(self, now_s: float, num_happened: int) -> None:
+        """Between two turns: a policy and the platform do not go round in circles while nothing else happens."""
+        if num_happened != self._num_happened:
+            self._num_happened, self._num_turns, self._since_s = num_happened, 0, now_s
+            return
+        self._num_turns += 1
+        if self._num_turns >= MAX_TURNS_OF_ITS_OWN:
+            if now_s - self._since_s < MAX_TURNS_OF_ITS_OWN * SPIN_S:
+                self._complain("no-spinning", f"{self._num_turns} turns in which nothing but decisions happened", now_s)
+            self._num_turns, self._since_s = 0, now_s
 
     def check_end(self, now_s: float) -> None:
         """Once the run is over: every job ended, once, and nothing is held. Raises InvariantViolation."""
