@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from springtide.control.effects import apply_action
 from springtide.control.mirror import Mirror, view_service
 from springtide.control.reconcile import Settled, reconcile
 from springtide.control.records import JobRecord, PlatformState, ReplicaRecord, ReplicaState, ServiceRecord
-from springtide.control.transitions import apply_event
+from springtide.control.runs import apply_actions, apply_events
 from springtide.core.actions import Action, PreemptJob, ResizeJob, StartReplica, StopReplica
 from springtide.core.decision import (
     Overheads,
@@ -76,15 +75,13 @@ class Controller:
 
         Raises PolicyError if the policy wants what cannot be and nobody is there to be told.
         """
-        for event in events:
-            apply_event(event, self.state, now_s)
+        apply_events(events, self.state, now_s)
         plan = self._decide(self.snapshot(now_s))
         actions: list[Action] = []
         for _ in range(MAX_ROUNDS):
             self._take_changes()
             round_actions = reconcile(self.state, plan, now_s, self._settled)
-            for action in round_actions:
-                apply_action(action, self.state, now_s)
+            apply_actions(round_actions, self.state, now_s)
             actions += round_actions
             if not round_actions:
                 break
@@ -104,10 +101,8 @@ class Controller:
 
     def restore(self, step: Step) -> None:
         """Take in a step of the journal as it was decided then; no policy is asked."""
-        for event in step.events:
-            apply_event(event, self.state, step.now_s)
-        for action in step.actions:
-            apply_action(action, self.state, step.now_s)
+        apply_events(step.events, self.state, step.now_s)
+        apply_actions(step.actions, self.state, step.now_s)
         self._remember(step)
 
     def snapshot(self, now_s: float) -> Snapshot:

@@ -1,0 +1,144 @@
+"""Runs of like events or actions of one job, applied as one edit: a group of 64 is changed once, not 64 times.
+
+The outcome is exactly that of applying them one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+from msgspec.structs import replace
+
+from springtide.control.edits import settled
+from springtide.control.effects import apply_action
+from springtide.control.records import JobRecord, PlatformState, ReplicaRecord, ReplicaState
+from springtide.control.transitions import apply_event
+from springtide.core.actions import Action, StartReplica, StopReplica
+from springtide.core.events import Event, ReplicaReady, ReplicaStopped
+from springtide.core.workload import JobState
+
+
+def apply_events(events: Sequence[Event], state: PlatformState, now_s: float) -> None:
+    """Bring `state` up to date with what happened, in order."""
+    for kind, run in _runs(events):
+        if len(run) > 1 and kind is ReplicaReady and _take_ready(run, state):
+            continue
+        if len(run) > 1 and kind is ReplicaStopped and _take_stopped(run, state, now_s):
+            continue
+        for event in run:
+            apply_event(event, state, now_s)
+
+
+def apply_actions(actions: Sequence[Action], state: PlatformState, now_s: float) -> None:
+    """Bring `state` up to date with actions that are about to be carried out, in order."""
+    for kind, run in _runs(actions):
+        if len(run) > 1 and kind is StartReplica and _take_starts(run, state, now_s):
+            continue
+        if len(run) > 1 and kind is StopReplica and _take_stops(run, state):
+            continue
+        for action in run:
+            apply_action(action, state, now_s)
+
+
+def _runs(items: Sequence[Any]) -> Iterator[tuple[type, list[Any]]]:
+    key: Callable[[Any], tuple[type, object]] = lambda item: (type(item), getattr(item, "workload_id", None))  # noqa: E731
+    for (kind, _), run in groupby(items, key=key):
+        yield kind, list(run)
+
+
+def _take_ready(run: Sequence[ReplicaReady], state: PlatformState) -> bool:
+    record = state.jobs.get(run[0].workload_id)
+    told = {event.replica_id: event.address for event in run}
+    if record is None or len(told) < len(run):
+        return False
+    num_ready = 0
+    replicas: list[ReplicaRecord] = []
+    for replica in record.replicas:
+        if replica.replica_id in told and replica.state is ReplicaState.STARTING:
+            num_ready += 1
+            replica = replace(replica, state=ReplicaState.READY, address=told[replica.replica_id])
+        replicas.append(replica)
+    state.num_stale_events += len(run) - num_ready
+    if num_ready:
+        state.jobs[record.workload_id] = replace(record, replicas=tuple(replicas))
+    return True
+
+
+def _take_stopped(run: Sequence[ReplicaStopped], state: PlatformState, now_s: float) -> bool:
+    """Only where every one of them was to go: a worker that leaves unasked is a loss, which is looked at alone."""
+    record = state.jobs.get(run[0].workload_id)
+    if record is None:
+        return False
+    by_id = {replica.replica_id: replica for replica in record.replicas}
+    gone = [event.replica_id for event in run]
+    if len(set(gone)) < len(gone) or not all(name in by_id and _may_go(record, by_id[name]) for name in gone):
+        return False
+    service_s = record.finished_service_s
+    for name in gone:
+        service_s = service_s + now_s - by_id[name].started_at_s
+    left = set(gone)
+    state.jobs[record.workload_id] = settled(
+        replace(
+            record,
+            replicas=tuple(r for r in record.replicas if r.replica_id not in left),
+            finished_service_s=service_s,
+            members=tuple(m for m in record.members if m not in left),
+            previous_members=tuple(m for m in record.previous_members if m not in left),
+            state_holders=tuple(m for m in record.state_holders if m not in left),
+        )
+    )
+    return True
+
+
+def _may_go(record: JobRecord, replica: ReplicaRecord) -> bool:
+    name = replica.replica_id
+    return replica.state is ReplicaState.STOPPING or (name in record.previous_members and name not in record.members)
+
+
+def _take_starts(run: Sequence[StartReplica], state: PlatformState, now_s: float) -> bool:
+    first = run[0]
+    record = state.jobs.get(first.workload_id)
+    if record is None or any(action.generation != first.generation for action in run):
+        return False
+    started = tuple(
+        ReplicaRecord(
+            replica_id=action.replica_id,
+            device_id=action.device_id,
+            state=ReplicaState.STARTING,
+            started_at_s=now_s,
+            generation=action.generation,
+            restore=action.restore,
+        )
+        for action in run
+    )
+    is_fresh = first.generation > record.generation
+    record = replace(record, replicas=record.replicas + started, next_replica=record.next_replica + len(run))
+    if is_fresh:
+        record = replace(
+            record,
+            generation=first.generation,
+            oldest_generation=first.generation,
+            state=JobState.STARTING,
+            reason=first.reason,
+            step=first.restore.step if first.restore else 0,
+            is_broken=False,
+            state_holders=(),
+        )
+    state.jobs[record.workload_id] = record
+    return True
+
+
+def _take_stops(run: Sequence[StopReplica], state: PlatformState) -> bool:
+    record = state.jobs.get(run[0].workload_id)
+    if record is None:
+        return False
+    asked = {action.replica_id for action in run}
+    state.jobs[record.workload_id] = replace(
+        record,
+        replicas=tuple(
+            replace(r, state=ReplicaState.STOPPING) if r.replica_id in asked else r for r in record.replicas
+        ),
+    )
+    return True
