@@ -66,6 +66,12 @@ class Counter:
         price = self.platform.usd_per_device_hour
         return job_status(record, self.platform.now_s(), planned=planned, usd_per_device_hour=price)
 
+    def everything(self, request: Request) -> PlatformStatus:
+        """The platform's status at this instant."""
+        platform = self.platform
+        offset_s, price = platform.wall_clock_offset_s, platform.usd_per_device_hour
+        return platform_status(platform.view(), platform.now_s(), offset_s, base_url(request), price)
+
     def why(self, called: str) -> Explanation:
         """Why the workload of that id or name is where it is, and what is expected of it."""
         view = self.platform.view()
@@ -242,9 +248,7 @@ def platform_routes(counter: Counter) -> APIRouter:
         responses=openapi.answers(openapi.reference(PlatformStatus), "Devices, jobs and services."),
     )
     async def get_status(request: Request) -> Response:
-        offset_s = platform.wall_clock_offset_s
-        price = platform.usd_per_device_hour
-        return encoded(platform_status(platform.view(), platform.now_s(), offset_s, base_url(request), price))
+        return encoded(counter.everything(request))
 
     @router.get(
         "/timeline",
