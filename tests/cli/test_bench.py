@@ -65,7 +65,10 @@ def test_deadlines_answer_in_three_ways(springtide: Run, traces: Path, monkeypat
     assert tables.exit_code == 0
     assert "| 195job | 16x8 |" in tables.stdout
     assert "kept from an earlier run" in tables.stderr or "kept from an earlier run" in tables.stdout
-    assert "NOT PASSED" in springtide(*asked).stdout
+    page = traces / "deadlines.html"
+    assert "NOT PASSED" in springtide(*asked, "--html", str(page)).stdout
+    assert "195job on 16x8" in page.read_text(encoding="utf-8")
+    assert "there is no folder" in springtide(*asked, "--html", str(traces / "none" / "page.html")).stderr
 
 
 def test_figures_are_drawn_into_a_file(springtide: Run, traces: Path) -> None:

@@ -15,6 +15,7 @@ from springtide.sim import bench_runs
 from springtide.sim.bench_deadlines import is_good, markdown, run_bench
 from springtide.sim.bench_references import read_references
 from springtide.sim.bench_runs import Runs, find_cases, source_digest, trace_files
+from springtide.sim.deadlines_page import render, write_deadlines
 
 
 def ticking() -> Callable[[], float]:
@@ -88,6 +89,23 @@ def test_report_sets_each_policy_beside_what_others_reached(tmp_path: Path) -> N
     text = markdown(report)
     assert "| 195job | 16x8 | 6 | " in text
     assert text.splitlines()[-1].startswith("| 195job | 16x8 | 6 | ")
+
+
+def test_page_shows_every_trace_with_its_bound(tmp_path: Path) -> None:
+    report = run_bench([write_folder(tmp_path)], make_runs(), policies=["edf", "fifo"])
+    assert "springtide was not among the policies." in render(report)
+    report["table"][0] |= {"error": "it <broke>"}
+    report["table"].append(
+        report["table"][-1] | {"policy": "springtide", "promised": 6, "admitted_and_broken": 1, "share_of_bound": 0.9}
+    )
+    place = tmp_path / "page.html"
+    write_deadlines(place, report)
+    text = place.read_text(encoding="utf-8")
+    for name in ("195job on 16x8", "gen_fig9_1000jobs_lam1500 on 8x8", "bound 6", "breaks 1 promises", "failed"):
+        assert name in text
+    assert "at least 90.0 % of the bound" in text
+    assert "<broke>" not in text
+    assert "://" not in text
 
 
 def test_a_run_that_was_cut_off_goes_on(tmp_path: Path) -> None:

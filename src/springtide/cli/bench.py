@@ -40,7 +40,7 @@ _OPTIONS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "overhead": ("deadlines", "figures"),
         "cache": ("deadlines", "figures"),
         "processes": ("deadlines", "figures"),
-        "html": ("figures",),
+        "html": ("deadlines", "figures"),
         "sizes": ("decision",),
         "events": ("decision",),
         "seed": ("deadlines", "decision", "figures"),
@@ -63,7 +63,7 @@ _OPTIONS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
 @click.option("--overhead", metavar="RULE", help="deadlines, figures: elasticflow (default), measured or none.")
 @click.option("--cache", metavar="DIR", help="deadlines, figures: keep each result, so that a cut-off run goes on.")
 @click.option("--processes", type=click.IntRange(min=1), metavar="N", help="deadlines, figures: policies at a time.")
-@click.option("--html", metavar="OUT", help="figures: draw them into this file.")
+@click.option("--html", metavar="OUT", help="deadlines, figures: draw them into this file.")
 @click.option("--sizes", metavar="N,N", help="decision: these numbers of devices.")
 @click.option("--events", type=click.IntRange(min=1), help="decision: so many arrivals and endings. [default: 500]")
 @click.option("--seed", type=click.IntRange(min=0), help="deadlines, decision, figures: where chance comes from.")
@@ -82,6 +82,8 @@ def bench(session: Session, /, name: str | None, is_listed: bool, **options: Any
     for option, value in options.items():
         if value and name not in _OPTIONS_OF[option]:
             refuse(f"--{option} is for {' and '.join(_OPTIONS_OF[option])}; leave it out for {name}")
+    if options["html"] and not Path(options["html"]).absolute().parent.is_dir():
+        refuse(f"{options['html']} cannot be written: there is no folder {Path(options['html']).parent}")
     session.note(f"measuring {name}; other work on this machine makes the numbers worse ...")
     if name == "gateway":
         report = _gateway_bench()
@@ -91,7 +93,8 @@ def bench(session: Session, /, name: str | None, is_listed: bool, **options: Any
         module = importlib.import_module(f"springtide.sim.bench_{name}")
         report = _RUN[name](session, module, options)
         if options["html"]:
-            importlib.import_module("springtide.sim.figures_page").write_figures(Path(options["html"]), report)
+            drawn = importlib.import_module(f"springtide.sim.{name}_page")
+            getattr(drawn, f"write_{name}")(Path(options["html"]), report)
         if options["markdown"]:
             click.echo(module.markdown(report))
             return
