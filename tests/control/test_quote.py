@@ -9,7 +9,7 @@ from quoting import Reserving, pass_time, platform, random_case, training_job, v
 from springtide.control.alternatives import readable_s, typed_duration
 from springtide.control.inquiry import changed_job, grown
 from springtide.control.quote import Spread, quote
-from springtide.core.decision import Overheads
+from springtide.core.decision import Overheads, Snapshot
 from springtide.core.events import NodeJoined
 from springtide.core.quantities import parse_duration_s
 from springtide.core.resources import Topology, make_node
@@ -144,6 +144,45 @@ def test_a_script_with_a_known_speed_is_quoted_at_its_one_size():
     assert answer.verdict == "refused"
     assert {alternative.change for alternative in answer.alternatives} >= {"--deadline 5m40s", "--best-effort"}
     assert [row.workers for row in answer.options] == [2, 2]
+
+
+def test_a_job_that_asks_for_more_than_there_is_is_told_so():
+    job = training_job(minutes=10, deadline_s=600, min_workers=6, most=8)
+    answer = ask(platform(Reserving(), devices=4), job)
+    assert answer.verdict == "refused"
+    assert answer.reason == "cannot finish within 10m00: it asks for at least 6 workers; this pool has 4"
+    offers = {alternative.change: alternative.options for alternative in answer.alternatives}
+    assert offers == {
+        "--workers 1..4": {"min_workers": 1, "max_workers": 4},
+        "6 devices instead of 4": {"max_workers": 6},
+    }
+    waiting = ask(platform(Reserving(), devices=4), training_job(min_workers=6, most=8))
+    assert waiting.reason == "it would be taken in and wait: it asks for 6 workers, this pool has 4"
+
+
+def test_a_deadline_that_has_passed_is_told_as_that():
+    answer = ask(platform(Reserving()), training_job(deadline_s=-5.0))
+    assert answer.reason.startswith("its deadline has passed")
+
+
+@pytest.mark.parametrize("name", POLICY_NAMES)
+def test_every_policy_can_be_asked_about_every_kind_of_job(name):
+    running = training_job("old", minutes=60, deadline_s=1500, most=8)
+    snapshot = platform(make_policy(name), running, devices=8).snapshot(0.0)
+    jobs = [
+        training_job(minutes=30, deadline_s=600),
+        training_job(minutes=30, goal=Goal(deadline_s=600.0, is_soft=True, budget_usd=0.1)),
+        training_job(minutes=30, goal=Goal(deadline_s=600.0, waits=True)),
+        training_job(total_steps=None, deadline_s=600),
+        training_job(profile_steps_per_s={}),
+        training_job(elastic=False, min_workers=2, most=2, deadline_s=60),
+        training_job(min_workers=16, most=16, deadline_s=600),
+    ]
+    for shown in (snapshot, Snapshot(now_s=0.0, cluster=Topology())):
+        for job in jobs:
+            answer = quote(shown, make_policy(name), job, usd_per_device_hour=0.5)
+            assert answer.reason
+            assert answer.is_promised <= (answer.verdict == "accepted")
 
 
 def test_nothing_is_changed_by_asking():

@@ -37,7 +37,8 @@ def find_alternatives(
 ) -> tuple[Alternative, ...]:
     """Return changes that would be accepted now, nearest to the wish first. `share` is the minimum share, if any."""
     search = _Search(inquiry, job, refused, ranges)
-    found = [search.later_deadline(), search.fewer_epochs(), search.more_workers(), search.more_devices(share)]
+    found = [search.later_deadline(), search.fewer_epochs(), search.more_workers(), search.lower_minimum()]
+    found.append(search.more_devices(share))
     found += [search.larger_budget(), search.fewer_workers(), search.best_effort()]
     return tuple(alternative for alternative in found if alternative is not None)
 
@@ -126,6 +127,14 @@ class _Search:
             return None
         return self._offer(f"--workers {self._job.min_workers}..{count}", {"max_workers": count}, answer)
 
+    def lower_minimum(self) -> Alternative | None:
+        """Fewer workers at least, where it asks for more than there are."""
+        if not self._job.elastic or self._job.min_workers <= self._total or not self._total:
+            return None
+        options: Options = {"min_workers": 1, "max_workers": min(self._total, MAX_VIRTUAL_SHARDS)}
+        answer = self._holds(options)
+        return None if answer is None else self._offer(f"--workers 1..{options['max_workers']}", options, answer)
+
     def more_devices(self, share: int | None) -> Alternative | None:
         """The smallest platform that would take the job: whole nodes more, or more devices where there is one node."""
         nodes = self._inquiry.snapshot.cluster.nodes
@@ -141,7 +150,8 @@ class _Search:
             num_devices = self._total + more * unit
             return self._may(self._bounds_on(num_devices), num_devices)
 
-        count = self._smallest(0, most, is_enough)
+        # Below its own minimum it cannot start at all.
+        count = self._smallest(max(0, -(-(self._job.min_workers - self._total) // unit) - 1), most, is_enough)
         if count is None:
             return None
         num_devices = self._total + count * unit
@@ -179,6 +189,9 @@ class _Search:
     def best_effort(self) -> Alternative | None:
         """No goal: it runs when there is room."""
         options: Options = {"deadline_s": None, "budget_usd": None}
+        if self._job.min_workers > self._total:
+            # It would be taken in and never start.
+            return None
         answer = self._inquiry.ask(changed_job(self._job, options, self._now_s))
         return self._offer("--best-effort", options, answer) if answer.is_accepted else None
 
@@ -199,7 +212,8 @@ class _Search:
 
     def _bounds_on(self, num_devices: int) -> dict[str, float | int | None]:
         """A job that may use the whole platform may use the whole of a larger one."""
-        return {"max_workers": min(num_devices, MAX_VIRTUAL_SHARDS)} if self._job.elastic else {}
+        most = max(self._job.min_workers, min(num_devices, MAX_VIRTUAL_SHARDS))
+        return {"max_workers": most} if self._job.elastic else {}
 
     def _largest(self, option: str, least: int, most: int, text: Callable[[int], str]) -> Alternative | None:
         """The largest value from `least` to `most` that is accepted, if the smallest is."""

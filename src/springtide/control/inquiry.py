@@ -117,7 +117,8 @@ def unbounded_curve(view: JobView) -> SpeedCurve | None:
 def changed_job(job: TrainingJob, options: Options, now_s: float) -> TrainingJob:
     """The job with some options of POST /v1/jobs changed, as a submission at `now_s` would make it.
 
-    Knows deadline_s, budget_usd, num_epochs and max_workers. Fewer epochs shorten a known length in proportion.
+    Knows deadline_s, budget_usd, num_epochs, min_workers and max_workers. Fewer epochs shorten a known length in
+    proportion.
     """
     goal = job.goal
     if "deadline_s" in options:
@@ -136,12 +137,13 @@ def changed_job(job: TrainingJob, options: Options, now_s: float) -> TrainingJob
             total_steps=None if total is None else -(-total * num_epochs // job.num_epochs),
         )
     if options.get("max_workers"):
-        most = int(options["max_workers"] or 1)
+        least = int(options.get("min_workers") or job.min_workers)
+        most = max(least, int(options["max_workers"] or 1))
         shards = max(4, 1 << (most - 1).bit_length())
         changed = replace(
             changed,
             max_workers=most,
-            min_workers=min(job.min_workers, most),
+            min_workers=least,
             num_virtual_shards=max(job.num_virtual_shards, shards),
         )
     return changed

@@ -133,7 +133,11 @@ class _Asker:
     # --- sentences --------------------------------------------------------------------------------------------------
 
     def _accepted_because(self, schedule: Schedule | None) -> str:
-        goal = self._job.goal
+        goal, total = self._job.goal, len(self._inquiry.snapshot.cluster.device_ids())
+        if self._job.min_workers > total:
+            return (
+                f"it would be taken in and wait: it asks for {_workers(self._job.min_workers)}, this pool has {total}"
+            )
         if self._curve is None:
             unknown = "its length is" if self._answer.view.total_steps is None else "its speed is"
             told = f"{unknown} not known yet"
@@ -147,6 +151,8 @@ class _Asker:
             )
         if schedule is None:
             held = self._answer.plan.reasons.get(self._job.job_id, "")
+            if held.startswith("waiting"):
+                return f"it would be taken in: {held}"
             return "it would be taken in and wait" + (f": {held}" if held else "; when it starts is not known")
         finish, _ = self._ranges(schedule)
         assert finish.p10 is not None
@@ -179,8 +185,11 @@ class _Asker:
         is_about_money = goal.budget_usd is not None and self._inquiry.ask(within).is_accepted
         if self._curve is None or goal.deadline_s is None or is_about_money:
             return said
-        told = f"cannot finish within {format_duration(goal.deadline_s - self._now_s)}"
+        left_s = goal.deadline_s - self._now_s
+        told = f"cannot finish within {format_duration(left_s)}" if left_s > 0 else "its deadline has passed"
         total = len(self._inquiry.snapshot.cluster.device_ids())
+        if self._job.min_workers > total:
+            return f"{told}: it asks for at least {_workers(self._job.min_workers)}; this pool has {total}"
         if share is None:
             curve = unbounded_curve(self._answer.view) or self._curve
             fastest = curve.sizes[-1]
