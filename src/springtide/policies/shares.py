@@ -10,7 +10,6 @@ from springtide.core.workload import WorkloadId
 from springtide.policies.placement import held_counts, place
 from springtide.policies.replicas import next_idle_at_s, wanted_replicas
 
-
 # A reason names at most so many others: it is read by people, and on a large platform there are thousands.
 NUM_NAMED = 4
 
