@@ -1,0 +1,362 @@
+"""Springtide: every promised deadline has a place in one plan over all time to come, and the plan makes room.
+
+A job is promised its deadline if a schedule for it fits beside the schedules of all promises, with the price of every
+change in it; if none fits, the others are planned anew around it before it is refused. Idle devices speed up whoever
+gains most. See docs/policies/springtide.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+from springtide.core.decision import EMPTY, Plan, PoolAllocation, Refusal, Snapshot
+from springtide.core.resources import DeviceId, Topology
+from springtide.core.workload import WorkloadId
+from springtide.policies.replicas import next_idle_at_s, wanted_replicas
+from springtide.policies.shares import Shares, serve_demand, serve_minimum
+from springtide.policies.springtide_memory import State, costs_of, decode, entry_of, mark_cluster
+from springtide.policies.springtide_places import Placed, detours, mark_used, remember, settle
+from springtide.policies.springtide_rows import MARK_SPACE, Row, Rows
+from springtide.policies.springtide_spare import share_spare
+from springtide.policies.springtide_words import PlannedFuture, reasons_of, why_impossible, why_no_room
+from springtide.policies.topology import layout_of
+from springtide.solvers.plan_book import Book, Entry
+from springtide.solvers.plan_boost import use_spare
+
+# A job is where the plan says as long as what it reports differs by no more than this part of what it has done since.
+DEVIATION_FRACTION = 0.02
+# ... and by no more than this many steps, since only whole steps are reported.
+DEVIATION_STEPS = 2.0
+# Who should have ended by its plan and has not is taken to have this much still to do.
+OVERDUE_S = 1.0
+# A cluster of so many nodes keeps one free of what is only spare.
+MANY_NODES = 8
+
+
+class _Seen:
+    """What is known from the last call. It only saves time: everything in it follows from snapshot and memory."""
+
+    def __init__(self) -> None:
+        self.rows = Rows()
+        self.memory: Any = None
+        self.state: State | None = None
+        self.plan: Plan | None = None
+        self.topology: Topology | None = None
+        self.device_ids: tuple[DeviceId, ...] = ()
+        self.index_of: dict[DeviceId, int] = {}
+        self.cluster = 0
+
+    def look_at(self, topology: Topology) -> None:
+        """Number the devices of a cluster that was not seen before."""
+        if self.topology is not topology:
+            self.topology = topology
+            self.device_ids = topology.device_ids()
+            self.index_of = {device_id: number for number, device_id in enumerate(self.device_ids)}
+            self.cluster = mark_cluster(topology)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Springtide:
+    """`reserve_fraction` of the devices is promised to nobody, for failures (the devices still run what is spare).
+
+    `effort` bounds how long a decision looks for room by planning others anew: so many intervals of time are looked
+    at, about a tenth of a second's worth. A bound in steps, not seconds, so that the same input gives the same plan.
+    """
+
+    reserve_fraction: float = 0.0
+    effort: int = 150_000
+    _seen: _Seen = field(init=False, repr=False, compare=False, default_factory=_Seen)
+
+    def decide(self, snapshot: Snapshot) -> Plan:
+        """Return the plan for this snapshot."""
+        seen = self._seen
+        seen.look_at(snapshot.cluster)
+        rows, fresh, total = seen.rows.read(snapshot)
+        memory = snapshot.memory
+        is_seen = seen.state is not None and seen.memory is memory
+        by_id = seen.rows.by_id()
+        state = (
+            seen.state
+            if is_seen and seen.state is not None
+            else decode(memory, by_id, snapshot, seen.cluster, seen.device_ids)
+        )
+        mark = self._mark(snapshot, total, seen.cluster)
+        is_quiet = (
+            state.mark == mark
+            and memory is not None
+            and (state.until_s is None or snapshot.now_s < state.until_s)
+            and not any(_deviates(row, state) for row in (fresh if is_seen else rows))
+        )
+        if is_quiet:
+            if is_seen and seen.plan is not None and not fresh and not snapshot.services:
+                return seen.plan
+            plan = self._standing(snapshot, state, rows)
+        else:
+            plan = _Decision(self, snapshot, state, rows, by_id, seen).plan()
+        seen.memory, seen.state, seen.plan = plan.memory, state, plan
+        return plan
+
+    def _mark(self, snapshot: Snapshot, total: int, cluster: int) -> int:
+        """Everything that is a reason to decide anew, as one number."""
+        for view in snapshot.services:
+            text = f"{view.service.service_id} {view.min_replicas} {wanted_replicas(view)}"
+            total += int.from_bytes(text.encode()) % MARK_SPACE
+        return (total + cluster) % MARK_SPACE
+
+    def _standing(self, snapshot: Snapshot, state: State, rows: list[Row]) -> Plan:
+        """What was decided before, said again."""
+        batch_of = {row.job_id: row.view.job.global_batch_size for row in rows}
+        allocations: dict[WorkloadId, PoolAllocation] = {}
+        for who, devices in state.devices.items():
+            held = snapshot.allocations.get(who)
+            batch = batch_of.get(who)
+            if held is not None and held.device_ids == tuple(devices) and held.global_batch_size == batch:
+                allocations[who] = held
+            else:
+                allocations[who] = PoolAllocation(device_ids=tuple(devices), global_batch_size=batch)
+        return _say(snapshot, state, allocations, rows, {}, EMPTY, snapshot.memory)
+
+
+class _Decision:
+    """One decision: the book is brought up to date, newcomers are let in, spare devices are shared, all is placed."""
+
+    def __init__(
+        self,
+        policy: Springtide,
+        snapshot: Snapshot,
+        state: State,
+        rows: list[Row],
+        by_id: Mapping[WorkloadId, Row],
+        seen: _Seen,
+    ) -> None:
+        self.policy, self.snapshot, self.state, self.rows, self.by_id, self.seen = (
+            policy,
+            snapshot,
+            state,
+            rows,
+            by_id,
+            seen,
+        )
+        self.book: Book = state.book
+        self.now_s = snapshot.now_s
+        self.notes: dict[WorkloadId, str] = {}
+        self.rejected: dict[WorkloadId, Refusal] = {}
+        self.latest_s: list[float] = []
+        self.newcomers: dict[WorkloadId, Entry] = {}
+        largest = max((row.sizes[-1] for row in rows), default=1)
+        state.change_s = snapshot.overheads.change_s
+        held = {str(who): len(devices) for who, devices in state.devices.items()}
+        self.book.begin(self.now_s, costs_of(snapshot.overheads, largest), policy.effort, held)
+
+    def plan(self) -> Plan:
+        """Decide."""
+        state, snapshot, seen = self.state, self.snapshot, self.seen
+        layout = layout_of(snapshot.cluster)
+        if state.cluster != seen.cluster:
+            # Other nodes have other addresses: nothing is known of their blocks.
+            state.used, state.cluster = [], seen.cluster
+            alive = seen.index_of.keys()
+            state.devices = {who: given for who, given in state.devices.items() if alive >= set(given)}
+        for key in [key for key in self.book.entries if WorkloadId(key) not in self.by_id]:
+            self.book.drop(key)
+            state.scales.pop(key, None)
+            state.slowed.pop(key, None)
+        services = self._serve()
+        self._catch_up()
+        outside = self._admit()
+        use_spare(self.book, _elbow_room(snapshot.cluster))
+        spare = share_spare(self.book, outside, snapshot)
+        placed = settle(state, snapshot, spare, services)
+        for row in self.rows:
+            if row.job_id in state.newcomers and row.job_id not in self.book.entries:
+                self._turn_away(self.now_s, row, self.newcomers[row.job_id])
+        state.newcomers.clear()
+        mark_used(state, layout, self.now_s, {who: given.device_ids for who, given in placed.items()})
+        remember(state, self.now_s, placed)
+        state.detours = sorted(detours(snapshot, placed))
+        self.book.commit()
+        kept = [row for row in self.rows if row.job_id not in self.rejected]
+        state.mark = self.policy._mark(snapshot, sum(row.mark for row in kept), seen.cluster)  # noqa: SLF001
+        state.until_s = self._next_moment_s()
+        memory = state.encode(seen.index_of)
+        return _say(snapshot, state, placed, kept, self.notes, self.rejected, memory)
+
+    # --- what is true now -------------------------------------------------------------------------------------------
+
+    def _serve(self) -> dict[WorkloadId, int]:
+        """Devices for services: their minimum come what may, more only as far as every promise stays kept."""
+        total = len(self.seen.device_ids)
+        reserved = int(total * self.policy.reserve_fraction)
+        shares = Shares(self.snapshot)
+        serve_minimum(shares)
+        least = dict(shares.counts)
+        serve_demand(shares)
+        wanted = dict(shares.counts)
+        self.notes.update(shares.notes)
+        if self.book.set_capacity(total - reserved - sum(wanted.values())):
+            return wanted
+        self.book.force_capacity(total - reserved - sum(least.values()))
+        spare = max(0, min(self.book.profile.free))
+        for who, count in wanted.items():
+            more = min(spare, count - least.get(who, 0))
+            least[who] = least.get(who, 0) + more
+            spare -= more
+        self.book.set_capacity(total - reserved - sum(least.values()))
+        return least
+
+    def _catch_up(self) -> None:
+        """Bring the entries of jobs that are not where their plan says up to what is known of them."""
+        now_s, state = self.now_s, self.state
+        entries = self.book.entries
+        amiss: list[Entry] = []
+        for row in self.rows:
+            entry = entries.get(row.job_id)
+            if entry is None:
+                continue
+            is_moved = row.sizes != entry.sizes or (entry.was and row.view.runnable_at_s > now_s)
+            is_lost = (
+                bool(entry.held) and entry.was and entry.was[0].start_s < now_s and row.job_id not in state.devices
+            )
+            is_overdue = bool(entry.was) and entry.was[-1].end_s <= now_s
+            if not (is_moved or is_lost or is_overdue or _deviates(row, state)):
+                continue
+            held = 0 if row.view.runnable_at_s > now_s else _held(self.snapshot, row)
+            left = row.steps_left(now_s, held)
+            if is_overdue:
+                left = max(left, OVERDUE_S * row.rates[row.sizes[0]])
+            anew = entry_of(row, left, since_s=now_s, ready_s=row.view.runnable_at_s, scale=row.scale, held=held)
+            anew.is_promised, anew.is_late = entry.is_promised, False
+            state.scales[row.job_id] = row.scale
+            self.book.drop(row.job_id)
+            amiss.append(anew)
+        for entry in sorted(amiss, key=lambda entry: (entry.deadline_s - entry.fastest_s, entry.key)):
+            if entry.is_promised:
+                self.book.put(entry)
+            else:
+                self.book.admit(entry)
+            if entry.is_late:
+                self.notes[WorkloadId(entry.key)] = (
+                    "behind its plan: its deadline is in danger, it ends as soon as it can"
+                )
+
+    # --- who comes in -----------------------------------------------------------------------------------------------
+
+    def _admit(self) -> list[Row]:
+        """Let in who is new or waits, one after the other; returns who stays outside of the book."""
+        outside: list[Row] = []
+        candidates: list[tuple[float, Row, Entry]] = []
+        for row in self.rows:
+            if row.job_id in self.book.entries:
+                continue
+            if not (row.can_promise or row.is_pursued):
+                outside.append(row)
+                continue
+            held = _held(self.snapshot, row)
+            entry = entry_of(
+                row, row.steps_left(self.now_s, held), since_s=self.now_s, ready_s=row.view.runnable_at_s, held=held
+            )
+            if row.scale != 1.0:
+                entry.rates = tuple([rate * row.scale for rate in row.rates])
+                self.state.scales[row.job_id] = row.scale
+            if row.view.admitted_at_s is not None:
+                self.book.put(entry)
+                continue
+            candidates.append((self.book.latest_start_s(entry), row, entry))
+        # Who waits longest for its last chance comes first only among those who wait: newcomers come in turn.
+        candidates.sort(key=lambda item: (item[1].view.submitted_at_s, item[0]))
+        for latest_s, row, entry in candidates:
+            if self.book.admit(entry):
+                self.newcomers[row.job_id] = entry
+                self.state.newcomers.add(row.job_id)
+                continue
+            if row.is_pursued:
+                outside.append(row)
+                continue
+            self._turn_away(latest_s, row, entry)
+        return outside
+
+    def _turn_away(self, latest_s: float, row: Row, entry: Entry) -> None:
+        can_be = latest_s >= self.now_s and any(n <= self.book.capacity for n in entry.sizes)
+        why = why_no_room(entry, self.book, self.by_id) if can_be else why_impossible(entry, row, self.book)
+        if can_be and row.view.job.goal.waits:
+            self.latest_s.append(latest_s)
+            self.notes[row.job_id] = f"in line while its deadline can still be made: {why}"
+        else:
+            self.rejected[row.job_id] = Refusal(reason=why)
+
+    def _next_moment_s(self) -> float | None:
+        """When something is planned to change, a last chance passes, or somebody should have ended."""
+        now_s = self.now_s
+        moments = [moment_s + 1e-3 for moment_s in self.latest_s]
+        for entry in self.book.entries.values():
+            for run in entry.runs:
+                if run.start_s > now_s:
+                    moments.append(run.start_s)
+                    break
+            else:
+                if entry.runs:
+                    # Who ends in time says so; this is for who does not.
+                    moments.append(max(entry.runs[-1].end_s, now_s + 1e-3) + OVERDUE_S)
+        moments += [row.view.runnable_at_s for row in self.rows if row.view.runnable_at_s > now_s]
+        return min(moments, default=None)
+
+
+def _say(
+    snapshot: Snapshot,
+    state: State,
+    allocations: Placed,
+    rows: list[Row],
+    notes: Mapping[WorkloadId, str],
+    rejected: Mapping[WorkloadId, Refusal],
+    memory: Any,
+) -> Plan:
+    idle_at_s = next_idle_at_s(snapshot.services, snapshot.now_s) if snapshot.services else None
+    moments = [moment for moment in (state.until_s, idle_at_s) if moment is not None]
+    for who in state.detours:
+        # It lets go of its devices first: its new ones are held by somebody who waits for these.
+        held = snapshot.allocations.get(who)
+        if held is not None and who in allocations and not set(held.device_ids) <= set(allocations[who].device_ids):
+            allocations = {other: given for other, given in allocations.items() if other != who}
+    entries = state.book.entries
+    admitted = {
+        row.job_id: entries[row.job_id].end_s
+        for row in rows
+        if row.view.admitted_at_s is None and row.can_promise and row.job_id in entries and entries[row.job_id].runs
+    }
+    return Plan(
+        allocations=allocations,
+        admitted=admitted,
+        rejected=rejected,
+        future=PlannedFuture(state.book),
+        reasons=reasons_of(snapshot, allocations, rows, state.book, notes),
+        revisit_at_s=min(moments, default=None),
+        memory=memory,
+    )
+
+
+def _elbow_room(cluster: Topology) -> int:
+    """Devices that promises do not need are left idle up to one node of many: what has to lie close together is then
+    placed without asking others to move."""
+    sizes = [len(node.devices) for node in cluster.nodes]
+    return max(sizes) if len(sizes) >= MANY_NODES else 0
+
+
+def _deviates(row: Row, state: State) -> bool:
+    """Whether a job has reported that it is not where its plan says."""
+    entry = state.book.entries.get(row.job_id)
+    view = row.view
+    if entry is None or view.total_steps is None or not entry.was or view.progress_at_s <= entry.since_s:
+        return False
+    from springtide.solvers.plan_fit import work_done
+
+    done = work_done(entry.was, entry.rates, view.progress_at_s)
+    expected = view.total_steps - entry.work + done
+    return abs(expected - view.step) > DEVIATION_STEPS + DEVIATION_FRACTION * done
+
+
+def _held(snapshot: Snapshot, row: Row) -> int:
+    given = snapshot.allocations.get(row.job_id)
+    return given.num_devices if given is not None else 0

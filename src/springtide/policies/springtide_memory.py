@@ -1,0 +1,158 @@
+"""What the policy `springtide` remembers between decisions, as plain values for the journal, and back."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from springtide.core.decision import Overheads, Snapshot
+from springtide.core.resources import DeviceId, Topology
+from springtide.core.workload import WorkloadId
+from springtide.policies.springtide_rows import MARK_SPACE, Row
+from springtide.policies.topology import Layout
+from springtide.solvers.plan_book import Book, Entry
+from springtide.solvers.plan_fit import Costs, Run
+
+# Plans reckon with this much more than a change costs: the truth is then never later than the plan, whatever the
+# turns of the loop and floating point do, and whoever ends leaves before another one starts in its place.
+PAD_S = 0.01
+
+Devices = Sequence[DeviceId]
+
+
+class State:
+    """What was decided: the book of promises, who stands outside of it, the devices, and which blocks were used.
+
+    `devices` are those decided for everyone, `formed_s` since when a job is on them. `used[k]` is a bitmap of the
+    aligned blocks of 2**k devices that some job has been on. `spare_s` says since when a best-effort job has its size.
+    """
+
+    def __init__(self, book: Book) -> None:
+        self.book = book
+        self.devices: dict[WorkloadId, Devices] = {}
+        self.formed_s: dict[WorkloadId, float] = {}
+        self.used: list[int] = []
+        self.cluster = 0
+        self.mark = 0
+        self.until_s: float | None = None
+        self.scales: dict[str, float] = {}
+        self.change_s = 0.0
+        self.slowed: dict[str, float] = {}
+        self.newcomers: set[str] = set()
+        self.detours: list[WorkloadId] = []
+
+    def encode(self, index_of: Mapping[DeviceId, int]) -> dict[str, Any]:
+        """As plain values. Devices are their numbers in the cluster."""
+        return {
+            "rule": RULE,
+            "mark": self.mark,
+            "cluster": self.cluster,
+            "capacity": self.book.capacity,
+            "until_s": self.until_s,
+            "used": [format(bits, "x") for bits in self.used],
+            "devices": {
+                str(who): [index_of[device] for device in devices]
+                for who, devices in self.devices.items()
+                if all(device in index_of for device in devices)
+            },
+            "detours": [str(who) for who in self.detours],
+            "slowed": dict(self.slowed),
+            "formed_s": {str(who): at_s for who, at_s in self.formed_s.items()},
+            "jobs": {
+                entry.key: [
+                    entry.work,
+                    entry.since_s,
+                    entry.ready_s,
+                    self.scales.get(entry.key, 1.0),
+                    int(entry.is_late) + 2 * int(entry.is_promised),
+                    [value for run in entry.was for value in run],
+                ]
+                for entry in self.book.entries.values()
+            },
+        }
+
+
+RULE = "springtide-1"
+
+
+def decode(
+    memory: Any, rows: Mapping[WorkloadId, Row], snapshot: Snapshot, cluster_mark: int, device_ids: Devices
+) -> State:
+    """The state that was encoded; a fresh one if the memory is somebody else's. Jobs that are gone are left out."""
+    is_ours = isinstance(memory, dict) and memory.get("rule") == RULE
+    now_s = snapshot.now_s
+    state = State(Book(memory["capacity"] if is_ours else len(device_ids), now_s, costs_of(snapshot.overheads, 1)))
+    state.cluster = cluster_mark
+    if not is_ours:
+        return state
+    state.mark, state.until_s = memory["mark"], memory["until_s"]
+    if memory["cluster"] == cluster_mark:
+        state.used = [int(bits, 16) for bits in memory["used"]]
+        state.devices = {
+            WorkloadId(who): tuple([device_ids[number] for number in numbers])
+            for who, numbers in memory["devices"].items()
+        }
+        state.detours = [WorkloadId(who) for who in memory["detours"]]
+        state.formed_s = {WorkloadId(who): at_s for who, at_s in memory["formed_s"].items()}
+    state.cluster = memory["cluster"]
+    for key, (work, since_s, ready_s, scale, flags, flat) in memory["jobs"].items():
+        row = rows.get(WorkloadId(key))
+        if row is None:
+            continue
+        entry = entry_of(row, work, since_s=since_s, ready_s=ready_s, scale=scale)
+        factor = memory["slowed"].get(key, 1.0)
+        if factor != 1.0:
+            state.slowed[key] = factor
+            entry.rates = tuple([rate * factor for rate in entry.rates])
+        entry.is_late, entry.is_promised = bool(flags & 1), bool(flags & 2)
+        entry.was = entry.runs = tuple(
+            Run(flat[at], flat[at + 1], flat[at + 2], flat[at + 3]) for at in range(0, len(flat), 4)
+        )
+        if scale != 1.0:
+            state.scales[key] = scale
+        state.book.load(entry)
+    return state
+
+
+def entry_of(
+    row: Row, work: float, *, since_s: float, ready_s: float = 0.0, scale: float = 1.0, held: int = 0
+) -> Entry:
+    """The entry in the book for a job, with `work` steps left at `since_s`."""
+    rates = row.rates if scale == 1.0 else tuple([rate * scale for rate in row.rates])
+    return Entry(
+        row.job_id,
+        work,
+        row.deadline_s,
+        rates,
+        row.sizes,
+        ready_s=ready_s,
+        since_s=since_s,
+        held=held,
+        is_promised=row.can_promise,
+    )
+
+
+def costs_of(overheads: Overheads, largest: int) -> Costs:
+    """What changes cost in plans: always as on a set of devices that nobody has used, and a little more."""
+    later = (0.0, *(overheads.cost_s(n) + PAD_S for n in range(1, largest + 1)))
+    return Costs(later.__getitem__, later)
+
+
+def mark_cluster(cluster: Topology) -> int:
+    """The nodes of a cluster as one number."""
+    names = " ".join(f"{node.node_id}:{len(node.devices)}" for node in cluster.nodes)
+    return int.from_bytes(hashlib.blake2b(names.encode(), digest_size=8).digest()) % MARK_SPACE
+
+
+def block_of(layout: Layout, devices: Devices) -> tuple[int, int] | None:
+    """Level and number of the aligned block that the devices fill; None if they are no block."""
+    count = len(devices)
+    if not count or count & (count - 1):
+        return None
+    level = count.bit_length() - 1
+    found = [layout.address_of.get(device, -1) for device in devices]
+    first = min(found)
+    if first < 0 or first >> level << level != first or max(found) != first + count - 1:
+        return None
+    return level, first >> level

@@ -1,0 +1,130 @@
+"""What the policy `springtide` knows of each job: sizes worth having, speeds, and what it may promise. Read once."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+
+from springtide.core.decision import JobView, Snapshot
+from springtide.core.workload import JobState, WorkloadId
+from springtide.perf.curve import curve_of, interpolate
+from springtide.policies.shares import most_workers
+
+# Sums of marks stay below this, so that they fit into a journal's integers.
+MARK_SPACE = 1 << 62
+# Measured speeds that differ by less than this are the same: noise is no reason to decide anew.
+SPEED_STEP_FRACTION = 0.1
+# A job of unknown length is weighed against others as if it had an hour on its smallest size to go.
+UNKNOWN_RUN_S = 3600.0
+
+
+class Row:
+    """One job as the policy sees it.
+
+    `rates[n]` is steps/s on n devices by its profile (without one: by what was measured), `scale` what was measured
+    over what was profiled, `sizes` the numbers of devices it is given. `can_promise`: profile and length were known
+    when it came, so its hard deadline is promised or it is refused. `is_pursued`: it has a hard deadline, but its
+    speed was learnt only while it ran. `mark` stands for everything that is a reason to decide anew.
+    """
+
+    __slots__ = (
+        "can_promise",
+        "deadline_s",
+        "is_known",
+        "is_pursued",
+        "job_id",
+        "mark",
+        "rates",
+        "scale",
+        "sizes",
+        "view",
+    )
+
+    def __init__(self, view: JobView) -> None:
+        job, curve = view.job, curve_of(view)
+        self.view = view
+        self.job_id: WorkloadId = job.job_id
+        most = min(view.max_workers, job.num_virtual_shards)
+        rates = interpolate(job.profile_steps_per_s, most) if curve.source == "profile" else curve.steps_per_s
+        self.scale = 1.0
+        if curve.source == "profile" and curve.sizes:
+            self.scale = curve.rate(curve.sizes[0]) / rates[curve.sizes[0]]
+        if not job.elastic:
+            # Its processes cannot change their number.
+            self.sizes: tuple[int, ...] = (min(view.num_replicas or most, most),)
+        else:
+            self.sizes = _granted(curve.sizes) or (min(view.min_workers, most_workers(view)),)
+        missing = self.sizes[-1] + 1 - len(rates)
+        self.rates: tuple[float, ...] = rates + rates[-1:] * missing if missing > 0 else rates
+        has_speed = self.rates[self.sizes[0]] > 0.0
+        if not has_speed:
+            self.rates = (0.0, *(1.0 for _ in range(self.sizes[-1])))
+            self.sizes = self.sizes[:1]
+        self.is_known = has_speed and curve.source != "guess" and view.total_steps is not None
+        deadline_s = job.goal.deadline_s
+        self.deadline_s = math.inf if deadline_s is None else deadline_s
+        is_hard = self.is_known and job.goal.is_hard
+        self.can_promise = is_hard and curve.source == "profile"
+        self.is_pursued = is_hard and not self.can_promise
+        speed = round(math.log(self.rates[self.sizes[0]] * self.scale) / SPEED_STEP_FRACTION) if has_speed else None
+        facts = (
+            f"{job.job_id} {view.min_workers} {view.max_workers} {view.total_steps} {view.num_restarts} {speed}"
+            f" {view.runnable_at_s} {self.sizes if job.elastic else None}"
+        )
+        self.mark = int.from_bytes(hashlib.blake2b(facts.encode(), digest_size=8).digest()) % MARK_SPACE
+
+    def steps_left(self, now_s: float, num_held: int) -> float:
+        """Steps left by what was reported, and by what the devices held have done since then."""
+        view = self.view
+        if view.total_steps is None:
+            return UNKNOWN_RUN_S * self.rates[self.sizes[0]]
+        left = float(view.total_steps - view.step)
+        if 0 < num_held < len(self.rates) and view.state is JobState.RUNNING:
+            left -= max(0.0, now_s - view.progress_at_s) * self.rates[num_held] * self.scale
+        return max(left, 1.0)
+
+
+def _granted(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Of the sizes worth having, the powers of two and the largest: aligned blocks can always be made to fit."""
+    last = sizes[-1] if sizes else 0
+    return tuple(n for n in sizes if n == last or n & (n - 1) == 0)
+
+
+class Rows:
+    """The rows of the live jobs, kept by the identity of their views. Derived from snapshots alone."""
+
+    def __init__(self) -> None:
+        self._rows: dict[WorkloadId, Row] = {}
+        self._views: tuple[JobView, ...] = ()
+        self._current: list[Row] = []
+        self._total = 0
+
+    def read(self, snapshot: Snapshot) -> tuple[list[Row], list[Row], int]:
+        """All rows in the snapshot's order, those that are new since the last call, and the sum of all marks."""
+        views = snapshot.jobs
+        before = self._views
+        if views is before or (len(views) == len(before) and all(map(_is, views, before))):
+            return self._current, [], self._total
+        rows = self._rows
+        current: list[Row] = []
+        fresh: list[Row] = []
+        for view in views:
+            row = rows.get(view.job.job_id)
+            if row is None or row.view is not view:
+                row = rows[view.job.job_id] = Row(view)
+                fresh.append(row)
+            current.append(row)
+        if len(rows) > len(current):
+            self._rows = {row.job_id: row for row in current}
+        self._views, self._current = views, current
+        self._total = sum([row.mark for row in current])
+        return current, fresh, self._total
+
+    def by_id(self) -> Mapping[WorkloadId, Row]:
+        """The rows of the last snapshot by job."""
+        return self._rows
+
+
+def _is(one: object, other: object) -> bool:
+    return one is other

@@ -1,0 +1,335 @@
+"""The book of promises: a schedule for every job, all of them together within the capacity, and how jobs get in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from springtide.solvers.plan_fit import Costs, Run, Runs, Task, fit, work_done
+from springtide.solvers.profile import FreeProfile
+
+# A deadline or a capacity is kept if it is missed by no more than floating point can tell.
+TOLERANCE_S = 1e-6
+# At most this part of the time to a deadline is kept in reserve for a move.
+RESERVE_FRACTION = 0.1
+
+
+class Entry:
+    """One job in the book.
+
+    `work` steps were left at `since_s`; `was` is the schedule from then on, as it is being carried out, and `runs`
+    the one under construction. `left`, `held` and `residual_s` say where the job stands at the book's moment (steps
+    left, devices held until now, overhead still to pay for them). `is_promised`: its deadline must hold.
+    `is_late`: it cannot hold any more, the job ends as soon as possible and stands in nobody's way.
+    """
+
+    __slots__ = (
+        "deadline_s",
+        "held",
+        "is_late",
+        "is_promised",
+        "key",
+        "left",
+        "rates",
+        "ready_s",
+        "residual_s",
+        "runs",
+        "since_s",
+        "sizes",
+        "was",
+        "work",
+    )
+
+    def __init__(
+        self,
+        key: str,
+        work: float,
+        deadline_s: float,
+        rates: Sequence[float],
+        sizes: Sequence[int],
+        *,
+        ready_s: float = 0.0,
+        since_s: float = 0.0,
+        held: int = 0,
+        is_promised: bool = True,
+    ) -> None:
+        self.key = key
+        self.work = self.left = work
+        self.since_s = since_s
+        self.deadline_s = deadline_s
+        self.rates = rates
+        self.sizes = sizes
+        self.ready_s = ready_s
+        self.held = held
+        self.residual_s = 0.0
+        self.is_promised = is_promised
+        self.is_late = False
+        self.runs: Runs = ()
+        self.was: Runs = ()
+
+    @property
+    def end_s(self) -> float:
+        """When it ends by its schedule."""
+        return self.runs[-1].end_s if self.runs else math.inf
+
+    @property
+    def fastest_s(self) -> float:
+        """How long the rest takes on the fastest size, without overhead."""
+        return self.left / self.rates[self.sizes[-1]]
+
+    def size_at(self, now_s: float) -> int:
+        """How many devices it is to hold from `now_s` on."""
+        for run in self.runs:
+            if run.start_s > now_s:
+                break
+            if now_s < run.end_s:
+                return run.num_devices
+        return 0
+
+    def stand(self, now_s: float, num_held: int | None = None) -> None:
+        """Work out where the job stands at `now_s` from the schedule that was carried out until then.
+
+        `num_held` devices are held: it tells whether a change that is planned for this very moment has been made.
+        """
+        if not self.was:
+            return
+        self.left = max(0.0, self.work - work_done(self.was, self.rates, now_s))
+        self.held, self.residual_s = num_held or 0, 0.0
+        for run in self.was:
+            if run.start_s <= now_s <= run.end_s and num_held in (None, run.num_devices):
+                self.held = run.num_devices
+                self.residual_s = max(0.0, run.start_s + run.overhead_s - now_s)
+                if now_s < run.end_s:
+                    break
+
+    def task(self) -> Task:
+        """What is left to fit."""
+        deadline_s = math.inf if self.is_late else self.deadline_s
+        return Task(self.left, deadline_s, self.ready_s, self.rates, self.sizes, self.held, self.residual_s)
+
+
+class Book:
+    """All schedules and the free profile they leave, at one moment. Every change keeps every promise, or is not made.
+
+    `effort` bounds how much may still be tried in this decision: the number of profile intervals looked at.
+    """
+
+    def __init__(self, capacity: int, now_s: float, costs: Costs) -> None:
+        self.now_s = now_s
+        self.capacity = capacity
+        self.costs = costs
+        self.profile = FreeProfile(capacity, now_s)
+        self.entries: dict[str, Entry] = {}
+        self.effort = 0
+        self.tries = 8
+
+    def begin(self, now_s: float, costs: Costs, effort: int, held: Mapping[str, int] | None = None) -> None:
+        """Go to `now_s`: work out where every job stands there. `held` counts the devices of whoever holds some."""
+        self.now_s, self.costs, self.effort = now_s, costs, effort
+        self.profile.forget_before(now_s)
+        for entry in self.entries.values():
+            entry.stand(now_s, None if held is None else held.get(entry.key, 0))
+
+    def commit(self) -> None:
+        """What is in the book is being carried out from now on."""
+        for entry in self.entries.values():
+            if entry.runs is not entry.was:
+                entry.work, entry.since_s, entry.was = entry.left, self.now_s, entry.runs
+
+    def load(self, entry: Entry) -> None:
+        """Put a job with its schedule into the book, unchecked."""
+        self.entries[entry.key] = entry
+        _take(self.profile, entry.runs)
+
+    def drop(self, key: str) -> None:
+        """Take a job out."""
+        entry = self.entries.pop(key)
+        _take(self.profile, entry.runs, -1)
+
+    def change_runs(self, entry: Entry, runs: Runs) -> None:
+        """Replace the schedule of a job in the book, unchecked."""
+        _take(self.profile, entry.runs, -1)
+        entry.runs = runs
+        _take(self.profile, runs)
+
+    def can_alone(self, entry: Entry) -> bool:
+        """Whether the job could make its deadline if it had all devices it can use from now on."""
+        return self.latest_start_s(entry) >= self.now_s
+
+    def latest_start_s(self, entry: Entry) -> float:
+        """The last moment at which the job, alone and at its best size, can still begin."""
+        costs, rates = self.costs, entry.rates
+        return entry.deadline_s - min(costs.later[n] + entry.left / rates[n] for n in entry.sizes)
+
+    def admit(self, entry: Entry, *, repairs: bool = True) -> bool:
+        """Find room for a new job: beside all others, else by changing their schedules. Tells whether it is in."""
+        runs = self._fit(self.profile, entry)
+        if runs:
+            entry.runs = runs
+            self.load(entry)
+            return True
+        return repairs and self.can_alone(entry) and self._repair(entry)
+
+    def set_capacity(self, capacity: int) -> bool:
+        """Change the number of devices for good. If the schedules do not fit any more all are made anew; tells
+        whether every promise still holds. Otherwise nothing is changed."""
+        missing = self.capacity - capacity
+        if not missing:
+            return True
+        self.profile.take(self.now_s, math.inf, missing)
+        self.capacity = capacity
+        if min(self.profile.free) >= 0 or self._replan(list(self.entries.values())):
+            return True
+        self.profile.take(self.now_s, math.inf, -missing)
+        self.capacity += missing
+        return False
+
+    def force_capacity(self, capacity: int) -> None:
+        """Change the number of devices come what may: whoever cannot keep its deadline then is late."""
+        if self.set_capacity(capacity):
+            return
+        everyone = sorted(self.entries.values(), key=self._urgency)
+        self.capacity = capacity
+        self.profile = FreeProfile(capacity, self.now_s)
+        self.entries = {}
+        for entry in everyone:
+            entry.runs = ()
+        for entry in everyone:
+            self.put(entry)
+
+    def put(self, entry: Entry) -> None:
+        """Take in a job that is promised already: by its deadline if that can be, else late but as soon as it can."""
+        if not entry.is_late and self.admit(entry):
+            return
+        entry.is_late = True
+        runs = self._fit(self.profile, entry)
+        entry.runs = runs
+        self.load(entry)
+
+    def fit_one(self, entry: Entry) -> Runs:
+        """The schedule the entry would get beside all others; empty if there is none. Nothing is changed."""
+        return self._fit(self.profile, entry)
+
+    def plan_anew(self, entry: Entry) -> bool:
+        """Find another schedule for a job in the book, as for a new one; tells whether there is one. If not, nothing
+        is changed."""
+        before = entry.runs
+        self.change_runs(entry, ())
+        runs = self._fit(self.profile, entry)
+        if runs or not self._repair(entry):
+            self.change_runs(entry, runs or before)
+        return entry.runs is not before
+
+    # --- changing what is planned -----------------------------------------------------------------------------------
+
+    def _fit(self, profile: FreeProfile, entry: Entry) -> Runs:
+        self.effort -= len(profile.times) + 8
+        sizes = entry.sizes
+        largest = max(self.capacity, 0)
+        task = entry.task()
+        if sizes[-1] > largest:
+            sizes = [n for n in sizes if n <= largest]
+            if not sizes:
+                return ()
+            task = task._replace(sizes=sizes)
+        # One further change is kept in reserve, so that the job can be moved for the sake of another.
+        reserve_s = min(self.costs.later[sizes[-1]], RESERVE_FRACTION * (entry.deadline_s - self.now_s))
+        return fit(profile, task, self.now_s, max(0.0, reserve_s), self.costs)
+
+    def _urgency(self, entry: Entry) -> tuple[bool, float, str]:
+        """Who is planned first: whose latest possible start is nearest."""
+        return entry.is_late, entry.deadline_s - entry.fastest_s, entry.key
+
+    def _repair(self, new: Entry) -> bool:
+        """Make room by planning others anew: first those who hold most beyond their need, then everyone."""
+        deadline_s = new.deadline_s
+        givers = [entry for entry in self.entries.values() if entry.runs and entry.runs[0].start_s < deadline_s]
+        surplus = {entry.key: self._surplus(entry) for entry in givers}
+        givers.sort(key=lambda entry: (-surplus[entry.key], entry.deadline_s, entry.key))
+        count = 1
+        while count < len(givers) and self.effort > 0:
+            if self._replan([*givers[:count], new]):
+                return True
+            count *= 2
+        everyone = [entry for entry in self.entries.values() if entry is not new]
+        return self.effort > 0 and self._replan([*everyone, new])
+
+    def _surplus(self, entry: Entry) -> int:
+        """Devices held beyond the fewest that make the deadline."""
+        left_s = entry.deadline_s - self.now_s
+        later, rates, left = self.costs.later, entry.rates, entry.left
+        need = next((n for n in entry.sizes if later[n] + left / rates[n] <= left_s), entry.sizes[-1])
+        return max(run.num_devices for run in entry.runs) - need
+
+    def _replan(self, group: Sequence[Entry]) -> bool:
+        """Plan all of `group` anew beside the others: the most urgent first; who does not fit then comes earlier.
+
+        Adopted only if everyone fits who must. This is list scheduling with repair of the order ("squeaky wheel").
+        """
+        base = self.profile.copy()
+        for entry in group:
+            _take(base, entry.runs, -1)
+        order = sorted(group, key=self._urgency)
+        for _ in range(self.tries):
+            if self.effort <= 0:
+                return False
+            profile = base.copy()
+            plans: list[Runs] = []
+            failed = -1
+            for index, entry in enumerate(order):
+                runs = self._fit(profile, entry)
+                if not runs:
+                    failed = index
+                    break
+                _take(profile, runs)
+                plans.append(runs)
+            if failed < 0:
+                for entry, runs in zip(order, plans, strict=True):
+                    entry.runs = runs
+                    self.entries.setdefault(entry.key, entry)
+                self.profile = profile
+                return True
+            if failed == 0:
+                return False
+            order.insert(0 if failed < 2 else failed // 2, order.pop(failed))
+        return False
+
+
+def verify(book: Book, *, slack_s: float = TOLERANCE_S) -> list[str]:
+    """What is wrong with the book, in sentences; empty if all its promises hold.
+
+    Worked out from the schedules alone: no device too many at any moment, every job's work done by its schedule, no
+    gap in time, and every promise that is not given up ends by its deadline.
+    """
+    faults: list[str] = []
+    changes: dict[float, int] = {}
+    for entry in book.entries.values():
+        previous_s = -math.inf
+        for start_s, end_s, n, _ in entry.runs:
+            if start_s < previous_s or end_s < start_s or n < 1:
+                faults.append(f"{entry.key}: its runs overlap or are empty")
+            previous_s = end_s
+            if end_s > book.now_s:
+                begin_s = max(start_s, book.now_s)
+                changes[begin_s] = changes.get(begin_s, 0) + n
+                changes[end_s] = changes.get(end_s, 0) - n
+        if not entry.runs and not entry.is_late:
+            faults.append(f"{entry.key}: it has no schedule")
+        done = work_done(entry.runs, entry.rates, math.inf)
+        missing = (entry.work if entry.runs is entry.was else entry.left) - done
+        if entry.runs and missing > TOLERANCE_S * max(1.0, entry.work) + 1e-3 * entry.rates[entry.sizes[0]]:
+            faults.append(f"{entry.key}: {missing:g} steps are left at the end of its schedule")
+        if not entry.is_late and entry.end_s > entry.deadline_s + slack_s:
+            faults.append(f"{entry.key}: ends {entry.end_s - entry.deadline_s:g} s after its deadline")
+    used = 0
+    for moment_s in sorted(changes):
+        used += changes[moment_s]
+        if used > book.capacity:
+            faults.append(f"{used} of {book.capacity} devices are in use at {moment_s:g} s")
+            break
+    return faults
+
+
+def _take(profile: FreeProfile, runs: Iterable[Run], sign: int = 1) -> None:
+    for start_s, end_s, n, _ in runs:
+        profile.take(start_s, end_s, sign * n)

@@ -1,0 +1,91 @@
+"""Spare devices: who runs faster than its promise needs, by what is saved for the GPU-time that is added."""
+
+from __future__ import annotations
+
+import heapq
+
+from springtide.solvers.plan_book import Book, Entry
+from springtide.solvers.plan_fit import Run, Runs, fill
+
+# A change has to save at least this many times what it costs, or the job is left alone.
+MIN_GAIN = 1.0
+
+
+def use_spare(book: Book, kept_free: int = 0) -> None:
+    """Give devices that nobody's schedule uses now to jobs that end earlier for it.
+
+    First everyone who would shrink although nobody needs the devices keeps what it holds. Then the marginal return
+    decides, one size at a time: seconds saved for GPU-seconds added (ElasticFlow, Algorithm 2, in the direction in
+    which the paper states it). Planned work is pulled forward, never pushed back, so every promise stays kept.
+    """
+    now_s = book.now_s
+    entries = book.entries
+    for entry in entries.values():
+        if entry.held and entry.ready_s <= now_s and entry.held in entry.sizes and entry.size_at(now_s) < entry.held:
+            _raise(book, entry, entry.held)
+    heap: list[tuple[float, int, str, int]] = []
+    number = 0
+    for entry in entries.values():
+        offer = _offer(book, entry)
+        if offer is not None:
+            heap.append((-offer[0], number, entry.key, offer[1]))
+            number += 1
+    heapq.heapify(heap)
+    while heap and book.profile.at(now_s) > kept_free and book.effort > 0:
+        _, _, key, count = heapq.heappop(heap)
+        entry = entries[key]
+        if book.profile.at(now_s) - count + entry.size_at(now_s) < kept_free:
+            continue
+        if _raise(book, entry, count):
+            offer = _offer(book, entry)
+            if offer is not None:
+                heapq.heappush(heap, (-offer[0], number, key, offer[1]))
+                number += 1
+
+
+def _offer(book: Book, entry: Entry) -> tuple[float, int] | None:
+    """The next larger size for which there are devices now: its marginal return and the size."""
+    now_s = book.now_s
+    if entry.ready_s > now_s or not entry.runs:
+        return None
+    current = entry.size_at(now_s)
+    spare = book.profile.at(now_s)
+    if current == entry.sizes[-1] or not spare:
+        return None
+    count = next(n for n in entry.sizes if n > current)
+    if count - current > spare:
+        return None
+    overhead_s = entry.residual_s if count == entry.held else book.costs.now(count)
+    duration_s = overhead_s + entry.left / entry.rates[count]
+    saved_s = entry.runs[-1].end_s - now_s - duration_s
+    if saved_s <= (MIN_GAIN * overhead_s if entry.held and count != entry.held and current == entry.held else 0.0):
+        return None
+    used = sum((run.end_s - max(now_s, run.start_s)) * run.num_devices for run in entry.runs if run.end_s > now_s)
+    added = count * duration_s - used
+    return (saved_s / added if added > 1e-9 else 1e18 + saved_s), count
+
+
+def _raise(book: Book, entry: Entry, count: int) -> bool:
+    """Let the job hold `count` devices from now on, to its end or as long as they are free."""
+    now_s = book.now_s
+    overhead_s = entry.residual_s if count == entry.held else book.costs.now(count)
+    end_s = now_s + overhead_s + entry.left / entry.rates[count]
+    before = entry.runs
+    book.change_runs(entry, ())
+    book.effort -= 4
+    runs: Runs = ()
+    if (end_s <= entry.deadline_s or entry.is_late) and book.profile.least(now_s, end_s) >= count:
+        runs = (Run(now_s, end_s, count, overhead_s),)
+    else:
+        limit_s = before[-1].end_s - MIN_GAIN * book.costs.later[count]
+        sizes = [n for n in entry.sizes if n <= count]
+        book.effort -= len(book.profile.times)
+        filled = fill(book.profile, entry.task(), now_s, limit_s, book.costs, sizes)
+        if filled and filled[0].start_s <= now_s and filled[0].num_devices > _size_at(before, now_s):
+            runs = filled
+    book.change_runs(entry, runs or before)
+    return bool(runs)
+
+
+def _size_at(runs: Runs, now_s: float) -> int:
+    return next((run.num_devices for run in runs if run.start_s <= now_s < run.end_s), 0)

@@ -1,0 +1,172 @@
+"""Fitting one job into a free profile: the cheapest run that makes its deadline, with every change paid for."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from springtide.solvers.profile import FreeProfile
+
+
+class Run(NamedTuple):
+    """A stretch of time on a constant number of devices; its first `overhead_s` bring no progress."""
+
+    start_s: float
+    end_s: float
+    num_devices: int
+    overhead_s: float
+
+
+Runs = tuple[Run, ...]
+
+
+class Task(NamedTuple):
+    """What has to be fitted: `work` steps by `deadline_s` (infinite: as soon as possible), from `ready_s` on.
+
+    `rates[n]` is steps/s on n devices; `sizes` are the numbers worth having, ascending, each faster than every
+    smaller one. `held` devices are held now and go on without a new overhead, but for `residual_s` that their last
+    change still costs.
+    """
+
+    work: float
+    deadline_s: float
+    ready_s: float
+    rates: Sequence[float]
+    sizes: Sequence[int]
+    held: int = 0
+    residual_s: float = 0.0
+
+
+class Costs(NamedTuple):
+    """What a change to n devices costs in seconds: `now(n)` at this moment, `later[n]` at any later one."""
+
+    now: Callable[[int], float]
+    later: Sequence[float]
+
+
+def start_now(profile: FreeProfile, task: Task, now_s: float, limit_s: float, costs: Costs) -> Runs:
+    """The constant run from `now_s` that ends by `limit_s` with the least GPU-time; empty if none fits."""
+    best: Run | None = None
+    best_use = math.inf
+    if task.ready_s > now_s:
+        return ()
+    for n in task.sizes:
+        overhead_s = task.residual_s if n == task.held else costs.now(n)
+        duration_s = overhead_s + task.work / task.rates[n]
+        if now_s + duration_s > limit_s or n * duration_s >= best_use:
+            continue
+        if profile.least(now_s, now_s + duration_s) >= n:
+            best, best_use = Run(now_s, now_s + duration_s, n, overhead_s), n * duration_s
+    return (best,) if best is not None else ()
+
+
+def start_later(profile: FreeProfile, task: Task, now_s: float, limit_s: float, costs: Costs) -> Runs:
+    """The constant run from now on or later that ends first; empty if none ends by `limit_s`."""
+    best: Run | None = None
+    best_end_s = math.inf
+    first_s = max(now_s, task.ready_s)
+    for n in task.sizes:
+        duration_s = costs.later[n] + task.work / task.rates[n]
+        latest_s = min(limit_s, best_end_s) - duration_s
+        if latest_s < first_s:
+            continue
+        start_s = profile.earliest(n, duration_s, first_s, latest_s)
+        if start_s is not None and start_s + duration_s < best_end_s:
+            best_end_s = start_s + duration_s
+            best = Run(start_s, best_end_s, n, costs.later[n])
+    return (best,) if best is not None else ()
+
+
+def fill(profile: FreeProfile, task: Task, now_s: float, limit_s: float, costs: Costs, sizes: Sequence[int]) -> Runs:
+    """Runs of changing size, at most the largest of `sizes`: progressive filling with the changes paid for.
+
+    In every interval of the profile the task takes as many devices as are free there, unless the change costs more
+    than it brings until the interval ends. Empty if the work does not end by `limit_s`.
+    """
+    times, free, rates = profile.times, profile.free, task.rates
+    num_intervals, top, left = len(times), sizes[-1], task.work
+    at_s = max(now_s, task.ready_s)
+    size = task.held if task.ready_s <= now_s else 0
+    pending_s = overhead_s = task.residual_s if size else 0.0
+    begun_s = at_s
+    runs: list[Run] = []
+    index = max(0, bisect_right(times, at_s) - 1)
+    while at_s < limit_s:
+        until_s = times[index + 1] if index + 1 < num_intervals else math.inf
+        room = free[index]
+        wanted = top
+        if room < top:
+            wanted = 0
+            for n in sizes:
+                if n > room:
+                    break
+                wanted = n
+        if wanted != size:
+            cost_s = 0.0 if not wanted else costs.now(wanted) if at_s <= now_s else costs.later[wanted]
+            span_s = min(until_s, limit_s) - at_s
+            if size and size <= room:
+                pays = (span_s - cost_s) * rates[wanted] > (span_s - min(pending_s, span_s)) * rates[size]
+                wanted = wanted if pays else size
+            elif span_s <= cost_s:
+                wanted = 0
+            if wanted != size:
+                if size and at_s > begun_s:
+                    runs.append(Run(begun_s, at_s, size, min(overhead_s, at_s - begun_s)))
+                size, begun_s, overhead_s, pending_s = wanted, at_s, cost_s, cost_s
+        if size:
+            end_s = at_s + pending_s + left / rates[size]
+            if end_s <= until_s:
+                return (*runs, Run(begun_s, end_s, size, overhead_s)) if end_s <= limit_s else ()
+            span_s = until_s - at_s
+            if span_s > pending_s:
+                left -= (span_s - pending_s) * rates[size]
+                pending_s = 0.0
+            else:
+                pending_s -= span_s
+        index += 1
+        at_s = until_s
+    return ()
+
+
+def fit(profile: FreeProfile, task: Task, now_s: float, reserve_s: float, costs: Costs) -> Runs:
+    """Fit the task by its deadline: now at the cheapest constant size, else with changing sizes, at most as large as
+    needed, else later. If possible it ends `reserve_s` before the deadline. Empty if it does not fit."""
+    deadline_s, sizes = task.deadline_s, task.sizes
+    if deadline_s == math.inf:
+        return _soonest(profile, task, now_s, costs)
+    runs = start_now(profile, task, now_s, deadline_s - reserve_s, costs)
+    if runs:
+        return runs
+    at_most = fill(profile, task, now_s, deadline_s, costs, sizes)
+    if at_most:
+        for limit_s in (deadline_s - reserve_s, deadline_s) if reserve_s else (deadline_s,):
+            for count in range(1, len(sizes) + 1):
+                runs = fill(profile, task, now_s, limit_s, costs, sizes[:count])
+                if runs:
+                    return runs
+        return at_most
+    runs = start_now(profile, task, now_s, deadline_s, costs)
+    return runs or start_later(profile, task, now_s, deadline_s, costs)
+
+
+def _soonest(profile: FreeProfile, task: Task, now_s: float, costs: Costs) -> Runs:
+    """The runs that end first: a constant one, going on as it is, or one of changing size."""
+    found = [
+        start_later(profile, task, now_s, math.inf, costs),
+        fill(profile, task, now_s, math.inf, costs, task.sizes),
+    ]
+    if task.held in task.sizes:
+        found.append(start_now(profile, task._replace(sizes=(task.held,)), now_s, math.inf, costs))
+    return min((runs for runs in found if runs), key=lambda runs: runs[-1].end_s, default=())
+
+
+def work_done(runs: Sequence[Run], rates: Sequence[float], until_s: float) -> float:
+    """Steps that the runs bring until `until_s`."""
+    done = 0.0
+    for start_s, end_s, n, overhead_s in runs:
+        if start_s >= until_s:
+            break
+        done += max(0.0, min(end_s, until_s) - start_s - overhead_s) * rates[n]
+    return done
