@@ -80,6 +80,24 @@ def test_invariants_hold(policy: str, trace: Trace, tables: Profiles, cluster: t
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("policy", POLICY_NAMES)
+@given(seed=st.integers(0, 10_000), overhead=OVERHEADS)
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_invariants_hold_while_nodes_fail_and_speeds_differ(policy: str, seed: int, overhead: str) -> None:
+    answer = simulate(
+        *("generated:40", "4x4", [policy]),
+        seed=seed,
+        overhead=overhead,
+        error_fraction=0.4,
+        mtbf_hours=0.7,
+        repair_hours=0.3,
+    )
+    figures = answer["policies"][policy]
+    assert figures["deadlines_met"] + sum(figures["misses"].values()) == figures["deadline_jobs"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("policy", POLICY_NAMES)
 @given(trace=traces(), tables=profiles(), cluster=CLUSTERS, overhead=OVERHEADS)
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_invariants_hold_for_long(

@@ -93,6 +93,7 @@ def test_a_reason_that_was_given_when_the_workers_started_counts_for_their_resiz
     invariants.reasons = {"a": "idle devices"}
     invariants.note(Step(now_s=0.0, events=BEGIN, actions=(start("a"), start("a", "n0/1", 1))))
     invariants.reasons = {}
+    invariants.note(Step(now_s=4.0, actions=(resize("a", 0, cause="member lost"),)))
     invariants.note(Step(now_s=5.0, actions=(resize("a", 0, 1),)))
     with pytest.raises(InvariantViolation):
         invariants.note(Step(now_s=6.0, actions=(resize("a", 0),)))

@@ -123,7 +123,9 @@ class FluidInvariants:
         for replica_id in action.replica_ids:
             if replica_id not in self._device:
                 self._complain("capacity", f"{job_id} is to train on {replica_id}, which holds no device", now_s)
-        if action.cause == "plan" and not self.reasons.get(job_id):
+        if action.cause != "plan":
+            return
+        if not self.reasons.get(job_id):
             # Workers may have been started for this change earlier: then the reason was given with them.
             reasoned_s = self._reasoned_s.get(job_id)
             if reasoned_s is None or reasoned_s < self._formed_s.get(job_id, 0.0):
