@@ -55,7 +55,8 @@ class JobRow:
             # Nothing is known of its speed: the least it takes to find out.
             self.sizes = (min(view.min_workers, most_workers(view)),)
         else:
-            self.sizes = (curve.doubling_sizes if only_doublings else curve.sizes) or curve.sizes
+            # The smallest that it accepts is a level too: on a small cluster it may be the only one that fits.
+            self.sizes = tuple(sorted({curve.sizes[0], *curve.doubling_sizes})) if only_doublings else curve.sizes
         self.rates = tuple(curve.rate(size) for size in self.sizes)
         if self.rates[0] <= 0:
             self.rates, self.is_known = (1.0,) * len(self.sizes), False
