@@ -12,7 +12,7 @@ from platform_double import PlatformDouble
 from prometheus_client import CollectorRegistry
 from starlette.testclient import TestClient
 
-from springtide.core.events import ProgressReported
+from springtide.core.events import JobFinished, ProgressReported
 from springtide.core.export import LiveState
 from springtide.core.quote import Quote
 from springtide.service.api import build_api
@@ -206,6 +206,18 @@ def test_many_runs_tell_their_own_spread(asking, promising):
     known = experience_of(promising.view(), request)
     assert known.spread.source == "history of 5 runs"
     assert 1.0 > known.spread.fast_on[1] > (1 + MEASURED_SPREAD) ** -2
+
+
+def test_a_run_that_went_through_tells_its_average(asking, promising):
+    job_id = run_once(asking, promising, workers=(1,), rates=(6400.0,), end=False)
+    promising.clock_s += 60.0
+    generation = promising.current.jobs[job_id].generation
+    promising.play(JobFinished(job_id=job_id, generation=generation, step=600))
+    promising.stop_replicas(job_id)
+    assert promising.current.jobs[job_id].state == "SUCCEEDED"
+    # 600 steps in 60 s, whatever single steps took.
+    quoted = ask(asking, job_body(options__deadline_s=None, options__max_workers=1))
+    assert quoted.finish_s.p90 == pytest.approx(60 * 1.1)
 
 
 def test_a_declared_length_is_counted_in_whole_batches():

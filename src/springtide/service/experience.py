@@ -10,6 +10,7 @@ import numpy as np
 
 from springtide.control.quote import Spread
 from springtide.control.records import JobRecord
+from springtide.core.workload import JobState
 from springtide.perf.scaling import fit_scaling
 from springtide.service.contract import ViewLike
 from springtide.service.schemas import JobIn, JobOptionsIn
@@ -23,10 +24,11 @@ MAX_COMPARED = 100
 # fitted curve, thirty.
 MEASURED_SPREAD = 0.10
 FITTED_SPREAD = 0.30
-# From so many runs on, their own differences take the place of the convention.
+# From so many runs on, their own differences take the place of the convention: the slowest of up to ten runs is about
+# the tenth percentile.
 _ENOUGH_RUNS = 4
 # A range is never told narrower than a measurement is.
-_LEAST_SPREAD = 0.03
+_LEAST_SPREAD = 0.05
 
 
 class Experience(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +57,7 @@ def experience_of(view: ViewLike, request: JobIn) -> Experience:
         curve = fit_scaling(declared)
         beyond = {n: curve.samples_per_s(n) for n in range(max(declared) + 1, options.max_workers + 1)}
         return Experience(total_steps=total_steps, steps_per_s={**declared, **beyond}, spread=Spread(source="profile"))
-    measured = _measured(runs, request)
+    measured = _measured(runs)
     if not measured:
         return Experience(total_steps=total_steps)
     most = max(options.max_workers, *measured)
@@ -117,13 +119,27 @@ def _scaled(run: JobRecord, num_epochs: int) -> int:
     return -(-(run.total_steps or 0) * num_epochs // run.job.num_epochs)
 
 
-def _measured(runs: list[JobRecord], request: JobIn) -> dict[int, float]:
+def _rates(run: JobRecord) -> dict[int, float]:
+    """Samples a second by number of workers.
+
+    A run that went through undisturbed on one number of workers tells its average, with all that is no step in it:
+    evaluation, checkpoints, the end. Any other tells what was measured last on each number.
+    """
+    rates = {count: rate for count, rate in run.throughput_samples_per_s.items() if rate > 0}
+    is_whole = run.state is JobState.SUCCEEDED and not run.num_restarts and not run.num_preemptions
+    if is_whole and len(rates) == 1 and run.total_steps and run.started_at_s is not None and run.ended_at_s is not None:
+        took_s = run.ended_at_s - run.started_at_s
+        if took_s > 0:
+            return dict.fromkeys(rates, run.total_steps * run.job.global_batch_size / took_s)
+    return rates
+
+
+def _measured(runs: list[JobRecord]) -> dict[int, float]:
     """Samples a second by number of workers: the median over the runs."""
     by_count: dict[int, list[float]] = {}
     for run in runs:
-        for count, rate in run.throughput_samples_per_s.items():
-            if rate > 0:
-                by_count.setdefault(count, []).append(rate)
+        for count, rate in _rates(run).items():
+            by_count.setdefault(count, []).append(rate)
     return {count: float(np.median(rates)) for count, rates in sorted(by_count.items())}
 
 
@@ -134,10 +150,10 @@ def _slow_factors(runs: list[JobRecord], measured: Mapping[int, float], most: in
         if count not in measured:
             factors[count] = 1.0 + FITTED_SPREAD
             continue
-        rates = [r for run in runs if (r := run.throughput_samples_per_s.get(count))]
+        rates = [r for run in runs if (r := _rates(run).get(count))]
         factors[count] = 1.0 + MEASURED_SPREAD
         if len(rates) >= _ENOUGH_RUNS:
-            factors[count] = 1.0 + max(_LEAST_SPREAD, measured[count] / float(np.percentile(rates, 10)) - 1.0)
+            factors[count] = 1.0 + max(_LEAST_SPREAD, measured[count] / min(rates) - 1.0)
     return factors
 
 
