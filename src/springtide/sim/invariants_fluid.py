@@ -41,7 +41,8 @@ class FluidInvariants:
         self._jobs: dict[WorkloadId, TrainingJob] = {}
         self._ended: set[WorkloadId] = set()
         self._promised: set[WorkloadId] = set()
-        self._reasoned_s: dict[WorkloadId, float] = {}
+        self._reasoned: set[ReplicaId] = set()
+        self._members: dict[WorkloadId, tuple[ReplicaId, ...]] = {}
         self._formed_s: dict[WorkloadId, float] = {}
 
     def note(self, step: Step) -> None:
@@ -114,7 +115,7 @@ class FluidInvariants:
             self._complain("device-once", f"{device_id} is held by {holder} and given to {action.replica_id}", now_s)
         self._device[action.replica_id] = device_id
         if self.reasons.get(workload_id):
-            self._reasoned_s[workload_id] = now_s
+            self._reasoned.add(action.replica_id)
 
     def _resize(self, action: ResizeJob, now_s: float) -> None:
         job_id = action.job_id
@@ -123,13 +124,15 @@ class FluidInvariants:
         for replica_id in action.replica_ids:
             if replica_id not in self._device:
                 self._complain("capacity", f"{job_id} is to train on {replica_id}, which holds no device", now_s)
+        before = self._members.get(job_id, ())
+        self._members[job_id] = action.replica_ids
         if action.cause != "plan":
             return
-        if not self.reasons.get(job_id):
-            # Workers may have been started for this change earlier: then the reason was given with them.
-            reasoned_s = self._reasoned_s.get(job_id)
-            if reasoned_s is None or reasoned_s < self._formed_s.get(job_id, 0.0):
-                self._complain("reason-for-change", f"{job_id} is {action.reason} without a reason", now_s)
+        # Whoever was started for this change earlier had the reason with it; all changes of one instant are one change.
+        joiners = [replica_id for replica_id in action.replica_ids if replica_id not in before]
+        is_reasoned = bool(joiners) and self._reasoned.issuperset(joiners)
+        if not self.reasons.get(job_id) and not is_reasoned and self._formed_s.get(job_id) != now_s:
+            self._complain("reason-for-change", f"{job_id} is {action.reason} without a reason", now_s)
         self._formed_s[job_id] = now_s
 
     def _end(self, action: EndJob, now_s: float) -> None:
@@ -151,6 +154,7 @@ class FluidInvariants:
         device_id = self._device.pop(replica_id, None)
         if device_id is not None:
             del self._holder[device_id]
+            self._reasoned.discard(replica_id)
 
     def _complain(self, name: str, detail: str, now_s: float) -> NoReturn:
         again = f"; run it again: {self._told}" if self._told else ""
