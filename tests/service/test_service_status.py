@@ -6,9 +6,12 @@ import pytest
 from platform_double import View
 
 from springtide.control.records import JobRecord, ReplicaRecord, ReplicaState, ServiceRecord, ServiceState
+from springtide.core.decision import PlannedRun
 from springtide.core.resources import make_node
+from springtide.core.status import HistoryEntry
 from springtide.core.workload import Checkpoint, Entrypoint, Goal, InferenceService, JobState, TrainingJob
 from springtide.service.explain import explain
+from springtide.service.outlook import Outlook
 from springtide.service.status import job_status, platform_status, service_status
 
 CODE = Entrypoint(source_path="/fit.py", object_name="fit")
@@ -91,6 +94,41 @@ def test_why_always_has_a_reason_and_a_next_step(state):
     assert why.next_steps
     if not state.is_terminal:
         assert any("passed 2.0 s ago" in sentence for sentence in why.evidence)
+
+
+def test_why_tells_the_last_resize_and_preemption_and_what_they_were_for():
+    history = (
+        HistoryEntry(seq=1, at_s=1.0, kind="preempt", text="checkpoints and gives its devices back: 'b' needs them"),
+        HistoryEntry(seq=2, at_s=2.0, kind="shrink", text="resized 4 -> 2 workers ('c' needs the devices)"),
+        HistoryEntry(seq=3, at_s=3.0, kind="checkpoint", text="checkpoint of step 4 is durable"),
+    )
+    known = record(JobState.RUNNING, admitted_at_s=0.0, promised_finish_s=9.0)
+    evidence = explain(known, view_of(known), history, 5.0).evidence
+    assert "last change, 3.0 s ago: resized 4 -> 2 workers ('c' needs the devices)" in evidence
+    assert "last time it gave way, 4.0 s ago: checkpoints and gives its devices back: 'b' needs them" in evidence
+    assert "its deadline was promised 5.0 s ago" in evidence
+
+
+def test_why_tells_what_is_planned():
+    known = record(JobState.PENDING)
+    planned = Outlook(start_at_s=65.0, finish_at_s=125.0, is_planned=True)
+    why = explain(known, view_of(known), (), 5.0, planned)
+    assert "expected start in 1m00, as planned" in why.evidence
+    assert "expected end in 2m00, as planned" in why.evidence
+    assert (why.expected_start_at_s, why.expected_finish_at_s) == (65.0, 125.0)
+    nobody = explain(known, view_of(known), (), 5.0, Outlook(unknown=("other",)))
+    assert "expected start: nobody knows, because nobody knows how long 'other' will take" in nobody.evidence
+
+
+def test_what_is_promised_and_planned_is_in_the_status():
+    known = record(JobState.PENDING, admitted_at_s=1.0, total_steps=8, throughput_samples_per_s={1: 2.0})
+    runs = (PlannedRun(start_s=10.0, end_s=20.0, num_devices=1),)
+    status = job_status(known, 5.0, planned=runs)
+    assert (status.is_promised, status.planned_start_at_s, status.planned_finish_at_s) == (True, 10.0, 20.0)
+    guess = record(JobState.PENDING)
+    assert job_status(guess, 5.0, planned=runs).planned_finish_at_s is None
+    dear = record(JobState.SUCCEEDED, finished_service_s=1800.0)
+    assert job_status(dear, 5.0, usd_per_device_hour=2.0).cost_usd == 1.0
 
 
 def test_a_refused_job_is_told_what_would_be_accepted():

@@ -99,8 +99,8 @@ def _last_changes(record: JobRecord, history: tuple[HistoryEntry, ...], now_s: f
 def _expectations(record: JobRecord, outlook: Outlook | None, now_s: float) -> list[str]:
     """What was promised, and when it is expected to start and to end."""
     told = []
-    if record.promised_finish_s is not None and not record.state.is_terminal:
-        told.append("its deadline is promised since it was admitted")
+    if record.admitted_at_s is not None and not record.state.is_terminal:
+        told.append(f"its deadline was promised {format_duration(max(0.0, now_s - record.admitted_at_s))} ago")
     if outlook is None:
         return told
     basis = "as planned" if outlook.is_planned else "if nobody else comes"
