@@ -31,11 +31,14 @@ class WithinBudget(msgspec.Struct, frozen=True):
         """Return the inner policy's plan, without the jobs that are too dear."""
         plan = self.policy.decide(snapshot)
         refusals: dict[WorkloadId, Refusal] = {}
-        for view in snapshot.jobs:
+        for view in reversed(snapshot.jobs):
+            # They come in order of arrival. Later changes of the plan are the platform's doing: they do not take back
+            # what was accepted.
+            if view.submitted_at_s != snapshot.now_s:
+                break
             budget_usd = view.job.goal.budget_usd
-            # Later changes of the plan are the platform's doing: they do not take back what was accepted.
-            is_new = view.submitted_at_s == snapshot.now_s and not view.num_replicas and view.admitted_at_s is None
-            if budget_usd is None or not is_new or view.job.job_id in plan.rejected:
+            is_settled = view.num_replicas or view.admitted_at_s is not None or view.job.job_id in plan.rejected
+            if budget_usd is None or is_settled:
                 continue
             planned_usd = self._planned_usd(view, plan, snapshot)
             if planned_usd is not None and planned_usd > budget_usd:
