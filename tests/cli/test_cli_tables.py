@@ -128,3 +128,18 @@ def test_slack_has_its_sign(seconds: float | None, text: str) -> None:
 def test_long_reasons_are_cut_to_one_line() -> None:
     assert shorten("a\nb") == "a b"
     assert shorten("x" * 100, 10) == "xxxxxxxxx…"
+
+
+def test_what_is_planned_and_what_it_has_cost(make_job: MakeJob) -> None:
+    waiting = make_job(
+        state="PENDING", eta_s=None, planned_start_at_s=160.0, planned_finish_at_s=400.0, is_promised=True
+    )
+    assert "starts in 1m00" in jobs_table([waiting], now_s=100.0)
+    assert "starts" not in jobs_table([waiting])
+    details = job_details(waiting, now_s=100.0)
+    assert "  deadline      in 8m20 (promised)\n" in details
+    assert "  planned       start in 1m00, end in 5m00\n" in details
+    dear = make_job(cost_usd=0.06)
+    assert progress_line(dear).endswith("slack +2m05  $0.06")
+    assert "240 device-seconds, $0.06" in job_details(dear, now_s=100.0)
+    assert "less than $0.01" in job_details(make_job(cost_usd=0.001), now_s=100.0)

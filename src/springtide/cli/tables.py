@@ -88,8 +88,8 @@ def bounds(minimum: int, maximum: int) -> str:
     return str(minimum) if minimum == maximum else f"{minimum}..{maximum}"
 
 
-def jobs_table(jobs: Sequence[JobStatus], width: int | None = None) -> str:
-    """One line for each job."""
+def jobs_table(jobs: Sequence[JobStatus], width: int | None = None, now_s: float | None = None) -> str:
+    """One line for each job; with `now_s` one that waits tells when it is planned to start."""
     rows = [
         (
             job.job_id,
@@ -98,13 +98,20 @@ def jobs_table(jobs: Sequence[JobStatus], width: int | None = None) -> str:
             steps(job),
             _workers_cell(job),
             number(job.loss),
-            duration(job.eta_s),
+            _eta_cell(job, now_s),
             _slack_cell(job),
             shorten(job.reason),
         )
         for job in jobs
     ]
     return align(("JOB", "STATE", "PROGRESS", "STEP", "WORKERS", "LOSS", "ETA", "SLACK", "REASON"), rows, width)
+
+
+def _eta_cell(job: JobStatus, now_s: float | None) -> str:
+    starts_s = job.planned_start_at_s
+    if job.eta_s is None and starts_s is not None and now_s is not None and starts_s > now_s:
+        return f"starts in {format_duration(starts_s - now_s)}"
+    return duration(job.eta_s)
 
 
 def _workers_cell(job: JobStatus) -> str:
@@ -157,7 +164,7 @@ def platform_summary(
     skipped = {job.job_id for job in ended[:hidden]}
     jobs = [job for job in status.jobs if job.job_id not in skipped]
     if jobs:
-        parts.append(jobs_table(jobs, width))
+        parts.append(jobs_table(jobs, width, status.now_s))
     if hidden:
         parts.append(f"({hidden} more ended jobs: springtide ps --all)")
     if status.services:
