@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from springtide.core.decision import JobView, PoolAllocation, ServiceView, Snapshot
 from springtide.core.resources import DeviceId, Topology, make_node
 from springtide.core.workload import Entrypoint, Goal, InferenceService, JobState, TrainingJob, WorkloadId
+from springtide.policies.layout import Layout, layout_of
 from springtide.policies.placement import place
-from springtide.policies.topology import Layout, layout_of
 
 SOURCE = Entrypoint(source_path="main.py", object_name="main")
 Devices = tuple[DeviceId, ...]

@@ -8,17 +8,9 @@ from itertools import chain
 from springtide.core.decision import EMPTY, PoolAllocation, Snapshot
 from springtide.core.resources import DeviceId
 from springtide.core.workload import WorkloadId
+from springtide.policies.layout import Layout, addresses, block_at, layout_of, level_for, lowest
 from springtide.policies.relocation import Claims
-from springtide.policies.topology import (
-    Census,
-    Layout,
-    addresses,
-    block_at,
-    fits_compactly,
-    layout_of,
-    level_for,
-    lowest,
-)
+from springtide.policies.topology import Census, fewest_suffice, fits_compactly
 
 Devices = Sequence[DeviceId]
 Finder = Callable[[Census], int]
@@ -262,40 +254,39 @@ class _Placing:
         return True
 
     def _grow(self, workload_id: WorkloadId) -> None:
-        """Stay and spread, go where there is a compact place, or have one made: the first that lies close enough."""
+        """Stay, go where there is a compact place, or have one made: the first that lies close enough."""
         held, count = self.claims.held(workload_id), self.counts[workload_id]
         missing = count - held.bit_count()
         near = self._prefer_free(lambda census: census.extend(held, missing), held)
         stay = held | near
         may_move = workload_id in self.movable
-        is_block = count & (count - 1) == 0 and count <= self.layout.largest_block
+        # Within a node only a job that may move keeps to aligned blocks: that others find theirs rests on it.
+        wants_block = may_move and count & (count - 1) == 0 and count <= self.layout.largest_in_node
         is_spread = len(self.layout.nodes_of(stay)) > self.layout.nodes_needed(count)
-        if is_spread or (may_move and is_block):
-            elsewhere = self._elsewhere(workload_id, is_block)
+        if is_spread or wants_block:
+            elsewhere = self._elsewhere(workload_id, wants_block)
             if elsewhere:
                 self.claims.take(workload_id, elsewhere)
                 return
-        if is_spread and may_move and self.claims.make_room(workload_id):
-            return
+            if may_move and self.claims.make_room(workload_id):
+                return
         self.claims.take(workload_id, stay)
 
-    def _elsewhere(self, workload_id: WorkloadId, is_block: bool) -> int:
+    def _elsewhere(self, workload_id: WorkloadId, wants_block: bool) -> int:
         """A compact place for all its devices that is free now; as much of its own as possible; 0 if there is none."""
         held, count = self.claims.held(workload_id), self.counts[workload_id]
         free = self.claims.free_now
-        if is_block:
+        if count & (count - 1) == 0 and count <= self.layout.largest_block:
             level = level_for(count)
             full = Census(self.layout, free | held).full(level)
             around = {start for start in self._starts(held, level) if full >> start & 1}
             if around:
                 best = min(around, key=lambda start: (-(held & block_at(start, level)).bit_count(), start))
                 return block_at(best, level)
-            block = Census(self.layout, free).aligned_block(count)
-            if block:
-                return block
-        place = Census(self.layout, free).compact(count)
-        is_compact = place and len(self.layout.nodes_of(place)) <= self.layout.nodes_needed(count)
-        return place if is_compact else 0
+        census = Census(self.layout, free)
+        if wants_block:
+            return census.aligned_block(count)
+        return census.compact(count) if fewest_suffice(census, count) else 0
 
     def _starts(self, bits: int, level: int) -> list[int]:
         starts: list[int] = []

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
 from springtide.core.decision import PoolAllocation
 from springtide.core.resources import DeviceId
 from springtide.core.workload import WorkloadId
-from springtide.policies.topology import Census, Layout, addresses, block_at, level_for
+from springtide.policies.layout import Layout, addresses, block_at, level_for
+from springtide.policies.topology import Census, fits_compactly
 
 # How many blocks are looked at when others have to make room: those with the fewest devices in the way.
 MAX_CANDIDATES = 8
-# How many places are cleared, at most, to find room for one workload, and in a whole plan. One that succeeds clears one
-# place for each job that moves; without a bound, a search that is in vain would try every order.
-MAX_CLEARINGS = 32
-MAX_CLEARINGS_OF_PLAN = 256
+# So many places are cleared, at most, to find room for one workload. A search that succeeds clears one for each job
+# that moves, so this is far beyond what is worth moving for; a search in vain would otherwise try every order.
+MAX_CLEARINGS = 256
 
 
 class Claims:
@@ -44,8 +44,8 @@ class Claims:
         self._owner: list[WorkloadId | None] | None = None
         self._movers: set[WorkloadId] | None = None
         self._undo: list[tuple[WorkloadId, int]] = []
+        self._by_count: dict[int, int] = {}
         self._clearings_left = 0
-        self._clearings_of_plan_left = MAX_CLEARINGS_OF_PLAN
 
     @property
     def free_now(self) -> int:
@@ -81,10 +81,7 @@ class Claims:
         self._of[workload_id] = bits
         self.idle = self.idle & ~bits | before & ~bits
         if self._owner is not None and workload_id in self._movable:
-            for address in addresses(before & ~bits):
-                self._owner[address] = None
-            for address in addresses(bits & ~before):
-                self._owner[address] = workload_id
+            self._enter(workload_id, before, bits)
         if self._movers is not None:
             (self._movers.add if self._moves(workload_id) else self._movers.discard)(workload_id)
 
@@ -109,7 +106,7 @@ class Claims:
             self._movers = {other for other in (*self._settled, *self._of) if self._differs(other)}
         region = held = self.held(workload_id)
         waiting = sorted(self._movers - {workload_id})
-        found = True
+        found = bool(waiting)
         while found:
             found = False
             for other in waiting:
@@ -139,60 +136,60 @@ class Claims:
             self._owner = [None] * self.layout.size
             for other in self._counts:
                 if other in self._movable:
-                    for address in addresses(self.of(other)):
-                        self._owner[address] = other
-        self._clearings_left = granted = min(MAX_CLEARINGS, self._clearings_of_plan_left)
-        is_done = self._collect(workload_id, 0)
-        self._clearings_of_plan_left -= granted - self._clearings_left
-        return is_done
+                    self._enter(other, 0, self.of(other))
+        self._clearings_left = MAX_CLEARINGS
+        return self._collect(workload_id, 0)
+
+    def _enter(self, workload_id: WorkloadId, before: int, bits: int) -> None:
+        """Keep the books of who may be moved away from where."""
+        assert self._owner is not None
+        for address in addresses(before & ~bits):
+            self._owner[address] = None
+        for address in addresses(bits & ~before):
+            self._owner[address] = workload_id
+        count = self._counts[workload_id]
+        self._by_count[count] = self._by_count.get(count, 0) & ~before | bits
 
     def _collect(self, workload_id: WorkloadId, avoid: int) -> bool:
         """Make room outside of `avoid`, where the fewest devices move that would have stayed."""
-        for _, block, evicted in self._candidates(workload_id, avoid):
+        for place, evicted in self._candidates(workload_id, avoid):
             if self._clearings_left <= 0:
                 return False
             self._clearings_left -= 1
             mark = len(self._undo)
-            if self._clear(workload_id, block, evicted, avoid):
+            if self._clear(workload_id, place, evicted, avoid):
                 return True
             self._roll_back(mark)
         return False
 
-    def _candidates(self, workload_id: WorkloadId, avoid: int) -> list[tuple[int, int, list[WorkloadId]]]:
-        """Places that smaller jobs can clear: how many devices move that would have stayed, the place, who has to go.
+    def _candidates(self, workload_id: WorkloadId, avoid: int) -> Iterator[tuple[int, list[WorkloadId]]]:
+        """Places that smaller jobs can clear, and who has to go: first where the fewest devices move.
 
-        Aligned blocks; for what fits into a node also larger blocks of a node, for the rest also any nodes.
+        Aligned blocks, or any nodes for what is larger than a node; as a second choice larger blocks within a node.
         """
         layout, count = self.layout, self._counts[workload_id]
-        assert self._owner is not None
-        usable = (self.idle | self.of(workload_id)) & ~avoid & ~self.out_of_reach(workload_id)
-        small = layout.bitmap_at(
-            [
-                address
-                for address, other in enumerate(self._owner)
-                if other is not None and other != workload_id and self._counts[other] < count
-            ]
-        )
-        room, free = Census(layout, usable | small & ~avoid), Census(layout, usable)
-        found: list[tuple[int, int, list[WorkloadId]]] = []
-        first = level_for(count)
-        for level in range(first, max(first + 1, layout.node_levels[0] + 1)):
-            if level >= layout.num_levels:
-                break
-            counts = free.counts(level)
-            indices = [index for index, most in enumerate(room.counts(level)) if most >= count]
-            indices.sort(key=lambda index: -counts[index])
-            blocks = [block_at(index << level, level) for index in indices[:MAX_CANDIDATES]]
-            found += [self._candidate(block, usable, small, count) for block in blocks]
+        own = self.of(workload_id)
+        usable = (self.idle | own) & ~avoid & ~self.out_of_reach(workload_id)
+        small = 0
+        for size, bits in self._by_count.items():
+            if size < count:
+                small |= bits
+        small &= ~(own | avoid)
+        room, free = Census(layout, usable | small), Census(layout, usable)
+        level = level_for(count)
+        places = _with_room(room, free, level, count)
         if layout.nodes_needed(count) > 1:
-            nodes = layout.node_range()
-            clear, now = room.idle_of_nodes(), free.idle_of_nodes()
-            fullest = sorted(nodes, key=lambda node: (-clear[node], -now[node]))[: layout.nodes_needed(count)]
-            if sum(clear[node] for node in fullest) >= count:
-                place = sum(layout.node_block(node) for node in fullest)
-                found.append(self._candidate(place, usable, small, count))
-        # The sort is stable: among equals aligned blocks stay first.
-        return sorted(found, key=lambda candidate: candidate[0])
+            places += _nodes_with_room(room, free, count)
+        yield from self._cheapest_first(places, usable, small, count)
+        for wider in range(level + 1, layout.node_levels[0] + 1):
+            yield from self._cheapest_first(_with_room(room, free, wider, count), usable, small, count)
+
+    def _cheapest_first(
+        self, places: Sequence[int], usable: int, small: int, count: int
+    ) -> Iterator[tuple[int, list[WorkloadId]]]:
+        found = [self._candidate(place, usable, small, count) for place in places]
+        for _, place, evicted in sorted(found, key=lambda candidate: candidate[0]):
+            yield place, evicted
 
     def _candidate(self, place: int, usable: int, small: int, count: int) -> tuple[int, int, list[WorkloadId]]:
         evicted = self._in_the_way(place & small, count - (place & usable).bit_count())
@@ -233,19 +230,41 @@ class Claims:
         return all(self._relocate(other, avoid | place) for other in evicted)
 
     def _relocate(self, workload_id: WorkloadId, avoid: int) -> bool:
-        """Find a place that is no wider spread than the present one, free now if it can be, else by making room."""
+        """Find an idle place as compact as can be, free now if possible; else make room; else no wider than now."""
         layout, count, held = self.layout, self._counts[workload_id], self.held(workload_id)
         allowed = self.idle & ~avoid & ~self.out_of_reach(workload_id)
-        wants_block = count & (count - 1) == 0 and count <= layout.largest_block
-        if wants_block:
-            free = Census(layout, allowed & ~self.held_now).aligned_block(count)
-            block = free or Census(layout, allowed).aligned_block(count)
-            if block:
-                self.take(workload_id, block)
+        for idle in (allowed & ~self.held_now, allowed):
+            census = Census(layout, idle)
+            if fits_compactly(census, count):
+                self.take(workload_id, census.compact(count))
                 return True
-        place = Census(layout, allowed).compact(count)
-        most_nodes = max(layout.nodes_needed(count), len(layout.nodes_of(held)))
-        if place and len(layout.nodes_of(place)) <= most_nodes:
-            self.take(workload_id, place)
+        if self._collect(workload_id, avoid):
             return True
-        return self._collect(workload_id, avoid)
+        place = Census(layout, allowed).compact(count)
+        if not place or len(layout.nodes_of(place)) > max(layout.nodes_needed(count), len(layout.nodes_of(held))):
+            return False
+        self.take(workload_id, place)
+        return True
+
+
+def _with_room(room: Census, free: Census, level: int, count: int) -> list[int]:
+    """The blocks of a level that could have `count` devices, those with the most idle ones first."""
+    if level >= room.layout.num_levels:
+        return []
+    if count == 1 << level:
+        indices = [start >> level for start in addresses(room.full(level))]
+    else:
+        indices = [index for index, most in enumerate(room.counts(level)) if most >= count]
+    idle = free.counts(level)
+    indices.sort(key=lambda index: -idle[index])
+    return [block_at(index << level, level) for index in indices[:MAX_CANDIDATES]]
+
+
+def _nodes_with_room(room: Census, free: Census, count: int) -> list[int]:
+    """The fewest nodes that could have `count` devices: those with the most room, the most idle first."""
+    layout = room.layout
+    most, idle = room.idle_of_nodes(), free.idle_of_nodes()
+    chosen = sorted(range(len(most)), key=lambda node: (-most[node], -idle[node]))[: layout.nodes_needed(count)]
+    if sum(most[node] for node in chosen) < count:
+        return []
+    return [sum(layout.node_block(node) for node in chosen)]
