@@ -164,12 +164,15 @@ class _Decision:
             self.book.drop(key)
             state.scales.pop(key, None)
             state.slowed.pop(key, None)
+            state.num_gone += 1
+        is_roomier, state.num_gone = state.num_gone > 0, 0
+        capacity = state.book.capacity
         services = self._serve()
         self._catch_up()
-        outside = self._admit()
+        outside = self._admit(is_roomier or state.book.capacity > capacity)
         use_spare(self.book, _elbow_room(snapshot.cluster))
         spare = share_spare(self.book, outside, snapshot)
-        placed = settle(state, snapshot, spare, services)
+        placed = settle(state, snapshot, spare, services, self.policy.effort)
         for row in self.rows:
             if row.job_id in state.newcomers and row.job_id not in self.book.entries:
                 self._turn_away(self.now_s, row, self.newcomers[row.job_id])
@@ -244,8 +247,12 @@ class _Decision:
 
     # --- who comes in -----------------------------------------------------------------------------------------------
 
-    def _admit(self) -> list[Row]:
-        """Let in who is new or waits, one after the other; returns who stays outside of the book."""
+    def _admit(self, is_roomier: bool) -> list[Row]:
+        """Let in who is new or waits, one after the other; returns who stays outside of the book.
+
+        For those who wait others are planned anew only if somebody has left: nothing else makes room.
+        """
+        waiting, self.state.waiting = self.state.waiting, set()
         outside: list[Row] = []
         candidates: list[tuple[float, Row, Entry]] = []
         for row in self.rows:
@@ -268,7 +275,7 @@ class _Decision:
         # Who waits longest for its last chance comes first only among those who wait: newcomers come in turn.
         candidates.sort(key=lambda item: (item[1].view.submitted_at_s, item[0]))
         for latest_s, row, entry in candidates:
-            if self.book.admit(entry):
+            if self.book.admit(entry, repairs=is_roomier or row.job_id not in waiting):
                 self.newcomers[row.job_id] = entry
                 self.state.newcomers.add(row.job_id)
                 continue
@@ -283,6 +290,7 @@ class _Decision:
         why = why_no_room(entry, self.book, self.by_id) if can_be else why_impossible(entry, row, self.book)
         if can_be and row.view.job.goal.waits:
             self.latest_s.append(latest_s)
+            self.state.waiting.add(row.job_id)
             self.notes[row.job_id] = f"in line while its deadline can still be made: {why}"
         else:
             self.rejected[row.job_id] = Refusal(reason=why)

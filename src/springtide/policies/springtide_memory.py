@@ -40,6 +40,8 @@ class State:
         self.change_s = 0.0
         self.slowed: dict[str, float] = {}
         self.newcomers: set[str] = set()
+        self.num_gone = 0
+        self.waiting: set[str] = set()
         self.detours: list[WorkloadId] = []
 
     def encode(self, index_of: Mapping[DeviceId, int]) -> dict[str, Any]:
@@ -56,6 +58,7 @@ class State:
                 for who, devices in self.devices.items()
                 if all(device in index_of for device in devices)
             },
+            "waiting": sorted(self.waiting),
             "detours": [str(who) for who in self.detours],
             "slowed": dict(self.slowed),
             "formed_s": {str(who): at_s for who, at_s in self.formed_s.items()},
@@ -87,6 +90,7 @@ def decode(
     if not is_ours:
         return state
     state.mark, state.until_s = memory["mark"], memory["until_s"]
+    state.waiting = set(memory["waiting"])
     if memory["cluster"] == cluster_mark:
         state.used = [int(bits, 16) for bits in memory["used"]]
         state.devices = {
@@ -99,6 +103,7 @@ def decode(
     for key, (work, since_s, ready_s, scale, flags, flat) in memory["jobs"].items():
         row = rows.get(WorkloadId(key))
         if row is None:
+            state.num_gone += 1
             continue
         entry = entry_of(row, work, since_s=since_s, ready_s=ready_s, scale=scale)
         factor = memory["slowed"].get(key, 1.0)
@@ -136,7 +141,7 @@ def entry_of(
 def costs_of(overheads: Overheads, largest: int) -> Costs:
     """What changes cost in plans: always as on a set of devices that nobody has used, and a little more."""
     later = (0.0, *(overheads.cost_s(n) + PAD_S for n in range(1, largest + 1)))
-    return Costs(later.__getitem__, later)
+    return Costs(later.__getitem__, later, later)
 
 
 def mark_cluster(cluster: Topology) -> int:

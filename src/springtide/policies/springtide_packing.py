@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from springtide.core.workload import WorkloadId
-from springtide.policies.topology import Layout, addresses, block_at
+from springtide.policies.topology import Layout, addresses, block_at, lowest
 
 
 class Packing:
@@ -78,11 +78,19 @@ class Packing:
         return {who: bits for who, bits in self.places.items() if bits & block}
 
     def _can_empty(self, block: int, size: int) -> bool:
-        """Whether all who are in the block may be moved, are smaller than it, and lie in it whole."""
+        """Whether all who are in the block may be moved, and are smaller than it or do not lie in one block anyway."""
         if block & ~self.idle & self.layout.present == 0:
             return True
         return all(
-            who in self.movable and bits.bit_count() < size and not bits & ~block
+            who in self.movable
+            and ((bits.bit_count() < size and not bits & ~block) or (who not in self.moved and not _is_block(bits)))
             for who, bits in self.places.items()
             if bits & block
         )
+
+
+def _is_block(bits: int) -> bool:
+    """Whether these devices fill an aligned block, or the beginning of one."""
+    level = (bits.bit_count() - 1).bit_length()
+    start = lowest(bits) >> level << level
+    return not bits & ~block_at(start, level)

@@ -12,7 +12,7 @@ from springtide.policies.springtide_packing import Packing
 from springtide.policies.springtide_memory import PAD_S, Devices, State, block_of
 from springtide.policies.topology import Blocks, Layout, layout_of
 from springtide.solvers.plan_book import Book, Entry
-from springtide.solvers.plan_fit import Run, Runs
+from springtide.solvers.plan_fit import Run, Runs, work_done
 
 Placed = dict[WorkloadId, PoolAllocation]
 # So often a plan is changed because its jobs cannot lie close together; then they lie as they can.
@@ -24,7 +24,11 @@ SCATTERED_DOUBLINGS = 3
 
 
 def settle(
-    state: State, snapshot: Snapshot, spare: Mapping[WorkloadId, int], services: Mapping[WorkloadId, int]
+    state: State,
+    snapshot: Snapshot,
+    spare: Mapping[WorkloadId, int],
+    services: Mapping[WorkloadId, int],
+    effort: int,
 ) -> Placed:
     """Place everyone and make the schedules true to their places.
 
@@ -35,6 +39,7 @@ def settle(
     book = state.book
     layout = layout_of(snapshot.cluster)
     held = snapshot.allocations
+    book.effort = max(book.effort, effort)
     fixed: set[WorkloadId] = set()
     relented: dict[str, int] = {}
     gathered = _gather(state, layout, snapshot, {**services, **_counts(book), **spare})
@@ -156,7 +161,7 @@ def _accept(state: State, layout: Layout, placed: Placed) -> None:
             state.slowed[key] = factor
             entry.rates = tuple([rate * factor for rate in entry.rates])
         going_on = [run for run in entry.runs if run.end_s > now_s]
-        runs = retime(going_on, entry.left, entry.rates, now_s, book.costs.later[given.num_devices])
+        runs = retime(going_on, entry.left, entry.rates, now_s, book.costs.later[given.num_devices], book.costs.reserve)
         if fits(book, entry, runs):
             book.change_runs(entry, runs)
 
@@ -204,13 +209,17 @@ def _slow_down(state: State, key: str, layout: Layout, placed: Placed) -> bool:
     going_on = [run for run in entry.runs if run.end_s > book.now_s]
     first = going_on[0]
     overhead_s = first.overhead_s if first.start_s >= book.now_s else entry.residual_s
-    runs = retime(going_on, entry.left, entry.rates, book.now_s, overhead_s)
+    runs = retime(going_on, entry.left, entry.rates, book.now_s, overhead_s, book.costs.reserve)
     if fits(book, entry, runs):
         book.change_runs(entry, runs)
         return False
     if not book.plan_anew(entry):
+        # It ends late, but where it is: giving its devices away now would only make it worse.
         entry.is_late = True
-        book.plan_anew(entry)
+        if fits(book, entry, runs):
+            book.change_runs(entry, runs)
+        else:
+            book.plan_anew(entry)
     return True
 
 
@@ -253,9 +262,11 @@ def is_used(state: State, layout: Layout, devices: Devices) -> bool:
     return block is not None and block[0] < len(state.used) and bool(state.used[block[0]] >> block[1] & 1)
 
 
-def retime(runs: Sequence[Run], left: float, rates: Sequence[float], now_s: float, overhead_s: float) -> Runs:
+def retime(
+    runs: Sequence[Run], left: float, rates: Sequence[float], now_s: float, overhead_s: float, reserve: Sequence[float]
+) -> Runs:
     """The same sizes at the same moments from `now_s` on, the first one with another overhead: it ends when its work
-    is done, earlier or later than before."""
+    is done, earlier or later than before. What was kept in reserve pays for it first."""
     result: list[Run] = []
     last = len(runs) - 1
     for index, (start_s, end_s, n, planned_s) in enumerate(runs):
@@ -263,7 +274,7 @@ def retime(runs: Sequence[Run], left: float, rates: Sequence[float], now_s: floa
         cost_s = overhead_s if index == 0 else planned_s
         done_s = begin_s + cost_s + left / rates[n]
         if done_s <= end_s or index == last:
-            result.append(Run(begin_s, done_s, n, cost_s))
+            result.append(Run(begin_s, max(done_s, min(end_s, done_s + reserve[n])), n, cost_s))
             break
         left -= max(0.0, end_s - begin_s - cost_s) * rates[n]
         result.append(Run(begin_s, end_s, n, min(cost_s, end_s - begin_s)))
@@ -290,14 +301,23 @@ def _counts(book: Book) -> dict[WorkloadId, int]:
 
 
 def _can_move(book: Book) -> list[str]:
-    """The running jobs that could be moved now and still make their deadline, if others make way."""
+    """The running jobs that could be moved now: out of what they have in reserve, or if others make way."""
     able: list[str] = []
     now_s = book.now_s
     for key, entry in book.entries.items():
         n = entry.size_at(now_s)
-        if n and n == entry.held and (entry.is_late or entry.end_s + book.costs.later[n] <= entry.deadline_s):
+        if not n or n != entry.held:
+            continue
+        cost_s = book.costs.later[n]
+        last = entry.runs[-1]
+        spare_s = (work_done(entry.runs, entry.rates, last.end_s) - _work(entry)) / entry.rates[last.num_devices]
+        if entry.is_late or spare_s >= cost_s or last.end_s + cost_s <= entry.deadline_s:
             able.append(key)
     return able
+
+
+def _work(entry: Entry) -> float:
+    return entry.work if entry.runs is entry.was else entry.left
 
 
 def _price(state: State, layout: Layout, placed: Placed, fixed: set[WorkloadId]) -> list[str]:
@@ -320,7 +340,7 @@ def _price(state: State, layout: Layout, placed: Placed, fixed: set[WorkloadId])
         cost_s = state.change_s + PAD_S if not is_fresh else book.costs.later[n]
         if first.start_s >= now_s and first.overhead_s == cost_s:
             continue
-        runs = retime([run for run in entry.runs if run.end_s > now_s], entry.left, entry.rates, now_s, cost_s)
+        runs = retime([run for run in entry.runs if run.end_s > now_s], entry.left, entry.rates, now_s, cost_s, book.costs.reserve)
         if fits(book, entry, runs):
             book.change_runs(entry, runs)
             continue

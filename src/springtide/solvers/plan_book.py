@@ -10,8 +10,6 @@ from springtide.solvers.profile import FreeProfile
 
 # A deadline or a capacity is kept if it is missed by no more than floating point can tell.
 TOLERANCE_S = 1e-6
-# At most this part of the time to a deadline is kept in reserve for a move.
-RESERVE_FRACTION = 0.1
 
 
 class Entry:
@@ -232,9 +230,7 @@ class Book:
             if not sizes:
                 return ()
             task = task._replace(sizes=sizes)
-        # One further change is kept in reserve, so that the job can be moved for the sake of another.
-        reserve_s = min(self.costs.later[sizes[-1]], RESERVE_FRACTION * (entry.deadline_s - self.now_s))
-        return fit(profile, task, self.now_s, max(0.0, reserve_s), self.costs)
+        return fit(profile, task, self.now_s, self.costs)
 
     def _urgency(self, entry: Entry) -> tuple[bool, float, str]:
         """Who is planned first: whose latest possible start is nearest."""

@@ -56,7 +56,7 @@ def _offer(book: Book, entry: Entry) -> tuple[float, int] | None:
     if count - current > spare:
         return None
     overhead_s = entry.residual_s if count == entry.held else book.costs.now(count)
-    duration_s = overhead_s + entry.left / entry.rates[count]
+    duration_s = overhead_s + entry.left / entry.rates[count] + book.costs.reserve[count]
     saved_s = entry.runs[-1].end_s - now_s - duration_s
     if saved_s <= (MIN_GAIN * overhead_s if entry.held and count != entry.held and current == entry.held else 0.0):
         return None
@@ -69,7 +69,7 @@ def _raise(book: Book, entry: Entry, count: int) -> bool:
     """Let the job hold `count` devices from now on, to its end or as long as they are free."""
     now_s = book.now_s
     overhead_s = entry.residual_s if count == entry.held else book.costs.now(count)
-    end_s = now_s + overhead_s + entry.left / entry.rates[count]
+    end_s = now_s + overhead_s + entry.left / entry.rates[count] + book.costs.reserve[count]
     before = entry.runs
     book.change_runs(entry, ())
     book.effort -= 4

@@ -40,10 +40,18 @@ class Task(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """What a change to n devices costs in seconds: `now(n)` at this moment, `later[n]` at any later one."""
+    """What a change to n devices costs in seconds: `now(n)` at this moment, `later[n]` at any later one.
+
+    `reserve[n]` is kept free behind the end of a job on n devices, so that it can be moved for another's sake.
+    """
 
     now: Callable[[int], float]
     later: Sequence[float]
+    reserve: Sequence[float]
+
+    def without_reserve(self) -> Costs:
+        """The same, with nothing kept free."""
+        return Costs(self.now, self.later, [0.0] * len(self.later))
 
 
 def start_now(profile: FreeProfile, task: Task, now_s: float, limit_s: float, costs: Costs) -> Runs:
@@ -54,7 +62,7 @@ def start_now(profile: FreeProfile, task: Task, now_s: float, limit_s: float, co
         return ()
     for n in task.sizes:
         overhead_s = task.residual_s if n == task.held else costs.now(n)
-        duration_s = overhead_s + task.work / task.rates[n]
+        duration_s = overhead_s + task.work / task.rates[n] + costs.reserve[n]
         if now_s + duration_s > limit_s or n * duration_s >= best_use:
             continue
         if profile.least(now_s, now_s + duration_s) >= n:
@@ -68,7 +76,7 @@ def start_later(profile: FreeProfile, task: Task, now_s: float, limit_s: float, 
     best_end_s = math.inf
     first_s = max(now_s, task.ready_s)
     for n in task.sizes:
-        duration_s = costs.later[n] + task.work / task.rates[n]
+        duration_s = costs.later[n] + task.work / task.rates[n] + costs.reserve[n]
         latest_s = min(limit_s, best_end_s) - duration_s
         if latest_s < first_s:
             continue
@@ -116,7 +124,7 @@ def fill(profile: FreeProfile, task: Task, now_s: float, limit_s: float, costs: 
                     runs.append(Run(begun_s, at_s, size, min(overhead_s, at_s - begun_s)))
                 size, begun_s, overhead_s, pending_s = wanted, at_s, cost_s, cost_s
         if size:
-            end_s = at_s + pending_s + left / rates[size]
+            end_s = at_s + pending_s + left / rates[size] + costs.reserve[size]
             if end_s <= until_s:
                 return (*runs, Run(begun_s, end_s, size, overhead_s)) if end_s <= limit_s else ()
             span_s = until_s - at_s
@@ -130,25 +138,25 @@ def fill(profile: FreeProfile, task: Task, now_s: float, limit_s: float, costs: 
     return ()
 
 
-def fit(profile: FreeProfile, task: Task, now_s: float, reserve_s: float, costs: Costs) -> Runs:
+def fit(profile: FreeProfile, task: Task, now_s: float, costs: Costs) -> Runs:
     """Fit the task by its deadline: now at the cheapest constant size, else with changing sizes, at most as large as
-    needed, else later. If possible it ends `reserve_s` before the deadline. Empty if it does not fit."""
+    needed, else later; with its reserve if that can be. Empty if it does not fit."""
     deadline_s, sizes = task.deadline_s, task.sizes
     if deadline_s == math.inf:
         return _soonest(profile, task, now_s, costs)
-    runs = start_now(profile, task, now_s, deadline_s - reserve_s, costs)
+    runs = start_now(profile, task, now_s, deadline_s, costs)
     if runs:
         return runs
-    at_most = fill(profile, task, now_s, deadline_s, costs, sizes)
+    bare = costs.without_reserve()
+    at_most = fill(profile, task, now_s, deadline_s, bare, sizes)
     if at_most:
-        for limit_s in (deadline_s - reserve_s, deadline_s) if reserve_s else (deadline_s,):
+        for prices in (costs, bare):
             for count in range(1, len(sizes) + 1):
-                runs = fill(profile, task, now_s, limit_s, costs, sizes[:count])
+                runs = fill(profile, task, now_s, deadline_s, prices, sizes[:count])
                 if runs:
                     return runs
         return at_most
-    runs = start_now(profile, task, now_s, deadline_s, costs)
-    return runs or start_later(profile, task, now_s, deadline_s, costs)
+    return start_now(profile, task, now_s, deadline_s, bare) or start_later(profile, task, now_s, deadline_s, bare)
 
 
 def _soonest(profile: FreeProfile, task: Task, now_s: float, costs: Costs) -> Runs:
