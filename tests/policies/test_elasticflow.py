@@ -207,6 +207,24 @@ def test_only_powers_of_two_unless_told_otherwise():
     assert counts(look(ElasticFlow(levels="all"), views, slots=7)) == {"a": 7}
 
 
+def test_the_smallest_size_that_a_job_accepts_is_a_level_too():
+    views = [make_view("a", steps=1000, least=3, profile=LINEAR)]
+    assert counts(look(ElasticFlow(), views, slots=3)) == {"a": 3}
+    assert counts(look(ElasticFlow(), views, slots=8)) == {"a": 8}
+
+
+def test_nothing_is_remembered_of_other_nodes():
+    policy = ElasticFlow()
+    view = make_view("a", steps=1000, deadline_s=1500.0, most=4, profile=LINEAR)
+    memory = look(policy, [view], slots=8).memory
+    running = promised(view, held=4)
+    held = {"a": [0, 1, 2, 3]}
+    for asked in (policy, ElasticFlow()):
+        plan = look(asked, [running], slots=6, held=held, now_s=1.0, memory=memory)
+        assert plan.memory["cluster"] != memory["cluster"]
+        assert counts(plan) == {"a": 4}
+
+
 def test_an_inelastic_job_has_all_its_workers_or_none():
     views = [make_view("a", steps=1000, most=3, elastic=False), make_view("b", steps=1000, most=8, profile=LINEAR)]
     assert counts(look(ElasticFlow(), views, slots=4)) == {"a": 3, "b": 1}

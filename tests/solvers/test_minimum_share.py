@@ -17,6 +17,7 @@ from springtide.solvers.minimum_share import (
     forward_filling,
     meets_linear,
     minimum_shares,
+    play_in_turn,
     progressive_filling,
 )
 
@@ -226,3 +227,33 @@ def test_a_job_that_cannot_be_in_time_takes_nothing_or_all_it_can_use() -> None:
     claimed = minimum_shares(demands, 0.0, 2, late_jobs_claim=True)
     assert claimed.fits.tolist() == [False, False]
     assert claimed.counts_now(0.0) == [2, 0]
+
+
+def test_a_share_begins_at_the_slot_before_its_last_moment() -> None:
+    share = progressive_filling(free_of(4), 3.0, 10.5, (1, 2), (1.0, 1.5), slot_s=4.0)
+    assert share is not None
+    assert share.switch_s == 4.0
+    shares = minimum_shares(demands_of([(3.0, 10.5, (1, 2), (1.0, 1.5))]), 0.0, 4, slot_s=4.0)
+    assert shares.switch_s.tolist() == [4.0]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(jobs, min_size=1, max_size=6), st.integers(1, 9))
+def test_edf_played_forward_step_by_step(drawn, num_devices: int) -> None:
+    rows = sorted(((w, d, tuple(1 << k for k in range(len(c))), c) for w, d, c in drawn), key=lambda row: row[1])
+    ends_s = play_in_turn(demands_of(rows), 0.0, num_devices)
+    left, now_s, ended = [row[0] for row in rows], 0.0, {}
+    while len(ended) < len(rows):
+        room, speeds = num_devices, {}
+        for row, (_, _, sizes, rates) in enumerate(rows):
+            fitting = [(size, rate) for size, rate in zip(sizes, rates, strict=True) if size <= room]
+            if row not in ended and fitting:
+                room -= fitting[-1][0]
+                speeds[row] = fitting[-1][1]
+        step_s = min(left[row] / rate for row, rate in speeds.items())
+        now_s += step_s
+        for row, rate in speeds.items():
+            left[row] -= rate * step_s
+            if left[row] <= 1e-9:
+                ended[row] = now_s
+    assert ends_s.tolist() == pytest.approx([ended[row] for row in range(len(rows))], rel=1e-5, abs=1e-5)

@@ -22,7 +22,7 @@ from springtide.solvers.minimum_share import FreeDevices, Shares, forward_fillin
 # §6 and the artifact). A slot has one size, so a share begins up to a slot before the last moment.
 SLOT_S = 60.0
 # So many new ends are tried for broken promises in one decision, three for each; in a landslide the rest has to wait.
-MAX_TRIALS = 24
+MAX_TRIALS = 12
 
 # Which row asks -> why it is turned away by a rule of the operator, None if it is not.
 Review = Callable[[int], str | None]
