@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-
 from springtide.core.decision import EMPTY, Plan, PoolAllocation, Refusal, Snapshot
 from springtide.core.resources import DeviceId, Topology
 from springtide.core.workload import WorkloadId
@@ -25,6 +24,7 @@ from springtide.policies.springtide_words import PlannedFuture, reasons_of, why_
 from springtide.policies.topology import layout_of
 from springtide.solvers.plan_book import Book, Entry
 from springtide.solvers.plan_boost import use_spare
+from springtide.solvers.plan_fit import work_done
 
 # A job is where the plan says as long as what it reports differs by no more than this part of what it has done since.
 DEVIATION_FRACTION = 0.02
@@ -83,7 +83,7 @@ class Springtide:
             if is_seen and seen.state is not None
             else decode(memory, by_id, snapshot, seen.cluster, seen.device_ids)
         )
-        mark = self._mark(snapshot, total, seen.cluster)
+        mark = self.mark(snapshot, total, seen.cluster)
         is_quiet = (
             state.mark == mark
             and memory is not None
@@ -99,7 +99,7 @@ class Springtide:
         seen.memory, seen.state, seen.plan = plan.memory, state, plan
         return plan
 
-    def _mark(self, snapshot: Snapshot, total: int, cluster: int) -> int:
+    def mark(self, snapshot: Snapshot, total: int, cluster: int) -> int:
         """Everything that is a reason to decide anew, as one number."""
         for view in snapshot.services:
             text = f"{view.service.service_id} {view.min_replicas} {wanted_replicas(view)}"
@@ -182,7 +182,7 @@ class _Decision:
         state.detours = sorted(detours(snapshot, placed))
         self.book.commit()
         kept = [row for row in self.rows if row.job_id not in self.rejected]
-        state.mark = self.policy._mark(snapshot, sum(row.mark for row in kept), seen.cluster)  # noqa: SLF001
+        state.mark = self.policy.mark(snapshot, sum(row.mark for row in kept), seen.cluster)
         state.until_s = self._next_moment_s()
         memory = state.encode(seen.index_of)
         return _say(snapshot, state, placed, kept, self.notes, self.rejected, memory)
@@ -358,8 +358,6 @@ def _deviates(row: Row, state: State) -> bool:
     view = row.view
     if entry is None or view.total_steps is None or not entry.was or view.progress_at_s <= entry.since_s:
         return False
-    from springtide.solvers.plan_fit import work_done
-
     done = work_done(entry.was, entry.rates, view.progress_at_s)
     expected = view.total_steps - entry.work + done
     return abs(expected - view.step) > DEVIATION_STEPS + DEVIATION_FRACTION * done

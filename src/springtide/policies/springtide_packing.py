@@ -56,7 +56,7 @@ class Packing:
                 (block_at(start >> level + 1 << level + 1, level + 1) & self.idle).bit_count(),
                 start,
             )
-            if (best is None or rank < best) and self._can_empty(block, size):
+            if (best is None or rank < best) and self._can_empty(block, level):
                 best = rank
         if best is None:
             return False
@@ -77,13 +77,16 @@ class Packing:
     def _inside(self, block: int) -> dict[WorkloadId, int]:
         return {who: bits for who, bits in self.places.items() if bits & block}
 
-    def _can_empty(self, block: int, size: int) -> bool:
+    def _can_empty(self, block: int, level: int) -> bool:
         """Whether all who are in the block may be moved, and are smaller than it or do not lie in one block anyway."""
         if block & ~self.idle & self.layout.present == 0:
             return True
         return all(
             who in self.movable
-            and ((bits.bit_count() < size and not bits & ~block) or (who not in self.moved and not _is_block(bits)))
+            and (
+                ((bits.bit_count() - 1).bit_length() < level and not bits & ~block)
+                or (who not in self.moved and not _is_block(bits))
+            )
             for who, bits in self.places.items()
             if bits & block
         )

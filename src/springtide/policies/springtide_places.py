@@ -1,4 +1,4 @@
-"""From schedules to devices: compact places, moves only for those who can afford one, and the price of the very place."""
+"""From schedules to devices: compact places, moves for those who can afford one, and the price of the very place."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from springtide.core.decision import PoolAllocation, Snapshot
 from springtide.core.workload import WorkloadId
 from springtide.policies.placement import place
-from springtide.policies.springtide_packing import Packing
 from springtide.policies.springtide_memory import PAD_S, Devices, State, block_of
+from springtide.policies.springtide_packing import Packing
 from springtide.policies.topology import Blocks, Layout, layout_of
 from springtide.solvers.plan_book import Book, Entry
 from springtide.solvers.plan_fit import Run, Runs, work_done
@@ -340,7 +340,9 @@ def _price(state: State, layout: Layout, placed: Placed, fixed: set[WorkloadId])
         cost_s = state.change_s + PAD_S if not is_fresh else book.costs.later[n]
         if first.start_s >= now_s and first.overhead_s == cost_s:
             continue
-        runs = retime([run for run in entry.runs if run.end_s > now_s], entry.left, entry.rates, now_s, cost_s, book.costs.reserve)
+        runs = retime(
+            [run for run in entry.runs if run.end_s > now_s], entry.left, entry.rates, now_s, cost_s, book.costs.reserve
+        )
         if fits(book, entry, runs):
             book.change_runs(entry, runs)
             continue
@@ -354,7 +356,7 @@ def _price(state: State, layout: Layout, placed: Placed, fixed: set[WorkloadId])
 def _scattered(state: State, layout: Layout, placed: Placed) -> list[str]:
     """The jobs whose devices change and would lie on more nodes than so many need."""
     found: list[str] = []
-    for key, entry in state.book.entries.items():
+    for key in state.book.entries:
         given = placed.get(WorkloadId(key))
         if given is None or same(state.devices.get(WorkloadId(key)), given.device_ids):
             continue

@@ -104,13 +104,7 @@ def fill(profile: FreeProfile, task: Task, now_s: float, limit_s: float, costs: 
     while at_s < limit_s:
         until_s = times[index + 1] if index + 1 < num_intervals else math.inf
         room = free[index]
-        wanted = top
-        if room < top:
-            wanted = 0
-            for n in sizes:
-                if n > room:
-                    break
-                wanted = n
+        wanted = top if room >= top else _largest(sizes, room)
         if wanted != size:
             cost_s = 0.0 if not wanted else costs.now(wanted) if at_s <= now_s else costs.later[wanted]
             span_s = min(until_s, limit_s) - at_s
@@ -119,23 +113,26 @@ def fill(profile: FreeProfile, task: Task, now_s: float, limit_s: float, costs: 
                 wanted = wanted if pays else size
             elif span_s <= cost_s:
                 wanted = 0
-            if wanted != size:
-                if size and at_s > begun_s:
-                    runs.append(Run(begun_s, at_s, size, min(overhead_s, at_s - begun_s)))
-                size, begun_s, overhead_s, pending_s = wanted, at_s, cost_s, cost_s
+        if wanted != size:
+            if size and at_s > begun_s:
+                runs.append(Run(begun_s, at_s, size, min(overhead_s, at_s - begun_s)))
+            size, begun_s, overhead_s, pending_s = wanted, at_s, cost_s, cost_s
         if size:
             end_s = at_s + pending_s + left / rates[size] + costs.reserve[size]
             if end_s <= until_s:
                 return (*runs, Run(begun_s, end_s, size, overhead_s)) if end_s <= limit_s else ()
             span_s = until_s - at_s
-            if span_s > pending_s:
-                left -= (span_s - pending_s) * rates[size]
-                pending_s = 0.0
-            else:
-                pending_s -= span_s
+            left -= max(0.0, span_s - pending_s) * rates[size]
+            pending_s = max(0.0, pending_s - span_s)
         index += 1
         at_s = until_s
     return ()
+
+
+def _largest(sizes: Sequence[int], room: int) -> int:
+    """The largest size that `room` devices hold; 0 if none does."""
+    index = bisect_right(sizes, room)
+    return sizes[index - 1] if index else 0
 
 
 def fit(profile: FreeProfile, task: Task, now_s: float, costs: Costs) -> Runs:
