@@ -17,6 +17,9 @@ from springtide.policies.replicas import next_idle_at_s, wanted_replicas
 from springtide.policies.shares import Shares
 from springtide.policies.topology import layout_of
 
+# Counts the shapes of what is remembered: a journal of an older shape is not taken up, like that of another policy.
+_FORMAT = 1
+
 State = Mapping[str, Any]
 Decide = Callable[[Shares, State], tuple[float | None, dict[str, Any]]]
 
@@ -28,6 +31,7 @@ def decide_once(rule: str, snapshot: Snapshot, decide: Decide) -> Plan:
     from what it remembers and returns its next moment (None: only when something changes) and what to remember, in
     plain values. What is material: who is there within which bounds, the nodes, and what the services want.
     """
+    rule = f"{_FORMAT} {rule}"
     mark = _mark(rule, snapshot)
     memory = snapshot.memory if isinstance(snapshot.memory, dict) else {}
     if memory.get("mark") == mark and (memory["until_s"] is None or snapshot.now_s < memory["until_s"]):

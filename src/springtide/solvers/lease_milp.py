@@ -102,8 +102,8 @@ def _solve(jobs: Sequence[LeaseJob], capacity: int) -> LeasePlan:
 
     x_j: job j makes its deadline. y_jb: the leases it gets in bucket b, buckets growing by doubling from the single
     lease that begins now. sum_b y_jb = needed_j x_j; sum_j width_j y_jb <= capacity length_b; y_jb is at most the part
-    of the bucket before the deadline. Only x and y_j0 are integer: later buckets are decided again when they come. So two
-    deadlines within one later bucket may both count on the same room; it is sorted out when the bucket has come near.
+    of the bucket before the deadline. Only x and y_j0 are integer: later buckets are decided again when they come. So
+    two deadlines within one later bucket may both count on the same room, until the bucket has come near.
     """
     optimize = _optimize()
     edges, last = [0, 1], max(job.num_usable for job in jobs)
