@@ -200,12 +200,13 @@ def test_what_was_never_measured_is_less_sure(asking, promising):
 
 
 def test_many_runs_tell_their_own_spread(asking, promising):
-    for rate in (600.0, 640.0, 640.0, 640.0, 650.0):
+    for rate in (512.0, 640.0, 640.0, 640.0, 650.0):
         run_once(asking, promising, workers=(1,), rates=(rate,))
     request = JobIn.model_validate(job_body(options__max_workers=1), strict=False)
     known = experience_of(promising.view(), request)
     assert known.spread.source == "history of 5 runs"
-    assert 1.0 > known.spread.fast_on[1] > (1 + MEASURED_SPREAD) ** -2
+    assert known.spread.fast_on[1] == pytest.approx(1.25**-2)
+    assert known.steps_per_s[1] == pytest.approx(512.0 / 64)
 
 
 def test_a_run_that_went_through_tells_its_average(asking, promising):

@@ -20,15 +20,12 @@ MAX_RUNS = 10
 # Of the jobs of that name so many of the newest are compared with the code that is asked about.
 MAX_COMPARED = 100
 # Runs of one function differ by the machine's other load, its temperature and its caches: ten per cent either way is
-# taken until there are runs enough to tell, and where a number of workers was never measured but follows from the
-# fitted curve, thirty.
+# taken, and where a number of workers was never measured but follows from the fitted curve, thirty.
 MEASURED_SPREAD = 0.10
 FITTED_SPREAD = 0.30
-# From so many runs on, their own differences take the place of the convention: the slowest of up to ten runs is about
-# the tenth percentile.
+# From so many runs on, their own differences count where they are larger: the slowest of up to ten runs is about the
+# tenth percentile.
 _ENOUGH_RUNS = 4
-# A range is never told narrower than a measurement is.
-_LEAST_SPREAD = 0.05
 
 
 class Experience(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,7 +150,7 @@ def _slow_factors(runs: list[JobRecord], measured: Mapping[int, float], most: in
         rates = [r for run in runs if (r := _rates(run).get(count))]
         factors[count] = 1.0 + MEASURED_SPREAD
         if len(rates) >= _ENOUGH_RUNS:
-            factors[count] = 1.0 + max(_LEAST_SPREAD, measured[count] / min(rates) - 1.0)
+            factors[count] = 1.0 + max(MEASURED_SPREAD, measured[count] / min(rates) - 1.0)
     return factors
 
 
