@@ -37,8 +37,9 @@ class EdfElastic(ElasticFlow):
 class EdfAdmission:
     """EDF that plays itself forward before it promises a deadline, and turns the job away if one would be missed.
 
-    Each arrival on its own; a job that is late already does not stand in the way of others. Sizes are powers of two.
-    Soft deadlines and best effort come after all promised ones, the former first. `hooks` as for ElasticFlow.
+    Each arrival on its own; a job that is late already only stands in the way of who would make it later. Sizes are
+    powers of two. Soft deadlines and best effort come after all promised ones, the former first. `hooks` as for
+    ElasticFlow.
     """
 
     hooks: tuple[Hook, ...] = ()
@@ -74,7 +75,7 @@ class EdfAdmission:
                 other
                 for other in trial
                 if after_s[other] > live.deadlines_s[other]
-                and (other == index or (ends_s[other] <= spare_s[other] and after_s[other] > spare_s[other]))
+                and (other == index or after_s[other] > max(ends_s[other], spare_s[other]))
             ]
             objection: str | None = _why_not(rows, broken, index) if broken else None
             if objection is None:
