@@ -19,8 +19,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     neighbours are blocks too (the nodes of a switch). Addresses without a device fill up what is no power of two.
     `runs` are the stretches of nodes of one width: level of a node, first address, end. `present` is the bitmap of all
     devices, `aligned[k]` that of all starts of blocks of level k, `most_on_nodes[n - 1]` what the n fullest nodes have,
-    `largest_block` the largest power of two that is a block with a device at every address, `largest_in_node` within
-    a node.
+    `largest_block` the largest power of two that is a block with a device at every address.
     """
 
     size: int
@@ -33,7 +32,6 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     aligned: tuple[int, ...]
     most_on_nodes: tuple[int, ...]
     largest_block: int
-    largest_in_node: int
 
     @property
     def num_levels(self) -> int:
@@ -149,7 +147,6 @@ def _layout(key: _Nodes) -> Layout:
         aligned=aligned,
         most_on_nodes=tuple(sums),
         largest_block=_largest_block(present, aligned),
-        largest_in_node=min(_largest_block(present, aligned), len(slots[0])) if slots else 0,
     )
 
 

@@ -260,8 +260,9 @@ class _Placing:
         near = self._prefer_free(lambda census: census.extend(held, missing), held)
         stay = held | near
         may_move = workload_id in self.movable
-        # Within a node only a job that may move keeps to aligned blocks: that others find theirs rests on it.
-        wants_block = may_move and count & (count - 1) == 0 and count <= self.layout.largest_in_node
+        # A job that may move keeps to aligned blocks even where the nodes would do: that others find theirs, and that
+        # jobs come back to sets of devices that were used before, rests on it.
+        wants_block = may_move and count & (count - 1) == 0 and count <= self.layout.largest_block
         is_spread = len(self.layout.nodes_of(stay)) > self.layout.nodes_needed(count)
         if is_spread or wants_block:
             elsewhere = self._elsewhere(workload_id, wants_block)

@@ -165,7 +165,7 @@ class Claims:
     def _candidates(self, workload_id: WorkloadId, avoid: int) -> Iterator[tuple[int, list[WorkloadId]]]:
         """Places that smaller jobs can clear, and who has to go: first where the fewest devices move.
 
-        Aligned blocks, or any nodes for what is larger than a node; as a second choice larger blocks within a node.
+        Aligned blocks; as a second choice larger blocks within a node, or any nodes for what is larger than a node.
         """
         layout, count = self.layout, self._counts[workload_id]
         own = self.of(workload_id)
@@ -177,12 +177,11 @@ class Claims:
         small &= ~(own | avoid)
         room, free = Census(layout, usable | small), Census(layout, usable)
         level = level_for(count)
-        places = _with_room(room, free, level, count)
-        if layout.nodes_needed(count) > 1:
-            places += _nodes_with_room(room, free, count)
-        yield from self._cheapest_first(places, usable, small, count)
+        yield from self._cheapest_first(_with_room(room, free, level, count), usable, small, count)
         for wider in range(level + 1, layout.node_levels[0] + 1):
             yield from self._cheapest_first(_with_room(room, free, wider, count), usable, small, count)
+        if layout.nodes_needed(count) > 1:
+            yield from self._cheapest_first(_nodes_with_room(room, free, count), usable, small, count)
 
     def _cheapest_first(
         self, places: Sequence[int], usable: int, small: int, count: int

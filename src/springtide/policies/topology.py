@@ -264,10 +264,7 @@ class Blocks:
         return 0 if level < 0 else 1 << level
 
     def fits(self, count: int) -> bool:
-        """Whether `count` devices are idle compactly: on no more nodes than an empty cluster would need.
-
-        A power of two that fits into a node needs an aligned block.
-        """
+        """Whether `count` devices are idle compactly: an aligned block for a power of two, else the fewest nodes."""
         return fits_compactly(self._census, count)
 
     def take(self, count: int, *, beside: Iterable[int] = ()) -> tuple[int, ...]:
@@ -288,10 +285,10 @@ class Blocks:
 
 
 def fits_compactly(census: Census, count: int) -> bool:
-    """Whether `count` devices are idle on the fewest nodes; as an aligned block if that fits into a node."""
+    """Whether `count` devices are idle as close as an empty cluster could have them: a block for a power of two."""
     if count > census.num_idle:
         return False
-    if count & (count - 1) == 0 and count <= census.layout.largest_in_node:
+    if count & (count - 1) == 0 and count <= census.layout.largest_block:
         return census.full(level_for(count)) != 0
     return fewest_suffice(census, count)
 
