@@ -272,6 +272,21 @@ def test_a_broken_policy_is_told_and_everyone_keeps_what_they_hold(stage, job):
     assert set(stage.controller.state.holders()) == {"n/0", "n/1"}
 
 
+def test_a_policy_that_raises_takes_nobody_down_and_forgets_what_it_could_not_read(stage):
+    class Confused:
+        def decide(self, snapshot):
+            raise KeyError("detours")
+
+    stage.running("a", "01")
+    told = []
+    stage.controller.state.memory = {"format": 1}
+    stage.controller._policy, stage.controller._on_policy_error = Confused(), told.append
+    assert stage.tell() == []
+    assert "the policy raised KeyError" in str(told[0])
+    assert set(stage.controller.state.holders()) == {"n/0", "n/1"}
+    assert stage.controller.state.memory is None
+
+
 def test_a_service_that_still_answers_is_no_crash_loop_and_one_that_does_not_is(stage, service):
     stage.want(s="01")
     stage.tell(events.ServiceDeployed(service=service("s")))

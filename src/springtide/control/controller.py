@@ -169,6 +169,13 @@ class Controller:
                 raise
             self._on_policy_error(error)
             return keep_plan(snapshot)
+        except Exception as error:
+            # Whatever is wrong with a policy must not take the platform down with it. Nor must what it remembers: a
+            # memory that it cannot read is not kept.
+            if self._on_policy_error is None:
+                raise
+            self._on_policy_error(PolicyError(f"the policy raised {type(error).__name__}: {error}"))
+            return replace(keep_plan(snapshot), memory=None)
         return plan
 
     def _news(self, plan: Plan) -> dict[str, str]:
