@@ -277,6 +277,11 @@ def test_newcomers_wait_for_the_end_of_a_slot():
     assert waiting.revisit_at_s == 60.0
     decided = look(policy, [running, new], held=held, now_s=60.0, memory=waiting.memory)
     assert list(decided.admitted) == ["b"]
+    wide = promised(make_view("a", steps=1000, deadline_s=3000.0, most=4, profile=LINEAR), held=4)
+    plan = look(policy, [wide], held={"a": [0, 1, 2, 3]})
+    narrowed = replace(wide, max_workers=1)
+    plan = look(policy, [narrowed, new], held={"a": [0, 1, 2, 3]}, now_s=10.0, memory=plan.memory)
+    assert counts(plan)["a"] == 1, "its owner's bounds wait for no slot"
 
 
 # --- whole runs -----------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from springtide.core.workload import WorkloadId
 from springtide.policies.elastic_jobs import MARK_SPACE, JobBook, JobRow
 from springtide.policies.placement import place
 from springtide.policies.replicas import next_idle_at_s, wanted_replicas
-from springtide.policies.shares import Shares, serve_demand, serve_minimum
+from springtide.policies.shares import Shares, most_workers, serve_demand, serve_minimum
 
 Allocations = Mapping[WorkloadId, PoolAllocation]
 _NOTHING = PoolAllocation(device_ids=())
@@ -77,8 +77,11 @@ class Desk:
         elif slot_s is not None and now_s < memory["at_s"] + slot_s and not snapshot.services:
             if memory["cluster"] != self._known(snapshot.cluster)[1]:
                 return None
-            live = {row.job_id for row in rows}
-            kept = {job_id: given for job_id, given in self._allocations(snapshot, memory).items() if job_id in live}
+            most = {row.job_id: most_workers(row.view) for row in rows}
+            kept = {job_id: given for job_id, given in self._allocations(snapshot, memory).items() if job_id in most}
+            if any(given.num_devices > most[job_id] for job_id, given in kept.items()):
+                # Its owner allows it fewer from now on.
+                return None
             return self._plan(snapshot, kept, memory, memory["at_s"] + slot_s)
         return None
 
