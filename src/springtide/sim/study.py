@@ -6,8 +6,10 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import IO, Any
 
 import msgspec
@@ -121,7 +123,8 @@ def play_request(data: bytes, out: IO[bytes]) -> None:
     except InvalidRequest as error:
         say(_Line(refusal=str(error)))
     except Exception as error:  # Whatever it is, the other policies are still wanted; the sentence names it.
-        say(_Line(failure=f"{type(error).__name__}: {error}"))
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        say(_Line(failure=f"{type(error).__name__}: {error} ({Path(where.filename).name} line {where.lineno})"))
     else:
         say(_Line(answer=answer))
 
