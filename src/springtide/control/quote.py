@@ -228,8 +228,12 @@ class _Asker:
         snapshot = self._inquiry.snapshot
         names = {view.job.job_id: view.job.name for view in snapshot.jobs}
         names |= {view.service.service_id: view.service.name for view in snapshot.services}
-        held = sorted(snapshot.allocations.items(), key=lambda item: -item[1].num_devices)
-        told = [f"{item.num_devices} held by '{names.get(who, who)}'" for who, item in held[:3] if item.num_devices]
+        counts: dict[str, int] = {}
+        for who, allocation in snapshot.allocations.items():
+            name = names.get(who, who)
+            counts[name] = counts.get(name, 0) + allocation.num_devices
+        held = sorted(counts.items(), key=lambda item: -item[1])
+        told = [f"{count} held by '{name}'" for name, count in held[:3] if count]
         if len(held) > 3:
             told.append(f"and {len(held) - 3} more")
         return f"{before}{', '.join(told)}{after}" if told else ""
