@@ -17,7 +17,7 @@ from springtide.core.workload import WorkloadId
 from springtide.policies.replicas import next_idle_at_s, wanted_replicas
 from springtide.policies.shares import Shares, serve_demand, serve_minimum
 from springtide.policies.springtide_memory import State, costs_of, decode, entry_of, mark_cluster
-from springtide.policies.springtide_places import Placed, detours, mark_used, remember, settle
+from springtide.policies.springtide_places import detours, mark_used, remember, settle
 from springtide.policies.springtide_rows import MARK_SPACE, Row, Rows
 from springtide.policies.springtide_spare import share_spare
 from springtide.policies.springtide_words import PlannedFuture, reasons_of, why_impossible, why_no_room
@@ -93,9 +93,10 @@ class Springtide:
         if is_quiet:
             if is_seen and seen.plan is not None and not fresh and not snapshot.services:
                 return seen.plan
-            plan = self._standing(snapshot, state, rows)
+            known = seen.plan.allocations if is_seen and seen.plan is not None and not state.detours else None
+            plan = self._standing(snapshot, state, rows, known)
         else:
-            plan = _Decision(self, snapshot, state, rows, by_id, seen).plan()
+            plan = _Decision(self, snapshot, state, rows, fresh if is_seen else rows, seen).plan()
         seen.memory, seen.state, seen.plan = plan.memory, state, plan
         return plan
 
@@ -106,8 +107,12 @@ class Springtide:
             total += int.from_bytes(text.encode()) % MARK_SPACE
         return (total + cluster) % MARK_SPACE
 
-    def _standing(self, snapshot: Snapshot, state: State, rows: list[Row]) -> Plan:
-        """What was decided before, said again."""
+    def _standing(
+        self, snapshot: Snapshot, state: State, rows: list[Row], known: Mapping[WorkloadId, PoolAllocation] | None
+    ) -> Plan:
+        """What was decided before, said again; `known` are its allocations if they are at hand."""
+        if known is not None:
+            return _say(snapshot, state, known, rows, {}, EMPTY, snapshot.memory)
         batch_of = {row.job_id: row.view.job.global_batch_size for row in rows}
         allocations: dict[WorkloadId, PoolAllocation] = {}
         for who, devices in state.devices.items():
@@ -129,17 +134,13 @@ class _Decision:
         snapshot: Snapshot,
         state: State,
         rows: list[Row],
-        by_id: Mapping[WorkloadId, Row],
+        fresh: list[Row],
         seen: _Seen,
     ) -> None:
-        self.policy, self.snapshot, self.state, self.rows, self.by_id, self.seen = (
-            policy,
-            snapshot,
-            state,
-            rows,
-            by_id,
-            seen,
-        )
+        self.policy, self.snapshot, self.state, self.rows, self.seen = policy, snapshot, state, rows, seen
+        self.by_id = seen.rows.by_id()
+        # The others said the same when they were looked at last.
+        self.fresh = {row.job_id for row in fresh}
         self.book: Book = state.book
         self.now_s = snapshot.now_s
         self.notes: dict[WorkloadId, str] = {}
@@ -224,7 +225,7 @@ class _Decision:
                 bool(entry.held) and entry.was and entry.was[0].start_s < now_s and row.job_id not in state.devices
             )
             is_overdue = bool(entry.was) and entry.was[-1].end_s <= now_s
-            if not (is_moved or is_lost or is_overdue or _deviates(row, state)):
+            if not (is_moved or is_lost or is_overdue or (row.job_id in self.fresh and _deviates(row, state))):
                 continue
             held = 0 if row.view.runnable_at_s > now_s else _held(self.snapshot, row)
             left = row.steps_left(now_s, held)
@@ -315,7 +316,7 @@ class _Decision:
 def _say(
     snapshot: Snapshot,
     state: State,
-    allocations: Placed,
+    allocations: Mapping[WorkloadId, PoolAllocation],
     rows: list[Row],
     notes: Mapping[WorkloadId, str],
     rejected: Mapping[WorkloadId, Refusal],

@@ -41,11 +41,18 @@ class State:
         self.slowed: dict[str, float] = {}
         self.newcomers: set[str] = set()
         self.num_gone = 0
+        self.coded: dict[WorkloadId, tuple[Devices, list[int]]] = {}
         self.waiting: set[str] = set()
         self.detours: list[WorkloadId] = []
 
     def encode(self, index_of: Mapping[DeviceId, int]) -> dict[str, Any]:
         """As plain values. Devices are their numbers in the cluster."""
+        before, self.coded = self.coded, {}
+        for who, devices in self.devices.items():
+            known = before.get(who)
+            if known is None or known[0] is not devices:
+                known = (devices, [index_of[device] for device in devices])
+            self.coded[who] = known
         return {
             "rule": RULE,
             "mark": self.mark,
@@ -53,11 +60,7 @@ class State:
             "capacity": self.book.capacity,
             "until_s": self.until_s,
             "used": [format(bits, "x") for bits in self.used],
-            "devices": {
-                str(who): [index_of[device] for device in devices]
-                for who, devices in self.devices.items()
-                if all(device in index_of for device in devices)
-            },
+            "devices": {str(who): numbers for who, (_, numbers) in self.coded.items()},
             "waiting": sorted(self.waiting),
             "detours": [str(who) for who in self.detours],
             "slowed": dict(self.slowed),

@@ -45,10 +45,7 @@ def settle(
     gathered = _gather(state, layout, snapshot, {**services, **_counts(book), **spare})
     for number in range(MAX_ROUNDS + 1):
         counts = {**services, **_counts(book), **spare}
-        movable: set[WorkloadId] = set()
-        if any(count and (who not in held or held[who].num_devices != count) for who, count in counts.items()):
-            movable = {WorkloadId(key) for key in _can_move(book)} - fixed
-            movable |= {who for who in spare if who in held}
+        movable = {who for who in spare if who in held}
         wanted = {
             who: devices
             for who, devices in state.devices.items()
@@ -57,7 +54,10 @@ def settle(
         if number == 0:
             wanted.update(gathered)
         placed = place(counts, snapshot, movable=movable, wanted=wanted)
-        placed = _pack(state, layout, snapshot, placed, movable, spare)
+        if _scattered(state, layout, placed):
+            movable |= {WorkloadId(key) for key in _can_move(book)} - fixed
+            placed = place(counts, snapshot, movable=movable, wanted=wanted)
+            placed = _pack(state, layout, snapshot, placed, movable, spare)
         if number == MAX_ROUNDS:
             _accept(state, layout, placed)
             break
@@ -119,6 +119,11 @@ def detours(snapshot: Snapshot, placed: Placed) -> set[WorkloadId]:
     """The running jobs that have to let go of their devices before they go to their new ones, or two would wait for
     each other: those whose new devices are held by somebody else who moves, too."""
     held = snapshot.allocations
+    if all(
+        who not in held or held[who] is given or held[who].device_ids == given.device_ids
+        for who, given in placed.items()
+    ):
+        return set()
     holder = {device: who for who, given in held.items() for device in given.device_ids}
     waits: dict[WorkloadId, set[WorkloadId]] = {}
     for who, given in placed.items():
@@ -172,7 +177,7 @@ def _gather(
     """Compact places for jobs that lie scattered, if there are some and the jobs can afford to move."""
     found: dict[WorkloadId, Devices] = {}
     idle: Blocks | None = None
-    for key in _can_move(state.book):
+    for key in _can_move(state.book) if state.slowed else ():
         if key not in state.slowed:
             continue
         who = WorkloadId(key)

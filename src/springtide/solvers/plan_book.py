@@ -32,6 +32,7 @@ class Entry:
         "ready_s",
         "residual_s",
         "runs",
+        "said",
         "since_s",
         "sizes",
         "was",
@@ -64,6 +65,8 @@ class Entry:
         self.is_late = False
         self.runs: Runs = ()
         self.was: Runs = ()
+        # What was said about the schedule, and about which.
+        self.said: tuple[Runs, str] = ((), "")
 
     @property
     def end_s(self) -> float:

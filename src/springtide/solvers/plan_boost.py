@@ -9,6 +9,8 @@ from springtide.solvers.plan_fit import Run, Runs, fill
 
 # A change has to save at least this many times what it costs, or the job is left alone.
 MIN_GAIN = 1.0
+# So many intervals of time are looked at for growing where devices are free only for a while.
+FILL_EFFORT = 20_000
 
 
 def use_spare(book: Book, kept_free: int = 0) -> None:
@@ -20,9 +22,10 @@ def use_spare(book: Book, kept_free: int = 0) -> None:
     """
     now_s = book.now_s
     entries = book.entries
+    fills_until = book.effort - FILL_EFFORT
     for entry in entries.values():
         if entry.held and entry.ready_s <= now_s and entry.held in entry.sizes and entry.size_at(now_s) < entry.held:
-            _raise(book, entry, entry.held)
+            _raise(book, entry, entry.held, fills_until)
     heap: list[tuple[float, int, str, int]] = []
     number = 0
     for entry in entries.values():
@@ -36,7 +39,7 @@ def use_spare(book: Book, kept_free: int = 0) -> None:
         entry = entries[key]
         if book.profile.at(now_s) - count + entry.size_at(now_s) < kept_free:
             continue
-        if _raise(book, entry, count):
+        if _raise(book, entry, count, fills_until):
             offer = _offer(book, entry)
             if offer is not None:
                 heapq.heappush(heap, (-offer[0], number, key, offer[1]))
@@ -65,7 +68,7 @@ def _offer(book: Book, entry: Entry) -> tuple[float, int] | None:
     return (saved_s / added if added > 1e-9 else 1e18 + saved_s), count
 
 
-def _raise(book: Book, entry: Entry, count: int) -> bool:
+def _raise(book: Book, entry: Entry, count: int, fills_until: int) -> bool:
     """Let the job hold `count` devices from now on, to its end or as long as they are free."""
     now_s = book.now_s
     overhead_s = entry.residual_s if count == entry.held else book.costs.now(count)
@@ -76,7 +79,7 @@ def _raise(book: Book, entry: Entry, count: int) -> bool:
     runs: Runs = ()
     if (end_s <= entry.deadline_s or entry.is_late) and book.profile.least(now_s, end_s) >= count:
         runs = (Run(now_s, end_s, count, overhead_s),)
-    else:
+    elif book.effort > fills_until:
         limit_s = before[-1].end_s - MIN_GAIN * book.costs.later[count]
         sizes = [n for n in entry.sizes if n <= count]
         book.effort -= len(book.profile.times)

@@ -107,7 +107,7 @@ def fill(profile: FreeProfile, task: Task, now_s: float, limit_s: float, costs: 
         wanted = top if room >= top else _largest(sizes, room)
         if wanted != size:
             cost_s = 0.0 if not wanted else costs.now(wanted) if at_s <= now_s else costs.later[wanted]
-            span_s = min(until_s, limit_s) - at_s
+            span_s = (until_s if until_s < limit_s else limit_s) - at_s
             if size and size <= room:
                 pays = (span_s - cost_s) * rates[wanted] > (span_s - min(pending_s, span_s)) * rates[size]
                 wanted = wanted if pays else size
@@ -122,8 +122,11 @@ def fill(profile: FreeProfile, task: Task, now_s: float, limit_s: float, costs: 
             if end_s <= until_s:
                 return (*runs, Run(begun_s, end_s, size, overhead_s)) if end_s <= limit_s else ()
             span_s = until_s - at_s
-            left -= max(0.0, span_s - pending_s) * rates[size]
-            pending_s = max(0.0, pending_s - span_s)
+            if pending_s > span_s:
+                pending_s -= span_s
+            else:
+                left -= (span_s - pending_s) * rates[size]
+                pending_s = 0.0
         index += 1
         at_s = until_s
     return ()
