@@ -13,7 +13,7 @@ import numpy as np
 from springtide.core.decision import Plan, Snapshot
 from springtide.policies.admission import Hook, review_all
 from springtide.policies.elastic_jobs import JobRow, LiveJobs
-from springtide.policies.elastic_memory import Desk, Verdict, service_shares
+from springtide.policies.elastic_memory import Desk, Verdict, own_memory, service_shares
 from springtide.policies.elastic_plan import Rules
 from springtide.policies.elasticflow import ElasticFlow
 from springtide.solvers.minimum_share import play_in_turn
@@ -54,9 +54,8 @@ class EdfAdmission:
 
     def _decide(self, snapshot: Snapshot, rows: list[JobRow]) -> Verdict:
         num_devices = service_shares(snapshot).left
-        ledgers = {}
-        if isinstance(snapshot.memory, dict) and snapshot.memory.get("rule") == repr(self):
-            ledgers = dict(snapshot.memory["ledgers"])
+        remembered = own_memory(snapshot, repr(self))
+        ledgers = dict(remembered["ledgers"]) if remembered is not None else {}
         live = LiveJobs(self._desk.book, rows, snapshot)
         known = [index for index, row in enumerate(rows) if row.is_hard]
         promised = live.by_deadline([index for index in known if rows[index].view.admitted_at_s is not None])

@@ -20,6 +20,7 @@ from springtide.policies.replicas import next_idle_at_s, wanted_replicas
 from springtide.policies.shares import Shares, most_workers, serve_demand, serve_minimum
 
 Allocations = Mapping[WorkloadId, PoolAllocation]
+_KEYS = ("rule", "mark", "cluster", "at_s", "until_s", "devices", "ledgers")
 _NOTHING = PoolAllocation(device_ids=())
 
 
@@ -67,8 +68,8 @@ class Desk:
 
         With `slot_s` newcomers and freed devices wait until that long after the last decision; lost nodes do not.
         """
-        memory = snapshot.memory
-        if not isinstance(memory, dict) or memory.get("rule") != rule:
+        memory = own_memory(snapshot, rule)
+        if memory is None:
             return None
         until_s, now_s = memory["until_s"], snapshot.now_s
         if memory["mark"] == self.mark(rule, snapshot, rows):
@@ -90,8 +91,8 @@ class Desk:
     ) -> Plan:
         """Place what was decided and remember it."""
         counts = {**service_shares(snapshot).counts, **verdict.counts}
-        before = snapshot.memory if isinstance(snapshot.memory, dict) else {}
-        wanted: Allocations = self._allocations(snapshot, before) if before.get("rule") == rule else EMPTY
+        before = own_memory(snapshot, rule)
+        wanted: Allocations = EMPTY if before is None else self._allocations(snapshot, before)
         elastic = [row.job_id for row in rows if row.view.job.elastic and row.job_id in counts]
         allocations = place(
             counts,
@@ -156,6 +157,13 @@ class Desk:
             revisit_at_s=min(moments, default=None),
             memory=memory,
         )
+
+
+def own_memory(snapshot: Snapshot, rule: str) -> Mapping[str, Any] | None:
+    """What the policy of that rule remembers; None if it is another's, or of another form."""
+    memory = snapshot.memory
+    is_own = isinstance(memory, dict) and memory.get("rule") == rule and memory.keys() == set(_KEYS)
+    return memory if is_own else None
 
 
 def service_shares(snapshot: Snapshot) -> Shares:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from springtide.core.decision import Plan, Snapshot
 from springtide.policies.admission import Hook, review_all
 from springtide.policies.elastic_jobs import JobRow, LiveJobs
-from springtide.policies.elastic_memory import Desk, Verdict, service_shares
+from springtide.policies.elastic_memory import Desk, Verdict, own_memory, service_shares
 from springtide.policies.elastic_plan import Outcome, PlannedFuture, Rules, decide_elastic
 
 
@@ -56,9 +56,8 @@ class ElasticFlow:
     def _decide(self, snapshot: Snapshot, rows: list[JobRow]) -> Verdict:
         num_devices = service_shares(snapshot).left
         reserved = int(len(self._desk.device_ids(snapshot.cluster)) * self.reserve_fraction)
-        ledgers: dict[str, Any] = {}
-        if isinstance(snapshot.memory, dict) and snapshot.memory.get("rule") == repr(self):
-            ledgers = dict(snapshot.memory["ledgers"])
+        remembered = own_memory(snapshot, repr(self))
+        ledgers = dict(remembered["ledgers"]) if remembered is not None else {}
 
         def review(index: int) -> str | None:
             objection, after = review_all(self.hooks, rows[index].view, snapshot, ledgers)
