@@ -81,15 +81,16 @@ def tell_end(session: Session, job: JobStatus, watcher: JobWatcher) -> None:
 
 def tell_refusal(session: Session, job: JobStatus, asked: Asked) -> None:
     """Answer with why the job was refused, and with changes that the platform would accept at this moment."""
-    reason, alternatives = job.reason, job.alternatives
+    reason, changes, told = job.reason, job.alternatives, job.alternatives
     try:
         quote = quote_job(asked.source, asked.options, asked.name, session.client)
     except (BackendError, CapacityError):
         # The refusal stands without a quote; the policy may have named alternatives of its own.
         quote = None
     if quote is not None and quote.verdict == "refused":
-        reason, alternatives = quote.reason, tuple(alternative_text(offer) for offer in quote.alternatives)
-    session.answer(replace(job, reason=reason, alternatives=alternatives), refusal_text(reason, alternatives))
+        reason, changes = quote.reason, tuple(offer.change for offer in quote.alternatives)
+        told = tuple(alternative_text(offer) for offer in quote.alternatives)
+    session.answer(replace(job, reason=reason, alternatives=changes), refusal_text(reason, told))
 
 
 def _reattach(job_id: str) -> str:
