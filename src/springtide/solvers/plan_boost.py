@@ -74,10 +74,19 @@ def _raise(book: Book, entry: Entry, count: int, fills_until: int) -> bool:
     overhead_s = entry.residual_s if count == entry.held else book.costs.now(count)
     end_s = now_s + overhead_s + entry.left / entry.rates[count] + book.costs.reserve[count]
     before = entry.runs
-    book.change_runs(entry, ())
     book.effort -= 4
+    in_time = end_s <= entry.deadline_s or entry.is_late
+    first = before[0]
+    if first.start_s <= now_s and first.end_s >= end_s:
+        # It holds its own devices all that time, so the others' tell: nothing has to be tried.
+        is_free = in_time and book.profile.least(now_s, end_s) >= count - first.num_devices
+        if not is_free and book.effort <= fills_until:
+            return False
+    elif book.effort <= fills_until and not in_time:
+        return False
+    book.change_runs(entry, ())
     runs: Runs = ()
-    if (end_s <= entry.deadline_s or entry.is_late) and book.profile.least(now_s, end_s) >= count:
+    if in_time and book.profile.least(now_s, end_s) >= count:
         runs = (Run(now_s, end_s, count, overhead_s),)
     elif book.effort > fills_until:
         limit_s = before[-1].end_s - MIN_GAIN * book.costs.later[count]
