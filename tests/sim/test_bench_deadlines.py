@@ -104,6 +104,8 @@ def test_page_shows_every_trace_with_its_bound(tmp_path: Path) -> None:
     for name in ("195job on 16x8", "gen_fig9_1000jobs_lam1500 on 8x8", "bound 6", "breaks 1 promises", "failed"):
         assert name in text
     assert "at least 90.0 % of the bound" in text
+    report["table"].append(report["table"][-1] | {"error": "it broke"})
+    assert "It failed on 1 more." in render(report)
     assert "<broke>" not in text
     assert "://" not in text
 

@@ -55,7 +55,9 @@ def _lead(table: Sequence[Entry]) -> str:
     broken = sum(entry["admitted_and_broken"] for entry in ours)
     shares = [entry["share_of_bound"] for entry in ours if entry["share_of_bound"] is not None]
     said = f"{OURS} meets {met:,} of {jobs:,} deadlines on {len(ours)} traces and breaks {broken:,} promises"
-    return f"{said}; at least {page.fraction(min(shares))} of the bound on each." if shares else f"{said}."
+    said += f"; at least {page.fraction(min(shares))} of the bound on each" if shares else ""
+    num_failed = sum(entry["policy"] == OURS and "error" in entry for entry in table)
+    return f"{said}. It failed on {num_failed} more." if num_failed else f"{said}."
 
 
 def _said(entries: Sequence[Entry]) -> str:
