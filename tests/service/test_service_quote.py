@@ -12,16 +12,19 @@ from platform_double import PlatformDouble
 from prometheus_client import CollectorRegistry
 from starlette.testclient import TestClient
 
-from springtide.core.events import JobFinished, ProgressReported
+from springtide.core.errors import CapacityError
+from springtide.core.events import JobFinished, JobSubmitted, ProgressReported
 from springtide.core.export import LiveState
 from springtide.core.quote import Quote
+from springtide.service import quote as quote_module
 from springtide.service.api import build_api
 from springtide.service.experience import FITTED_SPREAD, MEASURED_SPREAD, declared_steps, experience_of
 from springtide.service.export import live_state
+from springtide.service.quote import QuoteDesk
 from springtide.service.schemas import JobIn, JobOptionsIn
 
 sys.path.append(str(Path(__file__).parents[1] / "control"))
-from quoting import Reserving
+from quoting import Reserving, training_job
 
 
 def known_body(**changes):
@@ -267,3 +270,16 @@ def test_why_says_when_nobody_knows(asking):
         job_id = asking.post("/v1/jobs", json=job_body(options__deadline_s=None)).json()["job_id"]
     why = asking.get(f"/v1/workloads/{job_id}/why").json()
     assert any("nobody knows" in line and "'digits'" in line for line in why["evidence"])
+
+
+def test_who_asks_while_another_quote_takes_too_long_is_told_to_come_back(promising, monkeypatch):
+    monkeypatch.setattr(quote_module, "PATIENCE_S", 0.0)
+    desk = QuoteDesk(promising)
+    request = JobIn.model_validate(known_body(deadline_s=400), strict=False)
+    with desk._turn(0.0):
+        with pytest.raises(CapacityError, match="ask again"):
+            desk.quote(request)
+        job = promising.submit(JobSubmitted(job=training_job("a", deadline_s=1.0)))
+        assert job
+        assert desk.offers(promising.current.jobs["a"]) == ()
+    assert desk.quote(request).verdict == "accepted"
