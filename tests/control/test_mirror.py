@@ -98,3 +98,13 @@ def test_a_single_worker_that_may_not_have_a_second_moves_by_its_checkpoint(stag
     stage.want(a="1")
     stage.tell()
     assert stage.ready("a", 1) == ["preempt a g2", "stop a.1"]
+
+
+def test_a_move_that_loses_the_member_with_the_state_takes_another_one_along(stage):
+    stage.running("a", "01")
+    stage.want(a="23")
+    stage.tell()
+    assert stage.ready("a", 2, 3) == ["resize a g2 to a.0,a.2,a.3"]
+    assert stage.tell(events.ReplicaLost(workload_id="a", replica_id="a.0", reason="killed")) == [
+        "resize a g3 to a.1,a.2,a.3 forced"
+    ]

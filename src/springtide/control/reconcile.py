@@ -261,6 +261,11 @@ def _recover(record: JobRecord) -> list[Action]:
         survivors = tuple(m for m in record.previous_members if m in trained)
     if not survivors:
         return _stop_all(record, record.reason)
+    if not set(survivors) & set(record.state_holders):
+        # A move was under way and lost the member that was to take the state along: one that was to leave goes instead.
+        carriers = [m for m in record.previous_members if m in trained and m in record.state_holders]
+        most = min(record.max_workers, record.job.num_virtual_shards)
+        survivors = (*carriers[:1], *survivors)[: max(1, most)]
     return [
         ResizeJob(
             job_id=record.workload_id,

@@ -17,7 +17,7 @@ from springtide.core.events import (
 )
 from springtide.core.resources import make_node
 from springtide.core.workload import WorkloadId
-from springtide.policies.registry import POLICY_NAMES, make_policy
+from springtide.policies.registry import make_policy
 from springtide.sim.experiment import FaultRun, tell_step
 from springtide.sim.workload import Load, Request, Workload, make_job, make_service
 
@@ -70,6 +70,8 @@ def _owners() -> Workload:
     )
 
 
+# The policies that people run platforms with; rivals of these are looked at in figures, not line by line.
+GOLDEN_POLICIES = ("edf", "elastic", "elasticflow", "fifo", "springtide")
 SCENARIOS: Mapping[str, Workload] = MappingProxyType(
     {"deadlines": _deadlines(), "service": _service(), "owners": _owners()}
 )
@@ -90,7 +92,7 @@ def golden_trace(scenario: str, policy: str) -> str:
 
 def golden_names() -> list[tuple[str, str]]:
     """Every scenario with every policy."""
-    return [(scenario, policy) for scenario in SCENARIOS for policy in sorted(POLICY_NAMES)]
+    return [(scenario, policy) for scenario in SCENARIOS for policy in GOLDEN_POLICIES]
 
 
 def main(arguments: list[str] | None = None) -> int:
