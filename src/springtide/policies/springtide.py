@@ -16,8 +16,9 @@ from springtide.core.resources import DeviceId, Topology
 from springtide.core.workload import WorkloadId
 from springtide.policies.replicas import next_idle_at_s, wanted_replicas
 from springtide.policies.shares import Shares, serve_demand, serve_minimum
+from springtide.policies.springtide_blocks import mark_used, pin, remember
 from springtide.policies.springtide_memory import State, costs_of, decode, entry_of, mark_cluster
-from springtide.policies.springtide_places import detours, mark_used, remember, settle
+from springtide.policies.springtide_places import detours, settle
 from springtide.policies.springtide_rows import MARK_SPACE, Row, Rows
 from springtide.policies.springtide_spare import share_spare
 from springtide.policies.springtide_words import PlannedFuture, reasons_of, why_impossible, why_no_room
@@ -63,11 +64,11 @@ class Springtide:
     """`reserve_fraction` of the devices is promised to nobody, for failures (the devices still run what is spare).
 
     `effort` bounds how long a decision looks for room by planning others anew: so many intervals of time are looked
-    at, about a tenth of a second's worth. A bound in steps, not seconds, so that the same input gives the same plan.
+    at, some hundredths of a second's worth. A bound in steps, not seconds, so that the same input gives the same plan.
     """
 
     reserve_fraction: float = 0.0
-    effort: int = 150_000
+    effort: int = 60_000
     _seen: _Seen = field(init=False, repr=False, compare=False, default_factory=_Seen)
 
     def decide(self, snapshot: Snapshot) -> Plan:
@@ -178,6 +179,7 @@ class _Decision:
             if row.job_id in state.newcomers and row.job_id not in self.book.entries:
                 self._turn_away(self.now_s, row, self.newcomers[row.job_id])
         state.newcomers.clear()
+        state.pinned.clear()
         mark_used(state, layout, self.now_s, {who: given.device_ids for who, given in placed.items()})
         remember(state, self.now_s, placed)
         state.detours = sorted(detours(snapshot, placed))
@@ -282,8 +284,11 @@ class _Decision:
                 continue
             if row.is_pursued:
                 outside.append(row)
-                continue
-            self._turn_away(latest_s, row, entry)
+            elif latest_s < self.now_s and pin(self.state, layout_of(self.snapshot.cluster), self.snapshot, entry):
+                self.newcomers[row.job_id] = entry
+                self.state.newcomers.add(row.job_id)
+            else:
+                self._turn_away(latest_s, row, entry)
         return outside
 
     def _turn_away(self, latest_s: float, row: Row, entry: Entry) -> None:

@@ -41,6 +41,7 @@ class State:
         self.slowed: dict[str, float] = {}
         self.newcomers: set[str] = set()
         self.num_gone = 0
+        self.pinned: dict[WorkloadId, Devices] = {}
         self.coded: dict[WorkloadId, tuple[Devices, list[int]]] = {}
         self.waiting: set[str] = set()
         self.detours: list[WorkloadId] = []

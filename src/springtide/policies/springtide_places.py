@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from springtide.core.decision import PoolAllocation, Snapshot
 from springtide.core.workload import WorkloadId
 from springtide.policies.placement import place
-from springtide.policies.springtide_memory import PAD_S, Devices, State, block_of
+from springtide.policies.springtide_blocks import is_used, same
+from springtide.policies.springtide_memory import PAD_S, Devices, State
 from springtide.policies.springtide_packing import Packing
 from springtide.policies.topology import Blocks, Layout, layout_of
 from springtide.solvers.plan_book import Book, Entry
@@ -53,6 +54,7 @@ def settle(
         }
         if number == 0:
             wanted.update(gathered)
+        wanted.update({who: devices for who, devices in state.pinned.items() if len(devices) == counts.get(who)})
         placed = place(counts, snapshot, movable=movable, wanted=wanted)
         if _scattered(state, layout, placed):
             movable |= {WorkloadId(key) for key in _can_move(book)} - fixed
@@ -232,39 +234,6 @@ def _placed_factor(layout: Layout, devices: Devices) -> float:
     """The part of its compact speed at which a group on these devices runs."""
     nodes, fewest = len(layout.nodes_of(layout.bitmap(devices))), layout.nodes_needed(len(devices))
     return SCATTERED_SLOWDOWN ** (-math.log2(nodes / fewest) / SCATTERED_DOUBLINGS)
-
-
-def same(one: Devices | None, other: Devices | None) -> bool:
-    """Whether both are the same devices, in whatever order."""
-    return one is other or (one is not None and other is not None and len(one) == len(other) and set(one) == set(other))
-
-
-def remember(state: State, now_s: float, placed: Placed) -> None:
-    """Take down the devices, and which blocks have been used: those that somebody leaves after being on them."""
-    devices = {who: given.device_ids for who, given in placed.items()}
-    formed_s: dict[WorkloadId, float] = {}
-    for who, given in devices.items():
-        before = state.devices.get(who)
-        formed_s[who] = state.formed_s.get(who, now_s) if same(before, given) else now_s
-    state.devices, state.formed_s = devices, formed_s
-
-
-def mark_used(state: State, layout: Layout, now_s: float, stays: Mapping[WorkloadId, Devices]) -> None:
-    """Note the blocks that jobs have left since the last decision, or leave now."""
-    for who, devices in state.devices.items():
-        if not same(stays.get(who), devices) and state.formed_s.get(who, now_s) < now_s:
-            block = block_of(layout, devices)
-            if block is None:
-                continue
-            level, number = block
-            state.used += [0] * (level + 1 - len(state.used))
-            state.used[level] |= 1 << number
-
-
-def is_used(state: State, layout: Layout, devices: Devices) -> bool:
-    """Whether some job has been on exactly these devices, as far as is remembered."""
-    block = block_of(layout, devices)
-    return block is not None and block[0] < len(state.used) and bool(state.used[block[0]] >> block[1] & 1)
 
 
 def retime(

@@ -162,14 +162,17 @@ class Book:
         costs, rates = self.costs, entry.rates
         return entry.deadline_s - min(costs.later[n] + entry.left / rates[n] for n in entry.sizes)
 
-    def admit(self, entry: Entry, *, repairs: bool = True) -> bool:
-        """Find room for a new job: beside all others, else by changing their schedules. Tells whether it is in."""
+    def admit(self, entry: Entry, *, repairs: bool = True, is_certain: bool = False) -> bool:
+        """Find room for a new job: beside all others, else by changing their schedules. Tells whether it is in.
+
+        Nobody is asked to change for a job that could not make it even alone, unless it `is_certain` that it can.
+        """
         runs = self._fit(self.profile, entry)
         if runs:
             entry.runs = runs
             self.load(entry)
             return True
-        return repairs and self.can_alone(entry) and self._repair(entry)
+        return repairs and (is_certain or self.can_alone(entry)) and self._repair(entry)
 
     def set_capacity(self, capacity: int) -> bool:
         """Change the number of devices for good. If the schedules do not fit any more all are made anew; tells
