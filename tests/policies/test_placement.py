@@ -211,6 +211,20 @@ def test_only_those_move_that_may() -> None:
     assert placed(cluster, held, counts, movable=frozenset())["d"] == "0/1 0/2 0/3 1/2"
 
 
+def test_who_lies_scattered_and_may_move_comes_together() -> None:
+    cluster = cluster_of(4, 4, 4)
+    held = {"a": "0:0 1:3", "b": "2:012"}
+    assert placed(cluster, held, {"a": 2, "b": 3})["a"] == "0/0 1/3"
+    assert placed(cluster, held, {"a": 2, "b": 3}, movable={"a"})["a"] == "0/0 0/1"
+    # Where nothing is free for it, others make room; it leaves before somebody who starts is placed.
+    tight = {"a": "0:23 1:23", "b": "0:01"}
+    plan = placed(cluster_of(4, 4), tight, {"a": 4, "b": 2}, movable={"a", "b"})
+    assert plan == {"a": "1/2 1/3 1/0 1/1", "b": "0/0 0/1"}
+    full = {"a": "0:23 1:23", "b": "0:0", "c": "1:0"}
+    plan = placed(cluster_of(4, 4), full, {"a": 4, "b": 1, "c": 1}, movable={"a", "b", "c"})
+    assert plan == {"a": "0/2 0/3 0/0 0/1", "b": "1/1", "c": "1/0"}
+
+
 def test_processes_that_cannot_change_are_never_moved() -> None:
     cluster = cluster_of(4, 4)
     allocations = {WorkloadId("a"): named("0:0"), WorkloadId("c"): named("1:01")}

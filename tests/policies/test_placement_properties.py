@@ -249,11 +249,22 @@ def test_nobody_moves_without_need(sizes: list[int], steps: list[dict[WorkloadId
     for counts in steps:
         fitting = fit(counts, sum(sizes))
         plan = plan_of(cluster, fitting, held, frozenset(NAMES))
-        moved = [name for name in fitting if len(held.get(name, ())) == fitting[name] and plan[name] != held[name]]
+        moved = [
+            name
+            for name in fitting
+            if len(held.get(name, ())) == fitting[name]
+            and plan[name] != held[name]
+            # Who lies scattered comes together for its own sake.
+            and is_tight(layout_of(cluster), held[name])
+        ]
         if moved:
             still = plan_of(cluster, fitting, held)
-            assert any(is_compacter(cluster, plan[name], still[name]) for name in fitting if name not in moved)
+            assert any(is_compacter(cluster, plan[name], still[name]) for name in fitting if name not in moved), moved
         held = plan
+
+
+def as_sets(held: Mapping[WorkloadId, Devices]) -> dict[WorkloadId, set[DeviceId]]:
+    return {name: set(devices) for name, devices in held.items()}
 
 
 def is_tight(layout: Layout, devices: Devices) -> bool:
@@ -291,18 +302,15 @@ def test_a_plan_that_is_carried_out_step_by_step_is_reached(
         before = carrier.held()
         decided = plan
         plan = plan_of(cluster, counts, before, moves, decided if remembers else None)
-        if remembers:
-            assert {name: set(devices) for name, devices in plan.items()} == {
-                name: set(devices) for name, devices in decided.items()
-            }
+        # Only who lies scattered may find a better place meanwhile, as others leave, and who makes room for it.
+        if remembers and all(is_tight(layout_of(cluster), devices) for devices in decided.values()):
+            assert as_sets(plan) == as_sets(decided)
         carrier.tick(plan)
         if carrier.held() == before and not carrier.warming and not carrier.leaving:
             break
     else:
         raise AssertionError("it does not come to rest")
-    assert {name: set(devices) for name, devices in carrier.held().items()} == {
-        name: set(devices) for name, devices in plan.items()
-    }
+    assert as_sets(carrier.held()) == as_sets(plan)
 
 
 SCENARIO = """
@@ -385,4 +393,4 @@ def test_a_few_changes_cost_little_more_than_reading_who_holds_what() -> None:
     assert count_calls(lambda: place(counts, snapshot, movable=frozenset(counts))) < 25 * len(counts)
     small, few = crowd(64, 100)
     few[names[0]] *= 2
-    assert count_calls(lambda: place(few, small, movable=frozenset(few))) < 1500
+    assert count_calls(lambda: place(few, small, movable=frozenset(few))) < 40 * len(few)

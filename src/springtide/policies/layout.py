@@ -87,6 +87,18 @@ def layout_of(cluster: Topology) -> Layout:
     return _layout(_Nodes(cluster.nodes))
 
 
+@functools.lru_cache(maxsize=16384)
+def is_scattered(layout: Layout, devices: Sequence[DeviceId]) -> bool:
+    """Whether devices (a tuple, all alive) lie on more nodes than an empty cluster would need for so many.
+
+    Asked of the same tuples again and again while their holders stay where they are.
+    """
+    if len(devices) == 1:
+        return False
+    nodes = {layout.node_at(layout.address_of[device]) for device in devices}
+    return len(nodes) > layout.nodes_needed(len(devices))
+
+
 class _Nodes:
     """The nodes of a cluster as a key that is cheap to look up: equal by content, compared by identity first."""
 

@@ -8,7 +8,7 @@ from itertools import chain
 from springtide.core.decision import EMPTY, PoolAllocation, Snapshot
 from springtide.core.resources import DeviceId
 from springtide.core.workload import WorkloadId
-from springtide.policies.layout import Layout, addresses, block_at, layout_of, level_for, lowest
+from springtide.policies.layout import Layout, addresses, block_at, is_scattered, layout_of, level_for, lowest
 from springtide.policies.relocation import Claims
 from springtide.policies.topology import Census, fewest_suffice, fits_compactly
 
@@ -28,13 +28,13 @@ def place(
     Who keeps its size keeps its devices. Who shrinks keeps an aligned block, who grows takes the buddy of its own, and
     who starts is placed best fit (ElasticFlow §4.3). A job that grows goes elsewhere only if it would lie on more nodes
     than it needs and a compact place is idle. Jobs in `movable` may be moved, as few devices as possible, to make a
-    compact place for another. `wanted` is what was decided before: it stands while it has the right count, is alive,
-    and nobody who keeps its devices is in the way; so a plan that is half carried out is not changed. Devices that
-    nobody holds now come before devices that somebody still has to give back.
+    compact place for another; and to a compact place of their own once there is one. `wanted` is what was decided
+    before: it stands while it has the right count, is alive, and nobody who keeps its devices is in the way; so a plan
+    that is half carried out is not changed. Devices that nobody holds now come before those still to be given back.
     """
     layout = layout_of(snapshot.cluster)
     chosen = _as_decided(counts, snapshot, layout, wanted)
-    if chosen is None:
+    if chosen is None or any(who in movable and is_scattered(layout, tuple(at)) for who, at in chosen.items()):
         chosen = _Placing(counts, snapshot, layout, movable, wanted).run()
     batch_of = {view.job.job_id: view.job.global_batch_size for view in snapshot.jobs}
     placed: dict[WorkloadId, PoolAllocation] = {}
@@ -159,31 +159,33 @@ class _Placing:
     def run(self) -> dict[WorkloadId, Devices]:
         """Place everybody: who stays, who shrinks, who can grow where it is, then the others from large to small."""
         claims = self.claims
-        shrinking: list[WorkloadId] = []
         growing: list[WorkloadId] = []
-        for who, count in self.counts.items():
-            if who in self.settled:
-                continue
+        for who in [who for who in self.counts if who not in self.settled]:
             held = claims.held(who)
-            if held.bit_count() > count:
-                shrinking.append(who)
-            else:
-                growing.append(who)
-                claims.take(who, held)
+            if held.bit_count() > self.counts[who]:
+                continue
+            growing.append(who)
+            claims.take(who, held)
+        shrinking = [who for who in self.counts if who not in self.settled and who not in claims.changed]
         for who in shrinking:
             self._shrink(who)
         # The sort is stable: among equals the order of `counts` stands. Replicas fill the holes that jobs leave.
         growing.sort(key=lambda who: (who in self.services, -self.counts[who]))
-        growing = [who for who in growing if not self._take_buddy(who)]
+        self._take_buddies(growing)
+        self._gather(shrinking)
+        self._take_buddies(growing)
         for who in growing:
             if claims.of(who).bit_count() == self.counts[who]:
-                continue  # It had to make room and was placed anew.
+                continue  # It had to make room, or its buddy left, and it was placed.
+            idle = claims.idle
             if who in self.services:
                 self._fill_holes(who)
             elif claims.held(who):
                 self._grow(who)
             else:
                 self._start(who)
+            if claims.idle & ~idle:
+                self._take_buddies(growing)
         settled = self.settled
         return {who: self._in_order(who) if who in claims.changed else settled[who] for who in self.counts}
 
@@ -241,17 +243,16 @@ class _Placing:
 
     # --- who grows --------------------------------------------------------------------------------------------------
 
-    def _take_buddy(self, workload_id: WorkloadId) -> bool:
-        """Grow to the aligned block around what is held, if the rest of it is idle."""
-        held, count = self.claims.held(workload_id), self.counts[workload_id]
-        if not held or count & (count - 1) or workload_id in self.services:
-            return False
-        level = level_for(count)
-        block = block_at(lowest(held) >> level << level, level)
-        if held & ~block or block & ~(held | self.claims.idle):
-            return False
-        self.claims.take(workload_id, block)
-        return True
+    def _take_buddies(self, growing: Sequence[WorkloadId]) -> None:
+        """Let everyone who still waits for more grow to the aligned block around its own, if the rest of it is idle."""
+        for who in growing:
+            held, count = self.claims.held(who), self.counts[who]
+            if not held or count & (count - 1) or who in self.services or self.claims.of(who) != held:
+                continue
+            level = level_for(count)
+            block = block_at(lowest(held) >> level << level, level)
+            if not held & ~block and not block & ~(held | self.claims.idle):
+                self.claims.take(who, block)
 
     def _grow(self, workload_id: WorkloadId) -> None:
         """Stay, go where there is a compact place, or have one made: the first that lies close enough."""
@@ -274,17 +275,27 @@ class _Placing:
         self.claims.take(workload_id, stay)
 
     def _elsewhere(self, workload_id: WorkloadId, wants_block: bool) -> int:
-        """A compact place for all its devices that is free now; as much of its own as possible; 0 if there is none."""
-        held, count = self.claims.held(workload_id), self.counts[workload_id]
+        """A compact place for all its devices; 0 if there is none. As much of its own as possible, free now if can be.
+
+        For who may move also a place that others give back, unless these wait for it in turn.
+        """
         free = self.claims.free_now
+        place = self._compact_among(free, workload_id, wants_block)
+        if not place and workload_id in self.movable:
+            soon = self.claims.idle & ~self.claims.out_of_reach(workload_id)
+            place = self._compact_among(soon, workload_id, wants_block) if soon != free else 0
+        return place
+
+    def _compact_among(self, idle: int, workload_id: WorkloadId, wants_block: bool) -> int:
+        held, count = self.claims.held(workload_id), self.counts[workload_id]
         if count & (count - 1) == 0 and count <= self.layout.largest_block:
             level = level_for(count)
-            full = Census(self.layout, free | held).full(level)
+            full = Census(self.layout, idle | held).full(level)
             around = {start for start in self._starts(held, level) if full >> start & 1}
             if around:
                 best = min(around, key=lambda start: (-(held & block_at(start, level)).bit_count(), start))
                 return block_at(best, level)
-        census = Census(self.layout, free)
+        census = Census(self.layout, idle)
         if wants_block:
             return census.aligned_block(count)
         return census.compact(count) if fewest_suffice(census, count) else 0
@@ -297,7 +308,7 @@ class _Placing:
             bits &= ~block_at(start, level)
         return starts
 
-    # --- who starts -------------------------------------------------------------------------------------------------
+    # --- who starts or comes together ---------------------------------------------------------------------------------
 
     def _start(self, workload_id: WorkloadId) -> None:
         count = self.counts[workload_id]
@@ -306,6 +317,31 @@ class _Placing:
         if self.movable and not fits_compactly(idle, count) and self.claims.make_room(workload_id):
             return
         self.claims.take(workload_id, self._prefer_free(lambda census: census.compact(count), 0))
+
+    def _gather(self, shrunk: Sequence[WorkloadId]) -> None:
+        """Bring jobs together that lie scattered and may move: all for whom there is a compact place, else one.
+
+        They come first, since those who grow or start then find what they leave.
+        """
+        if not self.movable:
+            return
+        at = {**self.settled, **{who: self._in_order(who) for who in shrunk}}
+        scattered = [
+            who for who, devices in at.items() if who in self.movable and is_scattered(self.layout, tuple(devices))
+        ]
+        scattered.sort(key=lambda who: -self.counts[who])
+        left = []
+        for who in scattered:
+            count = self.counts[who]
+            place = self._elsewhere(who, count & (count - 1) == 0 and count <= self.layout.largest_block)
+            if place:
+                self.claims.take(who, place)
+            else:
+                left.append(who)
+        for who in left:
+            is_as_before = who in shrunk or who not in self.claims.changed
+            if is_as_before and self.claims.make_room(who):
+                return
 
     def _fill_holes(self, workload_id: WorkloadId) -> None:
         """One device after the other from the smallest holes: the replicas of a service do not talk to each other."""
