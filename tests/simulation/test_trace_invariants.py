@@ -157,7 +157,7 @@ def check(policy: str, case: Case) -> None:
 
 
 def assert_nobody_moves_for_nothing(case: Case, story: Story) -> None:
-    """Who goes to other devices at the same size makes way: somebody else comes to hold what it left."""
+    """Who goes to other devices at the same size comes together on fewer nodes, or makes way: others come there."""
     device_of: dict[ReplicaId, DeviceId] = {}
     group: dict[WorkloadId, frozenset[DeviceId]] = {}
     began_at: dict[WorkloadId, tuple[float, frozenset[DeviceId]]] = {}
@@ -184,7 +184,8 @@ def assert_nobody_moves_for_nothing(case: Case, story: Story) -> None:
                 began_at[action.job_id] = (first_s, before)
                 group[action.job_id] = now
                 left = [entry for entry in left if entry[1] != action.job_id or entry[0] != first_s]
-                if len(now) == len(before) and now != before:
+                comes_together = len({d.split("/")[0] for d in now}) < len({d.split("/")[0] for d in before})
+                if len(now) == len(before) and now != before and not comes_together:
                     left.append((first_s, action.job_id, before - now))
     for moved_s, job_id, devices in left:
         taken = {who for at_s, who, device in started if device in devices and who != job_id and at_s >= moved_s - 1.0}
