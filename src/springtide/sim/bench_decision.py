@@ -30,6 +30,10 @@ OURS, OTHERS = "springtide", ("elasticflow", "edf")
 # The warm state comes about in this many batches, a second apart.
 _NUM_BATCHES = 40
 _PAUSE_S = 1.0
+# It is warm once this share of the crowd lives (some of the first are turned away), at the latest after so many
+# arrivals and endings for each job.
+_FULL_FRACTION = 0.99
+_MOST_WARM_UPS = 4
 # Most jobs ask for a single device, few for many: the shares in the published traces of ElasticFlow, rounded.
 _REQUESTED = (1, 2, 4, 8, 16, 32)
 _SHARES = (0.50, 0.20, 0.15, 0.12, 0.02, 0.01)
@@ -190,7 +194,9 @@ def measure(
     crowd = _Crowd(max(1, round(num_devices / DEVICES_PER_JOB)), seed)
     platform = _Platform(policy, num_devices, crowd, timer)
     began_s = timer()
-    while platform.now_s <= _NUM_BATCHES + _PAUSE_S and not platform.is_over:
+    while not platform.is_over and platform.num_events < _MOST_WARM_UPS * crowd.num_jobs:
+        if platform.now_s > _NUM_BATCHES + _PAUSE_S and platform.num_live >= _FULL_FRACTION * crowd.num_jobs:
+            break
         platform.turn()
     warm_up_s, warm_events = timer() - began_s, platform.num_events
     spent: list[tuple[float, float, int]] = []
