@@ -284,7 +284,9 @@ class _Placing:
         if not place and workload_id in self.movable:
             soon = self.claims.idle & ~self.claims.out_of_reach(workload_id)
             place = self._compact_among(soon, workload_id, wants_block) if soon != free else 0
-        return place
+        # Among nodes of several sizes an aligned block may reach over more of them than a wide one has room for.
+        is_compact = len(self.layout.nodes_of(place)) <= self.layout.nodes_needed(self.counts[workload_id])
+        return place if is_compact else 0
 
     def _compact_among(self, idle: int, workload_id: WorkloadId, wants_block: bool) -> int:
         held, count = self.claims.held(workload_id), self.counts[workload_id]

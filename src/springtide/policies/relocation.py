@@ -223,7 +223,7 @@ class Claims:
             self.take(other, 0)
         usable = (self.idle | self.of(workload_id)) & ~avoid & ~self.out_of_reach(workload_id)
         place = Census(self.layout, block & usable).compact(self._counts[workload_id])
-        if not place:
+        if not place or len(self.layout.nodes_of(place)) > self.layout.nodes_needed(self._counts[workload_id]):
             return False
         self.take(workload_id, place)
         return all(self._relocate(other, avoid | place) for other in evicted)
@@ -239,7 +239,8 @@ class Claims:
                 return True
         if self._collect(workload_id, avoid):
             return True
-        place = Census(layout, allowed).compact(count)
+        stays = held.bit_count() == count and not held & ~allowed
+        place = held if stays else Census(layout, allowed).compact(count)
         if not place or len(layout.nodes_of(place)) > max(layout.nodes_needed(count), len(layout.nodes_of(held))):
             return False
         self.take(workload_id, place)
