@@ -194,7 +194,7 @@ def assert_nobody_moves_for_nothing(case: Case, story: Story) -> None:
 
 @pytest.mark.parametrize("policy", POLICY_NAMES)
 @given(case=cases())
-@settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_every_policy_holds_what_the_platform_promises(policy: str, case: Case) -> None:
     check(policy, case)
 
