@@ -59,7 +59,8 @@ class Watched:
             assert other.revisit_at_s == plan.revisit_at_s
         state = self.policy._seen.state
         assert state is not None
-        assert verify(state.book) == []
+        faults = verify(state.book)
+        assert not faults, faults
         self.plans += 1
         return plan
 

@@ -156,7 +156,8 @@ def detours(snapshot: Snapshot, placed: Placed) -> set[WorkloadId]:
 
 
 def _accept(state: State, layout: Layout, placed: Placed) -> None:
-    """Make the schedules true to their places without changing sizes: who does not make it any more is late."""
+    """Make the schedules true to their places without changing sizes. A newcomer that would not make it there is out
+    again, before anything was promised to it."""
     book, now_s = state.book, state.book.now_s
     for key, entry in list(book.entries.items()):
         given = placed.get(WorkloadId(key))
@@ -168,9 +169,14 @@ def _accept(state: State, layout: Layout, placed: Placed) -> None:
             state.slowed[key] = factor
             entry.rates = tuple([rate * factor for rate in entry.rates])
         going_on = [run for run in entry.runs if run.end_s > now_s]
-        runs = retime(going_on, entry.left, entry.rates, now_s, book.costs.later[given.num_devices], book.costs.reserve)
+        is_cheap = is_used(state, layout, given.device_ids)
+        cost_s = state.change_s + PAD_S if is_cheap else book.costs.later[given.num_devices]
+        runs = retime(going_on, entry.left, entry.rates, now_s, cost_s, book.costs.reserve)
         if fits(book, entry, runs):
             book.change_runs(entry, runs)
+        elif key in state.newcomers:
+            book.drop(key)
+            del placed[WorkloadId(key)]
 
 
 def _gather(

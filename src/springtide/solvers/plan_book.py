@@ -309,7 +309,7 @@ def verify(book: Book, *, slack_s: float = TOLERANCE_S) -> list[str]:
         previous_s = -math.inf
         for start_s, end_s, n, _ in entry.runs:
             if start_s < previous_s or end_s < start_s or n < 1:
-                faults.append(f"{entry.key}: its runs overlap or are empty")
+                faults.append(f"{entry.key}: its runs overlap or are empty: {entry.runs}")
             previous_s = end_s
             if end_s > book.now_s:
                 begin_s = max(start_s, book.now_s)

@@ -118,9 +118,13 @@ def fill(profile: FreeProfile, task: Task, now_s: float, limit_s: float, costs: 
                 runs.append(Run(begun_s, at_s, size, min(overhead_s, at_s - begun_s)))
             size, begun_s, overhead_s, pending_s = wanted, at_s, cost_s, cost_s
         if size:
-            end_s = at_s + pending_s + left / rates[size] + costs.reserve[size]
-            if end_s <= until_s:
-                return (*runs, Run(begun_s, end_s, size, overhead_s)) if end_s <= limit_s else ()
+            done_s = at_s + pending_s + left / rates[size]
+            if done_s <= until_s:
+                # The reserve is kept as far as these devices are free.
+                end_s = done_s + costs.reserve[size]
+                if end_s > limit_s:
+                    return ()
+                return (*runs, Run(begun_s, min(end_s, until_s), size, overhead_s))
             span_s = until_s - at_s
             if pending_s > span_s:
                 pending_s -= span_s
