@@ -57,7 +57,11 @@ def decide(policy, *views, held=None, slots=4, now_s=0.0):
     snapshot = Snapshot(
         now_s=now_s,
         cluster=Topology(nodes=(make_node("n", slots),)),
-        jobs=tuple(view for view in views if isinstance(view, JobView)),
+        jobs=tuple(
+            msgspec.structs.replace(view, num_replicas=len((held or {}).get(view.job.name, ())))
+            for view in views
+            if isinstance(view, JobView)
+        ),
         services=tuple(view for view in views if isinstance(view, ServiceView)),
         allocations={
             name: PoolAllocation(device_ids=tuple(f"n/{index}" for index in devices))

@@ -52,8 +52,10 @@ class JobRow:
             most = min(view.max_workers, job.num_virtual_shards)
             self.sizes: tuple[int, ...] = (min(view.num_replicas or most, most),)
         elif curve.source == "guess" or not curve.sizes:
-            # Nothing is known of its speed: the least it takes to find out.
-            self.sizes = (min(view.min_workers, most_workers(view)),)
+            # Nothing is known of its speed: the least it takes to find out, or what it has where nobody else needs it.
+            most = most_workers(view)
+            least = min(view.min_workers, most)
+            self.sizes = tuple(sorted({least, max(least, min(view.num_replicas, most))}))
         else:
             # The smallest that it accepts is a level too: on a small cluster it may be the only one that fits.
             self.sizes = tuple(sorted({curve.sizes[0], *curve.doubling_sizes})) if only_doublings else curve.sizes
