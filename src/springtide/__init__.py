@@ -36,10 +36,12 @@ if TYPE_CHECKING:
     )
     from springtide.core.context import Batch as Batch
     from springtide.core.context import TrainContext as TrainContext
+    from springtide.core.quote import Quote as Quote
 
 _PUBLIC = {
     "Batch": "springtide.core.context",
     "Client": "springtide.client.api",
+    "Quote": "springtide.core.quote",
     "ServeFunction": "springtide.client.functions",
     "Task": "springtide.client.functions",
     "TrainContext": "springtide.core.context",

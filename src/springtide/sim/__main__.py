@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from springtide.policies.registry import POLICY_NAMES
+from springtide.core.errors import InvalidRequest
+from springtide.policies.registry import POLICY_NAMES, check_policy_name
 from springtide.sim.experiment import FaultRun, Result, run_seed
 
 
@@ -13,7 +14,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the seed; 1 if an invariant broke."""
     parser = argparse.ArgumentParser(prog="python -m springtide.sim", description=__doc__)
     parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--policy", default="elastic", choices=POLICY_NAMES)
+    parser.add_argument("--policy", default="elastic", type=_policy, help="such as " + ", ".join(POLICY_NAMES))
     parser.add_argument("--faults", type=float, default=None, help="mean number of faults (default: drawn)")
     parser.add_argument("--quiet", action="store_true", help="only the result")
     chosen = parser.parse_args(arguments)
@@ -24,6 +25,14 @@ def main(arguments: list[str] | None = None) -> int:
         out.write(line + "\n")
     out.write(_summary(result))
     return 1 if result.violation else 0
+
+
+def _policy(name: str) -> str:
+    try:
+        check_policy_name(name)
+    except InvalidRequest as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return name
 
 
 def _summary(result: Result) -> str:
