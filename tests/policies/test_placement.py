@@ -225,6 +225,14 @@ def test_who_lies_scattered_and_may_move_comes_together() -> None:
     assert plan == {"a": "0/2 0/3 0/0 0/1", "b": "1/1", "c": "1/0"}
 
 
+def test_who_shrinks_and_comes_together_leaves_what_was_promised() -> None:
+    held = {"a": "1:01 0:0", "b": "0:1"}
+    wanted = {WorkloadId("b"): named("1:0")}
+    plan = placed(cluster_of(2, 2, 1), held, {"a": 2, "b": 1}, movable={"a"}, wanted=wanted)
+    # Nor can it go where b is: b waits for it.
+    assert plan == {"a": "1/1 0/0", "b": "1/0"}
+
+
 def test_processes_that_cannot_change_are_never_moved() -> None:
     cluster = cluster_of(4, 4)
     allocations = {WorkloadId("a"): named("0:0"), WorkloadId("c"): named("1:01")}

@@ -313,6 +313,32 @@ def test_a_plan_that_is_carried_out_step_by_step_is_reached(
     assert as_sets(carrier.held()) == as_sets(plan)
 
 
+@settings(max_examples=300, deadline=None)
+@given(
+    sizes=SIZES,
+    steps=st.lists(st.tuples(ANY_COUNTS, st.integers(1, 4)), min_size=2, max_size=5),
+    movable=st.sets(st.sampled_from(NAMES)),
+)
+def test_minds_may_change_while_plans_are_carried_out(
+    sizes: list[int], steps: list[tuple[dict[WorkloadId, int], int]], movable: set[WorkloadId]
+) -> None:
+    """New counts come while the last plan is under way, whose devices are remembered: every plan can be."""
+    cluster = cluster_of(sizes)
+    carrier = Carrier()
+    plan: dict[WorkloadId, Devices] = {}
+    for counts, num_ticks in [*steps, ({NAMES[0]: 1}, 40)]:
+        fitting = fit(counts, sum(sizes))
+        for _ in range(num_ticks):
+            held = carrier.held()
+            plan = plan_of(cluster, fitting, held, frozenset(movable), plan)
+            assert {name: len(devices) for name, devices in plan.items()} == fitting
+            given_out = [device for devices in plan.values() for device in devices]
+            assert len(set(given_out)) == len(given_out)
+            assert_no_cycle(plan, held)
+            carrier.tick(plan)
+    assert as_sets(carrier.held()) == as_sets(plan)
+
+
 SCENARIO = """
 import hashlib
 from springtide.testing.policy import draw_snapshot

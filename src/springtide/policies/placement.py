@@ -289,7 +289,9 @@ class _Placing:
         return place if is_compact else 0
 
     def _compact_among(self, idle: int, workload_id: WorkloadId, wants_block: bool) -> int:
-        held, count = self.claims.held(workload_id), self.counts[workload_id]
+        claims, count = self.claims, self.counts[workload_id]
+        # Of a job that shrinks, somebody may have been promised a part of what it holds.
+        held = claims.held(workload_id) & (claims.idle | claims.of(workload_id))
         if count & (count - 1) == 0 and count <= self.layout.largest_block:
             level = level_for(count)
             full = Census(self.layout, idle | held).full(level)
