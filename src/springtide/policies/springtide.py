@@ -147,7 +147,7 @@ class _Decision:
         self.notes: dict[WorkloadId, str] = {}
         self.rejected: dict[WorkloadId, Refusal] = {}
         self.latest_s: list[float] = []
-        self.newcomers: dict[WorkloadId, Entry] = {}
+        self.newcomers: dict[WorkloadId, tuple[float, Entry]] = {}
         largest = max((row.sizes[-1] for row in rows), default=1)
         state.change_s = snapshot.overheads.change_s
         held = {str(who): len(devices) for who, devices in state.devices.items()}
@@ -177,7 +177,7 @@ class _Decision:
         placed = settle(state, snapshot, spare, services, self.policy.effort)
         for row in self.rows:
             if row.job_id in state.newcomers and row.job_id not in self.book.entries:
-                self._turn_away(self.now_s, row, self.newcomers[row.job_id])
+                self._turn_away(self.newcomers[row.job_id][0], row, self.newcomers[row.job_id][1])
         state.newcomers.clear()
         state.pinned.clear()
         mark_used(state, layout, self.now_s, {who: given.device_ids for who, given in placed.items()})
@@ -279,13 +279,13 @@ class _Decision:
         candidates.sort(key=lambda item: (item[1].view.submitted_at_s, item[0]))
         for latest_s, row, entry in candidates:
             if self.book.admit(entry, repairs=is_roomier or row.job_id not in waiting):
-                self.newcomers[row.job_id] = entry
+                self.newcomers[row.job_id] = (latest_s, entry)
                 self.state.newcomers.add(row.job_id)
                 continue
             if row.is_pursued:
                 outside.append(row)
             elif latest_s < self.now_s and pin(self.state, layout_of(self.snapshot.cluster), self.snapshot, entry):
-                self.newcomers[row.job_id] = entry
+                self.newcomers[row.job_id] = (latest_s, entry)
                 self.state.newcomers.add(row.job_id)
             else:
                 self._turn_away(latest_s, row, entry)
