@@ -32,8 +32,8 @@ _NUM_BATCHES = 40
 _PAUSE_S = 1.0
 # It is warm once this share of the crowd lives (some of the first are turned away), at the latest after so many
 # arrivals and endings for each job.
-_FULL_FRACTION = 0.99
-_MOST_WARM_UPS = 4
+_FULL_FRACTION = 0.98
+_MOST_WARM_UPS = 1.5
 # Most jobs ask for a single device, few for many: the shares in the published traces of ElasticFlow, rounded.
 _REQUESTED = (1, 2, 4, 8, 16, 32)
 _SHARES = (0.50, 0.20, 0.15, 0.12, 0.02, 0.01)
