@@ -144,23 +144,21 @@ def _largest(sizes: Sequence[int], room: int) -> int:
 
 def fit(profile: FreeProfile, task: Task, now_s: float, costs: Costs) -> Runs:
     """Fit the task by its deadline: now at the cheapest constant size, else with changing sizes, at most as large as
-    needed, else later; with its reserve if that can be. Empty if it does not fit."""
+    needed, else later. Without a reserve only what starts now: nobody knows where there will be a place later.
+    Empty if it does not fit."""
     deadline_s, sizes = task.deadline_s, task.sizes
     if deadline_s == math.inf:
         return _soonest(profile, task, now_s, costs)
     runs = start_now(profile, task, now_s, deadline_s, costs)
     if runs:
         return runs
+    if fill(profile, task, now_s, deadline_s, costs, sizes):
+        for count in range(1, len(sizes) + 1):
+            runs = fill(profile, task, now_s, deadline_s, costs, sizes[:count])
+            if runs:
+                return runs
     bare = costs.without_reserve()
-    at_most = fill(profile, task, now_s, deadline_s, bare, sizes)
-    if at_most:
-        for prices in (costs, bare):
-            for count in range(1, len(sizes) + 1):
-                runs = fill(profile, task, now_s, deadline_s, prices, sizes[:count])
-                if runs:
-                    return runs
-        return at_most
-    return start_now(profile, task, now_s, deadline_s, bare) or start_later(profile, task, now_s, deadline_s, bare)
+    return start_later(profile, task, now_s, deadline_s, costs) or start_now(profile, task, now_s, deadline_s, bare)
 
 
 def _soonest(profile: FreeProfile, task: Task, now_s: float, costs: Costs) -> Runs:
