@@ -113,7 +113,7 @@ class Springtide:
     ) -> Plan:
         """What was decided before, said again; `known` are its allocations if they are at hand."""
         if known is not None:
-            return _say(snapshot, state, known, rows, {}, EMPTY, snapshot.memory)
+            return _say(snapshot, state, known, rows, state.notes, EMPTY, snapshot.memory)
         batch_of = {row.job_id: row.view.job.global_batch_size for row in rows}
         allocations: dict[WorkloadId, PoolAllocation] = {}
         for who, devices in state.devices.items():
@@ -123,7 +123,7 @@ class Springtide:
                 allocations[who] = held
             else:
                 allocations[who] = PoolAllocation(device_ids=tuple(devices), global_batch_size=batch)
-        return _say(snapshot, state, allocations, rows, {}, EMPTY, snapshot.memory)
+        return _say(snapshot, state, allocations, rows, state.notes, EMPTY, snapshot.memory)
 
 
 class _Decision:
@@ -187,6 +187,7 @@ class _Decision:
         kept = [row for row in self.rows if row.job_id not in self.rejected]
         state.mark = self.policy.mark(snapshot, sum(row.mark for row in kept), seen.cluster)
         state.until_s = self._next_moment_s()
+        state.notes = self.notes
         memory = state.encode(seen.index_of)
         return _say(snapshot, state, placed, kept, self.notes, self.rejected, memory)
 

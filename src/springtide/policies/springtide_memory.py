@@ -41,6 +41,7 @@ class State:
         self.slowed: dict[str, float] = {}
         self.newcomers: set[str] = set()
         self.num_gone = 0
+        self.notes: dict[WorkloadId, str] = {}
         self.pinned: dict[WorkloadId, Devices] = {}
         self.coded: dict[WorkloadId, tuple[Devices, list[int]]] = {}
         self.waiting: set[str] = set()
@@ -62,6 +63,7 @@ class State:
             "until_s": self.until_s,
             "used": [format(bits, "x") for bits in self.used],
             "devices": {str(who): numbers for who, (_, numbers) in self.coded.items()},
+            "notes": {str(who): text for who, text in self.notes.items()},
             "waiting": sorted(self.waiting),
             "detours": [str(who) for who in self.detours],
             "slowed": dict(self.slowed),
@@ -95,6 +97,7 @@ def decode(
         return state
     state.mark, state.until_s = memory["mark"], memory["until_s"]
     state.waiting = set(memory["waiting"])
+    state.notes = {WorkloadId(who): text for who, text in memory["notes"].items()}
     if memory["cluster"] == cluster_mark:
         state.used = [int(bits, 16) for bits in memory["used"]]
         state.devices = {
