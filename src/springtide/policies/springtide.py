@@ -68,7 +68,7 @@ class Springtide:
     """
 
     reserve_fraction: float = 0.0
-    effort: int = 60_000
+    effort: int = 240_000
     _seen: _Seen = field(init=False, repr=False, compare=False, default_factory=_Seen)
 
     def decide(self, snapshot: Snapshot) -> Plan:
@@ -174,7 +174,7 @@ class _Decision:
         outside = self._admit(is_roomier or state.book.capacity > capacity)
         use_spare(self.book, _elbow_room(snapshot.cluster))
         spare = share_spare(self.book, outside, snapshot)
-        placed = settle(state, snapshot, spare, services, self.policy.effort)
+        placed = settle(state, snapshot, spare, services, self.policy.effort // 2)
         for row in self.rows:
             if row.job_id in state.newcomers and row.job_id not in self.book.entries:
                 self._turn_away(self.newcomers[row.job_id][0], row, self.newcomers[row.job_id][1])

@@ -227,7 +227,6 @@ class Book:
     # --- changing what is planned -----------------------------------------------------------------------------------
 
     def _fit(self, profile: FreeProfile, entry: Entry) -> Runs:
-        self.effort -= len(profile.times) + 8
         sizes = entry.sizes
         largest = max(self.capacity, 0)
         task = entry.task()
@@ -236,7 +235,11 @@ class Book:
             if not sizes:
                 return ()
             task = task._replace(sizes=sizes)
-        return fit(profile, task, self.now_s, self.costs)
+        runs = fit(profile, task, self.now_s, self.costs)
+        # Starting now is looked up, everything else is searched for size by size.
+        is_simple = len(runs) == 1 and runs[0].start_s == self.now_s
+        self.effort -= 8 + len(profile.times) * (1 if is_simple else 2 + len(sizes))
+        return runs
 
     def _urgency(self, entry: Entry) -> tuple[bool, float, str]:
         """Who is planned first: whose latest possible start is nearest."""
