@@ -17,7 +17,7 @@ from springtide.core.workload import WorkloadId
 from springtide.policies.replicas import next_idle_at_s, wanted_replicas
 from springtide.policies.shares import Shares, serve_demand, serve_minimum
 from springtide.policies.springtide_blocks import mark_used, pin, remember
-from springtide.policies.springtide_memory import State, costs_of, decode, entry_of, mark_cluster
+from springtide.policies.springtide_memory import State, costs_of, decode, entry_of, mark_cluster, renew
 from springtide.policies.springtide_places import detours, settle
 from springtide.policies.springtide_rows import MARK_SPACE, Row, Rows
 from springtide.policies.springtide_spare import share_spare
@@ -49,6 +49,7 @@ class _Seen:
         self.device_ids: tuple[DeviceId, ...] = ()
         self.index_of: dict[DeviceId, int] = {}
         self.cluster = 0
+        self.is_checked = False
 
     def look_at(self, topology: Topology) -> None:
         """Number the devices of a cluster that was not seen before."""
@@ -77,27 +78,29 @@ class Springtide:
         seen.look_at(snapshot.cluster)
         rows, fresh, total = seen.rows.read(snapshot)
         memory = snapshot.memory
-        is_seen = seen.state is not None and seen.memory is memory
-        by_id = seen.rows.by_id()
-        state = (
-            seen.state
-            if is_seen and seen.state is not None
-            else decode(memory, by_id, snapshot, seen.cluster, seen.device_ids)
-        )
+        is_seen = seen.state is not None and seen.memory is memory and seen.state.cluster == seen.cluster
+        if is_seen and seen.state is not None:
+            state = seen.state
+            for row in fresh:
+                renew(state, row)
+        else:
+            state = decode(memory, seen.rows.by_id(), snapshot, seen.cluster, seen.device_ids)
         mark = self.mark(snapshot, total, seen.cluster)
         is_quiet = (
             state.mark == mark
             and memory is not None
             and (state.until_s is None or snapshot.now_s < state.until_s)
-            and not any(_deviates(row, state) for row in (fresh if is_seen else rows))
+            and not any(_deviates(row, state) for row in (fresh if is_seen and seen.is_checked else rows))
         )
+        # Who has not reported anew since then says the same again, as long as the plan is the same.
+        seen.is_checked = is_quiet
         if is_quiet:
             if is_seen and seen.plan is not None and not fresh and not snapshot.services:
                 return seen.plan
             known = seen.plan.allocations if is_seen and seen.plan is not None and not state.detours else None
             plan = self._standing(snapshot, state, rows, known)
         else:
-            plan = _Decision(self, snapshot, state, rows, fresh if is_seen else rows, seen).plan()
+            plan = _Decision(self, snapshot, state, rows, seen).plan()
         seen.memory, seen.state, seen.plan = plan.memory, state, plan
         return plan
 
@@ -135,13 +138,10 @@ class _Decision:
         snapshot: Snapshot,
         state: State,
         rows: list[Row],
-        fresh: list[Row],
         seen: _Seen,
     ) -> None:
         self.policy, self.snapshot, self.state, self.rows, self.seen = policy, snapshot, state, rows, seen
         self.by_id = seen.rows.by_id()
-        # The others said the same when they were looked at last.
-        self.fresh = {row.job_id for row in fresh}
         self.book: Book = state.book
         self.now_s = snapshot.now_s
         self.notes: dict[WorkloadId, str] = {}
@@ -228,7 +228,7 @@ class _Decision:
                 bool(entry.held) and entry.was and entry.was[0].start_s < now_s and row.job_id not in state.devices
             )
             is_overdue = bool(entry.was) and entry.was[-1].end_s <= now_s
-            if not (is_moved or is_lost or is_overdue or (row.job_id in self.fresh and _deviates(row, state))):
+            if not (is_moved or is_lost or is_overdue or _deviates(row, state)):
                 continue
             held = 0 if row.view.runnable_at_s > now_s else _held(self.snapshot, row)
             left = row.steps_left(now_s, held)

@@ -22,7 +22,7 @@ def same(one: Devices | None, other: Devices | None) -> bool:
 
 def remember(state: State, now_s: float, placed: Mapping[WorkloadId, PoolAllocation]) -> None:
     """Take down the devices, and which blocks have been used: those that somebody leaves after being on them."""
-    devices = {who: given.device_ids for who, given in placed.items()}
+    devices: dict[WorkloadId, Devices] = {who: given.device_ids for who, given in placed.items()}
     formed_s: dict[WorkloadId, float] = {}
     for who, given in devices.items():
         before = state.devices.get(who)

@@ -112,19 +112,52 @@ def decode(
         if row is None:
             state.num_gone += 1
             continue
-        entry = entry_of(row, work, since_s=since_s, ready_s=ready_s, scale=scale)
+        if scale != 1.0:
+            state.scales[key] = scale
         factor = memory["slowed"].get(key, 1.0)
         if factor != 1.0:
             state.slowed[key] = factor
-            entry.rates = tuple([rate * factor for rate in entry.rates])
-        entry.is_late, entry.is_promised = bool(flags & 1), bool(flags & 2)
-        entry.was = entry.runs = tuple(
-            Run(flat[at], flat[at + 1], flat[at + 2], flat[at + 3]) for at in range(0, len(flat), 4)
-        )
-        if scale != 1.0:
-            state.scales[key] = scale
-        state.book.load(entry)
+        runs = tuple(Run(flat[at], flat[at + 1], flat[at + 2], flat[at + 3]) for at in range(0, len(flat), 4))
+        is_late, is_promised = bool(flags & 1), bool(flags & 2)
+        state.book.load(_planned(state, row, work, since_s, ready_s, runs, is_late=is_late, is_promised=is_promised))
     return state
+
+
+def renew(state: State, row: Row) -> None:
+    """A job's view has changed: its entry becomes what the memory would make of it, and nothing else."""
+    old = state.book.entries.get(row.job_id)
+    if old is not None:
+        state.book.entries[old.key] = _planned(
+            state,
+            row,
+            old.work,
+            old.since_s,
+            old.ready_s,
+            old.was,
+            is_late=old.is_late,
+            is_promised=old.is_promised,
+        )
+
+
+def _planned(
+    state: State,
+    row: Row,
+    work: float,
+    since_s: float,
+    ready_s: float,
+    runs: tuple[Run, ...],
+    *,
+    is_late: bool,
+    is_promised: bool,
+) -> Entry:
+    """The entry of a job that has its place in the plan."""
+    entry = entry_of(row, work, since_s=since_s, ready_s=ready_s, scale=state.scales.get(row.job_id, 1.0))
+    factor = state.slowed.get(row.job_id, 1.0)
+    if factor != 1.0:
+        entry.rates = tuple([rate * factor for rate in entry.rates])
+    entry.is_late, entry.is_promised = is_late, is_promised
+    entry.was = entry.runs = runs
+    return entry
 
 
 def entry_of(

@@ -239,7 +239,7 @@ def _slow_down(state: State, key: str, layout: Layout, placed: Placed) -> bool:
 def _placed_factor(layout: Layout, devices: Devices) -> float:
     """The part of its compact speed at which a group on these devices runs."""
     nodes, fewest = len(layout.nodes_of(layout.bitmap(devices))), layout.nodes_needed(len(devices))
-    return SCATTERED_SLOWDOWN ** (-math.log2(nodes / fewest) / SCATTERED_DOUBLINGS)
+    return float(SCATTERED_SLOWDOWN ** (-math.log2(nodes / fewest) / SCATTERED_DOUBLINGS))
 
 
 def retime(

@@ -86,9 +86,11 @@ class Row:
 
 
 def _granted(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Of the sizes worth having, the powers of two and the largest: aligned blocks can always be made to fit."""
-    last = sizes[-1] if sizes else 0
-    return tuple(n for n in sizes if n == last or n & (n - 1) == 0)
+    """Of the sizes worth having, the powers of two, whose aligned blocks can always be made to fit, and both ends.
+
+    On a small cluster the smallest that a job accepts may be the only one that fits.
+    """
+    return tuple(n for n in sizes if n in (sizes[0], sizes[-1]) or n & (n - 1) == 0)
 
 
 class Rows:
