@@ -151,10 +151,10 @@ def test_the_memory_gives_the_state_back() -> None:
     assert gone.num_gone == 1
 
 
-def test_sizes_are_powers_of_two_and_the_largest() -> None:
+def test_sizes_are_powers_of_two_and_both_ends() -> None:
     linear = {n: float(n) for n in (1, 2, 3, 4, 5, 6)}
     assert Row(make_view("a", most=6, profile=linear)).sizes == (1, 2, 4, 6)
-    assert Row(make_view("b", most=6, least=3, profile=linear)).sizes == (4, 6)
+    assert Row(make_view("b", most=6, least=3, profile=linear)).sizes == (3, 4, 6)
     assert Row(make_view("c", most=6, elastic=False, profile=linear)).sizes == (6,)
     flat = {1: 5.0, 2: 4.0, 4: 6.0, 8: 3.0}
     assert Row(make_view("d", profile=flat)).sizes == (1, 4)

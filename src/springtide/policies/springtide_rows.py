@@ -55,11 +55,13 @@ class Row:
             self.sizes: tuple[int, ...] = (min(view.num_replicas or most, most),)
         else:
             self.sizes = _granted(curve.sizes) or (min(view.min_workers, most_workers(view)),)
-        missing = self.sizes[-1] + 1 - len(rates)
+        # A plan made before its owner lowered the bound, or a change half done, may hold more than it may have now.
+        longest = max(self.sizes[-1], job.num_virtual_shards, job.max_workers, view.num_replicas)
+        missing = longest + 1 - len(rates)
         self.rates: tuple[float, ...] = rates + rates[-1:] * missing if missing > 0 else rates
         has_speed = self.rates[self.sizes[0]] > 0.0
         if not has_speed:
-            self.rates = (0.0, *(1.0 for _ in range(self.sizes[-1])))
+            self.rates = (0.0, *(1.0 for _ in range(longest)))
             self.sizes = self.sizes[:1]
         self.is_known = has_speed and curve.source != "guess" and view.total_steps is not None
         deadline_s = job.goal.deadline_s

@@ -53,7 +53,7 @@ def _offer(book: Book, entry: Entry) -> tuple[float, int] | None:
         return None
     current = entry.size_at(now_s)
     spare = book.profile.at(now_s)
-    if current == entry.sizes[-1] or not spare:
+    if current >= entry.sizes[-1] or not spare:
         return None
     count = next(n for n in entry.sizes if n > current)
     if count - current > spare:
