@@ -223,7 +223,10 @@ class _Decision:
             entry = entries.get(row.job_id)
             if entry is None:
                 continue
-            is_moved = row.sizes != entry.sizes or (entry.was and row.view.runnable_at_s > now_s)
+            # Its owner may have changed its bounds; or it waits out a back-off after a crash.
+            is_moved = any(run.num_devices not in row.sizes for run in entry.was) or (
+                entry.was and row.view.runnable_at_s > now_s
+            )
             is_lost = (
                 bool(entry.held) and entry.was and entry.was[0].start_s < now_s and row.job_id not in state.devices
             )
