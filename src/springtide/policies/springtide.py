@@ -148,7 +148,7 @@ class _Decision:
         self.rejected: dict[WorkloadId, Refusal] = {}
         self.latest_s: list[float] = []
         self.newcomers: dict[WorkloadId, tuple[float, Entry]] = {}
-        largest = max((row.sizes[-1] for row in rows), default=1)
+        largest = max((len(row.rates) - 1 for row in rows), default=1)
         state.change_s = snapshot.overheads.change_s
         held = {str(who): len(devices) for who, devices in state.devices.items()}
         self.book.begin(self.now_s, costs_of(snapshot.overheads, largest), policy.effort, held)
@@ -231,7 +231,9 @@ class _Decision:
                 bool(entry.held) and entry.was and entry.was[0].start_s < now_s and row.job_id not in state.devices
             )
             is_overdue = bool(entry.was) and entry.was[-1].end_s <= now_s
-            if not (is_moved or is_lost or is_overdue or _deviates(row, state)):
+            # There was no device for it at all, on a cluster that has lost its nodes, say.
+            is_nowhere = not entry.was
+            if not (is_moved or is_lost or is_overdue or is_nowhere or _deviates(row, state)):
                 continue
             held = 0 if row.view.runnable_at_s > now_s else _held(self.snapshot, row)
             left = row.steps_left(now_s, held)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 
 from springtide.core.decision import PlannedRun, PoolAllocation, Schedule, Snapshot
@@ -93,11 +92,10 @@ def _why(before: int, after: int, entry: Entry | None, now_s: float) -> str:
         return "others need devices for their deadlines; it keeps its own with fewer"
     if before:
         return "makes room for more urgent deadlines; it goes on in time for its own"
-    if entry.said[0] is entry.runs and entry.runs and entry.runs[0].start_s > now_s:
-        return entry.said[1]
-    begin_s = next((run.start_s for run in entry.runs if run.start_s > now_s), math.nan)
-    entry.said = (entry.runs, f"planned to start at {begin_s:.0f} s in time for its deadline")
-    return entry.said[1]
+    if any(run.start_s > now_s for run in entry.runs):
+        # When exactly is in the plan, which changes: a reason is a sentence that stands.
+        return "planned to start later, in time for its deadline"
+    return "no device for it yet; it starts as soon as there is one"
 
 
 class PlannedFuture(Mapping[WorkloadId, Schedule]):

@@ -32,7 +32,6 @@ class Entry:
         "ready_s",
         "residual_s",
         "runs",
-        "said",
         "since_s",
         "sizes",
         "was",
@@ -66,7 +65,6 @@ class Entry:
         self.runs: Runs = ()
         self.was: Runs = ()
         # What was said about the schedule, and about which.
-        self.said: tuple[Runs, str] = ((), "")
 
     @property
     def end_s(self) -> float:

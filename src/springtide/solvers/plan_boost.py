@@ -24,7 +24,8 @@ def use_spare(book: Book, kept_free: int = 0) -> None:
     entries = book.entries
     fills_until = book.effort - FILL_EFFORT
     for entry in entries.values():
-        if entry.held and entry.ready_s <= now_s and entry.held in entry.sizes and entry.size_at(now_s) < entry.held:
+        is_here = entry.held and entry.runs and entry.ready_s <= now_s
+        if is_here and entry.held in entry.sizes and entry.size_at(now_s) < entry.held:
             _raise(book, entry, entry.held, fills_until)
     heap: list[tuple[float, int, str, int]] = []
     number = 0
