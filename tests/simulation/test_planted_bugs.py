@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from springtide.control import controller as controller_module
-from springtide.control import loop, reconcile, transitions
+from springtide.control import loop, reconcile, runs, transitions
 from springtide.control.edits import find, put, without_replica
 from springtide.core import actions, events
 from springtide.core.errors import JournalError
@@ -35,8 +35,14 @@ def plant(function: Plant) -> Plant:
     return function
 
 
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of like events are applied one by one, so that the bug is in the way of each."""
+    for name in ("_take_ready", "_take_stopped", "_take_starts", "_take_stops"):
+        monkeypatch.setattr(runs, name, lambda *_: False)
+
+
 def on_event(monkeypatch: pytest.MonkeyPatch, kind: type, handle: Callable[..., None]) -> None:
-    original = controller_module.apply_event
+    original = runs.apply_event
 
     def apply(event: Any, state: Any, now_s: float) -> None:
         if isinstance(event, kind):
@@ -44,11 +50,12 @@ def on_event(monkeypatch: pytest.MonkeyPatch, kind: type, handle: Callable[..., 
         else:
             original(event, state, now_s)
 
-    monkeypatch.setattr(controller_module, "apply_event", apply)
+    monkeypatch.setattr(runs, "apply_event", apply)
+    one_by_one(monkeypatch)
 
 
 def on_action(monkeypatch: pytest.MonkeyPatch, kind: type, handle: Callable[..., None]) -> None:
-    original = controller_module.apply_action
+    original = runs.apply_action
 
     def apply(action: Any, state: Any, now_s: float) -> None:
         if isinstance(action, kind):
@@ -56,7 +63,8 @@ def on_action(monkeypatch: pytest.MonkeyPatch, kind: type, handle: Callable[...,
         else:
             original(action, state, now_s)
 
-    monkeypatch.setattr(controller_module, "apply_action", apply)
+    monkeypatch.setattr(runs, "apply_action", apply)
+    one_by_one(monkeypatch)
 
 
 def wrong_loop(monkeypatch: pytest.MonkeyPatch, order: str) -> None:
