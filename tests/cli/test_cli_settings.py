@@ -45,7 +45,7 @@ def test_the_nearer_place_wins(home: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_without_anything_set(home: Path) -> None:
     assert resolve("state").value == str(home / ".local" / "state" / "springtide")
-    assert resolve("policy").value == "elastic"
+    assert resolve("policy").value == "springtide"
     assert resolve("slots").value is None
     assert resolve("url").value is None
 

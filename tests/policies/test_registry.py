@@ -20,7 +20,7 @@ RIVALS = {"edf", "gandiva", "tiresias", "themis", "chronus", "optimus", "fifo", 
 
 def test_every_rival_has_its_name():
     assert set(POLICY_NAMES) >= RIVALS
-    assert POLICY_NAMES[0] == "elastic"
+    assert POLICY_NAMES[0] == "springtide"
 
 
 @pytest.mark.parametrize("name", POLICY_NAMES)

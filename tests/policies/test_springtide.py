@@ -141,6 +141,14 @@ def test_who_waits_is_tried_again_when_somebody_leaves() -> None:
     assert "even alone" in late.rejected["waits"].reason
 
 
+def test_nobody_waits_for_devices_that_a_promise_does_not_need() -> None:
+    arrivals = [(0.0, _job("promised", 4_000, 9_000.0)), (10.0, _job("patient", 100, None))]
+    played = _play(arrivals, 1, 4)
+    # The first could use all four to its end at 1,000 s; it needs one.
+    assert played.runs["patient"].ended_s < 200.0
+    assert played.runs["promised"].ended_s <= 9_000.0
+
+
 def test_best_effort_yields_to_a_promise_and_comes_back() -> None:
     played = _play([(0.0, _job("effort", 2000, None)), (20.0, _job("hard", 400, 90.0))], 1, 8)
     assert played.runs["hard"].ended_s <= 90.0

@@ -17,7 +17,7 @@ from springtide.client.source import default_state_directory
 from springtide.core.errors import InvalidRequest
 
 DEFAULT_PORT = 8787
-DEFAULT_POLICY = "elastic"
+DEFAULT_POLICY = "springtide"
 _MAX_SLOTS = 256
 
 Level = Literal["flag", "environment", "pyproject", "user file", "default"]

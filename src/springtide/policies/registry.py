@@ -25,10 +25,10 @@ class _Entry(msgspec.Struct, frozen=True):
 # Modules are imported when they are asked for, so that a control plane loads the one policy that it runs.
 _POLICIES: Mapping[str, _Entry] = MappingProxyType(
     {
+        "springtide": _Entry("springtide:Springtide"),
         "elastic": _Entry("elastic:Elastic"),
         "edf": _Entry("edf:EarliestDeadlineFirst"),
         "fifo": _Entry("fifo:Fifo"),
-        "springtide": _Entry("springtide:Springtide"),
         "elasticflow": _Entry("elasticflow:ElasticFlow"),
         "elasticflow-artifact": _Entry(
             "elasticflow:ElasticFlowArtifact",

@@ -20,11 +20,11 @@ from springtide.policies.springtide_blocks import mark_used, pin, remember
 from springtide.policies.springtide_memory import State, costs_of, decode, entry_of, mark_cluster, renew
 from springtide.policies.springtide_places import detours, settle
 from springtide.policies.springtide_rows import MARK_SPACE, Row, Rows
-from springtide.policies.springtide_spare import share_spare
+from springtide.policies.springtide_spare import owed_to, share_spare
 from springtide.policies.springtide_words import PlannedFuture, reasons_of, why_impossible, why_no_room
 from springtide.policies.topology import layout_of
 from springtide.solvers.plan_book import Book, Entry
-from springtide.solvers.plan_boost import use_spare
+from springtide.solvers.plan_boost import make_way, use_spare
 from springtide.solvers.plan_fit import work_done
 
 # A job is where the plan says as long as what it reports differs by no more than this part of what it has done since.
@@ -172,7 +172,10 @@ class _Decision:
         services = self._serve()
         self._catch_up()
         outside = self._admit(is_roomier or state.book.capacity > capacity)
-        use_spare(self.book, _elbow_room(snapshot.cluster))
+        owed = owed_to(outside, snapshot)
+        if self.book.profile.at(self.now_s) < owed:
+            make_way(self.book, owed)
+        use_spare(self.book, _elbow_room(snapshot.cluster), owed)
         spare = share_spare(self.book, outside, snapshot)
         placed = settle(state, snapshot, spare, services, self.policy.effort // 2)
         for row in self.rows:

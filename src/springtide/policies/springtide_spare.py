@@ -15,6 +15,11 @@ from springtide.solvers.plan_book import Book
 MIN_GAIN = 4.0
 
 
+def owed_to(rows: Sequence[Row], snapshot: Snapshot) -> int:
+    """How many devices those outside of the book need to run at all, before a promised job gets more than it needs."""
+    return sum(row.sizes[0] for row in rows if row.view.runnable_at_s <= snapshot.now_s or _held(snapshot, row))
+
+
 def share_spare(book: Book, rows: Sequence[Row], snapshot: Snapshot) -> dict[WorkloadId, int]:
     """Devices for each of `rows` out of those that no schedule uses now.
 

@@ -15,7 +15,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m springtide.service", description=__doc__)
     parser.add_argument("--state", type=Path, required=True, help="the state directory")
     parser.add_argument("--slots", type=int, default=None, help="device slots (default: GPUs, else cores)")
-    parser.add_argument("--policy", default="elastic")
+    parser.add_argument("--policy", default="springtide")
     parser.add_argument("--port", type=int, default=8787, help="0 takes a free port")
     parser.add_argument("--price", type=float, default=None, help="US dollars an hour of one device costs")
     parsed = parser.parse_args(arguments)

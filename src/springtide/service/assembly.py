@@ -48,7 +48,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     state_dir: Path
     num_slots: int | None = None
-    policy: str = "elastic"
+    policy: str = "springtide"
     port: int = 8787
     usd_per_device_hour: float | None = None
 

@@ -247,7 +247,7 @@ class Book:
         """Make room by planning others anew: first those who hold most beyond their need, then everyone."""
         deadline_s = new.deadline_s
         givers = [entry for entry in self.entries.values() if entry.runs and entry.runs[0].start_s < deadline_s]
-        surplus = {entry.key: self._surplus(entry) for entry in givers}
+        surplus = {entry.key: self.surplus(entry) for entry in givers}
         givers.sort(key=lambda entry: (-surplus[entry.key], entry.deadline_s, entry.key))
         count = 1
         while count < len(givers) and self.effort > 0:
@@ -257,12 +257,12 @@ class Book:
         everyone = [entry for entry in self.entries.values() if entry is not new]
         return self.effort > 0 and self._replan([*everyone, new])
 
-    def _surplus(self, entry: Entry) -> int:
+    def surplus(self, entry: Entry) -> int:
         """Devices held beyond the fewest that make the deadline."""
         left_s = entry.deadline_s - self.now_s
         later, rates, left = self.costs.later, entry.rates, entry.left
         need = next((n for n in entry.sizes if later[n] + left / rates[n] <= left_s), entry.sizes[-1])
-        return max(run.num_devices for run in entry.runs) - need
+        return max((run.num_devices for run in entry.runs), default=0) - need
 
     def _replan(self, group: Sequence[Entry]) -> bool:
         """Plan all of `group` anew beside the others: the most urgent first; who does not fit then comes earlier.

@@ -13,20 +13,41 @@ MIN_GAIN = 1.0
 FILL_EFFORT = 20_000
 
 
-def use_spare(book: Book, kept_free: int = 0) -> None:
+def make_way(book: Book, owed: int) -> None:
+    """Let jobs that hold more than their deadlines ask for give some back, until `owed` devices are free now.
+
+    Whoever has most to spare first; nobody's promise is touched, and nobody else is planned anew for it.
+    """
+    now_s = book.now_s
+    for entry in sorted(book.entries.values(), key=lambda entry: (-book.surplus(entry), entry.key)):
+        if book.profile.at(now_s) >= owed or book.surplus(entry) <= 0 or book.effort <= 0:
+            return
+        before = entry.runs
+        book.change_runs(entry, ())
+        runs = book.fit_one(entry)
+        is_smaller = bool(runs) and _size_at(runs, now_s) < _size_at(before, now_s)
+        book.change_runs(entry, runs if is_smaller else before)
+
+
+def use_spare(book: Book, kept_free: int = 0, owed: int = 0) -> None:
     """Give devices that nobody's schedule uses now to jobs that end earlier for it.
 
-    First everyone who would shrink although nobody needs the devices keeps what it holds. Then the marginal return
-    decides, one size at a time: seconds saved for GPU-seconds added (ElasticFlow, Algorithm 2, in the direction in
-    which the paper states it). Planned work is pulled forward, never pushed back, so every promise stays kept.
+    `owed` of them are left to those outside of the book, who could not run at all without; `kept_free` besides are
+    left to nobody. First everyone who would shrink although nobody needs the devices keeps what it holds. Then the
+    marginal return decides, one size at a time: seconds saved for GPU-seconds added (ElasticFlow, Algorithm 2, in the
+    direction in which the paper states it). Planned work is pulled forward, never pushed back, so every promise stays
+    kept.
     """
     now_s = book.now_s
     entries = book.entries
     fills_until = book.effort - FILL_EFFORT
     for entry in entries.values():
         is_here = entry.held and entry.runs and entry.ready_s <= now_s
-        if is_here and entry.held in entry.sizes and entry.size_at(now_s) < entry.held:
+        if not is_here or entry.held not in entry.sizes or entry.size_at(now_s) >= entry.held:
+            continue
+        if not owed or book.profile.at(now_s) - entry.held + entry.size_at(now_s) >= owed:
             _raise(book, entry, entry.held, fills_until)
+    kept_free += owed
     heap: list[tuple[float, int, str, int]] = []
     number = 0
     for entry in entries.values():
