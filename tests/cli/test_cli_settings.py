@@ -56,7 +56,7 @@ def test_without_anything_set(home: Path) -> None:
         ("slots = 0", "slots must be a whole number from 1 to 256, not 0"),
         ("slots = true", "slots must be a whole number"),
         ("port = 'many'", "port must be a whole number from 0 to 65535, not 'many'"),
-        ("policy = 'best'", "policy must be one of elastic"),
+        ("policy = 'best'", "policy must be one of springtide"),
         ("url = 'localhost:8787'", "url must be an address, like 'http://127.0.0.1:8787'"),
         ("state = 3", "state must be a directory"),
         ("sltos = 3", "there is no setting 'sltos'"),

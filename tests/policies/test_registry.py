@@ -57,7 +57,7 @@ def test_parameters_of_the_call_win():
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("best", "there is no policy 'best'; choose one of elastic, edf, fifo"),
+        ("best", "there is no policy 'best'; choose one of springtide, elastic, edf, fifo"),
         ("edf:caps", "cannot read 'caps' in the policy edf:caps; write edf:PARAMETER=VALUE"),
         ("edf:cap=no", "the policy edf has no parameter 'cap'; it has caps=True"),
         ("edf:caps=4", "the policy edf does not take caps=4"),
