@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+import numpy as np
+import numpy.typing as npt
+
 from springtide.core.workload import WorkloadId
 from springtide.policies.topology import Layout, addresses, block_at, lowest
 
@@ -24,45 +27,40 @@ class Packing:
         for bits in places.values():
             taken |= bits
         self.idle = layout.present & ~taken
+        self._owner = {address: who for who, bits in self.places.items() for address in addresses(bits)}
 
     def gather(self, who: WorkloadId) -> bool:
         """Give `who` as many devices as it has now, in one aligned block. If that cannot be, nothing is changed."""
-        before = dict(self.places), self.idle, set(self.moved)
+        before = dict(self.places), self.idle, set(self.moved), dict(self._owner)
         count = self.places[who].bit_count()
         self._release(who)
         if self._place(who, count):
             return True
-        self.places, self.idle, self.moved = before
+        self.places, self.idle, self.moved, self._owner = before
         return False
 
     def _release(self, who: WorkloadId) -> None:
-        self.idle |= self.places.pop(who)
+        bits = self.places.pop(who)
+        self.idle |= bits
+        for address in addresses(bits):
+            del self._owner[address]
 
     def _place(self, who: WorkloadId, count: int) -> bool:
         """Find the aligned block that the fewest devices in use have to leave, and empty it."""
         level = (count - 1).bit_length()
         if level >= self.layout.num_levels:
             return False
-        best: tuple[int, int, int] | None = None
-        size = 1 << level
-        for start in range(0, self.layout.size, size):
-            block = block_at(start, level)
-            if (block & self.layout.present).bit_count() < count:
-                continue
-            used = block & ~self.idle & self.layout.present
-            # An idle block inside a larger one that is idle too is worth more than one that is left over.
-            rank = (
-                used.bit_count(),
-                (block_at(start >> level + 1 << level + 1, level + 1) & self.idle).bit_count(),
-                start,
-            )
-            if (best is None or rank < best) and self._can_empty(block, level):
-                best = rank
-        if best is None:
+        present, idle = self._counts(self.layout.present, level), self._counts(self.idle, level)
+        used = present - idle
+        # An idle block inside a larger one that is idle too is worth more than one that is left over.
+        around = np.repeat(self._counts(self.idle, level + 1), 2)[: len(used)]
+        fitting = np.flatnonzero(present >= count)
+        ranked = fitting[np.lexsort((fitting, around[fitting], used[fitting]))].tolist()
+        start = next((at << level for at in ranked if not used[at] or self._can_empty(at << level, level)), None)
+        if start is None:
             return False
-        start = best[2]
         block = block_at(start, level)
-        leaving = self._inside(block)
+        leaving = {who: self.places[who] for who in self._inside(start, level)}
         for other in leaving:
             self._release(other)
         chosen = 0
@@ -70,25 +68,35 @@ class Packing:
             chosen |= 1 << address
         self.places[who] = chosen
         self.idle &= ~chosen
+        self._owner.update(dict.fromkeys(addresses(chosen), who))
         self.moved.add(who)
         order = sorted(leaving, key=lambda other: (-leaving[other].bit_count(), other))
         return all(self._place(other, leaving[other].bit_count()) for other in order)
 
-    def _inside(self, block: int) -> dict[WorkloadId, int]:
-        return {who: bits for who, bits in self.places.items() if bits & block}
+    def _counts(self, bits: int, level: int) -> npt.NDArray[np.int64]:
+        """How many of the addresses in each block of 2**`level` are in the bitmap."""
+        size = max(self.layout.size, 1 << level)
+        octets = np.frombuffer(bits.to_bytes(-(-size // 8), "little"), dtype=np.uint8)
+        flags = np.unpackbits(octets, bitorder="little")[:size]
+        counts: npt.NDArray[np.int64] = flags.reshape(-1, 1 << level).sum(axis=1, dtype=np.int64)
+        return counts
 
-    def _can_empty(self, block: int, level: int) -> bool:
+    def _inside(self, start: int, level: int) -> list[WorkloadId]:
+        """Who is in the block, each once, by address."""
+        owner = self._owner
+        found = (owner.get(address) for address in range(start, start + (1 << level)))
+        return list(dict.fromkeys(who for who in found if who is not None))
+
+    def _can_empty(self, start: int, level: int) -> bool:
         """Whether all who are in the block may be moved, and are smaller than it or do not lie in one block anyway."""
-        if block & ~self.idle & self.layout.present == 0:
-            return True
+        inside = self._inside(start, level)
+        if not all(who in self.movable for who in inside):
+            return False
+        block = block_at(start, level)
         return all(
-            who in self.movable
-            and (
-                ((bits.bit_count() - 1).bit_length() < level and not bits & ~block)
-                or (who not in self.moved and not _is_block(bits))
-            )
-            for who, bits in self.places.items()
-            if bits & block
+            ((bits.bit_count() - 1).bit_length() < level and not bits & ~block)
+            or (who not in self.moved and not _is_block(bits))
+            for who, bits in ((who, self.places[who]) for who in inside)
         )
 
 
