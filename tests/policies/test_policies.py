@@ -174,6 +174,6 @@ def test_replicas_follow_the_load_and_a_loading_or_busy_one_is_never_taken(view,
 
 
 def test_an_unknown_policy_is_named_with_the_known_ones():
-    with pytest.raises(InvalidRequest, match="choose one of elastic, edf, fifo"):
+    with pytest.raises(InvalidRequest, match="choose one of springtide, elastic, edf, fifo"):
         make_policy("best")
     assert all(describe_policy(name) for name in POLICY_NAMES)
