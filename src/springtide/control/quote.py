@@ -193,7 +193,8 @@ class _Asker:
         if share is None:
             curve = unbounded_curve(self._answer.view) or self._curve
             fastest = curve.sizes[-1]
-            return f"{told}: even {_workers(fastest)} need {format_duration(self._time_s(fastest, curve))}"
+            need = "needs" if fastest == 1 else "need"
+            return f"{told}: even {_workers(fastest)} {need} {format_duration(self._time_s(fastest, curve))}"
         needs = f"{told}: needs >= {_workers(share)} from now"
         if share > total:
             return f"{needs}; this pool has {total}{self._holders(' (', ')')}"
