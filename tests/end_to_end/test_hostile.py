@@ -456,9 +456,7 @@ def test_a_service_under_load_is_redeployed_killed_and_removed_without_a_failed_
         wait_for(lambda: load.answers.get(404, 0) > 10, 30.0, "clear refusals")
     finally:
         load.end()
-    # What each of the four clients had under way at the removal may find its replica draining.
-    assert set(load.answers) <= {200, 404, 503}
-    assert load.answers.get(503, 0) <= 4
+    assert set(load.answers) == {200, 404}
 
 
 def test_services_that_do_not_load_die_or_are_slow(platform):

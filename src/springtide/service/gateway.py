@@ -27,7 +27,8 @@ from springtide.core.events import Event
 from springtide.core.quantities import parse_duration_s, validate_name
 from springtide.service.gateway_errors import ClientGone, RequestRefused
 from springtide.service.gateway_metrics import GatewayMetrics
-from springtide.service.gateway_queue import Answer, ServiceQueue
+from springtide.service.gateway_queue import ServiceQueue
+from springtide.service.gateway_requests import Answer
 from springtide.serving.inference_protocol import arguments_of, infer_answer, model_metadata, parse_infer
 from springtide.serving.router import ReplicaRoute, ServiceRoute
 from springtide.serving.schema import Call, MalformedRequest, ServiceSchema, check_call, parse_json

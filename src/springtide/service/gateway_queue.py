@@ -7,60 +7,32 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from springtide.core.errors import BackendError, InvalidRequest, SpringtideError
 from springtide.core.events import LoadObserved
 from springtide.core.workload import InferenceService, ReplicaId
-from springtide.service.gateway_errors import ClientGone, RequestRefused
+from springtide.service.gateway_errors import RequestRefused
 from springtide.service.gateway_metrics import GatewayMetrics
+from springtide.service.gateway_requests import Answer, Pending, Watch
 from springtide.service.replica_client import ReplicaClient
 from springtide.serving.admission import QueueState, calls_ahead, refusal, smooth
 from springtide.serving.batcher import BatchLimits, Waiting, WaitUntil, expected_company, form_batch, worthwhile_wait_s
-from springtide.serving.frames import Answered, Draining, Outcome
+from springtide.serving.frames import Answered, Draining
 from springtide.serving.load import LoadWindow, is_worth_telling
 from springtide.serving.router import ReplicaLoad, ServiceRoute, pick_replica
 from springtide.serving.schema import Call, ServiceSchema
 
-_WATCH_AFTER_S = 0.02
 _RETRY_AFTER_S = 2.0
 _MIN_TELL_INTERVAL_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a replica said to one request, and how it got there."""
-
-    outcome: Outcome
-    replica_id: ReplicaId
-    queue_s: float
-    cold_start_s: float
-    num_batch_items: int
-
-
-@dataclass(slots=True, eq=False)
-class _Pending:
-    """A request inside the gateway. `call` is None while no replica has told the schema yet."""
-
-    request_id: int
-    prepare: Callable[[ServiceSchema], Call]
-    future: asyncio.Future[Answer]
-    arrived_at_s: float
-    deadline_s: float
-    is_cold: bool
-    call: Call | None = None
-    is_sent: bool = False
-    cold_start_s: float = 0.0
-    queue_s: float = 0.0
-    tried: set[ReplicaId] = field(default_factory=set)
 
 
 @dataclass(slots=True)
 class _Sent:
     """A batch at a replica."""
 
-    pendings: list[_Pending]
+    pendings: list[Pending]
     sent_at_s: float
     num_items: int
 
@@ -85,9 +57,9 @@ class ServiceQueue:
         self._leaving: set[ReplicaClient] = set()
         self._loading: frozenset[ReplicaId] = frozenset()
         self._were_ready: set[ReplicaId] = set()
-        self._held: dict[int, _Pending] = {}
+        self._held: dict[int, Pending] = {}
         self._waiting: dict[int, Waiting] = {}
-        self._pendings: dict[int, _Pending] = {}
+        self._pendings: dict[int, Pending] = {}
         self._sent: dict[int, _Sent] = {}
         self._num_in_flight = 0
         self._next_id = 0
@@ -97,6 +69,7 @@ class ServiceQueue:
         self._woken_at_s: float | None = None
         self._ready_at_s: float | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._closed: SpringtideError | None = None
         self.apply(route)
 
     @property
@@ -159,6 +132,8 @@ class ServiceQueue:
         `prepare` checks the request against the schema (and raises InvalidRequest), as soon as there is one.
         `until_gone` returns when the client has left. Raises RequestRefused, InvalidRequest or ClientGone.
         """
+        if self._closed is not None:
+            raise self._closed
         if self._failure:
             raise self._given_up()
         now_s = self._loop.time()
@@ -179,7 +154,7 @@ class ServiceQueue:
         if refused is not None:
             raise RequestRefused(429, refused.reason, refused.retry_after_s)
         self._next_id += 1
-        pending = _Pending(
+        pending = Pending(
             request_id=self._next_id,
             prepare=prepare,
             future=self._loop.create_future(),
@@ -190,7 +165,7 @@ class ServiceQueue:
         if self.schema is not None:
             pending.call = prepare(self.schema)
         self._expected = expected_company(self._expected, num_queued + self._num_in_flight + 1)
-        watch = _Watch(self._loop, pending, self._expire, until_gone)
+        watch = Watch(self._loop, pending, self._expire, until_gone)
         latency_s: float | None = None
         try:
             self._enqueue(pending)
@@ -217,7 +192,11 @@ class ServiceQueue:
             self._tell(load)
 
     def close(self, error: SpringtideError) -> None:
-        """The service is gone, or the gateway ends: answer what waits with `error`, and let what is sent finish."""
+        """The service is gone, or the gateway ends: answer what waits with `error`, and let what is sent finish.
+
+        What a replica sends back undone from now on is answered with `error`, too: there is no other to send it to.
+        """
+        self._closed = error
         for pending in list(self._pendings.values()):
             if not pending.is_sent:
                 self._fail(pending, error)
@@ -246,7 +225,7 @@ class ServiceQueue:
         ):
             self.tell(now_s)
 
-    def _enqueue(self, pending: _Pending) -> None:
+    def _enqueue(self, pending: Pending) -> None:
         self._pendings[pending.request_id] = pending
         if pending.call is None:
             self._held[pending.request_id] = pending
@@ -254,17 +233,19 @@ class ServiceQueue:
         self._waiting[pending.request_id] = _waiting(pending, pending.call, self.schema)
         self._pump()
 
-    def _requeue(self, pendings: list[_Pending]) -> None:
+    def _requeue(self, pendings: list[Pending]) -> None:
         """Put requests back in front of the queue, in their order: they have waited longest."""
         front: dict[int, Waiting] = {}
         for pending in pendings:
-            if not pending.future.done():
+            if self._closed is not None:
+                self._fail(pending, self._closed)
+            elif not pending.future.done():
                 assert pending.call is not None
                 pending.is_sent = False
                 front[pending.request_id] = _waiting(pending, pending.call, self.schema)
         self._waiting = {**front, **self._waiting}
 
-    def _forget(self, pending: _Pending) -> None:
+    def _forget(self, pending: Pending) -> None:
         self._pendings.pop(pending.request_id, None)
         self._held.pop(pending.request_id, None)
         self._waiting.pop(pending.request_id, None)
@@ -272,7 +253,7 @@ class ServiceQueue:
             # Nobody waits any more; the next burst wakes the control plane anew.
             self._woken_at_s = None
 
-    def _fail(self, pending: _Pending, error: SpringtideError) -> None:
+    def _fail(self, pending: Pending, error: SpringtideError) -> None:
         if not pending.future.done():
             pending.future.set_exception(error)
         self._forget(pending)
@@ -281,7 +262,7 @@ class ServiceQueue:
         """Nothing will serve until the owner acts, so nobody is asked to wait or to come back."""
         return RequestRefused(503, f"service {self.service.name!r} has failed: {self._failure}; deploy it again")
 
-    def _expire(self, pending: _Pending) -> None:
+    def _expire(self, pending: Pending) -> None:
         waited_s = self._loop.time() - pending.arrived_at_s
         if pending.is_sent:
             error = RequestRefused(504, f"the model did not answer within the {waited_s:.1f} s that the request allows")
@@ -348,7 +329,7 @@ class ServiceQueue:
             chosen = pick_replica(loads, max_outstanding=2, avoid=avoid)
         return None if chosen is None else self._clients[chosen]
 
-    def _send(self, client: ReplicaClient, pendings: list[_Pending], num_items: int) -> None:
+    def _send(self, client: ReplicaClient, pendings: list[Pending], num_items: int) -> None:
         now_s = self._loop.time()
         self._next_id += 1
         batch_id = self._next_id
@@ -419,7 +400,7 @@ class ServiceQueue:
 
     def _on_lost(self, client: ReplicaClient, batch_ids: tuple[int, ...]) -> None:
         """The connection broke: what was not answered is sent once more elsewhere, assuming predict is idempotent."""
-        again: list[_Pending] = []
+        again: list[Pending] = []
         for batch_id in batch_ids:
             sent = self._sent.pop(batch_id)
             self._count_in_flight(-len(sent.pendings))
@@ -452,43 +433,7 @@ class ServiceQueue:
             client.close()
 
 
-class _Watch:
-    """Ends a request at its deadline and, from 20 ms on, when its client has left. Most are answered before that."""
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        pending: _Pending,
-        expire: Callable[[_Pending], None],
-        until_gone: Callable[[], Coroutine[Any, Any, None]],
-    ) -> None:
-        self._loop = loop
-        self._pending = pending
-        self._expire = expire
-        self._until_gone = until_gone
-        self._task: asyncio.Task[None] | None = None
-        if pending.deadline_s - pending.arrived_at_s > _WATCH_AFTER_S:
-            self._timer = loop.call_at(pending.arrived_at_s + _WATCH_AFTER_S, self._begin)
-        else:
-            self._timer = loop.call_at(pending.deadline_s, expire, pending)
-
-    def _begin(self) -> None:
-        self._timer = self._loop.call_at(self._pending.deadline_s, self._expire, self._pending)
-        self._task = self._loop.create_task(self._until_gone())
-        self._task.add_done_callback(self._gone)
-
-    def _gone(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and not self._pending.future.done():
-            self._pending.future.set_exception(ClientGone("the client closed the connection"))
-
-    def cancel(self) -> None:
-        """The request is over."""
-        self._timer.cancel()
-        if self._task is not None:
-            self._task.cancel()
-
-
-def _waiting(pending: _Pending, call: Call, schema: ServiceSchema | None) -> Waiting:
+def _waiting(pending: Pending, call: Call, schema: ServiceSchema | None) -> Waiting:
     return Waiting(
         request_id=pending.request_id,
         arrived_at_s=pending.arrived_at_s,

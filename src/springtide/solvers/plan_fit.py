@@ -96,7 +96,8 @@ def fill(profile: FreeProfile, task: Task, now_s: float, limit_s: float, costs: 
     times, free, rates = profile.times, profile.free, task.rates
     num_intervals, top, left = len(times), sizes[-1], task.work
     at_s = max(now_s, task.ready_s)
-    size = task.held if task.ready_s <= now_s else 0
+    # While a change is under way a job may hold more than it may have; it does not go on like that.
+    size = task.held if task.ready_s <= now_s and task.held in task.sizes else 0
     pending_s = overhead_s = task.residual_s if size else 0.0
     begun_s = at_s
     runs: list[Run] = []
