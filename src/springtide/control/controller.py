@@ -235,8 +235,20 @@ def _bounds(snapshot: Snapshot) -> dict[WorkloadId, int]:
     return jobs | {view.service.service_id: view.max_replicas for view in snapshot.services}
 
 
+def _check_batches(snapshot: Snapshot, plan: Plan) -> None:
+    for view in snapshot.jobs:
+        bounds, given = view.job.batch, plan.allocations.get(view.job.job_id)
+        size = given.global_batch_size if given is not None else None
+        if bounds is not None and size is not None and not bounds.min_size <= size <= bounds.max_size:
+            raise PolicyError(
+                f"the plan gives {view.job.job_id!r} a batch of {size}, which takes {bounds.min_size} to "
+                f"{bounds.max_size}"
+            )
+
+
 def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     """Raise PolicyError if the plan names what does not exist, gives a device twice or breaks a workload's bounds."""
+    _check_batches(snapshot, plan)
     existing = snapshot.cluster.device_set
     bounds = _bounds(snapshot)
     if _is_sound(plan, bounds, existing):
@@ -282,7 +294,7 @@ def _unfinished(record: JobRecord | ServiceRecord) -> list[Action]:
                     job_id=record.workload_id,
                     generation=record.generation,
                     replica_ids=record.members,
-                    global_batch_size=record.job.global_batch_size,
+                    global_batch_size=record.batch_size,
                     forced=record.oldest_generation == record.generation,
                     cause="recovery",
                     reason=record.reason,

@@ -69,6 +69,7 @@ def _(action: actions.ResizeJob, state: PlatformState, now_s: float) -> None:
         record,
         generation=action.generation,
         oldest_generation=action.generation if action.forced else record.oldest_generation,
+        global_batch_size=action.global_batch_size,
         members=action.replica_ids,
         previous_members=tuple(member for member in everyone if member in living),
         state_holders=action.replica_ids if is_first_group else record.state_holders,

@@ -85,7 +85,20 @@ def _view_job(record: JobRecord) -> JobView:
         checkpoint=record.checkpoint,
         num_restarts=record.num_restarts,
         resized_at_s=record.resized_at_s,
+        global_batch_size=record.batch_size,
+        progress=record.progress if record.progress is not None else float(record.step),
+        total_progress=_total_progress(record),
+        step_times=record.step_times,
+        noise=record.noise,
     )
+
+
+def _total_progress(record: JobRecord) -> float | None:
+    if record.total_progress is not None:
+        return record.total_progress
+    total_steps = record.job.total_steps if record.job.batch is not None else record.total_steps
+    total_steps = total_steps if total_steps is not None else record.job.total_steps
+    return None if total_steps is None else float(total_steps)
 
 
 def _allocation(record: JobRecord | ServiceRecord) -> PoolAllocation:
@@ -98,7 +111,7 @@ def _allocation(record: JobRecord | ServiceRecord) -> PoolAllocation:
     )
     return PoolAllocation(
         device_ids=tuple(replica.device_id for replica in ranked),
-        global_batch_size=record.job.global_batch_size if isinstance(record, JobRecord) else None,
+        global_batch_size=record.batch_size if isinstance(record, JobRecord) else None,
     )
 
 

@@ -27,7 +27,7 @@ class Settled:
     """Who needs to be looked at. Whoever holds what it wants is left alone until its record or its wish changes."""
 
     def __init__(self) -> None:
-        self._wanted: dict[WorkloadId, tuple[DeviceId, ...]] = {}
+        self._wanted: dict[WorkloadId, PoolAllocation] = {}
         self._open: dict[WorkloadId, None] = {}
         self._allocations: Mapping[WorkloadId, PoolAllocation] = {}
 
@@ -36,7 +36,7 @@ class Settled:
         self._wanted.pop(workload_id, None)
         self._open[workload_id] = None
 
-    def settle(self, workload_id: WorkloadId, wanted: tuple[DeviceId, ...]) -> None:
+    def settle(self, workload_id: WorkloadId, wanted: PoolAllocation) -> None:
         """Nothing is to be done for it as long as it wants exactly this."""
         self._open.pop(workload_id, None)
         self._wanted[workload_id] = wanted
@@ -52,13 +52,20 @@ class Settled:
         if allocations is not self._allocations:
             for workload_id, allocation in allocations.items():
                 known = self._wanted.get(workload_id)
-                if known is not None and known is not allocation.device_ids and known != allocation.device_ids:
+                if known is not None and known is not allocation and _differ(known, allocation):
                     self.reopen(workload_id)
             for workload_id in self._allocations:
                 if workload_id not in allocations and workload_id in self._wanted:
                     self.reopen(workload_id)
             self._allocations = allocations
         return {*self._open, *plan.rejected, *plan.admitted}
+
+
+def _differ(one: PoolAllocation, other: PoolAllocation) -> bool:
+    # Policies hand on the very tuples that they were shown: those need not be compared one by one.
+    if one.device_ids is not other.device_ids and one.device_ids != other.device_ids:
+        return True
+    return one.global_batch_size != other.global_batch_size
 
 
 def reconcile(state: PlatformState, plan: WantedPlan, now_s: float, settled: Settled | None = None) -> list[Action]:
@@ -74,7 +81,8 @@ def reconcile(state: PlatformState, plan: WantedPlan, now_s: float, settled: Set
     else:
         records = _live(state, settled, plan)
     for record in records:
-        wanted = plan.allocations.get(record.workload_id, NOTHING).device_ids
+        allocation = plan.allocations.get(record.workload_id, NOTHING)
+        wanted = allocation.device_ids
         free = [device for device in wanted if not state.is_held(device) and device in alive]
         why = "the platform is shutting down" if state.is_stopping else plan.reasons.get(record.workload_id, "")
         if isinstance(record, ServiceRecord):
@@ -88,14 +96,14 @@ def reconcile(state: PlatformState, plan: WantedPlan, now_s: float, settled: Set
                     outcome_reason=refusal.reason,
                     alternatives=refusal.alternatives,
                 )
-            actions = _reconcile_job(record, wanted, free, why, now_s)
+            actions = _reconcile_job(record, allocation, free, why, now_s)
             finish_s = plan.admitted.get(record.workload_id)
             if finish_s is not None and record.admitted_at_s is None and not record.state.is_terminal:
                 actions.insert(
                     0, AdmitJob(job_id=record.workload_id, finish_s=finish_s, cause="plan", reason=why or "admitted")
                 )
         if settled is not None and not actions and _has_all(record, wanted):
-            settled.settle(record.workload_id, wanted)
+            settled.settle(record.workload_id, allocation)
         for action in actions:
             (grants if isinstance(action, StartReplica) else releases).append(action)
     return releases + grants
@@ -159,8 +167,10 @@ def _reconcile_service(
 
 
 def _reconcile_job(
-    record: JobRecord, wanted: Sequence[DeviceId], free: Sequence[DeviceId], why: str, now_s: float
+    record: JobRecord, allocation: PoolAllocation, free: Sequence[DeviceId], why: str, now_s: float
 ) -> list[Action]:
+    wanted = allocation.device_ids
+    batch = _batch(record, allocation)
     if record.state.is_terminal:
         return _stop_all(record, record.reason)
     if record.outcome is not None:
@@ -175,7 +185,7 @@ def _reconcile_job(
     if record.state is JobState.PREEMPTING:
         return _stop_all(record, record.reason)
     if not record.members and not record.previous_members:
-        return _without_group(record, wanted, free, why, now_s)
+        return _without_group(record, wanted, batch, free, why, now_s)
     if record.is_broken:
         return _recover(record)
     if not record.is_confirmed:
@@ -185,7 +195,7 @@ def _reconcile_job(
     if not record.job.elastic:
         # Its processes cannot change their number, so it keeps what it has until it ends or gives up all.
         return _stop_leavers(record)
-    return _resize(record, wanted, free, why, now_s)
+    return _resize(record, wanted, batch, free, why, now_s)
 
 
 def _stop_all(record: JobRecord, reason: str) -> list[Action]:
@@ -202,8 +212,15 @@ def _stop(record: JobRecord, replica: ReplicaRecord, grace_s: float, reason: str
     )
 
 
+def _batch(record: JobRecord, allocation: PoolAllocation) -> int:
+    """What the job's steps are to be made of."""
+    if record.job.batch is None:
+        return record.job.global_batch_size
+    return allocation.global_batch_size or record.batch_size
+
+
 def _without_group(
-    record: JobRecord, wanted: Sequence[DeviceId], free: Sequence[DeviceId], why: str, now_s: float
+    record: JobRecord, wanted: Sequence[DeviceId], batch: int, free: Sequence[DeviceId], why: str, now_s: float
 ) -> list[Action]:
     """No worker trains yet: start the first ones, form the first group, or take back what was started."""
     job = record.job
@@ -224,7 +241,7 @@ def _without_group(
                     job_id=record.workload_id,
                     generation=record.generation,
                     replica_ids=members,
-                    global_batch_size=job.global_batch_size,
+                    global_batch_size=batch,
                     cause="replicas ready",
                     reason=f"started on {_workers(len(members))}",
                 )
@@ -271,7 +288,7 @@ def _recover(record: JobRecord) -> list[Action]:
             job_id=record.workload_id,
             generation=record.generation + 1,
             replica_ids=survivors,
-            global_batch_size=record.job.global_batch_size,
+            global_batch_size=record.batch_size,
             forced=True,
             cause="member lost",
             reason=f"re-formed with {_workers(len(survivors))} after a loss",
@@ -304,7 +321,7 @@ def _stop_leavers(record: JobRecord) -> list[Action]:
 
 
 def _resize(
-    record: JobRecord, wanted: Sequence[DeviceId], free: Sequence[DeviceId], why: str, now_s: float
+    record: JobRecord, wanted: Sequence[DeviceId], batch: int, free: Sequence[DeviceId], why: str, now_s: float
 ) -> list[Action]:
     """Move a running job towards `wanted`: warm joiners first, then one change of membership for all that changed."""
     by_id = {r.replica_id: r for r in record.replicas}
@@ -323,16 +340,22 @@ def _resize(
     is_warming = len(ready) < len(joiners)
     leaves = len(keep) < len(members)
     if leaves and not keep:
-        return actions + (_move(record, members, ready, why) if len(ready) == len(wanted) else [])
+        return actions + (_move(record, members, ready, batch, why) if len(ready) == len(wanted) else [])
     # A pure growth waits until every joiner is warm: one switch for all. Devices that others wait for go at once.
     changes = leaves or (bool(ready) and not is_warming)
-    if not changes or any(isinstance(action, StartReplica) for action in actions):
+    if not changes and (batch == record.batch_size or joiners):
+        # A new batch waits for joiners that are on their way: it was chosen for the group that they make.
         return actions
-    return [*actions, _change(record, (*keep, *ready), f"resized {len(members)} -> {len(keep) + len(ready)}", why)]
+    if not changes:
+        return [*actions, _change(record, keep, batch, f"batch {record.batch_size} -> {batch}", why)]
+    return [
+        *actions,
+        _change(record, (*keep, *ready), batch, f"resized {len(members)} -> {len(keep) + len(ready)}", why),
+    ]
 
 
 def _move(
-    record: JobRecord, members: Sequence[ReplicaRecord], ready: Sequence[ReplicaRecord], why: str
+    record: JobRecord, members: Sequence[ReplicaRecord], ready: Sequence[ReplicaRecord], batch: int, why: str
 ) -> list[Action]:
     """Move a job to devices of which it holds none. The state can only travel within a group, so one member goes along.
 
@@ -343,15 +366,15 @@ def _move(
     joiners = ready if len(ready) < most else ready[:-1]
     if not joiners:
         return _preempt(record, why or "it moves to another device")
-    return [_change(record, (members[0], *joiners), f"moving {len(members)} -> {len(ready)}", why)]
+    return [_change(record, (members[0], *joiners), batch, f"moving {len(members)} -> {len(ready)}", why)]
 
 
-def _change(record: JobRecord, group: Sequence[ReplicaRecord], what: str, why: str) -> ResizeJob:
+def _change(record: JobRecord, group: Sequence[ReplicaRecord], batch: int, what: str, why: str) -> ResizeJob:
     return ResizeJob(
         job_id=record.workload_id,
         generation=record.generation + 1,
         replica_ids=tuple(r.replica_id for r in group),
-        global_batch_size=record.job.global_batch_size,
+        global_batch_size=batch,
         cause="plan",
         reason=what + (f" ({why})" if why else ""),
     )

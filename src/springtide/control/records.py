@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from springtide.core.decision import GradientNoise, StepTime
 from springtide.core.resources import DeviceId, Node, NodeId, Topology
 from springtide.core.workload import (
     Checkpoint,
@@ -108,6 +109,16 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     started_at_s: float | None = None
     ended_at_s: float | None = None
     finished_service_s: float = 0.0
+    global_batch_size: int = 0
+    progress: float | None = None
+    total_progress: float | None = None
+    step_times: tuple[StepTime, ...] = ()
+    noise: GradientNoise | None = None
+
+    @property
+    def batch_size(self) -> int:
+        """What a step of the present group is made of, in samples."""
+        return self.global_batch_size or self.job.global_batch_size
 
     @property
     def workload_id(self) -> WorkloadId:

@@ -7,6 +7,7 @@ of the past (an unknown workload, an older generation, a replica that is gone) c
 from __future__ import annotations
 
 from functools import singledispatch
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -28,6 +29,7 @@ from springtide.control.records import (
     WorkloadRecord,
 )
 from springtide.core import events
+from springtide.core.decision import MAX_STEP_TIMES, GradientNoise, StepTime
 from springtide.core.resources import NodeId
 from springtide.core.workload import Checkpoint, JobState, ReplicaId, WorkloadId
 
@@ -233,7 +235,32 @@ def _(event: events.ProgressReported, state: PlatformState, now_s: float) -> Non
         samples_per_s=event.samples_per_s if event.samples_per_s is not None else record.samples_per_s,
         metrics=event.metrics or record.metrics,
         throughput_samples_per_s=throughput,
+        **_learnt(record, event, state),
     )
+
+
+def _learnt(record: JobRecord, event: events.ProgressReported, state: PlatformState) -> dict[str, Any]:
+    """What a report says beyond steps: progress over changing batches, how long a step takes there, gradient noise."""
+    learnt: dict[str, Any] = {}
+    if event.progress is not None:
+        learnt["progress"] = event.progress
+    if event.total_progress is not None:
+        learnt["total_progress"] = event.total_progress
+    if event.grad_sqr is not None and event.grad_var is not None:
+        learnt["noise"] = GradientNoise(grad_sqr=event.grad_sqr, grad_var=event.grad_var)
+    if event.step_s is not None and event.local_batch_size and event.generation == record.generation:
+        node_of = state.topology().node_of
+        device_of = {replica.replica_id: replica.device_id for replica in record.replicas}
+        nodes = [node_of.get(device_of[member]) for member in record.members if member in device_of]
+        placement = tuple(sorted((nodes.count(node) for node in dict.fromkeys(nodes)), reverse=True))
+        if len(nodes) == event.world_size and None not in nodes:
+            measured = StepTime(
+                placement=placement, local_batch_size=event.local_batch_size, step_s=event.step_s, sync_s=event.sync_s
+            )
+            key = (placement, event.local_batch_size)
+            others = [known for known in record.step_times if (known.placement, known.local_batch_size) != key]
+            learnt["step_times"] = (*others, measured)[-MAX_STEP_TIMES:]
+    return learnt
 
 
 @apply_event.register

@@ -58,7 +58,8 @@ class StopReplica(_Action, frozen=True, kw_only=True):
 class ResizeJob(_Action, frozen=True, kw_only=True):
     """From the next step boundary on, exactly these replicas train, in this rank order, as `generation`.
 
-    The first ResizeJob of a job forms its first group. `forced` says that a member of the generation before is
+    The first ResizeJob of a job forms its first group. A step is made of `global_batch_size` samples from then on; with
+    the members as they were it changes the batch alone. `forced` says that a member of the generation before is
     lost: the survivors must leave whatever collective they hang in, and the storage fence rises at once.
     """
 

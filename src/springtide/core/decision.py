@@ -16,7 +16,10 @@ EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
 
 class PoolAllocation(msgspec.Struct, frozen=True, kw_only=True):
-    """Devices of the pool: one training worker or one serving replica on each, in rank order."""
+    """Devices of the pool: one training worker or one serving replica on each, in rank order.
+
+    `global_batch_size` is what a job's steps are made of (None: as it is); it changes only within a job's `batch`.
+    """
 
     device_ids: tuple[DeviceId, ...]
     global_batch_size: int | None = None
@@ -30,6 +33,30 @@ class PoolAllocation(msgspec.Struct, frozen=True, kw_only=True):
 Allocation = PoolAllocation
 
 
+class StepTime(msgspec.Struct, frozen=True, kw_only=True):
+    """A step as it was measured: `placement` counts the workers on each node, descending.
+
+    `step_s` is one forward and backward pass over `local_batch_size` samples on every worker with the exchange of
+    gradients and the update; `sync_s` is the part of it that a further pass before the exchange would not take again.
+    """
+
+    placement: tuple[int, ...]
+    local_batch_size: int
+    step_s: float
+    sync_s: float | None = None
+
+
+class GradientNoise(msgspec.Struct, frozen=True, kw_only=True):
+    """The gradient's squared norm, and its variance at the job's initial batch size, as last estimated."""
+
+    grad_sqr: float
+    grad_var: float
+
+
+# So many different measured steps a job's view keeps; the oldest goes first.
+MAX_STEP_TIMES = 64
+
+
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """An unfinished job as a policy sees it.
 
@@ -37,6 +64,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     `throughput_samples_per_s` maps world size to what was measured there. `step` was true at `progress_at_s`.
     `runnable_at_s` lies in the future while the job waits out a back-off after a crash. `promised_finish_s` is set
     once the job is admitted: its deadline is a promise from then on. The view of an unchanged job is the same object.
+    `progress` of `total_progress` is done, in steps of the initial batch size, whatever the batch is now
+    (`global_batch_size`). `step_times` holds the newest measurement of each placement and local batch size.
     """
 
     job: TrainingJob
@@ -57,6 +86,11 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: Checkpoint | None = None
     num_restarts: int = 0
     resized_at_s: float | None = None
+    global_batch_size: int = 0
+    progress: float = 0.0
+    total_progress: float | None = None
+    step_times: tuple[StepTime, ...] = ()
+    noise: GradientNoise | None = None
 
     def attained_service_s(self, now_s: float) -> float:
         """Device-seconds held up to `now_s`."""

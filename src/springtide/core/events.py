@@ -101,7 +101,13 @@ class ReplicaLost(_Event, frozen=True, kw_only=True):
 
 
 class ProgressReported(_Event, frozen=True, kw_only=True):
-    """`step` optimizer steps are committed by the members of `generation`."""
+    """`step` optimizer steps are committed by the members of `generation`.
+
+    `progress` of `total_progress` is done, in steps of the job's initial batch size; left out where the batch is fixed:
+    then it is `step` of `total_steps`. `step_s` is what a step on `local_batch_size` samples a worker and pass takes,
+    its exchange included, `sync_s` the part of it in which nobody computes. `grad_sqr` and `grad_var` are the squared
+    norm of the true gradient and the variance of a gradient at the initial batch size, estimated while it trains.
+    """
 
     job_id: WorkloadId
     generation: int
@@ -112,6 +118,14 @@ class ProgressReported(_Event, frozen=True, kw_only=True):
     loss: float | None = None
     samples_per_s: float | None = None
     metrics: dict[str, float] = {}
+    progress: float | None = None
+    total_progress: float | None = None
+    global_batch_size: int | None = None
+    local_batch_size: int | None = None
+    step_s: float | None = None
+    sync_s: float | None = None
+    grad_sqr: float | None = None
+    grad_var: float | None = None
 
 
 class JobResized(_Event, frozen=True, kw_only=True):

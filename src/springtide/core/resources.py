@@ -23,11 +23,16 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """A machine with devices. `pool` names the purpose it is labelled for."""
+    """A machine with devices. `pool` names the purpose it is labelled for.
+
+    `switches` are the network switches above it, from its own to the one that all nodes share; nodes without any hang
+    on one switch.
+    """
 
     node_id: NodeId
     devices: tuple[Device, ...]
     pool: str = "shared"
+    switches: tuple[str, ...] = ()
 
 
 class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -50,15 +55,27 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return frozenset(self._device_ids)
 
     @cached_property
+    def node_of(self) -> dict[DeviceId, NodeId]:
+        """The node of every device."""
+        return {device.device_id: device.node_id for device in self.devices()}
+
+    @cached_property
     def _device_ids(self) -> tuple[DeviceId, ...]:
         return tuple(device.device_id for device in self.devices())
 
 
-def make_node(name: str, num_devices: int, *, kind: DeviceKind = "cpu", pool: str = "shared") -> Node:
+def make_node(
+    name: str,
+    num_devices: int,
+    *,
+    kind: DeviceKind = "cpu",
+    pool: str = "shared",
+    switches: tuple[str, ...] = (),
+) -> Node:
     """Build a node whose devices are named `<name>/<index>`."""
     node_id = NodeId(name)
     devices = tuple(
         Device(device_id=DeviceId(f"{name}/{index}"), node_id=node_id, index=index, kind=kind)
         for index in range(num_devices)
     )
-    return Node(node_id=node_id, devices=devices, pool=pool)
+    return Node(node_id=node_id, devices=devices, pool=pool, switches=switches)

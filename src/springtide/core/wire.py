@@ -32,6 +32,7 @@ M = TypeVar("M")
 # What a worker says ends in the journal, whose JSON knows neither NaN nor infinity: both are refused at the door.
 Finite = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
 Duration = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
+Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e300)]
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +93,7 @@ class Ready(_Report, frozen=True, kw_only=True):
 
 
 class Progress(_Report, frozen=True, kw_only=True):
-    """Sent by rank 0 at most a few times a second. `metrics` is what the user attached."""
+    """Sent by rank 0 at most a few times a second. `metrics` is what the user attached; the rest as in the event."""
 
     generation: int
     step: int
@@ -102,6 +103,14 @@ class Progress(_Report, frozen=True, kw_only=True):
     loss: Finite | None = None
     samples_per_s: Duration | None = None
     metrics: dict[str, Finite] = {}
+    progress: Amount | None = None
+    total_progress: Amount | None = None
+    global_batch_size: int | None = None
+    local_batch_size: int | None = None
+    step_s: Duration | None = None
+    sync_s: Duration | None = None
+    grad_sqr: Amount | None = None
+    grad_var: Amount | None = None
 
 
 class Switched(_Report, frozen=True, kw_only=True):
@@ -173,7 +182,8 @@ class FormGroup(_Order, frozen=True, kw_only=True):
     Sent to the members of the old group and of the new one; who is not in `members` leaves at the switch.
     `previous` is the generation that trains now (0: none). `forced`: a member of it is lost, leave any collective
     at once. Whoever has committed the highest step gives its state to those behind. `rendezvous` is where the
-    members meet: `file:///path` or `tcp://host:port`; the generation is the prefix.
+    members meet: `file:///path` or `tcp://host:port`; the generation is the prefix. From the switch on a step is made
+    of `global_batch_size` samples (0: as before).
     """
 
     generation: int
@@ -181,6 +191,7 @@ class FormGroup(_Order, frozen=True, kw_only=True):
     rendezvous: str
     previous: int = 0
     forced: bool = False
+    global_batch_size: int = 0
 
 
 class Preempt(_Order, frozen=True, kw_only=True):

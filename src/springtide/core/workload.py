@@ -14,6 +14,12 @@ MAX_VIRTUAL_SHARDS = 256
 DEFAULT_GRACE_S = 15.0
 
 
+# How the learning rate follows the batch: in proportion, by the root, by AdaScale's gain, or not at all.
+LearningRateRule = Literal["linear", "sqrt", "adascale", "none"]
+# What a job's length is counted in: samples seen, or progress that a step on a larger batch makes less of a sample.
+LengthUnit = Literal["samples", "progress"]
+
+
 class Goal(msgspec.Struct, frozen=True, kw_only=True):
     """What the owner wants. `deadline_s` is absolute, on the platform's clock; None means as fast as is sensible.
 
@@ -46,6 +52,42 @@ class Entrypoint(msgspec.Struct, frozen=True, kw_only=True):
     import_root: str = ""
 
 
+class AdaptiveBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """The bounds within which a policy may choose a job's global batch size; a job without them keeps its own.
+
+    `min_size` and `max_size` are samples a step, over all workers. `max_local_size` is what one worker holds in one
+    forward and backward pass at most, `min_local_size` the fewest with which it is worth one; a larger share of the
+    global batch is accumulated over several passes. `learning_rate` says how the rate follows the batch.
+    """
+
+    min_size: int
+    max_size: int
+    min_local_size: int = 1
+    max_local_size: int | None = None
+    learning_rate: LearningRateRule = "linear"
+
+
+class GradientBucket(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of the gradient that is exchanged as one: its size, and when in a step's computation it is ready."""
+
+    ready_s: float
+    num_bytes: int
+
+
+class StepProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """One step's computation as profiled on two workers with `local_batch_size` samples each (FaPES, section 4.1).
+
+    `forward_s` and `backward_s` fill the step up to the update, which takes `update_s`; `buckets` are in the order in
+    which they are ready, counted from the step's begin. Computation grows in proportion to the local batch.
+    """
+
+    local_batch_size: int
+    forward_s: float
+    backward_s: float
+    update_s: float = 0.0
+    buckets: tuple[GradientBucket, ...] = ()
+
+
 class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload", tag="job"):
     """A training function with its length, its bounds and its goal. Never changes after submission.
 
@@ -54,7 +96,12 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload
 
     `total_steps` is the job's length where it is known before it runs. `profile_steps_per_s` maps a number of
     workers to optimizer steps a second measured before it ran (compact placement, `global_batch_size` held); empty:
-    nothing is known. `requested_workers` is what its owner would have asked for on a platform that does not choose.
+    nothing is known. `batch` lets policies choose the global batch size while it runs; `global_batch_size` is then the
+    one it starts with, and its length and progress are counted in steps of that size (`length_unit`: by the samples
+    seen, or by scale-invariant progress, of which a step on a larger batch brings the gain; Pollux, section 3.1).
+    `family` names what jobs of one model have in common (what one of them has shown is expected of the next).
+    `step_profile` is the timeline of a step, where one was taken.
+    `requested_workers` is what its owner would have asked for on a platform that does not choose.
     """
 
     job_id: WorkloadId
@@ -77,6 +124,10 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload
     total_steps: int | None = None
     profile_steps_per_s: dict[int, float] = {}
     requested_workers: int | None = None
+    batch: AdaptiveBatch | None = None
+    length_unit: LengthUnit = "samples"
+    family: str = ""
+    step_profile: StepProfile | None = None
 
 
 class InferenceService(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload", tag="service"):

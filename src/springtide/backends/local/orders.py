@@ -242,4 +242,5 @@ class Orders:
             rendezvous=rendezvous,
             previous=previous,
             forced=action.forced,
+            global_batch_size=action.global_batch_size,
         )

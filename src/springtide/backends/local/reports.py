@@ -184,6 +184,14 @@ class Reports:
             loss=report.loss,
             samples_per_s=report.samples_per_s,
             metrics=report.metrics,
+            progress=report.progress,
+            total_progress=report.total_progress,
+            global_batch_size=report.global_batch_size,
+            local_batch_size=report.local_batch_size,
+            step_s=report.step_s,
+            sync_s=report.sync_s,
+            grad_sqr=report.grad_sqr,
+            grad_var=report.grad_var,
         )
         replica.step = max(replica.step, report.step)
         if not self._workers.inbox.progress(event):
