@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from springtide.policies.registry import POLICY_NAMES
@@ -83,6 +83,8 @@ def test_invariants_hold(policy: str, trace: Trace, tables: Profiles, cluster: t
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("policy", POLICY_NAMES)
 @given(seed=st.integers(0, 10_000), overhead=OVERHEADS)
+@example(seed=33, overhead="measured")
+@example(seed=258, overhead="measured")
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_invariants_hold_while_nodes_fail_and_speeds_differ(policy: str, seed: int, overhead: str) -> None:
     answer = simulate(

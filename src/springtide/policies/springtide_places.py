@@ -45,6 +45,7 @@ def settle(
     relented: dict[str, int] = {}
     gathered = _gather(state, layout, snapshot, {**services, **_counts(book), **spare})
     for number in range(MAX_ROUNDS + 1):
+        spare = _within(spare, book)
         counts = {**services, **_counts(book), **spare}
         movable = {who for who in spare if who in held}
         wanted = {
@@ -79,6 +80,19 @@ def settle(
         if not troubled and {**services, **_counts(book), **spare} == counts and not fixed.intersection(scattered):
             break
     return placed
+
+
+def _within(spare: Mapping[WorkloadId, int], book: Book) -> Mapping[WorkloadId, int]:
+    """Of those outside the book as many as still fit, the last ones go first: a promise may have been planned anew."""
+    room = book.profile.at(book.now_s)
+    if sum(spare.values()) <= room:
+        return spare
+    fitting: dict[WorkloadId, int] = {}
+    for who, count in spare.items():
+        if count <= room:
+            fitting[who] = count
+            room -= count
+    return fitting
 
 
 def _pack(
