@@ -22,12 +22,15 @@ class Wanted:
     def __init__(self) -> None:
         self.wish: dict[str, list[str]] = {}
         self.refuse: dict[str, str] = {}
+        self.batch: dict[str, int] = {}
 
     def decide(self, snapshot: Snapshot) -> Plan:
         present = {view.job.job_id for view in snapshot.jobs} | {view.service.service_id for view in snapshot.services}
         return Plan(
             allocations={
-                WorkloadId(name): PoolAllocation(device_ids=tuple(DeviceId(device) for device in devices))
+                WorkloadId(name): PoolAllocation(
+                    device_ids=tuple(DeviceId(device) for device in devices), global_batch_size=self.batch.get(name)
+                )
                 for name, devices in self.wish.items()
                 if name in present
             },
