@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 
 from springtide.control.records import (
     JobRecord,
     PlatformState,
+    Record,
     ReplicaRecord,
     ReplicaState,
     ServiceRecord,
     ServiceState,
     WorkloadRecord,
 )
-from springtide.core.workload import JobState, ReplicaId, WorkloadId
+from springtide.core.actions import StartReplica
+from springtide.core.workload import InferenceService, JobState, ReplicaId, WorkloadId
 
 
 def record_of(state: PlatformState, workload_id: WorkloadId) -> WorkloadRecord:
@@ -91,3 +95,40 @@ def with_service_state(record: ServiceRecord) -> ServiceRecord:
     if num_starting:
         return replace(record, state=ServiceState.STARTING, reason="the first replica is loading")
     return replace(record, state=ServiceState.IDLE, reason="no replica: scaled to zero until somebody asks")
+
+
+def with_started(record: Record, started: Sequence[StartReplica], now_s: float) -> Record:
+    """The record with the replicas of these actions, which begin now."""
+    replicas = tuple(
+        ReplicaRecord(
+            replica_id=action.replica_id,
+            device_id=action.device_id,
+            state=ReplicaState.STARTING,
+            started_at_s=now_s,
+            generation=action.generation,
+            revision=action.workload.revision if isinstance(action.workload, InferenceService) else 0,
+            restore=action.restore,
+        )
+        for action in started
+    )
+    return replace(record, replicas=record.replicas + replicas, next_replica=record.next_replica + len(started))
+
+
+def with_start(record: JobRecord, started: Sequence[StartReplica], now_s: float) -> JobRecord:
+    """The job with these workers, all of one generation; the first ones of a newer generation start it afresh."""
+    first = started[0]
+    is_fresh = first.generation > record.generation
+    record = with_started(record, started, now_s)
+    if not is_fresh:
+        return record
+    # Whatever an older generation still says no longer counts.
+    return replace(
+        record,
+        generation=first.generation,
+        oldest_generation=first.generation,
+        state=JobState.STARTING,
+        reason=first.reason,
+        step=first.restore.step if first.restore else 0,
+        is_broken=False,
+        state_holders=(),
+    )

@@ -6,10 +6,10 @@ from functools import singledispatch
 
 from msgspec.structs import replace
 
-from springtide.control.edits import find, put, record_of, with_replica, with_service_state
-from springtide.control.records import PlatformState, ReplicaRecord, ReplicaState, ServiceRecord
+from springtide.control.edits import find, put, record_of, with_replica, with_service_state, with_start, with_started
+from springtide.control.records import PlatformState, ReplicaState, ServiceRecord
 from springtide.core import actions
-from springtide.core.workload import JobState, TrainingJob
+from springtide.core.workload import JobState
 
 
 @singledispatch
@@ -21,34 +21,10 @@ def apply_action(action: object, state: PlatformState, now_s: float) -> None:
 @apply_action.register
 def _(action: actions.StartReplica, state: PlatformState, now_s: float) -> None:
     record = record_of(state, action.workload_id)
-    revision = 0 if isinstance(action.workload, TrainingJob) else action.workload.revision
-    replica = ReplicaRecord(
-        replica_id=action.replica_id,
-        device_id=action.device_id,
-        state=ReplicaState.STARTING,
-        started_at_s=now_s,
-        generation=action.generation,
-        revision=revision,
-        restore=action.restore,
-    )
     if isinstance(record, ServiceRecord):
-        record = replace(record, replicas=(*record.replicas, replica), next_replica=record.next_replica + 1)
-        put(state, with_service_state(record))
-        return
-    record = replace(record, replicas=(*record.replicas, replica), next_replica=record.next_replica + 1)
-    if action.generation > record.generation:
-        # A fresh start: whatever an older generation still says no longer counts.
-        record = replace(
-            record,
-            generation=action.generation,
-            oldest_generation=action.generation,
-            state=JobState.STARTING,
-            reason=action.reason,
-            step=action.restore.step if action.restore else 0,
-            is_broken=False,
-            state_holders=(),
-        )
-    put(state, record)
+        put(state, with_service_state(with_started(record, (action,), now_s)))
+    else:
+        put(state, with_start(record, (action,), now_s))
 
 
 @apply_action.register

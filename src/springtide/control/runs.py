@@ -11,13 +11,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from springtide.control.edits import settled
+from springtide.control.edits import settled, with_start
 from springtide.control.effects import apply_action
 from springtide.control.records import JobRecord, PlatformState, ReplicaRecord, ReplicaState
 from springtide.control.transitions import apply_event
 from springtide.core.actions import Action, StartReplica, StopReplica
 from springtide.core.events import Event, ReplicaReady, ReplicaStopped
-from springtide.core.workload import JobState
 
 
 def apply_events(events: Sequence[Event], state: PlatformState, now_s: float) -> None:
@@ -102,31 +101,7 @@ def _take_starts(run: Sequence[StartReplica], state: PlatformState, now_s: float
     record = state.jobs.get(first.workload_id)
     if record is None or any(action.generation != first.generation for action in run):
         return False
-    started = tuple(
-        ReplicaRecord(
-            replica_id=action.replica_id,
-            device_id=action.device_id,
-            state=ReplicaState.STARTING,
-            started_at_s=now_s,
-            generation=action.generation,
-            restore=action.restore,
-        )
-        for action in run
-    )
-    is_fresh = first.generation > record.generation
-    record = replace(record, replicas=record.replicas + started, next_replica=record.next_replica + len(run))
-    if is_fresh:
-        record = replace(
-            record,
-            generation=first.generation,
-            oldest_generation=first.generation,
-            state=JobState.STARTING,
-            reason=first.reason,
-            step=first.restore.step if first.restore else 0,
-            is_broken=False,
-            state_holders=(),
-        )
-    state.jobs[record.workload_id] = record
+    state.jobs[record.workload_id] = with_start(record, run, now_s)
     return True
 
 
