@@ -1,0 +1,170 @@
+"""Goodput: what a larger batch is worth, how it is split over workers and passes, and which batch is best where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from springtide.core.decision import GradientNoise
+from springtide.core.workload import AdaptiveBatch, LengthUnit
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+# So many batch sizes are tried within a job's bounds, equal ratios apart (the published adaptdl does the same).
+NUM_BATCH_SIZES = 50
+# Quotients that are whole numbers but for their rounding stay what they are.
+_EPSILON = 1e-8
+
+
+class StepModel(Protocol):
+    """What predicts a step's seconds: the fitted `ThroughputModel`, or a table of measured ones."""
+
+    def step_s(
+        self, num_nodes: ArrayLike, num_workers: ArrayLike, local_batch_size: ArrayLike
+    ) -> tuple[Floats, Floats]:
+        """Return (seconds of a step of one pass, the part of it that a further pass would not take again)."""
+        ...
+
+
+class BestBatches(msgspec.Struct, frozen=True, kw_only=True):
+    """For each of P candidate placements (arrays of shape [P]) the batch with the highest goodput.
+
+    `global_batch_size` is `num_workers * local_batch_size * num_passes` for an adaptive job. `progress_per_s` is in
+    steps of the initial batch size, in the job's length unit; `goodput_per_s` is the same in scale-invariant progress,
+    which is what the batch was chosen by. Both are 0.0 where the placement cannot run within the bounds.
+    """
+
+    global_batch_size: Ints
+    local_batch_size: Ints
+    num_passes: Ints
+    step_s: Floats
+    progress_per_s: Floats
+    goodput_per_s: Floats
+
+
+def gain(noise: GradientNoise | None, scale: ArrayLike) -> Floats:
+    """Scale-invariant progress of one step at `scale` times the initial batch size (Pollux, OSDI'21, section 3.1).
+
+    `(var + sqr) / (var / scale + sqr)`: 1 at scale 1, towards `1 + var / sqr` for large batches. While the noise is
+    not known (None, or no finite positive sum) a larger batch is credited with nothing: 1 from scale 1 on.
+    """
+    scales = np.asarray(scale, dtype=np.float64)
+    if not _is_known(noise):
+        return np.minimum(scales, 1.0)
+    assert noise is not None
+    return np.asarray((noise.grad_var + noise.grad_sqr) / (noise.grad_var / scales + noise.grad_sqr))
+
+
+def efficiency(noise: GradientNoise | None, scale: ArrayLike) -> Floats:
+    """Progress per sample relative to the initial batch size: `gain / scale`, at most 1 for scales from 1 on."""
+    scales = np.asarray(scale, dtype=np.float64)
+    return gain(noise, scales) / scales
+
+
+def noise_scale(noise: GradientNoise | None, initial_batch_size: int) -> float | None:
+    """The batch size in samples at which noise and signal of the gradient are equal; None while not known.
+
+    McCandlish et al., 2018, section 2.2: tr(Sigma) / |G|^2, here `var / sqr * initial_batch_size`.
+    """
+    if not _is_known(noise) or noise is None or noise.grad_sqr <= 0.0:
+        return None
+    return noise.grad_var / noise.grad_sqr * initial_batch_size
+
+
+def split_batch(
+    global_batch_size: int, num_workers: int, bounds: AdaptiveBatch | None, initial_batch_size: int | None = None
+) -> tuple[int, int]:
+    """Return (local batch size, passes before the exchange) with which `num_workers` make up a global batch.
+
+    As few passes as `max_local_size` allows, then equal shares, rounded up. One worker takes at least two passes for a
+    batch above the initial one (the smallest within the bounds, if not given): from one pass on one worker the noise
+    of the gradient cannot be told (as in the published adaptdl). Without bounds it is one pass.
+    """
+    share = -(-global_batch_size // num_workers)
+    if bounds is None:
+        return share, 1
+    num_passes = 1 if bounds.max_local_size is None else max(1, -(-share // bounds.max_local_size))
+    initial = bounds.min_size if initial_batch_size is None else initial_batch_size
+    if num_workers == 1 and global_batch_size > initial:
+        num_passes = max(num_passes, 2)
+    return -(-global_batch_size // (num_workers * num_passes)), num_passes
+
+
+def step_total_s(step_s: ArrayLike, sync_s: ArrayLike, num_passes: ArrayLike) -> Floats:
+    """Seconds of a step of several passes: all but the last do without the exchange (`sync_s`) at their end."""
+    steps = np.asarray(step_s, dtype=np.float64)
+    return np.asarray(steps + (np.asarray(num_passes) - 1) * (steps - np.asarray(sync_s, dtype=np.float64)))
+
+
+def best_batches(
+    model: StepModel,
+    noise: GradientNoise | None,
+    placements: ArrayLike | Sequence[tuple[int, int]],
+    bounds: AdaptiveBatch | None,
+    initial_batch_size: int,
+    length_unit: LengthUnit = "progress",
+) -> BestBatches:
+    """Choose the batch of highest goodput for each placement, a pair (num_nodes, num_workers), all in one go.
+
+    `NUM_BATCH_SIZES` sizes equal ratios apart are tried within the bounds (Pollux, section 4.1 and adaptdl). A job
+    without bounds keeps its batch; so does one whose noise is not known, but for what `min_local_size` demands.
+    """
+    pairs = np.asarray(placements, dtype=np.int64).reshape(-1, 2)
+    num_nodes, num_workers = pairs[:, 0], pairs[:, 1]
+    if bounds is None:
+        globals_ = np.full((1, len(pairs)), initial_batch_size, dtype=np.int64)
+        passes = np.ones_like(globals_)
+        locals_ = -(-globals_ // np.maximum(num_workers, 1))
+        is_valid = num_workers <= initial_batch_size
+    else:
+        locals_, passes = _candidates(num_workers, bounds, initial_batch_size, is_fixed=not _is_known(noise))
+        globals_ = locals_ * passes * num_workers
+        is_valid = (locals_ >= bounds.min_local_size) & (globals_ <= bounds.max_size) & (globals_ >= bounds.min_size)
+    is_valid = is_valid & (num_workers >= 1)
+    step_s, sync_s = model.step_s(num_nodes, num_workers, np.maximum(locals_, 1))
+    totals = step_total_s(step_s, sync_s, passes)
+    scales = globals_ / initial_batch_size
+    goodputs = np.where(is_valid, gain(noise, np.maximum(scales, _EPSILON)) / totals, 0.0)
+    chosen = np.argmax(goodputs, axis=0), np.arange(len(pairs))
+    goodput, total, scale = goodputs[chosen], totals[chosen], scales[chosen]
+    return BestBatches(
+        global_batch_size=globals_[chosen],
+        local_batch_size=locals_[chosen],
+        num_passes=passes[chosen],
+        step_s=total,
+        progress_per_s=goodput if length_unit == "progress" else np.where(goodput > 0.0, scale / total, 0.0),
+        goodput_per_s=goodput,
+    )
+
+
+def _candidates(
+    num_workers: Ints, bounds: AdaptiveBatch, initial_batch_size: int, *, is_fixed: bool
+) -> tuple[Ints, Ints]:
+    """Local batch sizes and passes to try: arrays [sizes, P]; a fixed batch is tried alone."""
+    workers = np.maximum(num_workers, 1)
+    least = np.maximum(bounds.min_size, bounds.min_local_size * workers).astype(np.float64)
+    if is_fixed:
+        shares = np.maximum(least, min(initial_batch_size, bounds.max_size))[None, :] / workers
+    else:
+        ratios = np.maximum(bounds.max_size / least, 1.0)
+        steps = np.linspace(0.0, 1.0, NUM_BATCH_SIZES)
+        shares = least / workers * np.exp(steps[:, None] * np.log(ratios))
+    if bounds.max_local_size is None:
+        passes = np.ones_like(shares)
+    else:
+        passes = np.maximum(np.ceil(shares / bounds.max_local_size - _EPSILON), 1.0)
+    needs_two = (num_workers == 1) & (shares > initial_batch_size + _EPSILON)
+    passes = np.where(needs_two, np.maximum(passes, 2.0), passes)
+    locals_ = np.ceil(shares / passes - _EPSILON)
+    # Rounding up must not lead out of the bounds: the last size is rounded down.
+    locals_ = np.minimum(locals_, np.floor(bounds.max_size / (workers * passes)))
+    return locals_.astype(np.int64), passes.astype(np.int64)
+
+
+def _is_known(noise: GradientNoise | None) -> bool:
+    return noise is not None and noise.grad_var >= 0.0 and 0.0 < noise.grad_sqr + noise.grad_var < np.inf
