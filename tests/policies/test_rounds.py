@@ -166,6 +166,22 @@ def test_a_batch_stands_like_the_devices_do():
     assert first.allocations["a"].global_batch_size == later.allocations["a"].global_batch_size == 64
 
 
+def test_a_policy_may_decide_between_boundaries_too():
+    policy = Halving()
+
+    def is_due(snap, state):
+        return state is None or state["number"] < 0 or len(snap.jobs) > 1 and len(policy.asked) < 2
+
+    first = decide(snapshot(A, now_s=7.0), policy, is_due=is_due)
+    assert counts(first) == {"a": 4}
+    assert first.revisit_at_s == 60.0
+    assert counts(decide(snapshot(A, now_s=8.0, memory=first.memory), policy, is_due=is_due)) == {"a": 4}
+    second = decide(snapshot(A, B, now_s=9.0, memory=first.memory), policy, is_due=is_due)
+    assert counts(second) == {"a": 4, "b": 2}
+    decide(snapshot(A, B, now_s=60.0, memory=second.memory), policy, is_due=is_due)
+    assert [round_.is_boundary for round_ in policy.asked] == [False, False, True]
+
+
 def test_what_is_foreseen_comes_from_what_is_remembered():
     plan = decide(snapshot(A), Halving(), foresee=lambda snap, state: {"a": (state["number"],)})
     assert plan.future == {"a": (0,)}

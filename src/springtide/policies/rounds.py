@@ -31,7 +31,8 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
 
     `devices` are those that no service takes, in the cluster's order. `held` is what each job was given in the round
     that ends, in rank order, as far as it is alive and no service takes it: who gets exactly this again is not moved.
-    `state` is what was remembered at the last boundary, None at the first.
+    `state` is what was remembered the last time, None at first. `is_boundary` is False where the policy asked to decide
+    between two boundaries.
     """
 
     snapshot: Snapshot
@@ -39,6 +40,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     devices: Devices
     held: Mapping[WorkloadId, Devices]
     state: Any = None
+    is_boundary: bool = True
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,17 +57,25 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 Decide = Callable[[Round], Decision]
 Foresee = Callable[[Snapshot, Any], Mapping[WorkloadId, Schedule]]
+IsDue = Callable[[Snapshot, Any], bool]
 
 
 def decide_in_rounds(
-    rule: str, round_s: float, snapshot: Snapshot, decide: Decide, *, foresee: Foresee | None = None
+    rule: str,
+    round_s: float,
+    snapshot: Snapshot,
+    decide: Decide,
+    *,
+    foresee: Foresee | None = None,
+    is_due: IsDue | None = None,
 ) -> Plan:
     """Return the plan that stands; at a multiple of `round_s` on the platform's clock ask `decide` for a new one.
 
     `rule` names the policy with its parameters: nobody takes up the memory of another. Where there is no memory
     everybody keeps what it holds until the first boundary. Memory is {"rule", "round": the last one decided, "next_s":
     the next boundary, None while there is no job to decide on, "wanted": devices by workload, services too, "batch",
-    "why", "state"}. `foresee` turns the state into what is planned for the time to come.
+    "why", "state"}. `foresee` turns the state into what is planned for the time to come. `is_due` lets a policy decide
+    between boundaries too: it sees the snapshot and the state, and must be False for what its decision leads to.
     """
     rule = f"{_FORMAT} {rule}"
     memory = snapshot.memory
@@ -75,7 +85,8 @@ def decide_in_rounds(
     if next_s is None:
         next_s = _boundary_s(snapshot.now_s, round_s)
     ledger = _Ledger(snapshot, memory)
-    if snapshot.jobs and snapshot.now_s >= next_s - _EARLY_S:
+    is_boundary = snapshot.now_s >= next_s - _EARLY_S
+    if snapshot.jobs and (is_boundary or (is_due is not None and is_due(snapshot, memory["state"]))):
         number = math.floor((snapshot.now_s + _EARLY_S) / round_s)
         ledger.begin_round()
         decision = decide(
@@ -85,6 +96,7 @@ def decide_in_rounds(
                 devices=ledger.devices(),
                 held={view.job.job_id: ledger.job_devices(view) for view in snapshot.jobs},
                 state=memory["state"],
+                is_boundary=is_boundary,
             )
         )
         ledger.take(decision)
