@@ -18,6 +18,7 @@ from springtide.runtime.checkpoint import (
     load_newest,
     write_checkpoint,
 )
+from springtide.runtime.course import Cursor
 from springtide.runtime.state import TrainingState
 from springtide.storage.fence import Fence
 
@@ -37,7 +38,7 @@ def make_state(make_optimizer=torch.optim.AdamW, *, seed=0, width=4, num_steps=3
 
 def write(directory, state, *, step=3, generation=1):
     snapshot = Snapshot()
-    snapshot.take(state, step, 0)
+    snapshot.take(state, Cursor(step=step, num_seen=16 * step, global_batch_size=16), 0)
     return write_checkpoint(directory, snapshot, generation)
 
 
@@ -60,7 +61,7 @@ def test_a_checkpoint_brings_back_every_bit(tmp_path, optimizer):
     state.optimizer.param_groups[0]["lr"] = 0.123
     write(tmp_path, state)
     other = make_state(optimizer, seed=1, num_steps=0)
-    assert load_newest(tmp_path, other) == 3
+    assert load_newest(tmp_path, other) == Cursor(step=3, num_seen=48, global_batch_size=16)
     assert_same(state, other)
 
 
@@ -103,7 +104,7 @@ def test_a_damaged_checkpoint_is_never_loaded_and_the_older_one_is(tmp_path, nam
     else:
         path.unlink()
     live = make_state(seed=2)
-    assert load_newest(tmp_path, live) == 3
+    assert load_newest(tmp_path, live).step == 3
     assert_same(older, live)
 
 
@@ -152,19 +153,19 @@ def forge(file, data):
 def test_a_failed_write_keeps_the_old_checkpoint_and_training_going(tmp_path, monkeypatch, capsys):
     written, state = [], make_state()
     writer = CheckpointWriter(tmp_path, written.append, pytest.fail)
-    writer.write_now(state, 3, 0, 1)
+    writer.write_now(state, Cursor(step=3), 0, 1)
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("springtide.runtime.checkpoint.save_file", full)
-    writer.write_in_background(state, 4, 0, 1)
+    writer.write_in_background(state, Cursor(step=4), 0, 1)
     writer.wait()
     assert "No space left" in capsys.readouterr().err
     with pytest.raises(StorageError):
-        writer.write_now(state, 5, 0, 1)
+        writer.write_now(state, Cursor(step=5), 0, 1)
     assert [checkpoint.step for checkpoint in written] == [3]
-    assert load_newest(tmp_path, state) == 3
+    assert load_newest(tmp_path, state).step == 3
 
 
 def test_leftovers_of_a_killed_writer_are_removed(tmp_path):

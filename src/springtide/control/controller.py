@@ -236,12 +236,12 @@ def _bounds(snapshot: Snapshot) -> dict[WorkloadId, int]:
 
 
 def _check_batches(snapshot: Snapshot, plan: Plan) -> None:
-    for view in snapshot.jobs:
-        bounds, given = view.job.batch, plan.allocations.get(view.job.job_id)
+    for job in [view.job for view in snapshot.jobs if view.job.batch is not None]:
+        bounds, given = job.batch, plan.allocations.get(job.job_id)
         size = given.global_batch_size if given is not None else None
         if bounds is not None and size is not None and not bounds.min_size <= size <= bounds.max_size:
             raise PolicyError(
-                f"the plan gives {view.job.job_id!r} a batch of {size}, which takes {bounds.min_size} to "
+                f"the plan gives {job.job_id!r} a batch of {size}, which takes {bounds.min_size} to "
                 f"{bounds.max_size}"
             )
 

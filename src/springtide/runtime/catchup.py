@@ -19,11 +19,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import torch
 from torch._C import _distributed_c10d as c10d
 
 from springtide.core.errors import CollectiveError, PeerLost
 from springtide.core.workload import ReplicaId
+from springtide.runtime.course import Cursor
 from springtide.runtime.group import wait_for_keys
 from springtide.runtime.membership import Formation
 from springtide.runtime.payload import Payload
@@ -136,12 +138,13 @@ class CatchupSource:
         self._thread = threading.Thread(target=self._run, name="springtide-catchup", daemon=True)
         self._thread.start()
 
-    def before_update(self, step: int, lease: Lease, has_gradient: list[bool]) -> None:
-        """Step number `step` (from 1) is certain: queue its gradients for what was sent."""
+    def before_update(self, step: int, lease: Lease, has_gradient: list[bool], factor: float = 1.0) -> None:
+        """Step number `step` (from 1) is certain: queue its gradients for what was sent, with the rates' factor."""
         if self._is_connected and not self.has_failed and self._num_sent:
             groups, group_tensors = self._state.pack_groups()
             end = self._payload.ends[self._num_held - 1] if self._num_held else 0
             header = {"kind": "step", "step": step, "groups": groups, "held": self._num_held, "grads": has_gradient}
+            header["factor"] = factor
             lease.retain()
             tensors = [tensor.clone() for _, tensor in sorted(group_tensors.items())]
             self._put(_Message(header, [*tensors, lease.vector[:end]], lease))
@@ -169,13 +172,14 @@ class CatchupSource:
         max_lag_steps = _MAX_LAG_STEPS if self._num_looks > _PATIENCE_STEPS else 0
         return self._acknowledged_step >= step - max_lag_steps
 
-    def switch(self, step: int, steps: Sequence[Mapping[str, Any]]) -> None:
-        """The joiner is to go on by itself after `step` committed steps: queue the buffers, log lines and the end."""
+    def switch(self, cursor: Cursor, steps: Sequence[Mapping[str, Any]]) -> None:
+        """The joiner is to go on by itself from `cursor`: queue the buffers, log lines and the end."""
         groups, group_tensors = self._state.pack_groups()
         tensors = [tensor.clone() for _, tensor in sorted(group_tensors.items())]
         tensors += [buffer.clone() for _, buffer in sorted(self._state.buffers().items())]
         # No waiting for a slot here: this lies within the pause.
-        self._queue.put(_Message({"kind": "switch", "step": step, "groups": groups, "steps": list(steps)}, tensors))
+        header = {"kind": "switch", "cursor": msgspec.to_builtins(cursor), "groups": groups, "steps": list(steps)}
+        self._queue.put(_Message(header, tensors))
         self.close()
 
     def close(self) -> None:
@@ -271,20 +275,20 @@ class CatchupSources:
         is_settled = all(source.has_failed or source.is_in_step(step) for source in self._sources)
         return is_settled, any(source.has_failed for source in self._sources)
 
-    def before_update(self, step: int, lease: Lease, has_gradient: list[bool]) -> None:
-        """A step is certain."""
+    def before_update(self, step: int, lease: Lease, has_gradient: list[bool], factor: float = 1.0) -> None:
+        """A step is certain; its learning rates are those in the groups times `factor`."""
         for source in self._sources:
-            source.before_update(step, lease, has_gradient)
+            source.before_update(step, lease, has_gradient, factor)
 
     def after_update(self, step: int) -> None:
         """A step is committed."""
         for source in self._sources:
             source.after_update(step)
 
-    def switch(self, step: int, steps: Sequence[Mapping[str, Any]]) -> None:
-        """The joiners go on by themselves from here, knowing the last `steps` of the log."""
+    def switch(self, cursor: Cursor, steps: Sequence[Mapping[str, Any]]) -> None:
+        """The joiners go on by themselves from `cursor`, knowing the last `steps` of the log."""
         for source in self._sources:
-            source.switch(step, steps)
+            source.switch(cursor, steps)
 
     def close(self) -> None:
         """End all streams."""
@@ -317,8 +321,8 @@ class CatchupReceiver:
         self._listener.settimeout(_POLL_S)
         store.set(f"catchup/{rank}", f"{name}:{self._token.hex()}")
 
-    def receive(self, is_wanted: Callable[[], bool]) -> int | None:
-        """Follow the source to the switch; returns the steps committed then, or None where the state must be synced."""
+    def receive(self, is_wanted: Callable[[], bool]) -> Cursor | None:
+        """Follow the source to the switch; returns where training stands, or None where the state must be synced."""
         try:
             link = self._accept(is_wanted)
             if link is None:
@@ -328,7 +332,7 @@ class CatchupReceiver:
                     header = receive_header(link)
                     if header["kind"] == "switch":
                         self._take_switch(link, header)
-                        return int(header["step"])
+                        return msgspec.convert(header["cursor"], Cursor)
                     (self._take_bucket if header["kind"] == "bucket" else self._take_step)(link, header)
                     link.sendall(_ACK.pack(header["step"]))
         except (PeerLost, OSError, ValueError, KeyError, TypeError):
@@ -380,7 +384,7 @@ class CatchupReceiver:
         held = header["held"]
         receive_tensor(link, vector[: self._payload.ends[held - 1] if held else 0])
         self._payload.attach(vector, header["grads"], held)
-        self._state.optimizer.step()
+        self._state.update(float(header["factor"]))
         self._payload.detach()
         self._payload.pool.give(vector)
 

@@ -18,12 +18,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from springtide.core.errors import CheckpointError, Fenced, StorageError
 from springtide.core.workload import Checkpoint
+from springtide.runtime.course import Cursor
 from springtide.runtime.state import TrainingState, dtype_name
 from springtide.storage.fence import Fence
 from springtide.storage.files import fsync_file, write_directory_durable
@@ -39,15 +41,20 @@ _FILES = ("model.safetensors", "optimizer.safetensors")
 class Snapshot:
     """A copy of a training state at a step boundary, in memory that is used again for the next one."""
 
-    step: int = 0
+    cursor: Cursor = field(default_factory=Cursor)
     epoch: int = 0
     packed: Mapping[str, Any] = field(default_factory=dict)
     tensors: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] = field(default_factory=lambda: ({}, {}))
 
-    def take(self, state: TrainingState, step: int, epoch: int) -> None:
+    @property
+    def step(self) -> int:
+        """How many steps are in it."""
+        return self.cursor.step
+
+    def take(self, state: TrainingState, cursor: Cursor, epoch: int) -> None:
         """Copy the state as it is now."""
         packed, model, optimizer = state.pack_all()
-        self.step, self.epoch, self.packed = step, epoch, packed
+        self.cursor, self.epoch, self.packed = cursor, epoch, packed
         self.tensors = (_copy_into(self.tensors[0], model), _copy_into(self.tensors[1], optimizer))
 
 
@@ -112,7 +119,8 @@ def _write_files(directory: Path, snapshot: Snapshot, generation: int) -> str:
             "tensors": {key: [dtype_name(tensor.dtype), list(tensor.shape)] for key, tensor in tensors.items()},
         }
     manifest = {"format": 1, "generation": generation, "step": snapshot.step, "epoch": snapshot.epoch}
-    return json.dumps({**manifest, "files": files, "values": snapshot.packed})
+    cursor = msgspec.to_builtins(snapshot.cursor)
+    return json.dumps({**manifest, "cursor": cursor, "files": files, "values": snapshot.packed})
 
 
 def list_checkpoints(work_dir: Path) -> list[Path]:
@@ -137,8 +145,8 @@ def _remove_old(directory: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def load_newest(work_dir: Path, state: TrainingState) -> int | None:
-    """Restore the newest checkpoint that is whole and return its step; None where there is none at all.
+def load_newest(work_dir: Path, state: TrainingState) -> Cursor | None:
+    """Restore the newest checkpoint that is whole and return its cursor; None where there is none at all.
 
     Raises CheckpointError if there are checkpoints but none can be loaded.
     """
@@ -154,10 +162,11 @@ def load_newest(work_dir: Path, state: TrainingState) -> int | None:
     return None
 
 
-def load_checkpoint(path: Path, state: TrainingState) -> int:
-    """Verify a checkpoint, restore it and return its step. Raises CheckpointError; the state is then untouched."""
+def load_checkpoint(path: Path, state: TrainingState) -> Cursor:
+    """Verify a checkpoint, restore it and return its cursor. Raises CheckpointError; the state is then untouched."""
     manifest = _read_manifest(path)
     try:
+        cursor = _cursor(manifest)
         tensors = [_load_file(path / name, manifest["files"][name]) for name in _FILES]
         expected = {name: [dtype_name(t.dtype), list(t.shape)] for name, t in state.model_tensors().items()}
         if manifest["files"][_FILES[0]]["tensors"] != expected:
@@ -171,9 +180,20 @@ def load_checkpoint(path: Path, state: TrainingState) -> int:
             for live, saved in ((live_model, tensors[0]), (live_optimizer, tensors[1])):
                 for name, tensor in live.items():
                     tensor.copy_(saved[name])
-        return int(manifest["step"])
+        return cursor
     except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"the checkpoint {path.name} is malformed: {error!r}") from error
+
+
+def _cursor(manifest: Mapping[str, Any]) -> Cursor:
+    """Where the training stands. Checkpoints of jobs whose batch could not change say only the step."""
+    step = int(manifest["step"])
+    if "cursor" not in manifest:
+        return Cursor(step=step, num_seen=None, progress=float(step))
+    cursor = msgspec.convert(manifest["cursor"], Cursor)
+    if cursor.step != step:
+        raise CheckpointError(f"the checkpoint of step {step} has the cursor of step {cursor.step}")
+    return cursor
 
 
 def _difference(saved: Mapping[str, torch.Tensor], expected: Mapping[str, Any]) -> str:
@@ -241,17 +261,17 @@ class CheckpointWriter:
         """Whether a write is under way."""
         return self._thread is not None and self._thread.is_alive()
 
-    def write_in_background(self, state: TrainingState, step: int, epoch: int, generation: int) -> None:
+    def write_in_background(self, state: TrainingState, cursor: Cursor, epoch: int, generation: int) -> None:
         """Copy the state now and publish it soon. Only when not busy."""
         assert not self.is_busy
-        self._snapshot.take(state, step, epoch)
+        self._snapshot.take(state, cursor, epoch)
         self._thread = threading.Thread(target=self._write, args=(generation,), name="springtide-checkpoint")
         self._thread.start()
 
-    def write_now(self, state: TrainingState, step: int, epoch: int, generation: int) -> Checkpoint:
+    def write_now(self, state: TrainingState, cursor: Cursor, epoch: int, generation: int) -> Checkpoint:
         """Publish the state before returning. Raises StorageError and Fenced."""
         self.wait()
-        self._snapshot.take(state, step, epoch)
+        self._snapshot.take(state, cursor, epoch)
         checkpoint = write_checkpoint(self._work_dir, self._snapshot, generation)
         self._on_written(checkpoint)
         return checkpoint

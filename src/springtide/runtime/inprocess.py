@@ -19,7 +19,7 @@ from springtide.runtime.context import ElasticContext
 from springtide.runtime.entry import as_function
 from springtide.runtime.payload import Payload
 from springtide.runtime.reduce import Accumulator
-from springtide.runtime.shards import GlobalBatch, Schedule, seed_everything, shard_bounds
+from springtide.runtime.shards import GlobalBatch, Schedule, seed_everything
 from springtide.runtime.state import TrainingState
 from springtide.runtime.trainer import Trainer
 from springtide.storage.files import write_durable
@@ -109,7 +109,7 @@ class _OneWorker:
             self._commit(len(self._batch.ids))
 
     def _bounds(self, batch: GlobalBatch, shard: int) -> tuple[int, int]:
-        return shard_bounds(len(batch.ids), shard, self.job.num_virtual_shards, self.job.global_batch_size)
+        return batch.shard_bounds(shard, self.job.num_virtual_shards)
 
     def _skip_empty_shards(self) -> None:
         """A shard without samples still has its place in the order of the additions."""
@@ -129,7 +129,7 @@ class _OneWorker:
         payload.apply_buffers(vector)
         payload.apply_numbers(vector)
         payload.attach(vector, payload.has_gradient(vector))
-        self.state.optimizer.step()
+        self.state.update()
         payload.detach()
         self._accumulator.clear()
         self._batch = None

@@ -1,9 +1,9 @@
 """What travels in one step's reduction: gradients, the loss, what buffers changed by, and the members' control flags.
 
 The numbers in the optimizer's groups travel too, from rank 0: user code sets a learning rate in its loop, and a rank
-whose shards of a small batch are all empty does not run the loop. All of it lies in one flat vector. The first
-`num_summed` elements are added over the shards, each weighted by its part of the global batch; the rest takes the
-maximum.
+whose shards of a small batch are all empty does not run the loop. Where gradient noise is measured, so do the square
+norms of the shards' gradients. All of it lies in one flat vector. The first `num_summed` elements are added over the
+shards, each weighted by its part of the global batch; the rest takes the maximum.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ _MAX_EXACT_INTEGER = 1 << 24
 class Payload:
     """The layout of the flat vector of one model, and the ways in and out of it."""
 
-    def __init__(self, state: TrainingState, num_shards: int) -> None:
+    def __init__(self, state: TrainingState, num_shards: int, *, measures_noise: bool = False) -> None:
         self._state = state
+        self._measures_noise = measures_noise
         self._num_shards = num_shards
         self.names = [name for name, parameter in state.parameters.items() if parameter.requires_grad]
         self.parameters = [state.parameters[name] for name in self.names]
@@ -45,7 +46,9 @@ class Payload:
         self._counts_at = total + sum(buffers[name].numel() for name in self._float_buffers)
         self._loss_at = self._counts_at + len(self.parameters)
         self._numbers_at = self._loss_at + 1
-        self.num_summed = self._numbers_at + 3 * state.num_numbers
+        # The last number is none of the optimizer's: what rank 0 found the last mean gradient's square norm to be.
+        self._square_at = self._numbers_at + 3 * (state.num_numbers + measures_noise)
+        self.num_summed = self._square_at + measures_noise
         self._integers_at = self.num_summed
         self._flags_at = self._integers_at + sum(buffers[name].numel() for name in self._integer_buffers)
         self.num_elements = self._flags_at + _NUM_FLAGS
@@ -104,6 +107,9 @@ class Payload:
                 parameter.grad = None
             vector[self._counts_at : self._loss_at] = torch.tensor(has_gradient, dtype=self.dtype)
             vector[self._loss_at] = loss * weight
+            if self._measures_noise:
+                gradients = vector[: self.num_gradients]
+                vector[self._square_at] = torch.dot(gradients, gradients) / weight
             self._capture_buffers(vector, weight)
         return self._flagless(vector)
 
@@ -128,15 +134,32 @@ class Payload:
             vector[at : at + change.numel()] = change.reshape(-1).to(self.dtype)
             at += change.numel()
 
-    def set_numbers(self, vector: torch.Tensor) -> None:
-        """Write the optimizer's numbers, each split so that no bit is lost; only for rank 0's first vector."""
-        parts = [part for number in self._state.numbers() for part in _split(number)]
-        vector[self._numbers_at : self.num_summed] = torch.tensor(parts, dtype=self.dtype)
+    def set_numbers(self, vector: torch.Tensor, square: float = 0.0) -> None:
+        """Write the optimizer's numbers, each split so that no bit is lost; only for rank 0's first vector.
 
-    def apply_numbers(self, vector: torch.Tensor) -> None:
-        """Give this member's optimizer rank 0's numbers."""
-        parts = vector[self._numbers_at : self.num_summed].tolist()
-        self._state.set_numbers([sum(parts[at : at + 3]) for at in range(0, len(parts), 3)])
+        `square` is the square norm of the last step's mean gradient, where noise is measured.
+        """
+        numbers = [*self._state.numbers(), square] if self._measures_noise else self._state.numbers()
+        parts = [part for number in numbers for part in _split(number)]
+        vector[self._numbers_at : self._square_at] = torch.tensor(parts, dtype=self.dtype)
+
+    def apply_numbers(self, vector: torch.Tensor) -> float:
+        """Give this member's optimizer rank 0's numbers; returns rank 0's `square`."""
+        parts = vector[self._numbers_at : self._square_at].tolist()
+        numbers = [sum(parts[at : at + 3]) for at in range(0, len(parts), 3)]
+        square = numbers.pop() if self._measures_noise else 0.0
+        self._state.set_numbers(numbers)
+        return square
+
+    def squares(self, vector: torch.Tensor) -> tuple[float, float] | None:
+        """The shards' mean square norm, each weighted by its samples, and that of the mean gradient; None: unmeasured.
+
+        The former is the same on every member; the latter is added up here, so rank 0's is the one that counts.
+        """
+        if not self._measures_noise:
+            return None
+        gradients = vector[: self.num_gradients]
+        return float(vector[self._square_at]), float(torch.dot(gradients, gradients))
 
     def set_flags(self, vector: torch.Tensor, *, ready: int, needs_sync: bool, preempt: int) -> None:
         """Write this member's flags into one of its vectors."""

@@ -5,16 +5,26 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 from springtide.core.wire import Progress, Switched
+from springtide.runtime.course import Course
 from springtide.runtime.link import ControlLink
 from springtide.runtime.membership import Formation
+from springtide.runtime.shards import GlobalBatch
 
 _PROGRESS_INTERVAL_S = 0.25
 _WINDOW_S = 5.0
 
 Direction = Literal["start", "grow", "shrink", "recover", "resume", "replace"]
+
+
+class _Ended(NamedTuple):
+    """A committed step."""
+
+    at_s: float
+    num_samples: int
+    sync_s: float
 
 
 class Reporter:
@@ -27,7 +37,7 @@ class Reporter:
         self._pause_s: float | None = None
         self._last_end_s: float | None = None
         self._sent_at_s = 0.0
-        self._window: deque[tuple[float, int]] = deque()
+        self._window: deque[_Ended] = deque()
         self._progress: Progress | None = None
         self._step = 0
         self.metrics: dict[str, float] = {}
@@ -49,34 +59,66 @@ class Reporter:
         """How long ago this member committed a step; 0 where it has not."""
         return time.monotonic() - self._last_end_s if self._last_end_s is not None else 0.0
 
-    def step_ended(self, *, step: int, total_steps: int, epoch: int, loss: float, num_samples: int) -> None:
-        """A step is committed."""
-        now_s = time.monotonic()
-        self._last_end_s, self._step = now_s, step
-        self._link.update(step=step)
+    def step_ended(self, course: Course, batch: GlobalBatch, loss: float, *, sync_s: float) -> None:
+        """A step on `batch` is committed; from its exchange on it took `sync_s`."""
+        now_s, num_samples = time.monotonic(), len(batch.ids)
+        self._last_end_s, self._step = now_s, course.step
+        self._link.update(step=course.step)
         formation = self._formation
         assert formation is not None
         self._send_switched()
         if formation.rank != 0:
             return
-        self._window.append((now_s, num_samples))
-        while now_s - self._window[0][0] > _WINDOW_S:
+        self._window.append(_Ended(now_s, num_samples, sync_s))
+        while now_s - self._window[0].at_s > _WINDOW_S:
             self._window.popleft()
-        span_s = now_s - self._window[0][0]
-        num_in_span = sum(count for _, count in self._window) - self._window[0][1]
+        span_s = now_s - self._window[0].at_s
+        num_in_span = sum(ended.num_samples for ended in self._window) - self._window[0].num_samples
+        total_steps = course.total_steps
         self._progress = Progress(
             generation=formation.generation,
-            step=step,
+            step=course.step,
             total_steps=total_steps,
             world_size=formation.world_size,
-            epoch=epoch,
+            epoch=batch.epoch,
             loss=loss if abs(loss) < float("inf") else None,
             samples_per_s=num_in_span / span_s if span_s > 0 else None,
             metrics={name: value for name, value in self.metrics.items() if math.isfinite(value)},
+            **self._measured(course, span_s, num_in_span, formation.world_size),
         )
-        if now_s - self._sent_at_s >= _PROGRESS_INTERVAL_S or step == total_steps:
+        if now_s - self._sent_at_s >= _PROGRESS_INTERVAL_S or course.is_over:
             self._sent_at_s = now_s
             self._link.send(self._progress)
+
+    def _measured(self, course: Course, span_s: float, num_samples: int, world_size: int) -> dict[str, Any]:
+        """What a job that may change its batch says beyond steps.
+
+        A worker's share of a step counts as one pass over `local_batch_size` samples, though it goes over its virtual
+        shards one after the other: that number never changes, so time still grows in proportion to the share. A step
+        lasts from commit to commit, the user's own code included; epochs' short last batches count in proportion.
+        """
+        if not course.measures_noise:
+            return {}
+        size = course.cursor.global_batch_size
+        num_steps = num_samples / size
+        timed: dict[str, Any] = {}
+        if num_steps > 0.0:
+            sync_s = sum(ended.sync_s for ended in list(self._window)[1:]) / (len(self._window) - 1)
+            step_s = span_s / num_steps
+            timed = {
+                "local_batch_size": -(-size // world_size),
+                "step_s": step_s,
+                "sync_s": min(sync_s, step_s),
+            }
+        noise = course.noise
+        if noise is not None:
+            timed |= {"grad_sqr": noise.grad_sqr, "grad_var": noise.grad_var}
+        return {
+            "progress": course.progress,
+            "total_progress": course.total_progress,
+            "global_batch_size": size,
+            **timed,
+        }
 
     def flush(self) -> None:
         """No step follows: report a switch that has had none, and the last progress."""

@@ -140,6 +140,26 @@ class TrainingState:
             elif isinstance(value, tuple) and item is not None and _is_number(value[item]):
                 group[key] = (*value[:item], type(value[item])(number), *value[item + 1 :])
 
+    def update(self, learning_rate_factor: float = 1.0) -> None:
+        """One step of the optimizer, every learning rate times the factor for so long.
+
+        Schedulers compute from what stands in the groups, so they must never see the product.
+        """
+        if learning_rate_factor == 1.0:
+            self.optimizer.step()
+            return
+        groups = self.optimizer.param_groups
+        rates = [group.get("lr") for group in groups]
+        try:
+            for group, rate in zip(groups, rates, strict=True):
+                if rate is not None:
+                    group["lr"] = rate * learning_rate_factor
+            self.optimizer.step()
+        finally:
+            for group, rate in zip(groups, rates, strict=True):
+                if rate is not None:
+                    group["lr"] = rate
+
     def pack_groups(self) -> tuple[Packed, dict[str, torch.Tensor]]:
         """The hyperparameters of every parameter group."""
         tensors: dict[str, torch.Tensor] = {}

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import torch
 
-from springtide.core.errors import CollectiveError, Fenced, InvalidRequest, StorageError
+from springtide.core.errors import CollectiveError, Fenced, StorageError
 from springtide.core.wire import CheckpointWritten, Finished, GroupBroken, Left, Ready, WorkerSpec
 from springtide.core.workload import TrainingJob
 from springtide.runtime.catchup import CatchupReceiver, CatchupSources, Lease, supports_catchup
 from springtide.runtime.checkpoint import CheckpointWriter, load_newest
+from springtide.runtime.course import Course, Cursor
 from springtide.runtime.exits import WorkerExit
 from springtide.runtime.group import OPERATION_TIMEOUT_S, Group, is_on_one_machine
 from springtide.runtime.link import ControlLink
@@ -28,7 +29,7 @@ from springtide.runtime.payload import Payload
 from springtide.runtime.records import StepLog, StepRecord
 from springtide.runtime.reduce import Accumulator, aligned_blocks, exchange
 from springtide.runtime.reporting import Reporter
-from springtide.runtime.shards import GlobalBatch, Schedule, seed_everything, shard_bounds, shards_of_rank
+from springtide.runtime.shards import GlobalBatch, seed_everything, shards_of_rank
 from springtide.runtime.state import TrainingState
 from springtide.runtime.transfer import synchronise
 
@@ -44,7 +45,15 @@ class Trainer:
     The context calls `attach`, `start`, then `next_shard` and `contribute` in turn; the worker calls `finish`.
     """
 
-    def __init__(self, spec: WorkerSpec, link: ControlLink, device: torch.device, *, catchup: bool = True) -> None:
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        link: ControlLink,
+        device: torch.device,
+        *,
+        catchup: bool = True,
+        measures_noise: bool | None = None,
+    ) -> None:
         assert isinstance(spec.workload, TrainingJob)
         self.job = spec.workload
         assert self.job.num_virtual_shards.bit_count() == 1, "the number of virtual shards must be a power of two"
@@ -54,14 +63,13 @@ class Trainer:
         self._work_dir = Path(spec.work_dir)
         self._catchup = catchup
         self.membership = Membership(spec.replica_id, device)
-        self.step = 0
+        self.course = Course(self.job, measures_noise=measures_noise)
         self._has_state = False
         self._group: Group | None = None
         self._old_group: Group | None = None
         self._receiver: CatchupReceiver | None = None
         self._sources = CatchupSources()
         self._tried_generation = 0
-        self._schedule: Schedule | None = None
         self._batch: GlobalBatch | None = None
         self._shards: list[int] = []
         self._longest_step_s = 0.0
@@ -78,7 +86,8 @@ class Trainer:
     def attach(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Take over the model and its optimizer, report readiness and wait for the first group."""
         self.state = TrainingState(model, optimizer, self._device)
-        self.payload = Payload(self.state, self.job.num_virtual_shards)
+        measures_noise = self.course.measures_noise
+        self.payload = Payload(self.state, self.job.num_virtual_shards, measures_noise=measures_noise)
         self._accumulator = Accumulator(self.payload.pool, self.payload.num_summed)
         # Fresh pages are paid for before anyone waits for this member: here, and while a group is being formed.
         touch_gradients(self.payload.parameters)
@@ -88,23 +97,18 @@ class Trainer:
         self._enter_next()
 
     def start(self, num_samples: int) -> None:
-        """The dataset is known: the schedule of all steps follows from its length."""
-        if num_samples <= 0:
-            raise InvalidRequest("the dataset is empty; hand over at least one sample")
-        job = self.job
-        self._schedule = Schedule(
-            num_samples=num_samples,
-            global_batch_size=job.global_batch_size,
-            num_epochs=job.num_epochs,
-            seed=job.seed,
-        )
+        """The dataset is known: all that is to be trained follows from its length. Raises InvalidRequest."""
+        self.course.start(num_samples)
+
+    @property
+    def step(self) -> int:
+        """How many optimizer steps are committed."""
+        return self.course.step
 
     @property
     def epoch(self) -> int:
         """The epoch of the next step (of the last one, at the end)."""
-        if self._schedule is None:
-            return 0
-        return min(self.step // self._schedule.steps_per_epoch, self.job.num_epochs - 1)
+        return self.course.epoch
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -118,8 +122,7 @@ class Trainer:
 
     def next_shard(self) -> tuple[GlobalBatch, int, tuple[int, int]] | None:
         """The next shard to work on with the bounds of its samples, seeded; None when all steps are committed."""
-        assert self._schedule is not None
-        while self.step < self._schedule.total_steps:
+        while not self.course.is_over:
             if self.membership.must_leave_step:
                 self._recover("")
             elif self._batch is None:
@@ -178,9 +181,8 @@ class Trainer:
     # --- a step -----------------------------------------------------------------------------------------------
 
     def _begin_step(self) -> None:
-        assert self._schedule is not None
         assert self._group is not None
-        self._batch = self._schedule.batch(self.step)
+        self._batch = self.course.next_batch()
         self._shards = list(shards_of_rank(self.job.num_virtual_shards, self._group.rank, self._group.world_size))
         self._accumulator.clear()
         self.payload.begin_step()
@@ -189,7 +191,7 @@ class Trainer:
 
     def _bounds(self, shard: int) -> tuple[int, int]:
         assert self._batch is not None
-        return shard_bounds(len(self._batch.ids), shard, self.job.num_virtual_shards, self.job.global_batch_size)
+        return self._batch.shard_bounds(shard, self.job.num_virtual_shards)
 
     def _drain_empty_shards(self) -> bool:
         """Contribute zeros for shards without samples; whether a shard with samples is left."""
@@ -212,8 +214,9 @@ class Trainer:
         preempt = membership.preempt_generation or 0
         first = self._accumulator.blocks[0][1]
         if self.rank == 0:
-            self.payload.set_numbers(first)
+            self.payload.set_numbers(first, self.course.last_square)
         self.payload.set_flags(first, ready=ready, needs_sync=needs_sync, preempt=preempt)
+        self._exchange_began_at_s = time.monotonic()
         try:
             vector = self._reduce()
         except CollectiveError as error:
@@ -255,14 +258,15 @@ class Trainer:
         has_gradient = self.payload.has_gradient(vector)
         loss = self.payload.loss(vector)
         self.payload.apply_buffers(vector)
-        self.payload.apply_numbers(vector)
+        told_square = self.payload.apply_numbers(vector)
         batch, self._batch = self._batch, None
-        self.step += 1
+        self.course.commit(batch, self.payload.squares(vector), told_square)
+        factor = self.course.learning_rate_factor
         lease = Lease(vector, self.payload.pool)
         # Joiners take the same step at the same time as this member, not after it.
-        self._sources.before_update(self.step, lease, has_gradient)
+        self._sources.before_update(self.step, lease, has_gradient, factor)
         self.payload.attach(vector, has_gradient)
-        self.state.optimizer.step()
+        self.state.update(factor)
         self.payload.detach()
         self._sources.after_update(self.step)
         lease.release()
@@ -275,9 +279,8 @@ class Trainer:
         self._after_commit(batch, loss)
 
     def _after_commit(self, batch: GlobalBatch, loss: float) -> None:
-        generation, group, schedule = self.membership.generation, self._group, self._schedule
+        generation, group, course = self.membership.generation, self._group, self.course
         assert group is not None
-        assert schedule is not None
         self._step_log.remember(
             StepRecord(
                 generation=generation,
@@ -292,16 +295,10 @@ class Trainer:
         self._write_step_log()
         if group.rank == 0:
             due_s = self._checkpointed_at_s + self.job.checkpoint_interval_s
-            if time.monotonic() >= due_s and not self._writer.is_busy and self.step < schedule.total_steps:
+            if time.monotonic() >= due_s and not self._writer.is_busy and not course.is_over:
                 self._checkpointed_at_s = time.monotonic()
-                self._writer.write_in_background(self.state, self.step, self.epoch, generation)
-        self._reporter.step_ended(
-            step=self.step,
-            total_steps=schedule.total_steps,
-            epoch=batch.epoch,
-            loss=loss,
-            num_samples=len(batch.ids),
-        )
+                self._writer.write_in_background(self.state, course.cursor, self.epoch, generation)
+        self._reporter.step_ended(course, batch, loss, sync_s=time.monotonic() - self._exchange_began_at_s)
 
     def _write_step_log(self) -> None:
         """Where this member leads, write what the log lacks: its own steps, and what a leader before it left out."""
@@ -347,7 +344,7 @@ class Trainer:
         if not formation.is_member:
             self._leave(formation.generation)
         if not needs_sync:
-            self._sources.switch(self.step, self._step_log.newest())
+            self._sources.switch(self.course.cursor, self._step_log.newest())
         self._sources.close()
         previous = self.membership.current
         self._old_group, self._group = self._group, formation.group
@@ -411,13 +408,13 @@ class Trainer:
         if not formation.is_member:
             self._leave(formation.generation)
         previous = membership.current
-        step: int | None = None
+        cursor: Cursor | None = None
         order = formation.order
         if not self._has_state and order.previous and not order.forced and self._can_catch_up(formation):
             formation.wait_prepared()
             receiver = CatchupReceiver(self.state, self.payload, self._step_log, formation.store(), formation.rank)
             self._receiver = receiver
-            step = receiver.receive(lambda: membership.pending is formation and membership.preempt_generation is None)
+            cursor = receiver.receive(lambda: membership.pending is formation and membership.preempt_generation is None)
             self._receiver = None
         while not formation.wait_done(_FORM_POLL_S):
             if not formation.is_wanted():
@@ -428,10 +425,10 @@ class Trainer:
             raise CollectiveError(formation.error or "the group was given up")
         self._group = formation.group
         membership.adopt(formation)
-        if step is None:
+        if cursor is None:
             self._sync(formation)
         else:
-            self.step, self._has_state = step, True
+            self.course.cursor, self._has_state = cursor, True
         self._begin_generation(formation, previous)
 
     def _sync(self, formation: Formation) -> None:
@@ -439,15 +436,15 @@ class Trainer:
         group = formation.group
         assert group is not None
         group.timeout_s = _FIRST_STEP_TIMEOUT_S
-        known_step = self.step if self._has_state else None
+        known = self.course.cursor if self._has_state else None
 
         def is_wanted() -> bool:
             # Whoever missed the switch that others made cannot sync with them: the group has to form anew.
             missed = group.world_size > 1 and group.store.check(["switched"])
             return formation.is_wanted() and not missed and self.membership.preempt_generation is None
 
-        self.step, is_fresh = synchronise(
-            group, self.state, self._step_log, known_step, is_wanted, lambda: load_newest(self._work_dir, self.state)
+        self.course.cursor, is_fresh = synchronise(
+            group, self.state, self._step_log, known, is_wanted, lambda: load_newest(self._work_dir, self.state)
         )
         if is_fresh:
             self._step_log.restart_at(self.step)
@@ -455,6 +452,7 @@ class Trainer:
 
     def _begin_generation(self, formation: Formation, previous: Formation | None) -> None:
         self._num_steps_in_generation = 0
+        self.course.take_batch_size(formation.order.global_batch_size)
         if self.rank != 0:
             self._step_log.forget_written()
         self._link.update(generation=formation.generation, step=self.step)
@@ -476,7 +474,7 @@ class Trainer:
             try:
                 # A checkpoint of a step says that the log holds it: a leader may have died before it wrote the line.
                 self._step_log.write(generation, is_leader=False)
-                self._writer.write_now(self.state, self.step, self.epoch, generation)
+                self._writer.write_now(self.state, self.course.cursor, self.epoch, generation)
             except (OSError, Fenced, StorageError) as error:
                 _log(f"{error}; the older checkpoint stands")
         self._leave(generation)

@@ -8,9 +8,11 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
 import torch
 
 from springtide.core.errors import PeerLost
+from springtide.runtime.course import Cursor
 from springtide.runtime.group import Group, wait_for_keys
 from springtide.runtime.records import StepLog
 from springtide.runtime.state import TrainingState, as_bytes
@@ -24,18 +26,18 @@ def synchronise(
     group: Group,
     state: TrainingState,
     step_log: StepLog,
-    step: int | None,
+    cursor: Cursor | None,
     is_wanted: Callable[[], bool],
-    restore: Callable[[], int | None],
-) -> tuple[int, bool]:
-    """Give the state of those with the highest committed step to all behind, with the log's last lines; return it.
+    restore: Callable[[], Cursor | None],
+) -> tuple[Cursor, bool]:
+    """Give the state of those with the highest committed step to all behind, with the log's last lines.
 
-    `step` None says that this member has no state. Where nobody has any, rank 0 gets it from `restore`, and the
-    second value returned is true. Raises CollectiveError.
+    Returns where the training stands then. `cursor` None says that this member has no state. Where nobody has any,
+    rank 0 gets it from `restore`, and the second value returned is true. Raises CollectiveError.
     """
-    claims = [0 if step is None else step + 1]
+    claims = [0 if cursor is None else cursor.step + 1]
     if group.world_size > 1:
-        if step is not None:
+        if cursor is not None:
             # A joiner that waits for a catch-up stream learns that there will be none.
             group.store.set("sync", "1")
         group.store.set(f"claim/{group.rank}", str(claims[0]))
@@ -44,10 +46,10 @@ def synchronise(
         claims = [int(group.store.get(key)) for key in keys]
     highest = max(claims)
     sources = [rank for rank, claim in enumerate(claims) if claim == highest] if highest else [0]
-    now = step or 0
+    now = cursor or Cursor()
     if not highest:
         if group.rank == 0:
-            now = restore() or 0
+            now = restore() or Cursor()
         if group.world_size > 1:
             if group.rank == 0:
                 group.store.set("restored", "1")
@@ -62,10 +64,11 @@ def synchronise(
     return now, not highest
 
 
-def send_state(group: Group, state: TrainingState, step: int, rank: int, step_log: StepLog) -> None:
-    """Send the model, the optimizer, the step number and the log's last lines to `rank`, which runs `receive_state`."""
+def send_state(group: Group, state: TrainingState, cursor: Cursor, rank: int, step_log: StepLog) -> None:
+    """Send the model, the optimizer, the cursor and the log's last lines to `rank`, which runs `receive_state`."""
     packed, model_tensors, optimizer_tensors = state.pack_all()
-    header = json.dumps({"step": step, "packed": packed, "steps": step_log.newest()}).encode()
+    told = {"cursor": msgspec.to_builtins(cursor), "packed": packed, "steps": step_log.newest()}
+    header = json.dumps(told).encode()
     group.send(torch.tensor([len(header)], dtype=torch.int64, device=state.device), rank)
     group.send(torch.frombuffer(bytearray(header), dtype=torch.uint8).to(state.device), rank)
     small, large = _split(model_tensors, optimizer_tensors)
@@ -75,8 +78,8 @@ def send_state(group: Group, state: TrainingState, step: int, rank: int, step_lo
         group.send(as_bytes(tensor), rank)
 
 
-def receive_state(group: Group, state: TrainingState, rank: int, step_log: StepLog) -> int:
-    """Take over what `rank` sends; returns its step number."""
+def receive_state(group: Group, state: TrainingState, rank: int, step_log: StepLog) -> Cursor:
+    """Take over what `rank` sends; returns its cursor."""
     length = torch.zeros(1, dtype=torch.int64, device=state.device)
     group.receive(length, rank)
     raw = torch.zeros(int(length), dtype=torch.uint8, device=state.device)
@@ -100,7 +103,7 @@ def receive_state(group: Group, state: TrainingState, rank: int, step_log: StepL
                 group.receive(as_bytes(landing), rank)
                 tensor.copy_(landing)
     step_log.take_over(header["steps"])
-    return int(header["step"])
+    return msgspec.convert(header["cursor"], Cursor)
 
 
 def _num_bytes(tensor: torch.Tensor) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from springtide.core.actions import Action, AdmitJob, EndJob, PreemptJob, ResizeJob, StartReplica, StopReplica
 from springtide.core.events import (
@@ -15,7 +16,6 @@ from springtide.core.events import (
     JobSubmitted,
     NodeJoined,
     NodeLost,
-    ProgressReported,
     ReplicaLost,
     ReplicaReady,
     ReplicaStopped,
@@ -25,18 +25,13 @@ from springtide.core.resources import DeviceId, Node, NodeId
 from springtide.core.workload import ReplicaId, TrainingJob, WorkloadId
 from springtide.sim.clock import VirtualClock
 from springtide.sim.fluid_faults import NodeFaults
-from springtide.sim.fluid_rules import OverheadRule, Speeds, single_speed
-from springtide.sim.fluid_runs import STEP_TOLERANCE, FluidReplica, FluidRun, Timeline
+from springtide.sim.fluid_rules import OverheadRule, Speeds
+from springtide.sim.fluid_runs import STEP_TOLERANCE, FluidReplica, FluidRun, Timeline, direction_of
 
 # A turn of the loop in which nothing happens takes this long: no real clock stands still between two turns.
 TURN_S = 0.001
-# Where speeds are not what the profiles say, running jobs report this often, and once soon after each change.
-PROGRESS_S = 300.0
-FIRST_PROGRESS_S = 30.0
 # So many turns in a row in which nothing trains, nothing happens and nobody is still to arrive: the run is stuck.
 MAX_IDLE_TURNS = 10_000
-
-Direction = Literal["start", "grow", "shrink", "recover", "resume", "replace"]
 
 
 class FluidExecutor:
@@ -73,6 +68,7 @@ class FluidExecutor:
         self._faults = faults
         self._nodes = {node.node_id: node for node in nodes}
         self._node_of: dict[DeviceId, NodeId] = {d.device_id: d.node_id for node in nodes for d in node.devices}
+        self._rank_of = {node.node_id: rank for rank, node in enumerate(nodes)}
         self._bit_of = {device_id: 1 << index for index, device_id in enumerate(self._node_of)}
         self._used_sets: set[int] = set()
         self._down: set[NodeId] = set()
@@ -91,7 +87,7 @@ class FluidExecutor:
         for node_id, at_s in faults.first_failures_s(self._nodes) if faults is not None else ():
             self._at(at_s, self._fail_node, node_id)
         if reports_progress:
-            self._at(clock.now_s() + PROGRESS_S, self._report_all, None)
+            self._at(clock.now_s() + self.speeds.report_every_s, self._report_all, None)
 
     @property
     def is_empty(self) -> bool:
@@ -211,13 +207,16 @@ class FluidExecutor:
 
     def add_job(self, job: TrainingJob, *, done_steps: float = 0.0) -> FluidRun:
         """Open the books of a job, `done_steps` of which are done. Its true speed is drawn here."""
-        curve = self.speeds.curve(job)
+        curve, single_steps_per_s, length = self.speeds.open(job)
         run = FluidRun(
             job=job,
             submitted_s=self.clock.now_s(),
             curve=curve,
-            single_steps_per_s=single_speed(curve),
-            total_steps=job.total_steps or 0,
+            single_steps_per_s=single_steps_per_s,
+            total_steps=math.ceil(length),
+            length=length,
+            boundary=length,
+            batch_size=job.global_batch_size,
             error=self.speeds.draw_error(),
             done_steps=done_steps,
             saved_steps=done_steps,
@@ -239,13 +238,17 @@ class FluidExecutor:
             if replica_id not in named:
                 self._release(run, replica_id)
                 self._inbox.append(ReplicaStopped(workload_id=action.job_id, replica_id=replica_id))
-        direction = _direction(run, before, action)
+        direction = direction_of(run, before, action)
+        # The same workers on another batch go on at once, or when the change that they stand still for is over.
+        left_s = max(0.0, run.resumed_s - now_s) if named == before and not action.forced else None
         # Of several changes in one instant, which devices that come free one after another may take, one counts.
-        if direction in ("grow", "shrink", "replace") and now_s > run.formed_s:
-            run.num_resizes += 1
+        if direction != "start" and left_s is None and now_s > run.formed_s:
+            run.num_resizes += direction in ("grow", "shrink", "replace")
+            run.num_restarts += 1
         if run.started_s is None:
             run.started_s = now_s
-        pause_s = self._form(run, named, action.generation, now_s)
+        run.batch_size = action.global_batch_size
+        pause_s = self._form(run, named, action.generation, now_s, left_s)
         self._inbox.append(
             JobResized(
                 job_id=action.job_id,
@@ -257,34 +260,43 @@ class FluidExecutor:
             )
         )
 
-    def _form(self, run: FluidRun, members: tuple[ReplicaId, ...], generation: int, now_s: float) -> float:
-        """Let these workers train after their overhead, which is returned."""
-        bits, nodes = 0, set()
+    def _form(
+        self, run: FluidRun, members: tuple[ReplicaId, ...], generation: int, now_s: float, left_s: float | None
+    ) -> float:
+        """Let these workers train after their overhead (or after `left_s` of it), which is returned."""
+        bits, counts = 0, dict[NodeId, int]()
         for replica_id in members:
             device_id = run.replicas[replica_id].device_id
             bits |= self._bit_of[device_id]
-            nodes.add(self._node_of[device_id])
-        size = len(members)
-        pause_s = self.rule.pause.cost_s(size, is_fresh=bits not in self._used_sets)
-        fraction = self.speeds.placed_fraction(size, len(nodes))
-        steps_per_s = run.curve[min(size, len(run.curve) - 1)] * fraction
+            node_id = self._node_of[device_id]
+            counts[node_id] = counts.get(node_id, 0) + 1
+        pause_s = left_s
+        if pause_s is None:
+            pause_s = self.rule.pause.cost_s(len(members), is_fresh=bits not in self._used_sets)
+        run.placement = tuple(counts[node_id] for node_id in sorted(counts, key=self._rank_of.__getitem__))
         run.members, run.generation, run.device_bits = members, generation, bits
         run.formed_s = now_s
-        run.resumed_s = run.since_s = now_s + pause_s
-        run.is_scattered = fraction < 1.0
-        run.rate = steps_per_s * run.error
-        run.efficiency = steps_per_s / run.single_steps_per_s if run.single_steps_per_s else 0.0
+        run.resumed_s = now_s + pause_s
         run.token += 1
         self._training[run.job.job_id] = run
-        self._efficiency += run.efficiency
-        self._note_timeline()
+        self._pace(run, run.resumed_s)
         if run.rate > 0.0:
             self._num_progressing += 1
-            finish_s = run.since_s + (run.total_steps - run.done_steps) / run.rate
-            self._at(finish_s, self._finish, (run, run.token))
-            if self._reports_progress:
-                self._at(run.since_s + FIRST_PROGRESS_S, self._report_first, (run, run.token))
+            if self._reports_progress and left_s is None:
+                self._at(run.since_s + self.speeds.first_report_s(run), self._report_first, (run, run.token))
         return pause_s
+
+    def _pace(self, run: FluidRun, since_s: float) -> None:
+        """From `since_s` on the group trains as fast as it truly does now, up to where that changes or it is done."""
+        pace = self.speeds.pace(run)
+        self._efficiency += pace.efficiency
+        run.since_s = since_s
+        run.rate, run.efficiency, run.boundary = pace.rate, pace.efficiency, pace.until
+        run.is_scattered = pace.is_scattered
+        self._note_timeline()
+        if run.rate > 0.0:
+            run.boundary_s = self.speeds.boundary_s(run)
+            self._at(self.speeds.seen_s(run), self._reach, (run, run.token))
 
     def _halt(self, run: FluidRun, now_s: float) -> None:
         """The group stands still from now on: its progress is settled, its agenda entries no longer count."""
@@ -305,9 +317,16 @@ class FluidExecutor:
         self._efficiency = self._efficiency - run.efficiency if self._training else 0.0
         self._note_timeline()
 
-    def _finish(self, what: tuple[FluidRun, int]) -> None:
+    def _reach(self, what: tuple[FluidRun, int]) -> None:
+        """It has come to where its pace changes, or to its end."""
         run, token = what
         if token != run.token:
+            return
+        if run.boundary < run.length:
+            run.settle(self.clock.now_s())
+            run.done_steps = run.boundary
+            self._efficiency -= run.efficiency
+            self._pace(run, run.boundary_s)
             return
         self._halt(run, self.clock.now_s())
         run.done_steps = float(run.total_steps)
@@ -466,7 +485,7 @@ class FluidExecutor:
         for run in self._training.values():
             if run.rate and now_s > run.since_s:
                 self._report(run, now_s)
-        self._at(now_s + PROGRESS_S, self._report_all, None)
+        self._at(now_s + self.speeds.report_every_s, self._report_all, None)
 
     def _report_first(self, what: tuple[FluidRun, int]) -> None:
         run, token = what
@@ -475,23 +494,4 @@ class FluidExecutor:
 
     def _report(self, run: FluidRun, now_s: float) -> None:
         run.settle(now_s)
-        self._inbox.append(
-            ProgressReported(
-                job_id=run.job.job_id,
-                generation=run.generation,
-                step=run.step,
-                total_steps=run.total_steps,
-                world_size=len(run.members),
-                samples_per_s=run.rate * run.job.global_batch_size,
-            )
-        )
-
-
-def _direction(run: FluidRun, before: Sequence[ReplicaId], action: ResizeJob) -> Direction:
-    if action.forced:
-        return "recover"
-    if not before:
-        return "start" if run.started_s is None else "resume"
-    if len(action.replica_ids) == len(before):
-        return "replace"
-    return "grow" if len(action.replica_ids) > len(before) else "shrink"
+        self._inbox.append(self.speeds.report(run))

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from springtide.core.decision import Overheads
 from springtide.core.errors import InvalidRequest
+from springtide.core.events import ProgressReported
 from springtide.core.workload import TrainingJob
 from springtide.perf.curve import interpolate
+from springtide.sim.fluid_runs import FluidRun
 
 # From this many devices on the published simulator charges more for every change (ElasticFlow artifact).
 _LARGE_CLUSTER = 256
@@ -24,6 +27,11 @@ _MEASURED_START_S = 5.6
 _SCATTERED_SLOWDOWN = 2.17
 _SCATTERED_DOUBLINGS = 3
 
+# Pollux's artifact: every change of the devices of a job, and every start, costs half a minute (OSDI'21, simulator).
+_POLLUX_CHANGE_S = 30.0
+# Where speeds are not what the profiles say, running jobs report this often, and once soon after each change.
+_REPORT_EVERY_S = 300.0
+_FIRST_REPORT_S = 30.0
 
 # A deadline counts as met within this: sums of floats in another order than a policy's differ by less.
 DEADLINE_TOLERANCE_S = 1e-6
@@ -46,19 +54,22 @@ class OverheadRule(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self.pause, change_s=self.pause.change_s + self.cold_start_s)
 
 
-OVERHEAD_NAMES: tuple[str, ...] = ("elasticflow", "measured", "none")
+OVERHEAD_NAMES: tuple[str, ...] = ("elasticflow", "measured", "pollux", "none")
 
 
 def overhead_rule(name: str, num_devices: int) -> OverheadRule:
     """The rule of that name on a cluster of `num_devices`. Raises InvalidRequest naming the known ones.
 
     `elasticflow`: 2 s (7 s from 256 devices up), and on a set of devices that no job has used before another
-    2 (log2 n + 1) s (the published simulator's formula). `measured`: what our own platform takes. `none`: nothing.
+    2 (log2 n + 1) s (the published simulator's formula). `measured`: what our own platform takes. `pollux`: 30 s at
+    every start and change of devices, as in the published runs of Pollux. `none`: nothing.
     """
     if name == "none":
         return OverheadRule(name=name)
     if name == "measured":
         return OverheadRule(name=name, pause=Overheads(change_s=_MEASURED_SWITCH_S), cold_start_s=_MEASURED_START_S)
+    if name == "pollux":
+        return OverheadRule(name=name, pause=Overheads(change_s=_POLLUX_CHANGE_S))
     if name == "elasticflow":
         change_s = 7.0 if num_devices >= _LARGE_CLUSTER else 2.0
         return OverheadRule(name=name, pause=Overheads(change_s=change_s, fresh_s=2.0, fresh_per_doubling_s=2.0))
@@ -75,12 +86,25 @@ def scattered_fraction(num_nodes: int, fewest_nodes: int) -> float:
     return float(_SCATTERED_SLOWDOWN ** (-math.log2(num_nodes / fewest_nodes) / _SCATTERED_DOUBLINGS))
 
 
+class Pace(NamedTuple):
+    """How fast a group trains until `until` of its job's length is done; `efficiency` is relative to one device."""
+
+    rate: float
+    efficiency: float
+    until: float
+    is_scattered: bool = False
+
+
 class Speeds:
     """The truth about how fast jobs are: their profiles, how scattered a group is, and an error nobody knows of.
+
+    `report_every_s` is how often running jobs say how far they are, where they say it at all.
 
     `error_fraction` is the standard deviation of a log-normal factor of mean 1 that is drawn for each job from `seed`
     in order of arrival, so that every policy meets the same truth.
     """
+
+    report_every_s = _REPORT_EVERY_S
 
     def __init__(
         self, *, devices_per_node: int, error_fraction: float = 0.0, seed: int = 0, feels_placement: bool = True
@@ -94,6 +118,42 @@ class Speeds:
         self._sigma = math.sqrt(math.log1p(error_fraction**2))
         self._rng = np.random.default_rng(np.random.SeedSequence([seed, 1]))
         self._curves: dict[tuple[tuple[int, float], ...], tuple[float, ...]] = {}
+
+    def open(self, job: TrainingJob) -> tuple[tuple[float, ...], float, float]:
+        """Its curve (see `curve`), its speed on one device, and how long it truly is."""
+        curve = self.curve(job)
+        return curve, single_speed(curve), float(job.total_steps or 0)
+
+    def pace(self, run: FluidRun) -> Pace:
+        """How fast the group that has just been formed trains, or one that has come to the boundary of its pace."""
+        size = sum(run.placement)
+        fraction = self.placed_fraction(size, len(run.placement))
+        steps_per_s = run.curve[min(size, len(run.curve) - 1)] * fraction
+        efficiency = steps_per_s / run.single_steps_per_s if run.single_steps_per_s else 0.0
+        return Pace(steps_per_s * run.error, efficiency, run.length, fraction < 1.0)
+
+    def boundary_s(self, run: FluidRun) -> float:
+        """When a run that keeps its pace comes to its boundary."""
+        return run.since_s + (run.boundary - run.done_steps) / run.rate
+
+    def seen_s(self, run: FluidRun) -> float:
+        """When the platform hears of that."""
+        return run.boundary_s
+
+    def first_report_s(self, run: FluidRun) -> float:
+        """How long after a change a group first says how far it is."""
+        return _FIRST_REPORT_S
+
+    def report(self, run: FluidRun) -> ProgressReported:
+        """What a running job says of itself (after `settle`)."""
+        return ProgressReported(
+            job_id=run.job.job_id,
+            generation=run.generation,
+            step=run.step,
+            total_steps=run.total_steps,
+            world_size=len(run.members),
+            samples_per_s=run.rate * run.job.global_batch_size,
+        )
 
     def draw_error(self) -> float:
         """The factor between the true and the profiled speed of the next job."""

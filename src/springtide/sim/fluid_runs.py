@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
+from springtide.core.actions import ResizeJob
 from springtide.core.resources import DeviceId
 from springtide.core.workload import JobState, ReplicaId, TrainingJob
 
 STEP_TOLERANCE = 1e-6
+
+Direction = Literal["start", "grow", "shrink", "recover", "resume", "replace"]
 
 
 @dataclass(slots=True)
@@ -24,7 +29,9 @@ class FluidReplica:
 class FluidRun:
     """One job. `done_steps` was true at `since_s` and grows by `rate` from then on; `since_s` may lie ahead of now.
 
-    The group was formed at `formed_s` and stood still until `resumed_s`.
+    The group was formed at `formed_s` and stood still until `resumed_s`. Its rate holds until `boundary` is done (at
+    `boundary_s`): its whole `length`, unless its pace changes on the way. `placement` counts its workers on each node,
+    in the order of the cluster; a step of it is made of `batch_size` samples.
 
     `generation` is that of the last group formed; `token` tells an agenda entry about this group from older ones.
     `saved_steps` is what a fresh start at that very step goes on from, the fraction included.
@@ -35,6 +42,11 @@ class FluidRun:
     curve: tuple[float, ...]
     single_steps_per_s: float
     total_steps: int
+    length: float = 0.0
+    boundary: float = 0.0
+    boundary_s: float = 0.0
+    batch_size: int = 0
+    placement: tuple[int, ...] = ()
     error: float = 1.0
     done_steps: float = 0.0
     saved_steps: float = 0.0
@@ -60,6 +72,7 @@ class FluidRun:
     scattered_device_s: float = 0.0
     is_scattered: bool = False
     num_resizes: int = 0
+    num_restarts: int = 0
     num_preemptions: int = 0
     paused_device_s: float = 0.0
     efficiency: float = 0.0
@@ -80,7 +93,7 @@ class FluidRun:
         if self.rate and now_s > self.since_s:
             if self.is_scattered:
                 self.scattered_device_s += (now_s - self.since_s) * len(self.members)
-            self.done_steps = min(self.done_steps + self.rate * (now_s - self.since_s), float(self.total_steps))
+            self.done_steps = min(self.done_steps + self.rate * (now_s - self.since_s), self.boundary)
             self.since_s = now_s
 
     def commit_checkpoints(self, now_s: float) -> None:
@@ -127,3 +140,14 @@ class Timeline:
         self.devices.append(num_devices)
         self.running.append(num_running)
         self.efficiency.append(efficiency)
+
+
+def direction_of(run: FluidRun, before: Sequence[ReplicaId], action: ResizeJob) -> Direction:
+    """What a change of the group `before` is called."""
+    if action.forced:
+        return "recover"
+    if not before:
+        return "start" if run.started_s is None else "resume"
+    if len(action.replica_ids) == len(before):
+        return "replace"
+    return "grow" if len(action.replica_ids) > len(before) else "shrink"
