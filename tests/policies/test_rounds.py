@@ -170,7 +170,7 @@ def test_a_policy_may_decide_between_boundaries_too():
     policy = Halving()
 
     def is_due(snap, state):
-        return state is None or state["number"] < 0 or len(snap.jobs) > 1 and len(policy.asked) < 2
+        return state is None or state["number"] < 0 or (len(snap.jobs) > 1 and len(policy.asked) < 2)
 
     first = decide(snapshot(A, now_s=7.0), policy, is_due=is_due)
     assert counts(first) == {"a": 4}
