@@ -76,6 +76,8 @@ class Plane:
         self.pids: dict[str, int] = {}
         self.generation = 0
         self.members: tuple[str, ...] = ()
+        # What the batch was in each generation, for whoever does the same steps again.
+        self.batch_sizes: dict[int, int] = {}
         self.acknowledges = True
         self.on_report = lambda name, report: None
         (work_dir / "rendezvous").mkdir(parents=True, exist_ok=True)
@@ -184,7 +186,7 @@ class Plane:
             with contextlib.suppress(OSError, KeyError):
                 self.connections[name].sendall(encode_frame(order))
 
-    def form(self, *members, forced=False, wait=True):
+    def form(self, *members, forced=False, wait=True, batch=0):
         previous, self.generation = self.generation if self.members else 0, self.generation + 1
         if forced:
             Fence(self.work_dir).raise_to(self.generation)
@@ -194,7 +196,9 @@ class Plane:
             rendezvous=f"file://{self.work_dir}/rendezvous",
             previous=previous,
             forced=forced,
+            global_batch_size=batch,
         )
+        self.batch_sizes[self.generation] = batch or self.batch_sizes.get(previous, self.job.global_batch_size)
         recipients = dict.fromkeys((*members, *(name for name in self.members if name not in self.exits)))
         self.members = members
         self.order(order, *recipients)
@@ -208,15 +212,15 @@ class Plane:
             f"Switched of {members} to {generation}",
         )
 
-    def start_group(self, *names):
+    def start_group(self, *names, batch=0):
         self.start(*names)
         self.wait_ready(*names)
-        self.form(*names)
+        self.form(*names, batch=batch)
 
-    def grow(self, *joiners):
+    def grow(self, *joiners, batch=0):
         self.start(*joiners)
         self.wait_ready(*joiners)
-        self.form(*self.members, *joiners)
+        self.form(*self.members, *joiners, batch=batch)
 
     def signal(self, name, number=signal.SIGKILL):
         os.kill(self.pids[name], number)

@@ -16,10 +16,11 @@ from springtide.core.errors import InvalidRequest
 from springtide.core.quantities import format_duration, validate_name
 from springtide.core.workload import TrainingJob
 from springtide.runtime.context import ElasticContext
+from springtide.runtime.course import Course
 from springtide.runtime.entry import as_function
 from springtide.runtime.payload import Payload
 from springtide.runtime.reduce import Accumulator
-from springtide.runtime.shards import GlobalBatch, Schedule, seed_everything
+from springtide.runtime.shards import GlobalBatch, seed_everything
 from springtide.runtime.state import TrainingState
 from springtide.runtime.trainer import Trainer
 from springtide.storage.files import write_durable
@@ -44,50 +45,41 @@ class _OneWorker:
 
     def __init__(self, job: TrainingJob, device: torch.device, report: Callable[[_OneWorker, int], None]) -> None:
         self.job = job
-        self.step = 0
+        self.course = Course(job)
         self.rank = 0
         self.loss: float | None = None
         self.metrics: dict[str, float] = {}
-        self.total_steps = 0
         self._device = device
         self._report = report
-        self._schedule: Schedule | None = None
         self._batch: GlobalBatch | None = None
         self._shards: list[int] = []
 
     def attach(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Take over the model and its optimizer."""
         self.state = TrainingState(model, optimizer, self._device)
-        self.payload = Payload(self.state, 1)
+        self.payload = Payload(self.state, 1, measures_noise=self.course.measures_noise)
         self._accumulator = Accumulator(self.payload.pool, self.payload.num_summed)
 
     def start(self, num_samples: int) -> None:
-        """The dataset is known: the schedule of all steps follows from its length."""
-        if num_samples <= 0:
-            raise InvalidRequest("the dataset is empty; hand over at least one sample")
-        job = self.job
-        self._schedule = Schedule(
-            num_samples=num_samples,
-            global_batch_size=job.global_batch_size,
-            num_epochs=job.num_epochs,
-            seed=job.seed,
-        )
-        self.total_steps = self._schedule.total_steps
+        """The dataset is known: all that is to be trained follows from its length. Raises InvalidRequest."""
+        self.course.start(num_samples)
+
+    @property
+    def step(self) -> int:
+        """How many optimizer steps are done."""
+        return self.course.step
 
     @property
     def epoch(self) -> int:
         """The epoch of the next step (of the last one, at the end)."""
-        if self._schedule is None:
-            return 0
-        return min(self.step // self._schedule.steps_per_epoch, self.job.num_epochs - 1)
+        return self.course.epoch
 
     def next_shard(self) -> tuple[GlobalBatch, int, tuple[int, int]] | None:
         """The next shard to work on with the bounds of its samples, seeded; None when all steps are done."""
-        assert self._schedule is not None
         if self._batch is None:
-            if self.step >= self._schedule.total_steps:
+            if self.course.is_over:
                 return None
-            self._batch = self._schedule.batch(self.step)
+            self._batch = self.course.next_batch()
             self._shards = list(range(self.job.num_virtual_shards))
             self.payload.begin_step()
             self._skip_empty_shards()
@@ -106,7 +98,7 @@ class _OneWorker:
         self._accumulator.add(shard, self.payload.capture(float(loss.detach()), weight))
         self._skip_empty_shards()
         if not self._shards:
-            self._commit(len(self._batch.ids))
+            self._commit(self._batch)
 
     def _bounds(self, batch: GlobalBatch, shard: int) -> tuple[int, int]:
         return batch.shard_bounds(shard, self.job.num_virtual_shards)
@@ -120,21 +112,21 @@ class _OneWorker:
                 return
             self._accumulator.add(self._shards.pop(0), self.payload.zeros())
 
-    def _commit(self, num_samples: int) -> None:
-        payload = self.payload
+    def _commit(self, batch: GlobalBatch) -> None:
+        payload, course = self.payload, self.course
         ((_, vector),) = self._accumulator.blocks
         # The optimizer's numbers take the way that they take between workers, because it rounds the smallest of them.
-        payload.set_numbers(vector)
+        payload.set_numbers(vector, course.last_square)
         self.loss = payload.loss(vector)
         payload.apply_buffers(vector)
-        payload.apply_numbers(vector)
+        told_square = payload.apply_numbers(vector)
+        course.commit(batch, payload.squares(vector), told_square)
         payload.attach(vector, payload.has_gradient(vector))
-        self.state.update()
+        self.state.update(course.learning_rate_factor)
         payload.detach()
         self._accumulator.clear()
         self._batch = None
-        self.step += 1
-        self._report(self, num_samples)
+        self._report(self, len(batch.ids))
 
 
 class _LocalContext(ElasticContext):
@@ -171,17 +163,18 @@ class _Lines:
         """A step is done."""
         now_s = time.monotonic()
         self._num_samples += num_samples
-        is_edge = worker.step in (1, worker.total_steps)
+        total_steps = worker.course.total_steps
+        is_edge = worker.step in (1, total_steps)
         if not is_edge and now_s - self._wrote_s < _LINE_INTERVAL_S:
             return
         self._wrote_s = now_s
-        parts = [f"{self._name} step {worker.step}/{worker.total_steps}", f"loss {worker.loss:.4g}"]
+        parts = [f"{self._name} step {worker.step}/{total_steps}", f"loss {worker.loss:.4g}"]
         parts += [f"{name} {value:.4g}" for name, value in worker.metrics.items()]
         elapsed_s = now_s - self._began_s
         if worker.step > 1 and elapsed_s > 0:
             parts.append(f"{self._num_samples / elapsed_s:.0f} samples/s")
-            if worker.step < worker.total_steps:
-                left_s = elapsed_s * (worker.total_steps - worker.step) / worker.step
+            if worker.step < total_steps:
+                left_s = elapsed_s * (total_steps - worker.step) / worker.step
                 parts.append(f"ETA {format_duration(left_s)}")
         self._write("  ".join(parts))
 
