@@ -1,0 +1,173 @@
+"""What is expected of a job's steps anywhere: the fitted model, how far off it was, and how sure that is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import lru_cache
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from springtide.core.decision import StepTime
+from springtide.perf.throughput import ThroughputModel
+from springtide.perf.throughput_fit import Steps, fit_parameters
+
+Floats = NDArray[np.float64]
+
+# What seven parameters leave of measured steps that they were fitted to is 5 to 20 percent on Pollux's own tables; a
+# job starts with that, as if it had shown it in so many measurements.
+USUAL_ERROR = 0.15
+USUAL_WEIGHT = 4.0
+# A link that was never used costs nothing in the model: a step may well take twice as long.
+UNSEEN_ERROR = math.log(2.0)
+# Half of an error's variance belongs to a shape and those near it, the other half to the one layout that was measured.
+LAYOUT_FRACTION = 0.5
+# What one shape shows says this much (by a factor e less) of one with four times the workers or the local batch,
+CORRELATED_DOUBLINGS = 2.0
+# and half as much of one that exchanges over another kind of link.
+CORRELATED_LINKS = 0.5
+# So many steps of a family are kept: more tell nothing new of seven parameters.
+MAX_FAMILY_STEPS = 128
+# The model of a family counts as one measurement of the job itself when the two are compared.
+FAMILY_WEIGHT = 1.0
+
+
+class StepEstimate(msgspec.Struct, frozen=True, kw_only=True):
+    """The fitted model and the errors it made where it was measured.
+
+    `shapes` [N, 3] are the measured (link, log2 workers, log2 local batch), `weights` [N] the errors multiplied with
+    the inverse of their covariance, `root` [N, N] the inverse of that covariance's Cholesky factor, `amplitudes` [3]
+    the expected size of an error on each kind of link: one worker, one node, several nodes.
+    """
+
+    model: ThroughputModel
+    shapes: Floats
+    weights: Floats
+    root: Floats
+    amplitudes: Floats
+
+    def error(self, num_nodes: ArrayLike, num_workers: ArrayLike, local_batch_size: ArrayLike) -> tuple[Floats, Floats]:
+        """Return (expected, spread) of the logarithm of true over modelled step seconds, arrays of shape [P].
+
+        A Gaussian process over shapes: near what was measured the error is what it was there, far away it is zero on
+        average and as large as errors on such links are. A step takes `model.step_s * exp(expected)` and lies within
+        a factor `exp(spread)` of that two times out of three.
+        """
+        nodes, workers, local = np.broadcast_arrays(num_nodes, num_workers, local_batch_size)
+        wanted = _shapes(nodes.ravel(), workers.ravel(), local.ravel())
+        across = _covariance(wanted, self.shapes, self.amplitudes)
+        explained = across @ self.root.T
+        before = self.amplitudes[wanted[:, 0].astype(np.int64)] ** 2
+        return across @ self.weights, np.sqrt(before - (explained**2).sum(axis=1))
+
+
+def fit_throughput(
+    step_times: tuple[StepTime, ...], family_step_times: tuple[StepTime, ...] = ()
+) -> StepEstimate | None:
+    """Fit the model to what a job has shown and, where it has shown nothing yet, to what its family has.
+
+    Steps of the family are scaled by how much slower the job was than the family's model on average (taken as one more
+    measurement that it is not), and where the job was measured itself only that counts. None where nothing was
+    measured. The same input gives the same answer; the last ones are remembered.
+    """
+    return _fit(tuple(step_times), tuple(family_step_times))
+
+
+def merge_step_times(kept: Iterable[StepTime], new: Iterable[StepTime]) -> tuple[StepTime, ...]:
+    """What a family has shown: the newest step of each shape, ordered by shape, `MAX_FAMILY_STEPS` at most.
+
+    Where there are more, every so many of them are left out, evenly over the order, which is that of their size.
+    """
+    merged = {(step.placement, step.local_batch_size): step for steps in (kept, new) for step in steps}
+    keys = sorted(merged, key=lambda key: (sum(key[0]), len(key[0]), key[0], key[1]))
+    if len(keys) > MAX_FAMILY_STEPS:
+        keys = [keys[index * len(keys) // MAX_FAMILY_STEPS] for index in range(MAX_FAMILY_STEPS)]
+    return tuple(merged[key] for key in keys)
+
+
+@lru_cache(maxsize=1024)
+def _fit(own: tuple[StepTime, ...], family: tuple[StepTime, ...]) -> StepEstimate | None:
+    mine = _arrays(own)
+    theirs = _arrays(_others(own, family))
+    if theirs is None:
+        return None if mine is None else _estimate(mine, fit_parameters(mine))
+    if mine is None:
+        return _estimate(theirs, fit_parameters(theirs))
+    whole_family = _fit(family, ())
+    assert whole_family is not None
+    usual, _ = whole_family.model.step_s(mine.num_nodes, mine.num_workers, mine.local)
+    slower = float(np.log(mine.step_s / usual).sum() / (len(usual) + FAMILY_WEIGHT))
+    both = Steps(
+        num_nodes=np.concatenate([mine.num_nodes, theirs.num_nodes]),
+        num_workers=np.concatenate([mine.num_workers, theirs.num_workers]),
+        local=np.concatenate([mine.local, theirs.local]),
+        step_s=np.concatenate([mine.step_s, theirs.step_s * math.exp(slower)]),
+        compute_s=np.concatenate([mine.compute_s, theirs.compute_s * math.exp(slower)]),
+    )
+    return _estimate(both, fit_parameters(both))
+
+
+def _others(own: tuple[StepTime, ...], family: tuple[StepTime, ...]) -> tuple[StepTime, ...]:
+    """The family's steps of shapes that the job has not shown itself."""
+    shown = {(step.placement, step.local_batch_size) for step in own}
+    return tuple(step for step in family if (step.placement, step.local_batch_size) not in shown)
+
+
+def _arrays(step_times: tuple[StepTime, ...]) -> Steps | None:
+    """Measured steps as arrays; what cannot be a time is left out, None if nothing is left."""
+    steps = [
+        (len(step.placement), sum(step.placement), step.local_batch_size, step.step_s, _pass_s(step))
+        for step in step_times
+        if step.placement and step.local_batch_size >= 1 and 0.0 < step.step_s < math.inf
+    ]
+    if not steps:
+        return None
+    nodes, workers, local, step_s, compute_s = zip(*steps, strict=True)
+    return Steps(
+        num_nodes=np.array(nodes, dtype=np.int64),
+        num_workers=np.array(workers, dtype=np.int64),
+        local=np.array(local, dtype=np.float64),
+        step_s=np.array(step_s),
+        compute_s=np.array(compute_s),
+    )
+
+
+def _pass_s(step: StepTime) -> float:
+    """Seconds of a pass without the exchange; NaN where they are not known."""
+    if step.sync_s is None:
+        return step.step_s if sum(step.placement) == 1 else math.nan
+    pass_s = step.step_s - step.sync_s
+    return pass_s if 0.0 < pass_s <= step.step_s else math.nan
+
+
+def _estimate(steps: Steps, model: ThroughputModel) -> StepEstimate:
+    shapes = _shapes(steps.num_nodes, steps.num_workers, steps.local)
+    modelled, _ = model.step_s(steps.num_nodes, steps.num_workers, steps.local)
+    errors = np.log(steps.step_s / modelled)
+    # As many measurements as there are parameters could be met exactly, and would say nothing about errors.
+    spare = max(0, len(errors) - len(ThroughputModel.__struct_fields__))
+    usual = math.sqrt((USUAL_WEIGHT * USUAL_ERROR**2 + float((errors**2).sum())) / (USUAL_WEIGHT + spare))
+    links = shapes[:, 0].astype(np.int64)
+    amplitudes = np.array([usual if np.any(links == link) else UNSEEN_ERROR for link in range(3)])
+    # One worker exchanges nothing: it is as sure without having been seen.
+    amplitudes[0] = usual
+    covariance = _covariance(shapes, shapes, amplitudes)
+    covariance[np.diag_indices(len(shapes))] = amplitudes[links] ** 2
+    root = np.linalg.inv(np.linalg.cholesky(covariance))
+    return StepEstimate(model=model, shapes=shapes, weights=root.T @ (root @ errors), root=root, amplitudes=amplitudes)
+
+
+def _shapes(num_nodes: ArrayLike, num_workers: ArrayLike, local: ArrayLike) -> Floats:
+    workers = np.asarray(num_workers, dtype=np.float64)
+    link = np.where(np.asarray(num_nodes) > 1, 2.0, np.where(workers > 1, 1.0, 0.0))
+    return np.stack([link, np.log2(workers), np.log2(np.asarray(local, dtype=np.float64))], axis=1)
+
+
+def _covariance(left: Floats, right: Floats, amplitudes: Floats) -> Floats:
+    """Covariance of errors between shapes [P, 3] and [N, 3]: falls off exponentially with every doubling between."""
+    far = np.abs(left[:, None, 1:] - right[None, :, 1:]).sum(axis=2)
+    alike = np.where(left[:, None, 0] == right[None, :, 0], 1.0, CORRELATED_LINKS)
+    size = amplitudes[left[:, 0].astype(np.int64)][:, None] * amplitudes[right[:, 0].astype(np.int64)][None, :]
+    return np.asarray((1.0 - LAYOUT_FRACTION) * size * alike * np.exp(-far / CORRELATED_DOUBLINGS))
