@@ -173,7 +173,7 @@ def test_overhead_rules() -> None:
     assert overhead_rule("none", 8).told.cost_s(8) == 0.0
     measured = overhead_rule("measured", 8)
     assert measured.told.change_s == pytest.approx(measured.pause.change_s + measured.cold_start_s)
-    with pytest.raises(InvalidRequest, match="elasticflow, measured, none"):
+    with pytest.raises(InvalidRequest, match="elasticflow, measured, pollux, none"):
         overhead_rule("free", 8)
 
 
