@@ -164,6 +164,9 @@ def test_a_batch_stands_like_the_devices_do():
     first = decide(snapshot(A), wide)
     later = decide(snapshot(A, now_s=20.0, memory=first.memory), wide)
     assert first.allocations["a"].global_batch_size == later.allocations["a"].global_batch_size == 64
+    held = {"a": PoolAllocation(device_ids=("n/0", "n/1"), global_batch_size=32)}
+    assert "batch" in decide(snapshot(A, held=held), wide).reasons["a"]
+    assert not decide(snapshot(A, held=dict(first.allocations)), wide).reasons
 
 
 def test_a_policy_may_decide_between_boundaries_too():

@@ -253,6 +253,8 @@ class _Ledger:
                 self.why[job_id] = decision.reasons[job_id]
             elif wanted != before or not wanted:
                 self.why[job_id] = _plain_reason(view, wanted, before)
+            elif self.batch.get(job_id) not in (None, held[job_id].global_batch_size):
+                self.why[job_id] = "this batch suits it better now"
 
     def remember(self, memory: dict[str, Any], next_s: float | None) -> dict[str, Any]:
         """The memory with what stands now; the same object again where nothing has changed."""
