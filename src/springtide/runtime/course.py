@@ -14,7 +14,8 @@ from springtide.core.decision import GradientNoise
 from springtide.core.errors import InvalidRequest
 from springtide.core.workload import TrainingJob
 from springtide.perf.goodput import gain
-from springtide.runtime.noise_meter import NoiseState, learning_rate_factor, observe
+from springtide.perf.learning_rate import learning_rate_factor
+from springtide.perf.noise_scale import NoiseMeter, NoiseSample, sample_noise
 from springtide.runtime.shards import GlobalBatch, Schedule
 
 
@@ -30,6 +31,14 @@ class Squares(msgspec.Struct, frozen=True, kw_only=True):
     shard_square: float
     mean_square: float
 
+    def sample(self, mean_square: float) -> NoiseSample | None:
+        """The step as an estimate of the noise, with rank 0's figure for the mean gradient."""
+        shards = range(self.num_shards)
+        sizes = [
+            (at + 1) * self.num_samples // self.num_shards - at * self.num_samples // self.num_shards for at in shards
+        ]
+        return sample_noise([self.shard_square] * self.num_shards, sizes, mean_square)
+
 
 class Cursor(msgspec.Struct, frozen=True, kw_only=True):
     """What a training state carries beside the model and its optimizer, after `step` committed steps.
@@ -44,7 +53,7 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True):
     num_seen: int | None = 0
     global_batch_size: int = 0
     progress: float = 0.0
-    noise: NoiseState | None = None
+    noise: NoiseMeter = NoiseMeter()
     squares: Squares | None = None
 
 
@@ -123,7 +132,7 @@ class Course:
     @property
     def noise(self) -> GradientNoise | None:
         """The gradient's square norm and variance as estimated by now."""
-        return self.cursor.noise.estimate() if self.cursor.noise is not None else None
+        return self.cursor.noise.noise(self._job.global_batch_size)
 
     @property
     def learning_rate_factor(self) -> float:
@@ -132,7 +141,7 @@ class Course:
         if batch is None:
             return 1.0
         scale = self.cursor.global_batch_size / self._job.global_batch_size
-        return learning_rate_factor(batch.learning_rate, scale, self.noise)
+        return learning_rate_factor(batch.learning_rate, self.noise, scale)
 
     @property
     def last_square(self) -> float:
@@ -146,18 +155,13 @@ class Course:
 
     def commit(self, batch: GlobalBatch, squares: tuple[float, float] | None, told_square: float) -> None:
         """The step on `batch` is history. `told_square` is what rank 0 said of the step before, see `last_square`."""
-        cursor, initial = self.cursor, self._job.global_batch_size
+        cursor = self.cursor
         noise = cursor.noise
         if squares is not None and cursor.squares is not None:
-            last = msgspec.structs.replace(cursor.squares, mean_square=told_square)
-            noise = observe(
-                noise,
-                shard_square=last.shard_square,
-                mean_square=last.mean_square,
-                num_shards=last.num_shards,
-                scale=last.num_samples / initial,
-            )
+            scale = cursor.squares.num_samples / self._job.global_batch_size
+            noise = noise.update(cursor.squares.sample(told_square), scale)
         measured = None
+        # What is no number could not travel in a checkpoint's JSON either.
         if squares is not None and all(math.isfinite(square) for square in squares):
             num_shards = batch.num_filled(self._job.num_virtual_shards)
             measured = Squares(
