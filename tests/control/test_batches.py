@@ -118,3 +118,10 @@ def test_a_measurement_of_another_group_is_not_mistaken_for_this_one(stage):
     stage.running("a", "01", batch=BOUNDS)
     stage.tell(report(1, local_batch_size=8, step_s=0.5))
     assert stage.job("a").step_times == ()
+
+
+def test_a_length_that_nobody_knows_stays_unknown(stage):
+    stage.running("a", "012", batch=BOUNDS)
+    stage.tell(events.ProgressReported(job_id="a", generation=1, step=5, total_steps=0, world_size=3))
+    view = stage.controller.snapshot(1.0).jobs[0]
+    assert (view.step, view.total_steps, view.total_progress) == (5, None, None)

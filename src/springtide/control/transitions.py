@@ -229,7 +229,7 @@ def _(event: events.ProgressReported, state: PlatformState, now_s: float) -> Non
         record,
         step=event.step,
         progress_at_s=now_s,
-        total_steps=event.total_steps,
+        total_steps=event.total_steps or record.total_steps,
         epoch=event.epoch,
         loss=event.loss if event.loss is not None else record.loss,
         samples_per_s=event.samples_per_s if event.samples_per_s is not None else record.samples_per_s,

@@ -101,7 +101,7 @@ class ReplicaLost(_Event, frozen=True, kw_only=True):
 
 
 class ProgressReported(_Event, frozen=True, kw_only=True):
-    """`step` optimizer steps are committed by the members of `generation`.
+    """`step` of `total_steps` (0: nobody knows) optimizer steps are committed by the members of `generation`.
 
     `progress` of `total_progress` is done, in steps of the job's initial batch size; left out where the batch is fixed:
     then it is `step` of `total_steps`. `step_s` is what a step on `local_batch_size` samples a worker and pass takes,
