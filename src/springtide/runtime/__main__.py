@@ -1,4 +1,4 @@
-"""The entry points of the runtime: `zygote`, `worker` and `probe-resize`."""
+"""The entry points of the runtime: `zygote`, `worker`, `probe-resize`, `profile` and `sample-communication`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ def main(arguments: list[str]) -> int:
     probe = commands.add_parser("probe-resize", help="measure the pause of every kind of resize")
     probe.add_argument("--json", action="store_true", help="print the rows as JSON")
     probe.add_argument("--small", action="store_true", help="leave out the large model")
+    profile = commands.add_parser("profile", help="be one worker of a profile")
+    profile.add_argument("--spec", required=True, type=Path, help="a ProfileSpec as JSON")
+    sample = commands.add_parser("sample-communication", help="be one member of a measurement of collectives")
+    sample.add_argument("--spec", required=True, type=Path, help="a SampleSpec as JSON")
     options = parser.parse_args(arguments)
     # No thread pool may come up before the worker says how many threads it wants.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -36,6 +40,16 @@ def main(arguments: list[str]) -> int:
 
         # Threads of process groups may still be about: one that wakes up amid the interpreter's end aborts it.
         exit_now(run_worker(msgspec.json.decode(options.spec.read_bytes(), type=WorkerSpec)))
+    if options.command == "profile":
+        from springtide.runtime.profiling import ProfileSpec
+        from springtide.runtime.profiling_worker import run_profile_worker
+
+        run_profile_worker(msgspec.json.decode(options.spec.read_bytes(), type=ProfileSpec))
+    if options.command == "sample-communication":
+        from springtide.runtime.collective_sampler import SampleSpec
+        from springtide.runtime.collective_worker import run_sample_worker
+
+        run_sample_worker(msgspec.json.decode(options.spec.read_bytes(), type=SampleSpec))
     from springtide.runtime.resize_probe import run_probe
 
     return run_probe(as_json=options.json, with_large=not options.small)

@@ -1,0 +1,177 @@
+"""A small network inside this machine: nodes in network namespaces, racks and a spine, links of given rates."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+
+import msgspec
+
+from springtide.core.errors import BackendError
+
+_PREFIX = "springtide-"
+# What a link lets through at once, beyond its rate: two milliseconds' worth and one of the kernel's large packets.
+_BURST_S, _BURST_BYTES = 0.002, 1 << 16
+_QUEUE_MS = 200
+
+
+class RackNetwork(msgspec.Struct, frozen=True, kw_only=True):
+    """`racks` counts the nodes of each; `nic_bytes_per_s` joins a node to its rack, `uplink_bytes_per_s` a rack to the
+    spine, each way.
+    """
+
+    racks: tuple[int, ...] = (2, 2)
+    nic_bytes_per_s: float = 50e6
+    uplink_bytes_per_s: float = 25e6
+
+    @property
+    def num_nodes(self) -> int:
+        """How many nodes there are."""
+        return sum(self.racks)
+
+    def rack_of(self, node: int) -> int:
+        """The rack of a node, both counted from 0."""
+        for rack, count in enumerate(self.racks):
+            if node < count:
+                return rack
+            node -= count
+        raise IndexError(node)
+
+
+def why_not_here() -> str:
+    """Why no network of namespaces can be made on this machine, in one sentence; "" if one can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root, so links of different rates are left out"
+    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    if missing:
+        return f"network namespaces need `{missing[0]}` (install iproute2), so links of different rates are left out"
+    name = f"{_PREFIX}{os.getpid()}-try"
+    tried = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
+    subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+    if tried.returncode:
+        reason = tried.stderr.strip().partition("\n")[0] or f"exit code {tried.returncode}"
+        return f"this machine does not allow network namespaces ({reason}), so links of different rates are left out"
+    return ""
+
+
+class NamespaceNetwork:
+    """The namespaces of a RackNetwork, as a context manager: they are gone afterwards, also after Ctrl-C.
+
+    What an earlier process left behind because it was killed outright is removed first.
+    """
+
+    def __init__(self, network: RackNetwork) -> None:
+        self._network = network
+        self._own = f"{_PREFIX}{os.getpid()}-"
+        self._made: list[str] = []
+
+    def __enter__(self) -> NamespaceNetwork:
+        """Make everything. Raises BackendError with what the kernel said."""
+        _remove(name for name in list_namespaces() if not _is_owned_by_a_living(name))
+        try:
+            self._build()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Remove everything: with a namespace go its links."""
+        with _undisturbed():
+            _remove(reversed(self._made))
+            self._made.clear()
+
+    def prefix(self, node: int) -> list[str]:
+        """What makes a command run on that node."""
+        return ["ip", "netns", "exec", f"{self._own}n{node}"]
+
+    @staticmethod
+    def address(node: int) -> str:
+        """The node's address in its network."""
+        return f"10.213.0.{node + 1}"
+
+    def _build(self) -> None:
+        network = self._network
+        spine = self._add("spine")
+        _run("ip", "-n", spine, "link", "add", "bridge", "type", "bridge")
+        _run("ip", "-n", spine, "link", "set", "bridge", "up")
+        for rack in range(len(network.racks)):
+            switch = self._add(f"r{rack}")
+            _run("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
+            _run("ip", "-n", switch, "link", "set", "bridge", "up")
+            _join((switch, "trunk"), (spine, f"r{rack}"), network.uplink_bytes_per_s)
+            for name, port in ((switch, "trunk"), (spine, f"r{rack}")):
+                _run("ip", "-n", name, "link", "set", port, "master", "bridge")
+        for node in range(network.num_nodes):
+            name, switch = self._add(f"n{node}"), f"{self._own}r{network.rack_of(node)}"
+            _run("ip", "-n", name, "link", "set", "lo", "up")
+            _join((switch, f"n{node}"), (name, "eth0"), network.nic_bytes_per_s)
+            _run("ip", "-n", switch, "link", "set", f"n{node}", "master", "bridge")
+            _run("ip", "-n", name, "address", "add", f"{self.address(node)}/24", "dev", "eth0")
+
+    def _add(self, name: str) -> str:
+        full = self._own + name
+        # It is noted first: what is half made when a signal comes must be removed, too.
+        self._made.append(full)
+        _run("ip", "netns", "add", full)
+        return full
+
+
+def list_namespaces() -> list[str]:
+    """The names of all namespaces that this module has made and not removed yet."""
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout
+    names = [line.split()[0] for line in listed.splitlines() if line.strip()]
+    return [name for name in names if name.startswith(_PREFIX)]
+
+
+def _join(left: tuple[str, str], right: tuple[str, str], bytes_per_s: float) -> None:
+    """A cable between two (namespace, port), with the same rate each way."""
+    _run(
+        *("ip", "link", "add", left[1], "netns", left[0], "type", "veth"),
+        *("peer", "name", right[1], "netns", right[0]),
+    )
+    for name, port in (left, right):
+        burst = int(bytes_per_s * _BURST_S) + _BURST_BYTES
+        _run(
+            *("tc", "-n", name, "qdisc", "add", "dev", port, "root", "tbf", "rate", f"{int(bytes_per_s * 8)}bit"),
+            *("burst", str(burst), "latency", f"{_QUEUE_MS}ms"),
+        )
+        _run("ip", "-n", name, "link", "set", port, "up")
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = done.stderr.strip().partition("\n")[0]
+        raise BackendError(f"`{' '.join(command)}` failed: {reason or f'exit code {done.returncode}'}")
+
+
+def _remove(names: Iterable[str]) -> None:
+    for name in list(names):
+        subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+def _is_owned_by_a_living(name: str) -> bool:
+    pid = name.removeprefix(_PREFIX).partition("-")[0]
+    return not pid.isdecimal() or os.path.exists(f"/proc/{pid}")
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A second Ctrl-C must not cut the removal short."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,320 @@
+"""Profiling a training function on two workers (FaPES, sections 3.2 and 4.1): what is asked, what comes out, and the
+parent that starts the two and puts their iterations together. No torch here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from springtide.core.errors import BackendError, InvalidRequest
+from springtide.core.resources import Device, DeviceId, Node, NodeId
+from springtide.core.workload import Entrypoint, GradientBucket, StepProfile
+from springtide.perf.communication import CommunicationSample, Query, SampleFile
+from springtide.perf.communication_baselines import AlphaBeta
+from springtide.perf.timeline import fixed_fraction_of, iteration_s
+from springtide.runtime.collective_sampler import server_links
+from springtide.runtime.errands import Errand
+
+# Everything that the profiler of torch is to see of ours begins so.
+MARK = "springtide::"
+NUM_WORKERS = 2
+DEADLINE_S = 600.0
+# Exchanges of these sizes are timed beside the buckets, so that a model with one bucket tells latency from bandwidth.
+LADDER_BYTES = (1 << 10, 1 << 16, 1 << 20)
+
+Part = Literal["forward", "backward", "update"]
+
+
+class ProfileSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What one of the two workers is told. `directory` is the errand's folder, `name` the worker's in it."""
+
+    entrypoint: Entrypoint
+    params: dict[str, str]
+    seed: int
+    local_batch_size: int
+    num_iterations: int
+    rank: int
+    name: str
+    directory: str
+
+
+class Iteration(msgspec.Struct, frozen=True, kw_only=True):
+    """One iteration on one worker, in seconds; bucket by bucket when it was ready and how long its exchange took."""
+
+    forward_s: float
+    backward_s: float
+    update_s: float
+    total_s: float
+    ready_s: list[float]
+    exchange_s: list[float]
+    bucket_bytes: list[int]
+
+
+class Operator(msgspec.Struct, frozen=True, kw_only=True):
+    """One call in the order of a step, from the step's begin; `num_buckets` were ready before it began."""
+
+    name: str
+    part: Part
+    begin_s: float
+    duration_s: float
+    num_buckets: int
+
+
+class OperatorTotal(msgspec.Struct, frozen=True, kw_only=True):
+    """All calls of one operator in an iteration: their own time, without that of the operators they call."""
+
+    name: str
+    num_calls: float
+    self_s: float
+
+
+class WorkerProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """What one worker measured."""
+
+    device_kind: str
+    backend: str
+    iterations: dict[str, list[Iteration]]
+    operators: list[Operator]
+    operator_totals: list[OperatorTotal]
+    exchange_samples: list[tuple[int, float]]
+    num_unused_parameters: int
+
+
+class FunctionProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """The timeline of one training function's step, and what was measured beside it.
+
+    `step` is the computation without exchanges in its way, `exchange_s` how long each bucket's exchange takes between
+    the two workers when nothing else runs. `measured_step_s` is a step as it really is, exchanges and computation
+    overlapping; `predicted_step_s` is the critical path of the first two. `fixed_fraction` of the computation does not
+    depend on the batch (perf.timeline). `exchange_samples` pairs bytes with seconds.
+    """
+
+    format: Literal["springtide-profile-1"] = "springtide-profile-1"
+    name: str
+    object_name: str
+    source_sha256: str
+    params: dict[str, str]
+    device_kind: str
+    backend: str
+    num_workers: int
+    global_batch_size: int
+    num_iterations: int
+    step: StepProfile
+    fixed_fraction: float
+    exchange_s: tuple[float, ...]
+    exchange_samples: tuple[tuple[int, float], ...]
+    measured_step_s: float
+    predicted_step_s: float
+    num_unused_parameters: int
+    operators: tuple[Operator, ...]
+    operator_totals: tuple[OperatorTotal, ...]
+    communication_model: str = ""
+    steps_per_s: dict[int, float] = {}
+
+
+def source_digest(source_path: str | Path) -> str:
+    """What tells whether a profile is of this text."""
+    return hashlib.sha256(Path(source_path).read_bytes()).hexdigest()
+
+
+def profile_function(
+    entrypoint: Entrypoint,
+    *,
+    name: str,
+    params: Mapping[str, str],
+    seed: int,
+    global_batch_size: int,
+    num_iterations: int,
+    deadline_s: float = DEADLINE_S,
+    tell: Callable[[str], None] = lambda _: None,
+) -> FunctionProfile:
+    """Run the function on two workers of this machine for some iterations and return the timeline of its step.
+
+    Nothing is left running, whatever happens. Raises InvalidRequest for what the function does or is asked wrongly,
+    BackendError where it fails or is not done by the deadline.
+    """
+    if global_batch_size < NUM_WORKERS:
+        raise InvalidRequest(f"a batch of {global_batch_size} cannot be split between two workers; give --batch 2")
+    digest = source_digest(entrypoint.source_path)
+    with Errand(deadline_s=deadline_s, tell=tell) as errand:
+        for rank in range(NUM_WORKERS):
+            worker = f"worker-{rank}"
+            spec = ProfileSpec(
+                entrypoint=entrypoint,
+                params=dict(params),
+                seed=seed,
+                local_batch_size=global_batch_size // NUM_WORKERS,
+                num_iterations=num_iterations,
+                rank=rank,
+                name=worker,
+                directory=str(errand.directory),
+            )
+            path = errand.directory / f"{worker}.spec.json"
+            path.write_bytes(msgspec.json.encode(spec))
+            # A function that submits jobs while its file is imported must not do so here.
+            errand.start(worker, ["profile", "--spec", str(path)], environment={"SPRINGTIDE_IMPORTING": "1"})
+        try:
+            errand.wait()
+        except BackendError as error:
+            raise BackendError(f"{name} could not be profiled: {error}") from None
+        workers = [
+            msgspec.json.decode(errand.files(f"worker-{rank}").result.read_bytes(), type=WorkerProfile)
+            for rank in range(NUM_WORKERS)
+        ]
+    return _put_together(
+        workers,
+        name=name,
+        object_name=entrypoint.object_name,
+        source_sha256=digest,
+        params=dict(params),
+        global_batch_size=global_batch_size,
+        num_iterations=num_iterations,
+    )
+
+
+def _put_together(
+    workers: Sequence[WorkerProfile],
+    *,
+    name: str,
+    object_name: str,
+    source_sha256: str,
+    params: dict[str, str],
+    global_batch_size: int,
+    num_iterations: int,
+) -> FunctionProfile:
+    local = global_batch_size // len(workers)
+    step, exchange_s = timeline_of([worker.iterations["computation"] for worker in workers], local)
+    fixed_fraction = 0.0
+    if local > 1:
+        half, _ = timeline_of([worker.iterations["half the batch"] for worker in workers], local // 2)
+        fixed_fraction = fixed_fraction_of(step, half)
+    overlapped = np.array([[turn.total_s for turn in worker.iterations["overlapped"]] for worker in workers])
+    measured_s = float(np.median(overlapped.max(axis=0)))
+    predicted_s, _ = iteration_s(step, local, 1, exchange_s)
+    first = workers[0]
+    ladder = np.mean([[took_s for _, took_s in worker.exchange_samples] for worker in workers], axis=0)
+    samples = [(sizes[0], float(took_s)) for sizes, took_s in zip(first.exchange_samples, ladder, strict=True)]
+    samples += [(bucket.num_bytes, took_s) for bucket, took_s in zip(step.buckets, exchange_s, strict=True)]
+    return FunctionProfile(
+        name=name,
+        object_name=object_name,
+        source_sha256=source_sha256,
+        params=params,
+        device_kind=first.device_kind,
+        backend=first.backend,
+        num_workers=len(workers),
+        global_batch_size=global_batch_size,
+        num_iterations=num_iterations,
+        step=step,
+        fixed_fraction=fixed_fraction,
+        exchange_s=tuple(exchange_s),
+        exchange_samples=tuple(samples),
+        measured_step_s=measured_s,
+        predicted_step_s=float(predicted_s),
+        num_unused_parameters=first.num_unused_parameters,
+        operators=tuple(first.operators),
+        operator_totals=tuple(first.operator_totals),
+    )
+
+
+def with_speed_curve(
+    profile: FunctionProfile, worker_counts: Sequence[int], measured: SampleFile | None = None, said: str = ""
+) -> FunctionProfile:
+    """Return the profile with the speed predicted on each number of workers, the global batch held.
+
+    Exchanges cost what a latency and a bandwidth say that are fitted to `measured` (on its first devices, packed;
+    `said` names it), or else to what the two workers measured between them. Counts beyond the devices of `measured`
+    or beyond the batch are left out.
+    """
+    samples = measured or _own_samples(profile, max(worker_counts))
+    said = said or f"{len(samples.samples)} exchanges between the two workers"
+    model = AlphaBeta(*samples.queries())
+    fabric = samples.fabric()
+    device_ids = [device.device_id for node in samples.nodes for device in node.devices]
+    batch = profile.global_batch_size
+    counts = [count for count in worker_counts if count <= min(len(device_ids), batch)]
+    queries = [
+        Query(fabric.subgraph(device_ids[:count]), bucket.num_bytes)
+        for count in counts
+        for bucket in profile.step.buckets
+    ]
+    bucket_s = model.predict_s(queries).reshape(len(counts), -1)
+    local = [-(-batch // count) for count in counts]
+    step_s, _ = iteration_s(profile.step, local, 1, bucket_s, profile.fixed_fraction)
+    return msgspec.structs.replace(
+        profile,
+        communication_model=f"{model.name}, fitted to {said}",
+        steps_per_s={count: 1.0 / float(took_s) for count, took_s in zip(counts, step_s, strict=True)},
+    )
+
+
+def _own_samples(profile: FunctionProfile, num_devices: int) -> SampleFile:
+    """What the two workers measured, as if on a machine that has room for more of them."""
+    node_id = NodeId("here")
+    devices = tuple(
+        Device(device_id=DeviceId(f"here/{index}"), node_id=node_id, index=index)
+        for index in range(max(NUM_WORKERS, num_devices))
+    )
+    pair = (devices[0].device_id, devices[1].device_id)
+    rate = max(size / took_s for size, took_s in profile.exchange_samples)
+    return SampleFile(
+        source="a profile's two workers",
+        nodes=(Node(node_id=node_id, devices=devices),),
+        links=(server_links("here", profile.device_kind, rate, rate, rate),),
+        samples=tuple(
+            CommunicationSample(device_ids=pair, num_bytes=size, duration_s=took_s)
+            for size, took_s in profile.exchange_samples
+        ),
+    )
+
+
+def timeline_of(
+    iterations: Sequence[Sequence[Iteration]], local_batch_size: int
+) -> tuple[StepProfile, tuple[float, ...]]:
+    """The step that the workers' iterations [workers][iterations] have in common, and each bucket's exchange time.
+
+    Of each iteration the slower worker counts, because an exchange begins when both have come to it; then the median of
+    all iterations. Medians keep the order of moments, so a bucket is never ready before the one that precedes it, nor
+    after the backward pass.
+    """
+    counts = {tuple(iteration.bucket_bytes) for worker in iterations for iteration in worker}
+    if len(counts) != 1:
+        raise InvalidRequest(
+            "its iterations do not exchange the same gradients; a function whose model changes cannot be profiled"
+        )
+
+    def middle(values: Callable[[Iteration], list[float]]) -> np.ndarray:
+        by_worker = np.array([[values(iteration) for iteration in worker] for worker in iterations])
+        return np.asarray(np.median(by_worker.max(axis=0), axis=0))
+
+    forward_s, computed_s, update_s = middle(lambda i: [i.forward_s, i.forward_s + i.backward_s, i.update_s])
+    ready_s = middle(lambda i: i.ready_s)
+    exchange_s = middle(lambda i: i.exchange_s)
+    buckets = tuple(
+        GradientBucket(ready_s=float(moment), num_bytes=size)
+        for moment, size in zip(ready_s, next(iter(counts)), strict=True)
+    )
+    profile = StepProfile(
+        local_batch_size=local_batch_size,
+        forward_s=float(forward_s),
+        backward_s=float(computed_s - forward_s),
+        update_s=float(update_s),
+        buckets=buckets,
+    )
+    return profile, tuple(float(took_s) for took_s in exchange_s)
+
+
+def read_profile(path: Path) -> FunctionProfile:
+    """Read what `springtide profile` wrote. Raises InvalidRequest."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=FunctionProfile)
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be read: {error.strerror or error}") from None
+    except msgspec.DecodeError:
+        raise InvalidRequest(f"{path} is no profile; `springtide profile FILE` writes one") from None
