@@ -24,6 +24,9 @@ USUAL_WEIGHT = 4.0
 UNSEEN_ERROR = math.log(2.0)
 # Half of an error's variance belongs to a shape and those near it, the other half to the one layout that was measured.
 LAYOUT_FRACTION = 0.5
+# Errors are believed up to so many times their median, about two standard deviations, and that is 3 percent at least.
+CREDIBLE_ERRORS = 3.0
+MEASURED_ERROR = 0.03
 # What one shape shows says this much (by a factor e less) of one with four times the workers or the local batch,
 CORRELATED_DOUBLINGS = 2.0
 # and half as much of one that exchanges over another kind of link.
@@ -156,7 +159,10 @@ def _estimate(steps: Steps, model: ThroughputModel) -> StepEstimate:
     covariance = _covariance(shapes, shapes, amplitudes)
     covariance[np.diag_indices(len(shapes))] = amplitudes[links] ** 2
     root = np.linalg.inv(np.linalg.cholesky(covariance))
-    return StepEstimate(model=model, shapes=shapes, weights=root.T @ (root @ errors), root=root, amplitudes=amplitudes)
+    # A layout that is off by far more than the others says nothing of its neighbours.
+    bound = CREDIBLE_ERRORS * max(float(np.median(np.abs(errors))), MEASURED_ERROR)
+    weights = root.T @ (root @ np.clip(errors, -bound, bound))
+    return StepEstimate(model=model, shapes=shapes, weights=weights, root=root, amplitudes=amplitudes)
 
 
 def _shapes(num_nodes: ArrayLike, num_workers: ArrayLike, local: ArrayLike) -> Floats:
