@@ -18,7 +18,7 @@ from springtide.client.functions import TrainFunction
 from springtide.client.goals import ServeOptions, TrainOptions, deadline_in_s, objective_s, workers_range
 from springtide.client.source import IMPORTING_VARIABLE, name_from
 from springtide.core.errors import InvalidRequest
-from springtide.service.schemas import default_num_virtual_shards
+from springtide.core.shards import shards_for
 
 FILE = '''
 import springtide as st
@@ -100,6 +100,13 @@ def test_with_and_without_parentheses() -> None:
         ({"epochs": 0}, "epochs"),
         ({"global_batch": True}, "global_batch"),
         ({"global_batch": 2.5}, "global_batch"),
+        ({"global_batch": (64, 32)}, "global_batch"),
+        ({"global_batch": (32, 64), "max_local_batch": 0}, "max_local_batch"),
+        ({"global_batch": (32, 64), "learning_rate": "cubic"}, "one of 'linear', 'sqrt'"),
+        ({"global_batch": (32, 64), "length": "hours"}, "one of 'epochs', 'progress'"),
+        ({"global_batch": 32, "max_local_batch": 16}, r"needs a batch that may change.*global_batch=\(32, 512\)"),
+        ({"learning_rate": "sqrt"}, "learning_rate needs a batch that may change"),
+        ({"length": "progress"}, "length needs a batch that may change"),
         ({"seed": -1}, "seed"),
         ({"name": "No Name"}, "name"),
         ({"params": {"a": object()}}, "param 'a'"),
@@ -333,4 +340,28 @@ def test_a_task_with_a_model_of_its_own_can_be_run_again(local: ModuleType) -> N
 @pytest.mark.parametrize("max_workers", [1, 4, 5, 8, 9, 200])
 def test_a_local_run_has_the_shards_of_the_platform(max_workers: int) -> None:
     job = TrainOptions(workers=(1, max_workers)).as_local_job("fit")
-    assert job.num_virtual_shards == default_num_virtual_shards(max_workers)
+    assert job.num_virtual_shards == shards_for(max_workers)
+
+
+@pytest.mark.parametrize("given", [(32, 512), "32..512"])
+def test_a_batch_with_bounds_starts_at_the_lower_one(given: Any) -> None:
+    options = TrainOptions(global_batch=given, max_local_batch=64, learning_rate="adascale", length="progress")
+    request = options.as_request(4, datetime(2026, 1, 1))
+    assert request["global_batch_size"] == 32
+    assert request["batch"] == {
+        "min_size": 32,
+        "max_size": 512,
+        "min_local_size": 1,
+        "max_local_size": 64,
+        "learning_rate": "adascale",
+    }
+    assert request["length_unit"] == "progress"
+    job = options.as_local_job("fit")
+    assert (job.global_batch_size, job.num_virtual_shards) == (32, 8)
+    assert job.batch is not None
+
+
+def test_a_fixed_batch_says_nothing_of_bounds() -> None:
+    request = TrainOptions(global_batch=64).as_request(4, datetime(2026, 1, 1))
+    assert "batch" not in request
+    assert "length_unit" not in request

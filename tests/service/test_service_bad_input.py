@@ -72,7 +72,14 @@ BAD_OPTIONS = [
     ("grace_s", 0), ("checkpoint_interval_s", -3), ("num_virtual_shards", 3), ("num_virtual_shards", 1),
     ("num_virtual_shards", 512), ("params", {"a": 1}), ("params", {"": "x"}), ("params", []),
     ("params", {str(i): "" for i in range(65)}), ("params", {"a": "x" * 4097}), ("params", {"a": None}),
-    ("workers", 2), ("__class__", "x"),
+    ("workers", 2), ("__class__", "x"), ("length_unit", "hours"), ("length_unit", "progress"), ("batch", 32),
+    ("batch", {}), ("batch", {"min_size": 64}), ("batch", {"min_size": 128, "max_size": 64}),
+    ("batch", {"min_size": 128, "max_size": 256}), ("batch", {"min_size": 0, "max_size": 256}),
+    ("batch", {"min_size": 32, "max_size": 10**7}), ("batch", {"min_size": 32, "max_size": 64, "learning_rate": "x"}),
+    ("batch", {"min_size": 32, "max_size": 512, "max_local_size": 1}),
+    ("batch", {"min_size": 32, "max_size": 64, "max_local_size": 8, "min_local_size": 9}),
+    ("batch", {"min_size": 32, "max_size": 64, "min_local_size": 65}),
+    ("batch", {"min_size": 32, "max_size": 64, "extra": 1}),
 ]  # fmt: skip
 BAD_SERVICE_OPTIONS = [
     ("slo_s", 0), ("slo_s", -1), ("min_replicas", -1), ("min_replicas", 3), ("max_replicas", 0),

@@ -6,6 +6,7 @@ import os
 import threading
 
 import pytest
+from msgspec.structs import replace
 
 from springtide.core.actions import EndJob, PreemptJob, ResizeJob, StartReplica
 from springtide.core.errors import InvalidRequest, NotFound
@@ -13,11 +14,12 @@ from springtide.core.events import (
     JobResized,
     JobSubmitted,
     NodeLost,
+    ProgressReported,
     ReplicaStopped,
     ScaleRequested,
 )
 from springtide.core.ports import Step
-from springtide.core.workload import Entrypoint, JobState, TrainingJob
+from springtide.core.workload import AdaptiveBatch, Entrypoint, JobState, TrainingJob
 from springtide.service import logs
 from springtide.service.history import MAX_ENTRIES, HistoryIndex
 
@@ -79,6 +81,29 @@ def test_a_resize_counts_once_and_only_for_its_generation():
     assert (direction, pauses.count, pauses.sum_s) == ("grow", 1, 0.02)
     assert pauses.up_to[0] == 0
     assert pauses.up_to[1:] == (1,) * (len(pauses.up_to) - 1)
+
+
+def test_a_batch_that_changes_is_a_line_of_its_own_with_its_noise():
+    bounds = AdaptiveBatch(min_size=32, max_size=128, learning_rate="sqrt")
+    noise = ProgressReported(
+        job_id="fit-1", generation=1, step=9, total_steps=20, world_size=1, grad_sqr=1.0, grad_var=4.0
+    )
+    index = index_of(
+        (0.0, JobSubmitted(job=replace(job(), batch=bounds)), start(0)),
+        (1.0, resize(1), resized(1, direction="start")),
+        (2.0, noise, replace(resize(2), global_batch_size=128, reason="batch 32 -> 128 (goodput +30 %)")),
+        (3.0, resized(2, direction="replace")),
+        (4.0, replace(resize(3), global_batch_size=64, reason="resized 1 -> 2 (a free device)")),
+        (5.0, resized(3, world_size=2)),
+    )
+    told = [entry.text for entry in index.entries("fit-1") if entry.kind in ("batch", "replace", "grow")]
+    assert told == [
+        "batch 32 -> 128: noise scale 128, learning rate x2 (sqrt) (goodput +30 %)",
+        "batch 128 -> 64: noise scale 128, learning rate x1.41 (sqrt)",
+        "resized 1 -> 2 workers, pause 20 ms, step 5 continued (a free device)",
+    ]
+    assert index.totals().num_resizes == {"replace": 1, "grow": 1}
+    assert "batch" in [mark.kind for mark in index.timeline(6.0).marks]
 
 
 def test_intervals_end_when_the_replica_or_its_node_does():

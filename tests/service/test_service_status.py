@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 from platform_double import View
 
 from springtide.control.records import JobRecord, ReplicaRecord, ReplicaState, ServiceRecord, ServiceState
-from springtide.core.decision import PlannedRun
+from springtide.core.decision import GradientNoise, PlannedRun
 from springtide.core.resources import make_node
 from springtide.core.status import HistoryEntry
-from springtide.core.workload import Checkpoint, Entrypoint, Goal, InferenceService, JobState, TrainingJob
+from springtide.core.workload import (
+    AdaptiveBatch,
+    Checkpoint,
+    Entrypoint,
+    Goal,
+    InferenceService,
+    JobState,
+    TrainingJob,
+)
 from springtide.service.explain import explain
 from springtide.service.outlook import Outlook
 from springtide.service.status import job_status, platform_status, service_status
@@ -57,6 +66,57 @@ def test_eta_and_slack_rest_on_what_was_measured(known, eta_s, slack_s):
 def test_progress_is_bounded_and_unknown_without_a_length():
     assert job_status(record(step=5), 2.0).progress_fraction is None
     assert job_status(record(step=12, total_steps=10), 2.0).progress_fraction == 1.0
+
+
+def adaptive(**known):
+    base = record(**known)
+    bounds = AdaptiveBatch(min_size=10, max_size=80, learning_rate="sqrt")
+    return replace(base, job=replace(base.job, batch=bounds))
+
+
+def test_a_job_whose_batch_never_changes_says_nothing_of_noise():
+    status = job_status(record(step=5, total_steps=10, noise=GradientNoise(grad_sqr=1.0, grad_var=3.0)), 2.0)
+    assert (status.global_batch_size, status.batch_bounds, status.noise_scale) == (10, None, None)
+
+
+def test_a_batch_that_changes_is_told_with_its_noise_and_its_goodput():
+    known = adaptive(
+        step=40,
+        total_steps=70,
+        progress=50.0,
+        total_progress=100.0,
+        global_batch_size=40,
+        noise=GradientNoise(grad_sqr=1.0, grad_var=3.0),
+        samples_per_s=100.0,
+        members=("fit-1.0",),
+    )
+    status = job_status(known, 2.0)
+    assert (status.global_batch_size, status.initial_batch_size, status.batch_bounds) == (40, 10, (10, 80))
+    assert (status.progress, status.total_progress, status.progress_fraction) == (50.0, 100.0, 0.5)
+    # Four times the batch: gain (3 + 1) / (3 / 4 + 1) of a step, so 4 / 7 of four times the samples.
+    assert status.noise_scale == 30.0
+    assert status.efficiency_fraction == pytest.approx(4 / 7)
+    assert status.goodput_samples_per_s == pytest.approx(400 / 7)
+    assert status.learning_rate_factor == 2.0
+    # 50 steps of 10 samples are left, whatever the steps are made of now.
+    assert status.eta_s == 5.0
+    told = explain(known, view_of(known), (), 2.0).evidence
+    assert "batch 40 of 10..80, 10 at first, learning rate x2" in told
+    assert any("noise scale 30 samples" in line and "57 %" in line for line in told)
+
+
+def test_where_progress_is_the_length_a_large_batch_has_more_samples_left():
+    known = adaptive(
+        total_steps=70,
+        progress=50.0,
+        total_progress=100.0,
+        global_batch_size=40,
+        noise=GradientNoise(grad_sqr=1.0, grad_var=3.0),
+        samples_per_s=100.0,
+        members=("fit-1.0",),
+    )
+    known = replace(known, job=replace(known.job, length_unit="progress"))
+    assert job_status(known, 2.0).eta_s == pytest.approx(5.0 * 7 / 4)
 
 
 def test_a_service_counts_its_replicas_and_names_its_address():

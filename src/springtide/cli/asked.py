@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_args
 
 import click
 
 from springtide.cli.loading import find_training, import_file, split_target, uses_springtide
 from springtide.cli.session import refuse
-from springtide.client.goals import TrainKeywords, TrainOptions
+from springtide.client.goals import Length, TrainKeywords, TrainOptions
 from springtide.client.source import SourceFile, name_from, read_source
 from springtide.core.quantities import parse_range
+from springtide.core.workload import LearningRateRule
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 _KEYWORDS = {
@@ -22,6 +23,9 @@ _KEYWORDS = {
     "workers": "workers",
     "epochs": "epochs",
     "batch": "global_batch",
+    "max_local_batch": "max_local_batch",
+    "learning_rate": "learning_rate",
+    "length": "length",
     "name": "name",
     "seed": "seed",
     "samples": "num_samples",
@@ -33,7 +37,12 @@ _OPTIONS = (
     click.option("--budget", metavar="MONEY", help="What it may cost: $4."),
     click.option("--workers", metavar="N|MIN..MAX|auto", help="How many workers it may have, whenever."),
     click.option("--epochs", type=click.IntRange(min=1), help="Passes over the dataset."),
-    click.option("--batch", type=click.IntRange(min=1), help="The global batch size, whatever the number of workers."),
+    click.option("--batch", metavar="N|MIN..MAX", help="The global batch size, or bounds to choose it in as it runs."),
+    click.option("--max-local-batch", type=click.IntRange(min=1), help="Samples that one worker holds at once."),
+    click.option(
+        "--learning-rate", type=click.Choice(get_args(LearningRateRule)), help="How it follows a batch that changes."
+    ),
+    click.option("--length", type=click.Choice(get_args(Length)), help="What --epochs count if the batch changes."),
     click.option("--samples", type=click.IntRange(min=1), metavar="N", help="Samples of one epoch, where you know."),
     click.option("--name", help="The job's name; its id is made from it."),
     click.option("--seed", type=click.IntRange(min=0), help="Where all chance comes from."),
@@ -106,7 +115,13 @@ def _overrides(given: dict[str, Any]) -> TrainKeywords:
 
 def _check_script(path: Path, overrides: TrainKeywords) -> None:
     """A plain script runs under torchrun's variables with a fixed number of workers, and counts its own epochs."""
-    for keyword, flag in (("epochs", "--epochs"), ("global_batch", "--batch")):
+    for keyword, flag in (
+        ("epochs", "--epochs"),
+        ("global_batch", "--batch"),
+        ("max_local_batch", "--max-local-batch"),
+        ("learning_rate", "--learning-rate"),
+        ("length", "--length"),
+    ):
         if keyword in overrides:
             refuse(f"{path.name} is a plain script, which {flag} cannot steer; pass it on: -- {flag} N")
     workers = overrides.get("workers")

@@ -34,11 +34,14 @@ class JobWatcher:
         # How many workers trained before the change that is under way: a status names the new number at once,
         # and counts the resize only when the workers have switched.
         self._num_training = 0
+        self._batch_size = 0
         self.pauses_s: list[float] = []
 
     def observe(self, job: JobStatus) -> list[str]:
         """The lines worth printing about what changed since the last status."""
         last, self._last = self._last, job
+        if last is None:
+            self._batch_size = job.global_batch_size
         lines = [] if last is None else self._compare(last, job)
         if job.num_workers == 0 or self._num_training == 0:
             self._num_training = job.num_workers if job.state == JobState.RUNNING else 0
@@ -66,7 +69,12 @@ class JobWatcher:
         if job.last_pause_s is not None:
             self.pauses_s.append(job.last_pause_s)
             paused = f", pause {pause(job.last_pause_s)}"
-        return f"{what} {change}{paused}, global batch {job.global_batch_size} kept, step {job.step} continued"
+        batch = f"global batch {job.global_batch_size} kept"
+        if self._batch_size != job.global_batch_size:
+            batch, self._batch_size = f"batch {self._batch_size} -> {job.global_batch_size}", job.global_batch_size
+            if before == job.num_workers:
+                return f"{batch}{paused}, step {job.step} continued"
+        return f"{what} {change}{paused}, {batch}, step {job.step} continued"
 
 
 class Display(Protocol):

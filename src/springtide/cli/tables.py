@@ -90,6 +90,7 @@ def bounds(minimum: int, maximum: int) -> str:
 
 def jobs_table(jobs: Sequence[JobStatus], width: int | None = None, now_s: float | None = None) -> str:
     """One line for each job; with `now_s` one that waits tells when it is planned to start."""
+    has_batches = any(job.batch_bounds is not None for job in jobs)
     rows = [
         (
             job.job_id,
@@ -97,6 +98,7 @@ def jobs_table(jobs: Sequence[JobStatus], width: int | None = None, now_s: float
             percent(job.progress_fraction),
             steps(job),
             _workers_cell(job),
+            *((_batch_cell(job), number(job.noise_scale, 3)) if has_batches else ()),
             number(job.loss),
             _eta_cell(job, now_s),
             _slack_cell(job),
@@ -104,7 +106,30 @@ def jobs_table(jobs: Sequence[JobStatus], width: int | None = None, now_s: float
         )
         for job in jobs
     ]
-    return align(("JOB", "STATE", "PROGRESS", "STEP", "WORKERS", "LOSS", "ETA", "SLACK", "REASON"), rows, width)
+    batch = ("BATCH", "NOISE") if has_batches else ()
+    header = ("JOB", "STATE", "PROGRESS", "STEP", "WORKERS", *batch, "LOSS", "ETA", "SLACK", "REASON")
+    return align(header, rows, width)
+
+
+def _batch_cell(job: JobStatus) -> str:
+    if job.batch_bounds is None:
+        return str(job.global_batch_size)
+    return f"{job.global_batch_size} of {bounds(*job.batch_bounds)}"
+
+
+def _batch_pairs(job: JobStatus) -> list[tuple[str, str]]:
+    """What there is to say of a batch: that it never changes, or where it is and what its gradients' noise is."""
+    if job.batch_bounds is None:
+        return [("global batch", f"{job.global_batch_size} (whatever the number of workers)")]
+    batch = f"{job.global_batch_size} of {bounds(*job.batch_bounds)}, {job.initial_batch_size} at first"
+    if job.learning_rate_factor is not None:
+        batch += f", learning rate x{number(job.learning_rate_factor, 3)}"
+    noise = goodput = ""
+    if job.noise_scale is not None:
+        noise = f"scale {number(job.noise_scale, 3)} samples, a sample brings {percent(job.efficiency_fraction)}"
+    if job.goodput_samples_per_s is not None and not JobState(job.state).is_terminal:
+        goodput = f"{job.goodput_samples_per_s:.0f} samples/s as of the first batch"
+    return [("global batch", batch), ("noise", noise), ("goodput", goodput)]
 
 
 def _eta_cell(job: JobStatus, now_s: float | None) -> str:
@@ -292,7 +317,7 @@ def job_details(job: JobStatus, now_s: float, workers: str = "") -> str:
             if has_ended
             else f"{job.num_workers} of {allowed}  generation {job.generation}" + (f"  ({workers})" if workers else ""),
         ),
-        ("global batch", f"{job.global_batch_size} (whatever the number of workers)"),
+        *_batch_pairs(job),
         ("loss", "" if job.loss is None else number(job.loss)),
         ("metrics", metrics_text(job)),
         ("speed", "" if job.samples_per_s is None or has_ended else f"{job.samples_per_s:.0f} samples/s"),

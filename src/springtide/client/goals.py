@@ -9,11 +9,23 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
-from typing import Any, Final, TypedDict
+from types import MappingProxyType
+from typing import Any, Final, Literal, TypedDict, get_args
+
+import msgspec
 
 from springtide.core.errors import InvalidRequest
 from springtide.core.quantities import parse_duration_s, parse_money_usd, parse_range, validate_name
-from springtide.core.workload import MAX_VIRTUAL_SHARDS, Entrypoint, TrainingJob, WorkloadId
+from springtide.core.shards import shards_for
+from springtide.core.workload import (
+    MAX_VIRTUAL_SHARDS,
+    AdaptiveBatch,
+    Entrypoint,
+    LearningRateRule,
+    LengthUnit,
+    TrainingJob,
+    WorkloadId,
+)
 
 _CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
 _OBJECTIVE = re.compile(r"(?:p99\s*<=?\s*)?(.+)", re.IGNORECASE)
@@ -29,6 +41,8 @@ auto: Final = Auto.AUTO
 """Let the platform choose: between one worker and as many as it has devices."""
 
 Workers = int | str | tuple[int, int] | Auto
+GlobalBatch = int | str | tuple[int, int]
+Length = Literal["epochs", "progress"]
 Params = Mapping[str, str | int | float | bool]
 
 
@@ -37,7 +51,10 @@ class TrainKeywords(TypedDict, total=False):
 
     deadline: str | float | None
     budget: str | float | None
-    global_batch: int
+    global_batch: GlobalBatch
+    max_local_batch: int | None
+    learning_rate: LearningRateRule
+    length: Length
     epochs: int
     workers: Workers
     seed: int
@@ -99,9 +116,12 @@ def workers_range(value: Workers | str, num_devices: int | None = None) -> tuple
     return parse_range(value, "workers")
 
 
-def num_virtual_shards(max_workers: int) -> int:
-    """The smallest power of two that is at least 4 and at least `max_workers`: what the platform takes, too."""
-    return max(4, 1 << (max_workers - 1).bit_length())
+def batch_range(value: GlobalBatch) -> tuple[int, int]:
+    """The bounds of the global batch size, equal where it is fixed: 64, (32, 512) or "32..512"."""
+    if isinstance(value, int):
+        check_count(value, "global_batch", 32)
+        return value, value
+    return parse_range(value, "global_batch")
 
 
 def check_count(value: object, what: str, example: int, lowest: int = 1) -> int:
@@ -130,13 +150,24 @@ def unknown_keyword(names: set[str], allowed: set[str], where: str) -> None:
         raise InvalidRequest(f"{where} does not know {unknown[0]!r}; it knows {', '.join(sorted(allowed))}")
 
 
+_UNITS: Final[Mapping[Length, LengthUnit]] = MappingProxyType({"epochs": "samples", "progress": "progress"})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOptions:
-    """What a training function asks for, as it was written. A deadline counts from the submission."""
+    """What a training function asks for, as it was written. A deadline counts from the submission.
+
+    A `global_batch` with bounds may change while the job runs, from its lower bound on: then `max_local_batch` is what
+    one worker holds at once, `learning_rate` how the rate follows, and `length` says whether the epochs are passes over
+    the data or the progress that so many passes would make with the first batch.
+    """
 
     deadline: str | float | None = None
     budget: str | float | None = None
-    global_batch: int = 32
+    global_batch: GlobalBatch = 32
+    max_local_batch: int | None = None
+    learning_rate: LearningRateRule = "linear"
+    length: Length = "epochs"
     epochs: int = 1
     workers: Workers = auto
     seed: int = 0
@@ -149,7 +180,8 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         """Raise InvalidRequest, with the mend, for what can never be."""
-        check_count(self.global_batch, "global_batch", 32)
+        batch_range(self.global_batch)
+        self._check_batch()
         check_count(self.epochs, "epochs", 10)
         check_count(self.retries, "retries", 3, lowest=0)
         check_count(self.seed, "seed", 0, lowest=0)
@@ -169,6 +201,38 @@ class TrainOptions:
             validate_name(self.name)
         check_params(self.params)
 
+    def _check_batch(self) -> None:
+        """Raise InvalidRequest for what cannot be said of the batch, or not without bounds for it."""
+        if self.max_local_batch is not None:
+            check_count(self.max_local_batch, "max_local_batch", 64)
+        for keyword, value, kind in (
+            ("learning_rate", self.learning_rate, LearningRateRule),
+            ("length", self.length, Length),
+        ):
+            if value not in get_args(kind):
+                known = ", ".join(repr(name) for name in get_args(kind))
+                raise InvalidRequest(f"{keyword} must be one of {known}, got {value!r:.80}")
+        low, high = batch_range(self.global_batch)
+        if low == high:
+            for keyword, is_given in (
+                ("max_local_batch", self.max_local_batch is not None),
+                ("learning_rate", self.learning_rate != "linear"),
+                ("length", self.length != "epochs"),
+            ):
+                if is_given:
+                    raise InvalidRequest(
+                        f"{keyword} needs a batch that may change; give it bounds like global_batch=({low}, {16 * low})"
+                    )
+
+    def batch_bounds(self) -> AdaptiveBatch | None:
+        """Within what the platform may choose the batch; None where it is fixed."""
+        low, high = batch_range(self.global_batch)
+        if low == high:
+            return None
+        return AdaptiveBatch(
+            min_size=low, max_size=high, max_local_size=self.max_local_batch, learning_rate=self.learning_rate
+        )
+
     def override(self, changes: Mapping[str, Any], where: str = "submit()") -> TrainOptions:
         """A copy with some keywords changed; `params` are merged. Raises InvalidRequest for unknown keywords."""
         unknown_keyword(set(changes), {option.name for option in fields(self)}, where)
@@ -184,11 +248,13 @@ class TrainOptions:
             job_id=WorkloadId(name),
             name=name,
             entrypoint=Entrypoint(source_path=""),
-            global_batch_size=self.global_batch,
+            global_batch_size=batch_range(self.global_batch)[0],
             num_epochs=self.epochs,
-            num_virtual_shards=num_virtual_shards(bounds[1] if bounds is not None else 1),
+            num_virtual_shards=shards_for(bounds[1] if bounds is not None else 1, self.batch_bounds()),
             seed=self.seed,
             params=check_params(self.params),
+            batch=self.batch_bounds(),
+            length_unit=_UNITS[self.length],
         )
 
     def as_request(self, num_devices: int, now: datetime) -> dict[str, Any]:
@@ -196,7 +262,7 @@ class TrainOptions:
         bounds = workers_range(self.workers, num_devices)
         assert bounds is not None
         options: dict[str, Any] = {
-            "global_batch_size": self.global_batch,
+            "global_batch_size": batch_range(self.global_batch)[0],
             "num_epochs": self.epochs,
             "min_workers": bounds[0],
             "max_workers": min(bounds[1], MAX_VIRTUAL_SHARDS),
@@ -214,6 +280,10 @@ class TrainOptions:
             options["waits"] = True
         if self.num_samples is not None:
             options["num_samples"] = self.num_samples
+        batch = self.batch_bounds()
+        if batch is not None:
+            options["batch"] = msgspec.to_builtins(batch)
+            options["length_unit"] = _UNITS[self.length]
         return options
 
 

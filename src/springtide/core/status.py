@@ -27,6 +27,11 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     `resize_pause_s` holds the newest pause of each direction (grow, shrink, replace, recover): from the end of the
     last step before the change to the start of the first step after it. `is_promised` says that its deadline is; the
     planned moments are those of a policy that plans ahead. `cost_usd` is what its device-seconds have cost so far.
+
+    `global_batch_size` is what a step is made of now, `initial_batch_size` what it began with, and `batch_bounds` what
+    it may become (None: it never changes, and all below is None). `progress` of `total_progress` counts in steps of
+    the initial batch. `noise_scale` is in samples; `efficiency_fraction` is what a sample brings against one in a
+    batch of the initial size, and `goodput_samples_per_s` the speed times that.
     """
 
     job_id: str
@@ -68,6 +73,14 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     planned_start_at_s: float | None = None
     planned_finish_at_s: float | None = None
     cost_usd: float | None = None
+    initial_batch_size: int | None = None
+    batch_bounds: tuple[int, int] | None = None
+    progress: float | None = None
+    total_progress: float | None = None
+    noise_scale: float | None = None
+    efficiency_fraction: float | None = None
+    goodput_samples_per_s: float | None = None
+    learning_rate_factor: float | None = None
 
 
 class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,6 +170,41 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True):
     end_s: float | None
 
 
+class Planned(msgspec.Struct, frozen=True, kw_only=True):
+    """Devices that a policy plans to give a job from start to end, both still to come."""
+
+    workload_id: str
+    workload_name: str
+    num_devices: int
+    start_s: float
+    end_s: float
+
+
+class ProgressPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a job's training had come at one moment; what was not known then is None.
+
+    `planned_finish_at_s` is what its policy planned at that moment; the rest is as in JobStatus.
+    """
+
+    at_s: float
+    step: int
+    progress_fraction: float | None = None
+    num_workers: int = 0
+    global_batch_size: int = 0
+    samples_per_s: float | None = None
+    goodput_samples_per_s: float | None = None
+    noise_scale: float | None = None
+    planned_finish_at_s: float | None = None
+
+
+class ProgressSeries(msgspec.Struct, frozen=True, kw_only=True):
+    """A job's training over time, the oldest point first; long ones are thinned out evenly."""
+
+    job_id: str
+    now_s: float
+    points: tuple[ProgressPoint, ...]
+
+
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
     """A moment worth a tick on the Gantt: a resize with its pause, a crash, a deadline, an end."""
 
@@ -167,8 +215,9 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
-    """Who held what when, from the journal."""
+    """Who held what when, from the journal; `planned` is what a policy that plans ahead has in mind."""
 
     now_s: float
     intervals: tuple[Interval, ...]
     marks: tuple[Mark, ...]
+    planned: tuple[Planned, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from springtide.control.records import JobRecord
 from springtide.core.workload import JobState
 from springtide.perf.scaling import fit_scaling
 from springtide.service.contract import ViewLike
-from springtide.service.schemas import JobIn, JobOptionsIn
+from springtide.service.schemas import JobIn, JobOptionsIn, adaptive_batch
 
 # So many of the newest runs of a function are looked at.
 MAX_RUNS = 10
@@ -48,7 +49,7 @@ def experience_of(view: ViewLike, request: JobIn) -> Experience:
     runs = _earlier_runs(view, request)
     total_steps = declared_steps(options)
     if total_steps is None:
-        total_steps = next((_scaled(run, options.num_epochs) for run in runs if run.total_steps), None)
+        total_steps = next((_scaled(run, options.num_epochs) for run in runs if _length(run)), None)
     if options.profile_steps_per_s:
         declared = {int(count): rate for count, rate in options.profile_steps_per_s.items()}
         curve = fit_scaling(declared)
@@ -91,6 +92,8 @@ def _earlier_runs(view: ViewLike, request: JobIn) -> list[JobRecord]:
             and job.entrypoint.object_name == request.source.object_name
             and job.entrypoint.kind == request.source.kind == "function"
             and job.global_batch_size == request.options.global_batch_size
+            and job.batch == adaptive_batch(request.options)
+            and job.length_unit == request.options.length_unit
             and job.params == request.options.params
             and bool(record.throughput_samples_per_s)
         )
@@ -113,7 +116,14 @@ def _has_source(path: str, text: str) -> bool:
 
 
 def _scaled(run: JobRecord, num_epochs: int) -> int:
-    return -(-(run.total_steps or 0) * num_epochs // run.job.num_epochs)
+    return -(-_length(run) * num_epochs // run.job.num_epochs)
+
+
+def _length(run: JobRecord) -> int:
+    """A run's length in steps of its initial batch, 0 where unknown; a batch that changed made it other steps."""
+    if run.job.batch is not None:
+        return math.ceil(run.total_progress or 0.0)
+    return run.total_steps or 0
 
 
 def _rates(run: JobRecord) -> dict[int, float]:
@@ -124,10 +134,10 @@ def _rates(run: JobRecord) -> dict[int, float]:
     """
     rates = {count: rate for count, rate in run.throughput_samples_per_s.items() if rate > 0}
     is_whole = run.state is JobState.SUCCEEDED and not run.num_restarts and not run.num_preemptions
-    if is_whole and len(rates) == 1 and run.total_steps and run.started_at_s is not None and run.ended_at_s is not None:
+    if is_whole and len(rates) == 1 and _length(run) and run.started_at_s is not None and run.ended_at_s is not None:
         took_s = run.ended_at_s - run.started_at_s
         if took_s > 0:
-            return dict.fromkeys(rates, run.total_steps * run.job.global_batch_size / took_s)
+            return dict.fromkeys(rates, _length(run) * run.job.global_batch_size / took_s)
     return rates
 
 

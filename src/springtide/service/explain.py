@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from springtide.control.records import JobRecord, ServiceRecord, ServiceState
 from springtide.core.quantities import format_duration
-from springtide.core.status import Explanation, HistoryEntry
+from springtide.core.status import Explanation, HistoryEntry, JobStatus
 from springtide.core.workload import JobState
 from springtide.service.contract import ViewLike
 from springtide.service.outlook import Outlook
@@ -61,7 +61,9 @@ def _job_evidence(record: JobRecord, view: ViewLike, now_s: float) -> list[str]:
     if record.state is JobState.PENDING and record.runnable_at_s > now_s:
         evidence.append(f"waits out a back-off for {format_duration(record.runnable_at_s - now_s)} more")
     if record.total_steps:
-        evidence.append(f"step {record.step} of {record.total_steps} ({100 * record.step / record.total_steps:.0f} %)")
+        done = 100 * (status.progress_fraction or 0.0)
+        evidence.append(f"step {record.step} of {record.total_steps} ({done:.0f} %)")
+    evidence += _batch_evidence(status)
     if status.eta_s is not None:
         evidence.append(f"at {status.samples_per_s or 0:.0f} samples/s it ends in {format_duration(status.eta_s)}")
     if status.deadline_at_s is not None and not record.state.is_terminal:
@@ -82,6 +84,22 @@ def _job_evidence(record: JobRecord, view: ViewLike, now_s: float) -> list[str]:
     if record.checkpoint is not None:
         evidence.append(f"the newest checkpoint holds step {record.checkpoint.step}")
     return evidence
+
+
+def _batch_evidence(status: JobStatus) -> list[str]:
+    """What the batch is, and what the gradient's noise says of it."""
+    if status.batch_bounds is None:
+        return []
+    low, high = status.batch_bounds
+    told = [f"batch {status.global_batch_size} of {low}..{high}, {status.initial_batch_size} at first"]
+    if status.learning_rate_factor is not None and status.learning_rate_factor != 1.0:
+        told[0] += f", learning rate x{status.learning_rate_factor:.3g}"
+    if status.noise_scale is not None and status.efficiency_fraction is not None:
+        told.append(
+            f"gradient noise scale {status.noise_scale:.0f} samples: at this batch a sample brings "
+            f"{100 * status.efficiency_fraction:.0f} % of what it did at first"
+        )
+    return told
 
 
 def _last_changes(record: JobRecord, history: tuple[HistoryEntry, ...], now_s: float) -> list[str]:

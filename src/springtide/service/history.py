@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from functools import singledispatchmethod
 
 from springtide.core import actions, events
+from springtide.core.decision import GradientNoise
 from springtide.core.ports import Step
 from springtide.core.quantities import format_duration
 from springtide.core.status import HistoryEntry, Interval, Mark, Timeline
 from springtide.core.workload import JobState, TrainingJob
+from springtide.service.adaptation import adaptation_of
 
 MAX_ENTRIES = 200
 MAX_INTERVALS = 10_000
@@ -34,6 +36,10 @@ class _Track:
     generation: int = 0
     is_confirmed: bool = True
     resize_reason: str = ""
+    job: TrainingJob | None = None
+    batch_size: int = 0
+    next_batch_size: int = 0
+    noise: GradientNoise | None = None
     has_ended: bool = False
     entries: deque[HistoryEntry] = field(default_factory=lambda: deque(maxlen=MAX_ENTRIES))
 
@@ -138,11 +144,21 @@ class HistoryIndex:
         job = event.job
         if job.job_id in self._tracks:
             return
-        self._track(job.job_id, _Track(name=job.name, kind="job", deadline_s=job.goal.deadline_s))
+        self._track(
+            job.job_id,
+            _Track(
+                name=job.name,
+                kind="job",
+                deadline_s=job.goal.deadline_s,
+                job=job,
+                batch_size=job.global_batch_size,
+            ),
+        )
         workers = (
             str(job.min_workers) if job.min_workers == job.max_workers else f"{job.min_workers}..{job.max_workers}"
         )
-        text = f"submitted: {workers} workers, global batch {job.global_batch_size}, {job.num_epochs} epochs"
+        batch = f"{job.global_batch_size}" if job.batch is None else f"{job.batch.min_size}..{job.batch.max_size}"
+        text = f"submitted: {workers} workers, global batch {batch}, {job.num_epochs} epochs"
         if job.goal.deadline_s is not None:
             text += f", deadline in {format_duration(job.goal.deadline_s - self._at_s)}"
         self._write(job.job_id, "submitted", text)
@@ -200,6 +216,7 @@ class HistoryIndex:
         if track is None or track.is_confirmed or event.generation != track.generation:
             return
         before, track.world_size, track.is_confirmed = track.world_size, event.world_size, True
+        self._tell_batch(event.job_id, track)
         workers = "1 worker" if event.world_size == 1 else f"{event.world_size} workers"
         if event.direction in ("start", "resume"):
             verb = "started" if event.direction == "start" else "resumed"
@@ -207,6 +224,10 @@ class HistoryIndex:
             self._mark(event.job_id, event.direction, f"{verb} on {workers}")
             return
         pause = format_duration(event.pause_s)
+        self._num_resizes[event.direction] = self._num_resizes.get(event.direction, 0) + 1
+        self._pauses[event.direction] = self._pauses.get(event.direction, Pauses()).plus(event.pause_s)
+        if track.resize_reason.startswith("batch "):
+            return
         verb = "recovered with" if event.direction == "recover" else f"resized {before} ->"
         text = f"{verb} {workers}, pause {pause}, step {event.step} continued"
         # The action says "resized 2 -> 3 (why)"; the numbers stand above, so only the why is told again.
@@ -215,8 +236,12 @@ class HistoryIndex:
             text += f" ({why})"
         self._write(event.job_id, event.direction, text)
         self._mark(event.job_id, "resize", f"{verb} {workers}, pause {pause}")
-        self._num_resizes[event.direction] = self._num_resizes.get(event.direction, 0) + 1
-        self._pauses[event.direction] = self._pauses.get(event.direction, Pauses()).plus(event.pause_s)
+
+    @_tell.register
+    def _(self, event: events.ProgressReported) -> None:
+        track = self._tracks.get(event.job_id)
+        if track is not None and event.grad_sqr is not None and event.grad_var is not None:
+            track.noise = GradientNoise(grad_sqr=event.grad_sqr, grad_var=event.grad_var)
 
     @_tell.register
     def _(self, event: events.GroupBroken) -> None:
@@ -269,6 +294,7 @@ class HistoryIndex:
         track = self._tracks.get(action.job_id)
         if track is not None:
             track.generation, track.is_confirmed, track.resize_reason = action.generation, False, action.reason
+            track.next_batch_size = action.global_batch_size
 
     @_tell.register
     def _(self, action: actions.PreemptJob) -> None:
@@ -292,6 +318,23 @@ class HistoryIndex:
         self._write(action.job_id, "ended", f"{action.state.value}: {action.reason}")
         kind = "failed" if action.state is JobState.FAILED else "end"
         self._mark(action.job_id, kind, f"{action.state.value}: {action.reason}")
+
+    def _tell_batch(self, workload_id: str, track: _Track) -> None:
+        """A step is made of more or fewer samples from now on, where it is."""
+        before, size, job = track.batch_size, track.next_batch_size or track.batch_size, track.job
+        if job is None or job.batch is None or size == before:
+            return
+        track.batch_size = size
+        known = adaptation_of(job, track.noise, size, None)
+        text = f"batch {before} -> {size}: "
+        text += "noise scale not known yet" if known.noise_scale is None else f"noise scale {known.noise_scale:.0f}"
+        if known.learning_rate_factor is not None:
+            text += f", learning rate x{known.learning_rate_factor:.3g} ({job.batch.learning_rate})"
+        why = track.resize_reason.partition(" (")[2].removesuffix(")")
+        if why and track.resize_reason.startswith("batch "):
+            text += f" ({why})"
+        self._write(workload_id, "batch", text)
+        self._mark(workload_id, "batch", text)
 
     # --- small steps that several of them share ---------------------------------------------------------------------
 

@@ -11,7 +11,14 @@ from pydantic_core import ErrorDetails
 
 from springtide.core.errors import InvalidRequest
 from springtide.core.quantities import validate_name
-from springtide.core.workload import DEFAULT_GRACE_S, MAX_VIRTUAL_SHARDS
+from springtide.core.shards import shards_for
+from springtide.core.workload import (
+    DEFAULT_GRACE_S,
+    MAX_VIRTUAL_SHARDS,
+    AdaptiveBatch,
+    LearningRateRule,
+    LengthUnit,
+)
 from springtide.service.problems import Malformed
 
 MAX_SOURCE_BYTES = 1024 * 1024
@@ -56,12 +63,29 @@ class ServiceSourceIn(SourceIn):
     kind: Literal["class"] = "class"
 
 
+class AdaptiveBatchIn(_Model):
+    """The bounds within which the global batch size may change while a job runs."""
+
+    min_size: int = Field(ge=1, le=1_000_000, description="samples of one optimizer step, over all workers")
+    max_size: int = Field(ge=1, le=1_000_000)
+    min_local_size: int = Field(default=1, ge=1, le=1_000_000, description="the fewest worth a worker's pass")
+    max_local_size: int | None = Field(default=None, ge=1, le=1_000_000, description="what a worker holds at once")
+    learning_rate: LearningRateRule = Field(default="linear", description="how it follows the batch")
+
+
 class JobOptionsIn(_Model):
     """A training job's length, bounds and goal."""
 
     deadline_s: PositiveSeconds | None = Field(default=None, description="seconds from now")
     budget_usd: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] | None = None
     global_batch_size: int = Field(default=32, ge=1, le=1_000_000)
+    batch: AdaptiveBatchIn | None = Field(
+        default=None, description="lets the platform change the batch; global_batch_size is what it starts with"
+    )
+    length_unit: LengthUnit = Field(
+        default="samples",
+        description="whether the epochs are passes over the data, or the progress so many make with the first batch",
+    )
     num_epochs: int = Field(default=1, ge=1, le=100_000)
     min_workers: int = Field(default=1, ge=1, le=MAX_WORKERS)
     max_workers: int = Field(default=1, ge=1, le=MAX_WORKERS)
@@ -180,11 +204,58 @@ def check_job(job: JobIn) -> None:
             f"options.min_workers {options.min_workers} is above options.max_workers {options.max_workers}; "
             "raise max_workers or lower min_workers"
         )
+    _check_batch(options, is_script=job.source.kind == "script")
     shards = options.num_virtual_shards
-    if shards is not None and (shards & (shards - 1) or shards < options.max_workers):
+    needed = shards_for(options.max_workers, adaptive_batch(options), least=1)
+    if shards is not None and (shards & (shards - 1) or shards < needed):
         raise InvalidRequest(
             f"options.num_virtual_shards {shards} must be a power of two that is at least max_workers "
-            f"({options.max_workers}); use {default_num_virtual_shards(options.max_workers)}, or leave it out"
+            f"({options.max_workers}) and, with batch.max_local_size, cuts the largest batch into parts that fit; "
+            f"use {shards_for(options.max_workers, adaptive_batch(options))}, or leave it out"
+        )
+
+
+def adaptive_batch(options: JobOptionsIn) -> AdaptiveBatch | None:
+    """The bounds of the batch as a job carries them."""
+    return None if options.batch is None else AdaptiveBatch(**options.batch.model_dump())
+
+
+def _check_batch(options: JobOptionsIn, *, is_script: bool) -> None:
+    batch, size = options.batch, options.global_batch_size
+    if batch is None:
+        if options.length_unit == "progress":
+            raise InvalidRequest(
+                "options.length_unit 'progress' needs options.batch: with one batch size throughout, progress and "
+                "samples are the same; leave it out, or send batch bounds"
+            )
+        return
+    if is_script:
+        raise InvalidRequest("a script's batch is its own; leave out options.batch, or hand over a training function")
+    if batch.min_size > batch.max_size:
+        raise InvalidRequest(
+            f"options.batch.min_size {batch.min_size} is above options.batch.max_size {batch.max_size}; swap them"
+        )
+    if not batch.min_size <= size <= batch.max_size:
+        raise InvalidRequest(
+            f"options.global_batch_size {size}, the batch it starts with, lies outside options.batch "
+            f"({batch.min_size} to {batch.max_size}); start with {batch.min_size}"
+        )
+    if batch.max_local_size is not None:
+        if batch.min_local_size > batch.max_local_size:
+            raise InvalidRequest(
+                f"options.batch.min_local_size {batch.min_local_size} is above max_local_size {batch.max_local_size}; "
+                "lower it"
+            )
+        most = batch.max_local_size * MAX_VIRTUAL_SHARDS
+        if batch.max_size > most:
+            raise InvalidRequest(
+                f"options.batch.max_size {batch.max_size} in parts of at most {batch.max_local_size} samples makes "
+                f"more than {MAX_VIRTUAL_SHARDS} parts; use a max_size of at most {most}"
+            )
+    if batch.min_local_size * options.min_workers > batch.max_size:
+        raise InvalidRequest(
+            f"{options.min_workers} workers with at least {batch.min_local_size} samples each are more than "
+            f"options.batch.max_size {batch.max_size}; lower min_workers or min_local_size"
         )
 
 
@@ -196,11 +267,6 @@ def check_service(service: ServiceIn) -> None:
             f"options.min_replicas {options.min_replicas} is above options.max_replicas {options.max_replicas}; "
             "raise max_replicas or lower min_replicas"
         )
-
-
-def default_num_virtual_shards(max_workers: int) -> int:
-    """Return the smallest power of two that is at least 4 and at least `max_workers`."""
-    return max(4, 1 << (max_workers - 1).bit_length())
 
 
 def _sentence(detail: ErrorDetails, model: type[BaseModel]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from springtide import __version__
 from springtide.control.records import JobRecord, ReplicaRecord, ServiceRecord
@@ -10,6 +11,7 @@ from springtide.core.decision import Schedule
 from springtide.core.resources import DeviceId
 from springtide.core.status import DeviceStatus, JobStatus, PlatformStatus, ReplicaStatus, ServiceStatus
 from springtide.core.workload import JobState, ReplicaId
+from springtide.service.adaptation import adaptation_of, num_samples_left, progress_of
 from springtide.service.contract import ViewLike
 
 
@@ -18,8 +20,10 @@ def job_status(
 ) -> JobStatus:
     """Return what users are told about one job at this instant. `planned` is what the policy has in mind for it."""
     job = record.job
-    progress = None if not record.total_steps else min(1.0, record.step / record.total_steps)
+    done, total = progress_of(record)
+    known = adaptation_of(job, record.noise, record.batch_size, record.samples_per_s if record.members else None)
     eta_s = predict_eta_s(record)
+    starts_s, ends_s = planned_moments(record, planned)
     ranks = {replica_id: rank for rank, replica_id in enumerate(record.members)}
     return JobStatus(
         job_id=record.workload_id,
@@ -35,11 +39,11 @@ def job_status(
         min_workers=record.min_workers,
         max_workers=record.max_workers,
         num_workers=record.world_size,
-        global_batch_size=job.global_batch_size,
+        global_batch_size=record.batch_size,
         generation=record.generation,
         step=record.step,
         total_steps=record.total_steps,
-        progress_fraction=progress,
+        progress_fraction=min(1.0, done / total) if total else None,
         epoch=record.epoch,
         num_epochs=job.num_epochs,
         loss=record.loss,
@@ -58,21 +62,36 @@ def job_status(
         alternatives=record.alternatives,
         replicas=_replicas(record.replicas, ranks),
         is_promised=record.admitted_at_s is not None and not record.state.is_terminal,
-        **_planned(record, planned),
+        planned_start_at_s=starts_s,
+        planned_finish_at_s=ends_s,
         cost_usd=record.attained_service_s(now_s) / 3600.0 * usd_per_device_hour,
+        **(_batch(record) if job.batch is not None else {}),
+        noise_scale=known.noise_scale,
+        efficiency_fraction=known.efficiency_fraction,
+        goodput_samples_per_s=known.goodput_samples_per_s,
+        learning_rate_factor=known.learning_rate_factor,
     )
 
 
-def _planned(record: JobRecord, planned: Schedule) -> dict[str, float | None]:
+def _batch(record: JobRecord) -> dict[str, Any]:
+    done, total = progress_of(record)
+    assert record.job.batch is not None
+    return {
+        "initial_batch_size": record.job.global_batch_size,
+        "batch_bounds": (record.job.batch.min_size, record.job.batch.max_size),
+        "progress": done,
+        "total_progress": total,
+    }
+
+
+def planned_moments(record: JobRecord, planned: Schedule) -> tuple[float | None, float | None]:
     """When it starts and ends as planned. A plan for a job of which nothing is known is made on a guess."""
     is_known = (record.total_steps or record.job.total_steps) and (
         record.throughput_samples_per_s or record.job.profile_steps_per_s
     )
     runs = [run for run in planned if run.num_devices] if is_known and not record.state.is_terminal else []
-    return {
-        "planned_start_at_s": runs[0].start_s if runs and record.started_at_s is None else None,
-        "planned_finish_at_s": runs[-1].end_s if runs else None,
-    }
+    starts_s = runs[0].start_s if runs and record.started_at_s is None else None
+    return starts_s, runs[-1].end_s if runs else None
 
 
 def predict_eta_s(record: JobRecord) -> float | None:
@@ -80,13 +99,13 @@ def predict_eta_s(record: JobRecord) -> float | None:
 
     Right after a resize the speed is what was measured earlier with as many workers.
     """
-    if record.state is not JobState.RUNNING or record.total_steps is None:
+    num_left = num_samples_left(record)
+    if record.state is not JobState.RUNNING or num_left is None:
         return None
     speed = record.samples_per_s or record.throughput_samples_per_s.get(record.world_size)
     if not speed:
         return None
-    num_left = max(0, record.total_steps - record.step)
-    return num_left * record.job.global_batch_size / speed
+    return num_left / speed
 
 
 def service_status(record: ServiceRecord, now_s: float, base_url: str = "") -> ServiceStatus:

@@ -20,7 +20,15 @@ from springtide.core.events import (
     ServiceDeployed,
 )
 from springtide.core.quantities import validate_name
-from springtide.core.workload import Entrypoint, Goal, InferenceService, JobState, TrainingJob, WorkloadId
+from springtide.core.shards import shards_for
+from springtide.core.workload import (
+    Entrypoint,
+    Goal,
+    InferenceService,
+    JobState,
+    TrainingJob,
+    WorkloadId,
+)
 from springtide.service import sources
 from springtide.service.contract import PlatformLike, ViewLike
 from springtide.service.experience import Experience, experience_of
@@ -29,9 +37,9 @@ from springtide.service.schemas import (
     JobIn,
     ScaleIn,
     ServiceIn,
+    adaptive_batch,
     check_job,
     check_service,
-    default_num_virtual_shards,
 )
 
 MAX_KEY_CHARS = 255
@@ -205,6 +213,7 @@ def make_job(
     """The job that a request asks for, with what is known of its length and speed."""
     options = request.options
     deadline_s = None if options.deadline_s is None else now_s + options.deadline_s
+    batch = adaptive_batch(options)
     return TrainingJob(
         job_id=job_id,
         name=request.name,
@@ -213,7 +222,7 @@ def make_job(
         num_epochs=options.num_epochs,
         min_workers=options.min_workers,
         max_workers=options.max_workers,
-        num_virtual_shards=options.num_virtual_shards or default_num_virtual_shards(options.max_workers),
+        num_virtual_shards=options.num_virtual_shards or shards_for(options.max_workers, batch),
         # The processes of a script know their number from the start and cannot change it.
         elastic=entrypoint.kind != "script",
         goal=Goal(deadline_s=deadline_s, budget_usd=options.budget_usd, is_soft=options.is_soft, waits=options.waits),
@@ -225,7 +234,18 @@ def make_job(
         params=options.params,
         total_steps=experience.total_steps,
         profile_steps_per_s=dict(experience.steps_per_s),
+        batch=batch,
+        length_unit=options.length_unit,
+        family=_family(request),
     )
+
+
+def _family(request: JobIn) -> str:
+    """What runs of the same code share, so that one learns from another; a script shows nothing to learn from."""
+    source = request.source
+    if source.kind == "script":
+        return ""
+    return f"{request.name}-{_digest(source.object_name + source.text)[:12]}"
 
 
 def _refuse_ended(record: JobRecord, verb: str) -> None:
