@@ -1,11 +1,10 @@
 """Sia: one of a few sizes for each job, chosen for all of them by an integer program over predicted goodput.
 
 Jayaram Subramanya et al., "Sia: Heterogeneity-aware, goodput-optimized ML-cluster scheduling", SOSP 2023, section 3,
-on devices of one kind, with the settings of its published artifact (siasosp23/artifacts, sia-simulator/sia.py). Every
-round each job is offered 1, 2, 4... devices of a node and whole nodes, at most twice what it has run on. What a size is
-worth is its predicted goodput at the best batch over that of the least size, in the power -0.5; another size than the
-present one is worth less by what restarts have cost the job. Jobs' lengths play no part. docs/policies/sia.md names
-every difference.
+on devices of one kind, with the settings of its published artifact (siasosp23/artifacts). Every round each job is
+offered 1, 2, 4... devices of a node and whole nodes, at most twice what it has run on. What a size is worth is its
+predicted goodput at the best batch over that of the least size, in the power -0.5; another size than the present one is
+worth less by what restarts have cost the job. Jobs' lengths play no part. docs/policies/sia.md names every difference.
 """
 
 from __future__ import annotations
