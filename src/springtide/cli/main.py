@@ -27,6 +27,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "down": ("springtide.cli.lifecycle", "Stop the platform."),
         "dashboard": ("springtide.cli.lifecycle", "Print the address that logs your browser in."),
         "quote": ("springtide.cli.quote", "Ask: when would FILE be done, for how much, and if not, what would work?"),
+        "profile": (
+            "springtide.cli.profile",
+            "Measure a step of FILE's function: operators, gradient buckets, speed; or what exchanges cost.",
+        ),
         "run": ("springtide.cli.run", "Train: run FILE's function with a goal and watch it."),
         "deploy": ("springtide.cli.deploy", "Serve: deploy FILE's class and print how to call it."),
         "ps": ("springtide.cli.look", "List jobs and services."),

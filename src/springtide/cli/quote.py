@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import click
@@ -10,6 +11,7 @@ import click
 from springtide.cli.asked import Asked, asked_options, read_asked
 from springtide.cli.loading import as_typed, split_target
 from springtide.cli.offers import quote_text
+from springtide.cli.profiled import check_profile, profiled_request
 from springtide.cli.session import Session, common_options, refuse
 from springtide.client.functions import quote_job, submit_job
 from springtide.client.goals import workers_range
@@ -19,6 +21,8 @@ from springtide.core.workload import JobState
 
 # A speed counts as measured once a job has trained for so long on a number of workers.
 MEASURE_S = 4.0
+# What a bare --profile says.
+MEASURE = "-"
 _POLL_S = 0.2
 _START_TIMEOUT_S = 120.0
 _SECOND_TIMEOUT_S = 20.0
@@ -26,18 +30,28 @@ _SECOND_TIMEOUT_S = 20.0
 
 @click.command()
 @asked_options
-@click.option("--profile", is_flag=True, help="First measure it: run it on 1 and on 2 workers for some seconds.")
+@click.option(
+    "--profile",
+    is_flag=False,
+    flag_value=MEASURE,
+    callback=check_profile,
+    metavar="[PROFILE.json]",
+    help="Use this file of `springtide profile`; without one, measure: run it on 1 and on 2 workers for some seconds.",
+)
 @common_options
 @click.pass_obj
-def quote(session: Session, /, target: str, script_args: tuple[str, ...], profile: bool, **options: Any) -> None:
+def quote(session: Session, /, target: str, script_args: tuple[str, ...], profile: str | None, **options: Any) -> None:
     """Ask whether FILE's function would be done in time, when, for how much, and if not, what would work.
 
-    Nothing is submitted (but with --profile a short run, which is then cancelled).
+    Nothing is submitted (but with a bare --profile a short run, which is then cancelled).
     """
     asked = read_asked(target, script_args, options)
-    if profile:
+    if profile == MEASURE:
         measure(session, asked)
-    answer = quote_job(asked.source, asked.options, asked.name, session.client)
+    if profile is None or profile == MEASURE:
+        answer = quote_job(asked.source, asked.options, asked.name, session.client)
+    else:
+        answer = session.client.quote(**profiled_request(session, asked, Path(profile)))
     path, _ = split_target(target)
     hint = f"do it: springtide run {as_typed(path)}"
     session.answer(answer, quote_text(answer), hint if answer.verdict == "accepted" else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -9,6 +10,7 @@ from msgspec.structs import replace
 
 from springtide.cli.asked import Asked, asked_options, read_asked
 from springtide.cli.offers import alternative_text, refusal_text
+from springtide.cli.profiled import check_profile, profiled_request
 from springtide.cli.progress import JobWatcher, can_redraw, display, follow
 from springtide.cli.session import Session, common_options
 from springtide.cli.story import num_workers_over_time, workers_text
@@ -23,15 +25,25 @@ from springtide.core.workload import JobState
 @click.command(context_settings={"ignore_unknown_options": False})
 @asked_options
 @click.option("--detach", is_flag=True, help="Submit and return.")
+@click.option(
+    "--profile",
+    callback=check_profile,
+    metavar="FILE",
+    help="What `springtide profile` wrote: its speed is known then.",
+)
 @common_options
 @click.pass_obj
-def run(session: Session, /, target: str, script_args: tuple[str, ...], **options: Any) -> None:
+def run(session: Session, /, target: str, script_args: tuple[str, ...], profile: str | None, **options: Any) -> None:
     """Train FILE's function (or run FILE as a plain script) and watch it.
 
     Ctrl-C detaches; the job goes on. Exit code 1 if the job failed.
     """
     asked = read_asked(target, script_args, options)
-    handle = submit_job(asked.source, asked.options, asked.name, session.client)
+    if profile is None:
+        handle = submit_job(asked.source, asked.options, asked.name, session.client)
+    else:
+        submitted = session.client.submit_job(**profiled_request(session, asked, Path(profile)))
+        handle = JobHandle(session.client, submitted.job_id)
     job = handle.status()
     if job.state == JobState.REJECTED:
         tell_refusal(session, job, asked)

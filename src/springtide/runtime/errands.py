@@ -21,6 +21,8 @@ from springtide.core.errors import BackendError, InvalidRequest
 from springtide.core.quantities import format_duration
 
 _POLL_S = 0.05
+# Progress is told no more often than people read.
+_TELL_S = 1.0
 # When one member has failed the others lose their peer: so long may pass until the one that knows why has said so.
 _SETTLE_S = 1.0
 _LOG_CHARACTERS = 600
@@ -74,6 +76,7 @@ class Errand:
         self._tell = tell
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._told: dict[str, str] = {}
+        self._tell_at_s = 0.0
 
     def __enter__(self) -> Errand:
         """Nothing runs before `start`."""
@@ -139,11 +142,14 @@ class Errand:
             time.sleep(_POLL_S)
 
     def _show_progress(self) -> None:
+        if time.monotonic() < self._tell_at_s:
+            return
         for name in self._processes:
             with contextlib.suppress(OSError):
                 text = self.files(name).progress.read_text()
                 if text and self._told.get(name) != text:
                     self._told[name] = text
+                    self._tell_at_s = time.monotonic() + _TELL_S
                     self._tell(text)
 
     def _errors(self) -> Iterator[ErrandError]:

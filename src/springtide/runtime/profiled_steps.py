@@ -66,6 +66,7 @@ class ProfiledSteps:
         self.rank = rank
         self.metrics: dict[str, float] = {}
         self.num_unused = 0
+        self.num_samples = 0
         self.iterations: dict[str, list[Iteration]] = {turn.name: [] for turn in turns if turn.name}
         self.profiles: list[torch.profiler.profile] = []
         self._turns = turns
@@ -100,6 +101,7 @@ class ProfiledSteps:
             raise InvalidRequest(
                 f"the dataset has {num_samples} samples and the batch takes {needed}; ask for a smaller --batch"
             )
+        self.num_samples = num_samples
         self._order = permutation(num_samples, self._seed, 0)
 
     def next_shard(self) -> tuple[GlobalBatch, int, tuple[int, int]]:

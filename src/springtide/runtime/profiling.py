@@ -83,6 +83,7 @@ class WorkerProfile(msgspec.Struct, frozen=True, kw_only=True):
     operators: list[Operator]
     operator_totals: list[OperatorTotal]
     exchange_samples: list[tuple[int, float]]
+    num_samples: int
     num_unused_parameters: int
 
 
@@ -92,7 +93,9 @@ class FunctionProfile(msgspec.Struct, frozen=True, kw_only=True):
     `step` is the computation without exchanges in its way, `exchange_s` how long each bucket's exchange takes between
     the two workers when nothing else runs. `measured_step_s` is a step as it really is, exchanges and computation
     overlapping; `predicted_step_s` is the critical path of the first two. `fixed_fraction` of the computation does not
-    depend on the batch (perf.timeline). `exchange_samples` pairs bytes with seconds.
+    depend on the batch (perf.timeline). `exchange_samples` pairs bytes with seconds. `num_samples` are those of the
+    dataset. By number of workers, `predicted_exchange_s` is what `communication_model` says of each bucket, and
+    `steps_per_s` the speed that follows.
     """
 
     format: Literal["springtide-profile-1"] = "springtide-profile-1"
@@ -105,6 +108,7 @@ class FunctionProfile(msgspec.Struct, frozen=True, kw_only=True):
     num_workers: int
     global_batch_size: int
     num_iterations: int
+    num_samples: int
     step: StepProfile
     fixed_fraction: float
     exchange_s: tuple[float, ...]
@@ -115,6 +119,7 @@ class FunctionProfile(msgspec.Struct, frozen=True, kw_only=True):
     operators: tuple[Operator, ...]
     operator_totals: tuple[OperatorTotal, ...]
     communication_model: str = ""
+    predicted_exchange_s: dict[int, tuple[float, ...]] = {}
     steps_per_s: dict[int, float] = {}
 
 
@@ -211,6 +216,7 @@ def _put_together(
         num_workers=len(workers),
         global_batch_size=global_batch_size,
         num_iterations=num_iterations,
+        num_samples=first.num_samples,
         step=step,
         fixed_fraction=fixed_fraction,
         exchange_s=tuple(exchange_s),
@@ -226,7 +232,7 @@ def _put_together(
 def with_speed_curve(
     profile: FunctionProfile, worker_counts: Sequence[int], measured: SampleFile | None = None, said: str = ""
 ) -> FunctionProfile:
-    """Return the profile with the speed predicted on each number of workers, the global batch held.
+    """Return the profile with the speed predicted on each number of workers, its global batch held.
 
     Exchanges cost what a latency and a bandwidth say that are fitted to `measured` (on its first devices, packed;
     `said` names it), or else to what the two workers measured between them. Counts beyond the devices of `measured`
@@ -237,21 +243,35 @@ def with_speed_curve(
     model = AlphaBeta(*samples.queries())
     fabric = samples.fabric()
     device_ids = [device.device_id for node in samples.nodes for device in node.devices]
-    batch = profile.global_batch_size
-    counts = [count for count in worker_counts if count <= min(len(device_ids), batch)]
-    queries = [
-        Query(fabric.subgraph(device_ids[:count]), bucket.num_bytes)
+    counts = [count for count in worker_counts if count <= len(device_ids)]
+    predicted = {
+        count: [Query(fabric.subgraph(device_ids[:count]), bucket.num_bytes) for bucket in profile.step.buckets]
         for count in counts
-        for bucket in profile.step.buckets
-    ]
-    bucket_s = model.predict_s(queries).reshape(len(counts), -1)
-    local = [-(-batch // count) for count in counts]
-    step_s, _ = iteration_s(profile.step, local, 1, bucket_s, profile.fixed_fraction)
-    return msgspec.structs.replace(
-        profile,
-        communication_model=f"{model.name}, fitted to {said}",
-        steps_per_s={count: 1.0 / float(took_s) for count, took_s in zip(counts, step_s, strict=True)},
+    }
+    return predict_for_batch(
+        msgspec.structs.replace(
+            profile,
+            communication_model=f"{model.name}, fitted to {said}",
+            predicted_exchange_s={
+                count: tuple(float(took_s) for took_s in model.predict_s(queries))
+                for count, queries in predicted.items()
+            },
+        ),
+        profile.global_batch_size,
     )
+
+
+def predict_for_batch(profile: FunctionProfile, global_batch_size: int) -> FunctionProfile:
+    """Return the profile with the speeds predicted for that global batch, which does not change what was measured.
+
+    Workers that would not get a sample are left out.
+    """
+    counts = [count for count in profile.predicted_exchange_s if count <= global_batch_size]
+    bucket_s = np.array([profile.predicted_exchange_s[count] for count in counts]).reshape(len(counts), -1)
+    local = [-(-global_batch_size // count) for count in counts]
+    step_s, _ = iteration_s(profile.step, local, 1, bucket_s, profile.fixed_fraction)
+    rates = {count: 1.0 / float(took_s) for count, took_s in zip(counts, step_s, strict=True)}
+    return msgspec.structs.replace(profile, steps_per_s=rates)
 
 
 def _own_samples(profile: FunctionProfile, num_devices: int) -> SampleFile:

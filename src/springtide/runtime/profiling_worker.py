@@ -128,6 +128,7 @@ def _result(steps: ProfiledSteps, samples: list[tuple[int, float]], device: torc
         operators=operators_of(events[-1]),
         operator_totals=_totals(events, device),
         exchange_samples=samples,
+        num_samples=steps.num_samples,
         num_unused_parameters=steps.num_unused,
     )
 

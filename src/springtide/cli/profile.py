@@ -1,0 +1,150 @@
+"""`springtide profile`: the timeline of a training function's step, or what all-reduces cost on this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import click
+
+from springtide.cli.asked import parse_params
+from springtide.cli.loading import as_typed, find_training, import_file, split_target, uses_springtide
+from springtide.cli.session import Session, common_options, refuse
+from springtide.core.errors import BackendError
+from springtide.core.quantities import parse_duration_s, parse_size_bytes
+from springtide.core.workload import Entrypoint
+
+COMMUNICATION = "communication"
+_WORKER_COUNTS = (1, 2, 4, 8)
+_NUM_ITERATIONS = 10
+_NUM_SAMPLED_WORKERS = 4
+# Which options belong to which of the two.
+_OF_FUNCTIONS = ("batch", "iterations", "params", "communication", "seed")
+_OF_COMMUNICATION = ("workers", "sizes", "namespaces", "nic", "uplink")
+
+
+@click.command()
+@click.argument("target", metavar="FILE[:FUNCTION]|communication")
+@click.option("--batch", type=click.IntRange(min=2), metavar="N", help="The global batch size, over both workers.")
+@click.option("--iterations", type=click.IntRange(min=1), metavar="N", help="Measure so many. [default: 10]")
+@click.option("--param", "params", multiple=True, metavar="K=V", help="For the function: ctx.params[K]. Repeatable.")
+@click.option("--seed", type=click.IntRange(min=0), help="Where all chance comes from.")
+@click.option(
+    "--communication", metavar="FILE", help="Predict with these samples of `springtide profile communication`."
+)
+@click.option("--workers", type=click.IntRange(min=2), metavar="N", help="communication: up to so many. [default: 4]")
+@click.option("--sizes", metavar="SIZE,SIZE", help="communication: of these sizes, as 64KiB,1MiB.")
+@click.option("--namespaces", is_flag=True, help="communication: over links of limited rates, in network namespaces.")
+@click.option("--nic", metavar="SIZE", help="communication: a node's link in bytes a second. [default: 50MB]")
+@click.option("--uplink", metavar="SIZE", help="communication: a rack's link in bytes a second. [default: 25MB]")
+@click.option("--limit", metavar="TIME", help="End it after this long. [default: 10m, communication: 1h]")
+@click.option("--out", metavar="FILE", help="Where the result goes. [default: FILE's name with .profile.json]")
+@common_options
+@click.pass_obj
+def profile(session: Session, /, target: str, limit: str | None, out: str | None, **options: Any) -> None:
+    """Measure one step of FILE's function on two workers: its operators, gradient buckets and exchanges.
+
+    `springtide profile communication` measures all-reduces instead. Neither needs a running platform.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise BackendError("measuring needs torch, which is not installed here: pip install 'springtide[runtime]'")
+    limit_s = None if limit is None else parse_duration_s(limit, "limit")
+    is_communication = target == COMMUNICATION
+    _check_options(options, is_communication=is_communication)
+    if is_communication:
+        _profile_communication(session, Path(out or f"{COMMUNICATION}.json"), limit_s, options)
+    else:
+        _profile_function(session, target, out, limit_s, options)
+
+
+def _check_options(options: Mapping[str, Any], *, is_communication: bool) -> None:
+    wrong = _OF_FUNCTIONS if is_communication else _OF_COMMUNICATION
+    flags = MappingProxyType({"params": "param"})
+    for option in wrong:
+        if options[option]:
+            owner = "FILE[:FUNCTION]" if is_communication else "communication"
+            refuse(f"--{flags.get(option, option)} is for `springtide profile {owner}`; leave it out here")
+
+
+def _profile_function(
+    session: Session, target: str, out: str | None, limit_s: float | None, options: Mapping[str, Any]
+) -> None:
+    from springtide.cli.profile_text import profile_text
+    from springtide.perf.communication import read_samples
+    from springtide.perf.timeline import exchange_intervals
+    from springtide.runtime.profiling import DEADLINE_S, profile_function, with_speed_curve
+
+    path, object_name = split_target(target)
+    found = find_training(import_file(path), path, object_name) if uses_springtide(path) else None
+    if found is None:
+        refuse(f"{path.name} has no training function; decorate one with @st.train, a plain script cannot be profiled")
+    source = found.source()
+    chosen = Path(out or f"{path.stem}.profile.json")
+    _check_folder(chosen)
+    samples = read_samples(Path(options["communication"])) if options["communication"] else None
+    declared = found.options.as_local_job(found.name or source.object_name)
+    measured = profile_function(
+        Entrypoint(source_path=str(path), object_name=source.object_name, import_root=source.import_root),
+        name=declared.name,
+        params={**declared.params, **parse_params(options["params"])},
+        seed=declared.seed if options["seed"] is None else options["seed"],
+        global_batch_size=options["batch"] or declared.global_batch_size,
+        num_iterations=options["iterations"] or _NUM_ITERATIONS,
+        deadline_s=limit_s or DEADLINE_S,
+        tell=session.note,
+    )
+    answer = with_speed_curve(measured, _WORKER_COUNTS, samples, options["communication"] or "")
+    _write(chosen, answer)
+    width = shutil.get_terminal_size((100, 24)).columns
+    text = profile_text(answer, exchange_intervals(answer.step, answer.exchange_s), min(width, 120))
+    hint = f"written to {chosen}; use it: springtide quote {as_typed(path)} --profile {chosen}"
+    session.answer(answer, text, hint)
+
+
+def _profile_communication(session: Session, out: Path, limit_s: float | None, options: Mapping[str, Any]) -> None:
+    from springtide.cli.profile_text import samples_text
+    from springtide.perf.communication import write_samples
+    from springtide.runtime.collective_sampler import DEADLINE_S, SIZES_BYTES, sample_here, sample_namespaces
+    from springtide.runtime.namespaces import RackNetwork, why_not_here
+
+    _check_folder(out)
+    sizes = [parse_size_bytes(size, "sizes") for size in (options["sizes"] or "").split(",") if size.strip()]
+    session.note("measuring; other work on this machine makes the numbers worse ...")
+    refusal = why_not_here() if options["namespaces"] else ""
+    if refusal:
+        session.note(refusal)
+    if options["namespaces"] and not refusal:
+        network = RackNetwork()
+        network = RackNetwork(
+            nic_bytes_per_s=_rate(options["nic"], network.nic_bytes_per_s),
+            uplink_bytes_per_s=_rate(options["uplink"], network.uplink_bytes_per_s),
+        )
+        num_slots = -(-(options["workers"] or 2 * network.num_nodes) // network.num_nodes)
+        samples = sample_namespaces(
+            network, num_slots, sizes or SIZES_BYTES, deadline_s=limit_s or DEADLINE_S, tell=session.note
+        )
+    else:
+        num_workers = options["workers"] or _NUM_SAMPLED_WORKERS
+        samples = sample_here(num_workers, sizes or SIZES_BYTES, deadline_s=limit_s or DEADLINE_S, tell=session.note)
+    write_samples(out, samples)
+    hint = f"{len(samples.samples)} samples written to {out}; use them: springtide profile FILE --communication {out}"
+    session.answer(samples, f"{samples.source}\n\n{samples_text(samples)}", hint)
+
+
+def _rate(given: str | None, usual: float) -> float:
+    return usual if given is None else float(parse_size_bytes(given, "rate"))
+
+
+def _check_folder(path: Path) -> None:
+    if not path.absolute().parent.is_dir():
+        refuse(f"{path} cannot be written: there is no folder {path.parent}")
+
+
+def _write(path: Path, answer: Any) -> None:
+    import msgspec
+
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(answer), indent=1) + b"\n")

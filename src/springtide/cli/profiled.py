@@ -1,0 +1,44 @@
+"""A job asked for together with what `springtide profile` wrote of it: its speed and its length go with the request."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from springtide.cli.asked import Asked
+from springtide.cli.session import Session, refuse
+from springtide.core.quantities import validate_name
+
+
+def check_profile(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Refuse the user's file as a profile: a bare --profile takes what follows it."""
+    if value is not None and value.endswith(".py"):
+        refuse(f"--profile took {value} as its file; write them the other way round: {value} --profile")
+    return value
+
+
+def profiled_request(session: Session, asked: Asked, path: Path) -> dict[str, Any]:
+    """The keywords of Client.quote and Client.submit_job. Raises InvalidRequest where the profile is of something else.
+
+    For another global batch than the profiled one the speeds are predicted anew from the timeline.
+    """
+    from springtide.runtime.profiling import predict_for_batch, read_profile
+
+    profile = read_profile(path)
+    source = asked.source
+    if source.kind != "function" or source.object_name != profile.object_name:
+        found = source.object_name or "a plain script"
+        refuse(f"{path} is a profile of {profile.object_name!r}, {source.filename} has {found!r}; profile that one")
+    if hashlib.sha256(source.text.encode()).hexdigest() != profile.source_sha256:
+        session.note(f"{source.filename} has changed since it was profiled; its speed may be another")
+    options = asked.options.as_request(len(session.client.status().devices), datetime.now())
+    if options["params"] != profile.params:
+        session.note(f"{path} was taken with the parameters {profile.params}; with others its speed may be another")
+    profile = predict_for_batch(profile, options["global_batch_size"])
+    options["profile_steps_per_s"] = {str(count): rate for count, rate in profile.steps_per_s.items()}
+    options.setdefault("num_samples", profile.num_samples)
+    return {"name": validate_name(asked.options.name or asked.name), "source": source, "options": options}
