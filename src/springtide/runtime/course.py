@@ -18,6 +18,9 @@ from springtide.perf.learning_rate import learning_rate_factor
 from springtide.perf.noise_scale import NoiseMeter, NoiseSample, sample_noise
 from springtide.runtime.shards import GlobalBatch, Schedule
 
+# A few steps alone often have less signal than noise, which would read as "any batch will do" and be acted on.
+LEAST_NOISE_STEPS = 16
+
 
 class Squares(msgspec.Struct, frozen=True, kw_only=True):
     """What one step says about the noise of its gradient.
@@ -131,7 +134,9 @@ class Course:
 
     @property
     def noise(self) -> GradientNoise | None:
-        """The gradient's square norm and variance as estimated by now."""
+        """The gradient's square norm and variance as estimated by now; None before enough steps were seen."""
+        if self.cursor.noise.num_samples < LEAST_NOISE_STEPS:
+            return None
         return self.cursor.noise.noise(self._job.global_batch_size)
 
     @property

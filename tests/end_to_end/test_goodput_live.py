@@ -1,0 +1,116 @@
+"""Goodput on real training: four jobs arrive on four slots, batches change, the noise is seen, no sample is lost."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from conftest import wait_for
+
+from springtide.control.budget import WithinBudget
+from springtide.control.controller import Controller
+from springtide.control.journal import SqliteJournal
+from springtide.control.loop import verify
+from springtide.core.actions import ResizeJob
+from springtide.core.events import ProgressReported
+from springtide.policies.registry import POLICY_NAMES, make_policy
+from springtide.runtime.shards import Schedule
+from springtide.service.platform import LOCAL_OVERHEADS
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif("goodput" not in POLICY_NAMES, reason="no policy chooses batches here"),
+]
+POLICY = "goodput:revisit_s=3"
+NUM_SAMPLES = 768
+# A noisy regression whose steps take a fixed time and one for every sample, as on a device that is well used.
+NOISY = f"""
+import time
+import torch
+
+def fit(ctx):
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn({NUM_SAMPLES}, 16, generator=generator)
+    y = x @ torch.randn(16, 1, generator=generator) + 2.0 * torch.randn({NUM_SAMPLES}, 1, generator=generator)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
+    model, optimizer = ctx.prepare(model, lambda p: torch.optim.SGD(p, lr=0.005))
+    for batch in ctx.batches((x, y)):
+        time.sleep(0.004 + 0.0004 * len(batch.ids))
+        ctx.step(torch.nn.functional.mse_loss(model(batch.x), batch.y))
+"""
+
+
+def submit(platform, name, num_epochs, seed):
+    return platform.submit(
+        name,
+        text=NOISY,
+        num_epochs=num_epochs,
+        seed=seed,
+        global_batch_size=16,
+        num_samples=NUM_SAMPLES,
+        checkpoint_interval_s=5.0,
+        batch={"min_size": 16, "max_size": 256, "learning_rate": "adascale"},
+    )
+
+
+def steps_of(platform, job_id):
+    text = (platform.workload(job_id) / "steps.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def assert_every_sample_once(platform, job_id, batch_of, num_epochs, seed):
+    """Replay the sample cursor over the logged steps with the batch that each generation was ordered to have."""
+    schedule = Schedule(num_samples=NUM_SAMPLES, global_batch_size=1, num_epochs=num_epochs, seed=seed)
+    num_seen = 0
+    for number, record in enumerate(steps_of(platform, job_id), start=1):
+        assert record["step"] == number
+        expected = schedule.batch_at(number - 1, num_seen, batch_of[record["generation"]])
+        assert record["ids_digest"] == expected.ids_digest
+        num_seen += record["num_samples"]
+    assert num_seen == NUM_SAMPLES * num_epochs
+
+
+@pytest.mark.timeout(400)
+def test_four_jobs_share_four_slots_and_their_batches_follow_the_noise(platform):
+    platform.start(policy=POLICY)
+    jobs = {}
+    for number, num_epochs in enumerate((14, 8, 6, 10)):
+        jobs[submit(platform, f"job{number}", num_epochs, seed=number)] = (num_epochs, number)
+        time.sleep(4.0)
+    shown = {}
+
+    def look():
+        for job in platform.request("GET", "/v1/status")["jobs"]:
+            if job["noise_scale"] is not None:
+                shown[job["job_id"]] = job
+        return set(shown) == set(jobs)
+
+    wait_for(look, 120.0, "every job's noise")
+    assert all(0 < job["efficiency_fraction"] <= 1.0 for job in shown.values())
+    ended = [platform.wait_job(job_id, timeout_s=240.0) for job_id in jobs]
+    assert all(job["state"] == "SUCCEEDED" for job in ended), [job["reason"] for job in ended]
+    assert all(job["progress_fraction"] == 1.0 for job in ended)
+    stories = {job_id: platform.request("GET", f"/v1/workloads/{job_id}/history") for job_id in jobs}
+    platform.stop()
+
+    journal = SqliteJournal(platform.state_dir / "journal.db", read_only=True)
+    steps = [step for _, step in journal.read()]
+    batches = {job_id: {} for job_id in jobs}
+    for step in steps:
+        for action in step.actions:
+            if isinstance(action, ResizeJob):
+                batches[action.job_id][action.generation] = action.global_batch_size
+    for job_id, (num_epochs, seed) in jobs.items():
+        assert_every_sample_once(platform, job_id, batches[job_id], num_epochs, seed)
+    changed = [job_id for job_id, sizes in batches.items() if len(set(sizes.values())) > 1]
+    assert changed, batches
+    for job_id in changed:
+        told = [entry["text"] for entry in stories[job_id] if entry["kind"] == "batch"]
+        assert told, stories[job_id]
+        assert all("noise scale" in text for text in told)
+    reports = [event for step in steps for event in step.events if isinstance(event, ProgressReported)]
+    assert any(event.step_s and event.sync_s is not None and event.grad_var for event in reports)
+    fresh = Controller(WithinBudget(make_policy(POLICY), 0.0), overheads=LOCAL_OVERHEADS)
+    assert verify(fresh, journal) > 10
+    journal.close()
