@@ -14,6 +14,7 @@ import click
 from springtide.cli.asked import parse_params
 from springtide.cli.loading import as_typed, find_training, import_file, split_target, uses_springtide
 from springtide.cli.session import Session, common_options, refuse
+from springtide.cli.tables import count
 from springtide.core.errors import BackendError
 from springtide.core.quantities import parse_duration_s, parse_size_bytes
 from springtide.core.workload import Entrypoint
@@ -131,7 +132,7 @@ def _profile_communication(session: Session, out: Path, limit_s: float | None, o
         num_workers = options["workers"] or _NUM_SAMPLED_WORKERS
         samples = sample_here(num_workers, sizes or SIZES_BYTES, deadline_s=limit_s or DEADLINE_S, tell=session.note)
     write_samples(out, samples)
-    hint = f"{len(samples.samples)} samples written to {out}; use them: springtide profile FILE --communication {out}"
+    hint = f"{count(len(samples.samples), 'sample')} written to {out}; use them: springtide profile FILE --communication {out}"
     session.answer(samples, f"{samples.source}\n\n{samples_text(samples)}", hint)
 
 
