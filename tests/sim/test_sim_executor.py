@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+from msgspec.structs import replace
+
 from springtide.control import loop
 from springtide.control.controller import Controller
 from springtide.control.journal import MemoryJournal
@@ -15,8 +18,8 @@ from springtide.sim.clock import VirtualClock
 from springtide.sim.executor import SimExecutor
 from springtide.sim.invariants import complain
 from springtide.sim.machine import Machine
-from springtide.sim.models import Delays
-from springtide.sim.workload import make_job
+from springtide.sim.models import Delays, job_model
+from springtide.sim.workload import let_batch_change, make_job
 
 
 class FirstCome:
@@ -35,10 +38,14 @@ class FirstCome:
         return Plan(allocations=given)
 
 
-def run_jobs(jobs: list[TrainingJob], disturb: Callable[[Machine], None] = lambda machine: None):
+def run_jobs(
+    jobs: list[TrainingJob],
+    disturb: Callable[[Machine], None] = lambda machine: None,
+    make_policy: Callable[[], FirstCome] = FirstCome,
+):
     clock = VirtualClock()
     machine = Machine(clock, Delays(), complain)
-    executor, controller, journal = SimExecutor(machine), Controller(FirstCome()), MemoryJournal()
+    executor, controller, journal = SimExecutor(machine), Controller(make_policy()), MemoryJournal()
     node = make_node("node", 2)
     machine.add_node(node)
     executor.post(NodeJoined(node=node))
@@ -52,7 +59,7 @@ def run_jobs(jobs: list[TrainingJob], disturb: Callable[[Machine], None] = lambd
         journal,
         until=lambda: executor.is_over or (bool(controller.state.jobs) and controller.is_idle),
     )
-    assert loop.verify(Controller(FirstCome()), journal) > 0
+    assert loop.verify(Controller(make_policy()), journal) > 0
     return controller, machine
 
 
@@ -97,3 +104,51 @@ def test_poison_job_fails_after_its_restarts() -> None:
     record = controller.state.jobs[job.job_id]
     assert record.state is JobState.FAILED
     assert len(machine.processes) == 3
+
+
+class GrowingBatch(FirstCome):
+    """First come, and every job's batch doubles with the time that it has run, to the end of its bounds."""
+
+    def decide(self, snapshot: Snapshot) -> Plan:
+        plan = super().decide(snapshot)
+        given = dict(plan.allocations)
+        for view in snapshot.jobs:
+            if view.job.batch is not None and view.job.job_id in given:
+                size = view.job.global_batch_size << int(min(3.0, view.progress // 4))
+                given[view.job.job_id] = replace(given[view.job.job_id], global_batch_size=size)
+        return replace(plan, allocations=given)
+
+
+@pytest.mark.parametrize("num_crashes", [0, 1])
+def test_a_batch_that_grows_uses_every_sample_once_and_comes_through_a_loss(num_crashes: int) -> None:
+    # 300 samples an epoch: no batch divides it, so every epoch has a short last one.
+    job = let_batch_change(
+        make_job("job", num_samples=300, num_epochs=3, samples_per_s=32.0, batch_size=16, workers=(2, 2))
+    )
+
+    def disturb(machine: Machine) -> None:
+        for crash in range(num_crashes):
+            machine.agenda.at(14.0 + crash, lambda: machine.die(machine.processes["job.1"], "killed"))
+
+    controller, machine = run_jobs([job], disturb, GrowingBatch)
+    record, run = controller.state.jobs[job.job_id], machine.runs[job.job_id]
+    assert record.state is JobState.SUCCEEDED
+    assert record.batch_size == 128
+    assert run.store.seen_at[run.store.num_steps] == 900
+    assert run.store.num_steps < 57
+    assert record.noise is not None
+    assert record.noise.grad_var / record.noise.grad_sqr == 2.0
+    assert record.total_progress == 900 / 16
+    assert len(record.step_times) >= 2
+
+
+def test_steps_and_samples_of_a_model_agree_whatever_the_batch() -> None:
+    model = job_model(make_job("job", num_samples=300, num_epochs=2, samples_per_s=32.0, batch_size=16))
+    for batch_size in (1, 16, 128, 300, 1000):
+        num_seen, num_steps = 0, 0
+        while left := model.num_steps_left(num_seen, batch_size):
+            assert model.num_seen_after(0, num_steps, batch_size) == num_seen
+            assert left + num_steps == model.num_steps_left(0, batch_size)
+            epoch_end = (num_seen // 300 + 1) * 300
+            num_seen, num_steps = min(num_seen + batch_size, epoch_end), num_steps + 1
+        assert num_seen == model.total_samples

@@ -233,7 +233,13 @@ class SimExecutor:
             return
         if action.forced:
             run.store.raise_fence(action.generation)
-        order = FormGroup(generation=action.generation, members=action.replica_ids, rendezvous="", forced=action.forced)
+        order = FormGroup(
+            generation=action.generation,
+            members=action.replica_ids,
+            rendezvous="",
+            forced=action.forced,
+            global_batch_size=action.global_batch_size,
+        )
         named = set(action.replica_ids)
         for process in self.machine.of_workload(action.job_id):
             if process.replica_id in named or process.is_member:

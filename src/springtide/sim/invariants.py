@@ -222,7 +222,11 @@ class Invariants:
         if job.state is JobState.SUCCEEDED:
             assert run is not None
             steps = np.concatenate([np.arange(first, end) for _, first, end in run.store.commits])
-            if not np.array_equal(np.sort(steps), np.arange(run.model.total_steps)):
+            num_seen = run.store.seen_at.get(run.store.num_steps)
+            if (
+                not np.array_equal(np.sort(steps), np.arange(run.store.num_steps))
+                or num_seen != run.model.total_samples
+            ):
                 complain("samples-once", f"{job.workload_id} succeeded with {run.store.commits}")
             if run.model.poison:
                 complain("right-end", f"{job.workload_id} cannot succeed ({run.model.poison})")

@@ -40,6 +40,7 @@ class Process:
         self.preempt: Preempt | None = None
         self.stop: Stop | None = None
         self.state_step: int | None = None
+        self.state_seen = 0
         self.is_member = False
         self.kept: dict[int, Event] = {}
         self.num_reports = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import msgspec
 
@@ -32,6 +33,7 @@ class Delays(msgspec.Struct, frozen=True, kw_only=True):
 class JobModel(msgspec.Struct, frozen=True, kw_only=True):
     """The truth about a job that no policy sees: its length and its scaling curve.
 
+    `batch_size` is the one it begins with, and `noise_scale` the batch at which its gradient's noise equals its signal.
     `poison` names a defect of the user's code: "" (none), "crash" (dies while warming up), "hang" (never gets warm),
     "raise" (an exception in the middle), "segfault" (dies in the middle, always at the same step).
     """
@@ -42,6 +44,7 @@ class JobModel(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: int
     num_epochs: int
     poison: str = ""
+    noise_scale: float = 0.0
 
     @property
     def steps_per_epoch(self) -> int:
@@ -63,18 +66,43 @@ class JobModel(msgspec.Struct, frozen=True, kw_only=True):
         serial = 1.0 - self.parallel_fraction
         return self.samples_per_s / (serial + self.parallel_fraction / world_size)
 
-    def step_s(self, world_size: int) -> float:
-        """Seconds of one optimizer step on `world_size` workers."""
-        return self.batch_size / self.rate_per_s(world_size)
+    def step_s(self, world_size: int, batch_size: int) -> float:
+        """Seconds of one optimizer step over `batch_size` samples on `world_size` workers."""
+        return batch_size / self.rate_per_s(world_size)
+
+    @property
+    def total_samples(self) -> int:
+        """Samples of the whole job."""
+        return self.num_samples * self.num_epochs
+
+    def num_steps_left(self, num_seen: int, batch_size: int) -> int:
+        """Steps still to take after `num_seen` samples, all of this size but for the last of each epoch."""
+        epoch, start = divmod(num_seen, self.num_samples)
+        if epoch >= self.num_epochs:
+            return 0
+        whole_epochs = (self.num_epochs - epoch - 1) * math.ceil(self.num_samples / batch_size)
+        return math.ceil((self.num_samples - start) / batch_size) + whole_epochs
+
+    def num_seen_after(self, num_seen: int, num_steps: int, batch_size: int) -> int:
+        """Samples seen `num_steps` steps of this size later."""
+        epoch, start = divmod(num_seen, self.num_samples)
+        to_epochs_end = math.ceil((self.num_samples - start) / batch_size)
+        if num_steps < to_epochs_end:
+            return num_seen + num_steps * batch_size
+        epochs, steps = divmod(num_steps - to_epochs_end, math.ceil(self.num_samples / batch_size))
+        return (epoch + 1 + epochs) * self.num_samples + steps * batch_size
 
 
-def describe(num_samples: int, samples_per_s: float, parallel_fraction: float, poison: str = "") -> dict[str, str]:
+def describe(
+    num_samples: int, samples_per_s: float, parallel_fraction: float, poison: str = "", noise_scale: float = 0.0
+) -> dict[str, str]:
     """Return the params by which `job_model` finds a job's model again, from the journal too."""
     return {
         "num_samples": str(num_samples),
         "samples_per_s": repr(samples_per_s),
         "parallel_fraction": repr(parallel_fraction),
         "poison": poison,
+        **({"noise_scale": repr(noise_scale)} if noise_scale else {}),
     }
 
 
@@ -88,4 +116,23 @@ def job_model(job: TrainingJob) -> JobModel:
         batch_size=job.global_batch_size,
         num_epochs=job.num_epochs,
         poison=params.get("poison", ""),
+        noise_scale=float(params.get("noise_scale", "0.0")),
     )
+
+
+def batch_news(
+    job: TrainingJob, model: JobModel, batch_size: int, num_seen: int, num_workers: int, step_s: float
+) -> dict[str, Any]:
+    """What a worker whose job may change its batch reports besides steps, as runtime.reporting does."""
+    if job.batch is None:
+        return {}
+    return {
+        "progress": num_seen / model.batch_size,
+        "total_progress": model.total_samples / model.batch_size,
+        "global_batch_size": batch_size,
+        "local_batch_size": math.ceil(batch_size / num_workers),
+        "step_s": step_s,
+        "sync_s": 0.0,
+        "grad_sqr": 1.0,
+        "grad_var": model.noise_scale / model.batch_size,
+    }

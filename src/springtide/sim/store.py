@@ -12,6 +12,7 @@ class JobStore:
     """What a job's writers publish. It refuses writers of the past, and tells `complain` what must never be.
 
     `num_steps` is the length of the accepted step log; `commits` are its entries (generation, first step, end step).
+    `seen_at` says how many samples lie behind a step at which an entry ends, `cursors` the same of each checkpoint.
     """
 
     def __init__(self, job_id: str, complain: Callable[[str, str], None]) -> None:
@@ -19,6 +20,8 @@ class JobStore:
         self.fence = 0
         self.num_steps = 0
         self.commits: list[tuple[int, int, int]] = []
+        self.seen_at: dict[int, int] = {0: 0}
+        self.cursors: dict[str, int] = {}
         self.blobs: set[str] = set()
         self.manifests: dict[str, Checkpoint] = {}
         self.formed_generation = 0
@@ -46,8 +49,8 @@ class JobStore:
             )
         self._writer_generation = max(self._writer_generation, generation)
 
-    def commit(self, generation: int, first_step: int, end_step: int) -> None:
-        """Commit the steps [first_step, end_step). Raises Fenced."""
+    def commit(self, generation: int, first_step: int, end_step: int, num_seen: int = 0) -> None:
+        """Commit the steps [first_step, end_step), after which `num_seen` samples lie behind. Raises Fenced."""
         self.admit(generation)
         self._accepted(generation)
         if first_step != self.num_steps:
@@ -57,10 +60,14 @@ class JobStore:
                 f"but {self.num_steps} steps are in the log",
             )
         self.num_steps = end_step
+        self.seen_at[end_step] = num_seen
         self.commits.append((generation, first_step, end_step))
 
-    def begin(self, generation: int, step: int, *, is_fresh: bool, born_generation: int) -> None:
-        """A group begins at `step`: a fresh one has restored it, any other has carried it on. Raises Fenced."""
+    def begin(self, generation: int, step: int, num_seen: int = 0, *, is_fresh: bool, born_generation: int) -> None:
+        """A group begins at `step`, `num_seen` samples behind it: a fresh one has restored it, any other carried it on.
+
+        Raises Fenced.
+        """
         self.admit(generation)
         self._accepted(generation)
         if is_fresh:
@@ -74,6 +81,12 @@ class JobStore:
             self._complain(
                 "state-carried",
                 f"{self.job_id}: generation {generation} goes on at step {step}, the log ends at {self.num_steps}",
+            )
+        if num_seen != self.seen_at.setdefault(step, num_seen):
+            self._complain(
+                "samples-once",
+                f"{self.job_id}: generation {generation} goes on after {num_seen} samples, {self.seen_at[step]} lie "
+                f"behind step {step}",
             )
         self.formed_generation = generation
 
@@ -90,13 +103,14 @@ class JobStore:
             raise StorageError(f"no space left for {path}")
         self.blobs.add(path)
 
-    def write_manifest(self, checkpoint: Checkpoint) -> None:
-        """Make a checkpoint visible. Raises Fenced or StorageError."""
+    def write_manifest(self, checkpoint: Checkpoint, num_seen: int = 0) -> None:
+        """Make a checkpoint visible, of a state that has seen so many samples. Raises Fenced or StorageError."""
         self.admit(checkpoint.generation)
         if self.is_full:
             raise StorageError(f"no space left for {checkpoint.path}")
         self._accepted(checkpoint.generation)
         self.manifests[checkpoint.path] = checkpoint
+        self.cursors[checkpoint.path] = num_seen
 
     def newest(self) -> Checkpoint | None:
         """The visible checkpoint with the highest step."""

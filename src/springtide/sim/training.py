@@ -23,7 +23,7 @@ from springtide.core.events import (
 )
 from springtide.core.wire import FormGroup
 from springtide.core.workload import Checkpoint, TrainingJob
-from springtide.sim.models import job_model
+from springtide.sim.models import batch_news, job_model
 from springtide.sim.store import JobStore
 
 if TYPE_CHECKING:
@@ -36,10 +36,12 @@ _CLOSE_S = 1e-9
 class Group:
     """Workers that train together as one generation. Not training: it is stalled, broken or has finished."""
 
-    def __init__(self, generation: int, members: list[Process], step: int) -> None:
+    def __init__(self, generation: int, members: list[Process], step: int, num_seen: int, batch_size: int) -> None:
         self.generation = generation
         self.members = members
         self.step = step
+        self.num_seen = num_seen
+        self.batch_size = batch_size
         self.began_s = 0.0
         self.step_s = 1.0
         self.is_training = False
@@ -108,13 +110,16 @@ class TrainingRun:
         if old is not None:
             self._halt(old)
         self.switch = None
-        states = [p.state_step for p in members if p.state_step is not None]
+        states = [(p.state_step, p.state_seen) for p in members if p.state_step is not None]
         restored = next((p.action.restore for p in members if p.action.restore is not None), None)
-        step = max(states) if states else (restored.step if restored is not None else 0)
+        step, num_seen = max(states, default=(0, 0))
+        if not states and restored is not None:
+            step, num_seen = restored.step, self.store.cursors.get(restored.path, 0)
         try:
             self.store.begin(
                 order.generation,
                 step,
+                num_seen,
                 is_fresh=not states,
                 born_generation=min(p.generation for p in members),
             )
@@ -125,9 +130,10 @@ class TrainingRun:
             machine.complain("restored-exists", f"{self.job.job_id} restores {restored.path}, which is not there")
         before = 0 if old is None else len(old.members)
         direction = _direction(before, len(members), is_forced=order.forced, is_restored=restored is not None)
-        group = self.group = Group(order.generation, members, step)
+        batch_size = order.global_batch_size or self.job.global_batch_size
+        group = self.group = Group(order.generation, members, step, num_seen, batch_size)
         for process in members:
-            process.is_member, process.state_step = True, step
+            process.is_member, process.state_step, process.state_seen = True, step, num_seen
         for process in machine.of_workload(self.job.job_id):
             if process.is_member and process not in members and not process.is_fenced:
                 machine.leave(process, "it has left the group")
@@ -169,7 +175,10 @@ class TrainingRun:
     # --- training ----------------------------------------------------------------------------------------------------
 
     def _step_s(self, group: Group) -> float:
-        return self.model.step_s(len(group.members)) * max(p.slowness for p in group.members)
+        return self.model.step_s(len(group.members), group.batch_size) * max(p.slowness for p in group.members)
+
+    def _num_left(self, group: Group) -> int:
+        return self.model.num_steps_left(group.num_seen, group.batch_size)
 
     def settle(self, group: Group) -> None:
         """Commit the steps that are complete by now. A group that is refused as a writer of the past ends."""
@@ -177,20 +186,21 @@ class TrainingRun:
             return
         now_s = self.machine.clock.now_s()
         done = int((now_s - group.began_s + _CLOSE_S) / group.step_s)
-        done = min(done, self.model.total_steps - group.step)
+        done = min(done, self._num_left(group))
         if done <= 0:
             return
+        num_seen = self.model.num_seen_after(group.num_seen, done, group.batch_size)
         try:
-            self.store.commit(group.generation, group.step, group.step + done)
+            self.store.commit(group.generation, group.step, group.step + done, num_seen)
         except Fenced:
             group.is_training = False
             group.is_broken = True
             self._flee(group.members)
             return
-        group.step += done
+        group.step, group.num_seen = group.step + done, num_seen
         group.began_s += done * group.step_s
         for process in group.members:
-            process.state_step = group.step
+            process.state_step, process.state_seen = group.step, num_seen
 
     def _halt(self, group: Group) -> None:
         """Stop training; the step that is under way is lost."""
@@ -210,7 +220,7 @@ class TrainingRun:
         group.ticket += 1
         ticket = group.ticket
         now_s = self.machine.clock.now_s()
-        due_step = self.model.total_steps
+        due_step = group.step + self._num_left(group)
         if self.model.poison in ("raise", "segfault") and group.step < self.model.poison_step:
             due_step = self.model.poison_step
         due_s = group.began_s + (due_step - group.step) * group.step_s
@@ -236,7 +246,7 @@ class TrainingRun:
         if self.model.poison == "segfault" and group.step >= self.model.poison_step:
             self.machine.die(group.members[-1], "it crashed at its own step")
             return
-        if group.step >= self.model.total_steps:
+        if not self._num_left(group):
             self._finish(group)
             return
         if self._is_preempted(group):
@@ -253,19 +263,20 @@ class TrainingRun:
             self._report_progress(group)
         if now_s >= group.checkpoint_due_s - _CLOSE_S:
             group.checkpoint_due_s = now_s + self.job.checkpoint_interval_s
-            self.write_checkpoint(group.members[0], group.generation, group.step)
+            self.write_checkpoint(group.members[0], group.generation, group.step, group.num_seen)
         self._schedule(group)
 
     def _report_progress(self, group: Group) -> None:
-        epoch, _ = divmod(group.step, self.model.steps_per_epoch)
+        epoch = group.num_seen // self.model.num_samples
         event = ProgressReported(
             job_id=self.job.job_id,
             generation=group.generation,
             step=group.step,
-            total_steps=self.model.total_steps,
+            total_steps=group.step + self._num_left(group),
             world_size=len(group.members),
             epoch=epoch,
-            samples_per_s=self.job.global_batch_size / group.step_s,
+            samples_per_s=group.batch_size / group.step_s,
+            **batch_news(self.job, self.model, group.batch_size, group.num_seen, len(group.members), group.step_s),
         )
         self.machine.report(group.members[0], event, is_kept=False)
 
@@ -298,12 +309,14 @@ class TrainingRun:
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
-    def write_checkpoint(self, writer: Process, generation: int, step: int, *, is_last: bool = False) -> None:
+    def write_checkpoint(
+        self, writer: Process, generation: int, step: int, num_seen: int = 0, *, is_last: bool = False
+    ) -> None:
         """Write a checkpoint: blobs first, manifest last, then the report; the writer may be gone at any moment."""
         path = f"{self.job.job_id}/checkpoints/{generation}-{step}"
         checkpoint = Checkpoint(generation=generation, step=step, path=path, num_bytes=1000)
         half_s = self.machine.delays.checkpoint_s / 2
-        first, second = write_order(self.store, checkpoint)
+        first, second = write_order(self.store, checkpoint, num_seen)
 
         def publish() -> None:
             if not self._may_go_on(writer, publish):
@@ -372,7 +385,7 @@ class TrainingRun:
         if writer is None or writer.preempt is None or self.is_writing:
             return
         self.is_writing = True
-        self.write_checkpoint(writer, writer.preempt.generation, group.step, is_last=True)
+        self.write_checkpoint(writer, writer.preempt.generation, group.step, group.num_seen, is_last=True)
 
     def _leave_all(self, generation: int) -> None:
         self.is_writing = False
@@ -450,27 +463,32 @@ class TrainingRun:
         group = self.group
         if process.state_step is None or process.form is None:
             return
-        generation, step = process.form.generation, process.state_step
+        generation, step, num_seen = process.form.generation, process.state_step, process.state_seen
         is_alone = group is not None and group.members == [process] and group.generation == generation
-        is_alone = is_alone and group is not None and not group.is_finished and step < self.model.total_steps
+        is_alone = is_alone and group is not None and not group.is_finished and bool(self._num_left(group))
         if self.store.fence > generation or is_alone:
             try:
-                self.store.commit(generation, step, step + 1)
+                size = group.batch_size if is_alone and group is not None else 1
+                later = self.model.num_seen_after(num_seen, 1, size)
+                self.store.commit(generation, step, step + 1, later)
                 if is_alone and group is not None:
                     group.step = process.state_step = step + 1
+                    group.num_seen = process.state_seen = num_seen = later
             except Fenced:
                 self.machine.say("{}: late commit of {} refused", self.job.job_id, process.replica_id)
             try:
                 path = f"{self.job.job_id}/checkpoints/{generation}-{step}-late"
                 self.store.write_blobs(path)
-                self.store.write_manifest(Checkpoint(generation=generation, step=step, path=path))
+                self.store.write_manifest(Checkpoint(generation=generation, step=step, path=path), process.state_seen)
             except (Fenced, StorageError):
                 self.machine.say("{}: late checkpoint of {} refused", self.job.job_id, process.replica_id)
 
 
-def write_order(store: JobStore, checkpoint: Checkpoint) -> tuple[Callable[[], None], Callable[[], None]]:
+def write_order(
+    store: JobStore, checkpoint: Checkpoint, num_seen: int = 0
+) -> tuple[Callable[[], None], Callable[[], None]]:
     """The two halves of writing a checkpoint, in the order in which they become durable."""
-    return lambda: store.write_blobs(checkpoint.path), lambda: store.write_manifest(checkpoint)
+    return lambda: store.write_blobs(checkpoint.path), lambda: store.write_manifest(checkpoint, num_seen)
 
 
 def _direction(before: int, after: int, *, is_forced: bool, is_restored: bool) -> str:

@@ -18,7 +18,7 @@ from springtide.core.events import (
     ScaleRequested,
     ServiceDeployed,
 )
-from springtide.core.workload import Entrypoint, Goal, InferenceService, TrainingJob, WorkloadId
+from springtide.core.workload import AdaptiveBatch, Entrypoint, Goal, InferenceService, TrainingJob, WorkloadId
 from springtide.sim.executor import SimExecutor
 from springtide.sim.machine import Machine
 from springtide.sim.models import describe
@@ -184,6 +184,17 @@ def make_job(
     return msgspec.structs.replace(job, **changes)
 
 
+def let_batch_change(job: TrainingJob) -> TrainingJob:
+    """The job with a batch that may grow eightfold, whose gradient noise makes twice the initial one worth it."""
+    size = job.global_batch_size
+    return msgspec.structs.replace(
+        job,
+        batch=AdaptiveBatch(min_size=size, max_size=8 * size),
+        family="growing",
+        params={**job.params, "noise_scale": repr(2.0 * size)},
+    )
+
+
 def make_service(service_id: str, **changes: object) -> InferenceService:
     """Build a service."""
     service = InferenceService(
@@ -235,6 +246,9 @@ def _draw_job(rng: np.random.Generator, index: int, num_devices: int, horizon_s:
         grace_s=float(rng.uniform(0.5, 6.0)),
         max_restarts=int(rng.integers(2, 6)),
     )
+    if batch_size == 8 and not poison:
+        # A third of the jobs, chosen without drawing anew: what else is drawn stays what it was.
+        job = let_batch_change(job)
     requests = [Request(at_s=at_s, event=JobSubmitted(job=job))]
     if rng.random() < 0.1:
         requests.append(Request(at_s=at_s + float(rng.exponential(8.0)), event=CancelRequested(workload_id=job.job_id)))
