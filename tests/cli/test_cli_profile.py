@@ -19,7 +19,13 @@ from springtide.core.workload import GradientBucket, StepProfile
 from springtide.perf.timeline import exchange_intervals
 from springtide.runtime import collective_sampler, profiling
 from springtide.runtime.collective_sampler import Measured, _as_file, _node, server_links
-from springtide.runtime.profiling import FunctionProfile, Operator, OperatorTotal, with_speed_curve
+from springtide.runtime.profiling import (
+    FunctionProfile,
+    Operator,
+    OperatorTotal,
+    platform_steps_per_s,
+    with_speed_curve,
+)
 
 Run = Callable[..., Result]
 MakeJob = Callable[..., JobStatus]
@@ -162,13 +168,17 @@ def test_a_quote_takes_speed_and_length_from_the_profile(
     file, profile_file = written
     assert springtide("quote", file, "--profile", profile_file).exit_code == 0
     options = client.calls[-1][1]["options"]
-    assert options["profile_steps_per_s"] == {str(count): rate for count, rate in profile.steps_per_s.items()}
+    # Two devices: four virtual shards of four samples each, of which one worker passes over all.
+    rates = platform_steps_per_s(profile, 16, 4)
+    assert options["profile_steps_per_s"] == {str(count): rate for count, rate in rates.items()}
+    assert 1.0 / rates[1] == pytest.approx(4 * (0.25 + 0.75 / 2) * 0.03 + 0.01)
+    assert 1.0 / rates[4] == pytest.approx((0.25 + 0.75 / 2) * 0.03 + sum(profile.predicted_exchange_s[4]) + 0.01)
     assert options["num_samples"] == 1000
     larger = springtide("quote", file, "--profile", profile_file, "--batch", "64", "--samples", "7")
     assert larger.exit_code == 0
     options = client.calls[-1][1]["options"]
     assert options["num_samples"] == 7
-    assert options["profile_steps_per_s"]["1"] < profile.steps_per_s[1]
+    assert options["profile_steps_per_s"]["1"] < rates[1]
 
 
 def test_a_run_takes_the_profile_too(client: Any, springtide: Run, written: tuple[str, str], make_job: MakeJob) -> None:

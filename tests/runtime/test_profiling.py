@@ -21,6 +21,7 @@ from springtide.runtime.profiling import (
     MARK,
     FunctionProfile,
     Iteration,
+    platform_steps_per_s,
     predict_for_batch,
     profile_function,
     read_profile,
@@ -109,6 +110,16 @@ def test_the_speed_curve_follows_from_the_timeline(profile):
     assert list(larger.steps_per_s) == [1, 2, 4, 32]
     assert larger.steps_per_s[2] < curve.steps_per_s[2]
     assert larger.step == profile.step
+
+
+def test_the_platform_passes_over_shards_and_exchanges_behind_them(profile):
+    curve = with_speed_curve(profile, (1, 2, 4, 8))
+    rates = platform_steps_per_s(curve, 16, 4)
+    assert list(rates) == [1, 2, 4], "four shards keep four workers busy"
+    pass_s = (0.2 + 0.8 * 4 / 8) * 0.03
+    assert 1.0 / rates[1] == pytest.approx(4 * pass_s + 0.001)
+    assert 1.0 / rates[2] == pytest.approx(2 * pass_s + sum(curve.predicted_exchange_s[2]) + 0.001)
+    assert list(platform_steps_per_s(curve, 2, 4)) == [1, 2], "two samples fill two shards"
 
 
 def test_other_samples_give_another_curve(profile):

@@ -132,7 +132,8 @@ def _profile_communication(session: Session, out: Path, limit_s: float | None, o
         num_workers = options["workers"] or _NUM_SAMPLED_WORKERS
         samples = sample_here(num_workers, sizes or SIZES_BYTES, deadline_s=limit_s or DEADLINE_S, tell=session.note)
     write_samples(out, samples)
-    hint = f"{count(len(samples.samples), 'sample')} written to {out}; use them: springtide profile FILE --communication {out}"
+    told = count(len(samples.samples), "sample")
+    hint = f"{told} written to {out}; use them: springtide profile FILE --communication {out}"
     session.answer(samples, f"{samples.source}\n\n{samples_text(samples)}", hint)
 
 

@@ -12,6 +12,7 @@ import click
 from springtide.cli.asked import Asked
 from springtide.cli.session import Session, refuse
 from springtide.core.quantities import validate_name
+from springtide.core.shards import shards_for
 
 
 def check_profile(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -24,9 +25,9 @@ def check_profile(ctx: click.Context, parameter: click.Parameter, value: str | N
 def profiled_request(session: Session, asked: Asked, path: Path) -> dict[str, Any]:
     """The keywords of Client.quote and Client.submit_job. Raises InvalidRequest where the profile is of something else.
 
-    For another global batch than the profiled one the speeds are predicted anew from the timeline.
+    The speeds are those of this platform's runtime, predicted from the timeline for the global batch asked for.
     """
-    from springtide.runtime.profiling import predict_for_batch, read_profile
+    from springtide.runtime.profiling import platform_steps_per_s, read_profile
 
     profile = read_profile(path)
     source = asked.source
@@ -38,7 +39,8 @@ def profiled_request(session: Session, asked: Asked, path: Path) -> dict[str, An
     options = asked.options.as_request(len(session.client.status().devices), datetime.now())
     if options["params"] != profile.params:
         session.note(f"{path} was taken with the parameters {profile.params}; with others its speed may be another")
-    profile = predict_for_batch(profile, options["global_batch_size"])
-    options["profile_steps_per_s"] = {str(count): rate for count, rate in profile.steps_per_s.items()}
+    num_shards = options.get("num_virtual_shards") or shards_for(options["max_workers"], asked.options.batch_bounds())
+    rates = platform_steps_per_s(profile, options["global_batch_size"], num_shards)
+    options["profile_steps_per_s"] = {str(count): rate for count, rate in rates.items()}
     options.setdefault("num_samples", profile.num_samples)
     return {"name": validate_name(asked.options.name or asked.name), "source": source, "options": options}

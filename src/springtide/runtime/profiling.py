@@ -17,7 +17,7 @@ from springtide.core.resources import Device, DeviceId, Node, NodeId
 from springtide.core.workload import Entrypoint, GradientBucket, StepProfile
 from springtide.perf.communication import CommunicationSample, Query, SampleFile
 from springtide.perf.communication_baselines import AlphaBeta
-from springtide.perf.timeline import fixed_fraction_of, iteration_s
+from springtide.perf.timeline import computation_scale, fixed_fraction_of, iteration_s
 from springtide.runtime.collective_sampler import server_links
 from springtide.runtime.errands import Errand
 
@@ -272,6 +272,24 @@ def predict_for_batch(profile: FunctionProfile, global_batch_size: int) -> Funct
     step_s, _ = iteration_s(profile.step, local, 1, bucket_s, profile.fixed_fraction)
     rates = {count: 1.0 / float(took_s) for count, took_s in zip(counts, step_s, strict=True)}
     return msgspec.structs.replace(profile, steps_per_s=rates)
+
+
+def platform_steps_per_s(profile: FunctionProfile, global_batch_size: int, num_virtual_shards: int) -> dict[int, float]:
+    """Optimizer steps a second by number of workers as this platform's own runtime trains.
+
+    It differs from data parallelism with overlap, of which `steps_per_s` tells: a worker passes once over each of its
+    virtual shards, and gradients are exchanged when all of them are done, so that the order of additions is fixed.
+    """
+    rates = {}
+    shard_size = max(1.0, global_batch_size / num_virtual_shards)
+    num_filled = min(num_virtual_shards, global_batch_size)
+    pass_s = float(computation_scale(profile.step, shard_size, profile.fixed_fraction)) * (
+        profile.step.forward_s + profile.step.backward_s
+    )
+    for count, exchange_s in profile.predicted_exchange_s.items():
+        if count <= num_filled:
+            rates[count] = 1.0 / (-(-num_filled // count) * pass_s + sum(exchange_s) + profile.step.update_s)
+    return rates
 
 
 def _own_samples(profile: FunctionProfile, num_devices: int) -> SampleFile:
