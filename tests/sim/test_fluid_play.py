@@ -23,9 +23,9 @@ from springtide.sim.invariants import InvariantViolation
 DIGEST = """
 import hashlib
 from springtide.control.journal import MemoryJournal, encode_step
-from springtide.policies.registry import POLICY_NAMES
 from springtide.sim.figures import simulate
-for policy in POLICY_NAMES:
+from springtide.testing.cheap import cheap_names
+for policy in cheap_names(round_s=600.0):
     journal = MemoryJournal()
     simulate("generated:25", "2x4", [policy], seed=4, journal=lambda name: journal, strict=False, {options})
     steps = b"".join(encode_step(step) for _, step in journal.read())

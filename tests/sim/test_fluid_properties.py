@@ -6,12 +6,14 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from springtide.policies.registry import POLICY_NAMES
 from springtide.sim.figures import simulate
+from springtide.testing.cheap import cheap_names
 from springtide.workloads.profiles import Profiles
 from springtide.workloads.trace import Trace, TraceJob, make_trace
 
 COUNTS = (1, 2, 3, 4, 6, 8)
+# Jobs here take up to hours.
+POLICIES = cheap_names(round_s=600.0)
 
 
 @st.composite
@@ -72,7 +74,7 @@ CLUSTERS = st.sampled_from([(1, 2), (1, 8), (2, 4), (3, 3), (4, 2)])
 OVERHEADS = st.sampled_from(["elasticflow", "none", "measured"])
 
 
-@pytest.mark.parametrize("policy", POLICY_NAMES)
+@pytest.mark.parametrize("policy", POLICIES)
 @given(trace=traces(), tables=profiles(), cluster=CLUSTERS, overhead=OVERHEADS)
 @settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 def test_invariants_hold(policy: str, trace: Trace, tables: Profiles, cluster: tuple[int, int], overhead: str) -> None:
@@ -81,7 +83,7 @@ def test_invariants_hold(policy: str, trace: Trace, tables: Profiles, cluster: t
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("policy", POLICY_NAMES)
+@pytest.mark.parametrize("policy", POLICIES)
 @given(seed=st.integers(0, 10_000), overhead=OVERHEADS)
 @example(seed=33, overhead="measured")
 @example(seed=258, overhead="measured")
@@ -101,7 +103,7 @@ def test_invariants_hold_while_nodes_fail_and_speeds_differ(policy: str, seed: i
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("policy", POLICY_NAMES)
+@pytest.mark.parametrize("policy", POLICIES)
 @given(trace=traces(), tables=profiles(), cluster=CLUSTERS, overhead=OVERHEADS)
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_invariants_hold_for_long(

@@ -14,15 +14,15 @@ from springtide.control.edits import find, put, without_replica
 from springtide.core import actions, events
 from springtide.core.errors import JournalError
 from springtide.core.workload import JobState
-from springtide.policies.registry import POLICY_NAMES
 from springtide.sim import executor as executor_module
 from springtide.sim import training
 from springtide.sim.experiment import run_seed
 from springtide.sim.store import JobStore
+from springtide.testing.cheap import cheap_names
 
 MAX_SEEDS = 1000
 BASE_SEED = 1_000_000
-POLICIES = sorted(POLICY_NAMES)
+POLICIES = sorted(cheap_names(round_s=2.0))
 
 pytestmark = pytest.mark.slow
 

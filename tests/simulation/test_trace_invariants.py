@@ -23,10 +23,13 @@ from springtide.core.events import ReplicaStopped
 from springtide.core.ports import Step
 from springtide.core.resources import DeviceId, Node, make_node
 from springtide.core.workload import Entrypoint, Goal, JobState, ReplicaId, TrainingJob, WorkloadId
-from springtide.policies.registry import POLICY_NAMES, make_policy
+from springtide.policies.registry import make_policy
 from springtide.sim.fluid_play import Played, play
 from springtide.sim.fluid_rules import Speeds, overhead_rule
+from springtide.testing.cheap import cheap_names
 
+# Jobs here take minutes.
+POLICIES = cheap_names(round_s=60.0)
 SOURCE = Entrypoint(source_path="main.py", object_name="main")
 # These promise that an admitted deadline is met whatever changes cost; the papers' own reserve nothing for that.
 KEEPS_EVERY_PROMISE = ("springtide",)
@@ -192,7 +195,7 @@ def assert_nobody_moves_for_nothing(case: Case, story: Story) -> None:
         assert taken, f"{job_id} moves at {moved_s:.3f} s away from {sorted(devices)}, and nobody comes there"
 
 
-@pytest.mark.parametrize("policy", POLICY_NAMES)
+@pytest.mark.parametrize("policy", POLICIES)
 @given(case=cases())
 @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_every_policy_holds_what_the_platform_promises(policy: str, case: Case) -> None:
@@ -201,7 +204,7 @@ def test_every_policy_holds_what_the_platform_promises(policy: str, case: Case) 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("policy", POLICY_NAMES)
+@pytest.mark.parametrize("policy", POLICIES)
 @given(case=cases())
 @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
 def test_every_policy_holds_what_the_platform_promises_for_long(policy: str, case: Case) -> None:
@@ -242,7 +245,7 @@ CASE_OF_MANY = Case(
 def journals() -> list[str]:
     """A digest of every policy's journal for one busy trace."""
     lines = []
-    for policy in POLICY_NAMES:
+    for policy in POLICIES:
         _, story = played(policy, CASE_OF_MANY)
         digest = hashlib.sha256(b"\n".join(msgspec.json.encode(step) for step in story.steps))
         lines.append(f"{policy} {len(story.steps)} {digest.hexdigest()}")
@@ -262,7 +265,7 @@ def test_two_hash_seeds_write_the_same_journals() -> None:
         for seed in ("1", "4242")
     ]
     assert told[0] == told[1]
-    assert [line.split()[0] for line in told[0]] == list(POLICY_NAMES)
+    assert [line.split()[0] for line in told[0]] == list(POLICIES)
     assert all(int(line.split()[1]) > 30 for line in told[0])
 
 
