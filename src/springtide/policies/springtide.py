@@ -7,7 +7,7 @@ gains most. See docs/policies/springtide.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from springtide.policies.springtide_memory import State, costs_of, decode, entry
 from springtide.policies.springtide_places import detours, settle
 from springtide.policies.springtide_rows import MARK_SPACE, Row, Rows
 from springtide.policies.springtide_spare import owed_to, share_spare
-from springtide.policies.springtide_words import PlannedFuture, reasons_of, why_impossible, why_no_room
+from springtide.policies.springtide_words import PlannedFuture, reasons_of, same_reasons, why_impossible, why_no_room
 from springtide.policies.topology import layout_of
 from springtide.solvers.plan_book import Book, Entry
 from springtide.solvers.plan_boost import make_way, use_spare
@@ -45,6 +45,8 @@ class _Seen:
         self.memory: Any = None
         self.state: State | None = None
         self.plan: Plan | None = None
+        # Before anyone was asked to let go of its devices first.
+        self.wanted: Mapping[WorkloadId, PoolAllocation] | None = None
         self.topology: Topology | None = None
         self.device_ids: tuple[DeviceId, ...] = ()
         self.index_of: dict[DeviceId, int] = {}
@@ -97,8 +99,7 @@ class Springtide:
         if is_quiet:
             if is_seen and seen.plan is not None and not fresh and not snapshot.services:
                 return seen.plan
-            known = seen.plan.allocations if is_seen and seen.plan is not None and not state.detours else None
-            plan = self._standing(snapshot, state, rows, known)
+            plan = self._standing(snapshot, state, rows, fresh if is_seen and seen.plan is not None else None)
         else:
             plan = _Decision(self, snapshot, state, rows, seen).plan()
         seen.memory, seen.state, seen.plan = plan.memory, state, plan
@@ -111,22 +112,30 @@ class Springtide:
             total += int.from_bytes(text.encode()) % MARK_SPACE
         return (total + cluster) % MARK_SPACE
 
-    def _standing(
-        self, snapshot: Snapshot, state: State, rows: list[Row], known: Mapping[WorkloadId, PoolAllocation] | None
-    ) -> Plan:
-        """What was decided before, said again; `known` are its allocations if they are at hand."""
-        if known is not None:
-            return _say(snapshot, state, known, rows, state.notes, EMPTY, snapshot.memory)
+    def _standing(self, snapshot: Snapshot, state: State, rows: list[Row], fresh: list[Row] | None) -> Plan:
+        """What was decided before, said again. `fresh` are the rows that are new since it was last said, if it was."""
+        seen = self._seen
+        if fresh is not None and seen.wanted is not None and seen.plan is not None:
+            allocations = _without_detours(snapshot, state, seen.wanted)
+            return Plan(
+                allocations=allocations,
+                admitted=_admitted(rows, state.book.entries),
+                future=seen.plan.future,
+                reasons=same_reasons(seen.plan.reasons, fresh, snapshot, allocations, rows, state.book, state.notes),
+                revisit_at_s=_revisit_at_s(snapshot, state),
+                memory=snapshot.memory,
+            )
         batch_of = {row.job_id: row.view.job.global_batch_size for row in rows}
-        allocations: dict[WorkloadId, PoolAllocation] = {}
+        wanted: dict[WorkloadId, PoolAllocation] = {}
         for who, devices in state.devices.items():
             held = snapshot.allocations.get(who)
             batch = batch_of.get(who)
             if held is not None and held.device_ids == tuple(devices) and held.global_batch_size == batch:
-                allocations[who] = held
+                wanted[who] = held
             else:
-                allocations[who] = PoolAllocation(device_ids=tuple(devices), global_batch_size=batch)
-        return _say(snapshot, state, allocations, rows, state.notes, EMPTY, snapshot.memory)
+                wanted[who] = PoolAllocation(device_ids=tuple(devices), global_batch_size=batch)
+        seen.wanted = wanted
+        return _say(snapshot, state, wanted, rows, state.notes, EMPTY, snapshot.memory)
 
 
 class _Decision:
@@ -192,6 +201,7 @@ class _Decision:
         state.until_s = self._next_moment_s()
         state.notes = self.notes
         memory = state.encode(seen.index_of)
+        seen.wanted = placed
         return _say(snapshot, state, placed, kept, self.notes, self.rejected, memory)
 
     # --- what is true now -------------------------------------------------------------------------------------------
@@ -336,28 +346,41 @@ def _say(
     rejected: Mapping[WorkloadId, Refusal],
     memory: Any,
 ) -> Plan:
-    idle_at_s = next_idle_at_s(snapshot.services, snapshot.now_s) if snapshot.services else None
-    moments = [moment for moment in (state.until_s, idle_at_s) if moment is not None]
+    allocations = _without_detours(snapshot, state, allocations)
+    return Plan(
+        allocations=allocations,
+        admitted=_admitted(rows, state.book.entries),
+        rejected=rejected,
+        future=PlannedFuture(state.book),
+        reasons=reasons_of(snapshot, allocations, rows, state.book, notes),
+        revisit_at_s=_revisit_at_s(snapshot, state),
+        memory=memory,
+    )
+
+
+def _without_detours(
+    snapshot: Snapshot, state: State, wanted: Mapping[WorkloadId, PoolAllocation]
+) -> Mapping[WorkloadId, PoolAllocation]:
+    """Who lets go of its devices first has nothing for now: its new ones are held by somebody who waits for its own."""
+    leaving: set[WorkloadId] = set()
     for who in state.detours:
-        # It lets go of its devices first: its new ones are held by somebody who waits for these.
         held = snapshot.allocations.get(who)
-        if held is not None and who in allocations and not set(held.device_ids) <= set(allocations[who].device_ids):
-            allocations = {other: given for other, given in allocations.items() if other != who}
-    entries = state.book.entries
-    admitted = {
+        if held is not None and who in wanted and not set(held.device_ids) <= set(wanted[who].device_ids):
+            leaving.add(who)
+    return {who: given for who, given in wanted.items() if who not in leaving} if leaving else wanted
+
+
+def _admitted(rows: Sequence[Row], entries: Mapping[str, Entry]) -> dict[WorkloadId, float]:
+    return {
         row.job_id: entries[row.job_id].end_s
         for row in rows
         if row.view.admitted_at_s is None and row.can_promise and row.job_id in entries and entries[row.job_id].runs
     }
-    return Plan(
-        allocations=allocations,
-        admitted=admitted,
-        rejected=rejected,
-        future=PlannedFuture(state.book),
-        reasons=reasons_of(snapshot, allocations, rows, state.book, notes),
-        revisit_at_s=min(moments, default=None),
-        memory=memory,
-    )
+
+
+def _revisit_at_s(snapshot: Snapshot, state: State) -> float | None:
+    idle_at_s = next_idle_at_s(snapshot.services, snapshot.now_s) if snapshot.services else None
+    return min([moment for moment in (state.until_s, idle_at_s) if moment is not None], default=None)
 
 
 def _elbow_room(cluster: Topology) -> int:

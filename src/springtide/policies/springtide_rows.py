@@ -108,8 +108,12 @@ class Rows:
         """All rows in the snapshot's order, those that are new since the last call, and the sum of all marks."""
         views = snapshot.jobs
         before = self._views
-        if views is before or (len(views) == len(before) and all(map(_is, views, before))):
+        if views is before:
             return self._current, [], self._total
+        if len(views) == len(before):
+            changed = [at for at, (view, old) in enumerate(zip(views, before, strict=True)) if view is not old]
+            if all(views[at].job.job_id == before[at].job.job_id for at in changed):
+                return self._replace(views, changed)
         rows = self._rows
         current: list[Row] = []
         fresh: list[Row] = []
@@ -125,10 +129,18 @@ class Rows:
         self._total = sum([row.mark for row in current])
         return current, fresh, self._total
 
+    def _replace(self, views: tuple[JobView, ...], changed: Sequence[int]) -> tuple[list[Row], list[Row], int]:
+        """The same jobs as before, some of them with another view."""
+        fresh = [Row(views[at]) for at in changed]
+        if fresh:
+            current = list(self._current)
+            for at, row in zip(changed, fresh, strict=True):
+                self._total += row.mark - current[at].mark
+                current[at] = self._rows[row.job_id] = row
+            self._current = current
+        self._views = views
+        return self._current, fresh, self._total
+
     def by_id(self) -> Mapping[WorkloadId, Row]:
         """The rows of the last snapshot by job."""
         return self._rows
-
-
-def _is(one: object, other: object) -> bool:
-    return one is other

@@ -59,24 +59,61 @@ def reasons_of(
 ) -> dict[WorkloadId, str]:
     """One reason for everyone whose devices change or who holds none."""
     reasons: dict[WorkloadId, str] = {}
+    held_by = snapshot.allocations
     for row in rows:
         who = row.job_id
-        given, held = allocations.get(who), snapshot.allocations.get(who)
-        if given is not None and given is held:
-            continue
-        before = held.num_devices if held is not None else 0
-        after = given.num_devices if given is not None else 0
-        entry = book.entries.get(who)
-        if after and after == before and given is not None and held is not None:
-            if given.device_ids != held.device_ids:
-                reasons[who] = "moved, so that another job's workers lie close together; it has the time for it"
-            continue
-        reasons[who] = notes.get(who) or _why(before, after, entry, book.now_s)
+        given, held = allocations.get(who), held_by.get(who)
+        if given is None or given is not held:
+            reason = _reason_of(who, given, held, book, notes)
+            if reason:
+                reasons[who] = reason
     for view in snapshot.services:
         who = view.service.service_id
-        if allocations.get(who) is not snapshot.allocations.get(who):
+        if allocations.get(who) is not held_by.get(who):
             reasons[who] = notes.get(who, "its load")
     return reasons
+
+
+def same_reasons(
+    before: Mapping[WorkloadId, str],
+    fresh: list[Row],
+    snapshot: Snapshot,
+    allocations: Mapping[WorkloadId, PoolAllocation],
+    rows: list[Row],
+    book: Book,
+    notes: Mapping[WorkloadId, str],
+) -> Mapping[WorkloadId, str]:
+    """What `reasons_of` would say of a plan that stands: only the rows in `fresh` have changed since `before`."""
+    if snapshot.services:
+        return reasons_of(snapshot, allocations, rows, book, notes)
+    told: dict[WorkloadId, str] = {}
+    for row in fresh:
+        who = row.job_id
+        told[who] = _reason_of(who, allocations.get(who), snapshot.allocations.get(who), book, notes)
+    if all(before.get(who, "") == reason for who, reason in told.items()):
+        return before
+    # In the order of the rows, as if all had been looked at.
+    merged = {**before, **told}
+    return {row.job_id: reason for row in rows if (reason := merged.get(row.job_id, ""))}
+
+
+def _reason_of(
+    who: WorkloadId,
+    given: PoolAllocation | None,
+    held: PoolAllocation | None,
+    book: Book,
+    notes: Mapping[WorkloadId, str],
+) -> str:
+    """Empty: its devices stay as they are."""
+    if given is not None and given is held:
+        return ""
+    before = held.num_devices if held is not None else 0
+    after = given.num_devices if given is not None else 0
+    if after and after == before and given is not None and held is not None:
+        if given.device_ids != held.device_ids:
+            return "moved, so that another job's workers lie close together; it has the time for it"
+        return ""
+    return notes.get(who) or _why(before, after, book.entries.get(who), book.now_s)
 
 
 def _why(before: int, after: int, entry: Entry | None, now_s: float) -> str:
