@@ -14,7 +14,7 @@ from springtide.perf.goodput import best_batches
 from springtide.perf.step_estimate import fit_throughput
 from springtide.perf.throughput import ThroughputModel
 from springtide.policies.sia import Sia, _configurations
-from springtide.solvers import sia_milp
+from springtide.solvers import highs
 
 SCALES = ThroughputModel(alpha_c=0.01, beta_c=0.002, alpha_n=0.005, beta_n=0.0, alpha_r=0.002, beta_r=0.0, gamma=1.0)
 # Its exchange takes as long as ten passes: more workers make it slower.
@@ -202,8 +202,7 @@ def test_both_solvers_decide_alike_where_there_is_no_tie():
 
 
 def test_without_the_solver_it_refuses_to_start(monkeypatch):
-    monkeypatch.setattr(sia_milp, "is_available", lambda: False)
-    monkeypatch.setattr("springtide.policies.sia.is_available", lambda: False)
+    monkeypatch.setattr(highs, "is_available", lambda: False)
     with pytest.raises(InvalidRequest, match="solver=table"):
         Sia()
     assert counts(look(Sia(solver="table"), [make_view("a")])) == {"a": 1}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from springtide.core.errors import InvalidRequest
-from springtide.solvers import sia_milp
+from springtide.solvers import highs, sia_milp
 from springtide.solvers.sia_milp import Offer, choose_by_table, choose_sizes
 
 WAITING = 1.1
@@ -72,12 +72,12 @@ def test_when_the_search_ends_without_an_answer_the_table_answers(monkeypatch):
     class Nothing:
         x = None
 
-    monkeypatch.setattr(optimize, "milp", lambda *_, **__: Nothing())
+    monkeypatch.setattr(optimize, "milp", lambda **_: Nothing())
     assert choose_sizes(offers, 16, WAITING) == choose_by_table(offers, 16, WAITING)
 
 
 def test_without_the_solver_the_mend_is_told(monkeypatch):
-    monkeypatch.setattr(sia_milp, "is_available", lambda: False)
+    monkeypatch.setattr(highs, "is_available", lambda: False)
     with pytest.raises(InvalidRequest, match=r"springtide\[solvers\].*solver=table"):
         choose_sizes(draw(0, 2), 8, WAITING)
 

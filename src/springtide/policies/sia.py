@@ -27,7 +27,8 @@ from springtide.policies.gangs import fixed_size
 from springtide.policies.placement import place
 from springtide.policies.rounds import Decision, Round, decide_in_rounds
 from springtide.policies.shares import most_workers
-from springtide.solvers.sia_milp import Offer, choose_by_table, choose_sizes, is_available
+from springtide.solvers import highs
+from springtide.solvers.sia_milp import Offer, choose_by_table, choose_sizes
 
 # The artifact's: costs are rounded to so many digits, and none is above the largest.
 _DIGITS = 2
@@ -52,7 +53,7 @@ class Sia(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.power >= 0.0:
             raise InvalidRequest(f"sia minimises a sum of powers below zero: power={self.power} must be below 0")
-        if self.solver == "highs" and not is_available():
+        if self.solver == "highs" and not highs.is_available():
             # Said when the policy is chosen, not in the middle of the first round.
             choose_sizes((), 0, self.waiting_cost)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from springtide.core.errors import InvalidRequest
+from springtide.solvers import highs
 
 # Branching stops here, by a count and not by the clock: the answer must not depend on how fast the machine is. HiGHS
 # needs a handful of nodes for thousands of jobs, as the relaxation has at most two fractional ones.
@@ -27,11 +27,6 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     costs: tuple[float, ...]
 
 
-def is_available() -> bool:
-    """Whether the solver is installed."""
-    return importlib.util.find_spec("scipy") is not None
-
-
 def choose_sizes(offers: Sequence[Offer], capacity: int, waiting_cost: float) -> tuple[int, ...]:
     """Choose a size for each job (0: none) so that the sum of costs is least, by HiGHS.
 
@@ -39,7 +34,7 @@ def choose_sizes(offers: Sequence[Offer], capacity: int, waiting_cost: float) ->
     (Sia, SOSP'23, section 3.4). Where HiGHS finds nothing within `NODE_LIMIT` nodes `choose_by_table` does.
     Raises InvalidRequest without the solver.
     """
-    if not is_available():
+    if not highs.is_available():
         raise InvalidRequest(
             "the policy sia solves an integer program in every round and needs SciPy: pip install 'springtide[solvers]'"
             ", or sia:solver=table, which solves the same program without it"
@@ -48,20 +43,28 @@ def choose_sizes(offers: Sequence[Offer], capacity: int, waiting_cost: float) ->
     costs = np.array([cost for offer in offers for cost in offer.costs], dtype=float)
     if not len(sizes):
         return (0,) * len(offers)
-    optimize: Any = importlib.import_module("scipy.optimize")
     sparse: Any = importlib.import_module("scipy.sparse")
     job_of = np.repeat(np.arange(len(offers)), [len(offer.sizes) for offer in offers])
+    # One row a job, at most one size each; the last row counts the devices.
+    ones = np.ones(len(sizes))
     columns = np.arange(len(sizes))
-    one_each = sparse.csr_matrix((np.ones(len(sizes)), (job_of, columns)), shape=(len(offers), len(sizes)))
-    found = optimize.milp(
-        c=costs - waiting_cost,
-        integrality=np.ones(len(sizes)),
-        bounds=optimize.Bounds(0.0, 1.0),
-        constraints=[
-            optimize.LinearConstraint(one_each, -np.inf, 1.0),
-            optimize.LinearConstraint(sparse.csr_matrix(sizes), -np.inf, float(capacity)),
-        ],
-        options={"node_limit": NODE_LIMIT, "mip_rel_gap": REL_GAP},
+    matrix = sparse.csr_matrix(
+        (
+            np.concatenate([ones, sizes]),
+            (np.concatenate([job_of, np.full(len(sizes), len(offers))]), np.concatenate([columns, columns])),
+        ),
+        shape=(len(offers) + 1, len(sizes)),
+    )
+    highest = np.append(np.ones(len(offers)), float(capacity))
+    found = highs.solve(
+        costs - waiting_cost,
+        ones,
+        (0.0, 1.0),
+        (matrix, np.full(len(offers) + 1, -np.inf), highest),
+        node_limit=NODE_LIMIT,
+        mip_rel_gap=REL_GAP,
+        # Of so small a program there is little to simplify; with it HiGHS takes longer.
+        presolve=False,
     )
     if found.x is None:
         return choose_by_table(offers, capacity, waiting_cost)
