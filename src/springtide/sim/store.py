@@ -82,7 +82,10 @@ class JobStore:
                 "state-carried",
                 f"{self.job_id}: generation {generation} goes on at step {step}, the log ends at {self.num_steps}",
             )
-        if num_seen != self.seen_at.setdefault(step, num_seen):
+        if is_fresh:
+            # Its checkpoint may be of other batches than those that were logged since: then these are void.
+            self.seen_at[step] = num_seen
+        elif num_seen != self.seen_at[step]:
             self._complain(
                 "samples-once",
                 f"{self.job_id}: generation {generation} goes on after {num_seen} samples, {self.seen_at[step]} lie "
