@@ -1,0 +1,146 @@
+"""Shares of a capacity that minimise the sum of completion times: what a job's work is worth, and who gets how much."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+# The exact search visits jobs x sizes x capacity cells; above so many, shares are taken along concave hulls instead.
+MAX_CELLS = 6_000_000
+
+
+class _Hulls:
+    """Of all jobs so far: the most value that a part of the capacity can have, as segments of falling slope."""
+
+    def __init__(self, capacity: float) -> None:
+        self.capacity = capacity
+        self.slopes: Floats = np.zeros(0)
+        self.widths: Floats = np.zeros(0)
+        self.ends: Floats = np.zeros(1)
+        self.values: Floats = np.zeros(1)
+
+    def value(self, capacity: Floats | Ints) -> Floats:
+        """The most value of each of several capacities."""
+        return np.interp(capacity, self.ends, self.values)
+
+    def add(self, slopes: Floats, widths: Floats) -> None:
+        """Take in a job's segments, slopes falling; what lies beyond the capacity never counts again."""
+        at = np.searchsorted(-self.slopes, -slopes, side="right")
+        all_slopes = np.insert(self.slopes, at, slopes)
+        all_widths = np.insert(self.widths, at, widths)
+        ends = np.concatenate(([0.0], np.cumsum(all_widths)))
+        num = min(int(np.searchsorted(ends, self.capacity, side="left")), len(all_slopes))
+        self.slopes, self.widths, self.ends = all_slopes[:num], all_widths[:num], ends[: num + 1]
+        self.values = np.concatenate(([0.0], np.cumsum(self.slopes * self.widths)))
+
+
+def concave_hull(sizes: Ints, values: Floats) -> list[int]:
+    """Which entries form the upper concave hull from (0, 0), by rising size; sizes ascending, falling values left out.
+
+    >>> concave_hull(np.array([1, 2, 4]), np.array([1.0, 1.1, 3.0]))
+    [0, 2]
+    """
+    kept: list[int] = []
+    xs, ys = sizes.tolist(), values.tolist()
+    for index, (x, y) in enumerate(zip(xs, ys, strict=True)):
+        if y <= (ys[kept[-1]] if kept else 0.0):
+            continue
+        while kept:
+            last = kept[-1]
+            x0, y0 = (xs[kept[-2]], ys[kept[-2]]) if len(kept) > 1 else (0, 0.0)
+            if (ys[last] - y0) * (x - x0) > (y - y0) * (xs[last] - x0):
+                break
+            kept.pop()
+        kept.append(index)
+    return kept
+
+
+def work_weights(sizes: Sequence[Ints], speeds: Sequence[Floats], capacity: int, company: float) -> Floats:
+    """What one unit of each job's work costs all jobs together, in seconds of completion time. Shape [J].
+
+    Jobs are given in the order in which they end, the last one first; `sizes[j]` (ascending) and `speeds[j]` (work a
+    second) are its choices. To minimise the sum of completion times, a capacity has to be shared at every moment so
+    that the sum of weight times speed is largest, with weights that stay the same while the job lives, and that
+    largest sum is the number of jobs alive: the maximum principle, with the Hamiltonian zero at the free end. That
+    gives the weights one after the other, from the job that is alone at the end: the m-th is the one at which the best
+    shares of the first m are worth m. For equal jobs of speed k^p it is heSRPT (Berg, Vesilo, Harchol-Balter, 2020,
+    Theorem 4). `company` is how many others are expected to keep those jobs company in the long run: it raises every
+    sum. Shares are taken to be divisible along each job's concave hull. A job without any speed weighs nothing.
+    """
+    weights = np.zeros(len(sizes))
+    hulls = _Hulls(float(capacity))
+    number = 0
+    for index, (job_sizes, job_speeds) in enumerate(zip(sizes, speeds, strict=True)):
+        fits = (job_sizes <= capacity) & (job_speeds > 0.0)
+        xs, ys = job_sizes[fits], job_speeds[fits]
+        if not len(xs):
+            continue
+        number += 1
+        missing = np.maximum(number + company - hulls.value(capacity - xs), 0.0)
+        weight = float(np.min(missing / ys))
+        weights[index] = weight
+        chosen = concave_hull(xs, ys)
+        corner_sizes = np.concatenate(([0.0], xs[chosen].astype(np.float64)))
+        corner_values = np.concatenate(([0.0], ys[chosen] * weight))
+        widths = np.diff(corner_sizes)
+        hulls.add(np.diff(corner_values) / widths, widths)
+    return weights
+
+
+def best_shares(sizes: Sequence[Ints], values: Sequence[Floats], capacity: int) -> list[int]:
+    """The choice of one size (or 0, worth nothing) for each job with the largest sum of values within the capacity.
+
+    Exact by dynamic programming over the capacity up to `MAX_CELLS` cells; above that along the concave hulls, one
+    segment after the other by value per unit, which is the best for divisible shares. Ties go to the earlier job and
+    the smaller size. Returns one size for each job.
+    """
+    if not sizes or capacity <= 0:
+        return [0] * len(sizes)
+    num_cells = sum(len(choices) for choices in sizes) * (capacity + 1)
+    return _exact(sizes, values, capacity) if num_cells <= MAX_CELLS else _along_hulls(sizes, values, capacity)
+
+
+def _exact(sizes: Sequence[Ints], values: Sequence[Floats], capacity: int) -> list[int]:
+    best = np.zeros(capacity + 1)
+    choices: list[NDArray[np.int32]] = []
+    for job_sizes, job_values in zip(sizes, values, strict=True):
+        after = best.copy()
+        chosen = np.zeros(capacity + 1, dtype=np.int32)
+        for size, value in zip(job_sizes.tolist(), job_values.tolist(), strict=True):
+            if size > capacity or value <= 0.0:
+                continue
+            trial = best[: capacity + 1 - size] + value
+            is_better = trial > after[size:]
+            after[size:][is_better] = trial[is_better]
+            chosen[size:][is_better] = size
+        best = after
+        choices.append(chosen)
+    left = int(np.argmax(best))
+    shares = [0] * len(sizes)
+    for index in range(len(sizes) - 1, -1, -1):
+        shares[index] = int(choices[index][left])
+        left -= shares[index]
+    return shares
+
+
+def _along_hulls(sizes: Sequence[Ints], values: Sequence[Floats], capacity: int) -> list[int]:
+    steps: list[tuple[float, int, int, int]] = []
+    for index, (job_sizes, job_values) in enumerate(zip(sizes, values, strict=True)):
+        before, worth = 0, 0.0
+        for corner in concave_hull(job_sizes, job_values):
+            size, value = int(job_sizes[corner]), float(job_values[corner])
+            steps.append((-(value - worth) / (size - before), index, before, size))
+            before, worth = size, value
+    steps.sort()
+    shares = [0] * len(sizes)
+    left = capacity
+    for _, index, before, size in steps:
+        if shares[index] == before and size - before <= left:
+            shares[index] = size
+            left -= size - before
+    return shares
