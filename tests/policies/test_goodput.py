@@ -88,7 +88,7 @@ def test_a_known_family_starts_wide_and_with_a_batch_that_suits_it():
 def test_who_has_little_left_goes_first():
     short = view("short", steps=KNOWN, noise=NOISE, progress=9900.0)
     long = view("long", steps=KNOWN, noise=NOISE, progress=0.0, total=1e6)
-    given = counts(decide(snapshot(long, short, nodes=1, overheads=1.0)))
+    given = counts(decide(snapshot(long, short, nodes=1, overheads=1.0), company=0.0))
     assert given["short"] > given.get("long", 0)
 
 
