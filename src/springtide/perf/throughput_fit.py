@@ -24,6 +24,7 @@ BETWEEN_NODES = 1.1
 SMALL_ERROR = 1e-3
 NUM_ITERATIONS = 60
 ENOUGH = 1e-6
+NUM_REFUSED = 6
 GAMMAS = (1.001, 1.6, 3.0, 6.0)
 
 # Parameters in the order of `ThroughputModel`; the first six as logarithms of seconds.
@@ -63,10 +64,12 @@ def fit_parameters(steps: Steps) -> ThroughputModel:
 
 def objective(theta: Floats, steps: Steps) -> Floats:
     """The published objective at S parameter vectors: [S, 7] -> [S]."""
-    pass_errors, step_errors, ratios, _ = _errors(theta, steps)
-    gamma = theta[:, GAMMA]
-    penalty = GAMMA_WEIGHT * (gamma - 1.0) ** 2 + BETA_WEIGHT * (ratios**2).sum(axis=1)
-    return np.asarray(_root(pass_errors) + _root(step_errors) + penalty)
+    return _value(theta, _errors(theta, steps))
+
+
+def _value(theta: Floats, found: _Errors) -> Floats:
+    penalty = GAMMA_WEIGHT * (theta[:, GAMMA] - 1.0) ** 2 + BETA_WEIGHT * (found.ratios**2).sum(axis=1)
+    return np.asarray(found.pass_root + found.step_root + penalty)
 
 
 def _pinned(steps: Steps) -> tuple[NDArray[np.bool_], Floats]:
@@ -115,58 +118,80 @@ def _starts(steps: Steps) -> Floats:
     return np.stack(starts)
 
 
-def _root(errors: Floats) -> Floats:
-    """Root mean square over the last axis, smooth at zero; NaN entries were not measured. [S, N] -> [S]."""
-    is_known = ~np.isnan(errors)
-    mean = np.where(is_known, errors, 0.0) ** 2
-    return np.asarray(np.sqrt(mean.sum(axis=1) / np.maximum(is_known.sum(axis=1), 1) + SMALL_ERROR**2))
+class _Errors(msgspec.Struct, frozen=True):
+    """Logarithmic errors of pass and step [S, N] (0 where not measured), and what the derivatives need of them."""
+
+    pass_errors: Floats
+    step_errors: Floats
+    pass_root: Floats
+    step_root: Floats
+    ratios: Floats
+    log_compute: Floats
+    log_exchange: Floats
+    log_step: Floats
+    share: Floats
+    alpha_share: Floats
 
 
-def _errors(theta: Floats, steps: Steps) -> tuple[Floats, Floats, Floats, tuple[Floats, ...]]:
-    """Logarithmic errors of pass and step [S, N], the penalised ratios [S, 2], and what the derivatives need."""
-    alpha_c, beta_c, alpha_n, beta_n, alpha_r, beta_r = (np.exp(theta[:, i])[:, None] for i in range(GAMMA))
+def _errors(theta: Floats, steps: Steps) -> _Errors:
+    alpha_c, beta_c, alpha_n, beta_n, alpha_r, beta_r = np.exp(theta[:, :GAMMA]).T[:, :, None]
     gamma = theta[:, GAMMA][:, None]
-    beyond_two = np.maximum(steps.num_workers - 2, 0)[None, :]
-    compute = alpha_c + beta_c * steps.local[None, :]
-    is_between = (steps.num_nodes > 1)[None, :]
+    compute = alpha_c + beta_c * steps.local
+    is_between = steps.num_nodes > 1
     alpha = np.where(is_between, alpha_n, alpha_r)
-    exchange = np.where((steps.num_workers > 1)[None, :], alpha + np.where(is_between, beta_n, beta_r) * beyond_two, 0)
-    exchange = np.maximum(exchange, LEAST_S)
+    exchange = alpha + np.where(is_between, beta_n, beta_r) * np.maximum(steps.num_workers - 2, 0)
+    exchange = np.where(steps.num_workers > 1, np.maximum(exchange, LEAST_S), LEAST_S)
     log_compute, log_exchange = np.log(compute), np.log(exchange)
     log_step = np.logaddexp(gamma * log_compute, gamma * log_exchange) / gamma
-    share = np.exp(np.minimum(gamma * (log_compute - log_step), 0.0))
-    ratios = np.concatenate([beta_n / alpha_n, beta_r / alpha_r], axis=1)
-    pass_errors = log_compute - np.log(steps.compute_s)[None, :]
-    step_errors = log_step - np.log(steps.step_s)[None, :]
-    return pass_errors, step_errors, ratios, (log_compute, log_exchange, log_step, share, alpha / exchange)
+    is_known = ~np.isnan(steps.compute_s)
+    pass_errors = np.where(is_known, log_compute - np.log(np.where(is_known, steps.compute_s, 1.0)), 0.0)
+    step_errors = log_step - np.log(steps.step_s)
+    return _Errors(
+        pass_errors=pass_errors,
+        step_errors=step_errors,
+        pass_root=_root(pass_errors, int(is_known.sum())),
+        step_root=_root(step_errors, len(steps.step_s)),
+        ratios=np.concatenate([beta_n / alpha_n, beta_r / alpha_r], axis=1),
+        log_compute=log_compute,
+        log_exchange=log_exchange,
+        log_step=log_step,
+        share=np.exp(np.minimum(gamma * (log_compute - log_step), 0.0)),
+        alpha_share=alpha / exchange,
+    )
 
 
-def _system(theta: Floats, steps: Steps) -> tuple[Floats, Floats]:
+def _root(errors: Floats, num_known: int) -> Floats:
+    """Root mean square over the last axis, smooth at zero: [S, N] -> [S]."""
+    return np.asarray(np.sqrt((errors**2).sum(axis=1) / max(num_known, 1) + SMALL_ERROR**2))
+
+
+def _system(theta: Floats, steps: Steps, found: _Errors) -> tuple[Floats, Floats]:
     """Normal matrix [S, 7, 7] and gradient [S, 7] of the sum of squares that lies on top of the objective at theta.
 
     A root of a mean square m is at most `m / (2 root) + root / 2` with today's root, and equal today: each round solves
     the weighted least squares of that, so that a step that lowers them lowers the objective.
     """
-    pass_errors, step_errors, ratios, (log_compute, log_exchange, log_step, share, alpha_share) = _errors(theta, steps)
-    shape = step_errors.shape
-    gamma = theta[:, GAMMA][:, None]
+    shape = found.step_errors.shape
+    share, alpha_share = found.share, found.alpha_share
     by_pass = np.zeros((*shape, 7))
-    by_pass[..., ALPHA_C] = np.exp(theta[:, ALPHA_C][:, None] - log_compute)
+    by_pass[..., ALPHA_C] = np.exp(theta[:, ALPHA_C][:, None] - found.log_compute)
     by_pass[..., BETA_C] = 1.0 - by_pass[..., ALPHA_C]
     by_step = share[..., None] * by_pass
-    is_between = np.broadcast_to(steps.num_nodes > 1, shape)
-    is_within = np.broadcast_to((steps.num_nodes == 1) & (steps.num_workers > 1), shape)
+    is_between = steps.num_nodes > 1
+    is_within = ~is_between & (steps.num_workers > 1)
     for alpha, beta, applies in ((ALPHA_N, BETA_N, is_between), (ALPHA_R, BETA_R, is_within)):
         by_step[..., alpha] = np.where(applies, (1.0 - share) * alpha_share, 0.0)
         by_step[..., beta] = np.where(applies, (1.0 - share) * (1.0 - alpha_share), 0.0)
-    by_step[..., GAMMA] = (share * (log_compute - log_step) + (1.0 - share) * (log_exchange - log_step)) / gamma
-    matrix, gradient = np.zeros((len(theta), 7, 7)), np.zeros((len(theta), 7))
-    for errors, by in ((pass_errors, by_pass), (step_errors, by_step)):
-        is_known = ~np.isnan(errors)
-        weight = (1.0 / (2.0 * _root(errors) * np.maximum(is_known.sum(axis=1), 1)))[:, None] * is_known
-        weighted = weight[..., None] * by
-        matrix += np.einsum("sni,snj->sij", weighted, by)
-        gradient += np.einsum("sni,sn->si", weighted, np.where(is_known, errors, 0.0))
+    overlap = share * (found.log_compute - found.log_step) + (1.0 - share) * (found.log_exchange - found.log_step)
+    by_step[..., GAMMA] = overlap / theta[:, GAMMA][:, None]
+    is_known = ~np.isnan(steps.compute_s)
+    num_known = max(int(is_known.sum()), 1)
+    pass_weight = (0.5 / num_known / found.pass_root)[:, None, None] * is_known[:, None]
+    step_weight = (0.5 / shape[1] / found.step_root)[:, None, None]
+    weighted_pass, weighted_step = pass_weight * by_pass, step_weight * by_step
+    matrix = weighted_pass.transpose(0, 2, 1) @ by_pass + weighted_step.transpose(0, 2, 1) @ by_step
+    gradient = (found.pass_errors[:, None] @ weighted_pass + found.step_errors[:, None] @ weighted_step)[:, 0]
+    ratios = found.ratios
     for column, (alpha, beta) in enumerate(((ALPHA_N, BETA_N), (ALPHA_R, BETA_R))):
         squared = BETA_WEIGHT * ratios[:, column] ** 2
         for row, sign in ((alpha, -1.0), (beta, 1.0)):
@@ -180,26 +205,36 @@ def _system(theta: Floats, steps: Steps) -> tuple[Floats, Floats]:
 
 
 def _minimise(theta: Floats, is_free: NDArray[np.bool_], steps: Steps) -> Floats:
-    """Levenberg-Marquardt from all starts side by side, within the bounds; [S, 7] -> [S, 7]."""
+    """Levenberg-Marquardt from all starts side by side, within the bounds; [S, 7] -> [S, 7].
+
+    A start is done when a round brought it next to nothing, or when `NUM_REFUSED` rounds on end made it worse.
+    """
     damping = np.full(len(theta), 1e-2)
-    value = objective(theta, steps)
-    unit = np.eye(7)
+    refused = np.zeros(len(theta), dtype=np.int64)
+    is_done = np.zeros(len(theta), dtype=bool)
+    found = _errors(theta, steps)
+    value = _value(theta, found)
+    matrix, gradient = _system(theta, steps, found)
     for _ in range(NUM_ITERATIONS):
-        matrix, gradient = _system(theta, steps)
         # A parameter at its bound that is pushed outwards, and one that is pinned, stays.
         moves = is_free & ~((theta <= _LOWEST) & (gradient > 0)) & ~((theta >= _HIGHEST) & (gradient < 0))
-        gradient = np.where(moves, gradient, 0.0)
-        matrix = matrix * moves[:, :, None] * moves[:, None, :]
-        scale = np.maximum(np.einsum("sii->si", matrix), 1e-6)
-        step = np.linalg.solve(matrix + (damping[:, None] * scale)[:, :, None] * unit, -gradient[..., None])[..., 0]
+        active = matrix * (moves[:, :, None] & moves[:, None, :])
+        diagonal = damping[:, None] * np.maximum(active[:, range(7), range(7)], 1e-6)
+        active[:, range(7), range(7)] += diagonal
+        step = np.linalg.solve(active, np.where(moves, -gradient, 0.0)[..., None])[..., 0]
         # No parameter changes by more than a factor of about fifty in one round.
         tried = np.clip(theta + np.where(moves, np.clip(step, -4.0, 4.0), 0.0), _LOWEST, _HIGHEST)
-        new_value = objective(tried, steps)
+        found = _errors(tried, steps)
+        new_value = _value(tried, found)
         is_better = new_value < value
-        gained = np.where(is_better, value - new_value, 0.0)
+        refused = np.where(is_better, 0, refused + 1)
+        is_done |= (is_better & (value - new_value < ENOUGH)) | (refused >= NUM_REFUSED)
         theta = np.where(is_better[:, None], tried, theta)
         value = np.where(is_better, new_value, value)
-        damping = np.clip(np.where(is_better, damping / 5.0, damping * 4.0), 1e-8, 1e8)
-        if np.all((gained < ENOUGH) & (is_better | (damping > 1e4))):
+        if np.all(is_done):
             break
+        new_matrix, new_gradient = _system(tried, steps, found)
+        matrix = np.where(is_better[:, None, None], new_matrix, matrix)
+        gradient = np.where(is_better[:, None], new_gradient, gradient)
+        damping = np.where(is_better, damping / 5.0, damping * 4.0)
     return theta
