@@ -32,6 +32,7 @@ from springtide.core.status import (
     HistoryEntry,
     JobStatus,
     PlatformStatus,
+    ProgressSeries,
     ServiceStatus,
     Timeline,
 )
@@ -139,6 +140,10 @@ class Client:
         with self._open("/v1/stream", {"after_seq": after_seq}) as response, _transport_errors():
             for event in _events(response):
                 yield _decode(event, PlatformStatus)
+
+    def series(self, job_id: str) -> ProgressSeries:
+        """How a job's training went over time. Raises NotFound."""
+        return self._ask("GET", f"/v1/jobs/{_part(job_id)}/series", ProgressSeries)
 
     def timeline(self, since_s: float = 0.0) -> Timeline:
         """Who held which device since then, and what happened."""

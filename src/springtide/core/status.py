@@ -183,7 +183,8 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
 class ProgressPoint(msgspec.Struct, frozen=True, kw_only=True):
     """How far a job's training had come at one moment; what was not known then is None.
 
-    `planned_finish_at_s` is what its policy planned at that moment; the rest is as in JobStatus.
+    `predicted_finish_at_s` is what its policy planned at that moment, or else what followed from its speed; the rest is
+    as in JobStatus.
     """
 
     at_s: float
@@ -194,7 +195,7 @@ class ProgressPoint(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_s: float | None = None
     goodput_samples_per_s: float | None = None
     noise_scale: float | None = None
-    planned_finish_at_s: float | None = None
+    predicted_finish_at_s: float | None = None
 
 
 class ProgressSeries(msgspec.Struct, frozen=True, kw_only=True):

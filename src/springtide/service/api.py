@@ -23,6 +23,7 @@ from springtide.service.limits import Limits
 from springtide.service.metrics import PlatformCollector
 from springtide.service.problems import add_problem_handlers
 from springtide.service.quote import QuoteDesk
+from springtide.service.series import SeriesIndex
 from springtide.service.stream import Streams
 from springtide.service.submission import Desk
 
@@ -52,7 +53,9 @@ def build_api(
         title="Springtide", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan
     )
     quotes = QuoteDesk(platform)
-    counter = routes.Counter(platform, history, Desk(platform), Streams(platform), quotes)
+    series = SeriesIndex()
+    platform.subscribe(series.add)
+    counter = routes.Counter(platform, history, series, Desk(platform), Streams(platform), quotes)
     for group in (routes.platform_routes, routes.job_routes, routes.service_routes, routes.workload_routes):
         app.include_router(group(counter))
     app.include_router(quote_routes.quote_routes(platform, quotes))

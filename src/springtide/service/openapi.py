@@ -17,13 +17,14 @@ from springtide.core.status import (
     HistoryEntry,
     JobStatus,
     PlatformStatus,
+    ProgressSeries,
     ServiceStatus,
     Timeline,
 )
 from springtide.service.schemas import REQUEST_MODELS, Problem
 
 _TEMPLATE = "#/components/schemas/{name}"
-_STATUS_TYPES = (PlatformStatus, JobStatus, ServiceStatus, Explanation, HistoryEntry, Timeline, Quote)
+_STATUS_TYPES = (PlatformStatus, JobStatus, ServiceStatus, Explanation, HistoryEntry, Timeline, ProgressSeries, Quote)
 _METHODS = ("get", "post", "put", "delete")
 
 

@@ -18,6 +18,7 @@ from springtide.core.status import (
     HistoryEntry,
     JobStatus,
     PlatformStatus,
+    ProgressSeries,
     ServiceStatus,
     Timeline,
 )
@@ -31,6 +32,7 @@ from springtide.service.outlook import outlook_of
 from springtide.service.problems import UnsupportedMediaType
 from springtide.service.quote import QuoteDesk
 from springtide.service.schemas import JobIn, NothingIn, ScaleIn, ServiceIn, ShutdownIn, parse_body
+from springtide.service.series import SeriesIndex, planned_of
 from springtide.service.status import job_status, listed_services, platform_status, service_status
 from springtide.service.stream import Streams
 from springtide.service.submission import Desk
@@ -56,6 +58,7 @@ class Counter:
 
     platform: PlatformLike
     history: HistoryIndex
+    series: SeriesIndex
     desk: Desk
     streams: Streams
     quotes: QuoteDesk
@@ -111,6 +114,15 @@ def job_routes(counter: Counter) -> APIRouter:
         body = await read_body(request, JobIn)
         record, is_new = await run_in_threadpool(desk.submit_job, body, idempotency_key)
         return encoded(counter.job(record), 201 if is_new else 200)
+
+    @router.get(
+        "/{id}/series",
+        summary="How its training went: progress, batch, goodput and noise over time",
+        responses=openapi.answers(openapi.reference(ProgressSeries), "The points, oldest first.", 404, 409),
+    )
+    async def get_series(id: str) -> Response:
+        job_id = find_job(platform.view(), id).workload_id
+        return encoded(counter.series.series(job_id, platform.now_s()))
 
     @router.get("/{id}", summary="One job, by id or unique name", responses=openapi.answers(_JOB, "The job.", 404, 409))
     async def get_job(id: str) -> Response:
@@ -257,7 +269,7 @@ def platform_routes(counter: Counter) -> APIRouter:
     )
     async def get_timeline(since_s: Annotated[float, Query(ge=0, le=1e12, allow_inf_nan=False)] = 0.0) -> Response:
         timeline = await run_in_threadpool(counter.history.timeline, platform.now_s(), since_s)
-        return encoded(timeline)
+        return encoded(replace(timeline, planned=planned_of(platform.view(), timeline.now_s)))
 
     @router.get(
         "/stream",

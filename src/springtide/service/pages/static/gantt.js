@@ -21,7 +21,7 @@ const SHAPES = {
 export function shapeOf(kind) {
   if (/crash|lost|broken|fail/i.test(kind)) return "crash";
   if (/end|finish|succe|cancel|stopped|reject/i.test(kind)) return "end";
-  if (/resiz|start|grow|shrink|recover|resume|replace|preempt|pause/i.test(kind)) return "resize";
+  if (/resiz|start|grow|shrink|recover|resume|replace|preempt|pause|batch/i.test(kind)) return "resize";
   return null;
 }
 
@@ -38,6 +38,7 @@ export class Gantt {
     this.rows = list("rows", ["rect", "text"]);
     this.grid = list("grid", ["line", "text"]);
     this.forecasts = list("forecasts", ["rect"]);
+    this.planned = list("planned-layer", ["rect", "rect", "text"]);
     this.bars = list("bars", ["rect", "rect", "text"]);
     this.now = layer("now").appendChild(svgElement("line", { class: "now" }));
     this.deadlines = list("deadlines", ["line", "text"]);
@@ -63,13 +64,14 @@ export class Gantt {
     const box = { width: Math.max(320, this.svg.clientWidth), left: labelWidth(devices) };
     box.height = TOP + Math.max(1, devices.length) * ROW + AXIS;
     setAttributes(this.svg, { viewBox: `0 0 ${box.width} ${box.height}`, height: box.height });
-    const range = rangeOf({ status, intervals, nowS, windowS });
+    const range = rangeOf({ status, intervals, planned: timeline.planned ?? [], nowS, windowS });
     const scale = (atS) => box.left + ((atS - range.from) / (range.to - range.from)) * (box.width - box.left - RIGHT);
     const context = { status, nowS, hueOf, box, range, scale, rowOf: new Map(devices.map((id, row) => [id, row])) };
     this.drawRows(context, devices);
     this.drawGrid(context);
     this.drawBars(context, intervals);
-    this.drawForecasts(context, intervals);
+    this.drawForecasts(context, intervals, timeline.planned ?? []);
+    this.drawPlanned(context, intervals, timeline.planned ?? []);
     this.drawDeadlines(context);
     this.drawMarks(context, intervals, timeline.marks);
     const nowX = scale(nowS);
@@ -132,8 +134,10 @@ export class Gantt {
     });
   }
 
-  drawForecasts({ status, nowS, hueOf, range, rowOf, scale }, intervals) {
-    const remaining = new Map(status.jobs.filter((job) => job.state === "RUNNING" && job.eta_s > 0).map((job) => [job.job_id, job]));
+  drawForecasts({ status, nowS, hueOf, range, rowOf, scale }, intervals, planned) {
+    // Where the policy has a plan, that is drawn instead.
+    const isPlanned = new Set(planned.map((stretch) => stretch.workload_id));
+    const remaining = new Map(status.jobs.filter((job) => job.state === "RUNNING" && job.eta_s > 0 && !isPlanned.has(job.job_id)).map((job) => [job.job_id, job]));
     const open = intervals.filter((interval) => interval.end_s === null && remaining.has(interval.workload_id));
     this.forecasts.update(open, (interval) => `${interval.device_id}|${interval.replica_id}`, (group, interval) => {
       const job = remaining.get(interval.workload_id);
@@ -142,6 +146,22 @@ export class Gantt {
       const width = Math.max(0, scale(Math.min(nowS + job.eta_s, range.to)) - x);
       setAttributes(group.firstChild, { class: `forecast ${hueOf(interval.workload_id)}`, x, y, width, height: BAR, rx: 4 });
       setTitle(group, `${job.name}: about ${duration(job.eta_s)} left at the present speed`);
+    });
+  }
+
+  drawPlanned({ status, nowS, hueOf, range, rowOf, scale }, intervals, planned) {
+    const placed = placePlanned(planned, intervals, rowOf, nowS).filter(({ stretch }) => stretch.start_s < range.to);
+    this.planned.update(placed, ({ stretch, row }) => `${stretch.workload_id}|${row}|${stretch.start_s}`, (group, { stretch, row }) => {
+      const x = scale(Math.max(stretch.start_s, nowS));
+      const width = Math.max(0, scale(Math.min(stretch.end_s, range.to)) - x - 1);
+      const size = { x, y: TOP + row * ROW + (ROW - BAR) / 2, width, height: BAR, rx: Math.min(4, width / 2) };
+      const [bar, hatch, text] = group.children;
+      setAttributes(bar, { class: `planned ${hueOf(stretch.workload_id)}`, ...size });
+      setAttributes(hatch, { class: "hatch", ...size });
+      setAttributes(text, { class: "planned-label", x: x + 5, y: size.y + BAR / 2 + 4 });
+      setText(text, fit(stretch.workload_name, width - 8));
+      const when = `${clock(stretch.start_s, status.wall_clock_offset_s)} to ${clock(stretch.end_s, status.wall_clock_offset_s)}`;
+      setTitle(group, `planned: ${stretch.workload_name} on ${plural(stretch.num_devices, "device")}, ${when} (which ones is not decided yet)`);
     });
   }
 
@@ -191,6 +211,32 @@ export class Gantt {
   }
 }
 
+// A plan says how many devices, not which: a job's own rows first, then whichever are free all the time.
+export function placePlanned(planned, intervals, rowOf, nowS) {
+  const rows = [...new Set(rowOf.values())];
+  const taken = new Map(rows.map((row) => [row, []]));
+  const ownRows = new Map();
+  for (const interval of intervals) {
+    if (interval.end_s !== null || !rowOf.has(interval.device_id)) continue;
+    ownRows.set(interval.workload_id, [...(ownRows.get(interval.workload_id) ?? []), rowOf.get(interval.device_id)]);
+  }
+  const placed = [];
+  // Whoever holds rows now goes on there before others are shown on them.
+  const order = [...planned].sort((one, other) => one.start_s - other.start_s || ownRows.has(other.workload_id) - ownRows.has(one.workload_id));
+  for (const stretch of order) {
+    const own = ownRows.get(stretch.workload_id) ?? [];
+    const candidates = [...own, ...rows.filter((row) => !own.includes(row))];
+    const isFree = (row) => taken.get(row).every(([from, to]) => stretch.start_s >= to || stretch.end_s <= from);
+    const chosen = candidates.filter(isFree).slice(0, stretch.num_devices);
+    for (const row of chosen) {
+      taken.get(row).push([stretch.start_s, stretch.end_s]);
+      placed.push({ stretch, row });
+    }
+    ownRows.set(stretch.workload_id, chosen);
+  }
+  return placed.filter(({ stretch }) => stretch.end_s > nowS);
+}
+
 // The devices of now first, then those that the journal remembers and that are gone.
 function rowIds(status, intervals) {
   const ids = status.devices.map((device) => device.device_id);
@@ -204,7 +250,7 @@ function rowIds(status, intervals) {
   return ids;
 }
 
-function rangeOf({ status, intervals, nowS, windowS }) {
+function rangeOf({ status, intervals, planned, nowS, windowS }) {
   let from = windowS === null ? Math.min(nowS - 30, ...intervals.slice(0, 1).map((interval) => interval.start_s)) : nowS - windowS;
   if (windowS === null) for (const interval of intervals) from = Math.min(from, interval.start_s);
   const past = nowS - from;
@@ -214,6 +260,10 @@ function rangeOf({ status, intervals, nowS, windowS }) {
     for (const ahead of [job.eta_s, job.deadline_at_s === null || job.ended_at_s !== null ? null : job.deadline_at_s - nowS]) {
       if (ahead !== null && ahead > 0 && ahead <= past * 0.6) future = Math.max(future, ahead * 1.08);
     }
+  }
+  for (const stretch of planned) {
+    const ahead = stretch.end_s - nowS;
+    if (ahead > 0) future = Math.max(future, Math.min(ahead * 1.05, past * 0.6));
   }
   return { from, to: nowS + future };
 }

@@ -5,6 +5,7 @@ import { KeyedList, byId, element, setAttributes, setText } from "./dom.js";
 import { clock, plural } from "./format.js";
 import { Gantt, shapeOf } from "./gantt.js";
 import { isEnded, makeJobTable, makeServiceTable } from "./tables.js";
+import { listenForSeries } from "./series.js";
 import { listenForWhy } from "./why.js";
 
 const NUM_HUES = 10;
@@ -14,7 +15,7 @@ const TIMELINE_EVERY_MS = 1000;
 
 const view = {
   status: null,
-  timeline: { intervals: [], marks: [], now_s: 0 },
+  timeline: { intervals: [], marks: [], planned: [], now_s: 0 },
   receivedMs: 0,
   isLive: false,
   windowS: 600,
@@ -124,7 +125,7 @@ function draw() {
 // What the timeline shows can only have changed if one of these did.
 const shapeOfStatus = (status) => JSON.stringify([
   status.devices.map((device) => [device.device_id, device.replica_id]),
-  status.jobs.map((job) => [job.job_id, job.state, job.generation, job.num_resizes, job.num_restarts, job.num_preemptions, job.deadline_at_s]),
+  status.jobs.map((job) => [job.job_id, job.state, job.generation, job.num_resizes, job.num_restarts, job.num_preemptions, job.deadline_at_s, job.global_batch_size, Math.round(job.planned_finish_at_s ?? 0)]),
   status.services.map((service) => [service.service_id, service.state, service.revision]),
 ]);
 
@@ -205,4 +206,5 @@ const asked = new URLSearchParams(location.search).get("window");
 view.isChosen = asked !== null;
 chooseWindow(asked ?? "600");
 listenForWhy(() => view.status?.wall_clock_offset_s ?? 0);
+listenForSeries(() => view.status?.wall_clock_offset_s ?? 0);
 new Connection(receiveStatus, showState).open();

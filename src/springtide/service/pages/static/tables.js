@@ -72,6 +72,8 @@ function setProgress(cell, job) {
   const steps = job.total_steps === null ? `step ${number(job.step)}` : `${number(job.step, 6)} / ${number(job.total_steps, 6)}`;
   const epochs = job.started_at_s === null ? plural(job.num_epochs, "epoch") : `epoch ${Math.min(job.epoch + 1, job.num_epochs)} / ${job.num_epochs}`;
   setText(cell.children[1], fraction === null ? "" : `${text} · ${epochs}`);
+  if (cell.children.length === 2) cell.append(element("button", { type: "button", class: "ask", "data-series": job.job_id, "data-name": job.name }, "over time"));
+  setAttributes(cell.children[2], { hidden: fraction === null, "aria-label": `how ${job.name} trains over time` });
   setAttributes(cell, { title: steps });
 }
 
@@ -97,6 +99,18 @@ function setDeadline(cell, job, { offsetS }) {
   setAttributes(cell, { class: `deadline-cell ${verdict}` });
 }
 
+function setSpeed(cell, job) {
+  const isFixed = (job.batch_bounds ?? null) === null;
+  if (isFixed) {
+    setLines(cell, number(job.samples_per_s), `batch ${job.global_batch_size}`, "the global batch stays the same whatever the number of workers");
+    return;
+  }
+  const [low, high] = job.batch_bounds;
+  const noise = job.noise_scale === null ? "noise not known yet" : `noise ${number(job.noise_scale)}, ${percent(job.efficiency_fraction)} efficient`;
+  const title = `batch ${job.global_batch_size} of ${low} to ${high}; ${number(job.goodput_samples_per_s)} samples/s as of the first batch; learning rate x${number(job.learning_rate_factor)}`;
+  setLines(cell, number(job.samples_per_s), `batch ${job.global_batch_size} of ${low}..${high}\n${noise}`, title);
+}
+
 const JOB_COLUMNS = [
   { title: "Job", isRowTitle: true, class: "name", fill: (cell, job, { hueOf }) => setName(cell, job.name, job.job_id, hueOf(job.job_id)) },
   { title: "State and reason", class: "why", fill: (cell, job) => setState(cell, job.job_id, job.state, job.reason, job.alternatives) },
@@ -106,7 +120,7 @@ const JOB_COLUMNS = [
     fill: (cell, job) => setLines(cell, isEnded(job) ? UNKNOWN : String(job.num_workers), job.min_workers === job.max_workers ? "" : `${job.min_workers}..${job.max_workers}`),
   },
   { title: "Loss", class: "number", help: "and what the function reported with ctx.metrics()", fill: (cell, job) => setLines(cell, fixed(job.loss, 4), metricsOf(job)) },
-  { title: "Samples/s", class: "number", fill: (cell, job) => setLines(cell, number(job.samples_per_s), `batch ${job.global_batch_size}`, "the global batch stays the same whatever the number of workers") },
+  { title: "Samples/s", class: "number", help: "and the global batch; where it may change, what the gradient's noise leaves of the speed", fill: setSpeed },
   {
     title: "ETA", class: "number", help: "predicted time left at the present speed",
     fill: (cell, job, { nowS, offsetS }) => {
