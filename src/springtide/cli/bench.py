@@ -21,9 +21,11 @@ from springtide.core.errors import BackendError
 
 BENCHES: Mapping[str, str] = MappingProxyType(
     {
+        "communication": "how far predictors of communication time are off on placements that none has seen",
         "deadlines": "how many deadlines each policy meets on every trace of a folder, beside others and the bound",
         "decision": "how long a policy thinks at one event, from 64 to 8,192 devices",
         "figures": "the figures of ElasticFlow's evaluation drawn anew, and whether the order of policies is the same",
+        "jct": "how long jobs take under each policy that chooses workers and batch sizes, beside Pollux and the bound",
         "gateway": "what the gateway adds to a call of a replica: time and CPU",
         "resize": "how long training stands still at each kind of resize, beside moving the state once",
     }
@@ -32,19 +34,27 @@ BENCHES: Mapping[str, str] = MappingProxyType(
 _OPTIONS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "small": ("resize",),
-        "traces": ("deadlines", "figures"),
+        "traces": ("deadlines", "figures", "jct"),
         "only": ("deadlines", "figures"),
-        "policies": ("deadlines", "decision"),
+        "policies": ("deadlines", "decision", "jct"),
         "cluster": ("deadlines",),
         "profiles": ("deadlines", "figures"),
-        "overhead": ("deadlines", "figures"),
-        "cache": ("deadlines", "figures"),
-        "processes": ("deadlines", "figures"),
+        "overhead": ("deadlines", "figures", "jct"),
+        "cache": ("deadlines", "figures", "jct"),
+        "processes": ("deadlines", "figures", "jct"),
         "html": ("deadlines", "figures"),
         "sizes": ("decision",),
         "events": ("decision",),
-        "seed": ("deadlines", "decision", "figures"),
-        "markdown": ("deadlines", "decision", "figures"),
+        "samples": ("communication",),
+        "seed": ("communication", "deadlines", "decision", "figures"),
+        "markdown": ("communication", "deadlines", "decision", "figures", "jct"),
+        "data": ("jct",),
+        "workloads": ("jct",),
+        "load": ("jct",),
+        "rounds": ("jct",),
+        "length": ("jct",),
+        "tables": ("jct",),
+        "without_bound": ("jct",),
     }
 )
 
@@ -54,20 +64,38 @@ _OPTIONS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
 @click.option("--list", "is_listed", is_flag=True, help="List what can be measured.")
 @click.option("--small", is_flag=True, help="resize: leave the large model out; half a minute instead of several.")
 @click.option(
-    "--traces", multiple=True, metavar="DIR", help="deadlines, figures: where the traces are (more than once)."
+    "--traces", multiple=True, metavar="DIR", help="deadlines, figures, jct: where the traces are (more than once)."
 )
 @click.option("--only", metavar="A,B", help="deadlines: these traces; figures: of 6b,8a,8b,9,10,11 these.")
-@click.option("--policies", metavar="P,P", help="deadlines, decision: these instead of the usual ones.")
+@click.option("--policies", metavar="P,P", help="deadlines, decision, jct: these instead of the usual ones.")
 @click.option("--cluster", metavar="NODESxDEVICES", help="deadlines: for traces whose cluster is not known.")
 @click.option("--profiles", metavar="DIR", help="deadlines, figures: scaling tables, if not those near the traces.")
-@click.option("--overhead", metavar="RULE", help="deadlines, figures: elasticflow (default), measured or none.")
-@click.option("--cache", metavar="DIR", help="deadlines, figures: keep each result, so that a cut-off run goes on.")
-@click.option("--processes", type=click.IntRange(min=1), metavar="N", help="deadlines, figures: policies at a time.")
+@click.option(
+    "--overhead",
+    metavar="RULE",
+    help="deadlines, figures, jct: elasticflow (default), measured, pollux (default of jct) or none.",
+)
+@click.option(
+    "--cache", metavar="DIR", help="deadlines, figures, jct: keep each result, so that a cut-off run goes on."
+)
+@click.option(
+    "--processes", type=click.IntRange(min=1), metavar="N", help="deadlines, figures, jct: policies at a time."
+)
 @click.option("--html", metavar="OUT", help="deadlines, figures: draw them into this file.")
 @click.option("--sizes", metavar="N,N", help="decision: these numbers of devices.")
 @click.option("--events", type=click.IntRange(min=1), help="decision: so many arrivals and endings. [default: 500]")
-@click.option("--seed", type=click.IntRange(min=0), help="deadlines, decision, figures: where chance comes from.")
-@click.option("--markdown", is_flag=True, help="deadlines, decision, figures: print tables for a page of results.")
+@click.option("--samples", metavar="FILE", help="communication: measured samples instead of the analytic model's.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), help="communication, deadlines, decision, figures: where chance comes from."
+)
+@click.option("--markdown", is_flag=True, help="deadlines, decision, figures, jct: print tables for a page of results.")
+@click.option("--data", metavar="DIR", help="jct: the folder with profiles/ and workloads-osdi21/.")
+@click.option("--workloads", metavar="N,N", help="jct: these of the folder instead of all.")
+@click.option("--load", metavar="X", help="jct: 0.5, 1 (default), 1.5 or 2 times the published arrivals.")
+@click.option("--rounds", type=click.FloatRange(min=1.0), metavar="S", help="jct: rounds of so many seconds.")
+@click.option("--length", metavar="RULE", help="jct: known (default) or unknown, what policies are told of lengths.")
+@click.option("--tables", metavar="RULE", help="jct: raw (default), or packed: no layout beats the compact one.")
+@click.option("--without-bound", is_flag=True, help="jct: do not look for the bound, which takes a minute a workload.")
 @common_options
 @click.pass_obj
 def bench(session: Session, /, name: str | None, is_listed: bool, **options: Any) -> None:
@@ -130,6 +158,16 @@ def _names(text: str | None) -> list[str]:
     return [name.strip() for name in (text or "").split(",") if name.strip()]
 
 
+def _run_communication(session: Session, module: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    report: dict[str, Any] = module.run_bench(
+        seed=options["seed"] or 0,
+        timer=time.process_time,
+        tell=session.note,
+        samples=Path(options["samples"]) if options["samples"] else None,
+    )
+    return report
+
+
 def _run_decision(session: Session, module: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     sizes = _names(options["sizes"])
     wrong = [size for size in sizes if not size.isdecimal() or int(size) % module.DEVICES_PER_NODE or not int(size)]
@@ -157,13 +195,47 @@ def _run_deadlines(session: Session, module: Any, options: Mapping[str, Any]) ->
     return report
 
 
+def _run_jct(session: Session, module: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    data = Path(options["data"] or "")
+    if not options["data"] or not (data / "profiles").is_dir():
+        refuse("name the folder that holds profiles/ and workloads-osdi21/ with --data DIR")
+    for name, known in (("load", module.LOADS), ("length", module.LENGTHS), ("tables", module.TABLES)):
+        if options[name] and options[name] not in known:
+            refuse(f"--{name} {options[name]!r} is not known; choose one of {', '.join(known)}")
+    report: dict[str, Any] = module.run_bench(
+        module.JctOptions(
+            data=data,
+            traces=_folders(options)[0] if options["traces"] else None,
+            only=tuple(_names(options["workloads"])),
+            load=options["load"] or "1",
+            overhead=options["overhead"] or "pollux",
+            round_s=options["rounds"],
+            length=options["length"] or "known",
+            tables=options["tables"] or "raw",
+            has_bound=not options["without_bound"],
+            cache=Path(options["cache"]) if options["cache"] else None,
+            num_processes=options["processes"] or 1,
+        ),
+        _names(options["policies"]) or module.POLICIES,
+        timer=time.process_time,
+        tell=session.note,
+    )
+    return report
+
+
 def _run_figures(session: Session, module: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     report: dict[str, Any] = module.run_bench(_folders(options), _runs(session, options), only=_names(options["only"]))
     return report
 
 
 _RUN: Mapping[str, Callable[[Session, Any, Mapping[str, Any]], dict[str, Any]]] = MappingProxyType(
-    {"deadlines": _run_deadlines, "decision": _run_decision, "figures": _run_figures}
+    {
+        "communication": _run_communication,
+        "deadlines": _run_deadlines,
+        "decision": _run_decision,
+        "figures": _run_figures,
+        "jct": _run_jct,
+    }
 )
 
 
