@@ -1,4 +1,4 @@
-"""Predictors of communication time that others use: bytes over bandwidth, latency and bandwidth fitted, Pollux's form."""
+"""Plain predictors of communication time: bytes over bandwidth, latency and bandwidth fitted, Pollux's form."""
 
 from __future__ import annotations
 

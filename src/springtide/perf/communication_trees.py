@@ -55,7 +55,7 @@ def _shape_features(subgraph: Subgraph, kinds: Sequence[str]) -> tuple[float, ..
     near, joined, fewest, total = 0, 0, 99, 0
     for part in subgraph.servers:
         links = subgraph.links_of(part)
-        near += any(slot // links.num_devices_per_cpu in links.nic_cpus(part.num_devices) for slot in part.slots)
+        near += links.has_device_at_card(part)
         degrees = links.nvlink_degrees(part.slots)
         joined += links.is_nvlink_joined(part.slots)
         fewest = min(fewest, min(degrees))

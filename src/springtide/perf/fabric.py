@@ -1,4 +1,4 @@
-"""The cluster as a graph: devices, the CPUs that they hang on, switches, and the links between, cut out for an allocation.
+"""The cluster as a graph: devices, the CPUs that they hang on, switches, links; and what of it joins an allocation.
 
 Source: FaPES, section 4.1 and figure 7.
 """
@@ -73,6 +73,11 @@ class Links(msgspec.Struct, frozen=True, kw_only=True):
             waiting += further
         return len(reached) == len(slots)
 
+    def has_device_at_card(self, part: ServerPart) -> bool:
+        """Whether a device held hangs on a CPU node with a network card."""
+        cards = self.nic_cpus(part.num_devices)
+        return any(slot // self.num_devices_per_cpu in cards for slot in part.slots)
+
     def nic_cpus(self, num_devices: int) -> tuple[int, ...]:
         """The CPU nodes of a server of so many devices that have a network card."""
         num_cpus = -(-num_devices // self.num_devices_per_cpu)
@@ -80,8 +85,8 @@ class Links(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(index * num_cpus // num_nics for index in range(num_nics))
 
 
-# The server of FaPES's testbed (section 7.1): 8 V100 with 300 GB/s of NVLink each (six links of 25 GB/s each way), PCIe 3
-# with 16 lanes, a 200 Gbps card, switches joined by 400 GbE. Memory and inter-socket figures: Xeon 8163, two sockets.
+# The server of FaPES's testbed (section 7.1): 8 V100 with 300 GB/s of NVLink each (six links of 25 GB/s each way)
+# and 16 lanes of PCIe 3, a 200 Gbps card, switches joined by 400 GbE. Memory and sockets: two Xeon 8163.
 V100_SERVER = Links(
     name="v100",
     device_type="V100",
@@ -179,7 +184,7 @@ class Subgraph(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def narrowest_bytes_per_s(self) -> float:
-        """The narrowest place that a ring through all devices has to pass (bytes/s, one way); infinite for a single one.
+        """The narrowest place that a ring through all devices has to pass (bytes/s, one way); infinite for one device.
 
         Within a server the NVLinks of the device that has the fewest, where NVLinks join them, else PCIe; between
         servers the cards and the PCIe links to them; between switches the uplinks.
@@ -258,13 +263,8 @@ class Fabric:
         return _canonical(leaves)
 
     def _cut(self, held: Mapping[int, list[int]]) -> Subgraph:
-        shape = self._shape(held)
         parts: list[ServerPart] = []
-        if len(held) == 1:
-            name, num_devices, slots = shape  # type: ignore[misc]
-            parts.append(ServerPart(name, num_devices, slots))
-        else:
-            _number(shape, (), [0], parts)
+        _number(self._shape(held), (), [0], parts)
         links = {self._links[position].name: self._links[position] for position in held}
         return Subgraph(tuple(parts), tuple(links[name] for name in sorted(links)))
 

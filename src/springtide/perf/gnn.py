@@ -1,4 +1,4 @@
-"""The graph network that predicts how long a collective takes, trained: answers batches of queries, with its uncertainty.
+"""The trained graph network: how long collectives take, for batches of queries, with its uncertainty.
 
 Source: FaPES, section 4.1. docs/communication.md lists the differences from the paper.
 """
@@ -70,7 +70,8 @@ class GraphModel:
 
     def predict_s(self, queries: Sequence[Query]) -> NDArray[np.float64]:
         """Seconds for each query; 0 for a single device."""
-        return np.exp(self._log_s(queries).mean(axis=0)) * _takes_time(queries)
+        predicted: NDArray[np.float64] = np.exp(self._log_s(queries).mean(axis=0)) * _takes_time(queries)
+        return predicted
 
     def predict_with_error(self, queries: Sequence[Query]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Seconds for each query, and the standard deviation of their logarithm: how far the members disagree, and how
@@ -88,7 +89,8 @@ class GraphModel:
         rows = self._rows(queries)
         num_bytes = np.array([query.num_bytes for query in queries], np.float64)
         dtypes = np.array([_TYPE_NUMBERS.get(query.dtype, -1) for query in queries], np.int64)
-        features = size_features(num_bytes, dtypes)
+        num_devices = np.array([query.subgraph.num_devices for query in queries], np.int64)
+        features = size_features(num_bytes, num_devices, dtypes)
         log_bytes = np.log(np.maximum(num_bytes, 1.0)).astype(np.float32)
         return np.stack(
             [

@@ -1,4 +1,4 @@
-"""Subgraphs as the arrays that the graph network computes on: nodes that look alike merged, many subgraphs in one batch."""
+"""Subgraphs as arrays for the graph network: nodes that look alike merged, many subgraphs in one batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from springtide.perf.fabric import EDGE_KINDS, Links, Subgraph
 
 Floats = NDArray[np.floating]
 Ints = NDArray[np.int64]
-NUM_GLOBALS = 6
+NUM_GLOBALS = 10
 # A node's features: the type of a device one-hot with one place for types never seen, the affinity CPU's cores and
 # memory bandwidth (FaPES, section 4.1), then which of the three kinds of node it is.
 NUM_PLAIN_FEATURES = 6
@@ -163,12 +163,15 @@ def _type_column(links: Links, vocabulary: Vocabulary) -> int:
 
 
 def _globals(subgraph: Subgraph) -> Floats:
-    """What the network is told of the whole besides the graph: counts on a logarithmic scale and the narrowest place.
+    """What the network is told of the whole besides the graph: counts on a logarithmic scale, the narrowest place, and
+    how many of the servers NVLink joins within and reach their network card from a device next to it.
 
     The narrowest place in nanoseconds a byte, as a logarithm, comes first: the model's answer starts from it.
     """
     sizes = [len(part.slots) for part in subgraph.servers]
     num, servers = subgraph.num_devices, subgraph.num_servers
+    joined = np.mean([subgraph.links_of(part).is_nvlink_joined(part.slots) for part in subgraph.servers])
+    near = np.mean([subgraph.links_of(part).has_device_at_card(part) for part in subgraph.servers])
     return np.array(
         [
             np.log(2.0 * max(num - 1, 1) / num / subgraph.narrowest_bytes_per_s * 1e9) if num > 1 else 0.0,
@@ -177,6 +180,10 @@ def _globals(subgraph: Subgraph) -> Floats:
             np.log2(subgraph.num_leaf_switches) / 2.0,
             np.log2(max(sizes)) / 2.0,
             float(num < 2 * servers),
+            joined,
+            float(joined == 1.0),
+            near,
+            float(near == 1.0),
         ]
     )
 

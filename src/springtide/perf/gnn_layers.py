@@ -1,7 +1,7 @@
 """The graph network's arithmetic: from a batch of subgraphs and sizes to logarithms of seconds, and back to gradients.
 
-Source: FaPES, section 4.1 (graph convolution weighted by bandwidth, pooling in three levels). Backpropagation is written
-out by hand; tests compare it with finite differences.
+Source: FaPES, section 4.1 (graph convolution weighted by bandwidth, pooling in three levels). Backpropagation is
+written out by hand; tests compare it with finite differences.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ Slope = Callable[[Floats], tuple[float, Floats]]
 # Between 1 KB and 1 GB a bump every factor of four lets the answer bend where the library changes its protocol.
 _BUMP_CENTRES = tuple(range(10, 31, 2))
 _BUMP_WIDTH = 1.4
-NUM_SIZE_FEATURES = 1 + len(_BUMP_CENTRES) + 2 * len(DTYPES)
+# The same for the part of a ring's member: protocols and channels are chosen by it.
+_PART_CENTRES = tuple(range(4, 29, 2))
+NUM_SIZE_FEATURES = 1 + len(_BUMP_CENTRES) + len(_PART_CENTRES) + 2 * len(DTYPES)
 # How sharply the fastest of the regimes wins.
 _SHARPNESS = 6.0
 
@@ -45,10 +47,19 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     size_features: Floats
 
 
-def size_features(num_bytes: NDArray[np.float64], dtypes: Ints, dtype: type[np.floating] = np.float32) -> Floats:
+def size_features(
+    num_bytes: NDArray[np.float64], num_devices: Ints, dtypes: Ints, dtype: type[np.floating] = np.float32
+) -> Floats:
     """Features of size and element type, [query, NUM_SIZE_FEATURES]; a type never heard of is -1."""
     place = np.log2(np.maximum(num_bytes, 1.0))
-    bumps = np.exp(-(((place[:, None] - np.array(_BUMP_CENTRES)) / _BUMP_WIDTH) ** 2))
+    part = place - np.log2(num_devices)
+    bumps = np.concatenate(
+        [
+            np.exp(-(((place[:, None] - np.array(_BUMP_CENTRES)) / _BUMP_WIDTH) ** 2)),
+            np.exp(-(((part[:, None] - np.array(_PART_CENTRES)) / _BUMP_WIDTH) ** 2)),
+        ],
+        axis=1,
+    )
     types = (dtypes[:, None] == np.arange(len(DTYPES))).astype(np.float64)
     scaled = (place[:, None] - 20.0) / 10.0
     return np.concatenate([scaled, bumps, types, types * scaled], axis=1).astype(dtype)
@@ -156,7 +167,7 @@ class _Answer(msgspec.Struct, kw_only=True):
 def answer(
     parameters: Mapping[str, Floats], embedding: Embedding, graph: Ints, log_bytes: Floats, features: Floats
 ) -> tuple[Floats, _Answer]:
-    """Logarithms of seconds: the fastest of the regimes (latency plus bytes times a rate), corrected by a small network."""
+    """Logarithms of seconds: the fastest regime (latency and a rate by bytes), corrected by a small network."""
     wait = embedding.latency[graph]
     flow = embedding.per_byte[graph] + log_bytes[:, None]
     times = np.logaddexp(wait, flow)
@@ -272,7 +283,7 @@ def _largest(matrix: Sparse, values: Floats) -> Floats:
 def _largest_back(matrix: Sparse, values: Floats, slope: Floats) -> Floats:
     """The gradient of `_largest`: whoever is the largest gets it; equals share it."""
     back = np.zeros_like(values)
-    starts, rows = matrix.starts()
+    starts, _ = matrix.starts()
     if not len(starts):
         return back
     entries = values[matrix.column]

@@ -1,8 +1,9 @@
-"""Training of the graph network: Adam over batches of placements, an ensemble, the spread on placements left out, refits."""
+"""Training of the graph network: Adam over batches of placements, an ensemble, its spread on placements left out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -61,7 +62,8 @@ class _Samples:
         self.starts = np.concatenate([[0], np.cumsum([len(members) for members in placements.values()])])
         self.log_s = np.log(np.maximum(measured_s[order], 1e-9)).astype(np.float32)
         self.log_bytes = np.log(num_bytes).astype(np.float32)
-        self.size_features = size_features(num_bytes, dtypes)
+        num_devices = np.array([queries[index].subgraph.num_devices for index in order], np.int64)
+        self.size_features = size_features(num_bytes, num_devices, dtypes)
         self.compiled: list[Compiled] = [
             compile_subgraph(subgraph, vocabulary, sizes.num_layers) for subgraph in self.subgraphs
         ]
@@ -149,7 +151,7 @@ def _descend(
         chosen, waiting = waiting[: training.batch_placements], waiting[training.batch_placements :]
         asked, log_s = samples.take(chosen)
         batch = batch_of([samples.compiled[placement] for placement in chosen])
-        _, slopes = gradients(parameters, batch, asked, sizes, lambda said, goal=log_s: _pseudo_huber(said, goal))
+        _, slopes = gradients(parameters, batch, asked, sizes, partial(_pseudo_huber, log_s))
         norm = np.sqrt(sum(float(np.sum(slope**2)) for slope in slopes.values()))
         warm = min(1.0, (step + 1) / 50)
         rate = training.learning_rate * warm * 0.5 * (1.0 + np.cos(np.pi * step / training.num_steps))
@@ -163,7 +165,7 @@ def _descend(
     return parameters
 
 
-def _pseudo_huber(said: Floats, goal: Floats) -> tuple[float, Floats]:
+def _pseudo_huber(goal: Floats, said: Floats) -> tuple[float, Floats]:
     """Mean loss of errors of the logarithm, quadratic near 0 and linear far from it, and its slope."""
     error = (said - goal) / _HUBER
     root = np.sqrt(1.0 + error**2)

@@ -121,7 +121,7 @@ class Nccl:
         return choice
 
     def measure_s(self, query: Query, rng: np.random.Generator) -> float:
-        """One measurement: the time with multiplicative noise and, between servers, now and then the traffic of others."""
+        """One measurement (s): noise multiplies the time and, between servers, now and then the traffic of others."""
         factor = float(np.exp(rng.normal(0.0, NOISE_SIGMA)))
         is_disturbed = rng.random() < CONTENTION_PROBABILITY
         slowdown = 1.0 + float(rng.exponential(CONTENTION_MEAN))
@@ -223,7 +223,7 @@ class _TreeLoads(msgspec.Struct, frozen=True, kw_only=True):
 def _pack_rings(links: Links, slots: tuple[int, ...], is_open: bool) -> int:
     first, rest = slots[0], slots[1:]
     if is_open:
-        orders = [order for order in permutations(slots)] if len(slots) <= 6 else _chains(links, slots)
+        orders = list(permutations(slots)) if len(slots) <= 6 else _chains(links, slots)
         paths = [list(pairwise(order)) for order in orders]
     else:
         paths = [list(pairwise((first, *order, first))) for order in permutations(rest)]
@@ -320,9 +320,13 @@ def _two_trees(num: int) -> tuple[list[int], list[int]]:
         first.append(rank ^ low if rank and parent >= num else parent)
     second = [0] * num
     for rank, parent in enumerate(first):
-        turn = (lambda r: num - 1 - r) if num % 2 == 0 else (lambda r: (r + 1) % num)
-        second[turn(rank)] = turn(parent) if parent >= 0 else -1
+        second[_turned(rank, num)] = _turned(parent, num) if parent >= 0 else -1
     return first, second
+
+
+def _turned(rank: int, num: int) -> int:
+    """Where the second tree puts a server: mirrored among an even number, else one further."""
+    return num - 1 - rank if num % 2 == 0 else (rank + 1) % num
 
 
 def _latencies(

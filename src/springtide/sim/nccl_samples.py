@@ -54,7 +54,7 @@ class Drawn(msgspec.Struct, frozen=True, kw_only=True):
 
     queries: tuple[Query, ...]
     measured_s: NDArray[np.float64]
-    true_s: NDArray[np.float64]
+    true_s: NDArray[np.float64] | None
 
 
 def draw_sets(seed: int, *, num_train: int = 600, num_held_out: int = 160, sizes_each: int = 9) -> dict[str, Drawn]:
