@@ -11,7 +11,7 @@ from springtide.control.controller import check_plan
 from springtide.core.decision import PoolAllocation, ServiceView, Snapshot
 from springtide.core.resources import Topology, make_node
 from springtide.core.workload import Entrypoint, InferenceService, JobState
-from springtide.policies.rounds import Decision, decide_in_rounds
+from springtide.policies.rounds import Decision, decide_in_rounds, stuck_moves
 
 A, B, C = make_view("a"), make_view("b", at_s=1.0), make_view("c", at_s=2.0)
 
@@ -194,3 +194,42 @@ def test_what_is_foreseen_comes_from_what_is_remembered():
 def test_a_job_never_gets_more_than_its_bounds(held):
     plan = decide(snapshot(replace(A, max_workers=3), now_s=1.0, held=held), Halving())
     assert all(count <= 3 for count in counts(plan).values())
+
+
+def test_who_wait_for_each_other_in_a_circle_let_one_go():
+    circle = {"a": (("1", "2"), ("3", "4")), "b": (("3",), ("5",)), "c": (("5", "4"), ("1",))}
+    assert stuck_moves(circle) == ["c"]
+    assert stuck_moves({**circle, "c": (("5", "4"), ("4", "1"))}) == []
+    assert stuck_moves({"a": (("1",), ("2",)), "b": (("2",), ("3",))}) == []
+    two = {
+        "a": (("1",), ("2",)),
+        "b": (("2",), ("1",)),
+        "c": (("3",), ("4",)),
+        "d": (("4",), ("3",)),
+        "e": (("5",), ("3",)),
+    }
+    assert stuck_moves(two) == ["c", "a"]
+    assert stuck_moves({}) == []
+
+
+def test_jobs_that_change_places_get_there():
+    def swap(round_):
+        first, second = round_.devices[:2], round_.devices[2:4]
+        given = (second, first) if round_.number else (first, second)
+        return Decision(
+            allocations={
+                name: PoolAllocation(device_ids=devices, global_batch_size=32)
+                for name, devices in zip("ab", given, strict=True)
+            }
+        )
+
+    first = decide(snapshot(A, B), swap)
+    at_boundary = decide(snapshot(A, B, now_s=60.0, memory=first.memory, held=dict(first.allocations)), swap)
+    assert counts(at_boundary) == {"b": 2}
+    assert "change places" in at_boundary.reasons["a"]
+    held = {"b": first.allocations["b"]}
+    after = decide(snapshot(A, B, now_s=60.0, memory=at_boundary.memory, held=held), swap)
+    assert after.allocations["a"].device_ids == ("n/2", "n/3")
+    assert after.allocations["b"].device_ids == ("n/0", "n/1")
+    again = decide(snapshot(A, B, now_s=61.0, memory=after.memory, held=dict(after.allocations)), swap)
+    assert again.allocations == after.allocations

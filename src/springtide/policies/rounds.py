@@ -74,8 +74,9 @@ def decide_in_rounds(
     `rule` names the policy with its parameters: nobody takes up the memory of another. Where there is no memory
     everybody keeps what it holds until the first boundary. Memory is {"rule", "round": the last one decided, "next_s":
     the next boundary, None while there is no job to decide on, "wanted": devices by workload, services too, "batch",
-    "why", "state"}. `foresee` turns the state into what is planned for the time to come. `is_due` lets a policy decide
-    between boundaries too: it sees the snapshot and the state, and must be False for what its decision leads to.
+    "why", "state", "suspended": who gives up all it holds before it gets what it wants, see `stuck_moves`}. `foresee`
+    turns the state into what is planned for the time to come. `is_due` lets a policy decide between boundaries too: it
+    sees the snapshot and the state, and must be False for what its decision leads to.
     """
     rule = f"{_FORMAT} {rule}"
     memory = snapshot.memory
@@ -131,6 +132,7 @@ def _fresh(rule: str, snapshot: Snapshot) -> dict[str, Any]:
         "batch": {},
         "why": {},
         "state": None,
+        "suspended": [],
     }
 
 
@@ -154,6 +156,8 @@ class _Ledger:
         self.why: dict[WorkloadId, str] = {
             WorkloadId(name): why for name, why in memory["why"].items() if name in self.views or name in self.services
         }
+        held = snapshot.allocations
+        self.suspended = [WorkloadId(name) for name in memory["suspended"] if name in self.views and name in held]
         for job_id, view in self.views.items():
             self._fit(view, self.wanted.get(job_id, ()))
 
@@ -256,6 +260,12 @@ class _Ledger:
             elif self.batch.get(job_id) not in (None, held[job_id].global_batch_size):
                 self.why[job_id] = "this batch suits it better now"
 
+        moves: dict[WorkloadId, tuple[Devices, Devices]] = {}
+        for job_id, wanted in self.wanted.items():
+            if job_id in self.views and job_id in held and wanted and held[job_id].device_ids:
+                moves[job_id] = (held[job_id].device_ids, wanted)
+        self.suspended = stuck_moves(moves)
+
     def remember(self, memory: dict[str, Any], next_s: float | None) -> dict[str, Any]:
         """The memory with what stands now; the same object again where nothing has changed."""
         changed = {
@@ -264,6 +274,7 @@ class _Ledger:
             "wanted": {who: list(devices) for who, devices in self.wanted.items() if devices},
             "batch": dict(self.batch),
             "why": dict(self.why),
+            "suspended": list(self.suspended),
         }
         return memory if changed == memory else changed
 
@@ -271,7 +282,7 @@ class _Ledger:
         """What everybody is to hold, the very objects that were shown where nothing changes."""
         given: dict[WorkloadId, PoolAllocation] = {}
         for who, devices in self.wanted.items():
-            if not devices:
+            if not devices or who in self.suspended:
                 continue
             view, held = self.views.get(who), self.snapshot.allocations.get(who)
             size = None
@@ -287,7 +298,9 @@ class _Ledger:
         """One for each of those whose allocation changes or changed in this round, and for those who wait."""
         reasons: dict[WorkloadId, str] = {}
         for who in (*self.views, *self.services):
-            if who in self.why:
+            if who in self.suspended:
+                reasons[who] = "jobs change places: it starts again at once"
+            elif who in self.why:
                 reasons[who] = self.why[who]
             elif who in self.views and not self.wanted.get(who):
                 reasons[who] = f"waits for the next round: there is one every {round_s:g} s"
@@ -297,6 +310,29 @@ class _Ledger:
                 if len(self.wanted.get(who, ())) < len(before):
                     reasons[who] = "fewer devices are alive, or its owner allows fewer"
         return reasons
+
+
+def stuck_moves(moves: Mapping[WorkloadId, tuple[Devices, Devices]]) -> list[WorkloadId]:
+    """Who has to let go first so that everybody gets from the devices that it holds to those that it wants.
+
+    A job that keeps none of its devices holds them until it has all the new ones, since its state moves over within one
+    group. Where such jobs wait for each other in a circle, none ever moves: the one that most wait for is named, of
+    these the smallest, until there is no circle left. Who is named is to be stopped and started again.
+    """
+    waiting = {who: (set(held), set(wanted)) for who, (held, wanted) in moves.items() if set(held).isdisjoint(wanted)}
+    holder = {device: who for who, (held, _) in waiting.items() for device in held}
+    waits_for = {who: {holder[device] for device in wanted if device in holder} for who, (_, wanted) in waiting.items()}
+    named: list[WorkloadId] = []
+    while waiting:
+        able = [who for who in waiting if not waits_for[who] & waiting.keys()]
+        if not able:
+            # `waiting` is in order of arrival: among equals the first goes.
+            waiters = {who: sum(who in waits_for[other] for other in waiting) for who in waiting}
+            able = [min(waiting, key=lambda who: (-waiters[who], len(waiting[who][0])))]
+            named += able
+        for who in able:
+            del waiting[who]
+    return named
 
 
 def _plain_reason(view: JobView, wanted: Devices, before: Devices) -> str:
