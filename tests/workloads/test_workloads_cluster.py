@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from springtide.core.errors import InvalidRequest
-from springtide.workloads.cluster import parse_cluster, read_cluster
+from springtide.workloads.cluster import cluster_nodes, parse_cluster, read_cluster
 
 HEADER = "num_switch,num_node_p_switch,num_gpu_p_node,num_cpu_p_node,mem_p_node\n"
 
@@ -54,3 +54,26 @@ def test_bad_specifications_are_refused(tmp_path: Path, rows: str, sentence: str
     path.write_text(HEADER + rows)
     with pytest.raises(InvalidRequest, match=re.escape(sentence)):
         read_cluster(path)
+
+
+def test_switches_are_named_from_the_nearest_up():
+    nodes = cluster_nodes("16x8@6+6+4")
+    assert [node.switches[0] for node in nodes].count("switch-0") == 6
+    assert {node.switches[1] for node in nodes} == {"core"}
+    assert len(nodes[15].devices) == 8
+    assert nodes[15].switches[0] == "switch-2"
+    assert parse_cluster("16x8@6+6+4") == (16, 8)
+    assert all(node.switches == () for node in cluster_nodes("4x2"))
+
+
+def test_a_tree_of_switches_nests():
+    nodes = cluster_nodes("1000x1@10x10x10")
+    assert nodes[0].switches == ("switch-0-0", "switch-1-0", "switch-2-0")
+    assert nodes[999].switches == ("switch-0-99", "switch-1-9", "switch-2-0")
+    assert len({node.switches[0] for node in cluster_nodes("800x1@10x10x10")}) == 80
+
+
+@pytest.mark.parametrize("text", ["16x8@6+6", "16x8@", "16x8@a+b", "1000x8@10x10", "16x8@0+16"])
+def test_switches_that_do_not_fit_are_refused(text):
+    with pytest.raises(InvalidRequest, match="switches"):
+        cluster_nodes(text)

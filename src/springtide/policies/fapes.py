@@ -106,6 +106,9 @@ class _Deciding:
         unit = policy.unit if is_gpus else 1
         self.views = {view.job.job_id: view for view in snapshot.jobs}
         self.servers = boards.servers_of(snapshot.cluster, this_round.devices)
+        if not policy.topology:
+            one_switch = np.zeros((len(self.servers.capacity), 1), dtype=np.int64)
+            self.servers = msgspec.structs.replace(self.servers, switches=one_switch)
         others = {device for who, held in snapshot.allocations.items() for device in held.device_ids}
         self.seats = boards.Seats(snapshot.cluster, this_round.devices, others, unit)
         self.grid = boards.Rounds(this_round.number, self.now_s, policy.round_s)

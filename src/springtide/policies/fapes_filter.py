@@ -35,9 +35,10 @@ def select_running(
     """The running jobs (by index) whose devices are recycled, in increasing order of their performance achievement.
 
     Remaining-time awareness: who ends within the next round is left alone. Dynamic selection: one after the other is
-    taken until an even share of what is recycled promises a better average achievement to all that are to be planned
-    than they have now; a waiting job has none. If that never comes true nobody is selected (FaPES, section 5.1).
-    What is better must also pay for the change: `change_s` of a round.
+    taken while an even share of what is recycled promises a better average achievement to all that are to be planned
+    than they have now; a waiting job has none. Of these numbers it is the one with the greatest gain in sum; if none
+    is better nobody is selected (FaPES, section 5.1). What is better must also pay for the change: `change_s` of a
+    round.
     """
     able = [index for index, job in enumerate(running) if job.may_change and job.left_s > round_s]
     able.sort(key=lambda index: (running[index].achievement, index))
@@ -52,8 +53,9 @@ def select_running(
     rows = np.arange(len(able))
     expected = (of_waiting[column] + of_running[rows, column]) / num_jobs
     present = np.cumsum([running[index].achievement for index in able]) / num_jobs
-    better = np.flatnonzero(expected > present * (1.0 + change_s / round_s) + 1e-9)
-    return able[: int(better[0]) + 1] if len(better) else []
+    gains = np.where(expected > present * (1.0 + change_s / round_s) + 1e-9, (expected - present) * num_jobs, 0.0)
+    best = int(gains.argmax())
+    return able[: best + 1] if gains[best] > 0.0 else []
 
 
 def achievements(outlook: Outlook, shares: np.typing.NDArray[np.int64]) -> np.typing.NDArray[np.float64]:

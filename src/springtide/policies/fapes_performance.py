@@ -19,6 +19,7 @@ from springtide.perf.communication import CommunicationModel, Query
 from springtide.perf.communication_baselines import BytesOverBandwidth
 from springtide.perf.curve import curve_of
 from springtide.perf.fabric import SERVERS, Fabric
+from springtide.perf.gnn import load_model
 from springtide.perf.goodput import BestBatches, StepModel, best_batches
 from springtide.perf.step_estimate import fit_throughput, merge_step_times
 from springtide.perf.timeline import bucket_bytes, iteration_s
@@ -127,6 +128,8 @@ class Expectations:
             in_units = int((self._cluster.servers.capacity // unit * unit).sum())
             return ((size,) if size else ()), (unit if size % unit == 0 and size <= in_units else 1)
         least, most = max(1, view.min_workers), min(most_workers(view), total)
+        if least > most:
+            return (), unit
         widest = max(1, int(self._cluster.servers.capacity.max(initial=1)))
         first = -(-least // unit) * unit
         in_units = int((self._cluster.servers.capacity // unit * unit).sum())
@@ -140,7 +143,8 @@ class Expectations:
         while doubled <= most:
             sizes += [doubled] if doubled >= first and doubled % unit == 0 else []
             doubled *= 2
-        return tuple(sizes), unit
+        # The least and the most it runs on count too, wherever they lie.
+        return tuple(sorted({first, *sizes, most // unit * unit})), unit
 
     def _work(self, view: JobView, num_held: int) -> tuple[float, float, bool]:
         """Work left, the whole of it, and whether that is known; infinite where it is not."""
@@ -406,6 +410,8 @@ def _communication(name: str) -> CommunicationModel:
     """Bytes over bandwidth by default, else the trained graph network of that file. Raises InvalidRequest."""
     if not name:
         return BytesOverBandwidth()
-    if not Path(name).is_file():
-        raise InvalidRequest(f"there is no file {name}; `springtide bench communication` trains a model and keeps it")
-    raise InvalidRequest(f"{name} holds no model of communication")
+    try:
+        stored = Path(name).read_bytes()
+    except OSError as error:
+        raise InvalidRequest(f"{name} cannot be read ({error.strerror}); name a trained communication model") from None
+    return load_model(stored)
