@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from springtide.core.decision import StepTime
-from springtide.perf.step_estimate import MAX_FAMILY_STEPS, UNSEEN_ERROR, fit_throughput, merge_step_times
+from springtide.perf.step_estimate import MAX_FAMILY_STEPS, UNSEEN_ERROR, fit_model, fit_throughput, merge_step_times
 from springtide.perf.throughput import ThroughputModel
 
 TRUE = ThroughputModel(alpha_c=0.02, beta_c=0.001, alpha_n=0.08, beta_n=0.003, alpha_r=0.03, beta_r=0.001, gamma=1.8)
@@ -113,6 +113,11 @@ def test_the_same_steps_give_the_same_answer_and_are_remembered():
     assert fit_throughput(MANY) is fit_throughput(tuple(MANY))
     again = msgspec.json.decode(msgspec.json.encode(MANY), type=tuple[StepTime, ...])
     assert fit_throughput(again).model == fit_throughput(MANY).model
+
+
+def test_the_model_alone_is_that_of_the_estimate():
+    assert fit_model(MANY) == fit_throughput(MANY).model
+    assert fit_model(()) is None
 
 
 def test_merging_keeps_the_newest_of_each_shape_in_one_order():

@@ -11,7 +11,7 @@ from springtide.core.errors import InvalidRequest
 from springtide.core.resources import Topology, make_node
 from springtide.core.workload import AdaptiveBatch, Entrypoint, JobState, TrainingJob
 from springtide.perf.goodput import best_batches
-from springtide.perf.step_estimate import fit_throughput
+from springtide.perf.step_estimate import fit_model
 from springtide.perf.throughput import ThroughputModel
 from springtide.policies.sia import Sia, _configurations
 from springtide.solvers import highs
@@ -138,7 +138,7 @@ def test_devices_are_whole_nodes_and_the_batch_is_the_best_there():
     given = plan.allocations["a"]
     assert given.num_devices == 12
     assert len({device.split("/")[0] for device in given.device_ids}) == 3
-    model = fit_throughput(view.step_times).model
+    model = fit_model(view.step_times)
     assert given.global_batch_size == best_batches(model, NOISE, [(3, 12)], BOUNDS, 64).global_batch_size[0]
     assert BOUNDS.min_size < given.global_batch_size <= BOUNDS.max_size
 

@@ -78,6 +78,13 @@ def fit_throughput(
     return _fit(tuple(step_times), tuple(family_step_times))
 
 
+@lru_cache(maxsize=2048)
+def fit_model(step_times: tuple[StepTime, ...]) -> ThroughputModel | None:
+    """The model alone, of one job's own steps, as Pollux has it; None where nothing was measured."""
+    steps = _arrays(step_times)
+    return None if steps is None else fit_parameters(steps)
+
+
 def merge_step_times(kept: Iterable[StepTime], new: Iterable[StepTime]) -> tuple[StepTime, ...]:
     """What a family has shown: the newest step of each shape, ordered by shape, `MAX_FAMILY_STEPS` at most.
 
@@ -90,17 +97,18 @@ def merge_step_times(kept: Iterable[StepTime], new: Iterable[StepTime]) -> tuple
     return tuple(merged[key] for key in keys)
 
 
-@lru_cache(maxsize=1024)
+# An estimate is a matrix of up to MAX_FAMILY_STEPS squared: as many as this are a few dozen megabytes at most.
+@lru_cache(maxsize=256)
 def _fit(own: tuple[StepTime, ...], family: tuple[StepTime, ...]) -> StepEstimate | None:
     mine = _arrays(own)
     theirs = _arrays(_others(own, family))
-    if theirs is None:
-        return None if mine is None else _estimate(mine, fit_parameters(mine))
-    if mine is None:
-        return _estimate(theirs, fit_parameters(theirs))
-    whole_family = _fit(family, ())
-    assert whole_family is not None
-    usual, _ = whole_family.model.step_s(mine.num_nodes, mine.num_workers, mine.local)
+    if mine is None or theirs is None:
+        known = mine or theirs
+        model = fit_model(family if mine is None else own)
+        return None if known is None or model is None else _estimate(known, model)
+    family_model = fit_model(family)
+    assert family_model is not None
+    usual, _ = family_model.step_s(mine.num_nodes, mine.num_workers, mine.local)
     slower = float(np.log(mine.step_s / usual).sum() / (len(usual) + FAMILY_WEIGHT))
     both = Steps(
         num_nodes=np.concatenate([mine.num_nodes, theirs.num_nodes]),

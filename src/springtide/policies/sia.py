@@ -22,7 +22,7 @@ from springtide.core.resources import Topology
 from springtide.core.workload import JobState, WorkloadId
 from springtide.perf.curve import curve_of
 from springtide.perf.goodput import BestBatches, best_batches
-from springtide.perf.step_estimate import fit_throughput
+from springtide.perf.step_estimate import fit_model
 from springtide.policies.gangs import fixed_size
 from springtide.policies.placement import place
 from springtide.policies.rounds import Decision, Round, decide_in_rounds
@@ -207,10 +207,10 @@ def _speedups(view: JobView, sizes: Sequence[int], width: int, held: int) -> lis
 
 
 def _best(view: JobView, pairs: Sequence[tuple[int, int]]) -> BestBatches | None:
-    estimate = fit_throughput(view.step_times)
-    if estimate is None or not pairs:
+    model = fit_model(view.step_times)
+    if model is None or not pairs:
         return None
-    return best_batches(estimate.model, view.noise, pairs, view.job.batch, view.job.global_batch_size)
+    return best_batches(model, view.noise, pairs, view.job.batch, view.job.global_batch_size)
 
 
 def _place(now: Round, counts: Mapping[WorkloadId, int], standing: _Standing) -> dict[WorkloadId, PoolAllocation]:
