@@ -106,8 +106,8 @@ def test_samples_are_one_line_for_each_group() -> None:
         for size in (1024, 4096)
     ]
     lines = samples_text(_as_file(measured, nodes, server_links("x", "cpu", 1e9, 1e8, 1e7), "a test")).split("\n")
-    assert re.split(r"\s{2,}", lines[0]) == ["WORKERS", "ON NODES", "RACKS", "1 KiB", "4 KiB"]
-    assert lines[2].split() == ["3", "2+1", "2", "1.02", "ms", "4.1", "ms"]
+    assert re.split(r"\s{2,}", lines[0]) == ["WORKERS", "ON NODES | RACKS", "1 KiB", "4 KiB"]
+    assert lines[2].split() == ["3", "2", "|", "1", "1.02", "ms", "4.1", "ms"]
 
 
 def test_a_profile_is_measured_told_and_kept(
@@ -144,6 +144,7 @@ def test_what_cannot_be_profiled_is_refused(springtide: Run, written: tuple[str,
         "--sizes is for `springtide profile communication`" in springtide("profile", written[0], "--sizes", "1").stderr
     )
     assert "--param is for `springtide profile FILE" in springtide("profile", "communication", "--param", "a=1").stderr
+    assert "--nic is a rate of links" in springtide("profile", written[0], "--nic", "1MB").stderr
     assert "there is no folder" in springtide("profile", written[0], "--out", str(tmp_path / "no" / "x.json")).stderr
 
 

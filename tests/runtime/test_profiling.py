@@ -17,6 +17,7 @@ from springtide.core.resources import Device, DeviceId, Node, NodeId
 from springtide.core.workload import Entrypoint
 from springtide.perf.communication import CommunicationSample, SampleFile
 from springtide.runtime.collective_sampler import server_links
+from springtide.runtime.namespaces import RackNetwork, list_namespaces, why_not_here
 from springtide.runtime.profiling import (
     MARK,
     FunctionProfile,
@@ -220,9 +221,17 @@ LOOP = """
 """
 
 
-def run(tmp_path: Path, body: str, *, deadline_s: float = 100.0, num_iterations: int = 3) -> FunctionProfile:
+def run(
+    tmp_path: Path,
+    body: str,
+    *,
+    head: str = HEAD,
+    deadline_s: float = 100.0,
+    num_iterations: int = 3,
+    network: RackNetwork | None = None,
+) -> FunctionProfile:
     path = tmp_path / "train.py"
-    path.write_text(HEAD + textwrap.indent(textwrap.dedent(body).strip("\n"), "    ") + "\n", encoding="utf-8")
+    path.write_text(head + textwrap.indent(textwrap.dedent(body).strip("\n"), "    ") + "\n", encoding="utf-8")
     return profile_function(
         Entrypoint(source_path=str(path), object_name="fit", import_root=str(tmp_path)),
         name="fit",
@@ -230,6 +239,7 @@ def run(tmp_path: Path, body: str, *, deadline_s: float = 100.0, num_iterations:
         seed=3,
         global_batch_size=16,
         num_iterations=num_iterations,
+        network=network,
         deadline_s=deadline_s,
     )
 
@@ -280,6 +290,38 @@ def test_two_workers_give_a_timeline(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
+    "body",
+    [
+        # What prepare returns is not used, the model is asked twice, evaluated and saved inside the loop.
+        """
+        own = Net()
+        ctx.prepare(own, torch.optim.Adam(own.parameters()))
+        for batch in ctx.batches(data()):
+            ctx.step(own(batch.x).square().mean() + own(batch.x + 1).mean())
+            with torch.no_grad():
+                own.eval()(batch.x)
+                own.train()
+            ctx.save()
+        """,
+        # Everything is caught, even what unwinds the function.
+        """
+        try:
+            for batch in ctx.batches(data()):
+                ctx.step(model(batch.x).mean())
+        except:
+            print("caught")
+        """,
+    ],
+)
+def test_functions_are_free_in_how_they_use_the_context(tmp_path, body):
+    head = HEAD.replace("    model, optimizer = ctx.prepare", "    if PREPARES: model, optimizer = ctx.prepare")
+    profile = run(tmp_path, body, head=f"PREPARES = {'ctx.prepare' not in body}\n{head}", num_iterations=1)
+    assert profile.step.buckets
+    assert profile.operators
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("body", "error", "sentence"),
     [
         (
@@ -310,6 +352,22 @@ def test_what_goes_wrong_is_one_sentence(tmp_path, body, error, sentence):
         run(tmp_path, body)
     assert re.search(sentence, str(raised.value)), str(raised.value)
     assert members_of_this_process() == []
+
+
+@pytest.mark.slow
+def test_slow_links_stand_out_of_the_step(tmp_path):
+    if reason := why_not_here():
+        pytest.skip(reason)
+    large = HEAD.replace("Linear(16, 32)", "Linear(16, 16384)").replace("Linear(32, 4)", "Linear(16384, 4)")
+    network = RackNetwork(racks=(1, 1), nic_bytes_per_s=5e6, uplink_bytes_per_s=5e6)
+    profile = run(tmp_path, LOOP, head=large, num_iterations=1, network=network)
+    num_bytes = sum(bucket.num_bytes for bucket in profile.step.buckets)
+    assert num_bytes > 1_300_000
+    # Each of two sends and receives all of it once; what a bucket of tokens lets through at once is less than half.
+    assert sum(profile.exchange_s) > 0.5 * num_bytes / 5e6
+    assert profile.measured_step_s > 0.5 * num_bytes / 5e6
+    assert profile.predicted_step_s > sum(profile.exchange_s)
+    assert not [name for name in list_namespaces() if f"-{os.getpid()}-" in name]
 
 
 @pytest.mark.slow

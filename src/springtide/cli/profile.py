@@ -25,7 +25,7 @@ _NUM_ITERATIONS = 10
 _NUM_SAMPLED_WORKERS = 4
 # Which options belong to which of the two.
 _OF_FUNCTIONS = ("batch", "iterations", "params", "communication", "seed")
-_OF_COMMUNICATION = ("workers", "sizes", "namespaces", "nic", "uplink")
+_OF_COMMUNICATION = ("workers", "sizes")
 
 
 @click.command()
@@ -39,9 +39,11 @@ _OF_COMMUNICATION = ("workers", "sizes", "namespaces", "nic", "uplink")
 )
 @click.option("--workers", type=click.IntRange(min=2), metavar="N", help="communication: up to so many. [default: 4]")
 @click.option("--sizes", metavar="SIZE,SIZE", help="communication: of these sizes, as 64KiB,1MiB.")
-@click.option("--namespaces", is_flag=True, help="communication: over links of limited rates, in network namespaces.")
-@click.option("--nic", metavar="SIZE", help="communication: a node's link in bytes a second. [default: 50MB]")
-@click.option("--uplink", metavar="SIZE", help="communication: a rack's link in bytes a second. [default: 25MB]")
+@click.option(
+    "--namespaces", is_flag=True, help="Over links of limited rates, between network namespaces of this machine."
+)
+@click.option("--nic", metavar="SIZE", help="With --namespaces: a node's link, bytes a second. [default: 50MB]")
+@click.option("--uplink", metavar="SIZE", help="With --namespaces: a rack's link, bytes a second. [default: 25MB]")
 @click.option("--limit", metavar="TIME", help="End it after this long. [default: 10m, communication: 1h]")
 @click.option("--out", metavar="FILE", help="Where the result goes. [default: FILE's name with .profile.json]")
 @common_options
@@ -95,6 +97,7 @@ def _profile_function(
         seed=declared.seed if options["seed"] is None else options["seed"],
         global_batch_size=options["batch"] or declared.global_batch_size,
         num_iterations=options["iterations"] or _NUM_ITERATIONS,
+        network=_network(session, options),
         deadline_s=limit_s or DEADLINE_S,
         tell=session.note,
     )
@@ -110,20 +113,12 @@ def _profile_communication(session: Session, out: Path, limit_s: float | None, o
     from springtide.cli.profile_text import samples_text
     from springtide.perf.communication import write_samples
     from springtide.runtime.collective_sampler import DEADLINE_S, SIZES_BYTES, sample_here, sample_namespaces
-    from springtide.runtime.namespaces import RackNetwork, why_not_here
 
     _check_folder(out)
     sizes = [parse_size_bytes(size, "sizes") for size in (options["sizes"] or "").split(",") if size.strip()]
     session.note("measuring; other work on this machine makes the numbers worse ...")
-    refusal = why_not_here() if options["namespaces"] else ""
-    if refusal:
-        session.note(refusal)
-    if options["namespaces"] and not refusal:
-        network = RackNetwork()
-        network = RackNetwork(
-            nic_bytes_per_s=_rate(options["nic"], network.nic_bytes_per_s),
-            uplink_bytes_per_s=_rate(options["uplink"], network.uplink_bytes_per_s),
-        )
+    network = _network(session, options)
+    if network is not None:
         num_slots = -(-(options["workers"] or 2 * network.num_nodes) // network.num_nodes)
         samples = sample_namespaces(
             network, num_slots, sizes or SIZES_BYTES, deadline_s=limit_s or DEADLINE_S, tell=session.note
@@ -135,6 +130,25 @@ def _profile_communication(session: Session, out: Path, limit_s: float | None, o
     told = count(len(samples.samples), "sample")
     hint = f"{told} written to {out}; use them: springtide profile FILE --communication {out}"
     session.answer(samples, f"{samples.source}\n\n{samples_text(samples)}", hint)
+
+
+def _network(session: Session, options: Mapping[str, Any]) -> Any:
+    """The network to measure over; None for the machine as it is, with a sentence where it allows no other."""
+    from springtide.runtime.namespaces import RackNetwork, why_not_here
+
+    if not options["namespaces"]:
+        for option in ("nic", "uplink"):
+            if options[option]:
+                refuse(f"--{option} is a rate of links between network namespaces; add --namespaces")
+        return None
+    if refusal := why_not_here():
+        session.note(refusal)
+        return None
+    usual = RackNetwork()
+    return RackNetwork(
+        nic_bytes_per_s=_rate(options["nic"], usual.nic_bytes_per_s),
+        uplink_bytes_per_s=_rate(options["uplink"], usual.uplink_bytes_per_s),
+    )
 
 
 def _rate(given: str | None, usual: float) -> float:

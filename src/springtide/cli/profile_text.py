@@ -112,14 +112,16 @@ def samples_text(samples: SampleFile) -> str:
         times.setdefault(tuple(sample.device_ids), {})[sample.num_bytes] = sample.duration_s
     rows = []
     for device_ids, by_size in times.items():
-        nodes: dict[str, int] = {}
+        racks: dict[str, dict[str, int]] = {}
         for device_id in device_ids:
-            nodes[str(node_of[device_id])] = nodes.get(str(node_of[device_id]), 0) + 1
-        racks = {rack_of[node_of[device_id]] for device_id in device_ids}
-        spread = "+".join(str(count) for count in sorted(nodes.values(), reverse=True))
+            node = node_of[device_id]
+            nodes = racks.setdefault(rack_of[node], {})
+            nodes[node] = nodes.get(node, 0) + 1
+        counts = sorted((sorted(nodes.values(), reverse=True) for nodes in racks.values()), reverse=True)
+        spread = " | ".join("+".join(str(n) for n in nodes) for nodes in counts)
         cells = [_ms(by_size[size]) if size in by_size else "-" for size in sizes]
-        rows.append((str(len(device_ids)), spread, str(len(racks)), *cells))
-    return align(("WORKERS", "ON NODES", "RACKS", *(size_text(size) for size in sizes)), rows)
+        rows.append((str(len(device_ids)), spread, *cells))
+    return align(("WORKERS", "ON NODES | RACKS", *(size_text(size) for size in sizes)), rows)
 
 
 def size_text(num_bytes: int) -> str:

@@ -5,14 +5,11 @@ The parent's side, without torch: which placements there are, who runs where, an
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import platform
-import signal
 import subprocess
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -21,7 +18,7 @@ from springtide.core.resources import Device, DeviceId, Node, NodeId
 from springtide.perf.communication import CommunicationSample, SampleFile
 from springtide.perf.fabric import SERVERS, Links
 from springtide.runtime.errands import Errand
-from springtide.runtime.namespaces import NamespaceNetwork, RackNetwork
+from springtide.runtime.namespaces import NamespaceNetwork, RackNetwork, ended_by_signals
 
 SIZES_BYTES = (1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 DEADLINE_S = 3600.0
@@ -147,7 +144,7 @@ def sample_namespaces(
     BackendError.
     """
     _check(network.num_nodes * num_slots, sizes_bytes)
-    with _ended_by_signals(), NamespaceNetwork(network) as made:
+    with ended_by_signals(), NamespaceNetwork(network) as made:
         places = [
             (made.address(node), made.prefix(node)) for node in range(network.num_nodes) for _ in range(num_slots)
         ]
@@ -253,21 +250,3 @@ def _node(name: str, num_devices: int, switches: tuple[str, ...], kind: str) -> 
 
 def _machine() -> str:
     return f"{os.cpu_count()} {platform.machine()} cores"
-
-
-@contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP unwind as Ctrl-C does, so that the namespaces are removed."""
-
-    def end(number: int, _: object) -> None:
-        raise SystemExit(128 + number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -66,6 +66,8 @@ class NamespaceNetwork:
     What an earlier process left behind because it was killed outright is removed first.
     """
 
+    INTERFACE = "eth0"
+
     def __init__(self, network: RackNetwork) -> None:
         self._network = network
         self._own = f"{_PREFIX}{os.getpid()}-"
@@ -113,9 +115,9 @@ class NamespaceNetwork:
         for node in range(network.num_nodes):
             name, switch = self._add(f"n{node}"), f"{self._own}r{network.rack_of(node)}"
             _run("ip", "-n", name, "link", "set", "lo", "up")
-            _join((switch, f"n{node}"), (name, "eth0"), network.nic_bytes_per_s)
+            _join((switch, f"n{node}"), (name, self.INTERFACE), network.nic_bytes_per_s)
             _run("ip", "-n", switch, "link", "set", f"n{node}", "master", "bridge")
-            _run("ip", "-n", name, "address", "add", f"{self.address(node)}/24", "dev", "eth0")
+            _run("ip", "-n", name, "address", "add", f"{self.address(node)}/24", "dev", self.INTERFACE)
 
     def _add(self, name: str) -> str:
         full = self._own + name
@@ -175,3 +177,21 @@ def _undisturbed() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP unwind as Ctrl-C does, so that the namespaces are removed."""
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -4,6 +4,7 @@ parent that starts the two and puts their iterations together. No torch here.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from springtide.perf.communication_baselines import AlphaBeta
 from springtide.perf.timeline import computation_scale, fixed_fraction_of, iteration_s
 from springtide.runtime.collective_sampler import server_links
 from springtide.runtime.errands import Errand
+from springtide.runtime.namespaces import NamespaceNetwork, RackNetwork, ended_by_signals
 
 # Everything that the profiler of torch is to see of ours begins so.
 MARK = "springtide::"
@@ -32,7 +34,10 @@ Part = Literal["forward", "backward", "update"]
 
 
 class ProfileSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What one of the two workers is told. `directory` is the errand's folder, `name` the worker's in it."""
+    """What one of the two workers is told. `directory` is the errand's folder, `name` the worker's in it.
+
+    `address` is where it is reached, on the network device `interface`.
+    """
 
     entrypoint: Entrypoint
     params: dict[str, str]
@@ -42,6 +47,8 @@ class ProfileSpec(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     name: str
     directory: str
+    address: str = "127.0.0.1"
+    interface: str = "lo"
 
 
 class Iteration(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,42 +143,36 @@ def profile_function(
     seed: int,
     global_batch_size: int,
     num_iterations: int,
+    network: RackNetwork | None = None,
     deadline_s: float = DEADLINE_S,
     tell: Callable[[str], None] = lambda _: None,
 ) -> FunctionProfile:
     """Run the function on two workers of this machine for some iterations and return the timeline of its step.
 
-    Nothing is left running, whatever happens. Raises InvalidRequest for what the function does or is asked wrongly,
-    BackendError where it fails or is not done by the deadline.
+    With a `network` each of the two is a node of its own in it, one in the first rack and one in the last. Nothing is
+    left running, whatever happens. Raises InvalidRequest for what the function does or is asked wrongly, BackendError
+    where it fails or is not done by the deadline.
     """
     if global_batch_size < NUM_WORKERS:
         raise InvalidRequest(f"a batch of {global_batch_size} cannot be split between two workers; give --batch 2")
     digest = source_digest(entrypoint.source_path)
-    with Errand(deadline_s=deadline_s, tell=tell) as errand:
-        for rank in range(NUM_WORKERS):
-            worker = f"worker-{rank}"
-            spec = ProfileSpec(
-                entrypoint=entrypoint,
-                params=dict(params),
-                seed=seed,
-                local_batch_size=global_batch_size // NUM_WORKERS,
-                num_iterations=num_iterations,
-                rank=rank,
-                name=worker,
-                directory=str(errand.directory),
-            )
-            path = errand.directory / f"{worker}.spec.json"
-            path.write_bytes(msgspec.json.encode(spec))
-            # A function that submits jobs while its file is imported must not do so here.
-            errand.start(worker, ["profile", "--spec", str(path)], environment={"SPRINGTIDE_IMPORTING": "1"})
-        try:
-            errand.wait()
-        except BackendError as error:
-            raise BackendError(f"{name} could not be profiled: {error}") from None
-        workers = [
-            msgspec.json.decode(errand.files(f"worker-{rank}").result.read_bytes(), type=WorkerProfile)
-            for rank in range(NUM_WORKERS)
-        ]
+    specs = [
+        ProfileSpec(
+            entrypoint=entrypoint,
+            params=dict(params),
+            seed=seed,
+            local_batch_size=global_batch_size // NUM_WORKERS,
+            num_iterations=num_iterations,
+            rank=rank,
+            name=f"worker-{rank}",
+            directory="",
+        )
+        for rank in range(NUM_WORKERS)
+    ]
+    try:
+        workers = _run_workers(specs, network, deadline_s, tell)
+    except BackendError as error:
+        raise BackendError(f"{name} could not be profiled: {error}") from None
     return _put_together(
         workers,
         name=name,
@@ -181,6 +182,33 @@ def profile_function(
         global_batch_size=global_batch_size,
         num_iterations=num_iterations,
     )
+
+
+def _run_workers(
+    specs: Sequence[ProfileSpec], network: RackNetwork | None, deadline_s: float, tell: Callable[[str], None]
+) -> list[WorkerProfile]:
+    with contextlib.ExitStack() as stack:
+        prefixes: list[list[str]] = [[] for _ in specs]
+        if network is not None:
+            stack.enter_context(ended_by_signals())
+            made = stack.enter_context(NamespaceNetwork(network))
+            nodes = (0, network.num_nodes - 1)
+            prefixes = [made.prefix(node) for node in nodes]
+            specs = [
+                msgspec.structs.replace(spec, address=made.address(node), interface=made.INTERFACE)
+                for spec, node in zip(specs, nodes, strict=True)
+            ]
+        errand = stack.enter_context(Errand(deadline_s=deadline_s, tell=tell))
+        for spec, prefix in zip(specs, prefixes, strict=True):
+            path = errand.directory / f"{spec.name}.spec.json"
+            path.write_bytes(msgspec.json.encode(msgspec.structs.replace(spec, directory=str(errand.directory))))
+            # A function that submits jobs while its file is imported must not do so here.
+            errand.start(
+                spec.name, ["profile", "--spec", str(path)], environment={"SPRINGTIDE_IMPORTING": "1"}, prefix=prefix
+            )
+        errand.wait()
+        results = [errand.files(spec.name).result.read_bytes() for spec in specs]
+    return [msgspec.json.decode(result, type=WorkerProfile) for result in results]
 
 
 def _put_together(

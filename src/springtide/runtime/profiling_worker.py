@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import statistics
 from collections import defaultdict
 from pathlib import Path
@@ -12,6 +14,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from springtide.core.errors import InvalidRequest
+from springtide.core.quantities import validate_name
 from springtide.runtime.context import ElasticContext
 from springtide.runtime.entry import as_function, load_object
 from springtide.runtime.errand_member import run_member
@@ -37,6 +40,14 @@ _NUM_OPERATOR_ITERATIONS = 3
 _NUM_LADDER_REPEATS = 9
 # The wrapper's forward is no operator of the model: what it calls is.
 _WRAPPER = "DistributedDataParallel.forward"
+
+
+class _ProfilingContext(ElasticContext):
+    """The context of a platform run, but nothing is saved: what a profile trains is nobody's model."""
+
+    def save(self, name: str = "model") -> str:
+        """Return where the model would go."""
+        return f"{validate_name(name, 'artifact name')}.safetensors"
 
 
 def run_profile_worker(spec: ProfileSpec) -> NoReturn:
@@ -66,23 +77,25 @@ def turns_of(local_batch_size: int, num_iterations: int) -> list[Turn]:
 def _measure(spec: ProfileSpec, files: ErrandFiles) -> WorkerProfile:
     torch.set_num_threads(1)
     device = _device_of(spec.rank)
+    os.environ["GLOO_SOCKET_IFNAME"] = spec.interface
     store = c10d.FileStore(f"{spec.directory}/store", NUM_WORKERS)
     dist.init_process_group(
         backend_of(device), store=c10d.PrefixStore("ddp", store), rank=spec.rank, world_size=NUM_WORKERS
     )
-    exchange = Exchange(c10d.PrefixStore("exchange", store), spec.rank, NUM_WORKERS, device, "127.0.0.1")
+    exchange = Exchange(c10d.PrefixStore("exchange", store), spec.rank, NUM_WORKERS, device, spec.address)
     samples = _ladder(exchange, device)
     turns = turns_of(spec.local_batch_size, spec.num_iterations)
     tell = files.tell if spec.rank == 0 else lambda _: None
     steps = ProfiledSteps(turns, exchange, spec.rank, device, spec.seed, tell)
     # The context asks its trainer for nothing that the steps under measurement lack.
-    context = ElasticContext(cast(Trainer, steps), Path(spec.directory), device, spec.params)
+    context = _ProfilingContext(cast(Trainer, steps), Path(spec.directory), device, spec.params)
     seed_everything(spec.seed)
     function = as_function(load_object(spec.entrypoint, "springtide_user_profiled"))
     seed_everything(spec.seed)
-    try:
+    with contextlib.suppress(WorkerExit):
         function(context)
-    except WorkerExit:
+    # A function that catches everything returns where others are unwound: the measurement is as good.
+    if steps.step == steps.num_iterations:
         return _result(steps, samples, device)
     if not context.is_prepared:
         raise InvalidRequest(
