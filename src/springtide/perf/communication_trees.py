@@ -86,7 +86,9 @@ class TreeModel:
 
     name = "boosted trees"
 
-    def __init__(self, queries: Sequence[Query], measured_s: NDArray[np.float64], *, seed: int = 0) -> None:
+    def __init__(
+        self, queries: Sequence[Query], measured_s: NDArray[np.float64], *, seed: int = 0, num_trees: int = 600
+    ) -> None:
         self._kinds = sorted({kind_of(query.subgraph) for query in queries})
         rows = features_of(queries, self._kinds)
         log_s = np.log(np.maximum(measured_s, 1e-12))
@@ -96,11 +98,11 @@ class TreeModel:
         is_left_out = np.isin(placement, left_out)
         errors = {}
         for is_ratio in (False, True):
-            model = _fit(rows[~is_left_out], _target(rows, log_s, is_ratio)[~is_left_out], seed)
+            model = _fit(rows[~is_left_out], _target(rows, log_s, is_ratio)[~is_left_out], seed, num_trees)
             said = _undo(rows[is_left_out], model.predict(rows[is_left_out]), is_ratio)
             errors[is_ratio] = float(np.mean(np.abs(np.exp(said - log_s[is_left_out]) - 1.0)))
         self._is_ratio = errors[True] < errors[False]
-        self._model = _fit(rows, _target(rows, log_s, self._is_ratio), seed)
+        self._model = _fit(rows, _target(rows, log_s, self._is_ratio), seed, num_trees)
 
     def predict_s(self, queries: Sequence[Query]) -> NDArray[np.float64]:
         """Seconds for each query."""
@@ -112,14 +114,14 @@ class TreeModel:
         return answer
 
 
-def _fit(rows: NDArray[np.float64], target: NDArray[np.float64], seed: int) -> Any:
+def _fit(rows: NDArray[np.float64], target: NDArray[np.float64], seed: int, num_trees: int) -> Any:
     try:
         from sklearn.ensemble import HistGradientBoostingRegressor
     except ImportError:
         raise InvalidRequest("boosted trees need scikit-learn; pip install scikit-learn") from None
     model = HistGradientBoostingRegressor(
         loss="absolute_error",
-        max_iter=600,
+        max_iter=num_trees,
         learning_rate=0.06,
         max_leaf_nodes=31,
         min_samples_leaf=10,
