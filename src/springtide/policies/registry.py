@@ -52,6 +52,14 @@ _POLICIES: Mapping[str, _Entry] = MappingProxyType(
         "static": _Entry("static:Static"),
         "themis": _Entry("themis:Themis"),
         "tiresias": _Entry("tiresias:Tiresias"),
+        "optimus-oracle": _Entry(
+            "tuned:OptimusOracle",
+            line="Optimus as Pollux's published artifact plays it, every minute, told all speeds.",
+        ),
+        "tiresias-tuned": _Entry(
+            "tuned:TiresiasTuned",
+            line="Tiresias as Pollux's published artifact plays it, every minute, on tuned requests.",
+        ),
     }
 )
 POLICY_NAMES: tuple[str, ...] = tuple(
