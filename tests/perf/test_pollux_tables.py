@@ -89,3 +89,29 @@ def test_placements_that_were_not_seen_are_met(application):
 def test_a_few_steps_are_enough_to_begin_with(application):
     few, _, _ = summary(application, 8)
     assert few < 0.2
+
+
+def packed_errors(application, seed):
+    """Two local batches on each of seven packed placements are measured, the others asked: (errors, corrected)."""
+    rng = np.random.default_rng(seed)
+    by_placement = {}
+    for step in read_steps(application):
+        by_placement.setdefault(step.placement, {})[step.local_batch_size] = step
+    measured, asked = [], []
+    for placement in ((1,), (2,), *((4,) * 2**power for power in range(5))):
+        steps = by_placement.get(placement, {})
+        chosen = set(rng.choice(sorted(steps), 2, replace=False).tolist()) if len(steps) > 1 else set(steps)
+        measured += [step for local, step in sorted(steps.items()) if local in chosen]
+        asked += [step for local, step in sorted(steps.items()) if local not in chosen]
+    estimate = fit_throughput(tuple(measured))
+    nodes, workers, local = np.array([(len(s.placement), sum(s.placement), s.local_batch_size) for s in asked]).T
+    errors = np.log(np.array([step.step_s for step in asked]) / estimate.model.step_s(nodes, workers, local)[0])
+    return errors, errors - estimate.error(nodes, workers, local)[0]
+
+
+@pytest.mark.parametrize("application", sorted(set(LARGEST_ERROR) - {"ncf"}))
+def test_other_batches_where_it_has_run_are_met_better_than_by_the_model_alone(application):
+    runs = [packed_errors(application, seed) for seed in range(6)]
+    model = np.mean([np.abs(np.expm1(-errors)).mean() for errors, _ in runs])
+    corrected = np.mean([np.abs(np.expm1(-left)).mean() for _, left in runs])
+    assert corrected < 0.95 * model

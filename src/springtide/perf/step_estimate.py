@@ -22,8 +22,10 @@ USUAL_ERROR = 0.15
 USUAL_WEIGHT = 4.0
 # A link that was never used costs nothing in the model: a step may well take twice as long.
 UNSEEN_ERROR = math.log(2.0)
-# Half of an error's variance belongs to a shape and those near it, the other half to the one layout that was measured.
-LAYOUT_FRACTION = 0.5
+# Half of an error's variance belongs to a shape and those near it. Of the rest, which belongs to the layout, half stays
+# with the same workers packed as closely again, whatever their local batch; the other half is of one measurement only.
+SHAPE_FRACTION = 0.5
+LAYOUT_FRACTION = 0.25
 # Errors are believed up to so many times their median, about two standard deviations, and that is 3 percent at least.
 CREDIBLE_ERRORS = 3.0
 MEASURED_ERROR = 0.03
@@ -40,9 +42,10 @@ FAMILY_WEIGHT = 1.0
 class StepEstimate(msgspec.Struct, frozen=True, kw_only=True):
     """The fitted model and the errors it made where it was measured.
 
-    `shapes` [N, 3] are the measured (link, log2 workers, log2 local batch), `weights` [N] the errors multiplied with
-    the inverse of their covariance, `root` [N, N] the inverse of that covariance's Cholesky factor, `amplitudes` [3]
-    the expected size of an error on each kind of link: one worker, one node, several nodes.
+    `shapes` [N, 4] are the measured (link, log2 workers, log2 local batch, whether on as few nodes as `node_width`
+    workers a node allow), `weights` [N] the errors multiplied with the inverse of their covariance, `root` [N, N] the
+    inverse of that covariance's Cholesky factor, `amplitudes` [3] the expected size of an error on each kind of link:
+    one worker, one node, several nodes.
     """
 
     model: ThroughputModel
@@ -50,6 +53,7 @@ class StepEstimate(msgspec.Struct, frozen=True, kw_only=True):
     weights: Floats
     root: Floats
     amplitudes: Floats
+    node_width: int
 
     def error(self, num_nodes: ArrayLike, num_workers: ArrayLike, local_batch_size: ArrayLike) -> tuple[Floats, Floats]:
         """Return (expected, spread) of the logarithm of true over modelled step seconds, arrays of shape [P].
@@ -59,7 +63,7 @@ class StepEstimate(msgspec.Struct, frozen=True, kw_only=True):
         a factor `exp(spread)` of that two times out of three.
         """
         nodes, workers, local = np.broadcast_arrays(num_nodes, num_workers, local_batch_size)
-        wanted = _shapes(nodes.ravel(), workers.ravel(), local.ravel())
+        wanted = _shapes(nodes.ravel(), workers.ravel(), local.ravel(), self.node_width)
         across = _covariance(wanted, self.shapes, self.amplitudes)
         explained = across @ self.root.T
         before = self.amplitudes[wanted[:, 0].astype(np.int64)] ** 2
@@ -154,7 +158,8 @@ def _pass_s(step: StepTime) -> float:
 
 
 def _estimate(steps: Steps, model: ThroughputModel) -> StepEstimate:
-    shapes = _shapes(steps.num_nodes, steps.num_workers, steps.local)
+    node_width = int(np.max(-(-steps.num_workers // steps.num_nodes)))
+    shapes = _shapes(steps.num_nodes, steps.num_workers, steps.local, node_width)
     modelled, _ = model.step_s(steps.num_nodes, steps.num_workers, steps.local)
     errors = np.log(steps.step_s / modelled)
     # As many measurements as there are parameters could be met exactly, and would say nothing about errors.
@@ -170,18 +175,24 @@ def _estimate(steps: Steps, model: ThroughputModel) -> StepEstimate:
     # A layout that is off by far more than the others says nothing of its neighbours.
     bound = CREDIBLE_ERRORS * max(float(np.median(np.abs(errors))), MEASURED_ERROR)
     weights = root.T @ (root @ np.clip(errors, -bound, bound))
-    return StepEstimate(model=model, shapes=shapes, weights=weights, root=root, amplitudes=amplitudes)
+    return StepEstimate(
+        model=model, shapes=shapes, weights=weights, root=root, amplitudes=amplitudes, node_width=node_width
+    )
 
 
-def _shapes(num_nodes: ArrayLike, num_workers: ArrayLike, local: ArrayLike) -> Floats:
-    workers = np.asarray(num_workers, dtype=np.float64)
-    link = np.where(np.asarray(num_nodes) > 1, 2.0, np.where(workers > 1, 1.0, 0.0))
-    return np.stack([link, np.log2(workers), np.log2(np.asarray(local, dtype=np.float64))], axis=1)
+def _shapes(num_nodes: ArrayLike, num_workers: ArrayLike, local: ArrayLike, node_width: int) -> Floats:
+    nodes, workers = np.asarray(num_nodes), np.asarray(num_workers, dtype=np.float64)
+    link = np.where(nodes > 1, 2.0, np.where(workers > 1, 1.0, 0.0))
+    is_packed = nodes <= np.ceil(workers / node_width)
+    return np.stack([link, np.log2(workers), np.log2(np.asarray(local, dtype=np.float64)), is_packed], axis=1)
 
 
 def _covariance(left: Floats, right: Floats, amplitudes: Floats) -> Floats:
-    """Covariance of errors between shapes [P, 3] and [N, 3]: falls off exponentially with every doubling between."""
-    far = np.abs(left[:, None, 1:] - right[None, :, 1:]).sum(axis=2)
-    alike = np.where(left[:, None, 0] == right[None, :, 0], 1.0, CORRELATED_LINKS)
-    size = amplitudes[left[:, 0].astype(np.int64)][:, None] * amplitudes[right[:, 0].astype(np.int64)][None, :]
-    return np.asarray((1.0 - LAYOUT_FRACTION) * size * alike * np.exp(-far / CORRELATED_DOUBLINGS))
+    """Covariance of errors between shapes [P, 4] and [N, 4]: falls off exponentially with every doubling between."""
+    links, workers, locals_, packed = (left[:, None, column] for column in range(4))
+    by_workers = np.exp(-np.abs(workers - right[:, 1]) / CORRELATED_DOUBLINGS)
+    by_local = np.exp(-np.abs(locals_ - right[:, 2]) / CORRELATED_DOUBLINGS)
+    alike = np.where(links == right[:, 0], SHAPE_FRACTION, SHAPE_FRACTION * CORRELATED_LINKS) * by_workers
+    alike = alike + LAYOUT_FRACTION * ((workers == right[:, 1]) * packed * right[:, 3])
+    size = amplitudes[left[:, 0].astype(np.int64)][:, None] * amplitudes[right[:, 0].astype(np.int64)]
+    return np.asarray(size * alike * by_local)
