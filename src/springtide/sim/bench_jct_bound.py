@@ -18,7 +18,7 @@ from springtide.workloads.pollux import read
 from springtide.workloads.pollux_tables import read_applications
 
 # What was kept under another version is found anew.
-_VERSION = 1
+_VERSION = 2
 
 
 class BoundOptions(Protocol):
@@ -41,7 +41,10 @@ class BoundOptions(Protocol):
 
 
 def find_bound(workload: Path, options: BoundOptions, tell: Callable[[str], None]) -> dict[str, Any]:
-    """Mean completion time in seconds, over all and by application; the one start that nobody avoids is in it."""
+    """Mean completion time in seconds, over all and by application; the one start that nobody avoids is in it.
+
+    `jct_mean_tight_s` is the higher of the two bounds of `jct_bound`; the lower one is what others compare with.
+    """
     profiles = options.data / "profiles"
     truths = make_truths(read_applications(profiles))
     start_s = overhead_rule(options.overhead, MAX_NODES * DEVICES_PER_NODE).told.change_s
@@ -58,8 +61,10 @@ def find_bound(workload: Path, options: BoundOptions, tell: Callable[[str], None
         kept: dict[str, Any] = msgspec.json.decode(place.read_bytes(), type=dict[str, Any])
         return kept
     tell(f"{workload.stem}: finding the bound, which takes a minute ...")
-    ends_s = np.array(jct_bound(jobs, MAX_NODES * DEVICES_PER_NODE)) + start_s
+    num_devices = MAX_NODES * DEVICES_PER_NODE
+    ends_s = np.array(jct_bound(jobs, num_devices)) + start_s
     bound = {
+        "jct_mean_tight_s": float(np.mean(jct_bound(jobs, num_devices, is_tight=True))) + start_s,
         "jct_mean_s": float(ends_s.mean()),
         "jct_mean_s_by_application": {
             name: float(ends_s[[family == name for family in families]].mean()) for name in sorted(set(families))

@@ -273,7 +273,8 @@ class FluidExecutor:
         pause_s = left_s
         if pause_s is None:
             pause_s = self.rule.pause.cost_s(len(members), is_fresh=bits not in self._used_sets)
-        run.placement = tuple(counts[node_id] for node_id in sorted(counts, key=self._rank_of.__getitem__))
+        ring = counts if self.speeds.rings_by_rank else sorted(counts, key=self._rank_of.__getitem__)
+        run.placement = tuple(counts[node_id] for node_id in ring)
         run.members, run.generation, run.device_bits = members, generation, bits
         run.formed_s = now_s
         run.resumed_s = now_s + pause_s
@@ -329,7 +330,7 @@ class FluidExecutor:
             self._pace(run, run.boundary_s)
             return
         self._halt(run, self.clock.now_s())
-        run.done_steps = float(run.total_steps)
+        run.done_steps = run.length
         self._inbox.append(JobFinished(job_id=run.job.job_id, generation=run.generation, step=run.total_steps))
 
     def _preempt(self, action: PreemptJob) -> None:

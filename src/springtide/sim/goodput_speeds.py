@@ -35,8 +35,9 @@ class _Books:
 class GoodputSpeeds(Speeds):
     """The speed of jobs by their placement, their batch size and the epoch that they are in.
 
-    A job's `family` names its application. With `whole_seconds` every epoch ends at a whole second, as in the published
-    simulator: its runs are reproduced to the second that way.
+    A job's `family` names its application. With `whole_seconds` every epoch ends at a whole second and the nodes of a
+    group follow each other in the order of its ranks, as in the published simulator: its runs are reproduced to the
+    second that way.
     """
 
     report_every_s = _REPORT_EVERY_S
@@ -44,7 +45,7 @@ class GoodputSpeeds(Speeds):
     def __init__(self, truths: Mapping[str, AppTruth], *, whole_seconds: bool = False) -> None:
         super().__init__(devices_per_node=DEVICES_PER_NODE)
         self._truths = truths
-        self._whole_seconds = whole_seconds
+        self._whole_seconds = self.rings_by_rank = whole_seconds
         self._books: dict[WorkloadId, _Books] = {}
 
     def open(self, job: TrainingJob) -> tuple[tuple[float, ...], float, float]:

@@ -42,14 +42,19 @@ def _is_above(left: Sequence[float], middle: Sequence[float], right: Sequence[fl
     return (middle[1] - left[1]) * (right[0] - left[0]) >= (right[1] - left[1]) * (middle[0] - left[0])
 
 
-def jct_bound(jobs: Sequence[BoundJob], num_devices: int, *, slot_s: float = SLOT_S) -> list[float]:
+def jct_bound(
+    jobs: Sequence[BoundJob], num_devices: int, *, slot_s: float = SLOT_S, is_tight: bool = False
+) -> list[float]:
     """Seconds from release to end for each job: their mean is what no schedule beats on `num_devices`.
 
     A fraction of a job is done in a slot on some number of devices. What is done in a slot counts as done at its begin,
     so a job's end is at least the mean begin of its slots, and at least the time it takes on the devices it uses.
     A slot has `num_devices` for its length, and a job does not run beside itself. Devices can change at every slot and
     changes cost nothing, so the bound holds for schedules that resize and preempt. Jobs that hold next to nothing are
-    let run at once. Raises InvalidRequest without SciPy.
+    let run at once.
+
+    With `is_tight` half of its shortest time is added to the mean begin: no job is faster than on its best number of
+    devices, so on average its parts are done at least that long before its end. Raises InvalidRequest without SciPy.
     """
     if importlib.util.find_spec("scipy") is None:
         raise InvalidRequest("the bound needs SciPy; install it with pip install springtide[solvers]")
@@ -60,7 +65,9 @@ def jct_bound(jobs: Sequence[BoundJob], num_devices: int, *, slot_s: float = SLO
     smallest = [min(count * time for count, time in hull) for hull in hulls]
     large = [index for index, area in enumerate(smallest) if area > _SMALL_FRACTION * num_devices * slot_s]
     if large:
-        solved = _solve([jobs[index] for index in large], [hulls[index] for index in large], num_devices, slot_s)
+        chosen, sizes = [jobs[index] for index in large], [hulls[index] for index in large]
+        halves_s = [0.5 * hull[-1][1] if is_tight else 0.0 for hull in sizes]
+        solved = _solve(chosen, sizes, halves_s, num_devices, slot_s)
         for index, end_s in zip(large, solved, strict=True):
             ends_s[index] = end_s
     return ends_s
@@ -102,7 +109,11 @@ class _Columns:
 
 
 def _solve(
-    jobs: Sequence[BoundJob], hulls: Sequence[list[tuple[int, float]]], num_devices: int, slot_s: float
+    jobs: Sequence[BoundJob],
+    hulls: Sequence[list[tuple[int, float]]],
+    halves_s: Sequence[float],
+    num_devices: int,
+    slot_s: float,
 ) -> list[float]:
     sparse: Any = importlib.import_module("scipy.sparse")
     optimize: Any = importlib.import_module("scipy.optimize")
@@ -121,7 +132,7 @@ def _solve(
         rows(columns.wait_s, columns.owner, num_jobs, own_ends),
         rows(columns.time_s, columns.owner, num_jobs, own_ends),
     ]
-    limits = [np.full(num_slots, num_devices * slot_s), columns.length_s, np.zeros(2 * num_jobs)]
+    limits = [np.full(num_slots, num_devices * slot_s), columns.length_s, -np.array(halves_s), np.zeros(num_jobs)]
     solved = optimize.linprog(
         np.concatenate([np.zeros(size), np.ones(num_jobs)]),
         A_ub=sparse.vstack(at_most).tocsr(),
