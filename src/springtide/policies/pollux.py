@@ -11,23 +11,20 @@ The artifact's faults are kept unless `fixes_faults`: see docs/policies/pollux.m
 from __future__ import annotations
 
 import base64
-import math
 import zlib
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from springtide.core.decision import JobView, Plan, PoolAllocation, Snapshot, StepTime
+from springtide.core.decision import JobView, Plan, PoolAllocation, Snapshot
 from springtide.core.resources import DeviceId, NodeId
 from springtide.core.workload import JobState, WorkloadId
 from springtide.perf.curve import curve_of
 from springtide.perf.goodput import best_batches
-from springtide.perf.throughput import ThroughputModel
-from springtide.perf.throughput_fit import Steps, fit_parameters
+from springtide.perf.step_estimate import fit_model
 from springtide.policies.gangs import fixed_size
 from springtide.policies.rounds import Decision, Round, decide_in_rounds
 from springtide.policies.shares import most_workers
@@ -148,7 +145,7 @@ class _Job:
         self.view = view
         self.job_id = view.job.job_id
         self.most = most
-        self.model = _fit(view.step_times) if view.step_times else None
+        self.model = fit_model(view.step_times)
 
     def speedups(self, width: int, fair: int, fair_nodes: int) -> NDArray[np.float64]:
         """Speed over that of the fair share, by one node or several, by 0 .. `width` workers: [2, width + 1].
@@ -187,19 +184,6 @@ class _Job:
         assert self.model is not None
         job = self.view.job
         return best_batches(self.model, self.view.noise, pairs, job.batch, job.global_batch_size)
-
-
-@lru_cache(maxsize=4096)
-def _fit(step_times: tuple[StepTime, ...]) -> ThroughputModel:
-    """The model of a job's steps from its own measurements alone."""
-    steps = Steps(
-        num_nodes=np.array([len(step.placement) for step in step_times]),
-        num_workers=np.array([sum(step.placement) for step in step_times]),
-        local=np.array([float(step.local_batch_size) for step in step_times]),
-        step_s=np.array([step.step_s for step in step_times]),
-        compute_s=np.array([math.nan if s.sync_s is None else s.step_s - s.sync_s for s in step_times]),
-    )
-    return fit_parameters(steps)
 
 
 def _largest_share(view: JobView) -> int:
