@@ -5,12 +5,15 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from springtide.core.errors import InvalidRequest
 from springtide.core.workload import AdaptiveBatch, Entrypoint, TrainingJob, WorkloadId
-from springtide.runtime.course import LEAST_NOISE_STEPS, Course, Cursor
+from springtide.perf.noise_scale import DECAY
+from springtide.runtime.course import LEAST_NOISE_STEPS, NOISE_STRIDE, NUM_DENSE_STEPS, Course, Cursor
+from springtide.runtime.state import TrainingState
 
 
 def make_job(**fields):
@@ -98,6 +101,20 @@ def test_rank_zeros_square_is_the_one_that_counts():
     assert one.noise == other.noise is not None
 
 
+def test_after_a_beginning_one_step_of_four_is_measured_and_counts_for_all():
+    course = Course(make_job(batch=ADAPTIVE, num_epochs=100))
+    course.start(1600)
+    measured = []
+    for _ in range(NUM_DENSE_STEPS + 16):
+        if course.measures_step:
+            measured.append(course.step)
+        course.commit(course.next_batch(), (4.0, 1.0) if course.measures_step else None, course.last_square)
+    assert measured == [*range(NUM_DENSE_STEPS), *range(NUM_DENSE_STEPS, NUM_DENSE_STEPS + 16, NOISE_STRIDE)]
+    assert course.cursor.noise.num_samples == NUM_DENSE_STEPS + 4
+    # Each stands for four: as heavy as if all had been measured.
+    assert course.cursor.noise.weight == pytest.approx(1 - DECAY ** (NUM_DENSE_STEPS + 16), rel=0.02)
+
+
 def test_a_square_that_is_no_number_leaves_the_noise_as_it_was():
     course = Course(make_job(batch=ADAPTIVE))
     course.start(200)
@@ -154,3 +171,22 @@ def test_a_length_in_progress_ends_when_that_is_made_and_not_after_so_many_epoch
 def test_an_empty_dataset_is_refused():
     with pytest.raises(InvalidRequest, match="empty"):
         Course(make_job()).start(0)
+
+
+def test_the_factor_is_in_force_for_one_update_and_no_scheduler_ever_sees_it():
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=0.5)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
+    model = torch.nn.Module()
+    model.weight = parameter
+    state = TrainingState(model, optimizer, torch.device("cpu"))
+    moved = []
+    for factor in (1.0, 4.0, 4.0):
+        before = float(parameter.detach())
+        parameter.grad = torch.ones(1)
+        state.update(factor)
+        moved.append(before - float(parameter.detach()))
+        scheduler.step()
+    assert moved == [0.5, 1.0, 0.5]
+    assert optimizer.param_groups[0]["lr"] == 0.0625
+    assert scheduler.get_last_lr() == [0.0625]

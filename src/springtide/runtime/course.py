@@ -20,6 +20,10 @@ from springtide.runtime.shards import GlobalBatch, Schedule
 
 # A few steps alone often have less signal than noise, which would read as "any batch will do" and be acted on.
 LEAST_NOISE_STEPS = 16
+# To square a large model's gradients costs several per cent of a step. Noise changes slowly, so once a beginning is
+# made a part of the steps is measured and each counts for the others.
+NUM_DENSE_STEPS = 128
+NOISE_STRIDE = 4
 
 
 class Squares(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,6 +157,11 @@ class Course:
         """What rank 0 tells the others: the square norm of the last step's mean gradient."""
         return self.cursor.squares.mean_square if self.cursor.squares is not None else 0.0
 
+    @property
+    def measures_step(self) -> bool:
+        """Whether the next step's gradients are measured: by its number alone, so on every member or on none."""
+        return self.measures_noise and _stride(self.cursor.step) > 0
+
     def next_batch(self) -> GlobalBatch:
         """The samples of the next step."""
         cursor = self.cursor
@@ -162,12 +171,12 @@ class Course:
         """The step on `batch` is history. `told_square` is what rank 0 said of the step before, see `last_square`."""
         cursor = self.cursor
         noise = cursor.noise
-        if squares is not None and cursor.squares is not None:
+        if cursor.squares is not None:
             scale = cursor.squares.num_samples / self._job.global_batch_size
-            noise = noise.update(cursor.squares.sample(told_square), scale)
+            noise = noise.update(cursor.squares.sample(told_square), scale * _stride(cursor.step - 1))
         measured = None
         # What is no number could not travel in a checkpoint's JSON either.
-        if squares is not None and all(math.isfinite(square) for square in squares):
+        if squares is not None and self.measures_step and all(math.isfinite(square) for square in squares):
             num_shards = batch.num_filled(self._job.num_virtual_shards)
             measured = Squares(
                 num_shards=num_shards, num_samples=len(batch.ids), shard_square=squares[0], mean_square=squares[1]
@@ -188,3 +197,10 @@ class Course:
 
     def _gain(self, num_samples: int) -> float:
         return float(gain(self.noise, num_samples / self._job.global_batch_size))
+
+
+def _stride(step: int) -> int:
+    """For how many steps the measurement of step number `step` (from 0) stands; 0 where it is not measured."""
+    if step < NUM_DENSE_STEPS:
+        return 1
+    return NOISE_STRIDE if step % NOISE_STRIDE == 0 else 0

@@ -95,7 +95,9 @@ class _OneWorker:
         low, high = self._bounds(self._batch, shard)
         weight = (high - low) / len(self._batch.ids)
         torch.autograd.backward(loss * weight)
-        self._accumulator.add(shard, self.payload.capture(float(loss.detach()), weight))
+        self._accumulator.add(
+            shard, self.payload.capture(float(loss.detach()), weight, is_measured=self.course.measures_step)
+        )
         self._skip_empty_shards()
         if not self._shards:
             self._commit(self._batch)
@@ -120,7 +122,7 @@ class _OneWorker:
         self.loss = payload.loss(vector)
         payload.apply_buffers(vector)
         told_square = payload.apply_numbers(vector)
-        course.commit(batch, payload.squares(vector), told_square)
+        course.commit(batch, payload.squares(vector) if course.measures_step else None, told_square)
         payload.attach(vector, payload.has_gradient(vector))
         self.state.update(course.learning_rate_factor)
         payload.detach()

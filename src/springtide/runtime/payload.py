@@ -91,8 +91,11 @@ class Payload:
         """What a shard without samples contributes."""
         return self._flagless(self.pool.take().zero_())
 
-    def capture(self, loss: float, weight: float) -> torch.Tensor:
-        """Take the shard's gradients (already weighted), its loss and what it changed the buffers by."""
+    def capture(self, loss: float, weight: float, *, is_measured: bool = False) -> torch.Tensor:
+        """Take the shard's gradients (already weighted), its loss and what it changed the buffers by.
+
+        `is_measured` takes their square norm, too.
+        """
         vector = self.pool.take()
         with torch.no_grad():
             vector[self.num_gradients :].zero_()
@@ -107,7 +110,7 @@ class Payload:
                 parameter.grad = None
             vector[self._counts_at : self._loss_at] = torch.tensor(has_gradient, dtype=self.dtype)
             vector[self._loss_at] = loss * weight
-            if self._measures_noise:
+            if is_measured:
                 gradients = vector[: self.num_gradients]
                 vector[self._square_at] = torch.dot(gradients, gradients) / weight
             self._capture_buffers(vector, weight)
@@ -151,13 +154,12 @@ class Payload:
         self._state.set_numbers(numbers)
         return square
 
-    def squares(self, vector: torch.Tensor) -> tuple[float, float] | None:
-        """The shards' mean square norm, each weighted by its samples, and that of the mean gradient; None: unmeasured.
+    def squares(self, vector: torch.Tensor) -> tuple[float, float]:
+        """Of a measured step: the shards' mean square norm, weighted by their samples, and that of the mean gradient.
 
         The former is the same on every member; the latter is added up here, so rank 0's is the one that counts.
         """
-        if not self._measures_noise:
-            return None
+        assert self._measures_noise
         gradients = vector[: self.num_gradients]
         return float(vector[self._square_at]), float(torch.dot(gradients, gradients))
 

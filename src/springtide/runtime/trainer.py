@@ -146,7 +146,9 @@ class Trainer:
         low, high = self._bounds(shard)
         weight = (high - low) / len(self._batch.ids)
         torch.autograd.backward(loss * weight)
-        self._accumulator.add(shard, self.payload.capture(float(loss.detach()), weight))
+        self._accumulator.add(
+            shard, self.payload.capture(float(loss.detach()), weight, is_measured=self.course.measures_step)
+        )
         self._shards.pop(0)
         if not self._drain_empty_shards():
             self._finish_step()
@@ -260,7 +262,8 @@ class Trainer:
         self.payload.apply_buffers(vector)
         told_square = self.payload.apply_numbers(vector)
         batch, self._batch = self._batch, None
-        self.course.commit(batch, self.payload.squares(vector), told_square)
+        squares = self.payload.squares(vector) if self.course.measures_step else None
+        self.course.commit(batch, squares, told_square)
         factor = self.course.learning_rate_factor
         lease = Lease(vector, self.payload.pool)
         # Joiners take the same step at the same time as this member, not after it.
