@@ -98,13 +98,15 @@ class Pace(NamedTuple):
 class Speeds:
     """The truth about how fast jobs are: their profiles, how scattered a group is, and an error nobody knows of.
 
-    `report_every_s` is how often running jobs say how far they are, where they say it at all.
-
     `error_fraction` is the standard deviation of a log-normal factor of mean 1 that is drawn for each job from `seed`
     in order of arrival, so that every policy meets the same truth.
+
+    `report_every_s` is how often running jobs say how far they are, where they say it at all. `rings_by_rank` says that
+    a group's nodes follow each other as its ranks name them; otherwise in the cluster's order.
     """
 
     report_every_s = _REPORT_EVERY_S
+    rings_by_rank = False
 
     def __init__(
         self, *, devices_per_node: int, error_fraction: float = 0.0, seed: int = 0, feels_placement: bool = True
