@@ -42,7 +42,7 @@ def test_every_sample_of_every_epoch_is_used_once_whatever_the_batches(num_sampl
         course.commit(batch, None, 0.0)
         assert course.total_steps == total_steps
     assert all(sorted(ids) == list(range(num_samples)) for ids in seen.values())
-    assert course.progress == pytest.approx(course.total_progress)
+    assert course.progress == course.total_progress
 
 
 def test_a_cursor_of_a_checkpoint_that_says_only_the_step_stands_where_it_always_did():
@@ -57,6 +57,18 @@ def test_a_cursor_of_a_checkpoint_that_says_only_the_step_stands_where_it_always
     for _ in range(17):
         other.commit(other.next_batch(), None, 0.0)
     assert np.array_equal(course.next_batch().ids, other.next_batch().ids)
+
+
+def test_progress_is_steps_of_the_initial_batch_and_steps_where_it_never_changes():
+    fixed, changing = Course(make_job()), Course(make_job(batch=ADAPTIVE))
+    for course in (fixed, changing):
+        course.start(200)
+        course.take_batch_size(16)
+        course.commit(course.next_batch(), None, 0.0)
+    changing.take_batch_size(48)
+    for course in (fixed, changing):
+        course.commit(course.next_batch(), None, 0.0)
+    assert (fixed.progress, changing.progress) == (2.0, 4.0)
 
 
 def test_a_cursor_survives_its_journey_as_json():

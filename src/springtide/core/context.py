@@ -44,6 +44,14 @@ class TrainContext(Protocol):
         ...
 
     @property
+    def progress(self) -> float:
+        """What is done, in optimizer steps of the first batch size: a schedule goes by it where the batch may change.
+
+        With one batch size throughout it is `step_number`.
+        """
+        ...
+
+    @property
     def epoch(self) -> int:
         """The pass over the dataset that is under way, from 0."""
         ...

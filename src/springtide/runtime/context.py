@@ -50,6 +50,11 @@ class ElasticContext:
         return self._trainer.step
 
     @property
+    def progress(self) -> float:
+        """What is done, in optimizer steps of the first batch size."""
+        return self._trainer.progress
+
+    @property
     def epoch(self) -> int:
         """The pass over the dataset that is under way, from 0."""
         return self._trainer.epoch

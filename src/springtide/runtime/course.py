@@ -131,7 +131,9 @@ class Course:
 
     @property
     def progress(self) -> float:
-        """What is done of it."""
+        """What is done of it; where the batch never changes, the number of steps."""
+        if self._job.batch is None or self._schedule is None:
+            return float(self.step)
         if self._job.length_unit == "progress":
             return min(self.cursor.progress, self.total_progress)
         return self.num_seen / self._job.global_batch_size

@@ -106,6 +106,11 @@ class Trainer:
         return self.course.step
 
     @property
+    def progress(self) -> float:
+        """What is done, in steps of the initial batch size."""
+        return self.course.progress
+
+    @property
     def epoch(self) -> int:
         """The epoch of the next step (of the last one, at the end)."""
         return self.course.epoch
