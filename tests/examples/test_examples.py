@@ -30,6 +30,7 @@ class LocalContext:
         self.device = torch.device("cpu")
         self.max_steps = max_steps
         self.step_number = 0
+        self.progress = 0.0
         self.epoch = 0
         self.losses: list[float] = []
         self.reported: dict[str, float] = {}
@@ -58,6 +59,7 @@ class LocalContext:
         self.optimizer.step()
         self.losses.append(float(loss.detach()))
         self.step_number += 1
+        self.progress += 1.0
 
     def metrics(self, **values: float) -> None:
         self.reported.update(values)
@@ -114,6 +116,15 @@ def test_serve_digits_reads_what_digits_saved(monkeypatch: pytest.MonkeyPatch, t
     reader = serve_digits.DigitReader.local()
     images = torch.rand(3, 64)
     assert reader.predict(images.tolist()) == net(images).argmax(dim=1).tolist()
+
+
+def test_growing_batch_learns_and_lets_the_platform_choose_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    growing_batch = load("growing_batch", monkeypatch)
+    context = LocalContext(max_steps=200)
+    growing_batch.growing(context)
+    assert fell(context.losses)
+    batch = growing_batch.growing.options.batch_bounds()
+    assert (batch.min_size, batch.max_size, batch.max_local_size, batch.learning_rate) == (32, 1024, 128, "adascale")
 
 
 def test_gpt_has_real_text_and_learns(monkeypatch: pytest.MonkeyPatch) -> None:
