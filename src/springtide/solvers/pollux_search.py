@@ -6,6 +6,7 @@ as in Deb et al., 2002. Written anew over whole populations at a time; every dra
 
 from __future__ import annotations
 
+import bisect
 from typing import Any
 
 import msgspec
@@ -282,13 +283,7 @@ def _ranks(values: Floats) -> NDArray[np.intp]:
         if last is not None and last[0] == first and last[1] == second:
             ranks[index] = last[2]
             continue
-        low, high = 0, len(bests)
-        while low < high:
-            middle = (low + high) // 2
-            if bests[middle] > second:
-                high = middle
-            else:
-                low = middle + 1
+        low = bisect.bisect_right(bests, second)
         if low == len(bests):
             bests.append(second)
         else:
