@@ -111,7 +111,8 @@ class Reporter:
                 "sync_s": min(sync_s, step_s),
             }
         noise = course.noise
-        if noise is not None:
+        # Where no signal is left above the noise, the last figures stand: "infinitely noisy" is nothing to choose by.
+        if noise is not None and noise.grad_sqr > 0.0:
             timed |= {"grad_sqr": noise.grad_sqr, "grad_var": noise.grad_var}
         return {
             "progress": course.progress,
