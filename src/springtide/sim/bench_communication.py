@@ -16,7 +16,7 @@ from springtide.perf.communication_baselines import AlphaBeta, BytesOverBandwidt
 from springtide.perf.communication_trees import TreeModel
 from springtide.perf.fabric import Subgraph
 from springtide.perf.gnn import GraphModel, region_of
-from springtide.perf.gnn_training import train
+from springtide.perf.gnn_training import Training, train
 from springtide.sim.bench_rows import machine_facts, machine_load, markdown_table, ratio
 from springtide.sim.nccl_samples import Drawn, draw_sets
 
@@ -60,6 +60,7 @@ def run_bench(
     tell: Callable[[str], None] = lambda line: None,
     samples: Path | None = None,
     drawn: Mapping[str, Drawn] | None = None,
+    training: Training | None = None,
 ) -> dict[str, Any]:
     """Train on one set of placements, test on others. `samples` names a file of measured ones; without it the analytic
     NCCL stands in. `timer` gives CPU seconds. Raises InvalidRequest for a file without enough placements.
@@ -67,14 +68,14 @@ def run_bench(
     load = machine_load()
     if drawn is None:
         drawn = draw_sets(seed) if samples is None else _measured_sets(samples, seed)
-    training = drawn["train"]
+    learned = drawn["train"]
     held_out = {name: one for name, one in drawn.items() if name != "train" and one.queries}
     models: list[tuple[CommunicationModel, float]] = []
-    for name, make in _makers(seed).items():
-        tell(f"fitting {name} to {len(training.queries)} samples ...")
+    for name, make in _makers(seed, training).items():
+        tell(f"fitting {name} to {len(learned.queries)} samples ...")
         began_s = timer()
         try:
-            model = make(training.queries, training.measured_s)
+            model = make(learned.queries, learned.measured_s)
         except InvalidRequest as error:
             tell(f"left out: {error}")
             continue
@@ -90,14 +91,14 @@ def run_bench(
             us_each = (timer() - began_s) / len(one.queries) * 1e6
             found.append(_errors(model.name, set_name, one, predicted, us_each, train_s))
     ours = next(model for model, _ in models if isinstance(model, GraphModel))
-    lists = _list_times(ours, training, timer)
+    lists = _list_times(ours, learned, timer)
     rows = _rows(found, tuple(held_out)[-1], lists)
     return {
         "bench": "communication",
         "seed": seed,
         "source": "the analytic model of NCCL (no hardware)" if samples is None else str(samples),
-        "num_samples": len(training.queries),
-        "num_placements": len(_subgraphs(training.queries)),
+        "num_samples": len(learned.queries),
+        "num_placements": len(_subgraphs(learned.queries)),
         "models": [msgspec.to_builtins(one) for one in found],
         "candidate_lists": lists,
         "spread": msgspec.to_builtins(ours.spread),
@@ -113,14 +114,14 @@ def run_bench(
 
 
 def _makers(
-    seed: int,
+    seed: int, training: Training | None
 ) -> dict[str, Callable[[Sequence[Query], NDArray[np.float64]], CommunicationModel]]:
     return {
         BytesOverBandwidth.name: lambda queries, measured_s: BytesOverBandwidth(),
         AlphaBeta.name: AlphaBeta,
         PolluxForm.name: PolluxForm,
         TreeModel.name: lambda queries, measured_s: TreeModel(queries, measured_s, seed=seed),
-        _OURS: lambda queries, measured_s: train(queries, measured_s, seed=seed),
+        _OURS: lambda queries, measured_s: train(queries, measured_s, seed=seed, training=training),
     }
 
 
@@ -155,9 +156,9 @@ def _subgraphs(queries: Sequence[Query]) -> list[Subgraph]:
     return list({id(query.subgraph): query.subgraph for query in queries}.values())
 
 
-def _list_times(model: GraphModel, training: Drawn, timer: Callable[[], float]) -> dict[str, float]:
+def _list_times(model: GraphModel, learned: Drawn, timer: Callable[[], float]) -> dict[str, float]:
     """Microseconds for a list of candidates: of placements seen before, and of ones whose embedding is not known."""
-    subgraphs = [graph for graph in _subgraphs(training.queries) if graph.num_devices <= 64][-NUM_CANDIDATES:]
+    subgraphs = [graph for graph in _subgraphs(learned.queries) if graph.num_devices <= 64][-NUM_CANDIDATES:]
     queries = [Query(subgraph, 25_000_000) for subgraph in subgraphs]
     model.predict_s(queries)
     repeats, times = 50, {}
