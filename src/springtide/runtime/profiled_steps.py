@@ -89,6 +89,11 @@ class ProfiledSteps:
         """How many iterations the whole profile takes."""
         return len(self._turns)
 
+    @property
+    def progress(self) -> float:
+        """How far the function is, in steps."""
+        return float(self.step)
+
     def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Take over the model and its optimizer."""
         self._model = model
