@@ -32,6 +32,8 @@ Counts = Mapping[WorkloadId, int]
 NUM_FAMILIES = 32
 # A batch that would change by less than this factor stays as it is: goodput is flat around its best.
 SAME_BATCH = 1.2
+# A job is moved, so that others or itself lie close together, if it has this many times left what the move costs.
+MOVE_PAYS = 60.0
 
 
 class _Known:
@@ -126,7 +128,7 @@ class Goodput:
         capacity = len(now.devices)
         rows = read_rows(snapshot, now.held, self._key, families, self._paces(snapshot, families, capacity), capacity)
         counts = self._share_out(rows, snapshot, capacity)
-        placed = _place(counts, now)
+        placed = _place(counts, now, _movable(rows, counts, snapshot))
         allocations = {
             row.job_id: self._with_batch(row, placed[row.job_id], snapshot) for row in rows if row.job_id in placed
         }
@@ -236,7 +238,18 @@ def _whole(end_s: float) -> float | None:
     return float(round(end_s)) if math.isfinite(end_s) else None
 
 
-def _place(counts: Counts, now: Round) -> dict[WorkloadId, PoolAllocation]:
+def _movable(rows: Sequence[Row], counts: Counts, snapshot: Snapshot) -> frozenset[WorkloadId]:
+    """Who may be moved so that a group lies together: whose rest is long beside what a move costs."""
+    return frozenset(
+        row.job_id
+        for row in rows
+        if row.held
+        and row.view.job.elastic
+        and row.seconds_on(counts[row.job_id]) > MOVE_PAYS * snapshot.overheads.cost_s(max(counts[row.job_id], 1))
+    )
+
+
+def _place(counts: Counts, now: Round, movable: frozenset[WorkloadId]) -> dict[WorkloadId, PoolAllocation]:
     """Devices for the counts, among those that services leave; who keeps its number keeps its devices."""
     snapshot = now.snapshot
     free = set(now.devices)
@@ -249,7 +262,7 @@ def _place(counts: Counts, now: Round) -> dict[WorkloadId, PoolAllocation]:
         )
     before = {who: PoolAllocation(device_ids=tuple(devices)) for who, devices in now.held.items() if devices}
     reduced = msgspec.structs.replace(snapshot, cluster=cluster, services=(), allocations=before)
-    return {who: given for who, given in place(dict(counts), reduced).items() if given.device_ids}
+    return {who: given for who, given in place(dict(counts), reduced, movable=movable).items() if given.device_ids}
 
 
 def _part(node: Node, free: set[DeviceId]) -> Node:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from springtide.core.decision import GradientNoise, JobView, StepTime
 from springtide.core.workload import AdaptiveBatch, LengthUnit, TrainingJob
@@ -144,6 +144,29 @@ def _is_same(before: StepTime | None, after: StepTime) -> bool:
     return before is not None and _is_close(before.step_s, after.step_s)
 
 
+class _Corrected:
+    """The fitted model with what it was off where it was measured. The last question's answer is kept: the same
+    candidates are asked about for every noise."""
+
+    def __init__(self, estimate: StepEstimate) -> None:
+        self._estimate = estimate
+        self._asked: tuple[bytes, ...] = ()
+        self._answer: tuple[Floats, Floats] = (np.zeros(0), np.zeros(0))
+
+    def step_s(
+        self, num_nodes: ArrayLike, num_workers: ArrayLike, local_batch_size: ArrayLike
+    ) -> tuple[Floats, Floats]:
+        """Return (step_s, sync_s) of steps of one pass; shapes broadcast."""
+        nodes, workers, local = np.broadcast_arrays(num_nodes, num_workers, local_batch_size)
+        asked = (nodes.tobytes(), workers.tobytes(), local.tobytes())
+        if asked != self._asked:
+            step_s, sync_s = self._estimate.model.step_s(nodes, workers, local)
+            off, _ = self._estimate.error(nodes, workers, local)
+            factor = np.exp(off).reshape(nodes.shape)
+            self._asked, self._answer = asked, (step_s * factor, sync_s * factor)
+        return self._answer
+
+
 class Pace:
     """How fast a family's jobs go on each number of workers, at every point of their way. Derived from a `Family`."""
 
@@ -151,7 +174,7 @@ class Pace:
         estimate = fit_throughput(family.steps)
         assert estimate is not None
         self.family = family
-        self.estimate: StepEstimate = estimate
+        self.model = _Corrected(estimate)
         self.bounds: AdaptiveBatch | None = job.batch
         self.initial = job.global_batch_size
         self.unit: LengthUnit = job.length_unit if job.batch is not None else "samples"
@@ -176,15 +199,14 @@ class Pace:
         columns = []
         for ratio in NOISE_RATIOS.tolist() if self.bounds is not None else [0.0]:
             best = best_batches(
-                self.estimate.model,
+                self.model,
                 GradientNoise(grad_sqr=1.0, grad_var=ratio),
                 placements,
                 self.bounds,
                 self.initial,
                 self.unit,
             )
-            off, _ = self.estimate.error(placements[:, 0], self.sizes, np.maximum(best.local_batch_size, 1))
-            columns.append(best.progress_per_s * np.exp(-off))
+            columns.append(best.progress_per_s)
         return np.stack(columns, axis=1)
 
     def rates_at(self, noise: GradientNoise | None) -> Floats:
@@ -233,9 +255,7 @@ class Pace:
 
     def batch_for(self, num_nodes: int, num_workers: int, noise: GradientNoise | None) -> tuple[int, float]:
         """The best global batch for so many workers, and the progress a second that it brings by the model."""
-        best = best_batches(
-            self.estimate.model, noise, [(num_nodes, num_workers)], self.bounds, self.initial, self.unit
-        )
+        best = best_batches(self.model, noise, [(num_nodes, num_workers)], self.bounds, self.initial, self.unit)
         return int(best.global_batch_size[0]), float(best.goodput_per_s[0])
 
 
