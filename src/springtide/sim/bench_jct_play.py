@@ -22,6 +22,7 @@ from springtide.policies.registry import make_policy
 from springtide.sim.fluid_play import Played
 from springtide.sim.goodput import make_truths
 from springtide.sim.goodput_jobs import BatchRule
+from springtide.sim.goodput_optimus import PublishedOptimus
 from springtide.sim.goodput_play import GoodputSetting, play_workload
 from springtide.workloads.pollux_tables import read_applications
 
@@ -65,8 +66,12 @@ class _Timed:
 
 def play_case(case: JctCase, timer: Callable[[], float]) -> dict[str, Any]:
     """The figures of one case (see `figures_of_jct`). Raises InvalidRequest on a bad file or policy."""
-    timed = _Timed(make_policy(case.policy), timer)
     truths = make_truths(read_applications(Path(case.profiles)), case.tables)
+    policy: Policy = make_policy(case.policy)
+    if case.whole_seconds and case.policy == "optimus-oracle":
+        # Its published figures need the artifact's own count of steps left.
+        policy = PublishedOptimus(truths=truths)
+    timed = _Timed(policy, timer)
     setting = GoodputSetting(
         overhead=case.overhead,
         batch=case.batch,

@@ -21,7 +21,7 @@ _TIMES = ("local_bsz", "step_time", "sync_time")
 _LARGEST = 1e300
 # YOLOv3 was measured with 16 samples a device on up to four nodes alone; the published runs stop at 8.
 _MAX_LOCAL_SIZES = {"yolov3": 8}
-# The authors run this application with one batch size and on one device alone (simulator of the artifact).
+# The authors run this application with one batch size and on one device alone (their artifact).
 _FIXED_BATCH_SIZES = {"ncf": 32768}
 
 
