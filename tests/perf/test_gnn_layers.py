@@ -9,14 +9,14 @@ from communication_data import drawn_subgraphs, lawful_samples
 from springtide.perf.gnn_graph import Floats, batch_of, compile_subgraph, vocabulary_of
 from springtide.perf.gnn_layers import Asked, Sizes, answer, embed, fresh_parameters, gradients, size_features
 
-SIZES = Sizes(num_layers=2, width=5, num_regimes=3, regime_width=6, head_width=7)
 
-
-def test_gradients_agree_with_finite_differences() -> None:
+@pytest.mark.parametrize("num_layers", [0, 2])
+def test_gradients_agree_with_finite_differences(num_layers: int) -> None:
+    sizes = Sizes(num_layers=num_layers, width=5, num_regimes=3, regime_width=6, head_width=7)
     subgraphs = drawn_subgraphs(6, 0)
     queries, measured_s = lawful_samples(subgraphs, 0, sizes_each=2)
     vocabulary = vocabulary_of(subgraphs)
-    batch = batch_of([compile_subgraph(shape, vocabulary, SIZES.num_layers) for shape in subgraphs], np.float64)
+    batch = batch_of([compile_subgraph(shape, vocabulary, sizes.num_layers) for shape in subgraphs], np.float64)
     num_bytes = np.array([query.num_bytes for query in queries], np.float64)
     num_devices = np.array([query.subgraph.num_devices for query in queries])
     asked = Asked(
@@ -26,7 +26,7 @@ def test_gradients_agree_with_finite_differences() -> None:
     )
     goal = np.log(measured_s)
     rng = np.random.default_rng(5)
-    parameters = fresh_parameters(SIZES, vocabulary, rng, np.float64)
+    parameters = fresh_parameters(sizes, vocabulary, rng, np.float64)
     for name in parameters:
         # Away from 0, where a rectifier has no slope.
         parameters[name] += 0.1 * rng.standard_normal(parameters[name].shape)
@@ -35,10 +35,10 @@ def test_gradients_agree_with_finite_differences() -> None:
         return float(np.sum((said - goal) ** 2)), 2 * (said - goal)
 
     def loss() -> float:
-        embedding, _ = embed(parameters, batch, SIZES)
+        embedding, _ = embed(parameters, batch, sizes)
         return slope_of(answer(parameters, embedding, asked.graph, asked.log_bytes, asked.size_features)[0])[0]
 
-    stated, found = gradients(parameters, batch, asked, SIZES, slope_of)
+    stated, found = gradients(parameters, batch, asked, sizes, slope_of)
     assert stated == pytest.approx(loss())
     assert set(found) == set(parameters)
     step = 1e-6

@@ -56,7 +56,9 @@ def test_errors_are_relative_to_what_was_measured() -> None:
     assert floor["mean"] == pytest.approx(0.5)
     assert floor["true_mean"] == 0.0
     row = report["rows"][1]
-    baselines = [one["mean"] for one in report["models"] if one["model"] not in ("no noise", "graph network")]
+    baselines = [
+        one["mean"] for one in report["models"] if one["model"] not in ("no noise", "no messages", "graph network")
+    ]
     assert row["baseline"] == min(baselines)
     assert row["bound"] == pytest.approx(0.5 * min(baselines))
 

@@ -30,13 +30,13 @@ _SHARPNESS = 6.0
 
 
 class Sizes(msgspec.Struct, frozen=True, kw_only=True):
-    """The widths of a network."""
+    """The widths of a network. Without layers nodes exchange nothing: pooling and the other inputs are left."""
 
     num_layers: int = 3
     width: int = 32
     num_regimes: int = 4
     regime_width: int = 48
-    head_width: int = 64
+    head_width: int = 48
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,13 +70,14 @@ def fresh_parameters(
 ) -> Parameters:
     """Random weights, scaled by the number of inputs (He)."""
     inputs, width = vocabulary.num_features, sizes.width
+    last = width if sizes.num_layers else inputs
     told = 2 * width + NUM_GLOBALS
     shapes: dict[str, tuple[int, ...]] = {}
     for layer in range(sizes.num_layers):
         shapes[f"layer{layer}"] = ((1 + len(EDGE_KINDS)) * (inputs if layer == 0 else width), width)
     shapes |= {
-        "cpu": (3 * width, width),
-        "switch": (3 * width, width),
+        "cpu": (3 * last, width),
+        "switch": (last + 2 * width, width),
         "regime_in": (told, sizes.regime_width),
         "regime_out": (sizes.regime_width, 2 * sizes.num_regimes),
         "head_graph": (told, sizes.head_width),
@@ -231,9 +232,10 @@ def _pooling_gradients(
     switch *= trace.switch > 0
     found["switch"] = trace.switch_in.T @ switch
     found["switch_bias"] = switch.sum(axis=0)
+    own = trace.nodes[-1].shape[1]
     switch_in = switch @ parameters["switch"].T
-    cpu = _times(batch.to_switch_back, switch_in[:, width : 2 * width])
-    cpu += _largest_back(batch.to_switch, trace.cpu, switch_in[:, 2 * width :])
+    cpu = _times(batch.to_switch_back, switch_in[:, own : own + width])
+    cpu += _largest_back(batch.to_switch, trace.cpu, switch_in[:, own + width :])
     cpu *= trace.cpu > 0
     found["cpu"] = trace.cpu_in.T @ cpu
     found["cpu_bias"] = cpu.sum(axis=0)
@@ -241,11 +243,11 @@ def _pooling_gradients(
     last = trace.nodes[-1]
     nodes = np.zeros_like(last)
     gpus = last[: batch.num_gpus]
-    nodes[: batch.num_gpus] = _times(batch.to_cpu_back, cpu_in[:, width : 2 * width])
-    nodes[: batch.num_gpus] += _largest_back(batch.to_cpu, gpus, cpu_in[:, 2 * width :])
-    nodes[batch.num_gpus : batch.num_gpus + batch.num_cpus] = cpu_in[:, :width]
+    nodes[: batch.num_gpus] = _times(batch.to_cpu_back, cpu_in[:, own : 2 * own])
+    nodes[: batch.num_gpus] += _largest_back(batch.to_cpu, gpus, cpu_in[:, 2 * own :])
+    nodes[batch.num_gpus : batch.num_gpus + batch.num_cpus] = cpu_in[:, :own]
     known = batch.switch_node >= 0
-    np.add.at(nodes, batch.switch_node[known], switch_in[known, :width])
+    np.add.at(nodes, batch.switch_node[known], switch_in[known, :own])
     for layer in reversed(range(sizes.num_layers)):
         nodes = nodes * (trace.nodes[layer + 1] > 0)
         name = f"layer{layer}"

@@ -30,12 +30,15 @@ _HUBER = 0.05
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True):
-    """How long and how fast to train. Steps are batches of `batch_placements` placements with all their sizes."""
+    """How long and how fast to train. Steps are batches of `batch_placements` placements with all their sizes.
+
+    The decay is strong because the samples are few and noisy: without it the network learns their noise.
+    """
 
     num_steps: int = 1500
     batch_placements: int = 64
-    learning_rate: float = 4e-3
-    weight_decay: float = 1e-4
+    learning_rate: float = 1e-2
+    weight_decay: float = 0.5
     num_members: int = 3
 
 

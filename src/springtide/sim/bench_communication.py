@@ -16,6 +16,7 @@ from springtide.perf.communication_baselines import AlphaBeta, BytesOverBandwidt
 from springtide.perf.communication_trees import TreeModel
 from springtide.perf.fabric import Subgraph
 from springtide.perf.gnn import GraphModel, region_of
+from springtide.perf.gnn_layers import Sizes
 from springtide.perf.gnn_training import Training, train
 from springtide.sim.bench_rows import machine_facts, machine_load, markdown_table, ratio
 from springtide.sim.nccl_samples import Drawn, draw_sets
@@ -31,6 +32,8 @@ BANDS = (
     (">= 32 MB", 1 << 25, 1 << 62),
 )
 _OURS, _FLOOR = GraphModel.name, "no noise"
+# The same network whose nodes hear nothing of each other: what the graph is worth.
+_BLIND = "no messages"
 _PAPER_ERROR = 0.36
 _HELD_OUT_FRACTION = 0.25
 
@@ -70,7 +73,7 @@ def run_bench(
         drawn = draw_sets(seed) if samples is None else _measured_sets(samples, seed)
     learned = drawn["train"]
     held_out = {name: one for name, one in drawn.items() if name != "train" and one.queries}
-    models: list[tuple[CommunicationModel, float]] = []
+    models: list[tuple[str, CommunicationModel, float]] = []
     for name, make in _makers(seed, training).items():
         tell(f"fitting {name} to {len(learned.queries)} samples ...")
         began_s = timer()
@@ -79,18 +82,18 @@ def run_bench(
         except InvalidRequest as error:
             tell(f"left out: {error}")
             continue
-        models.append((model, timer() - began_s))
+        models.append((name, model, timer() - began_s))
     found = []
     for set_name, one in held_out.items():
         if one.true_s is not None:
             found.append(_errors(_FLOOR, set_name, one, one.true_s, None, None))
-        for model, train_s in models:
+        for name, model, train_s in models:
             model.predict_s(one.queries[:1])
             began_s = timer()
             predicted = model.predict_s(one.queries)
             us_each = (timer() - began_s) / len(one.queries) * 1e6
-            found.append(_errors(model.name, set_name, one, predicted, us_each, train_s))
-    ours = next(model for model, _ in models if isinstance(model, GraphModel))
+            found.append(_errors(name, set_name, one, predicted, us_each, train_s))
+    ours = next(model for name, model, _ in models if name == _OURS and isinstance(model, GraphModel))
     lists = _list_times(ours, learned, timer)
     rows = _rows(found, tuple(held_out)[-1], lists)
     return {
@@ -121,6 +124,9 @@ def _makers(
         AlphaBeta.name: AlphaBeta,
         PolluxForm.name: PolluxForm,
         TreeModel.name: lambda queries, measured_s: TreeModel(queries, measured_s, seed=seed),
+        _BLIND: lambda queries, measured_s: train(
+            queries, measured_s, seed=seed, sizes=Sizes(num_layers=0), training=training
+        ),
         _OURS: lambda queries, measured_s: train(queries, measured_s, seed=seed, training=training),
     }
 
@@ -176,7 +182,7 @@ def _list_times(model: GraphModel, learned: Drawn, timer: Callable[[], float]) -
 def _rows(found: Sequence[Errors], judged: str, lists: Mapping[str, float]) -> list[dict[str, Any]]:
     """What is aimed at, on the set that was looked at last."""
     of_set = {one.model: one for one in found if one.samples == judged}
-    baselines = [one for name, one in of_set.items() if name not in (_OURS, _FLOOR)]
+    baselines = [one for name, one in of_set.items() if name not in (_OURS, _BLIND, _FLOOR)]
     best = min(baselines, key=lambda one: one.mean)
     ours = of_set[_OURS]
     rows = [

@@ -57,7 +57,7 @@ class Drawn(msgspec.Struct, frozen=True, kw_only=True):
     true_s: NDArray[np.float64] | None
 
 
-def draw_sets(seed: int, *, num_train: int = 600, num_held_out: int = 160, sizes_each: int = 9) -> dict[str, Drawn]:
+def draw_sets(seed: int, *, num_train: int = 1500, num_held_out: int = 320, sizes_each: int = 4) -> dict[str, Drawn]:
     """Placements for each set, `sizes_each` sizes and types on each, over both clusters. Same seed, same samples."""
     rng = np.random.default_rng(np.random.SeedSequence([seed, 4]))
     nccl = Nccl()
