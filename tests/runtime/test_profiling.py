@@ -135,12 +135,14 @@ def test_other_samples_give_another_curve(profile):
             CommunicationSample(
                 device_ids=(devices[0].device_id, devices[1].device_id), num_bytes=size, duration_s=size / 1e4
             )
-            for size in (1 << 10, 1 << 14)
+            for size in (1 << 8, 1 << 14)
         ),
     )
     curve = with_speed_curve(profile, (1, 2, 4), slow, "slow.json")
-    assert curve.communication_model == "alpha-beta, fitted to slow.json"
+    assert curve.communication_model == "slow.json, as measured there"
     assert list(curve.steps_per_s) == [1, 2], "nobody measured four"
+    assert curve.predicted_exchange_s[1] == (0.0, 0.0)
+    assert curve.predicted_exchange_s[2] == pytest.approx((NUM_BYTES[0] / 1e4, NUM_BYTES[1] / 1e4))
     assert curve.steps_per_s[2] < curve.steps_per_s[1], "the exchange costs more than half the computation"
 
 

@@ -53,7 +53,8 @@ def quote(session: Session, /, target: str, script_args: tuple[str, ...], profil
     else:
         answer = session.client.quote(**profiled_request(session, asked, Path(profile)))
     path, _ = split_target(target)
-    hint = f"do it: springtide run {as_typed(path)}"
+    told = "" if profile in (None, MEASURE) else f" --profile {profile}"
+    hint = f"do it: springtide run {as_typed(path)}{told}"
     session.answer(answer, quote_text(answer), hint if answer.verdict == "accepted" else "")
 
 

@@ -262,31 +262,49 @@ def with_speed_curve(
 ) -> FunctionProfile:
     """Return the profile with the speed predicted on each number of workers, its global batch held.
 
-    Exchanges cost what a latency and a bandwidth say that are fitted to `measured` (on its first devices, packed;
-    `said` names it), or else to what the two workers measured between them. Counts beyond the devices of `measured`
-    or beyond the batch are left out.
+    On `measured` (of which `said` is the name) the workers are its first devices, packed: where that placement was
+    measured, exchanges cost what they took there, straight lines between sizes. For other placements, and without
+    `measured`, they cost what a latency and a bandwidth say that are fitted to all samples, which without `measured`
+    are those between the two workers. Counts beyond the devices of `measured` or beyond the batch are left out.
     """
     samples = measured or _own_samples(profile, max(worker_counts))
     said = said or f"{len(samples.samples)} exchanges between the two workers"
-    model = AlphaBeta(*samples.queries())
+    queries, took_s = samples.queries()
+    model = AlphaBeta(queries, took_s)
     fabric = samples.fabric()
     device_ids = [device.device_id for node in samples.nodes for device in node.devices]
-    counts = [count for count in worker_counts if count <= len(device_ids)]
-    predicted = {
-        count: [Query(fabric.subgraph(device_ids[:count]), bucket.num_bytes) for bucket in profile.step.buckets]
-        for count in counts
-    }
+    predicted: dict[int, tuple[float, ...]] = {}
+    num_known = 0
+    for count in (count for count in worker_counts if count <= len(device_ids)):
+        asked = [Query(fabric.subgraph(device_ids[:count]), bucket.num_bytes) for bucket in profile.step.buckets]
+        known = [] if measured is None or not asked else _known(queries, took_s, asked)
+        num_known += bool(known)
+        predicted[count] = tuple(known or (float(value) for value in model.predict_s(asked)))
+    name = f"{model.name}, fitted to {said}"
+    if num_known:
+        name = f"{said}, as measured there" + (
+            "" if num_known >= len(predicted) - (1 in predicted) else f"; else {name}"
+        )
     return predict_for_batch(
-        msgspec.structs.replace(
-            profile,
-            communication_model=f"{model.name}, fitted to {said}",
-            predicted_exchange_s={
-                count: tuple(float(took_s) for took_s in model.predict_s(queries))
-                for count, queries in predicted.items()
-            },
-        ),
+        msgspec.structs.replace(profile, communication_model=name, predicted_exchange_s=predicted),
         profile.global_batch_size,
     )
+
+
+def _known(queries: Sequence[Query], took_s: np.ndarray, asked: Sequence[Query]) -> list[float]:
+    """The time of each exchange on a placement that was measured; [] for one that was not."""
+    points = sorted(
+        (query.num_bytes, float(seconds))
+        for query, seconds in zip(queries, took_s, strict=True)
+        if query.subgraph == asked[0].subgraph
+    )
+    if not points:
+        return []
+    sizes, seconds = zip(*points, strict=True)
+    # Beyond the largest size the bandwidth stays; below the smallest, the latency.
+    return [
+        float(np.interp(query.num_bytes, sizes, seconds)) * max(1.0, query.num_bytes / sizes[-1]) for query in asked
+    ]
 
 
 def predict_for_batch(profile: FunctionProfile, global_batch_size: int) -> FunctionProfile:
