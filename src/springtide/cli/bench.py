@@ -24,6 +24,7 @@ BENCHES: Mapping[str, str] = MappingProxyType(
         "communication": "how far predictors of communication time are off on placements that none has seen",
         "deadlines": "how many deadlines each policy meets on every trace of a folder, beside others and the bound",
         "decision": "how long a policy thinks at one event, from 64 to 8,192 devices",
+        "fapes": "FaPES's table beside its rivals, its ablations, rounds at 6,400 GPUs, and its gap to the exact plan",
         "figures": "the figures of ElasticFlow's evaluation drawn anew, and whether the order of policies is the same",
         "jct": "how long jobs take under each policy that chooses workers and batch sizes, beside Pollux and the bound",
         "gateway": "what the gateway adds to a call of a replica: time and CPU",
@@ -35,7 +36,7 @@ _OPTIONS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "small": ("resize",),
         "traces": ("deadlines", "figures", "jct"),
-        "only": ("deadlines", "figures"),
+        "only": ("deadlines", "fapes", "figures"),
         "policies": ("deadlines", "decision", "jct"),
         "cluster": ("deadlines",),
         "profiles": ("deadlines", "figures"),
@@ -46,8 +47,8 @@ _OPTIONS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "sizes": ("decision",),
         "events": ("decision",),
         "samples": ("communication",),
-        "seed": ("communication", "deadlines", "decision", "figures"),
-        "markdown": ("communication", "deadlines", "decision", "figures", "jct"),
+        "seed": ("communication", "deadlines", "decision", "fapes", "figures"),
+        "markdown": ("communication", "deadlines", "decision", "fapes", "figures", "jct"),
         "data": ("jct",),
         "workloads": ("jct",),
         "load": ("jct",),
@@ -66,7 +67,11 @@ _OPTIONS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
 @click.option(
     "--traces", multiple=True, metavar="DIR", help="deadlines, figures, jct: where the traces are (more than once)."
 )
-@click.option("--only", metavar="A,B", help="deadlines: these traces; figures: of 6b,8a,8b,9,10,11 these.")
+@click.option(
+    "--only",
+    metavar="A,B",
+    help="deadlines: these traces; fapes: of table,ablations,gap,scale these; figures: of 6b,8a,8b,9,10,11 these.",
+)
 @click.option("--policies", metavar="P,P", help="deadlines, decision, jct: these instead of the usual ones.")
 @click.option("--cluster", metavar="NODESxDEVICES", help="deadlines: for traces whose cluster is not known.")
 @click.option("--profiles", metavar="DIR", help="deadlines, figures: scaling tables, if not those near the traces.")
@@ -86,9 +91,11 @@ _OPTIONS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
 @click.option("--events", type=click.IntRange(min=1), help="decision: so many arrivals and endings. [default: 500]")
 @click.option("--samples", metavar="FILE", help="communication: measured samples instead of the analytic model's.")
 @click.option(
-    "--seed", type=click.IntRange(min=0), help="communication, deadlines, decision, figures: where chance comes from."
+    "--seed",
+    type=click.IntRange(min=0),
+    help="communication, deadlines, decision, fapes, figures: where chance comes from.",
 )
-@click.option("--markdown", is_flag=True, help="deadlines, decision, figures, jct: print tables for a page of results.")
+@click.option("--markdown", is_flag=True, help="All but gateway and resize: print tables for a page of results.")
 @click.option("--data", metavar="DIR", help="jct: the folder with profiles/ and workloads-osdi21/.")
 @click.option("--workloads", metavar="N,N", help="jct: these of the folder instead of all.")
 @click.option("--load", metavar="X", help="jct: 0.5, 1 (default), 1.5 or 2 times the published arrivals.")
@@ -223,6 +230,16 @@ def _run_jct(session: Session, module: Any, options: Mapping[str, Any]) -> dict[
     return report
 
 
+def _run_fapes(session: Session, module: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    report: dict[str, Any] = module.run_bench(
+        parts=_names(options["only"]) or module.PARTS,
+        seed=options["seed"] or 0,
+        timer=time.process_time,
+        tell=session.note,
+    )
+    return report
+
+
 def _run_figures(session: Session, module: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     report: dict[str, Any] = module.run_bench(_folders(options), _runs(session, options), only=_names(options["only"]))
     return report
@@ -233,6 +250,7 @@ _RUN: Mapping[str, Callable[[Session, Any, Mapping[str, Any]], dict[str, Any]]] 
         "communication": _run_communication,
         "deadlines": _run_deadlines,
         "decision": _run_decision,
+        "fapes": _run_fapes,
         "figures": _run_figures,
         "jct": _run_jct,
     }

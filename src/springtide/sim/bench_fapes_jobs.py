@@ -161,7 +161,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def draw_requests(moments_s: Sequence[float], seed: int) -> tuple[Request, ...]:
-    """A request for each moment: a family at random, 100 to 200 epochs, 4 to 64 GPUs, a local batch up to the largest."""
+    """A request for each moment: family, 100 to 200 epochs, 4 to 64 GPUs, and a local batch, all at random."""
     rng = np.random.default_rng(np.random.SeedSequence([seed, 17]))
     names = tuple(FAMILIES)
     found = []
@@ -182,7 +182,7 @@ def draw_requests(moments_s: Sequence[float], seed: int) -> tuple[Request, ...]:
 
 
 def progress_ends(family: Family, request: Request, batch_size: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Where the pieces of a training end, in steps of `batch_size`, and what such a step is worth in each (initial steps).
+    """Where the pieces of a training end, in steps of `batch_size`, and what such a step is worth in initial ones.
 
     The training is as long as its samples at the initial batch size make it: progress counts, not samples (Pollux).
     """

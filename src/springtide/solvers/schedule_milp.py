@@ -123,7 +123,7 @@ def solve_selection(servers: Servers, num_rounds: int, columns: Sequence[Sequenc
         integrality=np.ones(len(flat)),
         bounds=optimize.Bounds(0.0, 1.0),
         constraints=[optimize.LinearConstraint(sparse.csc_matrix((values, (rows, cols)), shape=shape), lower, upper)],
-        options={"mip_rel_gap": 1e-6},
+        options={"mip_rel_gap": 1e-4},
     )
     if answer.x is None:
         raise InvalidRequest("not all of these jobs fit into these rounds; give more rounds or fewer jobs")
