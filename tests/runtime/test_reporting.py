@@ -1,4 +1,4 @@
-"""What rank 0 says of its steps: nothing new for a job that keeps its batch, time and noise for one that does not."""
+"""What rank 0 says of its steps: progress and time, and noise where the batch may change."""
 
 from __future__ import annotations
 
@@ -55,13 +55,15 @@ def train(clock, course, squares, num_steps, world_size=2, step_s=0.5, sync_s=0.
     return told
 
 
-def test_a_fixed_batch_reports_steps_and_no_more(clock):
+def test_a_fixed_batch_reports_its_steps_and_their_time_and_no_noise(clock):
     course = Course(make_job())
     course.start(160)
     report = train(clock, course, None, 5).newest()
     assert (report.step, report.total_steps) == (5, 20)
     assert report.samples_per_s == pytest.approx(32.0)
-    assert report.progress is report.global_batch_size is report.step_s is report.grad_var is None
+    assert (report.progress, report.total_progress, report.global_batch_size) == (5.0, 20.0, 16)
+    assert report.step_s == pytest.approx(0.5)
+    assert report.grad_sqr is report.grad_var is None
 
 
 def test_a_batch_that_may_change_reports_a_step_as_one_pass_over_a_workers_share(clock):

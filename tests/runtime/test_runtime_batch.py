@@ -72,6 +72,16 @@ def test_a_batch_that_changes_with_the_workers_gives_the_bits_of_one_worker(make
     assert told.grad_var > 0
 
 
+def test_a_length_in_progress_takes_more_samples_on_larger_batches(make_plane, tmp_path, monkeypatch):
+    plane = make_plane(num_epochs=4, batch=batch(), length_unit="progress")
+    plane.start_group("a", "b", batch=64)
+    plane.wait_finished()
+    told = plane.of(Progress)[-1]
+    assert told.progress == told.total_progress == 50.0
+    assert sum(record["num_samples"] for record in plane.steps()) > 4 * 200
+    assert plane.result_hash() == replayed_hash(plane, tmp_path / "again", monkeypatch)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("catchup", ["0", "1"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])

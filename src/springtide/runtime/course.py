@@ -126,7 +126,9 @@ class Course:
 
     @property
     def total_progress(self) -> float:
-        """The job's length in steps of the initial batch size."""
+        """The job's length in steps of the initial batch size; where the batch never changes, the number of steps."""
+        if self._job.batch is None:
+            return float(self._known_schedule.total_steps)
         return self._known_schedule.num_samples * self._job.num_epochs / self._job.global_batch_size
 
     @property
@@ -198,6 +200,8 @@ class Course:
         return self._schedule
 
     def _gain(self, num_samples: int) -> float:
+        if self._job.batch is None:
+            return 1.0
         return float(gain(self.noise, num_samples / self._job.global_batch_size))
 
 

@@ -91,14 +91,12 @@ class Reporter:
             self._link.send(self._progress)
 
     def _measured(self, course: Course, span_s: float, num_samples: int, world_size: int) -> dict[str, Any]:
-        """What a job that may change its batch says beyond steps.
+        """What is said beyond steps: progress over changing batches, how long a step takes, gradient noise.
 
         A worker's share of a step counts as one pass over `local_batch_size` samples, though it goes over its virtual
         shards one after the other: that number never changes, so time still grows in proportion to the share. A step
         lasts from commit to commit, the user's own code included; epochs' short last batches count in proportion.
         """
-        if not course.measures_noise:
-            return {}
         size = course.cursor.global_batch_size
         num_steps = num_samples / size
         timed: dict[str, Any] = {}

@@ -123,16 +123,24 @@ def job_model(job: TrainingJob) -> JobModel:
 def batch_news(
     job: TrainingJob, model: JobModel, batch_size: int, num_seen: int, num_workers: int, step_s: float
 ) -> dict[str, Any]:
-    """What a worker whose job may change its batch reports besides steps, as runtime.reporting does."""
-    if job.batch is None:
-        return {}
-    return {
-        "progress": num_seen / model.batch_size,
-        "total_progress": model.total_samples / model.batch_size,
+    """What a worker reports besides steps, as runtime.reporting does."""
+    news: dict[str, Any] = {
         "global_batch_size": batch_size,
         "local_batch_size": math.ceil(batch_size / num_workers),
         "step_s": step_s,
         "sync_s": 0.0,
+    }
+    if job.batch is None:
+        total_steps = float(model.total_steps)
+        return {
+            **news,
+            "progress": total_steps - model.num_steps_left(num_seen, batch_size),
+            "total_progress": total_steps,
+        }
+    return {
+        **news,
+        "progress": num_seen / model.batch_size,
+        "total_progress": model.total_samples / model.batch_size,
         "grad_sqr": 1.0,
         "grad_var": model.noise_scale / model.batch_size,
     }
