@@ -71,8 +71,10 @@ def test_measured_samples_are_split_by_placement(tmp_path: Path) -> None:
     write_samples(path, sample_file(cluster, placements, sizes_each=4, seed=0))
     report = run_bench(seed=0, timer=ticking(), samples=path, training=QUICK)
     assert {one["samples"] for one in report["models"]} == {"test"}
+    assert report["num_rounds"] == 4
+    # Six placements in four rounds: two, two, one and one of them held out; all in the end.
     assert report["num_placements"] == 4
-    assert next(iter(report["models"]))["num_placements"] == 2
+    assert all(one["num_placements"] == 6 and one["num_samples"] == 24 for one in report["models"])
     assert all(one["true_mean"] is None for one in report["models"])
 
 

@@ -35,7 +35,8 @@ _OURS, _FLOOR = GraphModel.name, "no noise"
 # The same network whose nodes hear nothing of each other: what the graph is worth.
 _BLIND = "no messages"
 _PAPER_ERROR = 0.36
-_HELD_OUT_FRACTION = 0.25
+# Measured samples are few: every placement is held out once, in one of so many rounds.
+NUM_ROUNDS = 4
 
 
 class Errors(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,10 +70,54 @@ def run_bench(
     NCCL stands in. `timer` gives CPU seconds. Raises InvalidRequest for a file without enough placements.
     """
     load = machine_load()
-    if drawn is None:
-        drawn = draw_sets(seed) if samples is None else _measured_sets(samples, seed)
-    learned = drawn["train"]
-    held_out = {name: one for name, one in drawn.items() if name != "train" and one.queries}
+    if samples is not None:
+        rounds = _measured_rounds(samples, seed)
+    else:
+        rounds = [dict(drawn) if drawn is not None else draw_sets(seed)]
+    tallies: dict[tuple[str, str], _Tally] = {}
+    ours: GraphModel | None = None
+    for sets in rounds:
+        models = _fit(sets["train"], seed, training, timer, tell)
+        ours = next(model for name, model, _ in models if name == _OURS and isinstance(model, GraphModel))
+        for set_name, one in sets.items():
+            if set_name == "train" or not one.queries:
+                continue
+            if one.true_s is not None:
+                tallies.setdefault((set_name, _FLOOR), _Tally()).add(one, one.true_s, 0.0, 0.0)
+            for name, model, train_s in models:
+                model.predict_s(one.queries[:1])
+                began_s = timer()
+                predicted = model.predict_s(one.queries)
+                tallies.setdefault((set_name, name), _Tally()).add(one, predicted, timer() - began_s, train_s)
+    assert ours is not None
+    found = [tally.errors(name, set_name) for (set_name, name), tally in tallies.items()]
+    lists = _list_times(ours, rounds[-1]["train"], timer)
+    judged = found[-1].samples
+    rows = _rows(found, judged, lists)
+    return {
+        "bench": "communication",
+        "seed": seed,
+        "source": "the analytic model of NCCL (no hardware)" if samples is None else read_samples(samples).source,
+        "num_rounds": len(rounds),
+        "num_samples": len(rounds[0]["train"].queries),
+        "num_placements": len(_subgraphs(rounds[0]["train"].queries)),
+        "models": [msgspec.to_builtins(one) for one in found],
+        "candidate_lists": lists,
+        "spread": msgspec.to_builtins(ours.spread),
+        "rows": rows,
+        "criterion": (
+            f"aims on {judged}: mean error <= {AIM_ERROR:.0%}, at most {AIM_RATIO} of the best baseline's; "
+            f"{NUM_CANDIDATES} candidates in {AIM_LIST_US / 1000:g} ms"
+        ),
+        "passed": all(row["bound"] is None or row["ours"] <= row["bound"] for row in rows),
+        "machine": machine_facts(load),
+    }
+
+
+def _fit(
+    learned: Drawn, seed: int, training: Training | None, timer: Callable[[], float], tell: Callable[[str], None]
+) -> list[tuple[str, CommunicationModel, float]]:
+    """Every predictor that can be had here, fitted, with the CPU seconds that it took."""
     models: list[tuple[str, CommunicationModel, float]] = []
     for name, make in _makers(seed, training).items():
         tell(f"fitting {name} to {len(learned.queries)} samples ...")
@@ -83,37 +128,7 @@ def run_bench(
             tell(f"left out: {error}")
             continue
         models.append((name, model, timer() - began_s))
-    found = []
-    for set_name, one in held_out.items():
-        if one.true_s is not None:
-            found.append(_errors(_FLOOR, set_name, one, one.true_s, None, None))
-        for name, model, train_s in models:
-            model.predict_s(one.queries[:1])
-            began_s = timer()
-            predicted = model.predict_s(one.queries)
-            us_each = (timer() - began_s) / len(one.queries) * 1e6
-            found.append(_errors(name, set_name, one, predicted, us_each, train_s))
-    ours = next(model for name, model, _ in models if name == _OURS and isinstance(model, GraphModel))
-    lists = _list_times(ours, learned, timer)
-    rows = _rows(found, tuple(held_out)[-1], lists)
-    return {
-        "bench": "communication",
-        "seed": seed,
-        "source": "the analytic model of NCCL (no hardware)" if samples is None else str(samples),
-        "num_samples": len(learned.queries),
-        "num_placements": len(_subgraphs(learned.queries)),
-        "models": [msgspec.to_builtins(one) for one in found],
-        "candidate_lists": lists,
-        "spread": msgspec.to_builtins(ours.spread),
-        "rows": rows,
-        "criterion": (
-            f"aims on {tuple(held_out)[-1]}: mean error <= {AIM_ERROR:.0%}, "
-            f"at most {AIM_RATIO} of the best baseline's; "
-            f"{NUM_CANDIDATES} candidates in {AIM_LIST_US / 1000:g} ms"
-        ),
-        "passed": all(row["bound"] is None or row["ours"] <= row["bound"] for row in rows),
-        "machine": machine_facts(load),
-    }
+    return models
 
 
 def _makers(
@@ -131,31 +146,44 @@ def _makers(
     }
 
 
-def _errors(
-    model: str, samples: str, one: Drawn, predicted: NDArray[np.float64], us_each: float | None, train_s: float | None
-) -> Errors:
-    error = np.abs(predicted / one.measured_s - 1.0)
-    num_bytes = np.array([query.num_bytes for query in one.queries])
-    regions = np.array([region_of(query.subgraph) for query in one.queries])
-    bands = {name: (num_bytes >= low) & (num_bytes < high) for name, low, high in BANDS}
-    return Errors(
-        model=model,
-        samples=samples,
-        num_samples=len(error),
-        num_placements=len(_subgraphs(one.queries)),
-        mean=float(error.mean()),
-        median=float(np.median(error)),
-        p95=float(np.quantile(error, 0.95)),
-        true_mean=None if one.true_s is None else float(np.abs(predicted / one.true_s - 1.0).mean()),
-        by_size={name: float(error[chosen].mean()) for name, chosen in bands.items() if chosen.any()},
-        by_region={
-            name: float(error[regions == region].mean())
-            for region, name in enumerate(REGIONS)
-            if (regions == region).any()
-        },
-        us_each=us_each,
-        train_s=train_s,
-    )
+class _Tally:
+    """What one predictor said of one set, over all rounds."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[Drawn, NDArray[np.float64]]] = []
+        self._predict_s = 0.0
+        self._train_s = 0.0
+
+    def add(self, one: Drawn, predicted_s: NDArray[np.float64], predict_s: float, train_s: float) -> None:
+        self._parts.append((one, predicted_s))
+        self._predict_s += predict_s
+        self._train_s += train_s
+
+    def errors(self, model: str, samples: str) -> Errors:
+        """Relative errors over all that was added."""
+        queries = [query for one, _ in self._parts for query in one.queries]
+        predicted_s = np.concatenate([said for _, said in self._parts])
+        error = np.abs(predicted_s / np.concatenate([one.measured_s for one, _ in self._parts]) - 1.0)
+        true_s = [one.true_s for one, _ in self._parts if one.true_s is not None]
+        num_bytes = np.array([query.num_bytes for query in queries])
+        regions = np.array([region_of(query.subgraph) for query in queries])
+        bands = {name: (num_bytes >= low) & (num_bytes < high) for name, low, high in BANDS}
+        places = {name: regions == region for region, name in enumerate(REGIONS)}
+        is_truth = model == _FLOOR
+        return Errors(
+            model=model,
+            samples=samples,
+            num_samples=len(error),
+            num_placements=len(_subgraphs(queries)),
+            mean=float(error.mean()),
+            median=float(np.median(error)),
+            p95=float(np.quantile(error, 0.95)),
+            true_mean=float(np.abs(predicted_s / np.concatenate(true_s) - 1.0).mean()) if true_s else None,
+            by_size={name: float(error[chosen].mean()) for name, chosen in bands.items() if chosen.any()},
+            by_region={name: float(error[chosen].mean()) for name, chosen in places.items() if chosen.any()},
+            us_each=None if is_truth else self._predict_s / len(error) * 1e6,
+            train_s=None if is_truth else self._train_s,
+        )
 
 
 def _subgraphs(queries: Sequence[Query]) -> list[Subgraph]:
@@ -212,23 +240,31 @@ def _row(
     }
 
 
-def _measured_sets(path: Path, seed: int) -> dict[str, Drawn]:
-    """A file's samples; a quarter of the placements, drawn from the seed, is held out."""
+def _measured_rounds(path: Path, seed: int) -> list[dict[str, Drawn]]:
+    """A file's samples in rounds: in each other placements are held out, so that every one is once."""
     queries, measured_s = read_samples(path).queries()
-    subgraphs = _subgraphs(queries)
-    if len(subgraphs) < 4:
+    subgraphs = [subgraph for subgraph in _subgraphs(queries) if subgraph.num_devices > 1]
+    if len(subgraphs) < NUM_ROUNDS:
         raise InvalidRequest(
-            f"{path} has samples of {len(subgraphs)} placements; measure at least 4, so that one can be held out"
+            f"{path} has samples of {len(subgraphs)} placements; measure at least {NUM_ROUNDS}, so that some can be "
+            "held out"
         )
     order = np.random.default_rng(seed).permutation(len(subgraphs))
-    held_out = {id(subgraphs[index]) for index in order[: max(1, round(_HELD_OUT_FRACTION * len(subgraphs)))]}
-    sets = {}
-    for name in ("train", "test"):
-        chosen = [i for i, query in enumerate(queries) if (id(query.subgraph) in held_out) == (name == "test")]
-        sets[name] = Drawn(
-            queries=tuple(queries[index] for index in chosen), measured_s=measured_s[chosen], true_s=None
-        )
-    return sets
+    round_of = {id(subgraphs[index]): place % NUM_ROUNDS for place, index in enumerate(order)}
+    rounds = []
+    for number in range(NUM_ROUNDS):
+        sets = {}
+        for name in ("train", "test"):
+            chosen = [
+                index
+                for index, query in enumerate(queries)
+                if id(query.subgraph) in round_of and (round_of[id(query.subgraph)] == number) == (name == "test")
+            ]
+            sets[name] = Drawn(
+                queries=tuple(queries[index] for index in chosen), measured_s=measured_s[chosen], true_s=None
+            )
+        rounds.append(sets)
+    return rounds
 
 
 def markdown(report: Mapping[str, Any]) -> str:
