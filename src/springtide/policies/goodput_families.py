@@ -23,6 +23,9 @@ Ints = NDArray[np.int64]
 
 # The noise of a family is kept by how far its jobs are, on a logarithmic scale: so many stretches to a doubling.
 STRETCHES_PER_DOUBLING = 4
+# Beyond where any job of a family has come, its noise scale is taken to grow in proportion to progress, for so many
+# stretches: it grows as the loss falls (McCandlish et al., 2018, section 4; a factor of 100 and more in Pollux's runs).
+NUM_STRETCHES_AHEAD = 5 * STRETCHES_PER_DOUBLING
 # Speeds are worked out for noise scales this far apart and interpolated between them.
 NOISE_RATIOS = np.concatenate(([0.0], np.geomspace(1e-2, 1e5, 29)))
 # A measurement that differs by less is the same: noise is no reason to fit a model anew.
@@ -225,15 +228,16 @@ class Pace:
             rates = self.rates_at(None)[:, None]
             return np.array([0.0, 1.0]), np.concatenate([np.zeros_like(rates), _inverse(rates)], axis=1)
         known = list(self.family.noise)
-        stretches = np.arange(known[0], known[-1] + 1)
+        stretches = np.arange(known[0], known[-1] + 1 + NUM_STRETCHES_AHEAD)
         edges = np.concatenate(([0.0], 2.0 ** ((stretches[:-1] + 1) / STRETCHES_PER_DOUBLING)))
         columns: list[Floats] = []
-        rates_now = self.rates_at(None)
+        ratio = 0.0
         for stretch in stretches.tolist():
             if stretch in self.family.noise:
-                grad_sqr, grad_var = self.family.noise[stretch]
-                rates_now = self.rates_at(GradientNoise(grad_sqr=grad_sqr, grad_var=grad_var))
-            columns.append(_inverse(rates_now))
+                ratio = _ratio(*self.family.noise[stretch])
+            elif stretch > known[-1]:
+                ratio *= 2.0 ** (1.0 / STRETCHES_PER_DOUBLING)
+            columns.append(_inverse(self.rates_at(GradientNoise(grad_sqr=1.0, grad_var=ratio))))
         seconds = np.stack(columns, axis=1)
         lengths = np.diff(edges, append=edges[-1] + 1.0)
         ends = np.concatenate([np.zeros((len(self.sizes), 1)), np.cumsum(seconds * lengths, axis=1)], axis=1)
