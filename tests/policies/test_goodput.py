@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 import pytest
 
 from springtide.control.controller import check_plan
@@ -159,9 +160,9 @@ def test_bounds_and_fixed_numbers_are_kept():
 @pytest.mark.parametrize("batch", [BATCH, None])
 def test_seconds_to_the_end_are_those_of_the_truth(batch):
     job = view("a", batch=batch).job
-    family = Family(steps=KNOWN, noise={stretch_of(1.0): (1.0, 20.0), stretch_of(5000.0): (1.0, 20.0)})
+    family = Family(steps=KNOWN, noise={stretch_of(1.0): (1.0, 20.0), stretch_of(12_000.0): (1.0, 20.0)})
     pace = Pace(family, [1, 4, 8], 4, job)
-    found = pace.seconds(msgspec.json.decode("[0, 9000]", type=list[float]), [10_000.0, 10_000.0])
+    found = pace.seconds(np.array([0.0, 9000.0]), np.array([10_000.0, 10_000.0]))
     for column, (num_nodes, workers) in enumerate(((1, 1), (1, 4), (2, 8))):
         size, _ = pace.batch_for(num_nodes, workers, NOISE)
         local, passes = split_batch(size, workers, batch, 32)
@@ -169,6 +170,18 @@ def test_seconds_to_the_end_are_those_of_the_truth(batch):
         rate = float(gain(NOISE, size / 32) / step_total_s(step_s, sync_s, passes)) if batch else 1.0 / float(step_s)
         assert found[0, column] == pytest.approx(10_000.0 / rate, rel=0.15)
         assert found[1, column] == pytest.approx(found[0, column] / 10, rel=0.05)
+
+
+def test_where_nobody_has_been_noise_grows_with_progress():
+    job = view("a").job
+    seen = Pace(Family(steps=KNOWN, noise={stretch_of(1000.0): (1.0, 5.0)}), [1, 16], 4, job)
+    far = Pace(Family(steps=KNOWN, noise={stretch_of(16_000.0): (1.0, 80.0)}), [1, 16], 4, job)
+    (near_s,), (later_s,), (known_s,) = (
+        pace.seconds(np.array([begin]), np.array([begin + 100.0]))
+        for pace, begin in ((seen, 900.0), (seen, 15_900.0), (far, 15_900.0))
+    )
+    assert later_s[1] == pytest.approx(known_s[1], rel=0.05)
+    assert later_s[1] < near_s[1]
 
 
 def test_families_survive_the_journal_and_change_only_with_news():
