@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -136,7 +139,9 @@ def test_a_profile_is_measured_told_and_kept(
     assert asked["global_batch_size"] == 32
 
 
-def test_what_cannot_be_profiled_is_refused(springtide: Run, written: tuple[str, str], tmp_path: Path) -> None:
+def test_what_cannot_be_profiled_is_refused(
+    springtide: Run, written: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = tmp_path / "plain.py"
     plain.write_text("print(1)\n", encoding="utf-8")
     assert "a plain script cannot be profiled" in springtide("profile", str(plain)).stderr
@@ -144,7 +149,14 @@ def test_what_cannot_be_profiled_is_refused(springtide: Run, written: tuple[str,
         "--sizes is for `springtide profile communication`" in springtide("profile", written[0], "--sizes", "1").stderr
     )
     assert "--param is for `springtide profile FILE" in springtide("profile", "communication", "--param", "a=1").stderr
-    assert "--nic is a rate of links" in springtide("profile", written[0], "--nic", "1MB").stderr
+    assert (
+        "--nic says what the network of --namespaces is to be"
+        in springtide("profile", written[0], "--nic", "1MB").stderr
+    )
+    monkeypatch.setattr("springtide.runtime.namespaces.why_not_here", lambda: "")
+    for racks in ("2,x", "1", "0,4", "20,20"):
+        refused = springtide("profile", "communication", "--namespaces", "--racks", racks, "--out", str(tmp_path / "x"))
+        assert f"--racks {racks!r} is no network; give 2 to 8 nodes" in refused.stderr
     assert "there is no folder" in springtide("profile", written[0], "--out", str(tmp_path / "no" / "x.json")).stderr
 
 
@@ -200,3 +212,55 @@ def test_a_profile_of_something_else_is_told(client: Any, springtide: Run, writt
     assert refused.exit_code == 2
     assert "is a profile of 'fit', train.py has 'other'; profile that one" in refused.stderr
     assert "write them the other way round" in springtide("quote", "--profile", file).stderr
+
+
+TRAINED = """
+import torch
+import springtide as st
+
+@st.train(global_batch=8)
+def fit(ctx):
+    model, _ = ctx.prepare(torch.nn.Linear(4, 2), lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    for batch in ctx.batches(torch.randn(64, 4)):
+        ctx.step(model(batch.x).square().mean())
+"""
+
+
+@pytest.mark.slow
+def test_the_command_measures_without_a_platform(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(TRAINED, encoding="utf-8")
+    command = [sys.executable, "-m", "springtide", "profile", str(path), "--iterations", "1"]
+    ran = subprocess.run([*command, "--json"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout)["num_samples"] == 64
+    assert sorted(profiling.read_profile(tmp_path / "train.profile.json").steps_per_s) == [1, 2, 4, 8]
+    told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False).stdout
+    for part in ("computation  |", "BUCKET", "OPERATOR", "WORKERS", "written to train.profile.json"):
+        assert part in told
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_workers_too(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(TRAINED, encoding="utf-8")
+    command = [sys.executable, "-m", "springtide", "profile", str(path), "--iterations", "100000"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline(), "it has begun to measure"
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 1
+    members = [
+        entry.name
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdecimal() and f"SPRINGTIDE_ERRAND_PARENT={process.pid}".encode() in _environment(entry)
+    ]
+    assert members == []
+
+
+def _environment(entry: Path) -> list[bytes]:
+    try:
+        return (entry / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return []

@@ -44,6 +44,8 @@ def test_every_way_to_spread_workers_is_measured_once():
     assert len(groups) == len(set(spreads)) == 19
     assert {len(group) for group in groups} == set(range(2, 9))
     assert all(group == sorted(set(group)) for group in groups)
+    # In racks of different sizes, what fits into several of them is one way.
+    assert rack_groups(RackNetwork(racks=(2, 1)), 1) == [[0, 1], [1, 2], [0, 1, 2]]
     assert [network.rack_of(node) for node in range(4)] == [0, 0, 1, 1]
 
 

@@ -23,6 +23,7 @@ COMMUNICATION = "communication"
 _WORKER_COUNTS = (1, 2, 4, 8)
 _NUM_ITERATIONS = 10
 _NUM_SAMPLED_WORKERS = 4
+_MAX_NODES = 8
 # Which options belong to which of the two.
 _OF_FUNCTIONS = ("batch", "iterations", "params", "communication", "seed")
 _OF_COMMUNICATION = ("workers", "sizes")
@@ -42,6 +43,7 @@ _OF_COMMUNICATION = ("workers", "sizes")
 @click.option(
     "--namespaces", is_flag=True, help="Over links of limited rates, between network namespaces of this machine."
 )
+@click.option("--racks", metavar="N,N", help="With --namespaces: so many nodes in each rack. [default: 2,2]")
 @click.option("--nic", metavar="SIZE", help="With --namespaces: a node's link, bytes a second. [default: 50MB]")
 @click.option("--uplink", metavar="SIZE", help="With --namespaces: a rack's link, bytes a second. [default: 25MB]")
 @click.option("--limit", metavar="TIME", help="End it after this long. [default: 10m, communication: 1h]")
@@ -137,15 +139,19 @@ def _network(session: Session, options: Mapping[str, Any]) -> Any:
     from springtide.runtime.namespaces import RackNetwork, why_not_here
 
     if not options["namespaces"]:
-        for option in ("nic", "uplink"):
+        for option in ("racks", "nic", "uplink"):
             if options[option]:
-                refuse(f"--{option} is a rate of links between network namespaces; add --namespaces")
+                refuse(f"--{option} says what the network of --namespaces is to be; add --namespaces")
         return None
     if refusal := why_not_here():
         session.note(refusal)
         return None
     usual = RackNetwork()
+    racks = tuple(int(size) if size.strip().isdecimal() else 0 for size in (options["racks"] or "2,2").split(","))
+    if min(racks) < 1 or not 2 <= sum(racks) <= _MAX_NODES:
+        refuse(f"--racks {options['racks']!r} is no network; give 2 to {_MAX_NODES} nodes by rack, as 2,2")
     return RackNetwork(
+        racks=racks,
         nic_bytes_per_s=_rate(options["nic"], usual.nic_bytes_per_s),
         uplink_bytes_per_s=_rate(options["uplink"], usual.uplink_bytes_per_s),
     )

@@ -79,10 +79,10 @@ def rack_groups(network: RackNetwork, num_slots: int) -> list[list[int]]:
     seen, groups = set(), []
     for counts in itertools.product(range(num_slots + 1), repeat=network.num_nodes):
         racks = [
-            tuple(sorted(counts[first : first + size], reverse=True))
+            tuple(sorted((count for count in counts[first : first + size] if count), reverse=True))
             for first, size in zip(first_node, network.racks, strict=True)
         ]
-        shape = tuple(sorted(racks, reverse=True))
+        shape = tuple(sorted(filter(None, racks), reverse=True))
         if sum(counts) < 2 or shape in seen:
             continue
         seen.add(shape)
