@@ -67,6 +67,28 @@ def test_the_shards_follow_the_most_workers(http, platform, max_workers, shards)
     assert platform.view().jobs[job.job_id].job.num_virtual_shards == shards
 
 
+def test_a_batch_with_bounds_and_the_timeline_of_a_step_travel_into_the_job(http, platform):
+    profile = {
+        "local_batch_size": 16,
+        "forward_s": 0.01,
+        "backward_s": 0.02,
+        "buckets": [{"ready_s": 0.025, "num_bytes": 4096}],
+    }
+    bounds = {"min_size": 64, "max_size": 1024, "max_local_size": 64, "learning_rate": "sqrt"}
+    first = submit(http, options__batch=bounds, options__length_unit="progress", options__step_profile=profile)
+    second = submit(http, options__batch=bounds, options__num_epochs=9)
+    other = submit(http, options__batch=bounds, source__text="def fit(ctx):\n    return 2\n")
+    jobs = platform.view().jobs
+    job = jobs[first.job_id].job
+    assert (job.batch.max_size, job.batch.learning_rate, job.length_unit) == (1024, "sqrt", "progress")
+    # A worker never holds more than 64 samples at once, so that the largest batch takes 16 passes.
+    assert job.num_virtual_shards == 16
+    assert job.step_profile.buckets[0].num_bytes == 4096
+    assert job.family == jobs[second.job_id].job.family != jobs[other.job_id].job.family
+    assert (first.batch_bounds, first.initial_batch_size, first.global_batch_size) == ((64, 1024), 64, 64)
+    assert http.get(f"/v1/jobs/{first.job_id}/series").json()["points"] == []
+
+
 def test_a_script_is_not_elastic(http, platform):
     source = {"filename": "train.py", "text": "print('x')\n", "kind": "script", "args": ["--lr", "0.1"]}
     job = submit(http, source=source)

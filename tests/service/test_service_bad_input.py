@@ -79,7 +79,9 @@ BAD_OPTIONS = [
     ("batch", {"min_size": 32, "max_size": 512, "max_local_size": 1}),
     ("batch", {"min_size": 32, "max_size": 64, "max_local_size": 8, "min_local_size": 9}),
     ("batch", {"min_size": 32, "max_size": 64, "min_local_size": 65}),
-    ("batch", {"min_size": 32, "max_size": 64, "extra": 1}),
+    ("batch", {"min_size": 32, "max_size": 64, "extra": 1}), ("step_profile", {"local_batch_size": 0}),
+    ("step_profile", {"local_batch_size": 8, "forward_s": -1.0, "backward_s": 0.1}), ("step_profile", []),
+    ("step_profile", {"local_batch_size": 8, "forward_s": 0.1, "backward_s": 0.1, "buckets": [{"ready_s": 0.1}]}),
 ]  # fmt: skip
 BAD_SERVICE_OPTIONS = [
     ("slo_s", 0), ("slo_s", -1), ("min_replicas", -1), ("min_replicas", 3), ("max_replicas", 0),

@@ -73,6 +73,26 @@ class AdaptiveBatchIn(_Model):
     learning_rate: LearningRateRule = Field(default="linear", description="how it follows the batch")
 
 
+Moment = Annotated[float, Field(ge=0, le=86400, allow_inf_nan=False)]
+
+
+class GradientBucketIn(_Model):
+    """A part of the gradient that is exchanged as one, and when in a step it is ready."""
+
+    ready_s: Moment
+    num_bytes: int = Field(ge=0, le=10**13)
+
+
+class StepProfileIn(_Model):
+    """The timeline of a step as `springtide profile` takes it."""
+
+    local_batch_size: int = Field(ge=1, le=1_000_000)
+    forward_s: Moment
+    backward_s: Moment
+    update_s: Moment = 0.0
+    buckets: tuple[GradientBucketIn, ...] = Field(default=(), max_length=1024)
+
+
 class JobOptionsIn(_Model):
     """A training job's length, bounds and goal."""
 
@@ -109,6 +129,7 @@ class JobOptionsIn(_Model):
         description="optimizer steps a second by number of workers, where they are known",
         examples=[{"1": 3.2, "2": 5.9}],
     )
+    step_profile: StepProfileIn | None = Field(default=None, description="the timeline of a step, where it was taken")
 
 
 class ServiceOptionsIn(_Model):

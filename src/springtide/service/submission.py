@@ -6,6 +6,7 @@ import hashlib
 import secrets
 import threading
 
+import msgspec
 from pydantic import BaseModel
 
 from springtide.control.records import JobRecord, ServiceRecord
@@ -26,6 +27,7 @@ from springtide.core.workload import (
     Goal,
     InferenceService,
     JobState,
+    StepProfile,
     TrainingJob,
     WorkloadId,
 )
@@ -35,6 +37,7 @@ from springtide.service.experience import Experience, experience_of
 from springtide.service.lookup import find_job, find_service, find_workload
 from springtide.service.schemas import (
     JobIn,
+    JobOptionsIn,
     ScaleIn,
     ServiceIn,
     adaptive_batch,
@@ -237,7 +240,14 @@ def make_job(
         batch=batch,
         length_unit=options.length_unit,
         family=_family(request),
+        step_profile=_step_profile(options),
     )
+
+
+def _step_profile(options: JobOptionsIn) -> StepProfile | None:
+    if options.step_profile is None:
+        return None
+    return msgspec.convert(options.step_profile.model_dump(), StepProfile)
 
 
 def _family(request: JobIn) -> str:
