@@ -187,6 +187,7 @@ def test_a_quote_takes_speed_and_length_from_the_profile(
     assert 1.0 / rates[1] == pytest.approx(4 * (0.25 + 0.75 / 2) * 0.03 + 0.01)
     assert 1.0 / rates[4] == pytest.approx((0.25 + 0.75 / 2) * 0.03 + sum(profile.predicted_exchange_s[4]) + 0.01)
     assert options["num_samples"] == 1000
+    assert msgspec.convert(options["step_profile"], StepProfile) == profile.step
     larger = springtide("quote", file, "--profile", profile_file, "--batch", "64", "--samples", "7")
     assert larger.exit_code == 0
     options = client.calls[-1][1]["options"]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from springtide.cli.asked import Asked
 from springtide.cli.session import Session, refuse
@@ -42,5 +43,6 @@ def profiled_request(session: Session, asked: Asked, path: Path) -> dict[str, An
     num_shards = options.get("num_virtual_shards") or shards_for(options["max_workers"], asked.options.batch_bounds())
     rates = platform_steps_per_s(profile, options["global_batch_size"], num_shards)
     options["profile_steps_per_s"] = {str(count): rate for count, rate in rates.items()}
+    options["step_profile"] = msgspec.to_builtins(profile.step)
     options.setdefault("num_samples", profile.num_samples)
     return {"name": validate_name(asked.options.name or asked.name), "source": source, "options": options}

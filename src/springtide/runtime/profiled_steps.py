@@ -206,7 +206,9 @@ class ProfiledSteps:
         with record_function(f"{MARK}bucket"):
             buffer.div_(self._exchange.num_members)
         if self._turns[self.step].mode != "overlapped":
-            done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+            # A future that carries tensors of a GPU has to know it.
+            devices: list[Any] | None = [self._device] if self._device.type == "cuda" else None
+            done: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
             done.set_result(buffer)
             return done
         self._begun.append(self._watch.now())
