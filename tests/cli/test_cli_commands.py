@@ -178,6 +178,21 @@ def test_run_detached_submits_with_the_flags(
     assert asked["options"]["params"] == {"lr": "0.1"}
 
 
+def test_a_batch_may_be_given_bounds(client: Any, springtide: Run, make_job: MakeJob, training_file: str) -> None:
+    client.add(make_job())
+    flags = ("--batch", "64..512", "--max-local-batch", "32", "--learning-rate", "sqrt", "--length", "progress")
+    result = springtide("run", training_file, "--detach", *flags)
+    assert result.exit_code == 0, result.output
+    ((_, asked),) = client.calls
+    assert asked["options"]["global_batch_size"] == 64
+    assert asked["options"]["batch"]["max_size"] == 512
+    assert asked["options"]["batch"]["max_local_size"] == 32
+    assert asked["options"]["batch"]["learning_rate"] == "sqrt"
+    assert asked["options"]["length_unit"] == "progress"
+    refused = springtide("run", training_file, "--learning-rate", "sqrt")
+    assert "needs a batch that may change" in refused.output
+
+
 def test_best_effort_drops_the_goal(client: Any, springtide: Run, make_job: MakeJob, training_file: str) -> None:
     client.add(make_job())
     springtide("run", training_file, "--detach", "--best-effort", "--budget", "4")

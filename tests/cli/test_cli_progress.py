@@ -112,3 +112,13 @@ def test_a_lost_worker_is_no_resize(make_job: MakeJob) -> None:
     assert _events(make_job(num_workers=2), make_job(num_workers=1), survivors, survivors) == [
         "went on without a lost worker, 2 -> 1, pause 300 ms, global batch 512 kept, step 570 continued"
     ]
+
+
+def test_a_batch_that_changes_is_told_with_its_resize_and_alone(make_job: MakeJob) -> None:
+    before = make_job(num_workers=1, num_resizes=1)
+    grown = make_job(num_workers=2, num_resizes=2, global_batch_size=1024, step=700)
+    larger = make_job(num_workers=2, num_resizes=3, global_batch_size=2048, step=800)
+    assert _events(before, grown, larger) == [
+        "resized 1 -> 2, pause 41 ms, batch 512 -> 1024, step 700 continued",
+        "batch 1024 -> 2048, pause 41 ms, step 800 continued",
+    ]

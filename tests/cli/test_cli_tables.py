@@ -143,3 +143,26 @@ def test_what_is_planned_and_what_it_has_cost(make_job: MakeJob) -> None:
     assert progress_line(dear).endswith("slack +2m05  $0.06")
     assert "240 device-seconds, $0.06" in job_details(dear, now_s=100.0)
     assert "less than $0.01" in job_details(make_job(cost_usd=0.001), now_s=100.0)
+
+
+def test_a_batch_that_may_change_has_its_columns_and_its_lines(make_job: MakeJob) -> None:
+    changing = make_job(
+        job_id="grow-1",
+        initial_batch_size=64,
+        batch_bounds=(64, 1024),
+        noise_scale=412.3,
+        efficiency_fraction=0.61,
+        goodput_samples_per_s=495.0,
+        learning_rate_factor=4.9,
+    )
+    header, first, second = jobs_table([changing, make_job()]).splitlines()
+    assert "BATCH" in header
+    assert "512 of 64..1024" in first
+    assert "412" in first
+    assert "512" in second
+    assert "BATCH" not in jobs_table([make_job()])
+    details = job_details(changing, 10.0)
+    assert "512 of 64..1024, 64 at first, learning rate x4.9" in details
+    assert "scale 412 samples, a sample brings 61 %" in details
+    assert "495 samples/s as of the first batch" in details
+    assert "whatever the number of workers" in job_details(make_job(), 10.0)

@@ -118,6 +118,8 @@ def workers_range(value: Workers | str, num_devices: int | None = None) -> tuple
 
 def batch_range(value: GlobalBatch) -> tuple[int, int]:
     """The bounds of the global batch size, equal where it is fixed: 64, (32, 512) or "32..512"."""
+    if isinstance(value, str) and value.strip().isdigit():
+        value = int(value)
     if isinstance(value, int):
         check_count(value, "global_batch", 32)
         return value, value
