@@ -27,7 +27,7 @@ from springtide.policies.shares import most_workers
 from springtide.solvers.schedule_planning import Board, Demand, Placed, Shapes, plan_job, unit_prices
 
 # Between rounds at most so many waiting jobs are tried when devices come free, the first in priority.
-_MOST_TRIED = 32
+_MOST_TRIED = 8
 # Goodput is flat around its best batch: off by so much it loses a percent or two, less than a change costs.
 _BATCH_TOLERANCE = 1.2
 
@@ -120,12 +120,10 @@ class _Deciding:
             communication=policy.communication,
             round_s=policy.round_s,
         )
-        expectations = Expectations(snapshot, self.servers, settings)
+        self._expectations = Expectations(snapshot, self.servers, settings)
         self.held = {job_id: devices for job_id, devices in this_round.held.items() if devices}
         self.placed = {job_id: self.seats.counts(devices) for job_id, devices in self.held.items()}
-        self.outlooks: dict[WorkloadId, Outlook] = {
-            job_id: expectations.of(view, len(self.held.get(job_id, ()))) for job_id, view in self.views.items()
-        }
+        self._outlooks: dict[WorkloadId, Outlook] = {}
         self.mark = _nodes_mark(snapshot.cluster)
         state = this_round.state
         is_same = state is not None and state["nodes"] == self.mark
@@ -136,6 +134,14 @@ class _Deciding:
         self.words = Words(self.now_s)
         self._positions = {job_id: position for position, job_id in enumerate(self.views)}
         self._achievement_of: dict[WorkloadId, float] = {}
+
+    def outlook(self, job_id: WorkloadId) -> Outlook:
+        """What is expected of a job; between rounds most are never asked about."""
+        known = self._outlooks.get(job_id)
+        if known is None:
+            known = self._expectations.of(self.views[job_id], len(self.held.get(job_id, ())))
+            self._outlooks[job_id] = known
+        return known
 
     def run(self) -> Decision:
         """Decide."""
@@ -169,7 +175,7 @@ class _Deciding:
         if plan and allows and is_there and here:
             self.plans[job_id], self.finish_s[job_id] = plan, finish_s
             return
-        outlook = self.outlooks[job_id]
+        outlook = self.outlook(job_id)
         rate = self._rate(job_id, placed)
         left_s = outlook.work / rate if rate > 0.0 else self.policy.round_s
         last = min(self._round_at(self.now_s + left_s), number + self.grid.num_rounds)
@@ -182,7 +188,7 @@ class _Deciding:
 
     def _rate(self, job_id: WorkloadId, placed: Placed) -> float:
         """Work a second on a placement; of a number of devices that is none of its sizes, that of the next smaller."""
-        outlook = self.outlooks[job_id]
+        outlook = self.outlook(job_id)
         if not len(outlook.sizes) or not placed:
             return 0.0
         demand = Demand(work=outlook.work, sizes=outlook.sizes, rates=outlook.rates, unit=outlook.unit)
@@ -218,7 +224,7 @@ class _Deciding:
             return {job_id for job_id in ids if self.views[job_id].job.elastic}
         running = []
         for job_id in ids:
-            outlook = self.outlooks[job_id]
+            outlook = self.outlook(job_id)
             rate = self._rate(job_id, self.placed[job_id])
             running.append(
                 Running(
@@ -229,7 +235,7 @@ class _Deciding:
                     may_change=self.views[job_id].job.elastic and outlook.best_rate > 0.0,
                 )
             )
-        waiting = [self.outlooks[job_id] for job_id in self.views if job_id not in self.held]
+        waiting = [self.outlook(job_id) for job_id in self.views if job_id not in self.held]
         num_idle = len(self.round.devices) - sum(len(devices) for devices in self.held.values())
         chosen = select_running(
             running,
@@ -242,7 +248,7 @@ class _Deciding:
 
     def _achievement(self, job_id: WorkloadId) -> float:
         """The average speed over the rounds of a job's plan, over its best (5.1)."""
-        plan, outlook = self.plans.get(job_id), self.outlooks[job_id]
+        plan, outlook = self.plans.get(job_id), self.outlook(job_id)
         if not plan or outlook.best_rate <= 0.0:
             return 0.0
         done: float = sum(
@@ -300,7 +306,7 @@ class _Deciding:
             self._plan_one(board, ids[candidate.position])
 
     def _plan_one(self, board: Board, job_id: WorkloadId) -> None:
-        outlook = self.outlooks[job_id]
+        outlook = self.outlook(job_id)
         demand = Demand(
             work=outlook.work,
             sizes=outlook.sizes,
@@ -324,9 +330,9 @@ class _Deciding:
 
         Literally: the shortest completion time of any job on all GPUs, and the longest on the least (5.3).
         """
-        known = [outlook for outlook in self.outlooks.values() if outlook.best_rate > 0.0]
         if not self.policy.literal_prices:
-            return unit_prices(len(known), int(self.servers.capacity.sum()), self.policy.round_s)
+            return unit_prices(len(self.views), int(self.servers.capacity.sum()), self.policy.round_s)
+        known = [outlook for outlook in map(self.outlook, self.views) if outlook.best_rate > 0.0]
         low = min((outlook.total_work / outlook.best_rate for outlook in known), default=1.0)
         least = [(outlook, float(outlook.compact_rates[outlook.compact_rates > 0.0][0])) for outlook in known]
         high = max((outlook.total_work / rate for outlook, rate in least), default=1.0)
@@ -342,7 +348,11 @@ class _Deciding:
         for job_id, view in self.views.items():
             placed, batch = boards.now_of(self.plans.get(job_id, []), number)
             if placed:
-                wanted[job_id], batches[job_id] = placed, self._batch(view, placed, batch)
+                stands = job_id not in cohort and not self.round.is_boundary
+                wanted[job_id] = placed
+                batches[job_id] = self._batch(view, placed, batch, stands=stands)
+                # Until the next round it stands, whatever the job has been told of so far.
+                boards.set_batch(self.plans[job_id], number, batches[job_id])
         seats = self.seats.assign(wanted, self.held)
         jobs: dict[str, Any] = {}
         reasons: dict[WorkloadId, str] = {}
@@ -365,18 +375,20 @@ class _Deciding:
             state={"nodes": self.mark, "jobs": jobs},
         )
 
-    def _batch(self, view: JobView, placed: Placed, planned: int | None) -> int | None:
+    def _batch(self, view: JobView, placed: Placed, planned: int | None, *, stands: bool) -> int | None:
         """The batch of this round; one that still does is not changed for the sake of a little."""
-        if view.job.batch is None:
+        bounds = view.job.batch
+        if bounds is None:
             return None
-        outlook = self.outlooks[view.job.job_id]
+        present = view.global_batch_size or view.job.global_batch_size
+        if stands:
+            return min(max(planned or present, bounds.min_size), bounds.max_size)
+        outlook = self.outlook(view.job.job_id)
         best = planned
         size = sum(count for _, count in placed)
         if size in outlook.sizes:
             demand = Demand(work=outlook.work, sizes=outlook.sizes, rates=outlook.rates, unit=outlook.unit)
             best = int(outlook.batches[Shapes(self.servers, demand).cell(placed)])
-        present = view.global_batch_size or view.job.global_batch_size
-        bounds = view.job.batch
         is_kept = self.placed.get(view.job.job_id) == placed
         if best is None or (is_kept and max(best, present) <= _BATCH_TOLERANCE * min(best, present)):
             best = present

@@ -110,6 +110,13 @@ def now_of(plan: Plan, number: int) -> tuple[Placed, int | None]:
     return (), None
 
 
+def set_batch(plan: Plan, number: int, batch: int | None) -> None:
+    """Write down the batch of the stretch that a round lies in."""
+    for stretch in plan:
+        if stretch[0] <= number <= stretch[1]:
+            stretch[3] = batch
+
+
 class Seats:
     """Which devices: those a job has first, then those nobody holds, pairs under one PCIe switch together."""
 

@@ -11,14 +11,15 @@ import numpy as np
 from springtide.control.controller import Controller
 from springtide.core.actions import EndJob
 from springtide.core.decision import Plan, Policy, Snapshot
-from springtide.core.events import JobSubmitted
-from springtide.core.resources import make_node
+from springtide.core.events import JobSubmitted, ProgressReported
+from springtide.core.resources import Node, make_node
 from springtide.core.workload import Entrypoint, Goal, TrainingJob, WorkloadId
 from springtide.policies.registry import make_policy
+from springtide.sim.bench_decision_goodput import GoodputCrowd, is_goodput_policy, rows_of
 from springtide.sim.bench_rows import machine_facts, machine_load, markdown_table, ratio
 from springtide.sim.clock import VirtualClock
 from springtide.sim.fluid import FluidExecutor
-from springtide.sim.fluid_rules import overhead_rule
+from springtide.sim.fluid_rules import Speeds, overhead_rule
 
 DEVICES_PER_NODE = 8
 SIZES: tuple[int, ...] = (64, 512, 1024, 2048, 4096, 8192)
@@ -51,6 +52,7 @@ class DecisionTimes(msgspec.Struct, frozen=True, kw_only=True):
     num_jobs_mean: float
     num_instants: int
     p50_ms: float
+    p90_ms: float
     p99_ms: float
     max_ms: float
     turn_p99_ms: float
@@ -141,15 +143,23 @@ class _Crowd:
 class _Platform:
     """The real Controller over an executor without processes, timed turn by turn."""
 
-    def __init__(self, policy: str, num_devices: int, crowd: _Crowd, timer: Callable[[], float]) -> None:
+    def __init__(self, policy: str, num_devices: int, crowd: _Crowd | GoodputCrowd, timer: Callable[[], float]) -> None:
         rule = overhead_rule("elasticflow", num_devices)
-        nodes = [make_node(f"node-{index}", DEVICES_PER_NODE) for index in range(num_devices // DEVICES_PER_NODE)]
+        nodes: Sequence[Node] = [
+            make_node(f"node-{index}", DEVICES_PER_NODE) for index in range(num_devices // DEVICES_PER_NODE)
+        ]
+        speeds: Speeds | None = None
+        if isinstance(crowd, GoodputCrowd):
+            nodes, speeds = crowd.nodes, crowd.speeds
         self._timer = timer
         self._timed = _Timed(make_policy(policy), timer)
         self._crowd = crowd
         self._clock = VirtualClock()
         self._controller = Controller(self._timed, overheads=rule.told)
-        self._executor = FluidExecutor(self._clock, nodes, crowd.warm(), rule=rule)
+        warm = crowd.warm()
+        self._executor = FluidExecutor(
+            self._clock, nodes, warm, rule=rule, speeds=speeds, reports_progress=speeds is not None
+        )
         self.num_live = 0
         self.num_events = 0
         self.now_s = 0.0
@@ -181,7 +191,9 @@ class _Platform:
         self.num_events += num_arrived + num_ended
         if self.now_s >= _NUM_BATCHES and self.num_live < crowd.num_jobs and crowd.due_s is None:
             crowd.due_s = self.now_s + _PAUSE_S
-        return decide_s, turn_s, bool(events or step.actions)
+        # That somebody says how far it is, is no news.
+        is_news = bool(step.actions) or any(not isinstance(event, ProgressReported) for event in events)
+        return decide_s, turn_s, is_news
 
 
 def measure(
@@ -191,7 +203,11 @@ def measure(
 
     `timer` counts seconds, best of CPU: what else runs on the machine is then no part of the answer.
     """
-    crowd = _Crowd(max(1, round(num_devices / DEVICES_PER_JOB)), seed)
+    crowd: _Crowd | GoodputCrowd = (
+        GoodputCrowd(num_devices, seed)
+        if is_goodput_policy(policy)
+        else _Crowd(max(1, round(num_devices / DEVICES_PER_JOB)), seed)
+    )
     platform = _Platform(policy, num_devices, crowd, timer)
     began_s = timer()
     while not platform.is_over and platform.num_events < _MOST_WARM_UPS * crowd.num_jobs:
@@ -220,6 +236,7 @@ def measure(
         num_jobs_mean=float(live.mean()),
         num_instants=len(spent),
         p50_ms=float(np.percentile(decided_ms, 50)),
+        p90_ms=float(np.percentile(decided_ms, 90)),
         p99_ms=float(np.percentile(decided_ms, 99)),
         max_ms=float(decided_ms.max()),
         turn_p99_ms=float(np.percentile(turned_ms, 99)),
@@ -257,8 +274,9 @@ def run_bench(
                 f"{name} on {num_devices} devices, {found.num_jobs_mean:.0f} jobs: p50 {found.p50_ms:.2f} ms, "
                 f"p99 {found.p99_ms:.2f} ms, max {found.max_ms:.2f} ms over {found.num_instants} instants"
             )
-    ours, *others = names
-    rows = [
+    by_goodput = [name for name in names if is_goodput_policy(name)]
+    ours, *others = [name for name in names if name not in by_goodput] or [""]
+    rows: list[dict[str, Any]] = [
         {
             "case": f"{num_devices} devices, {measured[ours, num_devices].num_jobs_mean:.0f} jobs: {ours} p99",
             "ours": measured[ours, num_devices].p99_ms,
@@ -270,8 +288,11 @@ def run_bench(
         }
         for num_devices in sizes
         for other in others or (ours,)
+        if ours
     ]
-    largest = [measured[ours, num_devices] for num_devices in sizes if num_devices == max(SIZES)]
+    for name in by_goodput:
+        rows += rows_of(name, {size: msgspec.to_builtins(measured[name, size]) for size in sizes})
+    largest = [measured[ours, num_devices] for num_devices in sizes if ours and num_devices == max(SIZES)]
     return {
         "bench": "decision",
         "machine": machine_facts(load_before) | {"seed": seed, "events": num_events},
@@ -279,15 +300,19 @@ def run_bench(
         "criterion": (
             f"{ours} decides within {BOUND_MS:.0f} ms of CPU at p99 on {max(SIZES):,} devices with about "
             f"{max(SIZES) / DEVICES_PER_JOB:,.0f} jobs"
+            if ours
+            else "goodput jobs: p90 within 50 ms of CPU on 128 devices, p99 within 1 s on 8,192"
         ),
-        "passed": bool(largest) and all(found.p99_ms <= BOUND_MS for found in largest),
+        "passed": bool(largest or by_goodput)
+        and all(found.p99_ms <= BOUND_MS for found in largest)
+        and all(row["bound"] is None or row["ours"] <= row["bound"] for row in rows if "goodput jobs" in row["case"]),
         "table": [msgspec.to_builtins(found) for found in measured.values()],
     }
 
 
 def markdown(report: Mapping[str, Any]) -> str:
     """The growth table of a report, for a page of results."""
-    header = ("policy", "devices", "jobs", "instants", "p50 ms", "p99 ms", "max ms", "turn p99 ms")
+    header = ("policy", "devices", "jobs", "instants", "p50 ms", "p90 ms", "p99 ms", "max ms", "turn p99 ms")
     rows = sorted(report["table"], key=lambda row: (row["policy"] != OURS, row["policy"], row["num_devices"]))
     return markdown_table(
         header,
@@ -297,7 +322,7 @@ def markdown(report: Mapping[str, Any]) -> str:
                 f"{row['num_devices']:,}",
                 f"{row['num_jobs_mean']:,.0f}",
                 str(row["num_instants"]),
-                *(f"{row[key]:.3g}" for key in ("p50_ms", "p99_ms", "max_ms", "turn_p99_ms")),
+                *(f"{row[key]:.3g}" for key in ("p50_ms", "p90_ms", "p99_ms", "max_ms", "turn_p99_ms")),
             )
             for row in rows
         ],

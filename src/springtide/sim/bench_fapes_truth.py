@@ -51,6 +51,10 @@ class TopologySpeeds(Speeds):
         self._profiles = {name: family.profile() for name, family in FAMILIES.items()}
         self._exchanges: dict[tuple[str, int], tuple[Subgraph, NDArray[np.float64]]] = {}
 
+    def add(self, request: Request) -> None:
+        """Another request, whose job is yet to come."""
+        self._requests[request.job_id] = request
+
     def open(self, job: TrainingJob) -> tuple[tuple[float, ...], float, float]:
         """No curve: the speed depends on more than a number of workers."""
         request = self._requests[job.job_id]
