@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import time
 
 import pytest
@@ -59,11 +62,33 @@ def steps_of(platform, job_id):
     return [json.loads(line) for line in text.splitlines()]
 
 
+def lineage_of(platform, job_id):
+    """The steps that count: after a return to a checkpoint those of the newer generation replace what they do again."""
+    newest = {}
+    for record in steps_of(platform, job_id):
+        for step in [step for step in newest if step >= record["step"]]:
+            del newest[step]
+        newest[record["step"]] = record
+    return list(newest.values())
+
+
+def batches_of(platform):
+    """What the batch of each job was ordered to be in each generation, from the journal."""
+    journal = SqliteJournal(platform.state_dir / "journal.db", read_only=True)
+    batches = {}
+    for _, step in journal.read():
+        for action in step.actions:
+            if isinstance(action, ResizeJob):
+                batches.setdefault(action.job_id, {})[action.generation] = action.global_batch_size
+    journal.close()
+    return batches
+
+
 def assert_every_sample_once(platform, job_id, batch_of, num_epochs, seed):
     """Replay the sample cursor over the logged steps with the batch that each generation was ordered to have."""
     schedule = Schedule(num_samples=NUM_SAMPLES, global_batch_size=1, num_epochs=num_epochs, seed=seed)
     num_seen = 0
-    for number, record in enumerate(steps_of(platform, job_id), start=1):
+    for number, record in enumerate(lineage_of(platform, job_id), start=1):
         assert record["step"] == number
         expected = schedule.batch_at(number - 1, num_seen, batch_of[record["generation"]])
         assert record["ids_digest"] == expected.ids_digest
@@ -96,11 +121,7 @@ def test_four_jobs_share_four_slots_and_their_batches_follow_the_noise(platform)
 
     journal = SqliteJournal(platform.state_dir / "journal.db", read_only=True)
     steps = [step for _, step in journal.read()]
-    batches = {job_id: {} for job_id in jobs}
-    for step in steps:
-        for action in step.actions:
-            if isinstance(action, ResizeJob):
-                batches[action.job_id][action.generation] = action.global_batch_size
+    batches = batches_of(platform)
     for job_id, (num_epochs, seed) in jobs.items():
         assert_every_sample_once(platform, job_id, batches[job_id], num_epochs, seed)
     changed = [job_id for job_id, sizes in batches.items() if len(set(sizes.values())) > 1]
@@ -113,4 +134,26 @@ def test_four_jobs_share_four_slots_and_their_batches_follow_the_noise(platform)
     assert any(event.step_s and event.sync_s is not None and event.grad_var for event in reports)
     fresh = Controller(WithinBudget(make_policy(POLICY), 0.0), overheads=LOCAL_OVERHEADS)
     assert verify(fresh, journal) > 10
+    journal.close()
+
+
+@pytest.mark.timeout(300)
+def test_killed_workers_cost_no_sample_though_the_batch_changes(platform):
+    platform.start(policy=POLICY)
+    job_id = submit(platform, "hard", num_epochs=30, seed=5)
+    wait_for(lambda: platform.job(job_id)["global_batch_size"] != 16, 120.0, "a first change of the batch")
+    wait_for(lambda: platform.job(job_id)["num_workers"] > 1, 60.0, "a second worker")
+    first = sorted(platform.worker_pids().items())[0][1]
+    os.kill(first, signal.SIGKILL)
+    wait_for(lambda: platform.job(job_id)["checkpoint_step"] is not None, 60.0, "a checkpoint")
+    for pid in platform.worker_pids().values():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    ended = platform.wait_job(job_id, timeout_s=200.0)
+    assert ended["state"] == "SUCCEEDED", ended["reason"]
+    assert ended["num_restarts"] >= 1
+    platform.stop()
+    assert_every_sample_once(platform, job_id, batches_of(platform)[job_id], 30, 5)
+    journal = SqliteJournal(platform.state_dir / "journal.db", read_only=True)
+    assert verify(Controller(WithinBudget(make_policy(POLICY), 0.0), overheads=LOCAL_OVERHEADS), journal) > 10
     journal.close()
