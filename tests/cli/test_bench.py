@@ -32,7 +32,7 @@ def test_benches_are_listed_and_named(springtide: Run) -> None:
     for arguments in (["bench"], ["bench", "speed"]):
         result = springtide(*arguments)
         assert result.exit_code == 2
-        assert "known are deadlines, decision, figures, gateway, resize" in result.stderr
+        assert "known are communication, deadlines, decision, fapes, figures, gateway, jct, resize" in result.stderr
 
 
 def test_options_belong_to_benches(springtide: Run) -> None:

@@ -12,9 +12,10 @@ from springtide.core.decision import Plan, PoolAllocation, Snapshot, StepTime
 from springtide.core.errors import InvalidRequest
 from springtide.perf.goodput import split_batch
 from springtide.policies.registry import make_policy
+from springtide.sim.figures import simulate
 from springtide.sim.fluid_play import Played
 from springtide.sim.goodput import AppTruth, compact_placement, make_truths
-from springtide.sim.goodput_jobs import goodput_arrivals
+from springtide.sim.goodput_jobs import find_measurements_near, goodput_arrivals
 from springtide.sim.goodput_play import GoodputSetting, make_nodes, play_workload
 from springtide.sim.goodput_speeds import lengths
 from springtide.workloads.pollux import read
@@ -186,6 +187,20 @@ def test_tuned_requests_are_what_their_owners_asked_for(folder: Path, truth: App
     other = make_trace("w", [trace.jobs[0].__class__(job_id="x", submit_s=0.0, model="new", global_batch_size=8)])
     with pytest.raises(InvalidRequest, match="no tables of 'new'; there are toy"):
         goodput_arrivals(other, {"toy": truth})
+
+
+def test_simulate_plays_them_too(folder: Path, tmp_path: Path) -> None:
+    workload = write_workload(folder)
+    answer = simulate(
+        str(workload), "4x4", ["fifo"], overhead="pollux", adaptive=True, limit=2, with_rows=True, with_series=True
+    )
+    assert answer["profiles"] == "profiles"
+    rows = answer["policies"]["fifo"]["rows"]
+    assert [(row["submit_s"], row["state"]) for row in rows] == [(10.0, "SUCCEEDED"), (40.0, "SUCCEEDED")]
+    with pytest.raises(InvalidRequest, match="--profiles DIR"):
+        find_measurements_near(Path("/nowhere/at/all.csv"))
+    with pytest.raises(InvalidRequest, match="are read from files"):
+        simulate(read(workload), "4x4", ["fifo"], adaptive=True)
 
 
 @pytest.mark.parametrize("batch", ["adaptive", "tuned"])

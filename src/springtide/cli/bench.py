@@ -26,8 +26,8 @@ BENCHES: Mapping[str, str] = MappingProxyType(
         "decision": "how long a policy thinks at one event, from 64 to 8,192 devices",
         "fapes": "FaPES's table beside its rivals, its ablations, rounds at 6,400 GPUs, and its gap to the exact plan",
         "figures": "the figures of ElasticFlow's evaluation drawn anew, and whether the order of policies is the same",
-        "jct": "how long jobs take under each policy that chooses workers and batch sizes, beside Pollux and the bound",
         "gateway": "what the gateway adds to a call of a replica: time and CPU",
+        "jct": "how long jobs take under each policy that chooses workers and batch sizes, beside Pollux and the bound",
         "resize": "how long training stands still at each kind of resize, beside moving the state once",
     }
 )

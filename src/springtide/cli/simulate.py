@@ -43,7 +43,7 @@ _SHOWN: tuple[tuple[str, str], ...] = (
 @click.option("--policy", required=True, metavar="P[,P..]", help="See `springtide policies`.")
 @click.option(
     "--overhead",
-    type=click.Choice(("elasticflow", "measured", "none")),
+    type=click.Choice(("elasticflow", "measured", "pollux", "none")),
     default="elasticflow",
     show_default=True,
     help="What a start, resize or move costs, the same for every policy.",
@@ -61,6 +61,7 @@ _SHOWN: tuple[tuple[str, str], ...] = (
 @click.option(
     "--placement/--no-placement", default=True, help="Whether scattered groups are slower. [default: they are]"
 )
+@click.option("--adaptive", is_flag=True, help="A workload of Pollux: policies choose its jobs' batch sizes too.")
 @click.option("--processes", type=click.IntRange(min=1), metavar="N", help="Policies at a time. [default: all cores]")
 @click.option("--json", "output", metavar="OUT|-", help="Write the answer there as JSON; - is standard output.")
 @click.option("--html", "report", type=click.Path(path_type=Path), metavar="REPORT", help="Write a report with charts.")
@@ -83,6 +84,7 @@ def simulate(
     mtbf: float | None,
     repair: float,
     placement: bool,
+    adaptive: bool,
     processes: int | None,
     output: str | None,
     report: Path | None,
@@ -121,6 +123,7 @@ def simulate(
             mtbf_hours=mtbf,
             repair_hours=repair,
             feels_placement=placement,
+            adaptive=adaptive,
             strict=False,
             timer=time.process_time,
             on_progress=on_progress,

@@ -19,6 +19,9 @@ from springtide.sim.fluid_faults import NodeFaults
 from springtide.sim.fluid_figures import Setting, figures_of, met_deadlines
 from springtide.sim.fluid_play import Played, play
 from springtide.sim.fluid_rules import OverheadRule, Speeds, overhead_rule
+from springtide.sim.goodput import AppTruth
+from springtide.sim.goodput_play import read_goodput_jobs
+from springtide.sim.goodput_speeds import GoodputSpeeds
 from springtide.sim.study import Progress, play_in_processes
 from springtide.sim.trace import TraceJobs, read_jobs
 from springtide.workloads.cluster import parse_cluster
@@ -41,6 +44,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     strict: bool = True
     with_series: bool = False
     with_rows: bool = False
+    adaptive: bool = False
 
     @property
     def is_as_predicted(self) -> bool:
@@ -70,6 +74,7 @@ def simulate(
     with_series: bool = False,
     with_rows: bool = False,
     num_processes: int = 1,
+    adaptive: bool = False,
 ) -> dict[str, Any]:
     """Play a trace under each policy and return the figures by policy.
 
@@ -80,8 +85,9 @@ def simulate(
     decisions and runs; without one those figures are None. `on_progress` is told (policy, jobs ended, jobs in all).
     `journal` makes the journal of a policy's run. With `num_processes` above 1 so many policies are played at a time,
     each in its own process and timed by its own CPU time; a policy that fails is then named under `errors`. Raises
-    InvalidRequest on a bad trace or setting. Where speeds differ or nodes fail, each policy also plays the run
-    without that, so that every miss has its cause.
+    InvalidRequest on a bad trace or setting. With `adaptive` the trace is a workload of Pollux whose jobs change their
+    batch, `profiles` the folder of measurements (near the trace, if not given). Where speeds differ or nodes fail, each
+    policy also plays the run without that, so that every miss has its cause.
     """
     options = Options(
         overhead=overhead,
@@ -96,6 +102,7 @@ def simulate(
         strict=strict,
         with_series=with_series,
         with_rows=with_rows,
+        adaptive=adaptive,
     )
     shape = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     makers = _makers(policies)
@@ -136,15 +143,19 @@ class _Stage:
             devices_per_node=devices_per_node,
             rule=self._rule,
         )
-        jobs = read_jobs(
-            trace,
-            num_devices,
-            seed=options.seed,
-            limit=options.limit,
-            profiles=profiles,
-            format=options.format,
-            draws=options.draws,
-        )
+        self._truths: dict[str, AppTruth] | None = None
+        if options.adaptive:
+            jobs, self._truths = read_goodput_jobs(trace, profiles, options.limit)
+        else:
+            jobs = read_jobs(
+                trace,
+                num_devices,
+                seed=options.seed,
+                limit=options.limit,
+                profiles=profiles,
+                format=options.format,
+                draws=options.draws,
+            )
         self._arrivals = jobs.arrivals
         self._nodes = [make_node(f"node-{index:03d}", devices_per_node, kind="gpu") for index in range(num_nodes)]
         self.answer = _header(trace, shape, options, self._rule, jobs)
@@ -196,19 +207,24 @@ class _Stage:
             self._arrivals,
             self._nodes,
             rule=self._rule,
-            speeds=Speeds(
-                devices_per_node=self._setting.devices_per_node,
-                error_fraction=options.error_fraction,
-                seed=options.seed,
-                feels_placement=options.feels_placement,
-            ),
+            speeds=self._speeds(options),
             faults=faults,
-            reports_progress=not options.is_as_predicted,
+            reports_progress=options.adaptive or not options.is_as_predicted,
             keeps_promises=self._options.strict and self._options.is_as_predicted,
             told=self._command(name),
             journal=journal,
             timer=timer,
             on_progress=on_progress,
+        )
+
+    def _speeds(self, options: Options) -> Speeds:
+        if self._truths is not None:
+            return GoodputSpeeds(self._truths)
+        return Speeds(
+            devices_per_node=self._setting.devices_per_node,
+            error_fraction=options.error_fraction,
+            seed=options.seed,
+            feels_placement=options.feels_placement,
         )
 
     def _command(self, policy: str) -> str:
@@ -224,6 +240,7 @@ class _Stage:
         if options.mtbf_hours is not None:
             words += ["--mtbf", str(options.mtbf_hours), "--repair", str(options.repair_hours)]
         words += [] if options.feels_placement else ["--no-placement"]
+        words += ["--adaptive"] if options.adaptive else []
         return shlex.join(words)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Literal
 
 from springtide.core.errors import InvalidRequest
@@ -42,6 +43,14 @@ def goodput_arrivals(
             )
         arrivals.append((row.submit_s, _job(row, truth, batch, knows_length, max_workers, profiles)))
     return arrivals
+
+
+def find_measurements_near(trace: Path) -> Path:
+    """The folder of applications near a workload: `profiles` beside one of its parents. Raises InvalidRequest."""
+    for parent in trace.absolute().parents[:4]:
+        if any((parent / "profiles").glob("*/placements.csv")):
+            return parent / "profiles"
+    raise InvalidRequest(f"no measurements lie near {trace}; name their folder with --profiles DIR")
 
 
 def _job(

@@ -8,13 +8,15 @@ from pathlib import Path
 import msgspec
 
 from springtide.core.decision import Policy
+from springtide.core.errors import InvalidRequest
 from springtide.core.ports import Journal
 from springtide.core.resources import Node, make_node
 from springtide.sim.fluid_play import Played, play
 from springtide.sim.fluid_rules import overhead_rule
 from springtide.sim.goodput import DEVICES_PER_NODE, MAX_NODES, AppTruth, make_truths
-from springtide.sim.goodput_jobs import BatchRule, goodput_arrivals
+from springtide.sim.goodput_jobs import BatchRule, find_measurements_near, goodput_arrivals
 from springtide.sim.goodput_speeds import GoodputSpeeds
+from springtide.sim.trace import TraceJobs
 from springtide.workloads.pollux import read
 from springtide.workloads.pollux_tables import read_applications
 from springtide.workloads.trace import Trace
@@ -60,6 +62,20 @@ def play_workload(
         timer=timer,
         on_progress=on_progress,
     )
+
+
+def read_goodput_jobs(workload: object, profiles: object, limit: int | None) -> tuple[TraceJobs, dict[str, AppTruth]]:
+    """The first `limit` jobs of a workload's file on its own clock, and the truth from `profiles` or near the file.
+
+    Raises InvalidRequest on a bad file, or if these are no paths.
+    """
+    if not isinstance(workload, str | Path) or not isinstance(profiles, str | Path | None):
+        raise InvalidRequest("jobs that change their batch are read from files; name the workload and the folder")
+    path = Path(workload)
+    folder = find_measurements_near(path) if profiles is None else Path(profiles)
+    truths = make_truths(read_applications(folder))
+    arrivals = goodput_arrivals(read(path, limit), truths)
+    return TraceJobs(name=path.stem, arrivals=arrivals, profiles=folder.name), truths
 
 
 def make_nodes(num_nodes: int = MAX_NODES) -> list[Node]:
