@@ -193,5 +193,6 @@ def test_families_survive_the_journal_and_change_only_with_news():
     assert family_key(view("a").job, alone=True) != family_key(view("b").job, alone=True)
 
 
-def test_sizes_are_powers_of_two_and_three_times_those():
-    assert size_grid(50) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48]
+def test_sizes_are_few_within_a_node_and_finer_above():
+    assert size_grid(5) == [1, 2, 3, 4]
+    assert size_grid(64) == [1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64]

@@ -63,12 +63,15 @@ class Row:
 
 
 def size_grid(most: int) -> list[int]:
-    """The numbers of workers that are tried: powers of two and three times those, a third to a half apart."""
-    found = {1, 3}
-    size = 2
-    while size <= most:
-        found |= {size, size * 3}
-        size *= 2
+    """The numbers of workers that are tried: 1, 2, 3, 4, 6, 8, 12, and from 16 on four to every doubling.
+
+    Few while a node holds them, so that groups fill nodes; finer above, so that a few large ones fill the cluster.
+    """
+    found = {1, 3, *(size * factor for size in (2, 4) for factor in (1, 3)), 8}
+    doubling = 16
+    while doubling <= most:
+        found |= {doubling * quarters // 4 for quarters in (4, 5, 6, 7)}
+        doubling *= 2
     return sorted(size for size in found if size <= most)
 
 
