@@ -57,6 +57,7 @@ class TrainingRun:
     """One job on the machines, through all its generations."""
 
     def __init__(self, machine: Machine, job: TrainingJob) -> None:
+        assert job.length_unit == "samples", "on these machines a job's length is its samples"
         self.machine = machine
         self.job = job
         self.model = job_model(job)
