@@ -14,6 +14,9 @@ from springtide.perf.fabric import EDGE_KINDS, Links, Subgraph
 Floats = NDArray[np.floating]
 Ints = NDArray[np.int64]
 NUM_GLOBALS = 10
+# What the latency of a collective counts: the call, steps of a ring, its steps between servers, levels of a tree, and
+# steps of a chain within the fullest server.
+NUM_STEPS = 5
 # A node's features: the type of a device one-hot with one place for types never seen, the affinity CPU's cores and
 # memory bandwidth (FaPES, section 4.1), then which of the three kinds of node it is.
 NUM_PLAIN_FEATURES = 6
@@ -73,6 +76,7 @@ class Compiled(msgspec.Struct, frozen=True, kw_only=True):
     switch_node: Ints
     switch_share: Floats
     globals: Floats
+    steps: Floats
 
 
 def compile_subgraph(subgraph: Subgraph, vocabulary: Vocabulary, num_layers: int) -> Compiled:
@@ -110,6 +114,7 @@ def compile_subgraph(subgraph: Subgraph, vocabulary: Vocabulary, num_layers: int
         switch_node=switch_node,
         switch_share=share,
         globals=_globals(subgraph),
+        steps=_steps(subgraph),
     )
 
 
@@ -189,6 +194,14 @@ def _globals(subgraph: Subgraph) -> Floats:
     )
 
 
+def _steps(subgraph: Subgraph) -> Floats:
+    """The logarithms of the counts that a latency is made of; what does not occur counts next to nothing."""
+    servers, most = subgraph.num_servers, max(len(part.slots) for part in subgraph.servers)
+    counts = np.array([1.0, subgraph.num_devices - 1.0, servers - 1.0, log2(servers), most - 1.0])
+    logs: NDArray[np.float64] = np.log(np.maximum(counts, 1e-3))
+    return logs
+
+
 def _merge(
     features: Floats, source: Ints, target: Ints, kind: Ints, weight: Floats, num_rounds: int
 ) -> tuple[Ints, Ints]:
@@ -252,6 +265,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     to_cluster: Sparse
     to_cluster_back: Sparse
     globals: Floats
+    steps: Floats
 
 
 def batch_of(compiled: Sequence[Compiled], dtype: type[np.floating] = np.float32) -> Batch:
@@ -299,6 +313,7 @@ def batch_of(compiled: Sequence[Compiled], dtype: type[np.floating] = np.float32
         to_cluster=to_cluster,
         to_cluster_back=_transposed(to_cluster, int(pools[-1])),
         globals=np.stack([item.globals for item in compiled]).astype(dtype),
+        steps=np.stack([item.steps for item in compiled]).astype(dtype),
     )
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from springtide.perf.communication import DTYPES
 from springtide.perf.fabric import EDGE_KINDS
-from springtide.perf.gnn_graph import NUM_GLOBALS, Batch, Floats, Ints, Sparse, Vocabulary
+from springtide.perf.gnn_graph import NUM_GLOBALS, NUM_STEPS, Batch, Floats, Ints, Sparse, Vocabulary
 
 Parameters = dict[str, Floats]
 # From predictions to the loss and its slope at each.
@@ -79,7 +79,7 @@ def fresh_parameters(
         "cpu": (3 * last, width),
         "switch": (last + 2 * width, width),
         "regime_in": (told, sizes.regime_width),
-        "regime_out": (sizes.regime_width, 2 * sizes.num_regimes),
+        "regime_out": (sizes.regime_width, (1 + NUM_STEPS) * sizes.num_regimes),
         "head_graph": (told, sizes.head_width),
         "head_size": (NUM_SIZE_FEATURES, sizes.head_width),
         "head_middle": (sizes.head_width, sizes.head_width),
@@ -93,7 +93,7 @@ def fresh_parameters(
             parameters[f"{name}_bias"] = np.zeros(shape[1], dtype)
     # Regimes start apart, from low latency with little bandwidth to the reverse.
     spread = np.linspace(0.0, 1.5, sizes.num_regimes)
-    parameters["regime_out_bias"][:] = np.concatenate([spread, 1.5 - spread])
+    parameters["regime_out_bias"][:] = np.concatenate([np.tile(spread, NUM_STEPS), 1.5 - spread])
     return parameters
 
 
@@ -116,6 +116,8 @@ class _Trace(msgspec.Struct, kw_only=True):
     switch: Floats
     told: Floats
     regime: Floats
+    # The share of each kind of step in the latency of each regime, [subgraph, step, regime].
+    step_share: Floats
 
 
 def embed(parameters: Mapping[str, Floats], batch: Batch, sizes: Sizes) -> tuple[Embedding, _Trace]:
@@ -136,10 +138,16 @@ def embed(parameters: Mapping[str, Floats], batch: Batch, sizes: Sizes) -> tuple
     told = np.concatenate([_times(batch.to_cluster, switch), _largest(batch.to_cluster, switch), batch.globals], axis=1)
     regime = _relu(told @ parameters["regime_in"] + parameters["regime_in_bias"])
     said = regime @ parameters["regime_out"] + parameters["regime_out_bias"]
+    num_latencies = NUM_STEPS * sizes.num_regimes
+    steps = said[:, :num_latencies].reshape(-1, NUM_STEPS, sizes.num_regimes) + batch.steps[:, :, None]
+    longest = steps.max(axis=1, keepdims=True)
+    step_share = np.exp(steps - longest)
+    total = step_share.sum(axis=1, keepdims=True)
+    step_share /= total
     embedding = Embedding(
-        # Tens of microseconds, and the narrowest place's time for a byte.
-        latency=said[:, : sizes.num_regimes] + np.float32(np.log(1e-5)),
-        per_byte=said[:, sizes.num_regimes :] + batch.globals[:, :1] + np.float32(np.log(1e-9)),
+        # Microseconds, and the narrowest place's time for a byte.
+        latency=(longest + np.log(total))[:, 0] + np.float32(np.log(1e-6)),
+        per_byte=said[:, num_latencies:] + batch.globals[:, :1] + np.float32(np.log(1e-9)),
         head=told @ parameters["head_graph"],
     )
     trace = _Trace(
@@ -151,6 +159,7 @@ def embed(parameters: Mapping[str, Floats], batch: Batch, sizes: Sizes) -> tuple
         switch=switch,
         told=told,
         regime=regime,
+        step_share=step_share,
     )
     return embedding, trace
 
@@ -210,7 +219,9 @@ def gradients(
     per_graph = np.concatenate([times * of_wait, times * (1.0 - of_wait), hidden], axis=1).astype(slope.dtype)
     summed = np.zeros((num_graphs, per_graph.shape[1]), slope.dtype)
     summed[rows] = np.add.reduceat(per_graph, starts)
-    regime_slope, head_slope = summed[:, : 2 * sizes.num_regimes], summed[:, 2 * sizes.num_regimes :]
+    of_latency, of_rate, head_slope = np.split(summed, [sizes.num_regimes, 2 * sizes.num_regimes], axis=1)
+    of_steps = (trace.step_share * of_latency[:, None, :]).reshape(num_graphs, -1)
+    regime_slope = np.concatenate([of_steps, of_rate], axis=1)
     found["regime_out"] = trace.regime.T @ regime_slope
     found["regime_out_bias"] = regime_slope.sum(axis=0)
     regime = (regime_slope @ parameters["regime_out"].T) * (trace.regime > 0)

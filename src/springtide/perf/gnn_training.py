@@ -35,7 +35,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     The decay is strong because the samples are few and noisy: without it the network learns their noise.
     """
 
-    num_steps: int = 1500
+    num_steps: int = 1200
     batch_placements: int = 64
     learning_rate: float = 1e-2
     weight_decay: float = 0.5

@@ -37,6 +37,8 @@ _BLIND = "no messages"
 _PAPER_ERROR = 0.36
 # Measured samples are few: every placement is held out once, in one of so many rounds.
 NUM_ROUNDS = 4
+# A step sees every placement of a small file, so fewer do.
+_FEW_STEPS = 400
 
 
 class Errors(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +74,7 @@ def run_bench(
     load = machine_load()
     if samples is not None:
         rounds = _measured_rounds(samples, seed)
+        training = training or Training(num_steps=_FEW_STEPS)
     else:
         rounds = [dict(drawn) if drawn is not None else draw_sets(seed)]
     tallies: dict[tuple[str, str], _Tally] = {}
