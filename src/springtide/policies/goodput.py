@@ -54,7 +54,9 @@ class _Known:
             self.state = state
         return dict(self.families)
 
-    def pace(self, key: str, family: Family, sizes: Sequence[int], per_node: int, job: TrainingJob) -> Pace:
+    def pace(
+        self, key: str, family: Family, sizes: Sequence[int], per_node: int, job: TrainingJob, adapts: bool
+    ) -> Pace:
         """The pace of a family, worked out anew only when something new was measured."""
         known = self.paces.get(key)
         if (
@@ -63,7 +65,7 @@ class _Known:
             or known.sizes.tolist() != list(sizes)
             or known.devices_per_node != per_node
         ):
-            known = Pace(family, sizes, per_node, job)
+            known = Pace(family, sizes, per_node, job, adapts=adapts)
         elif known.family != family:
             known = known.with_family(family)
         self.paces[key] = known
@@ -182,7 +184,7 @@ class Goodput:
             job_of[key] = view.job
         per_node = max((len(node.devices) for node in snapshot.cluster.nodes), default=1)
         return {
-            key: self._known.pace(key, families[key], sorted(sizes - {0}), per_node, job_of[key])
+            key: self._known.pace(key, families[key], sorted(sizes - {0}), per_node, job_of[key], self.adapts_batch)
             for key, sizes in wanted.items()
         }
 

@@ -173,12 +173,16 @@ class _Corrected:
 class Pace:
     """How fast a family's jobs go on each number of workers, at every point of their way. Derived from a `Family`."""
 
-    def __init__(self, family: Family, sizes: Sequence[int], devices_per_node: int, job: TrainingJob) -> None:
+    def __init__(
+        self, family: Family, sizes: Sequence[int], devices_per_node: int, job: TrainingJob, *, adapts: bool = True
+    ) -> None:
         estimate = fit_throughput(family.steps)
         assert estimate is not None
         self.family = family
         self.model = _Corrected(estimate)
         self.bounds: AdaptiveBatch | None = job.batch
+        # Whether the batch is chosen by the noise; otherwise it is as it was, whatever the noise.
+        self.adapts = adapts and job.batch is not None
         self.initial = job.global_batch_size
         self.unit: LengthUnit = job.length_unit if job.batch is not None else "samples"
         self.sizes: Ints = np.asarray(sizes, dtype=np.int64)
@@ -200,10 +204,11 @@ class Pace:
         """Progress a second, by size and noise ratio. Shape [S, R]."""
         placements = np.stack([self.nodes_of(self.sizes), self.sizes], axis=1)
         columns = []
-        for ratio in NOISE_RATIOS.tolist() if self.bounds is not None else [0.0]:
+        noises = [GradientNoise(grad_sqr=1.0, grad_var=ratio) for ratio in NOISE_RATIOS.tolist()]
+        for noise in noises if self.adapts else [None]:
             best = best_batches(
                 self.model,
-                GradientNoise(grad_sqr=1.0, grad_var=ratio),
+                noise,
                 placements,
                 self.bounds,
                 self.initial,
@@ -214,7 +219,7 @@ class Pace:
 
     def rates_at(self, noise: GradientNoise | None) -> Floats:
         """Progress a second on each size with this noise. Shape [S]."""
-        if self.bounds is None:
+        if not self.adapts:
             return self.rates[:, 0]
         place = _place_of(noise)
         low = int(place)
@@ -224,7 +229,7 @@ class Pace:
     @cached_property
     def _way(self) -> tuple[Floats, Floats]:
         """The ends of the stretches (progress), and the seconds up to each of them on each size [S, stretches + 1]."""
-        if self.bounds is None or not self.family.noise:
+        if not self.adapts or not self.family.noise:
             rates = self.rates_at(None)[:, None]
             return np.array([0.0, 1.0]), np.concatenate([np.zeros_like(rates), _inverse(rates)], axis=1)
         known = list(self.family.noise)
