@@ -151,6 +151,15 @@ def _total(view: JobView) -> float | None:
     return None if view.total_steps is None else float(view.total_steps)
 
 
+def _as_much_again(progress: float) -> float:
+    """What is left of a job that may end at any time: as much as it has done, as the whole doubling that it is in.
+
+    A whole doubling, so that jobs that are about as far do not overtake each other all the time (Tiresias, NSDI'19,
+    section 3.1, has queues for that).
+    """
+    return 2.0 ** math.ceil(math.log2(max(progress, 1.0)))
+
+
 def _by_curve(row: Row, rates: list[float], snapshot: Snapshot) -> None:
     """Times by the job's own curve: a fixed batch and a profile or measurements at it."""
     view = row.view
@@ -161,7 +170,7 @@ def _by_curve(row: Row, rates: list[float], snapshot: Snapshot) -> None:
         return
     now_rate = curve_of(view).rate(view.num_replicas)
     total, done = _total(view), max(view.progress, float(view.step)) + now_rate * _since_s(view, snapshot)
-    left = max(done, LEAST_UNKNOWN_S * float(speeds[0])) if total is None else total - done
+    left = max(_as_much_again(done), LEAST_UNKNOWN_S * float(speeds[0])) if total is None else total - done
     row.seconds = np.maximum(left / speeds, LEAST_LEFT_S)
 
 
@@ -190,7 +199,7 @@ def _by_pace(rows: list[Row], pace: Pace, family: Family, snapshot: Snapshot) ->
             left = family.left_of(progress)
             if left is None:
                 alone = float(pace.rates_at(row.noise)[index_of.get(max(row.view.min_workers, 1), 0)])
-                left = max(progress, LEAST_UNKNOWN_S * alone)
+                left = max(_as_much_again(progress), LEAST_UNKNOWN_S * alone)
             total = progress + left
         done.append(min(progress, total))
         totals.append(total)
