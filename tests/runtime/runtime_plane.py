@@ -186,7 +186,7 @@ class Plane:
             with contextlib.suppress(OSError, KeyError):
                 self.connections[name].sendall(encode_frame(order))
 
-    def form(self, *members, forced=False, wait=True, batch=0):
+    def form(self, *members, forced=False, wait=True, batch=0, untold=()):
         previous, self.generation = self.generation if self.members else 0, self.generation + 1
         if forced:
             Fence(self.work_dir).raise_to(self.generation)
@@ -199,7 +199,8 @@ class Plane:
             global_batch_size=batch,
         )
         self.batch_sizes[self.generation] = batch or self.batch_sizes.get(previous, self.job.global_batch_size)
-        recipients = dict.fromkeys((*members, *(name for name in self.members if name not in self.exits)))
+        leavers = [name for name in self.members if name not in self.exits and name not in untold]
+        recipients = dict.fromkeys((*members, *leavers))
         self.members = members
         self.order(order, *recipients)
         if wait:

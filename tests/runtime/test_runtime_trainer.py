@@ -128,7 +128,8 @@ def test_a_stopped_member_does_not_hold_the_survivors_and_is_fenced_when_it_wake
     plane.start_group("a", "b", "c")
     plane.wait_step(5)
     plane.signal("a", signal.SIGSTOP)
-    plane.form("b", "c", forced=True)
+    # Had it the order to leave in its ear when it wakes, it could be gone in good order before it hears of the fence.
+    plane.form("b", "c", forced=True, untold=("a",))
     plane.signal("a", signal.SIGCONT)
     plane.order(wire.Fence(), "a")
     plane.wait_exit("a", code=3)
