@@ -241,8 +241,7 @@ def _check_batches(snapshot: Snapshot, plan: Plan) -> None:
         size = given.global_batch_size if given is not None else None
         if bounds is not None and size is not None and not bounds.min_size <= size <= bounds.max_size:
             raise PolicyError(
-                f"the plan gives {job.job_id!r} a batch of {size}, which takes {bounds.min_size} to "
-                f"{bounds.max_size}"
+                f"the plan gives {job.job_id!r} a batch of {size}, which takes {bounds.min_size} to {bounds.max_size}"
             )
 
 

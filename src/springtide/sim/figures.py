@@ -12,7 +12,6 @@ import msgspec
 from springtide.core.decision import Policy
 from springtide.core.errors import InvalidRequest
 from springtide.core.ports import Journal
-from springtide.core.resources import make_node
 from springtide.core.workload import WorkloadId
 from springtide.policies.registry import make_policy
 from springtide.sim.fluid_faults import NodeFaults
@@ -24,7 +23,7 @@ from springtide.sim.goodput_play import read_goodput_jobs
 from springtide.sim.goodput_speeds import GoodputSpeeds
 from springtide.sim.study import Progress, play_in_processes
 from springtide.sim.trace import TraceJobs, read_jobs
-from springtide.workloads.cluster import parse_cluster
+from springtide.workloads.cluster import cluster_nodes, parse_cluster
 from springtide.workloads.profiles import Profiles
 from springtide.workloads.trace import Trace
 
@@ -104,11 +103,11 @@ def simulate(
         with_rows=with_rows,
         adaptive=adaptive,
     )
-    shape = parse_cluster(cluster) if isinstance(cluster, str) else cluster
+    named = cluster if isinstance(cluster, str) else f"{cluster[0]}x{cluster[1]}"
     makers = _makers(policies)
     if num_processes > 1 and len(policies) > 1:
         arguments = _plain_arguments(trace, policies, profiles, journal)
-        arguments |= {"cluster": f"{shape[0]}x{shape[1]}", **msgspec.structs.asdict(options)}
+        arguments |= {"cluster": named, **msgspec.structs.asdict(options)}
         return play_in_processes(
             list(policies),
             arguments,
@@ -116,7 +115,7 @@ def simulate(
             is_timed=timer is not None,
             on_progress=on_progress,
         )
-    stage = _Stage(trace, shape, options, profiles)
+    stage = _Stage(trace, named, options, profiles)
     for name, make in makers.items():
         told = None if on_progress is None else _telling(on_progress, name)
         stage.play(name, make, timer, told, None if journal is None else journal(name))
@@ -129,11 +128,11 @@ class _Stage:
     def __init__(
         self,
         trace: str | Trace,
-        shape: tuple[int, int],
+        cluster: str,
         options: Options,
         profiles: str | Path | Profiles | None,
     ) -> None:
-        num_nodes, devices_per_node = shape
+        num_nodes, devices_per_node = parse_cluster(cluster)
         num_devices = num_nodes * devices_per_node
         self._options = options
         self._profiles = profiles
@@ -157,8 +156,8 @@ class _Stage:
                 draws=options.draws,
             )
         self._arrivals = jobs.arrivals
-        self._nodes = [make_node(f"node-{index:03d}", devices_per_node, kind="gpu") for index in range(num_nodes)]
-        self.answer = _header(trace, shape, options, self._rule, jobs)
+        self._nodes = cluster_nodes(cluster)
+        self.answer = _header(trace, cluster, num_devices, options, self._rule, jobs)
 
     def play(
         self,
@@ -279,17 +278,17 @@ def _telling(on_progress: Progress, name: str) -> Callable[[int, int], None]:
 
 
 def _header(
-    trace: str | Trace, shape: tuple[int, int], options: Options, rule: OverheadRule, jobs: TraceJobs
+    trace: str | Trace, cluster: str, num_devices: int, options: Options, rule: OverheadRule, jobs: TraceJobs
 ) -> dict[str, Any]:
     header = {
         "trace": trace if isinstance(trace, str) else trace.name,
-        "cluster": f"{shape[0]}x{shape[1]}",
+        "cluster": cluster,
         "seed": options.seed,
         "overhead": rule.name,
         "overheads_s": {**msgspec.structs.asdict(rule.pause), "cold_start_s": rule.cold_start_s},
         "profiles": jobs.profiles or None,
         "num_jobs": len(jobs.arrivals),
-        "num_devices": shape[0] * shape[1],
+        "num_devices": num_devices,
         "skipped": sum(jobs.skipped.values()),
         "skipped_by_reason": jobs.skipped,
         "drawn": list(jobs.drawn),
