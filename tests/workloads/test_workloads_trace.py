@@ -67,7 +67,7 @@ def test_its_own_curve_is_that_of_the_models() -> None:
     job = TraceJob(job_id="a", submit_s=0.0, global_batch_size=64, samples_per_s_1=100.0, parallel_fraction=0.9)
     truth = JobModel(num_samples=1, samples_per_s=100.0, parallel_fraction=0.9, batch_size=64, num_epochs=1)
     for count in (1, 2, 3, 8):
-        assert job.own_steps_per_s(count) == pytest.approx(1 / truth.step_s(count))
+        assert job.own_steps_per_s(count) == pytest.approx(1 / truth.step_s(count, 64))
 
 
 def test_a_trace_names_its_pairs_once_and_survives_encoding() -> None:
