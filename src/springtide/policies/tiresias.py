@@ -104,6 +104,9 @@ class Tiresias(msgspec.Struct, frozen=True, kw_only=True):
         self, gangs: Gangs, view: JobView, since: dict[WorkloadId, float], forgiven: dict[WorkloadId, float]
     ) -> float:
         attained_s = view.attained_service_s(gangs.now_s) - forgiven.get(view.job.job_id, 0.0)
+        if attained_s <= 0.0:
+            # It is where a promotion would put it.
+            return math.inf
         executed_s = attained_s / max(1, gangs.size(view))
         return since[view.job.job_id] + max(_AFTER_S, self.promotion_factor * executed_s)
 
@@ -127,7 +130,8 @@ class Tiresias(msgspec.Struct, frozen=True, kw_only=True):
                     since.setdefault(view.job.job_id, gangs.now_s)
                     forgiven = {view.job.job_id: view.attained_service_s(gangs.now_s) - attained[view.job.job_id]}
                     moments.append(self._promotion_at_s(gangs, view, since, forgiven) + _AFTER_S)
-        return min(moments, default=None)
+        moment_s = min(moments, default=math.inf)
+        return moment_s if moment_s < math.inf else None
 
 
 def gittins_index(history_device_s: Sequence[float], attained_s: float, quantum_s: float) -> float:
