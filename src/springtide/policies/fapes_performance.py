@@ -390,8 +390,8 @@ def _representative(servers: Servers, shape: Shape, unit: int) -> list[tuple[int
                 if number < len(g)
                 for server in (g[number],)
             ]
-        rest = [int(server) for server in order if int(server) not in set(inside)]
-        order = np.array(inside + rest)
+        taken = set(inside)
+        order = np.array(inside + [server for server in order.tolist() if server not in taken])
     chosen: list[tuple[int, int]] = []
     left = shape.size
     num_servers = min(shape.num_servers, len(order))
