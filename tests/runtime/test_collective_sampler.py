@@ -141,7 +141,13 @@ def test_the_network_is_removed_when_the_measurement_is_ended(number):
         "from springtide.runtime.collective_sampler import *; from springtide.runtime.namespaces import *;"
         "sample_namespaces(RackNetwork(), 1, [1 << 22] * 50, tell=lambda text: print(text, flush=True))"
     )
-    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        # Whoever runs the tests in the background has them ignore Ctrl-C, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     assert process.stdout is not None
     assert process.stdout.readline(), "it has begun to measure"
     left = [name for name in list_namespaces() if f"-{process.pid}-" in name]

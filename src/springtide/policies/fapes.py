@@ -208,9 +208,9 @@ class _Deciding:
         loads = np.zeros_like(loads)
         out: set[WorkloadId] = set()
         for job_id in sorted(self.plans, key=lambda job_id: job_id not in self.is_late):
-            more = boards.loads_of([self.plans[job_id]], self.grid, len(capacity))
-            if (loads + more <= capacity).all():
-                loads += more
+            used, more = boards.load_of(self.plans[job_id], self.grid)
+            if (loads[:, used] + more <= capacity[used]).all():
+                loads[:, used] += more
             else:
                 out.add(job_id)
         return out

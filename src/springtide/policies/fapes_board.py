@@ -96,6 +96,17 @@ def loads_of(plans: Iterable[Plan], rounds: Rounds, num_servers: int) -> Ints:
     return found
 
 
+def load_of(plan: Plan, rounds: Rounds) -> tuple[list[int], Ints]:
+    """The servers that a plan uses, and how many devices of each in every entry of the grid."""
+    used = sorted({server for _, _, placed, _ in plan for server, _ in placed})
+    column = {server: number for number, server in enumerate(used)}
+    narrow: Plan = [
+        [first, last, [[column[server], count] for server, count in placed], batch]
+        for first, last, placed, batch in plan
+    ]
+    return used, loads_of([narrow], rounds, len(used))
+
+
 def make_board(servers: Servers, rounds: Rounds, plans: Iterable[Plan], low: float, high: float) -> Board:
     """The Board with these plans on it."""
     loads = loads_of(plans, rounds, len(servers.capacity))
