@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 STAMP := $(VENV)/.installed
+COMPUTING := tests/control tests/sim tests/simulation
 
 .PHONY: setup demo check test slow examples gpu golden bench ci clean browser
 
@@ -30,8 +31,10 @@ check: setup
 test: setup
 	$(PYTEST) -n 2 --dist loadgroup
 
+# What only computes runs two at a time; real processes have the machine to themselves.
 slow: setup browser
-	$(PYTEST) -m slow --timeout 600
+	$(PYTEST) -m slow --timeout 600 -n 2 --dist loadgroup $(COMPUTING)
+	$(PYTEST) -m slow --timeout 600 $(COMPUTING:%=--ignore=%)
 
 examples: setup
 	$(PYTEST) -m examples --timeout 600
