@@ -33,10 +33,7 @@ class AlphaBeta:
 
     def __init__(self, queries: Sequence[Query], measured_s: NDArray[np.float64]) -> None:
         groups = _grouped(queries, lambda query: (kind_of(query.subgraph), query.subgraph.num_servers))
-        self._fits = {
-            key: _fit_relative(np.array([self._row(queries[index]) for index in members]), measured_s[members])
-            for key, members in groups.items()
-        }
+        self._fits = _fit_groups(groups, queries, measured_s, self._row)
 
     def predict_s(self, queries: Sequence[Query]) -> NDArray[np.float64]:
         """Seconds for each query."""
@@ -70,10 +67,7 @@ class PolluxForm:
 
     def __init__(self, queries: Sequence[Query], measured_s: NDArray[np.float64]) -> None:
         groups = _grouped(queries, lambda query: (kind_of(query.subgraph), min(query.subgraph.num_servers, 2)))
-        self._fits = {
-            key: _fit_relative(np.array([self._row(queries[index]) for index in members]), measured_s[members])
-            for key, members in groups.items()
-        }
+        self._fits = _fit_groups(groups, queries, measured_s, self._row)
 
     def predict_s(self, queries: Sequence[Query]) -> NDArray[np.float64]:
         """Seconds for each query."""
@@ -109,6 +103,19 @@ def _grouped(queries: Sequence[Query], key: Callable[[Query], Any]) -> dict[Any,
         if query.subgraph.num_devices > 1:
             groups.setdefault(key(query), []).append(index)
     return groups
+
+
+def _fit_groups(
+    groups: Mapping[tuple[str, int], list[int]],
+    queries: Sequence[Query],
+    measured_s: NDArray[np.float64],
+    row: Callable[[Query], tuple[float, ...]],
+) -> dict[tuple[str, int], NDArray[np.float64]]:
+    """The parameters of each group, fitted to what was measured of its members."""
+    return {
+        key: _fit_relative(np.array([row(queries[index]) for index in members]), measured_s[members])
+        for key, members in groups.items()
+    }
 
 
 def _nearest_fit(fits: Mapping[tuple[str, int], NDArray[np.float64]], row: NDArray[np.float64]) -> float:
