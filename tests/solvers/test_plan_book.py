@@ -204,7 +204,8 @@ def test_a_plan_that_is_carried_out_keeps_every_promise(
         for key in [key for key, entry in book.entries.items() if entry.end_s <= now_s]:
             # What was planned has been done by then: no step is left.
             assert book.entries[key].left <= 1e-6 * max(1.0, book.entries[key].work)
-            ended[key] = now_s
+            # Who had nothing left when it was planned anew ends in that instant, which is no moment of its own here.
+            ended[key] = book.entries[key].end_s
             book.drop(key)
         while moments and moments[0][0] <= now_s:
             _, index = moments.pop(0)
