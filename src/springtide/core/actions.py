@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from springtide.core.resources import DeviceId
+from springtide.core.resources import DeviceId, NodeId, Pool
 from springtide.core.workload import (
     DEFAULT_GRACE_S,
     Checkpoint,
@@ -94,4 +94,25 @@ class AdmitJob(_Action, frozen=True, kw_only=True):
     finish_s: float
 
 
-Action = StartReplica | StopReplica | ResizeJob | PreemptJob | EndJob | AdmitJob
+class DrainNode(_Action, frozen=True, kw_only=True):
+    """Nothing that `pool` does not admit starts on the node any more: it is to be labelled for `pool` when it is free.
+
+    With `is_reclaim` whoever is there has to go, and is made to when the grace of its workload is over; without it
+    they may stay as long as the plan lets them. `cost_s` is what leaving costs, in device-seconds, as the policy
+    reckons.
+    """
+
+    node_id: NodeId
+    pool: Pool
+    is_reclaim: bool = False
+    cost_s: float = 0.0
+
+
+class LabelNode(_Action, frozen=True, kw_only=True):
+    """The node is labelled for `pool` from now on; with the label that it has, a drain of it is called off."""
+
+    node_id: NodeId
+    pool: Pool
+
+
+Action = StartReplica | StopReplica | ResizeJob | PreemptJob | EndJob | AdmitJob | DrainNode | LabelNode

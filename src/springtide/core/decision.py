@@ -9,8 +9,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from springtide.core.resources import DeviceId, Topology
-from springtide.core.workload import Checkpoint, InferenceService, JobState, TrainingJob, WorkloadId
+from springtide.core.resources import DeviceId, NodeId, Pool, Topology
+from springtide.core.tide import Tide
+from springtide.core.workload import Checkpoint, InferenceService, JobState, TrainingJob, WorkloadId, replicas_for
 
 EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
@@ -111,6 +112,12 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
     idle_s: float = 0.0
     latency_p99_s: float | None = None
 
+    @property
+    def needed_replicas(self) -> int:
+        """What it cannot do without: its guaranteed minimum, and as many as its load asks for within its maximum."""
+        demand = self.in_flight + self.queued
+        return replicas_for(self.service, demand, self.min_replicas, self.max_replicas)
+
 
 class Overheads(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds without progress at every start, resize or move of a job.
@@ -141,12 +148,43 @@ class PlannedRun(msgspec.Struct, frozen=True, kw_only=True):
 Schedule = tuple[PlannedRun, ...]
 
 
+class Drain(msgspec.Struct, frozen=True, kw_only=True):
+    """A node on its way into another pool, since `since_s`; whoever is there has to go since `reclaim_since_s`."""
+
+    pool: Pool
+    since_s: float
+    reclaim_since_s: float | None = None
+    reason: str = ""
+    cost_s: float = 0.0
+
+
+class Relabel(msgspec.Struct, frozen=True, kw_only=True):
+    """A node is to be labelled for `pool` once it holds nothing that the pool does not admit.
+
+    Nothing of that kind starts there meanwhile. Who is there stays for as long as its allocation says so, and is
+    reclaimed otherwise. `cost_s` is what that costs training, in device-seconds.
+    """
+
+    pool: Pool
+    reason: str = ""
+    cost_s: float = 0.0
+
+
+class Capacity(msgspec.Struct, frozen=True, kw_only=True):
+    """From `from_s` on `num_devices` devices can be counted on, until the next such moment."""
+
+    from_s: float
+    num_devices: int
+
+
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a policy may know, at one instant.
 
     `jobs` holds the unfinished jobs that want to run (not the paused ones), in arrival order. `allocations` is what
     is held now, devices in rank order; a device that is being given back is still held. `memory` is what this policy
-    returned last time. `overheads` is what changing a job costs on this platform.
+    returned last time. `overheads` is what changing a job costs on this platform. `drains` are the nodes on their way
+    into another pool, `tide` how many devices services needed in the past. `capacity` (moments ascending) says how
+    much of the cluster can be counted on in the time to come; where it is empty, all of it for good.
     """
 
     now_s: float
@@ -156,6 +194,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     allocations: Mapping[WorkloadId, Allocation] = EMPTY
     memory: Any = None
     overheads: Overheads = Overheads()
+    drains: Mapping[NodeId, Drain] = EMPTY
+    tide: Tide = Tide()
+    capacity: tuple[Capacity, ...] = ()
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,7 +213,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     `admitted` names jobs whose deadline is promised from now on, with the finish that is planned for each (absolute
     seconds). `future` is the allocation planned over the time to come, for those who look: it is not journaled.
     `memory` comes back in the next Snapshot; it is journaled, so it must be made of plain values.
-    `revisit_at_s` None means: only when something happens.
+    `revisit_at_s` None means: only when something happens. `pools` names the nodes that are to change their label; a
+    node that is not named keeps the one it has, and a drain of it is called off.
     """
 
     allocations: Mapping[WorkloadId, Allocation] = EMPTY
@@ -182,6 +224,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     reasons: Mapping[WorkloadId, str] = EMPTY
     revisit_at_s: float | None = None
     memory: Any = None
+    pools: Mapping[NodeId, Relabel] = EMPTY
 
 
 class Policy(Protocol):

@@ -11,6 +11,8 @@ import msgspec
 NodeId = NewType("NodeId", str)
 DeviceId = NewType("DeviceId", str)
 DeviceKind = Literal["gpu", "cpu"]
+# What a node is labelled for. On a shared one jobs and services may sit side by side, device by device.
+Pool = Literal["shared", "training", "inference"]
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,16 +25,30 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """A machine with devices. `pool` names the purpose it is labelled for.
+    """A machine with devices. `pool` is what it is labelled for now, `home` the pool that owns it ("": as labelled).
 
+    A node away from home is on loan. `isolates_devices` says that whoever sits on one of its devices leaves those on
+    the others alone, so that a part of it can be loaned (it is shared then); otherwise the whole node is the unit.
     `switches` are the network switches above it, from its own to the one that all nodes share; nodes without any hang
     on one switch.
     """
 
     node_id: NodeId
     devices: tuple[Device, ...]
-    pool: str = "shared"
+    pool: Pool = "shared"
     switches: tuple[str, ...] = ()
+    home: Pool | Literal[""] = ""
+    isolates_devices: bool = False
+
+    @property
+    def owner(self) -> Pool:
+        """The pool that owns it."""
+        return self.home or self.pool
+
+    @property
+    def is_loaned(self) -> bool:
+        """Whether it is labelled for another pool than the one that owns it."""
+        return self.pool != self.owner
 
 
 class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -60,8 +76,23 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return {device.device_id: device.node_id for device in self.devices()}
 
     @cached_property
+    def by_id(self) -> dict[NodeId, Node]:
+        """Every node by its id."""
+        return {node.node_id: node for node in self.nodes}
+
+    @cached_property
+    def has_pools(self) -> bool:
+        """Whether any node is labelled for one kind of workload."""
+        return any(node.pool != "shared" for node in self.nodes)
+
+    @cached_property
     def _device_ids(self) -> tuple[DeviceId, ...]:
         return tuple(device.device_id for device in self.devices())
+
+
+def admits(pool: Pool, *, is_job: bool) -> bool:
+    """Whether a node with this label may hold a job's workers, or else a service's replicas."""
+    return pool == "shared" or pool == ("training" if is_job else "inference")
 
 
 def make_node(
@@ -69,8 +100,9 @@ def make_node(
     num_devices: int,
     *,
     kind: DeviceKind = "cpu",
-    pool: str = "shared",
+    pool: Pool = "shared",
     switches: tuple[str, ...] = (),
+    isolates_devices: bool = False,
 ) -> Node:
     """Build a node whose devices are named `<name>/<index>`."""
     node_id = NodeId(name)
@@ -78,4 +110,11 @@ def make_node(
         Device(device_id=DeviceId(f"{name}/{index}"), node_id=node_id, index=index, kind=kind)
         for index in range(num_devices)
     )
-    return Node(node_id=node_id, devices=devices, pool=pool, switches=switches)
+    return Node(
+        node_id=node_id,
+        devices=devices,
+        pool=pool,
+        switches=switches,
+        home=pool,
+        isolates_devices=isolates_devices,
+    )

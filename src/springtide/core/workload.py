@@ -149,6 +149,11 @@ class InferenceService(msgspec.Struct, frozen=True, kw_only=True, tag_field="wor
     params: dict[str, str] = {}
 
 
+def replicas_for(service: InferenceService, demand: int, minimum: int, maximum: int) -> int:
+    """How many replicas a service needs for `demand` requests in flight or queued, between the bounds in force."""
+    return max(minimum, min(maximum, -(-demand // service.target_in_flight)))
+
+
 class JobState(enum.StrEnum):
     """Where a job is. The last four are terminal: a job enters exactly one of them, once."""
 

@@ -1,0 +1,56 @@
+"""The tide: how many devices services needed, over many days, as the highest of each bin of a day."""
+
+from __future__ import annotations
+
+import msgspec
+
+DAY_S = 86_400.0
+# Four weeks, so that a week's season is seen a few times.
+MAX_DAYS = 28
+
+
+class Tide(msgspec.Struct, frozen=True, kw_only=True):
+    """The past of a platform's need for serving devices; bins are counted from the platform's second 0.
+
+    `peaks[i]` is the most that was needed at once in bin `first_bin + i`, all of them over; the bin after them is the
+    open one, with `peak` so far and `level` needed at the last moment that was noted. `level` None: nothing is known.
+    """
+
+    day_s: float = DAY_S
+    bins_per_day: int = 96
+    first_bin: int = 0
+    peaks: tuple[int, ...] = ()
+    peak: int = 0
+    level: int | None = None
+
+    @property
+    def bin_s(self) -> float:
+        """How long a bin is."""
+        return self.day_s / self.bins_per_day
+
+    @property
+    def open_bin(self) -> int:
+        """The number of the bin that is not over."""
+        return self.first_bin + len(self.peaks)
+
+    def bin_at(self, at_s: float) -> int:
+        """The number of the bin in which a moment lies."""
+        return int(at_s // self.bin_s)
+
+    def noted(self, now_s: float, needed: int) -> Tide:
+        """The tide with `needed` devices from now on; the same object if that is nothing new."""
+        current = self.bin_at(now_s)
+        if self.level is None:
+            return Tide(day_s=self.day_s, bins_per_day=self.bins_per_day, first_bin=current, peak=needed, level=needed)
+        num_over = current - self.open_bin
+        if num_over <= 0:
+            if needed == self.level and needed <= self.peak:
+                return self
+            return msgspec.structs.replace(self, peak=max(self.peak, needed), level=needed)
+        most = MAX_DAYS * self.bins_per_day
+        # While nobody said anything, the last level held.
+        over = (self.peak, *[self.level] * min(num_over - 1, most))
+        peaks = (*self.peaks, *over)[-most:]
+        return msgspec.structs.replace(
+            self, first_bin=current - len(peaks), peaks=peaks, peak=max(needed, self.level), level=needed
+        )
