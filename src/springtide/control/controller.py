@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec.structs import replace
 
 from springtide.control.mirror import Mirror, view_service
+from springtide.control.pools import graces_over_at_s, misplaced
 from springtide.control.reconcile import Settled, reconcile
 from springtide.control.records import JobRecord, PlatformState, ReplicaRecord, ReplicaState, ServiceRecord
 from springtide.control.runs import apply_actions, apply_events
@@ -22,7 +23,8 @@ from springtide.core.decision import (
 from springtide.core.errors import PolicyError
 from springtide.core.events import Event
 from springtide.core.ports import Standing, Step
-from springtide.core.resources import DeviceId
+from springtide.core.resources import DeviceId, NodeId, Pool
+from springtide.core.tide import Tide
 from springtide.core.workload import WorkloadId
 
 # A plan reaches its fixed point in a few rounds (release, start, form); more means that reconcile chases its tail.
@@ -38,15 +40,17 @@ class Controller:
         *,
         on_policy_error: Callable[[PolicyError], None] | None = None,
         overheads: Overheads | None = None,
+        tide: Tide | None = None,
     ) -> None:
         """Without `on_policy_error` a broken policy raises; with it, it is told and everyone keeps what they hold.
 
-        `overheads` is what changing a job costs on this platform; by default nothing.
+        `overheads` is what changing a job costs on this platform; by default nothing. `tide` says in what seasons the
+        services' need is remembered; by default in days.
         """
         self._policy = policy
         self._overheads = overheads or Overheads()
         self._on_policy_error = on_policy_error
-        self.state = PlatformState()
+        self.state = PlatformState(tide=tide or Tide())
         self._mirror = Mirror()
         self._settled = Settled()
         self._told_reasons: Mapping[WorkloadId, str] = {}
@@ -117,10 +121,12 @@ class Controller:
             now_s=now_s,
             cluster=state.topology(),
             jobs=self._mirror.jobs(state),
-            services=tuple(view_service(record, now_s) for record in state.services.values() if _is_served(record)),
+            services=tuple(view_service(record, now_s) for record in state.services.values() if record.is_served),
             allocations=allocations,
             memory=state.memory,
             overheads=self._overheads,
+            drains=state.drains,
+            tide=state.tide,
         )
 
     def standing(self) -> Standing:
@@ -146,7 +152,12 @@ class Controller:
             replicas=tuple(replicas),
             generations={record.workload_id: record.generation for record in self.state.jobs.values()},
             actions=tuple(actions),
+            labels=self._labels(),
         )
+
+    def _labels(self) -> dict[NodeId, Pool]:
+        """What the nodes are labelled for: a crash may have cut off the last change of a label."""
+        return {node.node_id: node.pool for node in self.state.nodes.values()}
 
     def _take_changes(self) -> None:
         """Look again at the records that have changed since the last time, and at no others."""
@@ -209,6 +220,7 @@ class Controller:
             for record in self._all_backing_off()
             if record.runnable_at_s > step.now_s and not record.is_over
         ]
+        moments += graces_over_at_s(self.state, step.now_s)
         self._wakeup_at_s = min(moments, default=None)
 
 
@@ -245,9 +257,32 @@ def _check_batches(snapshot: Snapshot, plan: Plan) -> None:
             )
 
 
+def _check_labels(snapshot: Snapshot, plan: Plan) -> None:
+    cluster = snapshot.cluster
+    for node_id in plan.pools:
+        if node_id not in cluster.by_id:
+            raise PolicyError(f"the plan labels {node_id!r}, but no such node is alive")
+    if not cluster.has_pools and not plan.pools:
+        return
+    jobs = frozenset(view.job.job_id for view in snapshot.jobs)
+    alive = {who: [d for d in given.device_ids if d in cluster.device_set] for who, given in plan.allocations.items()}
+    known = replace(plan, allocations={who: PoolAllocation(device_ids=tuple(given)) for who, given in alive.items()})
+    for workload_id, device_id in misplaced(known, cluster.by_id, cluster.node_of, jobs):
+        held = snapshot.allocations.get(workload_id)
+        if held is None or device_id not in held.device_ids:
+            node = cluster.by_id[cluster.node_of[device_id]]
+            wish = plan.pools.get(node.node_id)
+            pool = wish.pool if wish is not None else node.pool
+            raise PolicyError(
+                f"the plan gives {device_id!r} to {workload_id!r}, but {node.node_id!r} is labelled for {pool}; "
+                "compose the policy with one that loans, as in two-way/fifo"
+            )
+
+
 def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     """Raise PolicyError if the plan names what does not exist, gives a device twice or breaks a workload's bounds."""
     _check_batches(snapshot, plan)
+    _check_labels(snapshot, plan)
     existing = snapshot.cluster.device_set
     bounds = _bounds(snapshot)
     if _is_sound(plan, bounds, existing):
@@ -277,10 +312,6 @@ def _is_sound(plan: Plan, bounds: dict[WorkloadId, int], existing: frozenset[Dev
         and named <= existing
         and all(len(a.device_ids) <= bounds.get(workload_id, 0) for workload_id, a in allocations.items())
     )
-
-
-def _is_served(record: ServiceRecord) -> bool:
-    return not record.is_removed and record.state != "FAILED"
 
 
 def _unfinished(record: JobRecord | ServiceRecord) -> list[Action]:

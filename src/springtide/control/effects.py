@@ -7,9 +7,10 @@ from functools import singledispatch
 from msgspec.structs import replace
 
 from springtide.control.edits import find, put, record_of, with_replica, with_service_state, with_start, with_started
-from springtide.control.records import PlatformState, ReplicaState, ServiceRecord
+from springtide.control.records import JobRecord, PlatformState, ReplicaState, ServiceRecord
 from springtide.core import actions
-from springtide.core.workload import JobState
+from springtide.core.decision import Drain
+from springtide.core.workload import JobState, ReplicaId
 
 
 @singledispatch
@@ -30,8 +31,19 @@ def _(action: actions.StartReplica, state: PlatformState, now_s: float) -> None:
 @apply_action.register
 def _(action: actions.StopReplica, state: PlatformState, now_s: float) -> None:
     record, replica = find(state, action.workload_id, action.replica_id)
-    if record is not None and replica is not None:
-        put(state, with_replica(record, replace(replica, state=ReplicaState.STOPPING)))
+    if record is None or replica is None:
+        return
+    record = with_replica(record, replace(replica, state=ReplicaState.STOPPING))
+    if isinstance(record, JobRecord) and action.grace_s == 0.0 and _trains(record, action.replica_id):
+        # Whoever is stopped by force in the middle of its group leaves the others hanging: they form anew at once.
+        record = replace(record, is_broken=True)
+    put(state, record)
+
+
+def _trains(record: JobRecord, replica_id: ReplicaId) -> bool:
+    """Whether a group that is at work, or one that is about to be, has the worker."""
+    is_at_work = record.state is not JobState.PREEMPTING and not record.state.is_terminal
+    return is_at_work and replica_id in (*record.members, *record.previous_members)
 
 
 @apply_action.register
@@ -84,6 +96,30 @@ def _(action: actions.AdmitJob, state: PlatformState, now_s: float) -> None:
     state.jobs[action.job_id] = replace(
         record, admitted_at_s=now_s, promised_finish_s=action.finish_s, reason=action.reason or record.reason
     )
+
+
+@apply_action.register
+def _(action: actions.DrainNode, state: PlatformState, now_s: float) -> None:
+    if action.node_id not in state.nodes:
+        return
+    known = state.drains.get(action.node_id)
+    is_same = known is not None and known.pool == action.pool
+    drain = Drain(
+        pool=action.pool,
+        since_s=known.since_s if known is not None and is_same else now_s,
+        reclaim_since_s=now_s if action.is_reclaim else None,
+        reason=action.reason,
+        cost_s=action.cost_s,
+    )
+    state.drains = {**state.drains, action.node_id: drain}
+
+
+@apply_action.register
+def _(action: actions.LabelNode, state: PlatformState, now_s: float) -> None:
+    state.drains = {node_id: drain for node_id, drain in state.drains.items() if node_id != action.node_id}
+    node = state.nodes.get(action.node_id)
+    if node is not None and node.pool != action.pool:
+        state.nodes[action.node_id] = replace(node, pool=action.pool, home=node.owner)
 
 
 @apply_action.register

@@ -7,10 +7,12 @@ the same plan after its actions took effect, it returns nothing (a fixed point).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from springtide.control.pools import NOTHING, Passage, pool_actions
 from springtide.control.records import JobRecord, PlatformState, ReplicaRecord, ReplicaState, ServiceRecord
 from springtide.core.actions import Action, AdmitJob, EndJob, PreemptJob, ResizeJob, StartReplica, StopReplica
 from springtide.core.decision import Plan as WantedPlan
@@ -20,7 +22,6 @@ from springtide.core.workload import JobState, ReplicaId, WorkloadId
 
 # An ended job's workers get this long to notice before they are killed: nothing of theirs is needed any more.
 END_GRACE_S = 2.0
-NOTHING = PoolAllocation(device_ids=())
 
 
 class Settled:
@@ -74,6 +75,11 @@ def reconcile(state: PlatformState, plan: WantedPlan, now_s: float, settled: Set
     `settled` is kept between calls and told of every change of a record in between; without it everyone is looked at.
     """
     alive = state.topology().device_set
+    labels = pool_actions(state, plan)
+    if labels:
+        # Who may start where follows from them: that is the next round's.
+        return labels
+    passage = Passage(state, plan)
     releases: list[Action] = []
     grants: list[Action] = []
     if settled is None or state.is_stopping:
@@ -83,7 +89,12 @@ def reconcile(state: PlatformState, plan: WantedPlan, now_s: float, settled: Set
     for record in records:
         allocation = plan.allocations.get(record.workload_id, NOTHING)
         wanted = allocation.device_ids
-        free = [device for device in wanted if not state.is_held(device) and device in alive]
+        is_job = isinstance(record, JobRecord)
+        free = [
+            device
+            for device in wanted
+            if not state.is_held(device) and device in alive and passage.admits(device, is_job=is_job)
+        ]
         why = "the platform is shutting down" if state.is_stopping else plan.reasons.get(record.workload_id, "")
         if isinstance(record, ServiceRecord):
             actions = _reconcile_service(record, wanted, free, why, now_s)
@@ -96,13 +107,14 @@ def reconcile(state: PlatformState, plan: WantedPlan, now_s: float, settled: Set
                     outcome_reason=refusal.reason,
                     alternatives=refusal.alternatives,
                 )
-            actions = _reconcile_job(record, allocation, free, why, now_s)
+            actions = _reconcile_job(record, allocation, free, why, now_s, passage.reclaimed(record))
             finish_s = plan.admitted.get(record.workload_id)
             if finish_s is not None and record.admitted_at_s is None and not record.state.is_terminal:
                 actions.insert(
                     0, AdmitJob(job_id=record.workload_id, finish_s=finish_s, cause="plan", reason=why or "admitted")
                 )
-        if settled is not None and not actions and _has_all(record, wanted):
+        is_leaving = isinstance(record, JobRecord) and bool(passage.reclaimed(record))
+        if settled is not None and not actions and _has_all(record, wanted) and not is_leaving:
             settled.settle(record.workload_id, allocation)
         for action in actions:
             (grants if isinstance(action, StartReplica) else releases).append(action)
@@ -167,9 +179,15 @@ def _reconcile_service(
 
 
 def _reconcile_job(
-    record: JobRecord, allocation: PoolAllocation, free: Sequence[DeviceId], why: str, now_s: float
+    record: JobRecord,
+    allocation: PoolAllocation,
+    free: Sequence[DeviceId],
+    why: str,
+    now_s: float,
+    reclaimed: Sequence[tuple[ReplicaRecord, float]],
 ) -> list[Action]:
     wanted = allocation.device_ids
+    by_s = min([grace_over_s for _, grace_over_s in reclaimed], default=math.inf)
     batch = _batch(record, allocation)
     if record.state.is_terminal:
         return _stop_all(record, record.reason)
@@ -188,10 +206,17 @@ def _reconcile_job(
         return _without_group(record, wanted, batch, free, why, now_s)
     if record.is_broken:
         return _recover(record)
+    if now_s >= by_s:
+        return _evict(record, [replica for replica, grace_over_s in reclaimed if now_s >= grace_over_s])
     if not record.is_confirmed:
         return []
     if not wanted or record.is_paused:
-        return _preempt(record, "paused by its owner" if record.is_paused else (why or "its devices are needed"))
+        why = "paused by its owner" if record.is_paused else (why or "its devices are needed")
+        return _preempt(record, why, by_s - now_s)
+    members = {r.device_id for r in record.replicas if r.replica_id in record.members}
+    if reclaimed and not members & set(wanted):
+        # To move without a pause its new workers would have to be warm first: a reclaimed node cannot wait for that.
+        return _preempt(record, why or "its devices are reclaimed", by_s - now_s)
     if not record.job.elastic:
         # Its processes cannot change their number, so it keeps what it has until it ends or gives up all.
         return _stop_leavers(record)
@@ -296,7 +321,15 @@ def _recover(record: JobRecord) -> list[Action]:
     ]
 
 
-def _preempt(record: JobRecord, reason: str) -> list[Action]:
+def _evict(record: JobRecord, overstaying: Sequence[ReplicaRecord]) -> list[Action]:
+    """End the workers that are still on a reclaimed node when their grace is over; the others go on without them."""
+    reason = "the grace of the reclaim is over"
+    if not record.job.elastic:
+        return _preempt(record, reason, 0.0)
+    return [_stop(record, replica, 0.0, reason) for replica in overstaying]
+
+
+def _preempt(record: JobRecord, reason: str, at_most_s: float = math.inf) -> list[Action]:
     living = {r.replica_id: r for r in record.replicas}
     members = tuple(m for m in record.members if m in living)
     warming = [r for r in record.replicas if r.replica_id not in members and r.state is not ReplicaState.STOPPING]
@@ -304,7 +337,7 @@ def _preempt(record: JobRecord, reason: str) -> list[Action]:
         job_id=record.workload_id,
         generation=record.generation + 1,
         replica_ids=members,
-        grace_s=record.job.grace_s,
+        grace_s=max(0.0, min(record.job.grace_s, at_most_s)),
         cause="plan",
         reason=reason,
     )

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from springtide.core.decision import GradientNoise, StepTime
+from springtide.core.decision import Drain, GradientNoise, StepTime
 from springtide.core.resources import DeviceId, Node, NodeId, Topology
+from springtide.core.tide import Tide
 from springtide.core.workload import (
     Checkpoint,
     InferenceService,
@@ -169,6 +170,11 @@ class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.service.service_id
 
     @property
+    def is_served(self) -> bool:
+        """Whether it wants replicas."""
+        return not self.is_removed and self.state is not ServiceState.FAILED
+
+    @property
     def is_over(self) -> bool:
         """Whether the service was removed."""
         return self.is_removed
@@ -234,11 +240,16 @@ class Nodes(dict[NodeId, Node]):
 
 
 class PlatformState(msgspec.Struct, kw_only=True):
-    """The whole truth. Changes only through control.transitions; dictionaries keep arrival order."""
+    """The whole truth. Changes only through control.transitions; dictionaries keep arrival order.
+
+    `drains` is replaced, never changed, so that whoever was handed it may keep it.
+    """
 
     jobs: Table[JobRecord] = msgspec.field(default_factory=Table)
     services: Table[ServiceRecord] = msgspec.field(default_factory=Table)
     nodes: Nodes = msgspec.field(default_factory=Nodes)
+    drains: Mapping[NodeId, Drain] = msgspec.field(default_factory=dict)
+    tide: Tide = Tide()
     memory: Any = None
     revisit_at_s: float | None = None
     is_stopping: bool = False

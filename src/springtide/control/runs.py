@@ -17,6 +17,7 @@ from springtide.control.records import JobRecord, PlatformState, ReplicaRecord, 
 from springtide.control.transitions import apply_event
 from springtide.core.actions import Action, StartReplica, StopReplica
 from springtide.core.events import Event, ReplicaReady, ReplicaStopped
+from springtide.core.workload import replicas_for
 
 
 def apply_events(events: Sequence[Event], state: PlatformState, now_s: float) -> None:
@@ -28,6 +29,7 @@ def apply_events(events: Sequence[Event], state: PlatformState, now_s: float) ->
             continue
         for event in run:
             apply_event(event, state, now_s)
+    _note_tide(state, now_s)
 
 
 def apply_actions(actions: Sequence[Action], state: PlatformState, now_s: float) -> None:
@@ -35,10 +37,22 @@ def apply_actions(actions: Sequence[Action], state: PlatformState, now_s: float)
     for kind, run in _runs(actions):
         if len(run) > 1 and kind is StartReplica and _take_starts(run, state, now_s):
             continue
-        if len(run) > 1 and kind is StopReplica and _take_stops(run, state):
+        if len(run) > 1 and kind is StopReplica and all(stop.grace_s for stop in run) and _take_stops(run, state):
             continue
         for action in run:
             apply_action(action, state, now_s)
+
+
+def _note_tide(state: PlatformState, now_s: float) -> None:
+    """Remember how many devices the services need from now on."""
+    if not state.services:
+        return
+    needed = sum(
+        replicas_for(record.service, record.in_flight + record.queued, record.min_replicas, record.max_replicas)
+        for record in state.services.live.values()
+        if record.is_served
+    )
+    state.tide = state.tide.noted(now_s, needed)
 
 
 def _runs(items: Sequence[Any]) -> Iterator[tuple[type, list[Any]]]:

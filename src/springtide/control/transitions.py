@@ -146,7 +146,11 @@ def _(event: events.ScaleRequested, state: PlatformState, now_s: float) -> None:
 
 @apply_event.register
 def _(event: events.NodeJoined, state: PlatformState, now_s: float) -> None:
-    state.nodes[event.node.node_id] = event.node
+    node, known = event.node, state.nodes.get(event.node.node_id)
+    if known is not None and known.pool != node.pool:
+        # It says again who it is; what it is labelled for was decided here, and others may hold its devices by that.
+        node = replace(node, pool=known.pool, home=known.owner)
+    state.nodes[node.node_id] = node
 
 
 @apply_event.register
@@ -165,6 +169,7 @@ def _(event: events.NodeLost, state: PlatformState, now_s: float) -> None:
     if node is None:
         state.num_stale_events += 1
         return
+    state.drains = {node_id: drain for node_id, drain in state.drains.items() if node_id != event.node_id}
     gone = {device.device_id for device in node.devices}
     for record in list(state.live_records()):
         for replica in record.replicas:

@@ -9,6 +9,7 @@ import msgspec
 
 from springtide.core.actions import Action, StartReplica
 from springtide.core.events import Event
+from springtide.core.resources import NodeId, Pool
 from springtide.core.workload import WorkloadId
 
 
@@ -35,11 +36,13 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """What should be running, as the journal tells it after a restart.
 
     Executors adopt the replicas they find alive under these ids, fence every other one, and report as lost what is
-    named here and gone. `actions` are the effects that may have been cut off by the crash; all are idempotent.
+    named here and gone. `labels` are those of the living nodes. `actions` are the effects that may have been cut off
+    by the crash; all are idempotent.
     """
 
     replicas: tuple[StartReplica, ...] = ()
     generations: Mapping[WorkloadId, int] = {}
+    labels: Mapping[NodeId, Pool] = {}
     actions: tuple[Action, ...] = ()
 
 

@@ -10,6 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from springtide.core.pool_status import LoanInterval, NodeStatus, PoolStatus
+
 
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One worker process."""
@@ -119,7 +121,10 @@ class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlatformStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole platform at one instant, after journal step `seq`."""
+    """The whole platform at one instant, after journal step `seq`.
+
+    `pools` and `nodes` are empty where no node belongs to one kind of workload.
+    """
 
     version: str
     policy: str
@@ -129,6 +134,8 @@ class PlatformStatus(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[DeviceStatus, ...]
     jobs: tuple[JobStatus, ...]
     services: tuple[ServiceStatus, ...]
+    pools: tuple[PoolStatus, ...] = ()
+    nodes: tuple[NodeStatus, ...] = ()
 
 
 class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -207,18 +214,24 @@ class ProgressSeries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """A moment worth a tick on the Gantt: a resize with its pause, a crash, a deadline, an end."""
+    """A moment worth a tick on the Gantt: a resize with its pause, a crash, a deadline, an end; of a node (then
+    `workload_id` is empty) a loan or a reclaim."""
 
     at_s: float
     workload_id: str
     kind: str
     text: str
+    node_id: str = ""
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
-    """Who held what when, from the journal; `planned` is what a policy that plans ahead has in mind."""
+    """Who held what when, from the journal; `planned` is what a policy that plans ahead has in mind.
+
+    `loans` says when which node was labelled for another pool than the one that owns it.
+    """
 
     now_s: float
     intervals: tuple[Interval, ...]
     marks: tuple[Mark, ...]
     planned: tuple[Planned, ...] = ()
+    loans: tuple[LoanInterval, ...] = ()

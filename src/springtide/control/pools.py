@@ -1,0 +1,169 @@
+"""Nodes between pools: what a plan's labels call for, who may start where, and who has outstayed its grace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from springtide.control.records import JobRecord, PlatformState, ReplicaRecord, ReplicaState
+from springtide.core.actions import Action, DrainNode, LabelNode
+from springtide.core.decision import Plan, PoolAllocation, Relabel
+from springtide.core.resources import DeviceId, Node, NodeId, admits
+from springtide.core.workload import WorkloadId
+
+NOTHING = PoolAllocation(device_ids=())
+
+
+class Passage:
+    """Which devices of a state may be given to whom, and until when those on a reclaimed node must be free.
+
+    A view for one round of reconciling: it is made anew when labels or drains have changed.
+    """
+
+    def __init__(self, state: PlatformState, plan: Plan) -> None:
+        topology = state.topology()
+        self._drains = state.drains
+        self._by_id = topology.by_id
+        self._node_of = topology.node_of
+        self._plan = plan
+        # Nobody asks where every node is shared and stays so.
+        self.is_open = not topology.has_pools and not state.drains
+
+    def admits(self, device_id: DeviceId, *, is_job: bool) -> bool:
+        """Whether a replica of that kind may start on the device, which is alive."""
+        if self.is_open:
+            return True
+        node = self._by_id[self._node_of[device_id]]
+        drain = self._drains.get(node.node_id)
+        return admits(node.pool, is_job=is_job) and (drain is None or admits(drain.pool, is_job=is_job))
+
+    def reclaimed(self, record: JobRecord) -> list[tuple[ReplicaRecord, float]]:
+        """The job's workers that have to leave a reclaimed node and were not told to stop yet, with the moment at which
+        the grace of each is over."""
+        if not self._drains:
+            return []
+        wanted = self._plan.allocations.get(record.workload_id, NOTHING).device_ids
+        found: list[tuple[ReplicaRecord, float]] = []
+        for replica in record.replicas:
+            node_id = self._node_of.get(replica.device_id)
+            drain = self._drains.get(node_id) if node_id is not None else None
+            if drain is None or drain.reclaim_since_s is None or admits(drain.pool, is_job=True):
+                continue
+            if replica.state is not ReplicaState.STOPPING and replica.device_id not in wanted:
+                found.append((replica, drain.reclaim_since_s + record.job.grace_s))
+        return found
+
+
+def pool_actions(state: PlatformState, plan: Plan) -> list[Action]:
+    """Return what brings the nodes' labels towards those that the plan wants. Does not change `state`.
+
+    A node is labelled as soon as nothing that the label does not admit holds a device of it; until then it drains.
+    """
+    if not plan.pools and not state.drains:
+        return []
+    actions: list[Action] = []
+    kept: frozenset[DeviceId] | None = None
+    for node_id, wish in plan.pools.items():
+        node = state.nodes.get(node_id)
+        if node is None or wish.pool == node.pool:
+            continue
+        staying = _unfit(state, node, wish)
+        if not staying:
+            actions.append(LabelNode(node_id=node_id, pool=wish.pool, cause="plan", reason=wish.reason))
+            continue
+        drain = state.drains.get(node_id)
+        is_same = drain is not None and drain.pool == wish.pool
+        is_reclaim = drain is not None and is_same and drain.reclaim_since_s is not None
+        if not is_reclaim and staying & state.jobs.held:
+            kept = _kept_by_jobs(state, plan) if kept is None else kept
+            is_reclaim = _has_to_go(state, staying - kept)
+            is_same = is_same and not is_reclaim
+        if not is_same:
+            actions.append(
+                DrainNode(
+                    node_id=node_id,
+                    pool=wish.pool,
+                    is_reclaim=is_reclaim,
+                    cost_s=wish.cost_s,
+                    cause="plan",
+                    reason=wish.reason,
+                )
+            )
+    for node_id in state.drains:
+        node = state.nodes[node_id]
+        wanted = plan.pools.get(node_id)
+        if wanted is None or wanted.pool == node.pool:
+            actions.append(
+                LabelNode(node_id=node_id, pool=node.pool, cause="plan", reason=f"it stays with {node.pool} after all")
+            )
+    return actions
+
+
+def _unfit(state: PlatformState, node: Node, wish: Relabel) -> set[DeviceId]:
+    """The devices of the node that somebody holds whom the new label does not admit."""
+    devices = {device.device_id for device in node.devices}
+    unfit: set[DeviceId] = set()
+    if not admits(wish.pool, is_job=True):
+        unfit |= devices & state.jobs.held
+    if not admits(wish.pool, is_job=False):
+        unfit |= devices & state.services.held
+    return unfit
+
+
+def _kept_by_jobs(state: PlatformState, plan: Plan) -> frozenset[DeviceId]:
+    jobs = state.jobs
+    return frozenset().union(*[given.device_ids for who, given in plan.allocations.items() if who in jobs])
+
+
+def _has_to_go(state: PlatformState, devices: set[DeviceId]) -> bool:
+    """Whether a job that wants to run on is to give up any of the devices; who has ended leaves by itself."""
+    return bool(devices) and any(
+        replica.device_id in devices and replica.state is not ReplicaState.STOPPING
+        for record in state.jobs.live.values()
+        if record.outcome is None and not record.is_paused and not record.state.is_terminal
+        for replica in record.replicas
+    )
+
+
+def graces_over_at_s(state: PlatformState, now_s: float) -> list[float]:
+    """The coming moments at which the grace of a worker on a reclaimed node is over."""
+    since = {
+        device.device_id: drain.reclaim_since_s
+        for node_id, drain in state.drains.items()
+        if drain.reclaim_since_s is not None and not admits(drain.pool, is_job=True)
+        for device in state.nodes[node_id].devices
+    }
+    if not since:
+        return []
+    moments = {
+        since[replica.device_id] + record.job.grace_s
+        for record in state.jobs.live.values()
+        for replica in record.replicas
+        if replica.device_id in since
+    }
+    return sorted(moment for moment in moments if moment > now_s)
+
+
+def wanted_pools(plan_pools: Mapping[NodeId, Relabel], nodes: Mapping[NodeId, Node]) -> dict[NodeId, str]:
+    """The label that each node is to have."""
+    return {
+        node_id: plan_pools[node_id].pool if node_id in plan_pools else node.pool for node_id, node in nodes.items()
+    }
+
+
+def misplaced(
+    plan: Plan, nodes: Mapping[NodeId, Node], node_of: Mapping[DeviceId, NodeId], jobs: frozenset[WorkloadId]
+) -> list[tuple[WorkloadId, DeviceId]]:
+    """Whom the plan gives devices on nodes that do not admit it, whether it holds them already or not."""
+    pools = wanted_pools(plan.pools, nodes)
+    open_to = {
+        is_job: {
+            node_id for node_id, pool in pools.items() if pool in ("shared", "training" if is_job else "inference")
+        }
+        for is_job in (True, False)
+    }
+    return [
+        (workload_id, device_id)
+        for workload_id, given in plan.allocations.items()
+        for device_id in given.device_ids
+        if node_of[device_id] not in open_to[workload_id in jobs]
+    ]
