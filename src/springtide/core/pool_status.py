@@ -68,9 +68,9 @@ class AffectedJob(msgspec.Struct, frozen=True, kw_only=True):
 class Handover(msgspec.Struct, frozen=True, kw_only=True):
     """A node's way from one pool to another: a loan towards training, a reclaim towards services.
 
-    Wanted at `demanded_at_s`; from `reclaim_at_s` on whoever was there had to go; labelled at `labelled_at_s`; the first
-    replica of a service was ready there at `serving_at_s`. None: not yet, or never. `is_return` says that the node goes
-    back to the pool that owns it. `cost_s` is in device-seconds, as the policy reckoned.
+    Wanted at `demanded_at_s`; from `reclaim_at_s` on whoever was there had to go; labelled at `labelled_at_s`; the
+    first replica of a service was ready there at `serving_at_s`. None: not yet, or never. `is_return` says that the
+    node goes back to the pool that owns it. `cost_s` is in device-seconds, as the policy reckoned.
     """
 
     node_id: str
@@ -133,8 +133,10 @@ class TideStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolsReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything there is to say of pools at one instant. `handovers` are the newest, those under way included; the
-    oldest comes first. `pools` is empty where no node belongs to one kind of workload."""
+    """Everything there is to say of pools at one instant; `pools` is empty where no node belongs to one kind.
+
+    `handovers` are the newest, those under way included, the oldest of them first.
+    """
 
     now_s: float
     wall_clock_offset_s: float
