@@ -1,0 +1,58 @@
+"""What is remembered of the need for serving devices: the highest of each bin, and no more than a month."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from springtide.core.tide import MAX_DAYS, Tide
+
+
+def test_each_bin_keeps_its_highest_need_and_starts_from_the_level_before() -> None:
+    tide = Tide(day_s=40.0, bins_per_day=4)
+    for at_s, needed in ((0.0, 1), (3.0, 5), (9.0, 2), (12.0, 1), (20.0, 4)):
+        tide = tide.noted(at_s, needed)
+    # Bin 1 begins with the 2 that were needed when bin 0 ended.
+    assert (tide.first_bin, tide.peaks) == (0, (5, 2))
+    assert (tide.open_bin, tide.peak, tide.level) == (2, 4, 4)
+
+
+def test_while_nobody_says_anything_the_last_level_holds() -> None:
+    tide = Tide(day_s=40.0, bins_per_day=4).noted(5.0, 7).noted(6.0, 3).noted(45.0, 3)
+    assert tide.peaks == (7, 3, 3, 3)
+    assert tide.peak == 3
+
+
+def test_nothing_new_is_the_same_object() -> None:
+    tide = Tide(day_s=40.0, bins_per_day=4).noted(5.0, 7)
+    assert tide.noted(6.0, 7) is tide
+    assert tide.noted(6.0, 6) is not tide
+
+
+def test_the_first_note_opens_its_own_bin() -> None:
+    tide = Tide(day_s=40.0, bins_per_day=4).noted(95.0, 2)
+    assert (tide.first_bin, tide.peaks, tide.open_bin) == (9, (), 9)
+
+
+def test_no_more_than_a_month_is_remembered() -> None:
+    tide = Tide(day_s=4.0, bins_per_day=4).noted(0.0, 1).noted(1_000_000.0, 2)
+    assert len(tide.peaks) == 4 * MAX_DAYS
+    assert tide.open_bin == 1_000_000
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0.0, 30.0, allow_nan=False), st.integers(0, 50)),
+        min_size=1,
+        max_size=40,
+    )
+)
+def test_the_open_bin_is_the_one_of_the_last_note_and_no_need_is_lost(gaps: list[tuple[float, int]]) -> None:
+    tide, now_s, highest = Tide(day_s=40.0, bins_per_day=8), 0.0, 0
+    for gap_s, needed in gaps:
+        now_s += gap_s
+        tide = tide.noted(now_s, needed)
+        highest = max(highest, needed)
+    assert tide.open_bin == tide.bin_at(now_s)
+    assert max((*tide.peaks, tide.peak)) == highest
+    assert tide.level == gaps[-1][1]
