@@ -229,7 +229,7 @@ def test_a_job_that_ends_on_a_cordoned_server_is_no_reclaim() -> None:
     assert kinds(platform.say(ReplicaStopped(workload_id=JOB, replica_id=replica))) == ["LabelNode"]
 
 
-def test_a_node_lost_while_draining_leaves_no_drain_and_comes_back_with_the_label_it_brings() -> None:
+def test_a_node_lost_while_draining_leaves_no_drain_and_comes_back_with_the_label_that_it_had() -> None:
     platform = Platform()
     platform.run_job("own/0", "lent/0", pools={"lent": "training"})
     platform.policy.want({"job": ("own/0",)}, {"lent": "inference"})
@@ -237,6 +237,19 @@ def test_a_node_lost_while_draining_leaves_no_drain_and_comes_back_with_the_labe
     platform.policy.want({"job": ("own/0",)})
     platform.say(NodeLost(node_id=LENT))
     assert not platform.controller.state.drains
+    assert platform.controller.standing().labels[LENT] == "training"
+    platform.say(NodeJoined(node=make_node("lent", 2, pool="inference")))
+    assert platform.label(LENT) == "training"
+    assert platform.controller.state.nodes[LENT].is_loaned
+
+
+def test_a_node_that_nobody_owns_any_more_is_shared_whatever_it_was_labelled_for() -> None:
+    platform = Platform()
+    platform.run_job("lent/0", pools={"lent": "training"})
+    platform.policy.want({})
+    platform.say(NodeLost(node_id=LENT))
+    platform.say(NodeJoined(node=make_node("lent", 2)))
+    assert platform.label(LENT) == "shared"
     platform.say(NodeJoined(node=make_node("lent", 2, pool="inference")))
     assert platform.label(LENT) == "inference"
 

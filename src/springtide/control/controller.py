@@ -156,8 +156,8 @@ class Controller:
         )
 
     def _labels(self) -> dict[NodeId, Pool]:
-        """What the nodes are labelled for: a crash may have cut off the last change of a label."""
-        return {node.node_id: node.pool for node in self.state.nodes.values()}
+        """What the nodes are labelled for, lost ones too: a crash may have cut off the last change of a label."""
+        return {**self.state.labels, **{node.node_id: node.pool for node in self.state.nodes.values()}}
 
     def _take_changes(self) -> None:
         """Look again at the records that have changed since the last time, and at no others."""

@@ -119,6 +119,7 @@ def _(action: actions.LabelNode, state: PlatformState, now_s: float) -> None:
     state.drains = {node_id: drain for node_id, drain in state.drains.items() if node_id != action.node_id}
     node = state.nodes.get(action.node_id)
     if node is not None and node.pool != action.pool:
+        state.labels = {**state.labels, action.node_id: action.pool}
         state.nodes[action.node_id] = replace(node, pool=action.pool, home=node.owner)
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from springtide.core.decision import Drain, GradientNoise, StepTime
-from springtide.core.resources import DeviceId, Node, NodeId, Topology
+from springtide.core.resources import DeviceId, Node, NodeId, Pool, Topology
 from springtide.core.tide import Tide
 from springtide.core.workload import (
     Checkpoint,
@@ -242,12 +242,14 @@ class Nodes(dict[NodeId, Node]):
 class PlatformState(msgspec.Struct, kw_only=True):
     """The whole truth. Changes only through control.transitions; dictionaries keep arrival order.
 
-    `drains` is replaced, never changed, so that whoever was handed it may keep it.
+    `labels` are those that nodes were given here; they outlive the loss of a node. They and `drains` are replaced,
+    never changed, so that whoever was handed them may keep them.
     """
 
     jobs: Table[JobRecord] = msgspec.field(default_factory=Table)
     services: Table[ServiceRecord] = msgspec.field(default_factory=Table)
     nodes: Nodes = msgspec.field(default_factory=Nodes)
+    labels: Mapping[NodeId, Pool] = msgspec.field(default_factory=dict)
     drains: Mapping[NodeId, Drain] = msgspec.field(default_factory=dict)
     tide: Tide = Tide()
     memory: Any = None

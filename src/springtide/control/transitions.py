@@ -146,10 +146,13 @@ def _(event: events.ScaleRequested, state: PlatformState, now_s: float) -> None:
 
 @apply_event.register
 def _(event: events.NodeJoined, state: PlatformState, now_s: float) -> None:
-    node, known = event.node, state.nodes.get(event.node.node_id)
-    if known is not None and known.pool != node.pool:
-        # It says again who it is; what it is labelled for was decided here, and others may hold its devices by that.
-        node = replace(node, pool=known.pool, home=known.owner)
+    node, label = event.node, state.labels.get(event.node.node_id)
+    if node.owner == "shared":
+        # It is nobody's, whatever it was before.
+        state.labels = {node_id: pool for node_id, pool in state.labels.items() if node_id != node.node_id}
+    elif label is not None and label != node.pool:
+        # What it is labelled for was decided here, and others may hold its devices by that.
+        node = replace(node, pool=label, home=node.owner)
     state.nodes[node.node_id] = node
 
 

@@ -13,6 +13,9 @@ from springtide.core.resources import Pool
 
 # What a reclaim met on its server: jobs that were stopped, only jobs that went on elsewhere, or nobody.
 ReclaimKind = Literal["interrupting", "shrinking", "idle"]
+# What a reclaim did to a job: stopped it, took workers away, moved them, or ended some by force after the grace.
+Effect = Literal["stopped", "shrunk", "moved", "forced"]
+HandoverState = Literal["draining", "done", "called off", "lost"]
 
 
 class DrainStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,11 +59,11 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AffectedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What a reclaim did to one job: stopped it, took workers away, moved it, or ended workers by force."""
+    """A job that had to leave a reclaimed node, and its workers before and after."""
 
     workload_id: str
     name: str
-    effect: Literal["stopped", "shrunk", "moved", "forced"]
+    effect: Effect
     num_workers_before: int
     num_workers_after: int
 
@@ -79,7 +82,7 @@ class Handover(msgspec.Struct, frozen=True, kw_only=True):
     from_pool: Pool
     to_pool: Pool
     is_return: bool
-    state: Literal["draining", "done", "called off", "lost"]
+    state: HandoverState
     demanded_at_s: float
     reclaim_at_s: float | None = None
     labelled_at_s: float | None = None
