@@ -29,7 +29,7 @@ class Platform:
 
     def __init__(self, state_dir: Path, **options: Any) -> None:
         options.setdefault("worker_command", FAKE_WORKER)
-        options.setdefault("node", make_node("local", 4))
+        options.setdefault("nodes", [make_node("local", 4)])
         options.setdefault("lease_s", 20.0)
         self.state_dir = state_dir
         self.executor = LocalExecutor(state_dir, MonotonicClock(), **options)

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 from local_platform import Platform, open_descriptors, start
+from msgspec.structs import replace
 
-from springtide.backends.local import watch
+from springtide.backends.local import split_node, watch
 from springtide.backends.local.sockets import socket_directory
-from springtide.core.actions import EndJob, PreemptJob, ResizeJob, StopReplica
+from springtide.core.actions import DrainNode, EndJob, LabelNode, PreemptJob, ResizeJob, StopReplica
 from springtide.core.errors import BackendError
 from springtide.core.events import (
     CancelRequested,
@@ -28,6 +29,7 @@ from springtide.core.events import (
     ReplicaStopped,
 )
 from springtide.core.ports import Standing
+from springtide.core.resources import DeviceId, NodeId, make_node
 from springtide.core.workload import JobState, ReplicaId, WorkloadId
 from springtide.storage.fence import Fence
 
@@ -341,3 +343,27 @@ def test_a_full_disk_loses_the_start_and_not_the_executor(platform: Platform, mo
         assert "No space" in platform.until(ReplicaLost).reason
     platform.executor.start(start("r1"))
     platform.until(ReplicaReady, lambda event: event.replica_id == "r1")
+
+
+def test_labels_are_the_control_planes_alone(platform):
+    platform.executor.start(start())
+    platform.until(ReplicaReady)
+    before = platform.executor.counts()
+    for _ in range(2):
+        platform.executor.start(DrainNode(node_id=NodeId("local"), pool="inference", is_reclaim=True))
+        platform.executor.start(LabelNode(node_id=NodeId("local"), pool="inference"))
+    platform.barrier()
+    assert platform.take(0.2) == []
+    assert platform.executor.counts() == before
+
+
+def test_the_devices_of_a_machine_cut_into_nodes_keep_the_drivers_numbers(platform_of):
+    nodes = split_node(make_node("local", 4, kind="gpu"), {"inference": 2})
+    platform = platform_of(nodes=nodes)
+    platform.executor.recover(Standing())
+    for number in (1, 3):
+        action = replace(start(f"r{number}"), device_id=DeviceId(f"local-{number}/0"))
+        platform.executor.start(action)
+        platform.until(ReplicaReady, lambda event, action=action: event.replica_id == action.replica_id)
+        environment = Path(f"/proc/{platform.pid(action.replica_id)}/environ").read_bytes().split(b"\0")
+        assert f"CUDA_VISIBLE_DEVICES={number}".encode() in environment

@@ -10,6 +10,7 @@ import pytest
 from springtide.backends.local import devices
 from springtide.backends.local.sockets import MAX_SOCKET_PATH_BYTES, remove_outside, socket_directory
 from springtide.core.errors import BackendError, InvalidRequest
+from springtide.core.resources import make_node
 
 
 def test_sockets_lie_in_the_state_directory_where_the_path_is_short(tmp_path: Path) -> None:
@@ -67,6 +68,33 @@ def test_gpus_are_offered_before_slots(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_machine_without_a_slot_is_no_machine() -> None:
     with pytest.raises(InvalidRequest, match="at least one slot"):
         devices.discover_node(0)
+
+
+@pytest.mark.parametrize(
+    ("pools", "owners"),
+    [
+        ({"inference": 2}, "ttii"),
+        ({"training": 1}, "tiii"),
+        ({"training": 3, "inference": 1}, "ttti"),
+        ({"inference": 4}, "iiii"),
+        ({"inference": 0}, "tttt"),
+    ],
+)
+def test_a_machine_cut_into_nodes_that_pools_own(pools, owners) -> None:
+    nodes = devices.split_node(make_node("local", 4, kind="gpu"), pools)
+    assert [node.node_id for node in nodes] == ["local-0", "local-1", "local-2", "local-3"]
+    assert [[device.device_id for device in node.devices] for node in nodes] == [
+        [f"local-{number}/0"] for number in range(4)
+    ]
+    assert "".join(node.owner[0] for node in nodes) == owners
+    assert not any(node.is_loaned for node in nodes)
+    assert all(device.kind == "gpu" and device.node_id == node.node_id for node in nodes for device in node.devices)
+
+
+@pytest.mark.parametrize("pools", [{"inference": 5}, {"training": 3, "inference": 2}, {"training": 1, "inference": 2}])
+def test_pools_that_do_not_fit_the_machine(pools) -> None:
+    with pytest.raises(InvalidRequest, match=r"the pools take \d slots and there are 4: ask for 4 together"):
+        devices.split_node(make_node("local", 4), pools)
 
 
 def test_a_directory_outside_goes_with_its_executor_and_one_inside_stays(tmp_path: Path, monkeypatch) -> None:

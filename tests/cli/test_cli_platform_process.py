@@ -87,7 +87,9 @@ def test_living_ended_and_zombie_processes(ended_pid: int) -> None:
 
 
 def _fake_service(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
-    monkeypatch.setattr(platform_process, "service_command", lambda *arguments: [sys.executable, "-c", program])
+    monkeypatch.setattr(
+        platform_process, "service_command", lambda *arguments, **options: [sys.executable, "-c", program]
+    )
 
 
 def test_a_platform_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,3 +126,5 @@ def test_the_command_line_of_the_platform(tmp_path: Path) -> None:
         "-m", "springtide.service", "--state", str(tmp_path), "--slots", "2", "--policy", "fifo", "--port", "0",
     ]  # fmt: skip
     assert "--slots" not in platform_process.service_command(tmp_path, None, "fifo", 0)
+    command = platform_process.service_command(tmp_path, 4, "fifo", 0, pools="inference=2", day_s=120.0)
+    assert command[-8:-4] == ["--pools", "inference=2", "--day", "120.0"]

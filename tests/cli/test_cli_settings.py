@@ -19,7 +19,7 @@ from springtide.core.errors import InvalidRequest
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home and a working directory of its own, with nothing set."""
-    for name in ("STATE", "URL", "PORT", "SLOTS", "POLICY", "TOKEN"):
+    for name in ("STATE", "URL", "PORT", "SLOTS", "POLICY", "PRICE", "POOLS", "DAY_S", "TOKEN"):
         monkeypatch.delenv(f"SPRINGTIDE_{name}", raising=False)
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -58,6 +58,14 @@ def test_without_anything_set(home: Path) -> None:
         ("port = 'many'", "port must be a whole number from 0 to 65535, not 'many'"),
         ("policy = 'best'", "policy must be one of springtide"),
         ("url = 'localhost:8787'", "url must be an address, like 'http://127.0.0.1:8787'"),
+        ("pools = 'inference'", "pools 'inference' is not a division of slots; write it like inference=2"),
+        ("pools = 'serving=2'", "there is no pool 'serving'; the pools are training and inference"),
+        ("pools = 'inference=two'", "the pool inference needs a whole number of slots, not 'two'"),
+        ("pools = 'inference=1,inference=2'", "the pool inference is named twice"),
+        ("pools = 2", "pools 2 is not a division of slots"),
+        ("day_s = 3", "a day of 3 s cannot be followed"),
+        ("day_s = 'long'", "day 'long' is not a duration"),
+        ("policy = 'best/fifo'", "there is no"),
         ("state = 3", "state must be a directory"),
         ("sltos = 3", "there is no setting 'sltos'"),
         ("slots =", "is not valid TOML"),
@@ -69,6 +77,31 @@ def test_what_cannot_be_names_its_place(text: str, sentence: str, home: Path) ->
     with pytest.raises(InvalidRequest, match=r"config\.toml") as refused:
         resolve(name)
     assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "pools"),
+    [
+        ("pools = 'inference=2'", "inference=2"),
+        ("pools = ' training = 1 , inference = 3 '", "training=1,inference=3"),
+        ("pools = {inference = 2}", "inference=2"),
+        ("pools = ''", ""),
+    ],
+)
+def test_pools_as_text_and_as_a_table(text: str, pools: str, home: Path) -> None:
+    assert resolve("pools").value is None
+    _write_user_file(text)
+    assert resolve("pools").value == pools
+    assert resolve("pools", "training=1").origin == "--pools"
+
+
+def test_the_length_of_a_day(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve("day_s").value == 86400.0
+    _write_user_file("day_s = 90\n")
+    assert resolve("day_s").value == 90.0
+    monkeypatch.setenv("SPRINGTIDE_DAY_S", "12h")
+    assert resolve("day_s").value == 43200.0
+    assert (resolve("day_s", "2m").value, resolve("day_s", "2m").origin) == (120.0, "--day")
 
 
 def test_a_project_file_whose_table_is_none(home: Path) -> None:

@@ -68,7 +68,7 @@ class MachineWorld:
         os.kill(record["process"]["pid"], signal.SIGKILL)
 
     def _open(self) -> LocalExecutor:
-        executor = LocalExecutor(self.folder, self.clock, node=self.node)
+        executor = LocalExecutor(self.folder, self.clock, nodes=[self.node])
         executor.open()
         return executor
 

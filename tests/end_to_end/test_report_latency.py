@@ -62,11 +62,11 @@ def test_how_long_a_report_takes_from_the_end_of_its_step(tmp_path, monkeypatch,
     executors = []
 
     def make_executor(clock):
-        executors.append(LocalExecutor(tmp_path / "state", clock, node=node))
+        executors.append(LocalExecutor(tmp_path / "state", clock, nodes=[node]))
         executors[0].open()
         return executors[0]
 
-    platform = Platform(tmp_path / "state", "elastic", node, make_executor)
+    platform = Platform(tmp_path / "state", "elastic", [node], make_executor)
 
     def note(seq, step, view):
         now_s = time.monotonic()

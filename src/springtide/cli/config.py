@@ -8,7 +8,12 @@ from springtide.cli.session import Session, common_options, json_option, state_o
 from springtide.cli.settings import NAMES, resolve, user_file
 from springtide.cli.tables import align
 
-_UNSET = {"url": "that of the platform in `state`", "slots": "the GPUs, else the cores", "price": "the usual one"}
+_UNSET = {
+    "url": "that of the platform in `state`",
+    "slots": "the GPUs, else the cores",
+    "price": "the usual one",
+    "pools": "all share the slots",
+}
 
 
 @click.group()

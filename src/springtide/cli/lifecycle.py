@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import click
+import msgspec
 
 from springtide.cli.platform_process import (
     PlatformFile,
@@ -20,6 +22,7 @@ from springtide.cli.platform_process import (
 from springtide.cli.session import Session, common_options, complain
 from springtide.cli.settings import resolve
 from springtide.core.errors import BackendError
+from springtide.core.quantities import format_duration
 
 _DOWN_TIMEOUT_S = 60.0
 
@@ -49,19 +52,53 @@ def _told(platform: PlatformFile, state_dir: Path, headline: str) -> str:
     )
 
 
+class _Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """What the platform is to be started with."""
+
+    slots: int | None
+    policy: str
+    port: int
+    price: float | None
+    pools: str
+    day_s: float
+
+
+def _wish_of(given: dict[str, Any]) -> _Wish:
+    """The flags and, for what no flag says, the settings. Raises InvalidRequest, also if they do not go together."""
+    found = {name: resolve(name, flag).value for name, flag in given.items()}
+    found["policy"] = _check_pools(str(found["policy"]), str(found["pools"] or ""), found["slots"])
+    return msgspec.convert({**found, "port": found["port"] or 0, "pools": found["pools"] or ""}, _Wish, strict=False)
+
+
+def _check_pools(policy: str, pools: str, slots: Any) -> str:
+    """The policy that decides with these pools. Raises InvalidRequest if the machine has too few slots for them."""
+    if not pools:
+        return policy
+    # All of it is loaded only for those who have pools, so that the command starts fast.
+    from springtide.backends.local.devices import discover_node, split_node
+    from springtide.policies.registry import check_policy_name
+    from springtide.service.pools import parse_pools, policy_with_pools
+
+    owners = parse_pools(pools)
+    split_node(discover_node(slots), owners)
+    composed = policy_with_pools(policy, owners)
+    check_policy_name(composed)
+    return composed
+
+
 @click.command()
 @click.option(
     "--slots", type=click.IntRange(1, 256), help="How many CPU workers may run. [default: cores, or the GPUs]"
 )
-@click.option("--policy", metavar="P", help="Who gets what: see `springtide policies`. [default: elastic]")
+@click.option("--policy", metavar="P", help="Who gets what: see `springtide policies`. [default: springtide]")
 @click.option("--port", type=click.IntRange(0, 65535), help="0 takes a free one. [default: 8787]")
 @click.option("--price", type=float, metavar="USD", help="What a device costs an hour. [default: 0.05, a GPU 2.50]")
+@click.option("--pools", metavar="P=N", help="Who owns how many slots: inference=2. [default: all share them]")
+@click.option("--day", "day_s", metavar="TIME", help="After what time the load comes again: 2m. [default: 24h]")
 @click.option("--foreground", is_flag=True, help="Stay here and end with Ctrl-C.")
 @common_options
 @click.pass_obj
-def up(
-    session: Session, slots: int | None, policy: str | None, port: int | None, price: float | None, foreground: bool
-) -> None:
+def up(session: Session, /, foreground: bool, **given: Any) -> None:
     """Start the platform: API, dashboard and scheduler in one process on this machine.
 
     What no flag says, the settings say: springtide config show.
@@ -72,22 +109,35 @@ def up(
         answer = {**_described(running, state_dir), "started": False}
         session.answer(answer, _told(running, state_dir, f"already running (pid {running.pid})"), "look: springtide ps")
         return
-    chosen_slots = resolve("slots", slots).value
-    chosen_price = resolve("price", price).value
-    asked = (
-        None if chosen_slots is None else int(chosen_slots),
-        str(resolve("policy", policy).value),
-        int(resolve("port", port).value or 0),
-        None if chosen_price is None else float(chosen_price),
-    )
+    wish = _wish_of(given)
+    asked = (wish.slots, wish.policy, wish.port, wish.price)
     if foreground:
-        command = service_command(state_dir, *asked)
+        command = service_command(state_dir, *asked, pools=wish.pools, day_s=wish.day_s)
         os.execv(command[0], command)
     session.note("starting ...")
-    platform = start_platform(state_dir, *asked)
+    platform = start_platform(state_dir, *asked, pools=wish.pools, day_s=wish.day_s)
     hint = "next: springtide run FILE | springtide hello | stop: springtide down"
-    answer = {**_described(platform, state_dir), "started": True}
-    session.answer(answer, _told(platform, state_dir, f"springtide is up (pid {platform.pid})"), hint)
+    answer = {**_described(platform, state_dir), "started": True, "policy": wish.policy, "pools": wish.pools}
+    told = _told(platform, state_dir, f"springtide is up (pid {platform.pid})")
+    session.answer(answer, told + _told_pools(wish), hint)
+
+
+def _told_pools(wish: _Wish) -> str:
+    """Which slots are whose, and what moves them; nothing where all share them."""
+    if not wish.pools:
+        return ""
+    from springtide.backends.local.devices import discover_node, split_node
+    from springtide.service.pools import parse_pools
+
+    nodes = split_node(discover_node(wish.slots), parse_pools(wish.pools))
+    owned = [
+        f"{pool} {', '.join(node.node_id for node in nodes if node.owner == pool) or 'none'}"
+        for pool in ("training", "inference")
+    ]
+    return (
+        f"\n  pools      {'; '.join(owned)}"
+        f"\n  policy     {wish.policy}   (slots are loaned and taken back; a day is {format_duration(wish.day_s)})"
+    )
 
 
 @click.command()

@@ -77,7 +77,14 @@ def is_alive(pid: int) -> bool:
 
 
 def service_command(
-    state_dir: Path, slots: int | None, policy: str, port: int, price: float | None = None
+    state_dir: Path,
+    slots: int | None,
+    policy: str,
+    port: int,
+    price: float | None = None,
+    *,
+    pools: str = "",
+    day_s: float | None = None,
 ) -> list[str]:
     """The command line of the platform."""
     command = [sys.executable, "-m", "springtide.service", "--state", str(state_dir)]
@@ -85,11 +92,22 @@ def service_command(
         command += ["--slots", str(slots)]
     if price is not None:
         command += ["--price", repr(price)]
+    if pools:
+        command += ["--pools", pools]
+    if day_s is not None:
+        command += ["--day", repr(day_s)]
     return [*command, "--policy", policy, "--port", str(port)]
 
 
 def start_platform(
-    state_dir: Path, slots: int | None, policy: str, port: int, price: float | None = None
+    state_dir: Path,
+    slots: int | None,
+    policy: str,
+    port: int,
+    price: float | None = None,
+    *,
+    pools: str = "",
+    day_s: float | None = None,
 ) -> PlatformFile:
     """Start the platform detached and wait until it answers. Raises BackendError with what it said if it ends."""
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -97,7 +115,7 @@ def start_platform(
     start = log_path.stat().st_size if log_path.exists() else 0
     with log_path.open("ab") as log:
         process = subprocess.Popen(
-            service_command(state_dir, slots, policy, port, price),
+            service_command(state_dir, slots, policy, port, price, pools=pools, day_s=day_s),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -15,6 +15,8 @@ import msgspec
 
 from springtide.client.source import default_state_directory
 from springtide.core.errors import InvalidRequest
+from springtide.core.quantities import parse_duration_s
+from springtide.core.tide import DAY_S
 
 DEFAULT_PORT = 8787
 DEFAULT_POLICY = "springtide"
@@ -70,11 +72,23 @@ def _price(value: Any) -> float:
 def _policy(value: Any) -> str:
     from springtide.policies.registry import POLICY_NAMES, check_policy_name
 
-    # A name may carry parameters: name:key=value.
-    if not isinstance(value, str) or value.partition(":")[0] not in POLICY_NAMES:
+    # A name may carry parameters, name:key=value, and stand under a strategy of loans, strategy/name.
+    if not isinstance(value, str) or ("/" not in value and value.partition(":")[0] not in POLICY_NAMES):
         raise ValueError(f"must be one of {', '.join(POLICY_NAMES)}")
     check_policy_name(value)
     return value
+
+
+def _pools(value: Any) -> str:
+    from springtide.service.pools import parse_pools, write_pools
+
+    return write_pools(parse_pools(value))
+
+
+def _day_s(value: Any) -> float:
+    from springtide.service.pools import tide_of
+
+    return tide_of(parse_duration_s(value if isinstance(value, str | int | float) else str(value), "day")).day_s
 
 
 _CHECKS: Mapping[str, Callable[[Any], str | int | float]] = MappingProxyType(
@@ -85,9 +99,13 @@ _CHECKS: Mapping[str, Callable[[Any], str | int | float]] = MappingProxyType(
         "slots": lambda value: _whole(value, 1, _MAX_SLOTS),
         "policy": _policy,
         "price": _price,
+        "pools": _pools,
+        "day_s": _day_s,
     }
 )
 NAMES = tuple(_CHECKS)
+# Flags that are not named as their setting is: people write 2m, the setting says in what it is kept.
+_FLAGS: Mapping[str, str] = MappingProxyType({"day_s": "--day"})
 
 
 def user_file() -> Path:
@@ -99,7 +117,7 @@ def user_file() -> Path:
 def resolve(name: str, flag: str | int | float | None = None) -> Setting:
     """The one setting. Raises InvalidRequest that names the place of a value that cannot be."""
     if flag is not None:
-        return _checked(name, flag, "flag", f"--{name}")
+        return _checked(name, flag, "flag", _FLAGS.get(name, f"--{name}"))
     variable = f"SPRINGTIDE_{name.upper()}"
     if given := os.environ.get(variable):
         return _checked(name, given, "environment", variable)
@@ -111,10 +129,11 @@ def resolve(name: str, flag: str | int | float | None = None) -> Setting:
     own = _read(user_file())
     if name in _known(own, str(user_file())):
         return _checked(name, own[name], "user file", str(user_file()))
-    default: dict[str, str | int | None] = {
+    default: dict[str, str | int | float | None] = {
         "state": str(default_state_directory()),
         "port": DEFAULT_PORT,
         "policy": DEFAULT_POLICY,
+        "day_s": DAY_S,
     }
     return Setting(value=default.get(name), level="default", origin="default")
 
@@ -124,6 +143,8 @@ def _checked(name: str, value: Any, level: Level, origin: str) -> Setting:
         return Setting(value=_CHECKS[name](value), level=level, origin=origin)
     except ValueError as error:
         raise InvalidRequest(f"{name} {error}, not {value!r:.80} ({origin})") from None
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{error} ({origin})") from None
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from springtide.core.errors import SpringtideError
 from springtide.service.assembly import Options, configure_logging, serve
+from springtide.service.pools import parse_pools
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -18,6 +19,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--policy", default="springtide")
     parser.add_argument("--port", type=int, default=8787, help="0 takes a free port")
     parser.add_argument("--price", type=float, default=None, help="US dollars an hour of one device costs")
+    parser.add_argument("--pools", default="", help="who owns how many slots, as inference=2 (default: all share them)")
+    parser.add_argument("--day", type=float, default=None, help="seconds after which the tide comes again")
     parsed = parser.parse_args(arguments)
     configure_logging()
     try:
@@ -28,6 +31,8 @@ def main(arguments: list[str] | None = None) -> int:
                 policy=parsed.policy,
                 port=parsed.port,
                 usd_per_device_hour=parsed.price,
+                pools=parse_pools(parsed.pools),
+                day_s=parsed.day,
             )
         )
     except SpringtideError as error:

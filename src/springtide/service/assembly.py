@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +19,18 @@ from prometheus_client import CollectorRegistry
 
 import springtide
 from springtide.backends.local import LocalExecutor
-from springtide.backends.local.devices import discover_node
+from springtide.backends.local.devices import discover_node, split_node
 from springtide.control.records import ReplicaState, ServiceState
 from springtide.core.errors import BackendError, InvalidRequest
 from springtide.core.ports import Step
-from springtide.core.resources import Node
+from springtide.core.resources import Node, Pool
 from springtide.service.api import build_api
 from springtide.service.auth import load_or_create_token
 from springtide.service.connections import connection_class, raise_descriptor_limit
 from springtide.service.dashboard import dashboard_routes
 from springtide.service.gateway import Gateway, ReplicaRoute, ServiceRoute
 from springtide.service.platform import Platform, PlatformClock, PlatformView
+from springtide.service.pools import policy_with_pools, tide_of
 from springtide.storage.files import write_durable
 
 LOG = logging.getLogger("springtide")
@@ -43,7 +44,8 @@ USUAL_USD_PER_GPU_HOUR = 2.50
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """How to run the embedded platform. `port` 0 takes a free one, `num_slots` None counts GPUs or cores.
 
-    `usd_per_device_hour` None takes the usual price of the kind of device.
+    `usd_per_device_hour` None takes the usual price of the kind of device. `pools` says how many slots each one owns;
+    without any, all share one node. `day_s` is the time after which the tide comes again, None a day.
     """
 
     state_dir: Path
@@ -51,6 +53,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     policy: str = "springtide"
     port: int = 8787
     usd_per_device_hour: float | None = None
+    pools: Mapping[Pool, int] = {}
+    day_s: float | None = None
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,19 +72,22 @@ def serve(options: Options) -> int:
     """
     options.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     token = load_or_create_token(options.state_dir)
-    listener = _bind(options.port)
     crash_point = crash_point_of(os.environ.get(CRASH_AT, ""))
-    node = discover_node(options.num_slots)
+    machine = discover_node(options.num_slots)
+    nodes = split_node(machine, options.pools) if options.pools else (machine,)
+    tide = tide_of(options.day_s)
+    listener = _bind(options.port)
     executors: list[LocalExecutor] = []
 
     def make_executor(clock: PlatformClock) -> LocalExecutor:
-        executor = LocalExecutor(options.state_dir, clock, node=node, crash_point=crash_point)
+        executor = LocalExecutor(options.state_dir, clock, nodes=nodes, crash_point=crash_point)
         executor.open()
         executors.append(executor)
         return executor
 
-    price = usual_price_usd(node) if options.usd_per_device_hour is None else options.usd_per_device_hour
-    platform = Platform(options.state_dir, options.policy, node, make_executor, crash_point, price)
+    price = usual_price_usd(machine) if options.usd_per_device_hour is None else options.usd_per_device_hour
+    policy = policy_with_pools(options.policy, options.pools)
+    platform = Platform(options.state_dir, policy, nodes, make_executor, crash_point, price, tide)
     registry = CollectorRegistry()
     gateway = Gateway(platform.post, registry=registry)
     platform.subscribe(lambda seq, step, view: _route(gateway, step, view))
@@ -109,7 +116,7 @@ def serve(options: Options) -> int:
         _route(gateway, None, platform.view())
         address = Address(pid=os.getpid(), url=url, version=springtide.__version__)
         write_durable(options.state_dir / "platform.json", msgspec.json.encode(address))
-        LOG.info("springtide %s is up at %s with %d devices", springtide.__version__, url, len(node.devices))
+        LOG.info("springtide %s is up at %s with %d devices", springtide.__version__, url, len(machine.devices))
         with _signals_end(server):
             server.run(sockets=[listener])
             platform.request_shutdown(stop_workers=True)

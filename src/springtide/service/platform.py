@@ -27,6 +27,7 @@ from springtide.core.errors import BackendError
 from springtide.core.events import Event, NodeJoined, NodeLost, PlatformStarted, PlatformStopping
 from springtide.core.ports import Executor, Step
 from springtide.core.resources import Node
+from springtide.core.tide import Tide
 from springtide.core.workload import WorkloadId
 from springtide.policies.registry import make_policy
 
@@ -82,15 +83,17 @@ class Platform:
         self,
         state_dir: Path,
         policy_name: str,
-        node: Node,
+        nodes: Sequence[Node],
         make_executor: Callable[[PlatformClock], EventExecutor],
         crash_point: Callable[[str], None] | None = None,
         usd_per_device_hour: float = 0.0,
+        tide: Tide | None = None,
     ) -> None:
+        """`nodes` are those of this machine, `tide` the empty memory of days that the past is folded into."""
         self.state_dir = state_dir
         self.policy_name = policy_name
         self.usd_per_device_hour = usd_per_device_hour
-        self._node = node
+        self._nodes = {node.node_id: node for node in nodes}
         self._crash_point = crash_point or (lambda name: None)
         self._lock_file = _lock(state_dir)
         self._journal = SqliteJournal(state_dir / "journal.db")
@@ -104,6 +107,7 @@ class Platform:
             on_policy_error=lambda error: LOG.error(
                 "policy %s is broken, everyone keeps what they hold: %s", policy_name, error
             ),
+            tide=tide,
         )
         self.clock = PlatformClock(float(began), self._journal.last_now_s())
         self.wall_clock_offset_s = time.time() - self.clock.now_s()
@@ -134,11 +138,14 @@ class Platform:
         seq = recover(self._controller, self._executor, self._journal, on_step=self._tell)
         self._view = self._make_view(seq)
         self._shown = self._controller.snapshot(self.clock.now_s())
-        for known in self._controller.state.nodes.values():
-            if known.node_id != self._node.node_id:
-                self._executor.post(NodeLost(node_id=known.node_id))
-        if self._controller.state.nodes.get(self._node.node_id) != self._node:
-            self._executor.post(NodeJoined(node=self._node))
+        known = self._controller.state.nodes
+        for node_id in known:
+            if node_id not in self._nodes:
+                self._executor.post(NodeLost(node_id=node_id))
+        for node_id, node in self._nodes.items():
+            # A node that was on loan is still: its label is what the journal says.
+            if node_id not in known or replace(known[node_id], pool=node.pool) != node:
+                self._executor.post(NodeJoined(node=node))
         self._executor.post(PlatformStarted())
         self._thread.start()
 
@@ -207,7 +214,7 @@ class Platform:
         self._end_by_s = time.monotonic() + (LONGEST_DRAIN_S if stop_workers else 0.0)
         self._stopping.set()
         # Without workers to stop, an event that changes nothing wakes the loop out of its wait.
-        self._executor.post(PlatformStopping() if stop_workers else NodeJoined(node=self._node))
+        self._executor.post(PlatformStopping() if stop_workers else PlatformStarted())
 
     def _is_draining(self) -> float | None:
         """Until when (platform clock) the loop may wait for workers; None while the platform is not going down."""
@@ -331,7 +338,7 @@ LOOP_CRASH_POINTS = (
     "loop.acknowledge.after",
     *(
         f"loop.start.{action}.{side}"
-        for action in ("StartReplica", "StopReplica", "ResizeJob", "PreemptJob", "EndJob")
+        for action in ("StartReplica", "StopReplica", "ResizeJob", "PreemptJob", "EndJob", "DrainNode", "LabelNode")
         for side in ("before", "after")
     ),
 )

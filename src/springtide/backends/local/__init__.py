@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from springtide.backends.local.devices import discover_node
+from springtide.backends.local.devices import discover_node, split_node
 from springtide.backends.local.executor import LocalExecutor
 from springtide.backends.local.workers import CRASH_POINTS
 
-__all__ = ["CRASH_POINTS", "LocalExecutor", "discover_node"]
+__all__ = ["CRASH_POINTS", "LocalExecutor", "discover_node", "split_node"]

@@ -43,6 +43,7 @@ _POLL_S = 0.01
 class LocalExecutor:
     """Runs replicas as processes. `open` it, `recover` or `start`, then `wait` and `acknowledge`; `close` it at last.
 
+    `nodes` are what this machine is cut into, in the order of its devices; by default it is one.
     Every method is thread-safe and none but `wait`, `open` and `close` blocks. `worker_command` starts workers as
     `[*worker_command, "--spec", FILE]` instead of through the zygote; `zygote=False` does so with the runtime itself.
     `zygote_command` is what a zygote is started by, as `[*zygote_command, "--socket", PATH]`.
@@ -58,7 +59,7 @@ class LocalExecutor:
         python: str = sys.executable,
         lease_s: float = 30.0,
         crash_point: Callable[[str], None] | None = None,
-        node: Node | None = None,
+        nodes: Sequence[Node] | None = None,
         worker_command: Sequence[str] | None = None,
         zygote_command: Sequence[str] | None = None,
         max_log_bytes: int = MAX_LOG_BYTES,
@@ -66,7 +67,7 @@ class LocalExecutor:
         self._state_dir = state_dir.resolve()
         self._inbox: Inbox[Source] = Inbox(clock)
         self._crash_point = crash_point or (lambda name: None)
-        self._node = node
+        self._nodes = nodes
         self._lease_s = lease_s
         self._max_log_bytes = max_log_bytes
         self._zygote_command = zygote_command or [python, "-m", "springtide.runtime", "zygote"]
@@ -92,7 +93,8 @@ class LocalExecutor:
         self._workers = Workers(self._state_dir, self._reactor, self._inbox, self._crash_point)
         address = f"unix://{directory / 'control.sock'}"
         command = None if self._uses_zygote else self._worker_command
-        self._launcher = Launcher(self._workers, self._node or discover_node(), address, self._lease_s, command=command)
+        nodes = self._nodes or (discover_node(),)
+        self._launcher = Launcher(self._workers, nodes, address, self._lease_s, command=command)
         self._orders = Orders(self._workers, self._launcher)
         self._reports = Reports(self._workers, self._orders.tell, self._launcher.pump)
         self._orders.reports = self._reports

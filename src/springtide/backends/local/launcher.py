@@ -18,7 +18,7 @@ from springtide.backends.local.workers import Workers
 from springtide.backends.local.zygote import Zygote
 from springtide.core.actions import StartReplica
 from springtide.core.errors import BackendError, StorageError
-from springtide.core.resources import Device, Node
+from springtide.core.resources import DeviceKind, Node
 from springtide.core.wire import WorkerSpec
 from springtide.core.workload import ReplicaId
 from springtide.storage.files import write_durable
@@ -41,15 +41,18 @@ class Launcher:
     def __init__(
         self,
         workers: Workers,
-        node: Node,
+        nodes: Sequence[Node],
         control_address: str,
         lease_s: float,
         *,
         command: Sequence[str] | None,
     ) -> None:
         self._workers = workers
-        self._devices: Mapping[str, Device] = {device.device_id: device for device in node.devices}
-        self._num_threads = max(1, (os.cpu_count() or 1) // max(1, len(node.devices)))
+        devices = [device for node in nodes for device in node.devices]
+        self._kinds: Mapping[str, DeviceKind] = {device.device_id: device.kind for device in devices}
+        # However the machine is cut into nodes: its devices are numbered as the driver numbers them.
+        self._numbers: Mapping[str, int] = {device.device_id: number for number, device in enumerate(devices)}
+        self._num_threads = max(1, (os.cpu_count() or 1) // max(1, len(devices)))
         self._control_address = control_address
         self._lease_s = lease_s
         self._command = command
@@ -209,9 +212,8 @@ class Launcher:
     def _make_spec(self, replica: Replica, token: str) -> WorkerSpec:
         action = replica.action
         assert action is not None, "a foreigner is never spawned"
-        device = self._devices.get(action.device_id)
-        index = device.index if device is not None else 0
-        kind = device.kind if device is not None else "cpu"
+        index = self._numbers.get(action.device_id, 0)
+        kind = self._kinds.get(action.device_id, "cpu")
         environment = {"OMP_NUM_THREADS": str(self._num_threads)}
         if kind == "gpu":
             # The worker sees one device only, as number 0 of its own world.

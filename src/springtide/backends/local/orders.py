@@ -12,7 +12,17 @@ from springtide.backends.local.members import Group, Job, Phase, Replica
 from springtide.backends.local.reports import Reports
 from springtide.backends.local.sockets import free_tcp_port
 from springtide.backends.local.workers import Workers
-from springtide.core.actions import Action, AdmitJob, EndJob, PreemptJob, ResizeJob, StartReplica, StopReplica
+from springtide.core.actions import (
+    Action,
+    AdmitJob,
+    DrainNode,
+    EndJob,
+    LabelNode,
+    PreemptJob,
+    ResizeJob,
+    StartReplica,
+    StopReplica,
+)
 from springtide.core.errors import BackendError, StorageError
 from springtide.core.events import JobResized, ReplicaLost, ReplicaStopped
 from springtide.core.wire import FormGroup, Preempt, Stop
@@ -144,6 +154,14 @@ class Orders:
     @_do.register
     def _(self, action: AdmitJob) -> None:
         """A promise is the control plane's alone."""
+
+    @_do.register
+    def _(self, action: DrainNode) -> None:
+        """Who may start where is decided before it is ordered, and who has to go is asked by name: nothing to do."""
+
+    @_do.register
+    def _(self, action: LabelNode) -> None:
+        """A label is the control plane's alone, which remembers it in its journal."""
 
     @_do.register
     def _(self, action: EndJob) -> None:
