@@ -36,8 +36,8 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """What should be running, as the journal tells it after a restart.
 
     Executors adopt the replicas they find alive under these ids, fence every other one, and report as lost what is
-    named here and gone. `labels` are those of all nodes, lost ones too. `actions` are the effects that may have been cut
-    off by the crash; all are idempotent.
+    named here and gone. `labels` are those of all nodes, lost ones too. `actions` are the effects that may have been
+    cut off by the crash; all are idempotent.
     """
 
     replicas: tuple[StartReplica, ...] = ()
