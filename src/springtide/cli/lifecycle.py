@@ -77,7 +77,7 @@ def _check_pools(policy: str, pools: str, slots: Any) -> str:
     # All of it is loaded only for those who have pools, so that the command starts fast.
     from springtide.backends.local.devices import discover_node, split_node
     from springtide.policies.registry import check_policy_name
-    from springtide.service.pools import parse_pools, policy_with_pools
+    from springtide.service.owners import parse_pools, policy_with_pools
 
     owners = parse_pools(pools)
     split_node(discover_node(slots), owners)
@@ -127,7 +127,7 @@ def _told_pools(wish: _Wish) -> str:
     if not wish.pools:
         return ""
     from springtide.backends.local.devices import discover_node, split_node
-    from springtide.service.pools import parse_pools
+    from springtide.service.owners import parse_pools
 
     nodes = split_node(discover_node(wish.slots), parse_pools(wish.pools))
     owned = [

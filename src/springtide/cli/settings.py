@@ -80,13 +80,13 @@ def _policy(value: Any) -> str:
 
 
 def _pools(value: Any) -> str:
-    from springtide.service.pools import parse_pools, write_pools
+    from springtide.service.owners import parse_pools, write_pools
 
     return write_pools(parse_pools(value))
 
 
 def _day_s(value: Any) -> float:
-    from springtide.service.pools import tide_of
+    from springtide.service.owners import tide_of
 
     return tide_of(parse_duration_s(value if isinstance(value, str | int | float) else str(value), "day")).day_s
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from springtide.core.errors import SpringtideError
 from springtide.service.assembly import Options, configure_logging, serve
-from springtide.service.pools import parse_pools
+from springtide.service.owners import parse_pools
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -29,8 +29,8 @@ from springtide.service.auth import load_or_create_token
 from springtide.service.connections import connection_class, raise_descriptor_limit
 from springtide.service.dashboard import dashboard_routes
 from springtide.service.gateway import Gateway, ReplicaRoute, ServiceRoute
+from springtide.service.owners import policy_with_pools, tide_of
 from springtide.service.platform import Platform, PlatformClock, PlatformView
-from springtide.service.pools import policy_with_pools, tide_of
 from springtide.storage.files import write_durable
 
 LOG = logging.getLogger("springtide")

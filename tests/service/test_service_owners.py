@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from springtide.core.errors import InvalidRequest
-from springtide.service.pools import SHORTEST_BIN_S, parse_pools, policy_with_pools, tide_of, write_pools
+from springtide.service.owners import SHORTEST_BIN_S, parse_pools, policy_with_pools, tide_of, write_pools
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,72 @@
+"""What `--pools` and `--day` mean: who owns how many slots, which policy moves them, how finely a day is remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from springtide.core.errors import InvalidRequest
+from springtide.core.resources import Pool
+from springtide.core.tide import DAY_S, Tide
+
+# Who owns slots of its own. What is "shared" belongs to nobody, which is what holds without pools.
+OWNERS: tuple[Pool, ...] = tuple(pool for pool in get_args(Pool) if pool != "shared")
+# What moves slots between pools where only a training policy was named.
+STRATEGY = "tide"
+# Taking a slot back costs a job that stops or shrinks and a replica that starts, some seconds together on a busy
+# machine: a finer memory of the day could not be acted on.
+SHORTEST_BIN_S = 5.0
+SHORTEST_DAY_S = 20.0
+_USUAL_BINS_PER_DAY = Tide().bins_per_day
+
+
+def parse_pools(value: Any) -> dict[Pool, int]:
+    """Read "inference=2", "training=2,inference=2" or such a mapping; nothing of "".
+
+    Raises InvalidRequest for what is no pool and no number.
+    """
+    if isinstance(value, Mapping):
+        value = ",".join(f"{name}={count}" for name, count in value.items())
+    if not isinstance(value, str):
+        raise _unreadable(value)
+    found: dict[Pool, int] = {}
+    for part in value.split(",") if value.strip() else ():
+        name, equals, count = (piece.strip() for piece in part.partition("="))
+        owner = next((owner for owner in OWNERS if owner == name), None)
+        if not equals:
+            raise _unreadable(value)
+        if owner is None:
+            raise InvalidRequest(f"there is no pool {name!r:.40}; the pools are {' and '.join(OWNERS)}, as inference=2")
+        if owner in found:
+            raise InvalidRequest(f"the pool {name} is named twice in {value!r:.80}; name it once")
+        if not (count.isascii() and count.isdecimal() and len(count) <= 6):
+            raise InvalidRequest(f"the pool {name} needs a whole number of slots, not {count!r:.40}; like {name}=2")
+        found[owner] = int(count)
+    return found
+
+
+def write_pools(pools: Mapping[Pool, int]) -> str:
+    """Write pools as they are read: "training=2,inference=2"."""
+    return ",".join(f"{name}={count}" for name, count in pools.items())
+
+
+def policy_with_pools(policy: str, pools: Mapping[Pool, int]) -> str:
+    """The policy that decides: with pools, a plain one is put under the strategy that follows the tide."""
+    if not pools or "/" in policy:
+        return policy
+    return f"{STRATEGY}/{policy}"
+
+
+def tide_of(day_s: float | None) -> Tide:
+    """The memory of days of this length, with nothing in it yet. Raises InvalidRequest for a day that is too short."""
+    day_s = DAY_S if day_s is None else day_s
+    if not SHORTEST_DAY_S <= day_s <= 1e7:
+        raise InvalidRequest(
+            f"a day of {day_s:g} s cannot be followed: it takes some seconds to hand a slot over; "
+            f"use at least {SHORTEST_DAY_S:g} s, like --day 2m"
+        )
+    return Tide(day_s=day_s, bins_per_day=min(_USUAL_BINS_PER_DAY, int(day_s // SHORTEST_BIN_S)))
+
+
+def _unreadable(value: Any) -> InvalidRequest:
+    return InvalidRequest(f"pools {value!r:.80} is not a division of slots; write it like inference=2")
