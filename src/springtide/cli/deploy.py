@@ -16,15 +16,19 @@ from springtide.cli.session import Session, common_options
 from springtide.client.functions import ServeFunction
 from springtide.client.goals import ServeKeywords
 from springtide.core.status import ServiceStatus
+from springtide.core.workload import DEFAULT_GRACE_S
 
 _POLL_S = 0.1
+# A device that has to be taken from a job is free after the job's grace; nobody is kept waiting for much longer.
+_FREE_TIMEOUT_S = 2 * DEFAULT_GRACE_S
+_NONE_YET = " (none is ready yet: its devices are not free; `springtide why` says who holds them)"
 _EXAMPLES: dict[str, Any] = {"string": "good", "number": 0.5, "integer": 1, "boolean": True}
 
 
 @click.command()
 @click.argument("target", metavar="FILE[:CLASS]")
 @click.option("--name", help="The service's name: its address is /f/NAME.")
-@click.option("--scale", metavar="N|MIN..MAX", help="How many replicas there may be; 0 lets it sleep.")
+@click.option("--scale", metavar="N|MIN..MAX", help="Replicas: guaranteed, and at most. 0 lets it sleep.")
 @click.option("--slo", metavar="TIME", help="The latency to keep: 200ms (the 99th percentile).")
 @click.option("--max-batch", type=click.IntRange(min=1), help="Items that may be predicted together.")
 @click.option("--idle", metavar="TIME", help="How long without requests until it sleeps.")
@@ -53,10 +57,12 @@ def deploy(session: Session, /, target: str, params: tuple[str, ...], **options:
 
 
 def _wait_deployed(session: Session, name: str) -> ServiceStatus:
-    """Until it could answer: a replica is ready, or it sleeps and would start one."""
+    """Until it could answer: a replica is ready, or it sleeps and would start one, or nothing is free for it."""
+    end_s = time.monotonic() + _FREE_TIMEOUT_S
     while True:
         service = session.client.service(name)
-        if service.state != "STARTING":
+        is_due = service.state == "IDLE" and service.min_replicas > 0 and time.monotonic() < end_s
+        if service.state != "STARTING" and not is_due:
             return service
         time.sleep(_POLL_S)
 
@@ -64,7 +70,9 @@ def _wait_deployed(session: Session, name: str) -> ServiceStatus:
 def _deployed_text(service: ServiceStatus, served: ServeFunction[Any], token_path: Path) -> str:
     token = shlex.quote(str(token_path))
     body = shlex.quote(json.dumps(example_call(served.cls)))
-    sleeping = " (sleeps until the first request)" if service.num_ready == 0 and service.min_replicas == 0 else ""
+    sleeping = ""
+    if service.num_ready == 0:
+        sleeping = " (sleeps until the first request)" if service.min_replicas == 0 else _NONE_YET
     scale = f"{service.min_replicas}..{service.max_replicas}"
     return (
         f"{service.name}  {service.url}  revision {service.revision}  scale {scale}{sleeping}\n"

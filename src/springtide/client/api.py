@@ -26,6 +26,7 @@ from springtide.core.errors import (
     Unauthorized,
 )
 from springtide.core.export import LiveState
+from springtide.core.pool_status import PoolsReport
 from springtide.core.quote import Quote
 from springtide.core.status import (
     Explanation,
@@ -148,6 +149,10 @@ class Client:
     def timeline(self, since_s: float = 0.0) -> Timeline:
         """Who held which device since then, and what happened."""
         return self._ask("GET", "/v1/timeline", Timeline, params={"since_s": since_s})
+
+    def pools(self, past_days: int = 1) -> PoolsReport:
+        """Pools, loans, reclaims and the tide of the last days."""
+        return self._ask("GET", "/v1/pools", PoolsReport, params={"past_days": past_days})
 
     def export(self) -> LiveState:
         """What the platform's policy is shown now, for playing it forward here."""

@@ -1,0 +1,71 @@
+"""A minimum of replicas is promised only if all that is promised can be there at once."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from springtide.control.records import ServiceRecord, ServiceState
+from springtide.core.errors import InvalidRequest
+from springtide.core.resources import make_node
+from springtide.core.workload import Entrypoint, InferenceService
+from springtide.service.guarantees import check_guarantee
+
+
+def platform(num_devices=4, **minimums):
+    services = {}
+    for name, minimum in minimums.items():
+        is_removed = name.startswith("removed")
+        service = InferenceService(service_id=name, name=name, entrypoint=Entrypoint(source_path=""))
+        services[name] = ServiceRecord(
+            service=service,
+            state=ServiceState.REMOVED if is_removed else ServiceState.READY,
+            reason="",
+            deployed_at_s=0.0,
+            min_replicas=minimum,
+            max_replicas=8,
+            is_removed=is_removed,
+        )
+    nodes = tuple(make_node(f"local-{number}", 1, pool="inference") for number in range(num_devices))
+    return SimpleNamespace(nodes=nodes, services=services)
+
+
+@pytest.mark.parametrize(
+    ("view", "name", "minimum"),
+    [
+        (platform(), "reader", 0),
+        (platform(), "reader", 4),
+        (platform(echo=1, other=1), "reader", 2),
+        (platform(echo=1, other=1), "echo", 3),
+        (platform(removed=4), "reader", 4),
+        (platform(removed=4), "removed", 4),
+        # What was promised when there were more devices may be said again.
+        (platform(num_devices=1, echo=2, other=2), "echo", 2),
+        # Before its first node has joined, nobody knows.
+        (platform(num_devices=0), "reader", 3),
+    ],
+)
+def test_what_can_be_kept_is_promised(view, name, minimum):
+    check_guarantee(view, name, minimum)
+
+
+def test_more_than_the_platform_has():
+    with pytest.raises(InvalidRequest) as refused:
+        check_guarantee(platform(), "reader", 5)
+    assert str(refused.value) == (
+        "reader cannot be guaranteed 5 replicas: the platform has 4 devices; ask for a minimum of at most 4, "
+        "like --scale 4..5, or start it with more slots"
+    )
+    with pytest.raises(InvalidRequest, match="has 1 device;"):
+        check_guarantee(platform(num_devices=1), "reader", 2)
+
+
+def test_more_than_others_leave():
+    with pytest.raises(InvalidRequest) as refused:
+        check_guarantee(platform(echo=2, idle=0, big=2), "reader", 1)
+    assert "of which others are guaranteed 4 (echo 2, big 2); ask for a minimum of at most 0, like --scale 0..1" in str(
+        refused.value
+    )
+    with pytest.raises(InvalidRequest, match="at most 2"):
+        check_guarantee(platform(echo=2, big=2), "echo", 3)
