@@ -1,4 +1,4 @@
-"""What may be guaranteed to a service: its minimum of replicas, as long as the platform has devices for all minimums."""
+"""What may be guaranteed to a service: a minimum of replicas, while the platform has devices for all minimums."""
 
 from __future__ import annotations
 
