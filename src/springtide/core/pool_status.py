@@ -112,10 +112,11 @@ class PoolSize(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TideBand(msgspec.Struct, frozen=True, kw_only=True):
-    """What is forecast for the bin that begins at `at_s`: devices that services are expected to need, and may need."""
+    """Devices that services are expected to need at most in the bin that begins at `at_s`, and the band around it."""
 
     at_s: float
     expected: float
+    lower: float
     upper: float
 
 
@@ -123,7 +124,8 @@ class TideStatus(msgspec.Struct, frozen=True, kw_only=True):
     """How many devices services needed, and are forecast to need.
 
     `peaks[i]` is the most that was needed in the bin of `bin_s` that begins at `from_at_s + i * bin_s`; `level` is what
-    they need now (None: nobody has said yet). `forecast` begins now and has no gaps.
+    they need now (None: nobody has said yet). `forecast` begins with the present bin, its bins are `forecast_bin_s`
+    long, and it is empty while less than a day is known. `sizes` are the pool's size over the same time.
     """
 
     bin_s: float
@@ -131,6 +133,7 @@ class TideStatus(msgspec.Struct, frozen=True, kw_only=True):
     from_at_s: float
     peaks: tuple[int, ...]
     level: int | None
+    forecast_bin_s: float = 0.0
     forecast: tuple[TideBand, ...] = ()
     sizes: tuple[PoolSize, ...] = ()
 

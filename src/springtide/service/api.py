@@ -15,7 +15,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute
 
 from springtide import __version__
-from springtide.service import openapi, quote_routes, routes
+from springtide.service import openapi, pool_routes, quote_routes, routes
 from springtide.service.auth import Door
 from springtide.service.contract import PlatformLike
 from springtide.service.history import HistoryIndex
@@ -48,17 +48,19 @@ def build_api(
         history = HistoryIndex()
         index = history
         platform.subscribe(lambda seq, step, view: index.add(seq, step))
-    PlatformCollector(platform, history).register(registry)
+    pools = pool_routes.PoolDesk(platform, history)
+    PlatformCollector(platform, history, pools).register(registry)
     app = FastAPI(
         title="Springtide", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan
     )
     quotes = QuoteDesk(platform)
     series = SeriesIndex()
     platform.subscribe(series.add)
-    counter = routes.Counter(platform, history, series, Desk(platform), Streams(platform), quotes)
+    counter = routes.Counter(platform, history, series, Desk(platform), Streams(platform), quotes, pools)
     for group in (routes.platform_routes, routes.job_routes, routes.service_routes, routes.workload_routes):
         app.include_router(group(counter))
     app.include_router(quote_routes.quote_routes(platform, quotes))
+    app.include_router(pool_routes.pool_routes(pools))
     _add_house_routes(app, registry, function_paths)
     app.router.routes.extend(extra_routes)
     add_problem_handlers(app)

@@ -12,11 +12,14 @@ from functools import singledispatchmethod
 
 from springtide.core import actions, events
 from springtide.core.decision import GradientNoise
+from springtide.core.pool_status import Handover, PoolSize
 from springtide.core.ports import Step
 from springtide.core.quantities import format_duration
 from springtide.core.status import HistoryEntry, Interval, Mark, Timeline
 from springtide.core.workload import JobState, TrainingJob
 from springtide.service.adaptation import adaptation_of
+from springtide.service.histogram import Histogram
+from springtide.service.pool_history import PoolHistory, PoolTotals
 
 MAX_ENTRIES = 200
 MAX_INTERVALS = 10_000
@@ -45,20 +48,6 @@ class _Track:
 
 
 @dataclass(frozen=True, slots=True)
-class Pauses:
-    """The pauses of one direction: how many were at most each of PAUSE_BOUNDS_S, how many in all, and their sum."""
-
-    up_to: tuple[int, ...] = (0,) * len(PAUSE_BOUNDS_S)
-    count: int = 0
-    sum_s: float = 0.0
-
-    def plus(self, pause_s: float) -> Pauses:
-        """With one more pause."""
-        up_to = tuple(n + (pause_s <= bound_s) for n, bound_s in zip(self.up_to, PAUSE_BOUNDS_S, strict=True))
-        return Pauses(up_to, self.count + 1, self.sum_s + pause_s)
-
-
-@dataclass(frozen=True, slots=True)
 class Totals:
     """Counts since the platform was created; resizes and their pauses by direction."""
 
@@ -66,7 +55,8 @@ class Totals:
     num_lost_replicas: int
     num_preemptions: int
     num_ended: dict[str, int]
-    pauses: dict[str, Pauses]
+    pauses: dict[str, Histogram]
+    pools: PoolTotals
 
 
 class HistoryIndex:
@@ -84,7 +74,8 @@ class HistoryIndex:
         self._num_ended: dict[str, int] = {}
         self._num_lost_replicas = 0
         self._num_preemptions = 0
-        self._pauses: dict[str, Pauses] = {}
+        self._pauses: dict[str, Histogram] = {}
+        self._pools = PoolHistory()
 
     def add(self, seq: int, step: Step) -> None:
         """Take in the journal's next step."""
@@ -98,6 +89,13 @@ class HistoryIndex:
                 self._tell(action)
             for workload_id, reason in step.reasons.items():
                 self._write(workload_id, "waiting", reason)
+            for note in self._pools.add(step):
+                if note.workload_id:
+                    self._write(note.workload_id, note.kind, note.text)
+                else:
+                    self._marks.append(
+                        Mark(at_s=self._at_s, workload_id="", kind=note.kind, text=note.text, node_id=note.node_id)
+                    )
 
     def entries(self, workload_id: str) -> tuple[HistoryEntry, ...]:
         """The newest lines of one workload's story, oldest first."""
@@ -116,11 +114,23 @@ class HistoryIndex:
                 for workload_id, track in self._tracks.items()
                 if track.deadline_s is not None and track.deadline_s >= since_s
             ]
+            loans = self._pools.loans(since_s)
         return Timeline(
             now_s=now_s,
             intervals=tuple(sorted(intervals, key=lambda interval: interval.start_s)),
             marks=tuple(sorted(marks, key=lambda mark: mark.at_s)),
+            loans=loans,
         )
+
+    def handovers(self) -> tuple[Handover, ...]:
+        """The newest loans and reclaims of nodes, those under way included, in the order in which they were wanted."""
+        with self._lock:
+            return self._pools.handovers()
+
+    def pool_sizes(self, since_s: float) -> tuple[PoolSize, ...]:
+        """How many devices services could hold and how many inference owns, from `since_s` on."""
+        with self._lock:
+            return self._pools.sizes(since_s)
 
     def totals(self) -> Totals:
         """The counts since the platform was created."""
@@ -131,6 +141,7 @@ class HistoryIndex:
                 num_preemptions=self._num_preemptions,
                 num_ended=dict(self._num_ended),
                 pauses=dict(self._pauses),
+                pools=self._pools.totals(),
             )
 
     # --- one line for each kind of news -----------------------------------------------------------------------------
@@ -225,7 +236,7 @@ class HistoryIndex:
             return
         pause = format_duration(event.pause_s)
         self._num_resizes[event.direction] = self._num_resizes.get(event.direction, 0) + 1
-        self._pauses[event.direction] = self._pauses.get(event.direction, Pauses()).plus(event.pause_s)
+        self._pauses[event.direction] = self._pauses.get(event.direction, Histogram(PAUSE_BOUNDS_S)).plus(event.pause_s)
         if track.resize_reason.startswith("batch "):
             return
         verb = "recovered with" if event.direction == "recover" else f"resized {before} ->"

@@ -12,7 +12,10 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from springtide.control.records import JobRecord, ServiceRecord, ServiceState
 from springtide.core.workload import JobState
 from springtide.service.contract import PlatformLike
-from springtide.service.history import PAUSE_BOUNDS_S, HistoryIndex, Pauses
+from springtide.service.histogram import Histogram
+from springtide.service.history import PAUSE_BOUNDS_S, HistoryIndex
+from springtide.service.pool_metrics import pool_families
+from springtide.service.pool_routes import PoolDesk
 
 DIRECTIONS = ("grow", "shrink", "replace", "recover")
 
@@ -22,9 +25,10 @@ REPLICA_STATES = ("STARTING", "READY", "STOPPING")
 class PlatformCollector(Collector):
     """A collector of figures that exist already; scraping it costs one walk over the records."""
 
-    def __init__(self, platform: PlatformLike, history: HistoryIndex) -> None:
+    def __init__(self, platform: PlatformLike, history: HistoryIndex, pools: PoolDesk) -> None:
         self._platform = platform
         self._history = history
+        self._pools = pools
 
     def register(self, registry: CollectorRegistry) -> None:
         """Add the figures to what the registry answers."""
@@ -93,10 +97,12 @@ class PlatformCollector(Collector):
             labels=("direction",),
         )
         for direction in DIRECTIONS:
-            seen = totals.pauses.get(direction, Pauses())
-            buckets = [(str(bound_s), float(n)) for bound_s, n in zip(PAUSE_BOUNDS_S, seen.up_to, strict=True)]
-            pauses.add_metric((direction,), [*buckets, ("+Inf", float(seen.count))], seen.sum_s)
+            seen = totals.pauses.get(direction, Histogram(PAUSE_BOUNDS_S))
+            pauses.add_metric((direction,), seen.buckets(), seen.sum_s)
         yield pauses
+        shown = self._platform.snapshot()
+        coming = self._pools.coming(shown.tide.day_s / 24)
+        yield from pool_families(view.nodes, len(shown.drains), shown.tide, coming, totals.pools)
         yield GaugeMetricFamily("springtide_journal_seq", "The number of the journal's newest step.", view.seq)
 
 

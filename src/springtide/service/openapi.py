@@ -11,6 +11,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
 from springtide import __version__
+from springtide.core.pool_status import PoolsReport
 from springtide.core.quote import Quote
 from springtide.core.status import (
     Explanation,
@@ -24,7 +25,17 @@ from springtide.core.status import (
 from springtide.service.schemas import REQUEST_MODELS, Problem
 
 _TEMPLATE = "#/components/schemas/{name}"
-_STATUS_TYPES = (PlatformStatus, JobStatus, ServiceStatus, Explanation, HistoryEntry, Timeline, ProgressSeries, Quote)
+_STATUS_TYPES = (
+    PlatformStatus,
+    JobStatus,
+    ServiceStatus,
+    Explanation,
+    HistoryEntry,
+    Timeline,
+    ProgressSeries,
+    PoolsReport,
+    Quote,
+)
 _METHODS = ("get", "post", "put", "delete")
 
 

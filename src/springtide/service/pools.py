@@ -1,29 +1,28 @@
-"""Pools as users are told them: nodes with their labels and drains, what each pool holds, and the tide. Pure."""
+"""Pools as users are told them: nodes with labels and drains, what each pool holds, the tide and its forecast."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 
 from springtide.control.records import JobRecord, ServiceRecord
 from springtide.core.decision import Drain
 from springtide.core.pool_status import (
     DrainStatus,
-    Handover,
     NodeStatus,
     PoolSize,
-    PoolsReport,
     PoolStatus,
     TideBand,
     TideStatus,
 )
 from springtide.core.resources import DeviceId, Node, NodeId, Pool
 from springtide.core.tide import MAX_DAYS, Tide
+from springtide.perf.tide import Forecaster
 from springtide.service.contract import ViewLike
 
 POOLS: tuple[Pool, ...] = ("training", "shared", "inference")
 # A picture of the past is made of so many bins at most; of a longer past several bins become one, the highest of them.
 MAX_BINS = 400
-MAX_HANDOVERS = 50
 MAX_SIZES = 500
 
 
@@ -79,7 +78,6 @@ def pool_statuses(nodes: Sequence[NodeStatus]) -> tuple[PoolStatus, ...]:
 
 def tide_status(
     tide: Tide,
-    now_s: float,
     past_days: int,
     sizes: Sequence[PoolSize] = (),
     forecast: Sequence[TideBand] = (),
@@ -96,29 +94,37 @@ def tide_status(
         from_at_s=first_bin * tide.bin_s,
         peaks=tuple(max(shown[start : start + stride]) for start in range(0, len(shown), stride)),
         level=tide.level,
+        forecast_bin_s=tide.bin_s,
         forecast=tuple(forecast),
         sizes=_thinned(sizes),
     )
 
 
-def pools_report(
-    view: ViewLike,
-    drains: Mapping[NodeId, Drain],
-    tide: TideStatus,
-    handovers: Sequence[Handover],
-    now_s: float,
-    wall_clock_offset_s: float,
-) -> PoolsReport:
-    """Return everything there is to say of pools at this instant."""
-    nodes = node_statuses(view, drains)
-    return PoolsReport(
-        now_s=now_s,
-        wall_clock_offset_s=wall_clock_offset_s,
-        pools=pool_statuses(nodes),
-        nodes=nodes,
-        tide=tide,
-        handovers=tuple(handovers)[-MAX_HANDOVERS:],
-    )
+class TideDesk:
+    """Forecasts the tide for those who look. Remembers its last model, which only saves time."""
+
+    def __init__(self) -> None:
+        self._forecaster = Forecaster()
+        self._lock = threading.Lock()
+
+    def bands(self, tide: Tide, now_s: float, horizon_s: float, most: int) -> tuple[TideBand, ...]:
+        """What services will need until `now_s + horizon_s`, at most `most` devices; nothing before a day is known."""
+        if tide.level is None:
+            return ()
+        with self._lock:
+            found = self._forecaster.forecast(tide, now_s, horizon_s, float(most))
+        if not found.is_known:
+            return ()
+        bins = zip(found.expected, found.lower, found.upper, strict=True)
+        return tuple(
+            TideBand(at_s=(found.first_bin + index) * found.bin_s, expected=expected, lower=lower, upper=upper)
+            for index, (expected, lower, upper) in enumerate(bins)
+        )
+
+
+def most_needed(view: ViewLike) -> int:
+    """How many devices the deployed services may ever need."""
+    return sum(record.max_replicas for record in view.services.values() if record.is_served)
 
 
 def _held_by(records: Iterable[JobRecord | ServiceRecord]) -> frozenset[DeviceId]:

@@ -29,6 +29,7 @@ from springtide.service.explain import explain
 from springtide.service.history import HistoryIndex
 from springtide.service.lookup import find_job, find_service, find_workload
 from springtide.service.outlook import outlook_of
+from springtide.service.pool_routes import PoolDesk
 from springtide.service.problems import UnsupportedMediaType
 from springtide.service.quote import QuoteDesk
 from springtide.service.schemas import JobIn, NothingIn, ScaleIn, ServiceIn, ShutdownIn, parse_body
@@ -62,6 +63,7 @@ class Counter:
     desk: Desk
     streams: Streams
     quotes: QuoteDesk
+    pools: PoolDesk
 
     def job(self, record: JobRecord) -> JobStatus:
         """The job's status at this instant."""
@@ -73,7 +75,8 @@ class Counter:
         """The platform's status at this instant."""
         platform = self.platform
         offset_s, price = platform.wall_clock_offset_s, platform.usd_per_device_hour
-        return platform_status(platform.view(), platform.now_s(), offset_s, base_url(request), price)
+        drains = platform.snapshot().drains
+        return platform_status(platform.view(), platform.now_s(), offset_s, base_url(request), price, drains)
 
     def why(self, called: str) -> Explanation:
         """Why the workload of that id or name is where it is, and what is expected of it."""

@@ -7,12 +7,13 @@ from typing import Any
 
 from springtide import __version__
 from springtide.control.records import JobRecord, ReplicaRecord, ServiceRecord
-from springtide.core.decision import Schedule
-from springtide.core.resources import DeviceId
+from springtide.core.decision import EMPTY, Drain, Schedule
+from springtide.core.resources import DeviceId, NodeId
 from springtide.core.status import DeviceStatus, JobStatus, PlatformStatus, ReplicaStatus, ServiceStatus
 from springtide.core.workload import JobState, ReplicaId
 from springtide.service.adaptation import adaptation_of, num_samples_left, progress_of
 from springtide.service.contract import ViewLike
+from springtide.service.pools import node_statuses, pool_statuses
 
 
 def job_status(
@@ -159,9 +160,15 @@ def device_statuses(view: ViewLike) -> tuple[DeviceStatus, ...]:
 
 
 def platform_status(
-    view: ViewLike, now_s: float, wall_clock_offset_s: float, base_url: str = "", usd_per_device_hour: float = 0.0
+    view: ViewLike,
+    now_s: float,
+    wall_clock_offset_s: float,
+    base_url: str = "",
+    usd_per_device_hour: float = 0.0,
+    drains: Mapping[NodeId, Drain] = EMPTY,
 ) -> PlatformStatus:
     """Return the whole platform at this instant. Removed services are left out once nothing of them runs."""
+    nodes = node_statuses(view, drains)
     return PlatformStatus(
         version=__version__,
         policy=view.policy,
@@ -179,6 +186,8 @@ def platform_status(
             for record in view.jobs.values()
         ),
         services=tuple(service_status(record, now_s, base_url) for record in listed_services(view)),
+        pools=pool_statuses(nodes),
+        nodes=nodes,
     )
 
 

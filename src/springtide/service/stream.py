@@ -61,7 +61,8 @@ class Streams:
             view = self._platform.view()
             platform = self._platform
             offset_s, price = platform.wall_clock_offset_s, platform.usd_per_device_hour
-            status = platform_status(view, platform.now_s(), offset_s, base_url, price)
+            drains = platform.snapshot().drains
+            status = platform_status(view, platform.now_s(), offset_s, base_url, price, drains)
             after_seq = view.seq
             yield b"id: %d\nevent: status\ndata: %s\n\n" % (after_seq, msgspec.json.encode(status))
             await anyio.sleep(max(0.0, SHORTEST_GAP_S - (time.monotonic() - last_sent_at)))
