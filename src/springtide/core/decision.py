@@ -194,7 +194,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     allocations: Mapping[WorkloadId, Allocation] = EMPTY
     memory: Any = None
     overheads: Overheads = Overheads()
-    drains: Mapping[NodeId, Drain] = EMPTY
+    drains: Mapping[NodeId, Drain] = {}
     tide: Tide = Tide()
     capacity: tuple[Capacity, ...] = ()
 
