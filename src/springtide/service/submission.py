@@ -34,6 +34,7 @@ from springtide.core.workload import (
 from springtide.service import sources
 from springtide.service.contract import PlatformLike, ViewLike
 from springtide.service.experience import Experience, experience_of
+from springtide.service.guarantees import check_guarantee
 from springtide.service.lookup import find_job, find_service, find_workload
 from springtide.service.schemas import (
     JobIn,
@@ -105,6 +106,7 @@ class Desk:
             view = self._platform.view()
             if service_id in view.jobs:
                 raise Conflict(f"{name!r} is the id of a job; choose another name for the service")
+            check_guarantee(view, service_id, request.options.min_replicas)
             path = sources.service_source_path(self._platform, service_id, request.source)
             sources.write_source(self._platform.workload_dir(service_id), path, request.source.text)
             options = request.options
@@ -178,8 +180,10 @@ class Desk:
                 )
             if not record.job.elastic:
                 raise Conflict(f"{record.workload_id} is a script, whose number of workers is fixed; submit it anew")
-        elif record.is_removed:
-            find_service(self._platform.view(), called)
+        else:
+            if record.is_removed:
+                find_service(self._platform.view(), called)
+            check_guarantee(self._platform.view(), record.workload_id, bounds.minimum)
         workload_id = record.workload_id
         view = self._hand_over(ScaleRequested(workload_id=workload_id, minimum=bounds.minimum, maximum=bounds.maximum))
         return view.services[workload_id] if isinstance(record, ServiceRecord) else view.jobs[workload_id]
