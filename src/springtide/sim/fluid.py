@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from springtide.core.actions import Action, AdmitJob, EndJob, PreemptJob, ResizeJob, StartReplica, StopReplica
+from springtide.core.actions import (
+    Action,
+    AdmitJob,
+    DrainNode,
+    EndJob,
+    LabelNode,
+    PreemptJob,
+    ResizeJob,
+    StartReplica,
+    StopReplica,
+)
 from springtide.core.events import (
     CheckpointCommitted,
     Event,
@@ -21,12 +29,15 @@ from springtide.core.events import (
     ReplicaStopped,
 )
 from springtide.core.ports import Standing
-from springtide.core.resources import DeviceId, Node, NodeId
+from springtide.core.resources import Node, NodeId
 from springtide.core.workload import ReplicaId, TrainingJob, WorkloadId
 from springtide.sim.clock import VirtualClock
+from springtide.sim.fluid_agenda import Agenda
 from springtide.sim.fluid_faults import NodeFaults
-from springtide.sim.fluid_rules import OverheadRule, Speeds
-from springtide.sim.fluid_runs import STEP_TOLERANCE, FluidReplica, FluidRun, Timeline, direction_of
+from springtide.sim.fluid_nodes import FluidNodes
+from springtide.sim.fluid_rules import OverheadRule, Speeds, Times
+from springtide.sim.fluid_runs import FluidReplica, FluidRun, Timeline, direction_of
+from springtide.sim.fluid_services import FluidServices
 
 # A turn of the loop in which nothing happens takes this long: no real clock stands still between two turns.
 TURN_S = 0.001
@@ -40,8 +51,9 @@ class FluidExecutor:
     `arrivals` are submitted at their moments; jobs bring their length and their profile. A group forms at once and
     stands still for its overhead; a job that is changed within its overhead pays anew. A group whose worker is lost
     stands still until the platform forms it anew. With `reports_progress` running jobs report what they measure;
-    without it a run takes far fewer turns. `is_over` says that nothing will ever happen again; `num_happened` counts
-    what did of itself, actions apart.
+    without it a run takes far fewer turns. `happenings` are what owners and gateways say at their moments (services
+    deployed, bounds set, loads observed); `times` how long services and preempted jobs take. `is_over` says that
+    nothing will ever happen again; `agenda` counts what did of itself, actions apart.
     """
 
     def __init__(
@@ -54,36 +66,33 @@ class FluidExecutor:
         speeds: Speeds | None = None,
         faults: NodeFaults | None = None,
         reports_progress: bool = False,
+        happenings: Sequence[tuple[float, Event]] = (),
+        times: Times | None = None,
     ) -> None:
         self.clock = clock
+        self.agenda = Agenda()
+        self._at = self.agenda.at
         self.rule = rule or OverheadRule(name="none")
         self.speeds = speeds or Speeds(devices_per_node=max((len(node.devices) for node in nodes), default=1))
         self.runs: dict[WorkloadId, FluidRun] = {}
         self.timeline = Timeline()
         self.is_over = False
-        self.num_faults = 0
-        self.num_open = len(arrivals)
-        self._arrivals_left = len(arrivals)
+        self.num_faults, self.num_open = 0, len(arrivals)
+        self._num_to_come = len(arrivals) + len(happenings)
         self._reports_progress = reports_progress
         self._faults = faults
-        self._nodes = {node.node_id: node for node in nodes}
-        self._node_of: dict[DeviceId, NodeId] = {d.device_id: d.node_id for node in nodes for d in node.devices}
-        self._rank_of = {node.node_id: rank for rank, node in enumerate(nodes)}
-        self._bit_of = {device_id: 1 << index for index, device_id in enumerate(self._node_of)}
-        self._used_sets: set[int] = set()
-        self._down: set[NodeId] = set()
-        self._services: dict[ReplicaId, WorkloadId] = {}
-        self._gone_services: set[ReplicaId] = set()
+        self._nodes = FluidNodes(nodes)
+        self._times = times or Times()
+        self._services = FluidServices(clock, self._times, self._at, self.post, self._note_timeline)
         self._inbox: list[Event] = [NodeJoined(node=node) for node in nodes]
         self._unacknowledged: list[Event] = []
-        self._agenda: list[tuple[float, int, Callable[..., None], Any]] = []
-        self._num_entries = 0
-        self.num_happened = 0
-        self._training: dict[WorkloadId, FluidRun] = {}
+        self._training = dict[WorkloadId, FluidRun]()
         self._num_held = self._num_progressing = self._num_idle_turns = 0
         self._efficiency = 0.0
         for at_s, job in arrivals:
             self._at(at_s, self._submit, job)
+        for at_s, event in happenings:
+            self._at(at_s, self._happen, event)
         for node_id, at_s in faults.first_failures_s(self._nodes) if faults is not None else ():
             self._at(at_s, self._fail_node, node_id)
         if reports_progress:
@@ -100,21 +109,20 @@ class FluidExecutor:
         """Adopt what still runs, end what nobody knows, report what is gone, say again what was not acknowledged."""
         self._inbox = [*self._unacknowledged, *self._inbox]
         self._unacknowledged = []
+        for node_id, pool in standing.labels.items():
+            self._nodes.label(node_id, pool)
         named = {start.replica_id for start in standing.replicas}
         for run in self.runs.values():
             for replica_id in [replica_id for replica_id in run.replicas if replica_id not in named]:
                 self._release(run, replica_id)
-        for replica_id in [replica_id for replica_id in self._services if replica_id not in named]:
-            del self._services[replica_id]
+        self._services.keep_only(named)
         restarted = {action.replica_id for action in standing.actions if isinstance(action, StartReplica)}
         for start in standing.replicas:
             known = self.runs.get(start.workload_id)
             lives = start.replica_id in self._services or (known is not None and start.replica_id in known.replicas)
             if not lives and start.replica_id not in restarted:
-                lost = ReplicaLost(
-                    workload_id=start.workload_id, replica_id=start.replica_id, reason="it ended meanwhile"
-                )
-                self._inbox.append(lost)
+                why = "it ended meanwhile"
+                self._inbox.append(ReplicaLost(workload_id=start.workload_id, replica_id=start.replica_id, reason=why))
         for action in standing.actions:
             self.start(action)
 
@@ -131,15 +139,17 @@ class FluidExecutor:
                 self._preempt(action)
             case EndJob():
                 self._end(action)
-            case AdmitJob():
+            case LabelNode():
+                self._nodes.label(action.node_id, action.pool)
+            case AdmitJob() | DrainNode():
                 pass
 
     def wait(self, deadline_s: float | None) -> Sequence[Event]:
         """Let virtual time pass until something is reported, or to the deadline."""
-        clock, agenda = self.clock, self._agenda
+        clock, agenda = self.clock, self.agenda
         began_s = clock.now_s()
         while not self._inbox:
-            next_s = agenda[0][0] if agenda else None
+            next_s = agenda.next_s
             if next_s is None and deadline_s is None:
                 self.is_over = True
                 break
@@ -153,10 +163,10 @@ class FluidExecutor:
                 break
             assert next_s is not None
             clock.advance_to(next_s)
-            self._run_due()
+            agenda.run_due(clock.now_s())
             if not self._inbox and self._check_stuck():
                 break
-        self._run_due()
+        agenda.run_due(clock.now_s())
         events, self._inbox = self._inbox, []
         self._unacknowledged += events
         return events
@@ -175,20 +185,9 @@ class FluidExecutor:
 
     # --- time --------------------------------------------------------------------------------------------------------
 
-    def _at(self, at_s: float, happen: Callable[..., None], what: Any) -> None:
-        self._num_entries += 1
-        heapq.heappush(self._agenda, (at_s, self._num_entries, happen, what))
-
-    def _run_due(self) -> None:
-        now_s, agenda = self.clock.now_s(), self._agenda
-        while agenda and agenda[0][0] <= now_s:
-            _, _, happen, what = heapq.heappop(agenda)
-            self.num_happened += 1
-            happen(what)
-
     def _check_stuck(self) -> bool:
         """Whether nothing can happen any more, though somebody keeps looking."""
-        if self._num_progressing or self._arrivals_left or self._down:
+        if self._num_progressing or self._num_to_come or self._nodes.any_down:
             self._num_idle_turns = 0
         else:
             self._num_idle_turns += 1
@@ -196,14 +195,19 @@ class FluidExecutor:
         return self.is_over
 
     def _note_timeline(self) -> None:
-        self.timeline.note(self.clock.now_s(), self._num_held, len(self._training), self._efficiency)
+        num_serving = self._services.num_held
+        self.timeline.note(self.clock.now_s(), self._num_held, len(self._training), self._efficiency, num_serving)
 
     # --- jobs --------------------------------------------------------------------------------------------------------
 
     def _submit(self, job: TrainingJob) -> None:
-        self._arrivals_left -= 1
+        self._num_to_come -= 1
         self.add_job(job)
         self._inbox.append(JobSubmitted(job=job))
+
+    def _happen(self, event: Event) -> None:
+        self._num_to_come -= 1
+        self._inbox.append(event)
 
     def add_job(self, job: TrainingJob, *, done_steps: float = 0.0) -> FluidRun:
         """Open the books of a job, `done_steps` of which are done. Its true speed is drawn here."""
@@ -241,12 +245,7 @@ class FluidExecutor:
         direction = direction_of(run, before, action)
         # The same workers on another batch go on at once, or when the change that they stand still for is over.
         left_s = max(0.0, run.resumed_s - now_s) if named == before and not action.forced else None
-        # Of several changes in one instant, which devices that come free one after another may take, one counts.
-        if direction != "start" and left_s is None and now_s > run.formed_s:
-            run.num_resizes += direction in ("grow", "shrink", "replace")
-            run.num_restarts += 1
-        if run.started_s is None:
-            run.started_s = now_s
+        run.count_change(direction, now_s, is_paid=left_s is None)
         run.batch_size = action.global_batch_size
         pause_s = self._form(run, named, action.generation, now_s, left_s)
         self._inbox.append(
@@ -264,17 +263,11 @@ class FluidExecutor:
         self, run: FluidRun, members: tuple[ReplicaId, ...], generation: int, now_s: float, left_s: float | None
     ) -> float:
         """Let these workers train after their overhead (or after `left_s` of it), which is returned."""
-        bits, counts = 0, dict[NodeId, int]()
-        for replica_id in members:
-            device_id = run.replicas[replica_id].device_id
-            bits |= self._bit_of[device_id]
-            node_id = self._node_of[device_id]
-            counts[node_id] = counts.get(node_id, 0) + 1
+        devices = [run.replicas[replica_id].device_id for replica_id in members]
+        bits, run.placement = self._nodes.group(devices, keeps_order=self.speeds.rings_by_rank)
         pause_s = left_s
         if pause_s is None:
-            pause_s = self.rule.pause.cost_s(len(members), is_fresh=bits not in self._used_sets)
-        ring = counts if self.speeds.rings_by_rank else sorted(counts, key=self._rank_of.__getitem__)
-        run.placement = tuple(counts[node_id] for node_id in ring)
+            pause_s = self.rule.pause.cost_s(len(members), is_fresh=self._nodes.is_fresh(bits))
         run.members, run.generation, run.device_bits = members, generation, bits
         run.formed_s = now_s
         run.resumed_s = now_s + pause_s
@@ -303,17 +296,11 @@ class FluidExecutor:
         """The group stands still from now on: its progress is settled, its agenda entries no longer count."""
         if not run.members:
             return
-        run.settle(now_s)
         if now_s > run.formed_s:
             # A set that was only passed through within one instant has not been used.
-            self._used_sets.add(run.device_bits)
-            run.paused_device_s += (min(now_s, run.resumed_s) - run.formed_s) * len(run.members)
-        if self._faults is not None:
-            run.commit_checkpoints(now_s)
+            self._nodes.use(run.device_bits)
         self._num_progressing -= run.rate > 0.0
-        run.rate = 0.0
-        run.members = ()
-        run.token += 1
+        run.stand_still(now_s)
         del self._training[run.job.job_id]
         self._efficiency = self._efficiency - run.efficiency if self._training else 0.0
         self._note_timeline()
@@ -337,14 +324,38 @@ class FluidExecutor:
         run = self.runs.get(action.job_id)
         if run is None or run.has_ended or action.generation <= run.generation:
             return
-        self._halt(run, self.clock.now_s())
+        now_s = self.clock.now_s()
+        self._halt(run, now_s)
         run.generation = action.generation
         run.num_preemptions += 1
-        run.saved_steps = run.done_steps
-        self._inbox.append(self._checkpoint(run, run.step))
-        for replica_id in action.replica_ids:
+        run.saving = action.replica_ids
+        save_s = self._times.save_s(run.job)
+        if save_s > 0.0:
+            is_saved = save_s <= action.grace_s
+            self._at(now_s + min(save_s, action.grace_s), self._leave, (run, run.generation, now_s, is_saved))
+        else:
+            self._leave((run, run.generation, now_s, True))
+
+    def _leave(self, what: tuple[FluidRun, int, float, bool]) -> None:
+        """The checkpoint of a preempted job is written, or its grace is over: its workers go."""
+        run, generation, since_s, is_saved = what
+        if run.has_ended or run.generation != generation or not run.saving:
+            return
+        leavers, run.saving = run.saving, ()
+        if is_saved:
+            run.saved_steps = run.done_steps
+            self._inbox.append(self._checkpoint(run, run.step))
+        else:
+            self._lose_unsaved(run)
+        for replica_id in [leaver for leaver in leavers if leaver in run.replicas]:
+            run.paused_device_s += self.clock.now_s() - since_s
             self._release(run, replica_id)
-            self._inbox.append(ReplicaStopped(workload_id=action.job_id, replica_id=replica_id))
+            self._inbox.append(ReplicaStopped(workload_id=run.job.job_id, replica_id=replica_id))
+
+    def _lose_unsaved(self, run: FluidRun) -> None:
+        """All that is left of the job is its last periodic checkpoint."""
+        run.saved_steps = run.committed_steps
+        self._inbox.append(self._checkpoint(run, int(run.committed_steps)))
 
     def _checkpoint(self, run: FluidRun, step: int) -> CheckpointCommitted:
         job_id = run.job.job_id
@@ -366,7 +377,7 @@ class FluidExecutor:
     def _start_replica(self, action: StartReplica) -> None:
         replica_id, job = action.replica_id, action.workload
         if not isinstance(job, TrainingJob):
-            self._start_service(action)
+            self._services.start(action, is_down=self._nodes.is_down(action.device_id))
             return
         run = self.runs.get(job.job_id)
         if run is None:
@@ -374,18 +385,14 @@ class FluidExecutor:
         if run.has_ended or replica_id in run.replicas or replica_id in run.gone:
             return
         now_s = self.clock.now_s()
-        if self._node_of.get(action.device_id) in self._down:
+        if self._nodes.is_down(action.device_id):
             run.gone.add(replica_id)
             self._inbox.append(
                 ReplicaLost(workload_id=job.job_id, replica_id=replica_id, reason="it could not be started")
             )
             return
         if not run.replicas:
-            # A fresh start: what was not saved is lost, the fraction of a step included unless that was saved too.
-            restored = action.restore.step if action.restore is not None else 0
-            is_saved = int(run.saved_steps + STEP_TOLERANCE) == restored
-            run.done_steps = run.saved_steps if is_saved else float(restored)
-            run.committed_steps, run.committed_s = float(restored), now_s
+            run.begin_afresh(now_s, action.restore.step if action.restore is not None else 0)
         run.replicas[replica_id] = FluidReplica(replica_id, action.device_id, now_s)
         self._num_held += 1
         self._note_timeline()
@@ -402,16 +409,11 @@ class FluidExecutor:
     def _stop_replica(self, action: StopReplica) -> None:
         replica_id, run = action.replica_id, self.runs.get(action.workload_id)
         if run is None:
-            if replica_id not in self._gone_services:
-                self._services.pop(replica_id, None)
-                self._gone_services.add(replica_id)
-                self._inbox.append(ReplicaStopped(workload_id=action.workload_id, replica_id=replica_id))
+            self._services.stop(action)
             return
         if replica_id in run.gone or (run.has_ended and replica_id not in run.replicas):
             return
-        if replica_id in run.members:
-            self._halt(run, self.clock.now_s())
-        self._release(run, replica_id)
+        self._take_out(run, (replica_id,))
         self._inbox.append(ReplicaStopped(workload_id=action.workload_id, replica_id=replica_id))
 
     def _release(self, run: FluidRun, replica_id: ReplicaId) -> None:
@@ -427,19 +429,12 @@ class FluidExecutor:
         else:
             run.gone.add(replica_id)
 
-    def _start_service(self, action: StartReplica) -> None:
-        if action.replica_id not in self._services and action.replica_id not in self._gone_services:
-            self._services[action.replica_id] = action.workload_id
-            self._inbox.append(ReplicaReady(workload_id=action.workload_id, replica_id=action.replica_id))
-
     # --- faults ------------------------------------------------------------------------------------------------------
 
     def lose_replica(self, replica_id: ReplicaId) -> None:
         """Let one worker die without being asked."""
-        service_id = self._services.pop(replica_id, None)
-        if service_id is not None:
-            self._gone_services.add(replica_id)
-            self._inbox.append(ReplicaLost(workload_id=service_id, replica_id=replica_id, reason="its process ended"))
+        if replica_id in self._services:
+            self._services.lose(replica_id)
             return
         for run in self.runs.values():
             if replica_id in run.replicas:
@@ -450,14 +445,20 @@ class FluidExecutor:
                 return
 
     def _hit(self, run: FluidRun, lost: Sequence[ReplicaId]) -> None:
-        """Some workers are gone: their group stands still, and without a survivor what no checkpoint holds is lost."""
-        now_s, members = self.clock.now_s(), run.members
         run.num_losses += 1
+        self._take_out(run, lost)
+
+    def _take_out(self, run: FluidRun, lost: Sequence[ReplicaId]) -> None:
+        """Some workers are gone: their group stands still, and without a survivor what no checkpoint holds is lost."""
+        members = run.members
         if set(lost) & set(members):
-            self._halt(run, now_s)
+            self._halt(run, self.clock.now_s())
             if set(members) <= set(lost):
-                run.saved_steps = run.committed_steps
-                self._inbox.append(self._checkpoint(run, int(run.committed_steps)))
+                self._lose_unsaved(run)
+        elif run.saving and set(run.saving) & set(run.replicas) <= set(lost):
+            # The last of those who were writing the checkpoint.
+            run.saving = ()
+            self._lose_unsaved(run)
         for replica_id in lost:
             self._release(run, replica_id)
 
@@ -466,17 +467,17 @@ class FluidExecutor:
         self.num_faults += 1
         for run in self.runs.values():
             if not run.has_ended:
-                here = [r.replica_id for r in run.replicas.values() if self._node_of[r.device_id] == node_id]
+                here = [r.replica_id for r in run.replicas.values() if self._nodes.node_of[r.device_id] == node_id]
                 if here:
                     self._hit(run, here)
-        self._down.add(node_id)
+        self._nodes.lose(node_id)
+        self._services.lose_devices(self._nodes.is_down)
         self._inbox.append(NodeLost(node_id=node_id))
         self._at(self.clock.now_s() + self._faults.draw_repair_s(node_id), self._repair_node, node_id)
 
     def _repair_node(self, node_id: NodeId) -> None:
         assert self._faults is not None
-        self._down.discard(node_id)
-        self._inbox.append(NodeJoined(node=self._nodes[node_id]))
+        self._inbox.append(NodeJoined(node=self._nodes.bring_back(node_id)))
         self._at(self.clock.now_s() + self._faults.draw_life_s(node_id), self._fail_node, node_id)
 
     # --- progress ----------------------------------------------------------------------------------------------------

@@ -9,15 +9,17 @@ from springtide.control import loop
 from springtide.control.controller import Controller
 from springtide.core.actions import AdmitJob
 from springtide.core.decision import Plan, Policy, Snapshot
+from springtide.core.events import Event
 from springtide.core.ports import Journal, Step
 from springtide.core.resources import Node
-from springtide.core.workload import JobState, TrainingJob, WorkloadId
+from springtide.core.workload import DEFAULT_GRACE_S, JobState, TrainingJob, WorkloadId
 from springtide.sim.clock import VirtualClock
 from springtide.sim.fluid import FluidExecutor
 from springtide.sim.fluid_faults import NodeFaults
-from springtide.sim.fluid_rules import OverheadRule, Speeds
+from springtide.sim.fluid_rules import OverheadRule, Speeds, Times
 from springtide.sim.fluid_runs import FluidRun, Timeline
 from springtide.sim.invariants_fluid import FluidInvariants
+from springtide.sim.minimums import Minimums
 
 # Progress is told this many times in a run, and at its end.
 _NUM_TOLD = 400
@@ -63,11 +65,20 @@ class WatchedPolicy:
 
 
 class Played:
-    """What became of every job, and what the run took. `admits` says whether the policy makes promises or refuses."""
+    """What became of every job, and what the run took. `admits` says whether the policy makes promises or refuses.
+
+    `minimums` is None where there are neither services nor pools.
+    """
 
     def __init__(
-        self, executor: FluidExecutor, watched: WatchedPolicy, invariants: FluidInvariants, num_steps: int
+        self,
+        executor: FluidExecutor,
+        watched: WatchedPolicy,
+        invariants: FluidInvariants,
+        num_steps: int,
+        minimums: Minimums | None = None,
     ) -> None:
+        self.minimums = minimums
         self.runs: dict[WorkloadId, FluidRun] = executor.runs
         self.timeline: Timeline = executor.timeline
         self.num_faults = executor.num_faults
@@ -95,18 +106,41 @@ def play(
     journal: Journal | None = None,
     timer: Callable[[], float] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
+    happenings: Sequence[tuple[float, Event]] = (),
+    times: Times | None = None,
+    until_s: float = 0.0,
 ) -> Played:
     """Let the policy play the arrivals to their end. Raises InvariantViolation, which names the command `told`.
 
-    `on_progress` is told how many jobs have ended, and of how many.
+    `on_progress` is told how many jobs have ended, and of how many. `happenings` are what owners of services and the
+    gateway say at their moments. The run goes on until the last job has ended, and at least to `until_s`; services that
+    are still deployed then hold what they hold.
     """
     clock = VirtualClock()
+    times = times or Times()
+    has_pools = bool(happenings) or any(node.pool != "shared" for node in nodes)
     invariants = FluidInvariants(nodes, told=told, keeps_promises=keeps_promises)
     watched = WatchedPolicy(policy, invariants, timer)
     controller = Controller(watched, overheads=rule.told)
     executor = FluidExecutor(
-        clock, nodes, arrivals, rule=rule, speeds=speeds, faults=faults, reports_progress=reports_progress
+        clock,
+        nodes,
+        arrivals,
+        rule=rule,
+        speeds=speeds,
+        faults=faults,
+        reports_progress=reports_progress,
+        happenings=happenings,
+        times=times,
     )
+    minimums: Minimums | None = None
+    if has_pools:
+        graces_s = [job.grace_s for _, job in arrivals] or [DEFAULT_GRACE_S]
+        minimums = Minimums(
+            start_s=times.service_start_s,
+            grace_s=max(times.service_stop_s, *graces_s),
+            lost_of=lambda job_id: executor.runs[job_id].lost_device_s,
+        )
     num_jobs = len(arrivals)
     next_told = num_jobs
     num_steps = 0
@@ -115,20 +149,24 @@ def play(
         nonlocal num_steps
         num_steps = seq
         invariants.note(step)
+        if minimums is not None:
+            minimums.note(step)
         for action in step.actions:
             if isinstance(action, AdmitJob):
                 executor.runs[action.job_id].admitted_s = step.now_s
 
     def is_over() -> bool:
         nonlocal next_told
-        invariants.check_turn(clock.now_s(), executor.num_happened)
+        invariants.check_turn(clock.now_s(), executor.agenda.num_happened)
         if on_progress is not None and executor.num_open <= next_told:
             next_told = executor.num_open - max(1, num_jobs // _NUM_TOLD)
             on_progress(num_jobs - executor.num_open, num_jobs)
-        return executor.is_over or (executor.num_open == 0 and executor.is_empty)
+        return executor.is_over or (executor.num_open == 0 and executor.is_empty and clock.now_s() >= until_s)
 
     loop.run(
         controller, executor, clock, journal if journal is not None else NullJournal(), until=is_over, on_step=take_in
     )
     invariants.check_end(clock.now_s())
-    return Played(executor, watched, invariants, num_steps)
+    if minimums is not None:
+        minimums.finish(clock.now_s())
+    return Played(executor, watched, invariants, num_steps, minimums)

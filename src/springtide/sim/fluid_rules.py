@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from springtide.core.decision import Overheads
+from springtide.core.decision import EMPTY, Overheads
 from springtide.core.errors import InvalidRequest
 from springtide.core.events import ProgressReported
 from springtide.core.workload import TrainingJob
@@ -52,6 +52,23 @@ class OverheadRule(msgspec.Struct, frozen=True, kw_only=True):
     def told(self) -> Overheads:
         """What a policy has to reckon with at every start, resize or move."""
         return msgspec.structs.replace(self.pause, change_s=self.pause.change_s + self.cold_start_s)
+
+
+class Times(msgspec.Struct, frozen=True, kw_only=True):
+    """How long it takes, beside a change of a job, to start and to drain a serving replica and to save a job.
+
+    `preempt_s` is a job's checkpoint before its devices are free, `family_preempt_s` that of the families named. What
+    takes longer than the grace is cut off by it: a job then keeps its last periodic checkpoint and nothing after it.
+    """
+
+    service_start_s: float = 0.0
+    service_stop_s: float = 0.0
+    preempt_s: float = 0.0
+    family_preempt_s: Mapping[str, float] = EMPTY
+
+    def save_s(self, job: TrainingJob) -> float:
+        """How long the job's checkpoint takes when it is preempted."""
+        return self.family_preempt_s.get(job.family, self.preempt_s)
 
 
 OVERHEAD_NAMES: tuple[str, ...] = ("elasticflow", "measured", "pollux", "none")

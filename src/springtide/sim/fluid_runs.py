@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -34,7 +35,9 @@ class FluidRun:
     in the order of the cluster; a step of it is made of `batch_size` samples.
 
     `generation` is that of the last group formed; `token` tells an agenda entry about this group from older ones.
-    `saved_steps` is what a fresh start at that very step goes on from, the fraction included.
+    `saved_steps` is what a fresh start at that very step goes on from, the fraction included. `saving` are the workers
+    of a job that is being preempted, until its checkpoint is written. What it had done beyond the state that it went on
+    from is lost: `lost_device_s` is what that work took, at the speed of the group that did it (`device_s_per_step`).
     """
 
     job: TrainingJob
@@ -77,6 +80,9 @@ class FluidRun:
     paused_device_s: float = 0.0
     efficiency: float = 0.0
     num_losses: int = 0
+    saving: tuple[ReplicaId, ...] = ()
+    device_s_per_step: float = 0.0
+    lost_device_s: float = 0.0
 
     @property
     def has_ended(self) -> bool:
@@ -95,6 +101,34 @@ class FluidRun:
                 self.scattered_device_s += (now_s - self.since_s) * len(self.members)
             self.done_steps = min(self.done_steps + self.rate * (now_s - self.since_s), self.boundary)
             self.since_s = now_s
+
+    def count_change(self, direction: Direction, now_s: float, *, is_paid: bool) -> None:
+        """Its group changes. Of several changes in one instant, as devices come free one after another, one counts."""
+        if direction != "start" and is_paid and now_s > self.formed_s:
+            self.num_resizes += direction in ("grow", "shrink", "replace")
+            self.num_restarts += 1
+        if self.started_s is None:
+            self.started_s = now_s
+
+    def stand_still(self, now_s: float) -> None:
+        """Its group is no more: its progress is settled, and agenda entries about that group no longer count."""
+        self.settle(now_s)
+        if now_s > self.formed_s:
+            self.paused_device_s += (min(now_s, self.resumed_s) - self.formed_s) * len(self.members)
+        self.commit_checkpoints(now_s)
+        if self.rate > 0.0:
+            self.device_s_per_step = len(self.members) / self.rate
+        self.rate = 0.0
+        self.members = ()
+        self.token += 1
+
+    def begin_afresh(self, now_s: float, restored: int) -> None:
+        """A fresh start from a checkpoint of `restored` steps: what was not saved is lost, the fraction included."""
+        is_saved = int(self.saved_steps + STEP_TOLERANCE) == restored
+        done_steps = self.saved_steps if is_saved else float(restored)
+        self.lost_device_s += max(0.0, self.done_steps - done_steps) * self.device_s_per_step
+        self.done_steps = done_steps
+        self.committed_steps, self.committed_s = float(restored), now_s
 
     def commit_checkpoints(self, now_s: float) -> None:
         """Move on to the last of the checkpoints that are written every so often while it trains (after `settle`)."""
@@ -122,7 +156,8 @@ class Timeline:
     """How full the cluster was: one entry for each moment at which that changed.
 
     `devices` are those held, `running` the jobs that have a group, `efficiency` the sum over these of their speed
-    relative to one device (ElasticFlow, equation 8, before it is divided by the number of devices).
+    relative to one device (ElasticFlow, equation 8, before it is divided by the number of devices). `serving` are the
+    devices that replicas of services hold, `devices` those of jobs alone.
     """
 
     def __init__(self) -> None:
@@ -130,16 +165,26 @@ class Timeline:
         self.devices = array("l")
         self.running = array("l")
         self.efficiency = array("d")
+        self.serving = array("l")
 
-    def note(self, now_s: float, num_devices: int, num_running: int, efficiency: float) -> None:
+    def note(self, now_s: float, num_devices: int, num_running: int, efficiency: float, num_serving: int = 0) -> None:
         """From `now_s` on these are the numbers; of several in one instant the last counts."""
         if self.time_s and self.time_s[-1] == now_s:
             self.devices[-1], self.running[-1], self.efficiency[-1] = num_devices, num_running, efficiency
+            self.serving[-1] = num_serving
             return
         self.time_s.append(now_s)
         self.devices.append(num_devices)
         self.running.append(num_running)
         self.efficiency.append(efficiency)
+        self.serving.append(num_serving)
+
+    def occupied_s(self, until_s: float) -> tuple[float, float]:
+        """Device-seconds held by jobs and by services from the start to `until_s`."""
+        times_s = [min(at_s, until_s) for at_s in self.time_s]
+        spans_s = [end_s - begin_s for begin_s, end_s in zip(times_s, [*times_s[1:], until_s], strict=True)]
+        jobs_s = math.fsum(span_s * held for span_s, held in zip(spans_s, self.devices, strict=True))
+        return jobs_s, math.fsum(span_s * held for span_s, held in zip(spans_s, self.serving, strict=True))
 
 
 def direction_of(run: FluidRun, before: Sequence[ReplicaId], action: ResizeJob) -> Direction:

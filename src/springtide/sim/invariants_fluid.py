@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NoReturn
 
-from springtide.core.actions import AdmitJob, EndJob, PreemptJob, ResizeJob, StartReplica
+from springtide.core.actions import (
+    Action,
+    AdmitJob,
+    DrainNode,
+    EndJob,
+    LabelNode,
+    PreemptJob,
+    ResizeJob,
+    StartReplica,
+)
 from springtide.core.decision import EMPTY
 from springtide.core.events import JobSubmitted, NodeJoined, NodeLost, ReplicaLost, ReplicaStopped
 from springtide.core.ports import Step
@@ -13,6 +22,7 @@ from springtide.core.resources import DeviceId, Node, NodeId
 from springtide.core.workload import JobState, ReplicaId, TrainingJob, WorkloadId
 from springtide.sim.fluid_rules import DEADLINE_TOLERANCE_S
 from springtide.sim.invariants import InvariantViolation
+from springtide.sim.invariants_pools import PoolBooks
 
 # So many turns in which nothing happens but what the policy itself wants, on average this close to each other, spin.
 MAX_TURNS_OF_ITS_OWN = 10_000
@@ -21,6 +31,7 @@ SPIN_S = 0.01
 
 class FluidInvariants:
     """Watches one run: device-once, capacity, reason-for-change, promise-kept, one-end, nothing-left, no-spinning.
+    What concerns labels and drains is in `invariants_pools`. Services may hold devices to the end.
 
     `reasons` are those of the plan that the step came from; whoever wraps the policy sets them. `told` is the command
     that runs the same seed again; every violation names it. With `keeps_promises` an admitted job that ends after its
@@ -36,7 +47,9 @@ class FluidInvariants:
         self._num_happened = self._num_turns = 0
         self._since_s = 0.0
         self._alive: set[NodeId] = set()
+        self._pools = PoolBooks(self._home, self._complain)
         self._holder: dict[DeviceId, ReplicaId] = {}
+        self._serving: set[ReplicaId] = set()
         self._device: dict[ReplicaId, DeviceId] = {}
         self._jobs: dict[WorkloadId, TrainingJob] = {}
         self._ended: set[WorkloadId] = set()
@@ -53,19 +66,27 @@ class FluidInvariants:
             elif isinstance(event, JobSubmitted):
                 self._jobs.setdefault(event.job.job_id, event.job)
             elif isinstance(event, NodeJoined | NodeLost):
-                self._note_node(event)
+                self._note_node(event, step.now_s)
         for action in step.actions:
-            match action:
-                case StartReplica():
-                    self._start(action, step.now_s)
-                case ResizeJob():
-                    self._resize(action, step.now_s)
-                case PreemptJob():
-                    self._preempt(action, step.now_s)
-                case AdmitJob():
-                    self._admit(action, step.now_s)
-                case EndJob():
-                    self._end(action, step.now_s)
+            self._act(action, step.now_s)
+        self._pools.check(step.now_s)
+
+    def _act(self, action: Action, now_s: float) -> None:
+        match action:
+            case StartReplica():
+                self._start(action, now_s)
+            case ResizeJob():
+                self._resize(action, now_s)
+            case PreemptJob():
+                self._preempt(action, now_s)
+            case AdmitJob():
+                self._admit(action, now_s)
+            case EndJob():
+                self._end(action, now_s)
+            case DrainNode():
+                self._pools.drain(action, now_s)
+            case LabelNode():
+                self._pools.label(action, self._holder, self._serving, now_s)
 
     def check_turn(self, now_s: float, num_happened: int) -> None:
         """Between two turns: a policy and the platform do not go round in circles while nothing else happens."""
@@ -84,14 +105,17 @@ class FluidInvariants:
         if waiting:
             names = ", ".join(waiting[:5])
             self._complain("all-end", f"{len(waiting)} jobs never end, such as {names}", now_s)
-        if self._holder:
-            self._complain("nothing-left", f"{len(self._holder)} devices are still held", now_s)
+        held = [replica_id for replica_id in self._device if replica_id not in self._serving]
+        if held:
+            self._complain("nothing-left", f"{len(held)} devices are still held", now_s)
 
-    def _note_node(self, event: NodeJoined | NodeLost) -> None:
+    def _note_node(self, event: NodeJoined | NodeLost, now_s: float) -> None:
         if isinstance(event, NodeJoined):
             self._alive.add(event.node.node_id)
+            self._pools.join(event.node, now_s)
             return
         self._alive.discard(event.node_id)
+        self._pools.lose(event.node_id)
         for replica_id in [r for d, r in self._holder.items() if self._home[d] == event.node_id]:
             self._free(replica_id)
 
@@ -114,6 +138,9 @@ class FluidInvariants:
         if holder != action.replica_id:
             self._complain("device-once", f"{device_id} is held by {holder} and given to {action.replica_id}", now_s)
         self._device[action.replica_id] = device_id
+        self._pools.start(action, now_s)
+        if not isinstance(action.workload, TrainingJob):
+            self._serving.add(action.replica_id)
         if self.reasons.get(workload_id):
             self._reasoned.add(action.replica_id)
 
@@ -155,6 +182,7 @@ class FluidInvariants:
         if device_id is not None:
             del self._holder[device_id]
             self._reasoned.discard(replica_id)
+            self._serving.discard(replica_id)
 
     def _complain(self, name: str, detail: str, now_s: float) -> NoReturn:
         again = f"; run it again: {self._told}" if self._told else ""

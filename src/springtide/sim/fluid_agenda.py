@@ -1,0 +1,34 @@
+"""What is to happen when in a long trace: moments in order, those of one instant in the order in which they came."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Any
+
+
+class Agenda:
+    """The moments to come. `num_happened` counts those that have been."""
+
+    def __init__(self) -> None:
+        self.num_happened = 0
+        self._entries: list[tuple[float, int, Callable[..., None], Any]] = []
+        self._num_entries = 0
+
+    @property
+    def next_s(self) -> float | None:
+        """The next moment, None if nothing is to happen any more."""
+        return self._entries[0][0] if self._entries else None
+
+    def at(self, at_s: float, happen: Callable[..., None], what: Any) -> None:
+        """Call `happen(what)` at a moment."""
+        self._num_entries += 1
+        heapq.heappush(self._entries, (at_s, self._num_entries, happen, what))
+
+    def run_due(self, now_s: float) -> None:
+        """Let everything happen that is due, what that puts on the agenda for now included."""
+        entries = self._entries
+        while entries and entries[0][0] <= now_s:
+            _, _, happen, what = heapq.heappop(entries)
+            self.num_happened += 1
+            happen(what)

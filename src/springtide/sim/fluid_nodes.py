@@ -1,0 +1,72 @@
+"""The machines of long traces: which are up, how they are labelled, and what set of devices a group makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from msgspec.structs import replace
+
+from springtide.core.resources import DeviceId, Node, NodeId, Pool
+
+
+class FluidNodes:
+    """All nodes of a run. A node that was away comes back under the label that it was given last."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.node_of: dict[DeviceId, NodeId] = {d.device_id: d.node_id for node in nodes for d in node.devices}
+        self._nodes = {node.node_id: node for node in nodes}
+        self._rank_of = {node.node_id: rank for rank, node in enumerate(nodes)}
+        self._bit_of = {device_id: 1 << index for index, device_id in enumerate(self.node_of)}
+        self._used_sets: set[int] = set()
+        self._down: set[NodeId] = set()
+
+    def __iter__(self) -> Iterator[NodeId]:
+        """The ids of all nodes, in the order of the cluster."""
+        return iter(self._nodes)
+
+    @property
+    def any_down(self) -> bool:
+        """Whether any node is away."""
+        return bool(self._down)
+
+    def is_down(self, device_id: DeviceId) -> bool:
+        """Whether the device's node is away."""
+        return self.node_of.get(device_id) in self._down
+
+    def lose(self, node_id: NodeId) -> None:
+        """The node is away from now on."""
+        self._down.add(node_id)
+
+    def bring_back(self, node_id: NodeId) -> Node:
+        """The node is here again."""
+        self._down.discard(node_id)
+        return self._nodes[node_id]
+
+    def label(self, node_id: NodeId, pool: Pool) -> None:
+        """The node carries this label from now on."""
+        node = self._nodes.get(node_id)
+        if node is not None and node.pool != pool:
+            self._nodes[node_id] = replace(node, pool=pool, home=node.owner)
+
+    # --- groups ------------------------------------------------------------------------------------------------------
+
+    def group(self, device_ids: Iterable[DeviceId], *, keeps_order: bool) -> tuple[int, tuple[int, ...]]:
+        """The set of these devices as bits, and how many of them each of its nodes holds.
+
+        Nodes follow each other as the devices name them with `keeps_order`, otherwise in the cluster's order.
+        """
+        bits, counts = 0, dict[NodeId, int]()
+        for device_id in device_ids:
+            bits |= self._bit_of[device_id]
+            node_id = self.node_of[device_id]
+            counts[node_id] = counts.get(node_id, 0) + 1
+        ring = counts if keeps_order else sorted(counts, key=self._rank_of.__getitem__)
+        return bits, tuple(counts[node_id] for node_id in ring)
+
+    def is_fresh(self, bits: int) -> bool:
+        """Whether no job has used exactly this set of devices."""
+        return bits not in self._used_sets
+
+    def use(self, bits: int) -> None:
+        """A job has used exactly this set of devices."""
+        self._used_sets.add(bits)

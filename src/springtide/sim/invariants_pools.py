@@ -1,0 +1,96 @@
+"""What must hold of labels and drains on every step of a long trace. Kept from the journaled steps alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+from springtide.core.actions import DrainNode, LabelNode, StartReplica
+from springtide.core.resources import DeviceId, Node, NodeId, Pool, admits
+from springtide.core.workload import ReplicaId, TrainingJob
+
+# What is over within a turn of the loop is told with the next one.
+_TURN_S = 1.0
+
+Complain = Callable[[str, str, float], None]
+
+
+class PoolBooks:
+    """The label of every node, and who is on the way to another one: right-pool, cordon, one-label, drain-ends.
+
+    A job starts only where it is labelled for training or shared, a service where it is labelled for inference or
+    shared, and neither where a drain is to another pool; no label turns away who is there; a node that comes back has
+    the label that it had; and a reclaim is over when the longest grace of all workloads is.
+    """
+
+    def __init__(self, home: Mapping[DeviceId, NodeId], complain: Complain) -> None:
+        self._home = home
+        self._complain = complain
+        self._labels: dict[NodeId, Pool] = {}
+        self._alive: set[NodeId] = set()
+        self._drains: dict[NodeId, Pool] = {}
+        self._reclaimed_s: dict[NodeId, float] = {}
+        self._longest_grace_s = 0.0
+
+    def join(self, node: Node, now_s: float) -> None:
+        """A node is here (again)."""
+        known = self._labels.setdefault(node.node_id, node.pool)
+        if known != node.pool and node.node_id not in self._alive:
+            detail = f"{node.node_id} comes back for {node.pool}, and was labelled for {known}"
+            self._complain("one-label", detail, now_s)
+        self._alive.add(node.node_id)
+
+    def lose(self, node_id: NodeId) -> None:
+        """A node is gone, and its drain with it."""
+        self._alive.discard(node_id)
+        self._drains.pop(node_id, None)
+        self._reclaimed_s.pop(node_id, None)
+
+    def start(self, action: StartReplica, now_s: float) -> None:
+        """A replica takes a device of a living node."""
+        self._longest_grace_s = max(self._longest_grace_s, action.workload.grace_s)
+        node_id = self._home[action.device_id]
+        is_job = isinstance(action.workload, TrainingJob)
+        label, drain = self._labels[node_id], self._drains.get(node_id)
+        if not admits(label, is_job=is_job):
+            detail = f"{action.workload_id} is given {action.device_id}, which is labelled for {label}"
+            self._complain("right-pool", detail, now_s)
+        if drain is not None and not admits(drain, is_job=is_job):
+            detail = f"{action.workload_id} is given {action.device_id}, which is on its way to {drain}"
+            self._complain("cordon", detail, now_s)
+
+    def drain(self, action: DrainNode, now_s: float) -> None:
+        """A node is on its way to another pool."""
+        if action.node_id not in self._alive:
+            self._complain("one-label", f"{action.node_id} is drained, and is not there", now_s)
+        self._drains[action.node_id] = action.pool
+        if action.is_reclaim:
+            self._reclaimed_s.setdefault(action.node_id, now_s)
+        else:
+            self._reclaimed_s.pop(action.node_id, None)
+
+    def label(
+        self,
+        action: LabelNode,
+        holders: Mapping[DeviceId, ReplicaId],
+        serving: Collection[ReplicaId],
+        now_s: float,
+    ) -> None:
+        """A node has a new label. `holders` are those of all devices, `serving` the replicas of services."""
+        if action.node_id not in self._alive:
+            self._complain("one-label", f"{action.node_id} is labelled for {action.pool}, and is not there", now_s)
+        self._drains.pop(action.node_id, None)
+        self._reclaimed_s.pop(action.node_id, None)
+        self._labels[action.node_id] = action.pool
+        if action.pool == "shared":
+            return
+        for device_id, replica_id in holders.items():
+            if self._home[device_id] == action.node_id and not admits(action.pool, is_job=replica_id not in serving):
+                detail = f"{action.node_id} is labelled for {action.pool} while {replica_id} holds {device_id}"
+                self._complain("right-pool", detail, now_s)
+
+    def check(self, now_s: float) -> None:
+        """After a step: nobody outstays a reclaim."""
+        for node_id, since_s in self._reclaimed_s.items():
+            if now_s > since_s + self._longest_grace_s + _TURN_S:
+                detail = f"{node_id} was reclaimed at {since_s:.6f} s and is not free yet"
+                self._complain("drain-ends", detail, now_s)
