@@ -20,11 +20,15 @@ Progress = Callable[[str, int, int], None]
 
 
 class StudyRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process is to play: the arguments of `simulate`, as plain values, with one policy."""
+    """What one process is to play: the arguments of `simulate`, as plain values, with one policy.
+
+    With a `study` (`loaning`) they are those of one of its runs, which bears the policy's name.
+    """
 
     policy: str
     is_timed: bool
     arguments: dict[str, Any]
+    study: str = ""
 
 
 class _Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -43,11 +47,12 @@ def play_in_processes(
     num_processes: int,
     is_timed: bool,
     on_progress: Progress | None,
+    study: str = "",
 ) -> dict[str, Any]:
     """Play each policy in its own process, so many at a time, and merge the answers.
 
-    A policy that fails does not cost the others: its sentence is under `errors`. Raises InvalidRequest if the request
-    itself is wrong.
+    `arguments` are those of `simulate`, or with a `study` those of each of its runs by name. A policy that fails does
+    not cost the others: its sentence is under `errors`. Raises InvalidRequest if the request itself is wrong.
     """
     lock = threading.Lock()
     processes: list[subprocess.Popen[bytes]] = []
@@ -58,7 +63,8 @@ def play_in_processes(
                 on_progress(policy, num_ended, num_jobs)
 
     def play_one(policy: str) -> _Line:
-        request = StudyRequest(policy=policy, is_timed=is_timed, arguments=dict(arguments))
+        its_own = arguments[policy] if study else arguments
+        request = StudyRequest(policy=policy, is_timed=is_timed, arguments=dict(its_own), study=study)
         with subprocess.Popen(
             [sys.executable, "-m", "springtide.sim.study"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         ) as process:
@@ -106,7 +112,6 @@ def _merge(lines: Mapping[str, _Line]) -> dict[str, Any]:
 
 def play_request(data: bytes, out: IO[bytes]) -> None:
     """Play one request and write what is to be said, a line of JSON at a time."""
-    from springtide.sim.figures import simulate
 
     def say(line: _Line) -> None:
         out.write(msgspec.json.encode(line) + b"\n")
@@ -114,12 +119,7 @@ def play_request(data: bytes, out: IO[bytes]) -> None:
 
     request = msgspec.json.decode(data, type=StudyRequest)
     try:
-        answer = simulate(
-            policies=[request.policy],
-            timer=time.process_time if request.is_timed else None,
-            on_progress=lambda _, num_ended, num_jobs: say(_Line(progress=(num_ended, num_jobs))),
-            **request.arguments,
-        )
+        answer = _play(request, lambda num_ended, num_jobs: say(_Line(progress=(num_ended, num_jobs))))
     except InvalidRequest as error:
         say(_Line(refusal=str(error)))
     except Exception as error:  # Whatever it is, the other policies are still wanted; the sentence names it.
@@ -127,6 +127,23 @@ def play_request(data: bytes, out: IO[bytes]) -> None:
         say(_Line(failure=f"{type(error).__name__}: {error} ({Path(where.filename).name} line {where.lineno})"))
     else:
         say(_Line(answer=answer))
+
+
+def _play(request: StudyRequest, on_progress: Callable[[int, int], None]) -> dict[str, Any]:
+    timer = time.process_time if request.is_timed else None
+    if request.study:
+        from springtide.sim.loaning import play_run
+
+        figures = play_run(request.arguments, timer=timer, on_progress=on_progress)
+        return {"policies": {request.policy: figures}}
+    from springtide.sim.figures import simulate
+
+    return simulate(
+        policies=[request.policy],
+        timer=timer,
+        on_progress=lambda _, num_ended, num_jobs: on_progress(num_ended, num_jobs),
+        **request.arguments,
+    )
 
 
 def main() -> int:
