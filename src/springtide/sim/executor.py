@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from springtide.core.actions import Action, EndJob, PreemptJob, ResizeJob, StartReplica, StopReplica
+from springtide.core.actions import (
+    Action,
+    DrainNode,
+    EndJob,
+    LabelNode,
+    PreemptJob,
+    ResizeJob,
+    StartReplica,
+    StopReplica,
+)
 from springtide.core.events import CheckpointCommitted, Event, NodeJoined, NodeLost, ReplicaLost, ReplicaStopped
 from springtide.core.ports import Standing
 from springtide.core.resources import NodeId
@@ -41,6 +50,8 @@ class SimExecutor:
         asked = _asked(standing)
         named = set()
         self._report_checkpoints(standing)
+        for node_id, pool in standing.labels.items():
+            self.machine.label_node(node_id, pool)
         for start in standing.replicas:
             named.add(start.replica_id)
             process = self.machine.processes.get(start.replica_id)
@@ -69,6 +80,11 @@ class SimExecutor:
                 self._preempt(action)
             case EndJob():
                 self._ended.add(action.job_id)
+            case DrainNode():
+                # Whoever starts replicas knows what drains; to the machines it is nothing but a mark.
+                self.machine.say("{} is marked as on its way to {}", action.node_id, action.pool)
+            case LabelNode():
+                self.machine.label_node(action.node_id, action.pool)
 
     def wait(self, deadline_s: float | None) -> Sequence[Event]:
         """Let virtual time pass until something is reported, or to the deadline."""

@@ -21,16 +21,27 @@ from springtide.policies.registry import make_policy
 from springtide.sim.clock import VirtualClock
 from springtide.sim.executor import SimExecutor
 from springtide.sim.faults import Faults, SimulatedCrash
+from springtide.sim.faults_loans import LOAN_FAULT_KINDS
 from springtide.sim.invariants import Invariants, InvariantViolation, complain
+from springtide.sim.invariants_loans import LoanInvariants
 from springtide.sim.machine import Machine
 from springtide.sim.models import Delays
-from springtide.sim.workload import Gateway, Owners, Workload, draw_workload
+from springtide.sim.workload import (
+    Gateway,
+    Owners,
+    Workload,
+    draw_pooled_nodes,
+    draw_tidal_workload,
+    draw_workload,
+)
 
 # Everything small must have ended this long after the last fault, or never will.
 PATIENCE_S = 1500.0
 LOAD_INTERVAL_S = 5.0
 # A small run takes some hundred turns; one that takes this many spins.
 MAX_TURNS = 20_000
+# These never take a server of training's own, whatever a service is guaranteed.
+_KEEP_TO_HOME = ("dedicated", "one-way")
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +56,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     num_crashes: int = 0
     num_refused_writes: int = 0
     virtual_s: float = 0.0
+    num_loans: int = 0
+    num_reclaims: int = 0
     faults: dict[str, int] = {}
     ends: dict[str, str] = {}
 
@@ -93,10 +106,14 @@ class _Executor:
         self._run.faults.reach("recover.after")
 
     def start(self, action: Action) -> None:
-        self._run.faults.reach("start.before")
+        kind, faults = type(action).__name__, self._run.faults
+        faults.meet(action)
+        faults.reach("start.before")
+        faults.reach(f"{kind}.before")
         self._run.invariants.check_started(action)
         self.inner.start(action)
-        self._run.faults.reach("start.after")
+        faults.reach("start.after")
+        faults.reach(f"{kind}.after")
 
     def wait(self, deadline_s: float | None) -> Sequence[Event]:
         events = self.inner.wait(deadline_s)
@@ -124,7 +141,13 @@ class FaultRun:
         workload: Workload | None = None,
         nodes: Sequence[Node] | None = None,
         tell: Callable[[str], None] | None = None,
+        has_pools: bool = False,
+        reaches: Callable[[Node], bool] | None = None,
     ) -> None:
+        """With `has_pools` nodes belong to inference or training, and services live through a compressed day.
+
+        `reaches` says which nodes the policy takes for what a service is guaranteed.
+        """
         sequence = np.random.SeedSequence(seed)
         cluster_seed, workload_seed, fault_seed = sequence.spawn(3)
         rng = np.random.default_rng(cluster_seed)
@@ -132,20 +155,24 @@ class FaultRun:
         self.clock = VirtualClock()
         self.machine = Machine(self.clock, Delays(), complain, tell)
         num_nodes, num_devices = int(rng.integers(1, 5)), int(rng.integers(2, 5))
-        self.nodes = tuple(nodes or (make_node(f"node-{index}", num_devices) for index in range(num_nodes)))
-        horizon_s = float(rng.uniform(20.0, 60.0))
+        shared = (make_node(f"node-{index}", num_devices) for index in range(num_nodes))
+        self.nodes = tuple(nodes or (draw_pooled_nodes(rng) if has_pools else shared))
+        horizon_s = float(rng.uniform(20.0, 60.0)) * (2.0 if has_pools else 1.0)
         drawn_faults = float(rng.uniform(5.0, 30.0))
-        total = sum(len(node.devices) for node in self.nodes)
+        mean_faults = drawn_faults if num_faults is None else num_faults
         if workload is None:
-            workload = draw_workload(np.random.default_rng(workload_seed), total, horizon_s)
+            workload = _draw(np.random.default_rng(workload_seed), self.nodes, horizon_s, has_pools=has_pools)
         self.workload = workload
         for node in self.nodes:
             self.machine.add_node(node)
         self.owners = Owners(self.machine, workload.requests)
         self.gateway = Gateway(self.machine, workload.loads, LOAD_INTERVAL_S)
-        self.faults = Faults(self.machine, fault_seed, horizon_s, drawn_faults if num_faults is None else num_faults)
+        self.faults = Faults(self.machine, fault_seed, horizon_s, mean_faults)
+        if has_pools:
+            self.faults.draw(LOAN_FAULT_KINDS, fault_seed.spawn(len(LOAN_FAULT_KINDS)), mean_faults)
         self.owners.asks_twice = self.faults.asks_twice
         self.invariants = Invariants(self.machine)
+        self.pools = LoanInvariants(self.machine, complain, reaches=reaches or _any_node, is_quiet=mean_faults == 0.0)
         self.journal = _Journal(self)
         self.controller = Controller(make())
         self.executor: _Executor | None = None
@@ -168,11 +195,13 @@ class FaultRun:
                 is_fresh = False
         self.invariants.check(self.controller, self.owners.acknowledged)
         self.invariants.check_end(self.controller, self.clock.now_s(), self.owners.num_open)
+        self.pools.check_end(self.controller.state)
         loop.verify(Controller(self.make()), self.journal)
 
     def note_journaled(self, step: Step) -> None:
         """A step is durable."""
         self.invariants.note_journaled(step, self.controller)
+        self.pools.note_journaled(step, self.controller.state)
         if self.machine.tell is not None:
             tell_step(step, self.machine.tell)
 
@@ -193,6 +222,8 @@ class FaultRun:
         for node_id in known:
             if node_id not in machine.nodes or node_id in self.faults.given_up:
                 inner.post_node(NodeLost(node_id=node_id))
+
+        self.pools.note_trouble(self.clock.now_s())
 
     def _crash(self) -> None:
         self.num_crashes += 1
@@ -218,8 +249,10 @@ class FaultRun:
         if self._num_turns > MAX_TURNS:
             complain("no-spinning", f"{MAX_TURNS} turns by {self.clock.now_s():.3f} s")
         if self.journal.is_behind:
+            self.pools.note_trouble(self.clock.now_s())
             return self.executor.inner.is_over
         self.invariants.check(self.controller, self.owners.acknowledged)
+        self.pools.check(self.controller.state, self.clock.now_s(), self.faults.end_s)
         if self.executor.inner.is_over or self.clock.now_s() > self._limit_s:
             return True
         return (
@@ -228,6 +261,20 @@ class FaultRun:
             and self.clock.now_s() > self.faults.end_s
             and self.controller.is_idle
         )
+
+
+def _draw(rng: np.random.Generator, nodes: Sequence[Node], horizon_s: float, *, has_pools: bool) -> Workload:
+    if has_pools:
+        return draw_tidal_workload(rng, nodes, horizon_s)
+    return draw_workload(rng, sum(len(node.devices) for node in nodes), horizon_s)
+
+
+def _any_node(node: Node) -> bool:
+    return True
+
+
+def _belongs_to_services(node: Node) -> bool:
+    return node.owner != "training"
 
 
 def tell_step(step: Step, tell: Callable[[str], None]) -> None:
@@ -273,14 +320,28 @@ def run_seed(
     *,
     num_faults: float | None = None,
     tell: Callable[[str], None] | None = None,
+    has_pools: bool | None = None,
+    reaches: Callable[[Node], bool] | None = None,
 ) -> Result:
-    """Run one seed with all invariants on and return what became of it; a violation is in the result, not raised."""
+    """Run one seed with all invariants on and return what became of it; a violation is in the result, not raised.
+
+    Whatever loans (`two-way/fifo`) is given nodes with pools, unless `has_pools` says otherwise; `reaches` is known of
+    those in the registry.
+    """
     if isinstance(policy, str):
         name = policy
         make: Callable[[], Policy] = lambda: make_policy(name)  # noqa: E731
     else:
         name, make = getattr(policy, "__name__", "custom"), policy
-    run = FaultRun(seed, make, num_faults=num_faults, tell=tell)
+    strategy, _, training = name.partition("/")
+    run = FaultRun(
+        seed,
+        make,
+        num_faults=num_faults,
+        tell=tell,
+        has_pools=bool(training) if has_pools is None else has_pools,
+        reaches=reaches or (_belongs_to_services if strategy.partition(":")[0] in _KEEP_TO_HOME else _any_node),
+    )
     violation = detail = ""
     try:
         run.run()
@@ -298,6 +359,8 @@ def run_seed(
         num_crashes=run.num_crashes,
         num_refused_writes=sum(job.store.num_refused for job in run.machine.runs.values()),
         virtual_s=run.clock.now_s(),
+        num_loans=run.pools.num_labels,
+        num_reclaims=run.pools.num_reclaims,
         faults=dict(run.faults.counts),
         ends={job_id: str(record.state) for job_id, record in run.controller.state.jobs.items()},
     )

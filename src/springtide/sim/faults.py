@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
 
+from springtide.core.actions import Action
 from springtide.core.errors import JournalError, SpringtideError
 from springtide.core.events import NodeJoined, NodeLost
 from springtide.core.resources import NodeId
@@ -46,15 +47,22 @@ class Faults:
         self.passed: Counter[str] = Counter()
         self.down_s = 1.0
         self._armed: list[tuple[float, str, int, float]] = []
+        self._watched: list[tuple[float, type[Action], Callable[[Action], None]]] = []
         self._journal_fails_until_s = -1.0
         self._asks_twice_until_s = -1.0
         self._travel_until_s: dict[str, float] = {}
         self.given_up: set[NodeId] = set()
         streams = seed.spawn(len(FAULT_KINDS) + 1)
         self._network_rng = np.random.default_rng(streams[-1])
-        for (kind, plan), stream in zip(FAULT_KINDS.items(), streams[:-1], strict=True):
+        self.draw(FAULT_KINDS, streams[:-1], num_faults)
+
+    def draw(
+        self, kinds: Mapping[str, FaultPlan], streams: Sequence[np.random.SeedSequence], num_faults: float
+    ) -> None:
+        """Enter so many faults of these kinds on average, each kind from a stream of its own."""
+        for (kind, plan), stream in zip(kinds.items(), streams, strict=True):
             rng = np.random.default_rng(stream)
-            for _ in range(rng.poisson(num_faults / len(FAULT_KINDS))):
+            for _ in range(rng.poisson(num_faults / len(kinds))):
                 self._enter(kind, plan, rng)
 
     def _enter(self, kind: str, plan: FaultPlan, rng: np.random.Generator) -> None:
@@ -78,10 +86,25 @@ class Faults:
 
     # --- crashes of the control plane --------------------------------------------------------------------------------
 
-    def arm(self, point: str, skip: int, down_s: float) -> None:
+    def arm(self, point: str, skip: int, down_s: float, *, window_s: float = _CRASH_WINDOW_S) -> None:
         """Let the control plane die when it passes `point` for the `skip`-th time from now on."""
-        self._armed.append((self.now_s() + _CRASH_WINDOW_S, point, skip, down_s))
-        self.last(self.now_s() + _CRASH_WINDOW_S + down_s)
+        self._armed.append((self.now_s() + window_s, point, skip, down_s))
+        self.last(self.now_s() + window_s + down_s)
+
+    def watch(self, kind: type[Action], then: Callable[[Action], None]) -> None:
+        """Let something happen at the next action of this kind, right before it is carried out."""
+        self._watched.append((self.now_s() + _CRASH_WINDOW_S, kind, then))
+        self.last(self.now_s() + _CRASH_WINDOW_S)
+
+    def meet(self, action: Action) -> None:
+        """The control plane is about to carry out an action: whatever waits for one of its kind happens."""
+        if not self._watched:
+            return
+        now_s = self.now_s()
+        due = [then for until_s, kind, then in self._watched if isinstance(action, kind) and now_s <= until_s]
+        self._watched = [entry for entry in self._watched if not isinstance(action, entry[1]) and now_s <= entry[0]]
+        for then in due:
+            then(action)
 
     def reach(self, point: str) -> None:
         """The control plane passes a point. Raises SimulatedCrash if it dies there."""
@@ -163,7 +186,7 @@ class Faults:
     def lose_node(self, node_id: NodeId, down_s: float, *, is_noticed: bool) -> None:
         """A node goes down with all that runs on it and comes back empty."""
         machine = self.machine
-        node = machine.nodes.pop(node_id)
+        machine.nodes.pop(node_id)
         machine.say("{} goes down", node_id)
         victims = machine.on_node(node_id)
         for process in victims:
@@ -176,11 +199,11 @@ class Faults:
 
         def come_back() -> None:
             machine.say("{} is back", node_id)
-            machine.add_node(node)
+            machine.add_node(machine.known_nodes[node_id])
             for process in victims:
                 if not is_noticed and machine.link is not None:
                     machine.link.note_exit(process)
-            self.post_node(NodeJoined(node=node))
+            self.post_node(NodeJoined(node=machine.nodes[node_id]))
 
         if is_noticed:
             machine.agenda.after(machine.delays.node_lost_after_s, notice)
@@ -217,8 +240,7 @@ class Faults:
                 if process.is_fenced:
                     machine.haunt(process)
             # A control plane that came up meanwhile may never have heard of this node.
-            node = machine.nodes[node_id]
-            machine.agenda.after(1.0, lambda: self.post_node(NodeJoined(node=node)))
+            machine.agenda.after(1.0, lambda: self.post_node(NodeJoined(node=machine.known_nodes[node_id])))
 
         if duration_s > machine.delays.node_lost_after_s:
             machine.agenda.after(machine.delays.node_lost_after_s, give_up)

@@ -75,8 +75,7 @@ class Invariants:
                 case StartReplica() if isinstance(action.workload, TrainingJob):
                     self._book_start(action)
         self._book_devices(step.now_s, controller)
-        state = controller.state
-        self._replay = (dict(state.jobs), dict(state.services), dict(state.nodes))
+        self._replay = _whole(controller)
 
     def _book_event(self, event: Event) -> None:
         match event:
@@ -138,9 +137,8 @@ class Invariants:
         """A recovered controller knows exactly what the one before it had made durable."""
         if self._replay is None:
             return
-        state = controller.state
-        names = ("jobs", "services", "nodes")
-        for name, before, after in zip(names, self._replay, (state.jobs, state.services, state.nodes), strict=True):
+        names = ("jobs", "services", "nodes", "drains", "tide")
+        for name, before, after in zip(names, self._replay, _whole(controller), strict=True):
             if before != after:
                 complain("replay-equals", f"{name} differ after recovery: before {before}, after {after}")
 
@@ -234,3 +232,9 @@ class Invariants:
             is_poison = run is not None and run.model.poison != ""
             if not is_poison and len(job.crashes_at_s) <= job.job.max_restarts:
                 complain("right-end", f"{job.workload_id} FAILED without cause: {job.reason}")
+
+
+def _whole(controller: Controller) -> tuple[object, ...]:
+    """All that a replay has to bring back."""
+    state = controller.state
+    return (dict(state.jobs), dict(state.services), dict(state.nodes), dict(state.drains), state.tide)

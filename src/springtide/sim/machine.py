@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from springtide.core.actions import StartReplica
 from springtide.core.events import Event, ReplicaReady
-from springtide.core.resources import DeviceId, Node, NodeId
+from springtide.core.resources import DeviceId, Node, NodeId, Pool, admits
 from springtide.core.wire import Fence, FormGroup, Order, Preempt, Stop
 from springtide.core.workload import ReplicaId, TrainingJob, WorkloadId
 from springtide.sim.clock import Agenda, VirtualClock
@@ -111,10 +113,30 @@ class Machine:
     # --- nodes and processes -----------------------------------------------------------------------------------------
 
     def add_node(self, node: Node) -> None:
-        """A node comes up with nothing running on it."""
+        """A node comes up with nothing running on it, and with the label that it went down with."""
+        known = self.known_nodes.get(node.node_id)
+        if known is not None:
+            node = _labelled(node, known.pool)
         self.nodes[node.node_id] = self.known_nodes[node.node_id] = node
         for device in node.devices:
             self.node_of[device.device_id] = node.node_id
+
+    def label_node(self, node_id: NodeId, pool: Pool) -> None:
+        """Label a node, which need not be up: as in a cluster's books the label outlives node and control plane."""
+        known = self.known_nodes.get(node_id)
+        if known is None or known.pool == pool:
+            return
+        self.say("{} is labelled for {}", node_id, pool)
+        self.known_nodes[node_id] = node = _labelled(known, pool)
+        if node_id in self.nodes:
+            self.nodes[node_id] = node
+        for process in self.on_node(node_id):
+            self._check_place(process)
+
+    def _check_place(self, process: Process) -> None:
+        pool = self.known_nodes[process.node_id].pool
+        if not process.is_fenced and not admits(pool, is_job=isinstance(process.action.workload, TrainingJob)):
+            self.complain("label-admits", f"{process.replica_id} on {process.device_id}, labelled for {pool}")
 
     def run_of(self, workload: TrainingJob) -> TrainingRun:
         """The job's training as the machines know it."""
@@ -142,6 +164,7 @@ class Machine:
                 self.complain(
                     "device-once", f"{process.replica_id} starts on {process.device_id} beside {other.replica_id}"
                 )
+        self._check_place(process)
         self.processes[process.replica_id] = self.alive[process.replica_id] = process
         self.say("{} starts on {}", process.replica_id, process.device_id)
         if isinstance(action.workload, TrainingJob):
@@ -358,3 +381,7 @@ class Machine:
     def living(self) -> Iterator[Process]:
         """Every process that lives."""
         return iter(list(self.alive.values()))
+
+
+def _labelled(node: Node, pool: Pool) -> Node:
+    return node if node.pool == pool else replace(node, pool=pool, home=node.owner)

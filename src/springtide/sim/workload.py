@@ -18,6 +18,7 @@ from springtide.core.events import (
     ScaleRequested,
     ServiceDeployed,
 )
+from springtide.core.resources import Node, Pool, make_node
 from springtide.core.workload import AdaptiveBatch, Entrypoint, Goal, InferenceService, TrainingJob, WorkloadId
 from springtide.sim.executor import SimExecutor
 from springtide.sim.machine import Machine
@@ -291,3 +292,113 @@ def _draw_service(rng: np.random.Generator, index: int, horizon_s: float) -> tup
     # In the end every service is removed, so that nothing may be left running.
     requests.append(Request(at_s=end_s + 20.0, event=CancelRequested(workload_id=service.service_id)))
     return requests, load
+
+
+# --- a compressed day ---------------------------------------------------------------------------------------------
+
+_OWNERS: tuple[Pool, ...] = ("inference", "training", "inference", "training", "shared")
+
+
+def draw_pooled_nodes(rng: np.random.Generator) -> tuple[Node, ...]:
+    """Draw 3 to 6 nodes: at least one of each pool, some shared, some whose devices are loaned one by one."""
+    more = rng.integers(0, len(_OWNERS), int(rng.integers(1, 5)))
+    pools: list[Pool] = ["inference", "training", *(_OWNERS[int(index)] for index in more)]
+    num_devices = int(rng.integers(1, 5))
+    return tuple(
+        make_node(f"node-{index}", num_devices, pool=pool, isolates_devices=pool != "shared" and rng.random() < 0.2)
+        for index, pool in enumerate(pools)
+    )
+
+
+def draw_tidal_workload(rng: np.random.Generator, nodes: Sequence[Node], horizon_s: float) -> Workload:
+    """Draw services whose guaranteed minimum and load rise and fall over a compressed day, and jobs in between.
+
+    All minimums together fit into the nodes that do not belong to training, half of the times into all of them. The
+    services outlive the faults by a few minutes, so that it shows whether they ever get what they are guaranteed.
+    """
+    num_devices = sum(len(node.devices) for node in nodes)
+    num_home = sum(len(node.devices) for node in nodes if node.owner != "training")
+    num_training = sum(len(node.devices) for node in nodes if node.owner == "training")
+    day_s = float(rng.uniform(25.0, 60.0))
+    left = num_home if rng.random() < 0.5 else num_devices
+    requests: list[Request] = []
+    loads: list[Load] = []
+    for index in range(int(rng.integers(1, 4))):
+        by_day = int(rng.integers(0, left + 1))
+        left -= by_day
+        service_requests, load = _draw_tidal_service(rng, index, by_day, num_devices, day_s, horizon_s)
+        requests += service_requests
+        loads.append(load)
+    for index in range(int(rng.integers(3, 11))):
+        requests += _draw_tidal_job(rng, index, num_training, horizon_s)
+    requests.sort(key=lambda request: request.at_s)
+    return Workload(requests=tuple(requests), loads=tuple(loads))
+
+
+def _draw_tidal_service(
+    rng: np.random.Generator, index: int, by_day: int, num_devices: int, day_s: float, horizon_s: float
+) -> tuple[list[Request], Load]:
+    by_night = int(rng.integers(0, by_day + 1))
+    most = min(num_devices, by_day + int(rng.integers(0, 4))) or 1
+    service = make_service(
+        f"service-{index}",
+        min_replicas=by_night,
+        max_replicas=most,
+        idle_s=float(rng.uniform(3.0, 15.0)),
+        grace_s=float(rng.uniform(0.5, 5.0)),
+    )
+    start_s = float(rng.uniform(0.0, day_s / 4))
+    end_s = horizon_s + 200.0
+    service_id = service.service_id
+    requests = [Request(at_s=start_s, event=ServiceDeployed(service=service))]
+    morning_s, evening_s = float(rng.uniform(0.1, 0.4)) * day_s, float(rng.uniform(0.6, 0.9)) * day_s
+    for day in range(math.ceil(horizon_s / day_s)):
+        for at_s, minimum in ((morning_s, by_day), (evening_s, by_night)):
+            event = ScaleRequested(workload_id=service_id, minimum=minimum, maximum=most)
+            requests.append(Request(at_s=start_s + day * day_s + at_s, event=event))
+    # In the end every service is removed, so that nothing may be left running.
+    requests.append(Request(at_s=end_s, event=CancelRequested(workload_id=service_id)))
+    in_flight = float(rng.uniform(0.0, 4.0 * most))
+    load = Load(
+        service_id=service_id,
+        start_s=start_s,
+        end_s=end_s - 60.0,
+        base_per_s=in_flight * 5.0,
+        wave_per_s=in_flight * 5.0,
+        period_s=day_s,
+        service_time_s=0.1,
+    )
+    return requests, load
+
+
+def _draw_tidal_job(rng: np.random.Generator, index: int, num_training: int, horizon_s: float) -> list[Request]:
+    """A job that fits into the nodes of training, so that it ends even if nothing is ever loaned."""
+    at_s = float(rng.uniform(0.0, horizon_s * 0.7))
+    most = int(rng.integers(1, min(num_training, 8) + 1))
+    least = int(rng.integers(1, most + 1)) if rng.random() < 0.4 else 1
+    rate = float(rng.uniform(20.0, 80.0))
+    length_s = float(np.exp(rng.uniform(np.log(4.0), np.log(60.0))))
+    batch_size = int(rng.choice([8, 16, 32]))
+    job = make_job(
+        f"job-{index}",
+        num_samples=max(batch_size, int(rate * length_s / 2)),
+        num_epochs=2,
+        samples_per_s=rate,
+        parallel_fraction=float(rng.uniform(0.6, 0.98)),
+        batch_size=batch_size,
+        workers=(least, most),
+        deadline_s=at_s + length_s * float(rng.uniform(1.0, 6.0)) if rng.random() < 0.4 else None,
+        elastic=bool(rng.random() < 0.6),
+        checkpoint_interval_s=float(rng.uniform(1.0, 8.0)),
+        grace_s=float(rng.uniform(0.5, 6.0)),
+        max_restarts=int(rng.integers(4, 8)),
+    )
+    requests = [Request(at_s=at_s, event=JobSubmitted(job=job))]
+    if rng.random() < 0.1:
+        requests.append(Request(at_s=at_s + float(rng.exponential(8.0)), event=CancelRequested(workload_id=job.job_id)))
+    if rng.random() < 0.15:
+        pause_s = at_s + float(rng.exponential(6.0))
+        requests.append(Request(at_s=pause_s, event=PauseRequested(job_id=job.job_id)))
+        resume_s = pause_s + 3.0 + float(rng.exponential(6.0))
+        requests.append(Request(at_s=resume_s, event=ResumeRequested(job_id=job.job_id)))
+    return requests
