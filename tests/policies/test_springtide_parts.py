@@ -18,7 +18,7 @@ from springtide.policies.springtide_spare import share_spare
 from springtide.policies.springtide_words import why_impossible, why_no_room
 from springtide.policies.topology import layout_of
 from springtide.solvers.plan_book import Book
-from springtide.solvers.plan_fit import Run
+from springtide.solvers.plan_fit import Costs, Run
 
 FOUR_NODES = Topology(nodes=tuple(make_node(f"n{index}", 8) for index in range(4)))
 
@@ -84,12 +84,12 @@ def test_aligned_jobs_that_may_all_move_can_always_be_packed(seed: int) -> None:
 
 def test_the_reserve_pays_for_a_move() -> None:
     rates = (0.0, 1.0, 2.0)
-    reserve = [0.0, 5.0, 5.0]
+    costs = Costs(lambda _: 5.0, [0.0, 5.0, 5.0], [0.0, 5.0, 5.0])
     runs = (Run(0.0, 60.0, 2, 5.0),)
     # 40 steps are left at 30 s: 20 s of work and 10 s in hand.
-    assert retime(runs, 40.0, rates, 30.0, 5.0, reserve) == (Run(30.0, 60.0, 2, 5.0),)
-    assert retime(runs, 40.0, rates, 30.0, 12.0, reserve) == (Run(30.0, 62.0, 2, 12.0),)
-    assert retime(runs, 40.0, rates, 30.0, 0.0, reserve) == (Run(30.0, 55.0, 2, 0.0),)
+    assert retime(runs, 40.0, rates, 30.0, 5.0, costs) == (Run(30.0, 60.0, 2, 5.0),)
+    assert retime(runs, 40.0, rates, 30.0, 12.0, costs) == (Run(30.0, 62.0, 2, 12.0),)
+    assert retime(runs, 40.0, rates, 30.0, 0.0, costs) == (Run(30.0, 55.0, 2, 0.0),)
 
 
 def test_only_circles_take_a_detour() -> None:

@@ -17,6 +17,7 @@ from springtide.core.workload import WorkloadId
 from springtide.policies.replicas import next_idle_at_s, wanted_replicas
 from springtide.policies.shares import Shares, serve_demand, serve_minimum
 from springtide.policies.springtide_blocks import mark_used, pin, remember
+from springtide.policies.springtide_capacity import counted_on, falls_told, is_roomier, matters, note_taken
 from springtide.policies.springtide_memory import State, costs_of, decode, entry_of, mark_cluster, renew
 from springtide.policies.springtide_places import detours, settle
 from springtide.policies.springtide_rows import MARK_SPACE, Row, Rows
@@ -25,6 +26,7 @@ from springtide.policies.springtide_words import PlannedFuture, reasons_of, same
 from springtide.policies.topology import layout_of
 from springtide.solvers.plan_book import Book, Entry
 from springtide.solvers.plan_boost import make_way, use_spare
+from springtide.solvers.plan_capacity import Steps, at
 from springtide.solvers.plan_fit import work_done
 
 # A job is where the plan says as long as what it reports differs by no more than this part of what it has done since.
@@ -93,6 +95,10 @@ class Springtide:
             and memory is not None
             and (state.until_s is None or snapshot.now_s < state.until_s)
             and not any(_deviates(row, state) for row in (fresh if is_seen and seen.is_checked else rows))
+            and not (
+                (snapshot.capacity or len(state.book.steps) > 1)
+                and matters(state, snapshot, self.reserve_fraction, seen.rows.by_id())
+            )
         )
         # Who has not reported anew since then says the same again, as long as the plan is the same.
         seen.is_checked = is_quiet
@@ -159,8 +165,8 @@ class _Decision:
         self.newcomers: dict[WorkloadId, tuple[float, Entry]] = {}
         largest = max((len(row.rates) - 1 for row in rows), default=1)
         state.change_s = snapshot.overheads.change_s
-        held = {str(who): len(devices) for who, devices in state.devices.items()}
-        self.book.begin(self.now_s, costs_of(snapshot.overheads, largest), policy.effort, held)
+        costs = costs_of(snapshot.overheads, largest, falls_told(snapshot))
+        self.book.begin(self.now_s, costs, policy.effort, state.held)
 
     def plan(self) -> Plan:
         """Decide."""
@@ -169,23 +175,22 @@ class _Decision:
         if state.cluster != seen.cluster:
             # Other nodes have other addresses: nothing is known of their blocks.
             state.used, state.cluster = [], seen.cluster
-            alive = seen.index_of.keys()
-            state.devices = {who: given for who, given in state.devices.items() if alive >= set(given)}
         for key in [key for key in self.book.entries if WorkloadId(key) not in self.by_id]:
             self.book.drop(key)
             state.scales.pop(key, None)
             state.slowed.pop(key, None)
             state.num_gone += 1
-        is_roomier, state.num_gone = state.num_gone > 0, 0
-        capacity = state.book.capacity
+        has_left, state.num_gone = state.num_gone > 0, 0
+        before = state.book.steps
+        note_taken(state, self.by_id, self.now_s)
         services = self._serve()
         self._catch_up()
-        outside = self._admit(is_roomier or state.book.capacity > capacity)
-        owed = owed_to(outside, snapshot)
+        outside = self._admit(has_left or is_roomier(before, self.book.steps, self.now_s))
+        owed = max(0, owed_to(outside, snapshot) - state.num_surplus)
         if self.book.profile.at(self.now_s) < owed:
             make_way(self.book, owed)
         use_spare(self.book, _elbow_room(snapshot.cluster), owed)
-        spare = share_spare(self.book, outside, snapshot)
+        spare = share_spare(self.book, outside, snapshot, state.num_surplus)
         placed = settle(state, snapshot, spare, services, self.policy.effort // 2)
         for row in self.rows:
             if row.job_id in state.newcomers and row.job_id not in self.book.entries:
@@ -208,24 +213,26 @@ class _Decision:
 
     def _serve(self) -> dict[WorkloadId, int]:
         """Devices for services: their minimum come what may, more only as far as every promise stays kept."""
-        total = len(self.seen.device_ids)
-        reserved = int(total * self.policy.reserve_fraction)
         shares = Shares(self.snapshot)
         serve_minimum(shares)
         least = dict(shares.counts)
         serve_demand(shares)
         wanted = dict(shares.counts)
         self.notes.update(shares.notes)
-        if self.book.set_capacity(total - reserved - sum(wanted.values())):
-            return wanted
-        self.book.force_capacity(total - reserved - sum(least.values()))
-        spare = max(0, min(self.book.profile.free))
-        for who, count in wanted.items():
-            more = min(spare, count - least.get(who, 0))
-            least[who] = least.get(who, 0) + more
-            spare -= more
-        self.book.set_capacity(total - reserved - sum(least.values()))
-        return least
+        if not self.book.set_capacity(self._counted_on(wanted)):
+            self.book.force_capacity(self._counted_on(least))
+            spare = max(0, min(self.book.profile.free))
+            for who, count in wanted.items():
+                more = min(spare, count - least.get(who, 0))
+                least[who] = least.get(who, 0) + more
+                spare -= more
+            self.book.set_capacity(self._counted_on(least))
+            wanted = least
+        self.state.num_surplus = len(self.seen.device_ids) - sum(wanted.values()) - at(self.book.steps, self.now_s)
+        return wanted
+
+    def _counted_on(self, services: Mapping[WorkloadId, int]) -> Steps:
+        return counted_on(self.snapshot, self.policy.reserve_fraction, sum(services.values()))
 
     def _catch_up(self) -> None:
         """Bring the entries of jobs that are not where their plan says up to what is known of them."""

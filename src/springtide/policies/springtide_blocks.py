@@ -28,6 +28,7 @@ def remember(state: State, now_s: float, placed: Mapping[WorkloadId, PoolAllocat
         before = state.devices.get(who)
         formed_s[who] = state.formed_s.get(who, now_s) if same(before, given) else now_s
     state.devices, state.formed_s = devices, formed_s
+    state.held = {str(who): len(given) for who, given in devices.items()}
 
 
 def mark_used(state: State, layout: Layout, now_s: float, stays: Mapping[WorkloadId, Devices]) -> None:
@@ -63,9 +64,10 @@ def pin(state: State, layout: Layout, snapshot: Snapshot, entry: Entry) -> bool:
         taken |= layout.bitmap(devices)
     idle = layout.present & ~taken
     cost_s = state.change_s + PAD_S
+    bare = book.costs.without_reserve()
     for n in entry.sizes:
         level = n.bit_length() - 1
-        run = Run(now_s, now_s + cost_s + entry.left / entry.rates[n], n, cost_s)
+        run = Run(now_s, bare.end_s(n, now_s, now_s + cost_s + entry.left / entry.rates[n]), n, cost_s)
         if n & (n - 1) or level >= len(state.used) or run.end_s > entry.deadline_s:
             continue
         if book.profile.least(now_s, run.end_s) < n:

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from springtide.core.decision import Overheads, Snapshot
-from springtide.core.resources import DeviceId, Topology
+from springtide.core.resources import DeviceId, Node, Topology
 from springtide.core.workload import WorkloadId
 from springtide.policies.springtide_rows import MARK_SPACE, Row
 from springtide.policies.topology import Layout
 from springtide.solvers.plan_book import Book, Entry
+from springtide.solvers.plan_capacity import Steps
 from springtide.solvers.plan_fit import Costs, Run
 
 # Plans reckon with this much more than a change costs: the truth is then never later than the plan, whatever the
@@ -25,12 +26,15 @@ class State:
     """What was decided: the book of promises, who stands outside of it, the devices, and which blocks were used.
 
     `devices` are those decided for everyone, `formed_s` since when a job is on them. `used[k]` is a bitmap of the
-    aligned blocks of 2**k devices that some job has been on. `spare_s` says since when a best-effort job has its size.
+    aligned blocks of 2**k devices that some job has been on. `held` counts the devices decided for everyone, also
+    where nobody knows any more which they were. `num_surplus` devices are there now and no promise counts on them.
     """
 
     def __init__(self, book: Book) -> None:
         self.book = book
         self.devices: dict[WorkloadId, Devices] = {}
+        self.held: dict[str, int] = {}
+        self.num_surplus = 0
         self.formed_s: dict[WorkloadId, float] = {}
         self.used: list[int] = []
         self.cluster = 0
@@ -59,7 +63,7 @@ class State:
             "rule": RULE,
             "mark": self.mark,
             "cluster": self.cluster,
-            "capacity": self.book.capacity,
+            "capacity": self.book.capacity if len(self.book.steps) == 1 else [list(step) for step in self.book.steps],
             "until_s": self.until_s,
             "used": [format(bits, "x") for bits in self.used],
             "devices": {str(who): numbers for who, (_, numbers) in self.coded.items()},
@@ -91,7 +95,11 @@ def decode(
     """The state that was encoded; a fresh one if the memory is somebody else's. Jobs that are gone are left out."""
     is_ours = isinstance(memory, dict) and memory.get("rule") == RULE
     now_s = snapshot.now_s
-    state = State(Book(memory["capacity"] if is_ours else len(device_ids), now_s, costs_of(snapshot.overheads, 1)))
+    capacity: int | Steps = len(device_ids)
+    if is_ours:
+        known = memory["capacity"]
+        capacity = known if isinstance(known, int) else tuple([(from_s, count) for from_s, count in known])
+    state = State(Book(capacity, now_s, costs_of(snapshot.overheads, 1)))
     state.cluster = cluster_mark
     if not is_ours:
         return state
@@ -106,6 +114,9 @@ def decode(
         }
         state.detours = [WorkloadId(who) for who in memory["detours"]]
         state.formed_s = {WorkloadId(who): at_s for who, at_s in memory["formed_s"].items()}
+    else:
+        _find_again(state, memory, snapshot, device_ids)
+    state.held = {who: len(numbers) for who, numbers in memory["devices"].items()}
     state.cluster = memory["cluster"]
     for key, (work, since_s, ready_s, scale, flags, flat) in memory["jobs"].items():
         row = rows.get(WorkloadId(key))
@@ -121,6 +132,17 @@ def decode(
         is_late, is_promised = bool(flags & 1), bool(flags & 2)
         state.book.load(_planned(state, row, work, since_s, ready_s, runs, is_late=is_late, is_promised=is_promised))
     return state
+
+
+def _find_again(state: State, memory: Mapping[str, Any], snapshot: Snapshot, device_ids: Devices) -> None:
+    """On other nodes the numbers of devices mean others: who holds as many as it was given is where it is."""
+    alive = set(device_ids)
+    for name, numbers in memory["devices"].items():
+        who = WorkloadId(name)
+        given = snapshot.allocations.get(who)
+        if given is not None and given.num_devices == len(numbers) and alive >= set(given.device_ids):
+            state.devices[who] = given.device_ids
+            state.formed_s[who] = memory["formed_s"].get(name, snapshot.now_s)
 
 
 def renew(state: State, row: Row) -> None:
@@ -178,16 +200,22 @@ def entry_of(
     )
 
 
-def costs_of(overheads: Overheads, largest: int) -> Costs:
+def costs_of(overheads: Overheads, largest: int, falls: Sequence[float] = ()) -> Costs:
     """What changes cost in plans: always as on a set of devices that nobody has used, and a little more."""
     later = (0.0, *(overheads.cost_s(n) + PAD_S for n in range(1, largest + 1)))
-    return Costs(later.__getitem__, later, later)
+    return Costs(later.__getitem__, later, later, falls)
 
 
 def mark_cluster(cluster: Topology) -> int:
     """The nodes of a cluster as one number."""
-    names = " ".join(f"{node.node_id}:{len(node.devices)}" for node in cluster.nodes)
+    names = " ".join(f"{node.node_id}:{_shape(node)}" for node in cluster.nodes)
     return int.from_bytes(hashlib.blake2b(names.encode(), digest_size=8).digest()) % MARK_SPACE
+
+
+def _shape(node: Node) -> str:
+    """How many devices a node has; which, where some in between are missing."""
+    indices = [device.index for device in node.devices]
+    return str(len(indices)) if indices == list(range(len(indices))) else ",".join(map(str, indices))
 
 
 def block_of(layout: Layout, devices: Devices) -> tuple[int, int] | None:

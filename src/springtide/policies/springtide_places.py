@@ -13,7 +13,7 @@ from springtide.policies.springtide_memory import PAD_S, Devices, State
 from springtide.policies.springtide_packing import Packing
 from springtide.policies.topology import Blocks, Layout, layout_of
 from springtide.solvers.plan_book import Book, Entry
-from springtide.solvers.plan_fit import Run, Runs, work_done
+from springtide.solvers.plan_fit import Costs, Run, Runs, work_done
 
 Placed = dict[WorkloadId, PoolAllocation]
 # So often a plan is changed because its jobs cannot lie close together; then they lie as they can.
@@ -45,7 +45,7 @@ def settle(
     relented: dict[str, int] = {}
     gathered = _gather(state, layout, snapshot, {**services, **_counts(book), **spare})
     for number in range(MAX_ROUNDS + 1):
-        spare = _within(spare, book)
+        spare = _within(spare, book, state.num_surplus)
         counts = {**services, **_counts(book), **spare}
         movable = {who for who in spare if who in held}
         wanted = {
@@ -82,9 +82,9 @@ def settle(
     return placed
 
 
-def _within(spare: Mapping[WorkloadId, int], book: Book) -> Mapping[WorkloadId, int]:
+def _within(spare: Mapping[WorkloadId, int], book: Book, num_surplus: int) -> Mapping[WorkloadId, int]:
     """Of those outside the book as many as still fit, the last ones go first: a promise may have been planned anew."""
-    room = book.profile.at(book.now_s)
+    room = book.profile.at(book.now_s) + num_surplus
     if sum(spare.values()) <= room:
         return spare
     fitting: dict[WorkloadId, int] = {}
@@ -185,7 +185,7 @@ def _accept(state: State, layout: Layout, placed: Placed) -> None:
         going_on = [run for run in entry.runs if run.end_s > now_s]
         is_cheap = is_used(state, layout, given.device_ids)
         cost_s = state.change_s + PAD_S if is_cheap else book.costs.later[given.num_devices]
-        runs = retime(going_on, entry.left, entry.rates, now_s, cost_s, book.costs.reserve)
+        runs = retime(going_on, entry.left, entry.rates, now_s, cost_s, book.costs)
         if fits(book, entry, runs):
             book.change_runs(entry, runs)
         elif key in state.newcomers:
@@ -236,7 +236,7 @@ def _slow_down(state: State, key: str, layout: Layout, placed: Placed) -> bool:
     going_on = [run for run in entry.runs if run.end_s > book.now_s]
     first = going_on[0]
     overhead_s = first.overhead_s if first.start_s >= book.now_s else entry.residual_s
-    runs = retime(going_on, entry.left, entry.rates, book.now_s, overhead_s, book.costs.reserve)
+    runs = retime(going_on, entry.left, entry.rates, book.now_s, overhead_s, book.costs)
     if fits(book, entry, runs):
         book.change_runs(entry, runs)
         return False
@@ -257,18 +257,21 @@ def _placed_factor(layout: Layout, devices: Devices) -> float:
 
 
 def retime(
-    runs: Sequence[Run], left: float, rates: Sequence[float], now_s: float, overhead_s: float, reserve: Sequence[float]
+    runs: Sequence[Run], left: float, rates: Sequence[float], now_s: float, overhead_s: float, costs: Costs
 ) -> Runs:
     """The same sizes at the same moments from `now_s` on, the first one with another overhead: it ends when its work
-    is done, earlier or later than before. What was kept in reserve pays for it first."""
+    is done, earlier or later than before. What was kept in reserve pays for it first; what is kept for the falls to
+    come stays."""
     result: list[Run] = []
     last = len(runs) - 1
+    bare = costs.without_reserve()
     for index, (start_s, end_s, n, planned_s) in enumerate(runs):
         begin_s = max(start_s, now_s)
         cost_s = overhead_s if index == 0 else planned_s
         done_s = begin_s + cost_s + left / rates[n]
         if done_s <= end_s or index == last:
-            result.append(Run(begin_s, max(done_s, min(end_s, done_s + reserve[n])), n, cost_s))
+            least_s = bare.end_s(n, begin_s, done_s)
+            result.append(Run(begin_s, max(least_s, min(end_s, costs.end_s(n, begin_s, done_s))), n, cost_s))
             break
         left -= max(0.0, end_s - begin_s - cost_s) * rates[n]
         result.append(Run(begin_s, end_s, n, min(cost_s, end_s - begin_s)))
@@ -334,9 +337,10 @@ def _price(state: State, layout: Layout, placed: Placed, fixed: set[WorkloadId])
         cost_s = state.change_s + PAD_S if not is_fresh else book.costs.later[n]
         if first.start_s >= now_s and first.overhead_s == cost_s:
             continue
-        runs = retime(
-            [run for run in entry.runs if run.end_s > now_s], entry.left, entry.rates, now_s, cost_s, book.costs.reserve
-        )
+        going_on = [run for run in entry.runs if run.end_s > now_s]
+        runs = retime(going_on, entry.left, entry.rates, now_s, cost_s, book.costs)
+        if not fits(book, entry, runs):
+            runs = retime(going_on, entry.left, entry.rates, now_s, cost_s, book.costs.without_falls())
         if fits(book, entry, runs):
             book.change_runs(entry, runs)
             continue
@@ -435,7 +439,8 @@ def _make_way(book: Book, entry: Entry, count: int) -> bool:
         if other is entry or not half or size & (size - 1):
             continue
         overhead_s = other.residual_s if half == other.held else book.costs.later[half]
-        run = Run(now_s, now_s + overhead_s + other.left / other.rates[half], half, overhead_s)
+        done_s = now_s + overhead_s + other.left / other.rates[half]
+        run = Run(now_s, book.costs.without_reserve().end_s(half, now_s, done_s), half, overhead_s)
         able.append((half != other.held, size, key, other, (run,)))
     for _, _, _, other, runs in sorted(able, key=lambda item: item[:3]):
         if fits(book, other, runs):

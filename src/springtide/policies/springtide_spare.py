@@ -20,14 +20,14 @@ def owed_to(rows: Sequence[Row], snapshot: Snapshot) -> int:
     return sum(row.sizes[0] for row in rows if row.view.runnable_at_s <= snapshot.now_s or _held(snapshot, row))
 
 
-def share_spare(book: Book, rows: Sequence[Row], snapshot: Snapshot) -> dict[WorkloadId, int]:
-    """Devices for each of `rows` out of those that no schedule uses now.
+def share_spare(book: Book, rows: Sequence[Row], snapshot: Snapshot, num_surplus: int = 0) -> dict[WorkloadId, int]:
+    """Devices for each of `rows` out of those that no schedule uses now, and `num_surplus` that none may count on.
 
     First everyone the least it runs on: who holds devices, then soft deadlines by date, then in order of arrival.
     Then everyone what it holds. What is left goes one size at a time where it saves most for the GPU-time it adds,
     if that pays for the change and the devices stay free long enough.
     """
-    now_s, left = book.now_s, book.profile.at(book.now_s)
+    now_s, left = book.now_s, book.profile.at(book.now_s) + num_surplus
     held = {row.job_id: _held(snapshot, row) for row in rows}
     waiting = [row for row in rows if row.view.runnable_at_s <= now_s or held[row.job_id]]
     order = sorted(
@@ -48,11 +48,16 @@ def share_spare(book: Book, rows: Sequence[Row], snapshot: Snapshot) -> dict[Wor
             kept = max((n for n in (*row.sizes, most) if count <= n <= min(most, count + left)), default=count)
             counts[row.job_id] = kept
             left -= kept - count
-    return _grow(book, [waiting[at] for at in order], held, counts, left)
+    return _grow(book, [waiting[at] for at in order], held, counts, left, num_surplus)
 
 
 def _grow(
-    book: Book, rows: Sequence[Row], held: dict[WorkloadId, int], counts: dict[WorkloadId, int], left: int
+    book: Book,
+    rows: Sequence[Row],
+    held: dict[WorkloadId, int],
+    counts: dict[WorkloadId, int],
+    left: int,
+    num_surplus: int,
 ) -> dict[WorkloadId, int]:
     heap: list[tuple[float, int, int]] = []
     for at, row in enumerate(rows):
@@ -60,7 +65,7 @@ def _grow(
         if offer is not None:
             heap.append((-offer[0], at, offer[1]))
     heapq.heapify(heap)
-    used = book.profile.at(book.now_s) - left
+    used = book.profile.at(book.now_s) + num_surplus - left
     while heap and left > 0:
         _, at, wanted = heapq.heappop(heap)
         row = rows[at]
@@ -68,7 +73,7 @@ def _grow(
         if more > left:
             continue
         span_s = MIN_GAIN * book.costs.later[wanted]
-        if book.profile.least(book.now_s, book.now_s + max(span_s, 1e-3)) < used + more:
+        if book.profile.least(book.now_s, book.now_s + max(span_s, 1e-3)) + num_surplus < used + more:
             continue
         counts[row.job_id] = wanted
         left -= more

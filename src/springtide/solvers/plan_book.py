@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from springtide.solvers.plan_capacity import Steps, at, compared, constant, largest, trimmed
 from springtide.solvers.plan_fit import Costs, Run, Runs, Task, fit, work_done
 from springtide.solvers.profile import FreeProfile
 
@@ -18,12 +19,14 @@ class Entry:
     `work` steps were left at `since_s`; `was` is the schedule from then on, as it is being carried out, and `runs`
     the one under construction. `left`, `held` and `residual_s` say where the job stands at the book's moment (steps
     left, devices held until now, overhead still to pay for them). `is_promised`: its deadline must hold.
-    `is_late`: it cannot hold any more, the job ends as soon as possible and stands in nobody's way.
+    `is_late`: it cannot hold any more, the job ends as soon as possible and stands in nobody's way. `is_fixed`: it
+    goes on as it is, and nobody's wish plans it anew.
     """
 
     __slots__ = (
         "deadline_s",
         "held",
+        "is_fixed",
         "is_late",
         "is_promised",
         "key",
@@ -61,10 +64,9 @@ class Entry:
         self.held = held
         self.residual_s = 0.0
         self.is_promised = is_promised
-        self.is_late = False
+        self.is_late = self.is_fixed = False
         self.runs: Runs = ()
         self.was: Runs = ()
-        # What was said about the schedule, and about which.
 
     @property
     def end_s(self) -> float:
@@ -110,17 +112,23 @@ class Entry:
 class Book:
     """All schedules and the free profile they leave, at one moment. Every change keeps every promise, or is not made.
 
-    `effort` bounds how much may still be tried in this decision: the number of profile intervals looked at.
+    `steps` says how many devices there are for them at every moment to come. `effort` bounds how much may still be
+    tried in this decision: the number of profile intervals looked at.
     """
 
-    def __init__(self, capacity: int, now_s: float, costs: Costs) -> None:
+    def __init__(self, capacity: int | Steps, now_s: float, costs: Costs) -> None:
         self.now_s = now_s
-        self.capacity = capacity
+        self.steps = _steps_of(capacity, now_s)
         self.costs = costs
-        self.profile = FreeProfile(capacity, now_s)
+        self.profile = FreeProfile(self.steps, now_s)
         self.entries: dict[str, Entry] = {}
         self.effort = 0
         self.tries = 8
+
+    @property
+    def capacity(self) -> int:
+        """The most devices there are for the schedules at any moment to come."""
+        return largest(self.steps)
 
     def begin(self, now_s: float, costs: Costs, effort: int, held: Mapping[str, int] | None = None) -> None:
         """Go to `now_s`: work out where every job stands there. `held` counts the devices of whoever holds some."""
@@ -172,32 +180,62 @@ class Book:
             return True
         return repairs and (is_certain or self.can_alone(entry)) and self._repair(entry)
 
-    def set_capacity(self, capacity: int) -> bool:
-        """Change the number of devices for good. If the schedules do not fit any more all are made anew; tells
-        whether every promise still holds. Otherwise nothing is changed."""
-        missing = self.capacity - capacity
-        if not missing:
+    def has_room(self, capacity: int | Steps, now_s: float) -> bool:
+        """Whether all schedules fit as they are if there are so many devices from `now_s` on."""
+        least = self.profile.least
+        return all(
+            after >= before or least(from_s, until_s) >= before - after
+            for from_s, until_s, before, after in compared(self.steps, _steps_of(capacity, now_s), now_s)
+        )
+
+    def set_capacity(self, capacity: int | Steps) -> bool:
+        """Change the number of devices, for good or step by step. If the schedules do not fit any more some are made
+        anew, or all; tells whether every promise still holds. Otherwise nothing is changed."""
+        before = trimmed(self.steps, self.now_s)
+        after = _steps_of(capacity, self.now_s)
+        self._shift(before, after)
+        if before == after or min(self.profile.free) >= 0 or self._give_way():
             return True
-        self.profile.take(self.now_s, math.inf, missing)
-        self.capacity = capacity
-        if min(self.profile.free) >= 0 or self._replan(list(self.entries.values())):
-            return True
-        self.profile.take(self.now_s, math.inf, -missing)
-        self.capacity += missing
+        self._shift(after, before)
         return False
 
-    def force_capacity(self, capacity: int) -> None:
+    def force_capacity(self, capacity: int | Steps) -> None:
         """Change the number of devices come what may: whoever cannot keep its deadline then is late."""
         if self.set_capacity(capacity):
             return
         everyone = sorted(self.entries.values(), key=self._urgency)
-        self.capacity = capacity
-        self.profile = FreeProfile(capacity, self.now_s)
+        self.steps = _steps_of(capacity, self.now_s)
+        self.profile = FreeProfile(self.steps, self.now_s)
         self.entries = {}
         for entry in everyone:
             entry.runs = ()
         for entry in everyone:
             self.put(entry)
+
+    def _shift(self, before: Steps, after: Steps) -> None:
+        self.steps = after
+        for from_s, until_s, there, to_be in compared(before, after, self.now_s):
+            self.profile.take(from_s, until_s, there - to_be)
+
+    def _give_way(self) -> bool:
+        """Plan anew until no device is missing any more: of those who run while some are, first who is late, then who
+        holds most beyond its need; in the end everyone. If that does not help nothing is changed."""
+        times, free = self.profile.times, self.profile.free
+        short = [(times[i], times[i + 1] if i + 1 < len(times) else math.inf) for i, n in enumerate(free) if n < 0]
+        able = [entry for entry in self.entries.values() if not entry.is_fixed]
+        inside = [
+            entry
+            for entry in able
+            if any(run.start_s < until_s and run.end_s > from_s for run in entry.runs for from_s, until_s in short)
+        ]
+        surplus = {entry.key: self.surplus(entry) for entry in inside}
+        inside.sort(key=lambda entry: (not entry.is_late, -surplus[entry.key], -entry.deadline_s, entry.key))
+        count = 1
+        while count < len(inside) and self.effort > 0:
+            if self._replan(inside[:count]):
+                return True
+            count *= 2
+        return self._replan(inside) or self._replan(able)
 
     def put(self, entry: Entry) -> None:
         """Take in a job that is promised already: by its deadline if that can be, else late but as soon as it can."""
@@ -226,10 +264,10 @@ class Book:
 
     def _fit(self, profile: FreeProfile, entry: Entry) -> Runs:
         sizes = entry.sizes
-        largest = max(self.capacity, 0)
+        most = self.capacity
         task = entry.task()
-        if sizes[-1] > largest:
-            sizes = [n for n in sizes if n <= largest]
+        if sizes[-1] > most:
+            sizes = [n for n in sizes if n <= most]
             if not sizes:
                 return ()
             task = task._replace(sizes=sizes)
@@ -246,7 +284,8 @@ class Book:
     def _repair(self, new: Entry) -> bool:
         """Make room by planning others anew: first those who hold most beyond their need, then everyone."""
         deadline_s = new.deadline_s
-        givers = [entry for entry in self.entries.values() if entry.runs and entry.runs[0].start_s < deadline_s]
+        able = [entry for entry in self.entries.values() if entry is not new and not entry.is_fixed]
+        givers = [entry for entry in able if entry.runs and entry.runs[0].start_s < deadline_s]
         surplus = {entry.key: self.surplus(entry) for entry in givers}
         givers.sort(key=lambda entry: (-surplus[entry.key], entry.deadline_s, entry.key))
         count = 1
@@ -254,8 +293,7 @@ class Book:
             if self._replan([*givers[:count], new]):
                 return True
             count *= 2
-        everyone = [entry for entry in self.entries.values() if entry is not new]
-        return self.effort > 0 and self._replan([*everyone, new])
+        return self.effort > 0 and self._replan([*able, new])
 
     def surplus(self, entry: Entry) -> int:
         """Devices held beyond the fewest that make the deadline."""
@@ -272,6 +310,8 @@ class Book:
         base = self.profile.copy()
         for entry in group:
             _take(base, entry.runs, -1)
+        if min(base.free) < 0:
+            return False
         order = sorted(group, key=self._urgency)
         for _ in range(self.tries):
             if self.effort <= 0:
@@ -324,13 +364,19 @@ def verify(book: Book, *, slack_s: float = TOLERANCE_S) -> list[str]:
             faults.append(f"{entry.key}: {missing:g} steps are left at the end of its schedule")
         if not entry.is_late and entry.end_s > entry.deadline_s + slack_s:
             faults.append(f"{entry.key}: ends {entry.end_s - entry.deadline_s:g} s after its deadline")
+    for moment_s in [from_s for from_s, _ in book.steps if from_s > book.now_s]:
+        changes.setdefault(moment_s, 0)
     used = 0
     for moment_s in sorted(changes):
         used += changes[moment_s]
-        if used > book.capacity:
-            faults.append(f"{used} of {book.capacity} devices are in use at {moment_s:g} s")
+        if used > max(0, at(book.steps, moment_s)):
+            faults.append(f"{used} of {at(book.steps, moment_s)} devices are in use at {moment_s:g} s")
             break
     return faults
+
+
+def _steps_of(capacity: int | Steps, now_s: float) -> Steps:
+    return constant(capacity) if isinstance(capacity, int) else trimmed(capacity, now_s)
 
 
 def _take(profile: FreeProfile, runs: Iterable[Run], sign: int = 1) -> None:

@@ -81,7 +81,7 @@ def _offer(book: Book, entry: Entry) -> tuple[float, int] | None:
     if count - current > spare:
         return None
     overhead_s = entry.residual_s if count == entry.held else book.costs.now(count)
-    duration_s = overhead_s + entry.left / entry.rates[count] + book.costs.reserve[count]
+    duration_s = book.costs.end_s(count, now_s, now_s + overhead_s + entry.left / entry.rates[count]) - now_s
     saved_s = entry.runs[-1].end_s - now_s - duration_s
     if saved_s <= (MIN_GAIN * overhead_s if entry.held and count != entry.held and current == entry.held else 0.0):
         return None
@@ -94,7 +94,7 @@ def _raise(book: Book, entry: Entry, count: int, fills_until: int) -> bool:
     """Let the job hold `count` devices from now on, to its end or as long as they are free."""
     now_s = book.now_s
     overhead_s = entry.residual_s if count == entry.held else book.costs.now(count)
-    end_s = now_s + overhead_s + entry.left / entry.rates[count] + book.costs.reserve[count]
+    end_s = book.costs.end_s(count, now_s, now_s + overhead_s + entry.left / entry.rates[count])
     before = entry.runs
     book.effort -= 4
     in_time = end_s <= entry.deadline_s or entry.is_late

@@ -42,16 +42,35 @@ class Task(NamedTuple):
 class Costs(NamedTuple):
     """What a change to n devices costs in seconds: `now(n)` at this moment, `later[n]` at any later one.
 
-    `reserve[n]` is kept free behind the end of a job on n devices, so that it can be moved for another's sake.
+    `reserve[n]` is kept free behind the end of a job on n devices, so that it can be moved for another's sake. At each
+    of the moments `falls` (ascending) devices go away; whoever runs on through one may have to move then, and that is
+    paid for beforehand.
     """
 
     now: Callable[[int], float]
     later: Sequence[float]
     reserve: Sequence[float]
+    falls: Sequence[float] = ()
 
     def without_reserve(self) -> Costs:
-        """The same, with nothing kept free."""
-        return Costs(self.now, self.later, [0.0] * len(self.later))
+        """The same, with nothing kept free but for the falls."""
+        return self._replace(reserve=[0.0] * len(self.later))
+
+    def without_falls(self) -> Costs:
+        """The same, as if no device went away any more."""
+        return self._replace(falls=()) if self.falls else self
+
+    def end_s(self, num_devices: int, start_s: float, done_s: float) -> float:
+        """When a run ends that begins at `start_s` and has done its work by `done_s` if nobody disturbs it: with its
+        reserve, and one change for every fall inside of it."""
+        end_s = done_s + self.reserve[num_devices]
+        falls = self.falls
+        if falls:
+            index = bisect_right(falls, start_s)
+            while index < len(falls) and falls[index] < end_s:
+                end_s += self.later[num_devices]
+                index += 1
+        return end_s
 
 
 def start_now(profile: FreeProfile, task: Task, now_s: float, limit_s: float, costs: Costs) -> Runs:
@@ -62,11 +81,12 @@ def start_now(profile: FreeProfile, task: Task, now_s: float, limit_s: float, co
         return ()
     for n in task.sizes:
         overhead_s = task.residual_s if n == task.held else costs.now(n)
-        duration_s = overhead_s + task.work / task.rates[n] + costs.reserve[n]
-        if now_s + duration_s > limit_s or n * duration_s >= best_use:
+        end_s = costs.end_s(n, now_s, now_s + overhead_s + task.work / task.rates[n])
+        use = n * (end_s - now_s)
+        if end_s > limit_s or use >= best_use:
             continue
-        if profile.least(now_s, now_s + duration_s) >= n:
-            best, best_use = Run(now_s, now_s + duration_s, n, overhead_s), n * duration_s
+        if profile.least(now_s, end_s) >= n:
+            best, best_use = Run(now_s, end_s, n, overhead_s), use
     return (best,) if best is not None else ()
 
 
@@ -76,14 +96,20 @@ def start_later(profile: FreeProfile, task: Task, now_s: float, limit_s: float, 
     best_end_s = math.inf
     first_s = max(now_s, task.ready_s)
     for n in task.sizes:
-        duration_s = costs.later[n] + task.work / task.rates[n] + costs.reserve[n]
-        latest_s = min(limit_s, best_end_s) - duration_s
-        if latest_s < first_s:
-            continue
-        start_s = profile.earliest(n, duration_s, first_s, latest_s)
-        if start_s is not None and start_s + duration_s < best_end_s:
-            best_end_s = start_s + duration_s
-            best = Run(start_s, best_end_s, n, costs.later[n])
+        bare_s = costs.later[n] + task.work / task.rates[n]
+        from_s, duration_s = first_s, bare_s + costs.reserve[n]
+        limit_now_s = min(limit_s, best_end_s)
+        while from_s <= limit_now_s - duration_s:
+            start_s = profile.earliest(n, duration_s, from_s, limit_now_s - duration_s)
+            if start_s is None:
+                break
+            # How many falls are lived through depends on when it starts: with more of them it is looked for anew.
+            end_s = costs.end_s(n, start_s, start_s + bare_s)
+            if end_s <= start_s + duration_s or profile.least(start_s, end_s) >= n:
+                if end_s < best_end_s and end_s <= limit_s:
+                    best, best_end_s = Run(start_s, end_s, n, costs.later[n]), end_s
+                break
+            from_s, duration_s = start_s, end_s - start_s
     return (best,) if best is not None else ()
 
 
@@ -102,6 +128,8 @@ def fill(profile: FreeProfile, task: Task, now_s: float, limit_s: float, costs: 
     begun_s = at_s
     runs: list[Run] = []
     index = max(0, bisect_right(times, at_s) - 1)
+    falls = costs.falls
+    fall = bisect_right(falls, at_s)
     while at_s < limit_s:
         until_s = times[index + 1] if index + 1 < num_intervals else math.inf
         room = free[index]
@@ -118,8 +146,14 @@ def fill(profile: FreeProfile, task: Task, now_s: float, limit_s: float, costs: 
             if size and at_s > begun_s:
                 runs.append(Run(begun_s, at_s, size, min(overhead_s, at_s - begun_s)))
             size, begun_s, overhead_s, pending_s = wanted, at_s, cost_s, cost_s
+            fall = bisect_right(falls, at_s)
         if size:
             done_s = at_s + pending_s + left / rates[size]
+            while fall < len(falls) and falls[fall] < min(done_s, until_s):
+                # Moving then is work that has to be done, too.
+                left += costs.later[size] * rates[size]
+                done_s += costs.later[size]
+                fall += 1
             if done_s <= until_s:
                 # The reserve is kept as far as these devices are free.
                 end_s = done_s + costs.reserve[size]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 
+from springtide.solvers.plan_capacity import Steps, trimmed
+
 
 class FreeProfile:
     """Free devices over time, as breakpoints `times` (seconds, ascending) and `free` (devices from there on).
@@ -15,9 +17,14 @@ class FreeProfile:
 
     __slots__ = ("free", "times")
 
-    def __init__(self, capacity: int, start_s: float) -> None:
-        self.times: list[float] = [start_s]
-        self.free: list[int] = [capacity]
+    def __init__(self, capacity: int | Steps, start_s: float) -> None:
+        if isinstance(capacity, int):
+            self.times: list[float] = [start_s]
+            self.free: list[int] = [capacity]
+            return
+        steps = trimmed(capacity, start_s)
+        self.times = [start_s, *(from_s for from_s, _ in steps[1:])]
+        self.free = [count for _, count in steps]
 
     def copy(self) -> FreeProfile:
         """An independent copy."""

@@ -1,0 +1,66 @@
+"""How many devices there are for promises at every moment to come: step functions of time, and what differs in two."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
+
+# (from when, how many devices), moments ascending; the first holds from the beginning, which is written as 0.
+Steps = tuple[tuple[float, int], ...]
+
+
+def constant(num_devices: int) -> Steps:
+    """The same at every moment."""
+    return ((0.0, num_devices),)
+
+
+def trimmed(steps: Iterable[tuple[float, int]], now_s: float) -> Steps:
+    """The same function from `now_s` on: what is past is merged, and no step repeats the one before it.
+
+    Equal results mean that nothing differs from `now_s` on. `steps` must not be empty.
+    """
+    result: list[tuple[float, int]] = []
+    for from_s, count in steps:
+        if from_s <= now_s or not result:
+            result = [(0.0, count)]
+        elif count != result[-1][1]:
+            result.append((from_s, count))
+    return tuple(result)
+
+
+def at(steps: Steps, moment_s: float) -> int:
+    """How many there are at a moment."""
+    return steps[max(0, bisect_right(steps, (moment_s, math.inf)) - 1)][1]
+
+
+def largest(steps: Steps) -> int:
+    """The most there are at any moment."""
+    return max([count for _, count in steps])
+
+
+def changed(steps: Steps, change: Callable[[int], int]) -> Steps:
+    """Every count as `change` makes it."""
+    return trimmed([(from_s, change(count)) for from_s, count in steps], 0.0)
+
+
+def compared(one: Steps, other: Steps, now_s: float) -> Iterator[tuple[float, float, int, int]]:
+    """The stretches from `now_s` on (from, until, devices in `one`, in `other`), the last without an end."""
+    moments = sorted({now_s, *(from_s for steps in (one, other) for from_s, _ in steps if from_s > now_s)})
+    for index, from_s in enumerate(moments):
+        until_s = moments[index + 1] if index + 1 < len(moments) else math.inf
+        yield from_s, until_s, at(one, from_s), at(other, from_s)
+
+
+def falls_of(steps: Steps, now_s: float, unit: int) -> tuple[float, ...]:
+    """The moments after `now_s` at which there are fewer devices than just before, ascending.
+
+    A moment stands as often as units of `unit` devices go then: they may go one by one, and who is moved off one of
+    them may find itself on the next.
+    """
+    falls: list[float] = []
+    for (_, before), (from_s, after) in pairwise(steps):
+        if after < before and from_s > now_s:
+            falls += [from_s] * -(-(before - after) // max(1, unit))
+    return tuple(falls)
