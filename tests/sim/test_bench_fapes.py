@@ -21,7 +21,7 @@ from springtide.sim.bench_fapes_jobs import (
     gain,
     progress_ends,
 )
-from springtide.sim.bench_fapes_play import play_requests, pooled, request_rule, table_row
+from springtide.sim.bench_fapes_play import play_requests, pooled, request_rule, table_row, training_of
 from springtide.sim.bench_fapes_truth import TopologySpeeds, curves_for
 from springtide.workloads.cluster import cluster_nodes
 
@@ -80,6 +80,9 @@ def test_the_truth_feels_where_the_devices_are():
 def test_rivals_keep_to_as_much_of_a_request_as_they_do_in_the_paper():
     assert set(RIVALS) | {"fapes"} == set(PUBLISHED)
     assert [request_rule(RIVALS[name]) for name in ("fifo", "optimus", "pollux")] == ["rigid", "fixed", "adaptive"]
+    assert [request_rule(name) for name in ("two-way/fifo", "tide:ahead=no/springtide")] == ["rigid", "fixed"]
+    assert request_rule("dedicated/fapes:communication=/tmp/model.bin") == "adaptive"
+    assert training_of("fapes:communication=/tmp/model.bin") == "fapes:communication=/tmp/model.bin"
 
 
 def test_a_policy_plays_and_its_figures_add_up():

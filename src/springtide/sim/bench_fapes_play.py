@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from springtide.core.decision import Overheads, Plan, Policy, Snapshot
+from springtide.core.events import Event
 from springtide.core.resources import Node, Topology
 from springtide.core.workload import WorkloadId
 from springtide.perf.fabric import Links
@@ -16,12 +17,13 @@ from springtide.policies.registry import make_policy
 from springtide.sim.bench_fapes_jobs import MAX_WORKERS, Request, RequestRule, arrivals_of
 from springtide.sim.bench_fapes_truth import TopologySpeeds, curves_for
 from springtide.sim.fluid_play import Played, play
-from springtide.sim.fluid_rules import OverheadRule
+from springtide.sim.fluid_rules import OverheadRule, Times
 
 # FaPES, table 2: checkpoint, upload, download and container of a migrated job.
 MIGRATION_S = 1.580 + 0.402 + 0.140 + 3.558
-# Who keeps to the request: with its batch and workers, or with its batch only. All others choose both.
-_RIGID, _FIXED = ("fifo", "sjf"), ("elasticflow", "optimus")
+# Who keeps to the request, its batch and its workers; and who chooses both. All others choose the workers of its batch.
+_RIGID, _ADAPTIVE = ("fifo", "sjf"), ("fapes", "goodput", "pollux", "sia")
+_STRATEGIES = ("dedicated", "one-way", "two-way", "tide")
 
 Floats = NDArray[np.float64]
 
@@ -31,7 +33,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     `queued_s` is all the time in which a job held nothing, from its submission to its end. `goodput` counts a job's
     samples at its initial batch size over the time in which it held devices. `utilisation` is that of all devices up to
-    the last arrival. `decisions_s` is empty without a timer.
+    the last arrival, by jobs and services. `decisions_s` is empty without a timer. `minimums_broken` are those of
+    services, `lent_mean` the servers of inference that trained.
     """
 
     policy: str
@@ -42,6 +45,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     device_hours: float
     utilisation: float
     decisions_s: Floats
+    minimums_broken: int = 0
+    lent_mean: float = 0.0
 
 
 class _Waiting:
@@ -65,10 +70,16 @@ class _Waiting:
         return self._policy.decide(snapshot)
 
 
+def training_of(policy: str) -> str:
+    """The training policy of `STRATEGY/TRAINING`; of a name without a strategy all of it."""
+    strategy, _, training = policy.partition("/")
+    return training if strategy.partition(":")[0] in _STRATEGIES else policy
+
+
 def request_rule(policy: str) -> RequestRule:
     """How much of a request a policy keeps to."""
-    plain = policy.partition(":")[0]
-    return "rigid" if plain in _RIGID else "fixed" if plain in _FIXED else "adaptive"
+    plain = training_of(policy).partition(":")[0]
+    return "rigid" if plain in _RIGID else "adaptive" if plain in _ADAPTIVE else "fixed"
 
 
 def play_requests(
@@ -80,10 +91,13 @@ def play_requests(
     change_s: float = MIGRATION_S,
     timer: Callable[[], float] | None = None,
     is_timed: bool = True,
+    happenings: Sequence[tuple[float, Event]] = (),
+    times: Times | None = None,
 ) -> Outcome:
     """Let a policy play the requests to their end. Every start, resize or move stands still for `change_s`.
 
-    Raises InvalidRequest for a policy that is not known, InvariantViolation on what may never be.
+    `happenings` are what owners of services and the gateway say, `times` what starting and leaving takes. Raises
+    InvalidRequest for a policy that is not known, InvariantViolation on what may never be.
     """
     rule = request_rule(policy)
     speeds = TopologySpeeds(Topology(nodes=tuple(nodes)), links, requests)
@@ -98,6 +112,8 @@ def play_requests(
         reports_progress=True,
         told=f"springtide bench fapes: {policy}",
         timer=timer if is_timed else None,
+        happenings=happenings,
+        times=times,
     )
     return _outcome(policy, played, requests, watched.waited_s, sum(len(node.devices) for node in nodes))
 
@@ -115,8 +131,8 @@ def _outcome(
     # What it was told to do in, in initial steps, is the same for every policy.
     samples = np.array([request.num_samples for request in requests])
     until_s = max(request.at_s for request in requests)
-    times_s = np.append(np.minimum(np.array(played.timeline.time_s), until_s), until_s)
-    busy_s = float((np.diff(times_s) * np.array(played.timeline.devices)).sum())
+    busy_s = sum(played.timeline.occupied_s(until_s))
+    told = {} if played.minimums is None else played.minimums.summary()
     return Outcome(
         policy=policy,
         jct_s=jct_s,
@@ -126,6 +142,8 @@ def _outcome(
         device_hours=sum(run.device_s for run in runs) / 3600.0,
         utilisation=busy_s / (until_s * num_devices) if until_s > 0.0 else 0.0,
         decisions_s=np.array(played.decisions_s),
+        minimums_broken=told.get("minimums_broken", 0),
+        lent_mean=told.get("lent_mean", 0.0),
     )
 
 
@@ -140,6 +158,8 @@ def pooled(outcomes: Sequence[Outcome]) -> Outcome:
         device_hours=float(np.mean([outcome.device_hours for outcome in outcomes])),
         utilisation=float(np.mean([outcome.utilisation for outcome in outcomes])),
         decisions_s=np.concatenate([outcome.decisions_s for outcome in outcomes]),
+        minimums_broken=sum(outcome.minimums_broken for outcome in outcomes),
+        lent_mean=float(np.mean([outcome.lent_mean for outcome in outcomes])),
     )
 
 
