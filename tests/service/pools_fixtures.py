@@ -27,7 +27,7 @@ class Wishes:
                 mine = view.job.job_id if is_job else view.service.service_id
                 given = [
                     device.device_id
-                    for node in snapshot.cluster.nodes
+                    for node in (snapshot.cluster.nodes if is_job else snapshot.cluster.nodes[::-1])
                     if admits(self.label(node), is_job=is_job)
                     for device in node.devices
                 ]

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from api_fixtures import HEADERS, TOKEN
-from pools_fixtures import Tidal
+from api_fixtures import HEADERS, TOKEN, service_body
+from msgspec.structs import replace
+from pools_fixtures import CODE, Tidal
 from prometheus_client import CollectorRegistry
 from starlette.testclient import TestClient
 
-from springtide.core.events import NodeJoined, NodeLost, ReplicaReady
-from springtide.core.pool_status import PoolsReport
+from springtide.control.records import JobRecord
+from springtide.core.decision import PlannedRun
+from springtide.core.events import JobSubmitted, NodeJoined, NodeLost, ReplicaReady
+from springtide.core.pool_status import AffectedJob, Handover, NodeStatus, PoolsReport, TideBand, TideStatus
 from springtide.core.resources import make_node
 from springtide.core.status import PlatformStatus, Timeline
 from springtide.core.tide import Tide
+from springtide.core.workload import JobState, TrainingJob
 from springtide.service.api import build_api
 from springtide.service.history import HistoryIndex
-from springtide.service.pools import MAX_BINS, TideDesk, tide_status
+from springtide.service.pool_evidence import job_pool_evidence
+from springtide.service.pools import MAX_BINS, TideDesk, pool_statuses, tide_status
 
 
 @pytest.fixture
@@ -229,3 +234,104 @@ def test_the_forecast_begins_now_stays_within_what_can_be_needed_and_needs_a_day
 def test_more_days_than_are_remembered_are_refused(http):
     assert http.get("/v1/pools", params={"past_days": 29}).status_code == 422
     assert http.get("/v1/pools", params={"past_days": 0}).status_code == 422
+
+
+# --- why --------------------------------------------------------------------------------------------------------------
+
+
+def evidence(http, workload_id):
+    return http.get(f"/v1/workloads/{workload_id}/why").json()["evidence"]
+
+
+def test_a_job_that_was_shrunk_is_told_which_reclaim_and_when_it_may_have_devices_back(http, tidal):
+    tidal.submit()
+    tidal.deploy(least=3)
+    tidal.wish("t1", "inference", reason="forecast for 07:30 needs 2 more", cost_s=40.0, at_s=200.0)
+    tidal.platform.run_job("fit-1", direction="shrink")
+    tidal.platform.clock_s = 212.0
+    told = evidence(http, "fit-1")
+    assert (
+        "the reclaim of t1 12.0 s ago took it from 4 to 2 workers: forecast for 07:30 needs 2 more "
+        "(reckoned at 40 device-seconds)"
+    ) in told
+    assert "when services can spare devices again is not known: less than a day of their need was seen" in told
+
+
+def test_a_job_that_has_what_it_had_hears_no_more_of_what_is_due_back():
+    handover = Handover(
+        node_id="t1",
+        num_devices=2,
+        kind="reclaim",
+        from_pool="training",
+        to_pool="inference",
+        is_return=False,
+        state="done",
+        demanded_at_s=10.0,
+        affected=(
+            AffectedJob(workload_id="fit-1", name="fit", effect="stopped", num_workers_before=4, num_workers_after=0),
+        ),
+    )
+    nodes = tuple(
+        NodeStatus(
+            node_id=name,
+            pool=pool,
+            owner=pool,
+            is_loaned=False,
+            num_devices=2,
+            num_training=0,
+            num_serving=int(pool == "inference"),
+        )
+        for name, pool in (("t0", "training"), ("s0", "inference"), ("s1", "inference"))
+    )
+    bands = tuple(
+        TideBand(at_s=100.0 * step, expected=upper, lower=0.0, upper=upper)
+        for step, upper in enumerate((4.0, 3.0, 2.0))
+    )
+    tide = TideStatus(bin_s=100.0, day_s=9600.0, from_at_s=0.0, peaks=(4,), level=4, forecast=bands)
+    told = PoolsReport(
+        now_s=20.0,
+        wall_clock_offset_s=0.0,
+        pools=pool_statuses(nodes),
+        nodes=nodes,
+        tide=tide,
+        handovers=(handover,),
+    )
+    job = TrainingJob(job_id="fit-1", name="fit", entrypoint=CODE, num_virtual_shards=4, max_workers=4)
+    record = JobRecord(job=job, state=JobState.PENDING, reason="", submitted_at_s=1.0, min_workers=1, max_workers=4)
+    assert job_pool_evidence(record, told, (), 20.0) == [
+        "the reclaim of t1 10.0 s ago stopped it after a checkpoint",
+        "by the forecast services can spare 2 devices in 3m00",
+        "2 of 2 devices for training free; 4 devices are kept for services, which need 4 now",
+    ]
+    planned = (PlannedRun(start_s=50.0, end_s=90.0, num_devices=4),)
+    assert "it is planned to have 4 workers again in 30.0 s" in job_pool_evidence(record, told, planned, 20.0)
+    running = replace(record, state=JobState.RUNNING, members=("a", "b", "c", "d"))
+    assert len(job_pool_evidence(running, told, (), 20.0)) == 1
+
+
+def test_a_job_that_waits_and_a_service_are_told_what_is_loaned_kept_and_under_way(http, tidal):
+    tidal.deploy(least=1)
+    ready(tidal)
+    tidal.submit()
+    tidal.wish("t1", "inference", reason="ask's minimum of 3 is missing 1", at_s=200.0)
+    tidal.platform.clock_s = 204.0
+    told = evidence(http, "ask")
+    assert "guaranteed at least 1 replica: kept" in told
+    assert "replicas: 1 on s0" in told
+    assert "t1 is being reclaimed for services, since 4.0 s: ask's minimum of 3 is missing 1" in told
+    job = TrainingJob(job_id="fit-2", name="fit", entrypoint=CODE, num_virtual_shards=4)
+    tidal.policy.num_workers = 0
+    tidal.play(JobSubmitted(job=job), at_s=205.0)
+    told = evidence(http, "fit-2")
+    assert any(
+        line.endswith("devices for training free; 4 devices are kept for services, which need 1 now") for line in told
+    )
+    assert any(line.startswith("t1 is being reclaimed for services") for line in told)
+
+
+def test_a_minimum_that_can_never_be_kept_is_refused(http):
+    answer = http.put("/v1/services/big", json=service_body(options__min_replicas=7, options__max_replicas=8))
+    assert answer.status_code == 422
+    assert "at most 6" in answer.json()["error"]["message"]
+    assert http.put("/v1/services/big", json=service_body(options__max_replicas=8)).status_code == 200
+    assert http.post("/v1/workloads/big/scale", json={"minimum": 7, "maximum": 8}).status_code == 422

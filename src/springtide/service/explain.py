@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from springtide.control.records import JobRecord, ServiceRecord, ServiceState
+from springtide.core.pool_status import PoolsReport
 from springtide.core.quantities import format_duration
 from springtide.core.status import Explanation, HistoryEntry, JobStatus
 from springtide.core.workload import JobState
 from springtide.service.contract import ViewLike
 from springtide.service.outlook import Outlook
+from springtide.service.pool_evidence import job_pool_evidence, service_pool_evidence
 from springtide.service.status import device_statuses, job_status, name_of
 
 MAX_HISTORY = 30
@@ -20,14 +22,20 @@ def explain(
     history: tuple[HistoryEntry, ...],
     now_s: float,
     outlook: Outlook | None = None,
+    pools: PoolsReport | None = None,
 ) -> Explanation:
-    """Return why a workload is where it is, and with an `outlook` what is expected of it."""
+    """Return why a workload is where it is, with an `outlook` what is expected of it, and what `pools` have to do."""
     if isinstance(record, JobRecord):
         evidence = [*_job_evidence(record, view, now_s), *_last_changes(record, history, now_s)]
+        if pools is not None:
+            planned = view.future.get(record.workload_id, ())
+            evidence += job_pool_evidence(record, pools, planned, now_s)
         evidence += _expectations(record, outlook, now_s)
         next_steps = _job_next_steps(record)
     else:
         evidence, next_steps = _service_evidence(record, view), _service_next_steps(record)
+        if pools is not None:
+            evidence += service_pool_evidence(record, pools, now_s)
     return Explanation(
         workload_id=record.workload_id,
         name=name_of(record),

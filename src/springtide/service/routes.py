@@ -87,7 +87,7 @@ class Counter:
             # The policy named none; what it would accept now can still be asked.
             record = replace(record, alternatives=self.quotes.offers(record))
         entries = self.history.entries(record.workload_id)
-        return explain(record, view, entries, self.platform.now_s(), outlook)
+        return explain(record, view, entries, self.platform.now_s(), outlook, self.pools.report())
 
     def service(self, record: ServiceRecord, request: Request) -> ServiceStatus:
         """The service's status at this instant."""
