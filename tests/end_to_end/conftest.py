@@ -48,7 +48,7 @@ class LivePlatform:
         self.http: httpx2.Client | None = None
         self.num_starts = 0
 
-    def start(self, crash_at: str = "", policy: str = "elastic") -> None:
+    def start(self, crash_at: str = "", policy: str = "elastic", options: tuple[str, ...] = ()) -> None:
         self.num_starts += 1
         address = self.state_dir / "platform.json"
         address.unlink(missing_ok=True)
@@ -57,7 +57,7 @@ class LivePlatform:
             self.process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "springtide.service", "--state", str(self.state_dir)),
-                    *("--port", "0", "--policy", policy),
+                    *("--port", "0", "--policy", policy, *options),
                     *(() if self.slots is None else ("--slots", str(self.slots))),
                 ],
                 stdout=log,

@@ -77,3 +77,24 @@ def test_a_queue_that_appears_is_told():
     busy = window.observe(102.0, in_flight=1, queued=3, loading=False)
     assert is_worth_telling(quiet, 101.0, busy, 102.0, 30.0)
     assert not is_worth_telling(busy, 102.0, busy, 103.0, 30.0)
+
+
+def test_a_look_between_two_batches_does_not_find_a_busy_service_idle():
+    window = make_window()
+    for n in range(1000):
+        window.arrived(110.0 + n / 100)
+        window.ended(110.08 + n / 100, 0.08)
+    # Eight at once on average, whatever the look finds.
+    assert window.observe(120.0, **QUIET).in_flight == 8
+    assert window.observe(120.0, in_flight=3, queued=1, loading=False).in_flight == 7
+    assert window.observe(120.0, in_flight=12, queued=0, loading=False).in_flight == 12
+    assert window.observe(122.5, **QUIET).in_flight in (4, 5)
+    assert window.observe(126.0, **QUIET).in_flight == 0
+    assert window.observe(126.0, **QUIET).idle_s > 5
+
+
+def test_a_request_now_and_then_occupies_nothing():
+    window = make_window()
+    window.arrived(110.0)
+    window.ended(110.1, 0.1)
+    assert window.observe(110.2, **QUIET).in_flight == 0

@@ -9,6 +9,9 @@ from springtide.core.events import LoadObserved
 from springtide.core.workload import WorkloadId
 
 _WINDOW_S = 10.0
+# A look once a second at requests of milliseconds finds anything from none to many: what they occupied over some
+# seconds is what a replica less would have to bear.
+_DEMAND_WINDOW_S = 5.0
 _LATENCY_WINDOW_S = 60.0
 _MAX_LATENCIES = 512
 _REPEAT_S = 10.0
@@ -26,6 +29,7 @@ class LoadWindow:
         self._born_at_s = now_s
         self._arrivals: deque[tuple[float, int]] = deque()
         self._num_arrivals = 0
+        self._spent: deque[tuple[float, float]] = deque()
         self._latencies: deque[tuple[float, float]] = deque(maxlen=_MAX_LATENCIES)
         self._last_busy_at_s = now_s
 
@@ -43,6 +47,9 @@ class LoadWindow:
         """A request was answered after `latency_s`, or given up (None)."""
         if latency_s is not None:
             self._latencies.append((now_s, latency_s))
+            bucket_s = math.floor(now_s * 4) / 4
+            before_s = self._spent.pop()[1] if self._spent and self._spent[-1][0] == bucket_s else 0.0
+            self._spent.append((bucket_s, before_s + latency_s))
         self._last_busy_at_s = max(self._last_busy_at_s, now_s)
 
     def busy(self, now_s: float) -> None:
@@ -50,11 +57,17 @@ class LoadWindow:
         self._last_busy_at_s = max(self._last_busy_at_s, now_s)
 
     def observe(self, now_s: float, *, in_flight: int, queued: int, loading: bool) -> LoadObserved:
-        """Return the load as of now. `idle_s` is 0 while anything is queued, in flight or loading."""
+        """Return the load as of now. `idle_s` is 0 while anything is queued, in flight or loading.
+
+        `in_flight` is told as those of this moment, or as the mean over the last seconds if with the queue that is more
+        (Little's law: the time that requests spent here, by the time in which they ended).
+        """
         while self._arrivals and self._arrivals[0][0] < now_s - _WINDOW_S:
             self._num_arrivals -= self._arrivals.popleft()[1]
         while self._latencies and self._latencies[0][0] < now_s - _LATENCY_WINDOW_S:
             self._latencies.popleft()
+        while self._spent and self._spent[0][0] < now_s - _DEMAND_WINDOW_S:
+            self._spent.popleft()
         if in_flight or queued or loading:
             self._last_busy_at_s = max(self._last_busy_at_s, now_s)
         latencies = sorted(latency_s for _, latency_s in self._latencies)
@@ -62,12 +75,17 @@ class LoadWindow:
         return LoadObserved(
             service_id=self._service_id,
             arrivals_per_s=round(self._num_arrivals / window_s, 3),
-            in_flight=in_flight,
+            in_flight=max(in_flight, self._mean_demand(now_s) - queued),
             queued=queued,
             idle_s=round(max(0.0, now_s - self._last_busy_at_s), 3),
             latency_p50_s=_percentile(latencies, 0.50),
             latency_p99_s=_percentile(latencies, 0.99),
         )
+
+    def _mean_demand(self, now_s: float) -> int:
+        """How many requests were here at once, on average over the last seconds."""
+        window_s = min(_DEMAND_WINDOW_S, max(now_s - self._born_at_s, 1.0))
+        return round(sum(spent_s for _, spent_s in self._spent) / window_s)
 
 
 def is_worth_telling(

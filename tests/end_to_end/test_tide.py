@@ -1,0 +1,218 @@
+"""Two compressed days on four real slots: a service under an open-loop tide, and two jobs that train on what it leaves.
+
+The service answers within its objective, its idle slot is loaned by night and back by day, and nothing is lost or run
+twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+import os
+import sys
+from pathlib import Path
+
+import httpx2
+import pytest
+from conftest import assert_exactly_once
+from open_loop import Answer, Tidal, ask_at, attained_fraction
+
+from springtide.control.budget import WithinBudget
+from springtide.control.controller import Controller
+from springtide.control.journal import SqliteJournal
+from springtide.control.loop import verify
+from springtide.core.actions import DrainNode, LabelNode, PreemptJob, StartReplica, StopReplica
+from springtide.core.events import NodeJoined, ReplicaLost, ReplicaReady, ReplicaStopped
+from springtide.core.resources import admits
+from springtide.policies.registry import make_policy
+from springtide.service.owners import tide_of
+from springtide.service.platform import LOCAL_OVERHEADS
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+POLICY = "tide/springtide"
+DAY_S = 60.0
+NUM_DAYS = 2
+# A batch of up to eight takes 50 ms, so that one replica answers 160 requests a second at most, at night 4 and by day
+# 110 are asked: with four in flight a replica counts as busy, one is enough by night and two are by day.
+SERVICE_S = 0.05
+SLO_S = 0.4
+STATED_FRACTION = 0.95
+LOAD = Tidal(low_per_s=4.0, high_per_s=110.0, day_s=DAY_S)
+SLOW_DOUBLE = f"""
+import os
+import time
+
+class Double:
+    def load(self):
+        self.log = os.open(self.params["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def predict(self, numbers: list[float]) -> list[float]:
+        time.sleep({SERVICE_S})
+        os.write(self.log, "".join(f"{{number:.0f}}\\n" for number in numbers).encode())
+        return [2 * number for number in numbers]
+"""
+# A step of a job takes 0.2 s on one worker and half of that on two: two days of what training has.
+NUM_EPOCHS = 110
+SHARD_S = 0.05
+
+
+@dataclasses.dataclass
+class Story:
+    """What the journal says of devices: who was where, and which label each node had."""
+
+    labels: dict[str, str]
+    owners: dict[str, str]
+    changes: list[tuple[float, str, str, str]]
+    drains: list[tuple[float, DrainNode]]
+    held: list[tuple[float, float, str, bool]]
+    ready: list[tuple[float, int]]
+    num_preemptions: int = 0
+
+
+def read_story(journal: SqliteJournal) -> Story:
+    """Walk the journal; a replica may start only where the label of its node admits it at that moment."""
+    story = Story({}, {}, [], [], [], [])
+    open_holds: dict[str, tuple[float, str, bool]] = {}
+    ready: set[str] = set()
+    now_s = 0.0
+    for _, step in journal.read():
+        now_s = step.now_s
+        for event in step.events:
+            if isinstance(event, NodeJoined):
+                story.labels.setdefault(event.node.node_id, event.node.pool)
+                story.owners[event.node.node_id] = event.node.owner
+            elif isinstance(event, ReplicaReady) and open_holds[event.replica_id][2] is False:
+                ready.add(event.replica_id)
+            elif isinstance(event, ReplicaStopped | ReplicaLost) and event.replica_id in open_holds:
+                from_s, node_id, is_job = open_holds.pop(event.replica_id)
+                story.held.append((from_s, now_s, node_id, is_job))
+                ready.discard(event.replica_id)
+        for action in step.actions:
+            if isinstance(action, LabelNode):
+                before = story.labels[action.node_id]
+                if before != action.pool:
+                    story.changes.append((now_s, action.node_id, before, action.pool))
+                    held = {is_job for _, node_id, is_job in open_holds.values() if node_id == action.node_id}
+                    assert all(admits(action.pool, is_job=is_job) for is_job in held), "a label over who is still there"
+                story.labels[action.node_id] = action.pool
+            elif isinstance(action, DrainNode):
+                story.drains.append((now_s, action))
+            elif isinstance(action, StartReplica) and action.replica_id not in open_holds:
+                node_id = action.device_id.partition("/")[0]
+                is_job = hasattr(action.workload, "job_id")
+                assert admits(story.labels[node_id], is_job=is_job), f"{action.replica_id} starts on {node_id}"
+                open_holds[action.replica_id] = (now_s, node_id, is_job)
+            elif isinstance(action, StopReplica):
+                ready.discard(action.replica_id)
+            elif isinstance(action, PreemptJob):
+                story.num_preemptions += 1
+        story.ready.append((now_s, len(ready)))
+    story.held += [(from_s, now_s, node_id, is_job) for from_s, node_id, is_job in open_holds.values()]
+    return story
+
+
+def training_device_s(story: Story, began_s: float, *, at_night: bool) -> float:
+    """Device-seconds that jobs held in the nights or the days of the load, to a tenth of a second."""
+    moments = [number / 10 for number in range(int(NUM_DAYS * DAY_S * 10)) if LOAD.is_night(number / 10) == at_night]
+    held = [(from_s - began_s, until_s - began_s) for from_s, until_s, _, is_job in story.held if is_job]
+    return sum(sum(from_s <= at_s < until_s for from_s, until_s in held) for at_s in moments) / 10
+
+
+async def type_command(state_dir: Path, *words: str) -> str:
+    """`springtide WORDS` as a user types it, beside the load."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "springtide", "--state", str(state_dir), *words),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    told, _ = await process.communicate()
+    assert process.returncode == 0, told.decode()
+    return told.decode()
+
+
+async def look(state_dir: Path, jobs: list[str], at_s: float) -> dict[str, str]:
+    """What people see at that moment of the load."""
+    await asyncio.sleep(at_s)
+    asked = (("ps",), ("why", jobs[0]), ("why", "double"), ("logs", "double"))
+    return {" ".join(words): await type_command(state_dir, *words) for words in asked}
+
+
+async def live_through_the_days(platform, jobs: list[str]) -> tuple[list[Answer], list[Answer], float, dict[str, str]]:
+    """First a few requests to a service at rest, then the tide; beside it somebody looks at noon of the second day."""
+    url, headers = str(platform.http.base_url), dict(platform.http.headers)
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=50)
+    headers = {"Authorization": headers["authorization"]}
+    async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=30.0, limits=limits, trust_env=False) as http:
+        calm = await ask_at(http, "/f/double", [0.25 * number for number in range(20)])
+        began_s = platform.request("GET", "/v1/status")["now_s"]
+        arrivals = LOAD.arrivals(NUM_DAYS * DAY_S, seed=11)
+        seen, answers = await asyncio.gather(
+            look(platform.state_dir, jobs, 1.5 * DAY_S), ask_at(http, "/f/double", arrivals, first=len(calm))
+        )
+    return calm, answers, began_s, seen
+
+
+def test_two_days_of_a_service_and_two_jobs(platform, tmp_path):
+    platform.start(policy="springtide", options=("--pools", "inference=2", "--day", str(DAY_S)))
+    log = tmp_path / "answered.txt"
+    source = {"filename": "double.py", "text": SLOW_DOUBLE, "object_name": "Double", "kind": "class"}
+    options = {
+        "min_replicas": 1,
+        "max_replicas": 3,
+        "slo_s": SLO_S,
+        "target_in_flight": 4,
+        "max_batch_size": 8,
+        "params": {"log": str(log)},
+    }
+    platform.request("PUT", "/v1/services/double", {"source": source, "options": options})
+    jobs = [platform.submit(name, num_epochs=NUM_EPOCHS, shard_s=SHARD_S) for name in ("first", "second")]
+    for job_id in jobs:
+        platform.wait_job(job_id, 60.0, states=("RUNNING",))
+    assert platform.request("POST", "/f/double", {"numbers": [-1.0]})["outputs"] == [-2.0]
+
+    calm, answers, began_s, seen = asyncio.run(live_through_the_days(platform, jobs))
+    ended = [platform.wait_job(job_id, 240.0) for job_id in jobs]
+    platform.stop()
+    journal = SqliteJournal(platform.state_dir / "journal.db", read_only=True)
+    story = read_story(journal)
+    at_rest, attained = attained_fraction(calm, SLO_S), attained_fraction(answers, SLO_S)
+    night_s, day_s = (training_device_s(story, began_s, at_night=at_night) for at_night in (True, False))
+    print(
+        f"{len(answers)} requests, attained {attained:.4f} (at rest {at_rest:.4f}); trained {night_s:.0f} device-s by"
+    )
+    print(f"night, {day_s:.0f} by day; labels {story.changes}; preemptions {story.num_preemptions}")
+    print("\n".join(seen.values()))
+
+    # The service: nobody was refused or forgotten, everybody got the answer to the question, once, and in time.
+    assert collections.Counter(answer.status for answer in answers) == {200: len(answers)}
+    assert all(answer.value == [2.0 * answer.number] for answer in (*calm, *answers))
+    answered = collections.Counter(int(line) for line in log.read_text().split())
+    assert answered == dict.fromkeys(range(-1, len(calm) + len(answers)), 1)
+    assert attained >= STATED_FRACTION * at_rest
+    first_ready_s = next(at_s for at_s, count in story.ready if count)
+    assert all(count >= 1 for at_s, count in story.ready if at_s >= first_ready_s and at_s < began_s + NUM_DAYS * DAY_S)
+
+    # Training: it had the night, and no sample was lost or used twice.
+    assert night_s > day_s
+    for job_id, status in zip(jobs, ended, strict=True):
+        assert status["state"] == "SUCCEEDED", status["reason"]
+        assert status["num_restarts"] == 0
+        assert_exactly_once(platform.workload(job_id), num_samples=96, batch=16, num_epochs=NUM_EPOCHS)
+
+    # Loans and reclaims: a slot of inference went to training by night and came back by day, both days.
+    days = [[change for change in story.changes if 0 <= change[0] - began_s - day * DAY_S < DAY_S] for day in (0, 1)]
+    for changes in days:
+        assert any(story.owners[node_id] == "inference" and to == "inference" for _, node_id, _, to in changes), days
+    loans = [
+        node_id for _, node_id, _, to in story.changes if to == "training" and story.owners[node_id] == "inference"
+    ]
+    assert len(loans) >= 2
+    assert (
+        verify(
+            Controller(WithinBudget(make_policy(POLICY), 0.0), overheads=LOCAL_OVERHEADS, tide=tide_of(DAY_S)), journal
+        )
+        > 10
+    )
+    journal.close()
