@@ -1,4 +1,4 @@
-"""The list of policies: the one place that knows them by name. A new policy is one file and one line here."""
+"""The list of policies and strategies of loans: the one place that knows them by name, each one file and one line."""
 
 from __future__ import annotations
 
@@ -62,9 +62,23 @@ _POLICIES: Mapping[str, _Entry] = MappingProxyType(
         ),
     }
 )
+# Which servers serve and which train; each stands before a policy for training, as in `two-way/fapes`.
+_STRATEGIES: Mapping[str, _Entry] = MappingProxyType(
+    {
+        "tide": _Entry("tide:TideStrategy"),
+        "two-way": _Entry("reclaim:TwoWay", line="Loans with any server taken back by gain and cost (FaPES-Manager)."),
+        "one-way": _Entry("reclaim:OneWay", line="Loans of which only what was loaned is taken back (FaPES, 7.1)."),
+        "dedicated": _Entry("reclaim:Dedicated", line="Two pools of fixed size, without loans (FaPES, 7.1)."),
+    }
+)
 POLICY_NAMES: tuple[str, ...] = tuple(
     name
     for name, entry in _POLICIES.items()
+    if importlib.util.find_spec(f"springtide.policies.{entry.target.partition(':')[0]}")
+)
+STRATEGY_NAMES: tuple[str, ...] = tuple(
+    name
+    for name, entry in _STRATEGIES.items()
     if importlib.util.find_spec(f"springtide.policies.{entry.target.partition(':')[0]}")
 )
 
@@ -73,18 +87,34 @@ def make_policy(name: str, **parameters: Any) -> Policy:
     """Build the policy of that name; what is not in `parameters` keeps its default.
 
     The name may carry parameters itself, as in `edf:caps=no` or `tiresias:thresholds_s=3250+7200:promotion_factor=8`:
-    numbers, words, yes or no, and `+` between the items of a list.
+    numbers, words, yes or no, and `+` between the items of a list. `STRATEGY/TRAINING`, as in `two-way/fapes:unit=1`,
+    is a policy for training under a strategy of loans; `parameters` are then those of the training policy.
     Raises InvalidRequest naming the known policies, or the parameters of this one.
     """
+    strategy, slash, training = name.rpartition("/")
+    if not slash:
+        return cast(Policy, _make(name, **parameters))
+    if "/" in strategy:
+        raise InvalidRequest(f"one strategy stands before a policy for training, and {name!r} has several")
+    from springtide.policies.loaning import Loaning
+    from springtide.policies.pools import Strategy
+
+    return Loaning(
+        strategy=cast(Strategy, _make(strategy, is_strategy=True)), training=make_policy(training, **parameters)
+    )
+
+
+def _make(name: str, *, is_strategy: bool = False, **parameters: Any) -> object:
     plain, _, tail = name.partition(":")
-    make = _class_of(plain)
+    make = _class_of(plain, is_strategy=is_strategy)
     known = inspect.signature(make).parameters
+    kind = "strategy" if is_strategy else "policy"
     for key in (*parameters, *_parse(plain, tail)):
         if key not in known:
-            raise InvalidRequest(f"the policy {plain} has no parameter {key!r}{_known(known)}")
+            raise InvalidRequest(f"the {kind} {plain} has no parameter {key!r}{_known(known)}")
     kinds = get_type_hints(make)
     written = {key: _convert(plain, key, text, kinds[key]) for key, text in _parse(plain, tail).items()}
-    return cast(Policy, make(**{**written, **parameters}))
+    return make(**{**written, **parameters})
 
 
 def check_policy_name(name: str) -> None:
@@ -93,16 +123,26 @@ def check_policy_name(name: str) -> None:
 
 
 def describe_policy(name: str) -> str:
-    """One line about the policy. Raises InvalidRequest."""
+    """One line about the policy, or about a strategy of loans. Raises InvalidRequest."""
+    strategy, slash, training = name.rpartition("/")
+    if slash:
+        return f"{describe_policy(training)} {describe_policy(strategy)}"
     plain = name.partition(":")[0]
-    module = inspect.getmodule(_class_of(plain))
-    return _POLICIES[plain].line or ((module and module.__doc__) or "").strip().splitlines()[0]
+    is_strategy = plain in STRATEGY_NAMES
+    module = inspect.getmodule(_class_of(plain, is_strategy=is_strategy))
+    line = (_STRATEGIES if is_strategy else _POLICIES)[plain].line
+    return line or ((module and module.__doc__) or "").strip().splitlines()[0]
 
 
-def _class_of(name: str) -> type:
-    if name not in POLICY_NAMES:
-        raise InvalidRequest(f"there is no policy {name!r}; choose one of {', '.join(POLICY_NAMES)}")
-    module, _, class_name = _POLICIES[name].target.partition(":")
+def _class_of(name: str, *, is_strategy: bool = False) -> type:
+    names = STRATEGY_NAMES if is_strategy else POLICY_NAMES
+    if name not in names:
+        if is_strategy:
+            raise InvalidRequest(f"there is no strategy of loans {name!r}; choose one of {', '.join(names)}")
+        if name in STRATEGY_NAMES:
+            raise InvalidRequest(f"{name} is a strategy of loans: write {name}/POLICY, as in {name}/{names[0]}")
+        raise InvalidRequest(f"there is no policy {name!r}; choose one of {', '.join(names)}")
+    module, _, class_name = (_STRATEGIES if is_strategy else _POLICIES)[name].target.partition(":")
     found: type = getattr(importlib.import_module(f"springtide.policies.{module}"), class_name)
     return found
 

@@ -1,0 +1,328 @@
+"""Which servers to take back from jobs so that it costs least: FaPES's greedy, an exact program, and ours.
+
+A job pays once, however many of its servers go, so what a server costs depends on which others are taken.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from springtide.core.errors import InvalidRequest
+from springtide.solvers import highs
+
+# Limits are counts, not times: a choice must not depend on how fast the machine is.
+NODE_LIMIT = 20_000
+MAX_EXCHANGES = 200
+# So many pairs of a chosen and another server are compared in one pass at most.
+MAX_PAIRS = 20_000
+
+
+class Server(msgspec.Struct, frozen=True, kw_only=True):
+    """A server that may be taken: how many devices it has, and how many of them each job (a number) holds there."""
+
+    num_devices: int
+    jobs: Mapping[int, int] = {}
+
+
+class Victim(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job loses: `shrink_cost` if it gives up at most `num_spare` devices, else `stop_cost` (at least that).
+
+    A job that cannot shrink has no spare devices. Costs are in one unit of the caller's choice, at least 0.
+    """
+
+    stop_cost: float = 1.0
+    shrink_cost: float = 0.0
+    num_spare: int = 0
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """The servers to take, ascending, and what that costs in all."""
+
+    servers: tuple[int, ...]
+    cost: float
+
+
+def cost_of(servers: Sequence[Server], victims: Sequence[Victim], chosen: Iterable[int]) -> float:
+    """What taking these servers costs: every job on one of them once."""
+    lost: dict[int, int] = {}
+    for number in chosen:
+        for job, count in servers[number].jobs.items():
+            lost[job] = lost.get(job, 0) + count
+    return sum(_price(victims[job], count) for job, count in sorted(lost.items()))
+
+
+def _price(victim: Victim, num_lost: int) -> float:
+    if num_lost <= 0:
+        return 0.0
+    return victim.shrink_cost if num_lost <= victim.num_spare else victim.stop_cost
+
+
+# --- FaPES ----------------------------------------------------------------------------------------------------------
+
+
+def reclaim_by_gain(servers: Sequence[Server], num_needed: int) -> tuple[int, ...]:
+    """FaPES-Manager's choice (section 3.4) of servers with `num_needed` devices; all of them if they do not suffice.
+
+    The cost of a server is the number of jobs that run on it, its gain the devices of all servers that are free once
+    those jobs are suspended. Again and again the server with the largest gain that does not exceed what is needed is
+    taken, among equals the one with the least cost, and its jobs are suspended. Read where the text leaves it open:
+    "smaller than N_r" includes N_r itself (else Figure 6 (a) would not come out), N_r is what is still missing, and a
+    server on which no job runs costs nothing and is taken first. Where every gain is too large the least cost decides.
+    """
+    order = _Suspending(servers)
+    chosen: list[int] = []
+    left = num_needed
+    while left > 0 and order.running:
+        number = order.next(left)
+        chosen.append(number)
+        left -= servers[number].num_devices
+        order.suspend(number)
+    return tuple(sorted(chosen))
+
+
+class _Suspending:
+    """The servers not taken yet with the jobs that still run there; gains are counted again where they changed."""
+
+    def __init__(self, servers: Sequence[Server]) -> None:
+        self.servers = servers
+        self.running: dict[int, set[int]] = {number: set(server.jobs) for number, server in enumerate(servers)}
+        self.largest = max((server.num_devices for server in servers), default=0)
+        self._on: dict[int, set[int]] = {}
+        for number, jobs in self.running.items():
+            for job in jobs:
+                self._on.setdefault(job, set()).add(number)
+        self._gain = {number: self._count(number) for number in self.running}
+        self._idle = [number for number, jobs in self.running.items() if not jobs]
+
+    def next(self, left: int) -> int:
+        """The server to take while `left` devices are missing."""
+        if self._idle:
+            return min(self._idle)
+        # Servers are taken whole, so that the last one may bring more than is missing.
+        bound = left + self.largest - 1
+        fitting = [number for number in self.running if self._gain[number] <= bound]
+        if fitting:
+            return min(fitting, key=lambda number: (-self._gain[number], len(self.running[number]), number))
+        return min(self.running, key=lambda number: (len(self.running[number]), -self._gain[number], number))
+
+    def suspend(self, number: int) -> None:
+        """Take a server, and its jobs from all others."""
+        jobs = self.running.pop(number)
+        if number in self._idle:
+            self._idle.remove(number)
+        touched = {other for job in jobs for other in self._on.pop(job)} - {number}
+        for other in touched:
+            self.running[other] -= jobs
+            if not self.running[other]:
+                self._idle.append(other)
+        # A gain counts the servers that share a job with it.
+        changed = touched | {near for other in touched for job in self.running[other] for near in self._on[job]}
+        for other in changed:
+            self._gain[other] = self._count(other)
+
+    def _count(self, number: int) -> int:
+        jobs = self.running[number]
+        near = {other for job in jobs for other in self._on[job]} | {number}
+        return sum(self.servers[other].num_devices for other in near if self.running[other] <= jobs)
+
+
+# --- exact ----------------------------------------------------------------------------------------------------------
+
+
+def reclaim_exactly(servers: Sequence[Server], victims: Sequence[Victim], num_needed: int) -> Choice:
+    """The least cost at which servers with `num_needed` devices can be had, by HiGHS; all if they do not suffice.
+
+    min sum_j shrink_j y_j + (stop_j - shrink_j) z_j over binary x (server taken), y (job touched), z (job stopped):
+    y_j >= x_s for every server s of j, sum_s held_js x_s <= spare_j + held_j z_j, sum_s devices_s x_s >= needed.
+    Raises InvalidRequest without the solver.
+    """
+    if not highs.is_available():
+        raise InvalidRequest("choosing servers exactly needs SciPy: pip install 'springtide[solvers]'")
+    if sum(server.num_devices for server in servers) <= num_needed:
+        everyone = tuple(range(len(servers)))
+        return Choice(servers=everyone, cost=cost_of(servers, victims, everyone))
+    if num_needed <= 0:
+        return Choice(servers=(), cost=0.0)
+    chosen = _solve(servers, victims, num_needed)
+    return Choice(servers=chosen, cost=cost_of(servers, victims, chosen))
+
+
+def _solve(servers: Sequence[Server], victims: Sequence[Victim], num_needed: int) -> tuple[int, ...]:
+    sparse: Any = importlib.import_module("scipy.sparse")
+    num_servers, num_jobs = len(servers), len(victims)
+    entries: list[tuple[int, int, float]] = []
+    low: list[float] = []
+
+    def row(bound: float, terms: Iterable[tuple[int, float]]) -> None:
+        entries.extend((len(low), column, value) for column, value in terms)
+        low.append(bound)
+
+    held: list[list[tuple[int, int]]] = [[] for _ in victims]
+    for number, server in enumerate(servers):
+        for job, count in server.jobs.items():
+            held[job].append((number, count))
+            row(0.0, [(num_servers + job, 1.0), (number, -1.0)])
+    for job, mine in enumerate(held):
+        total = sum(count for _, count in mine)
+        stop = (num_servers + num_jobs + job, float(total))
+        row(-float(victims[job].num_spare), [stop, *((number, -float(count)) for number, count in mine)])
+    row(float(num_needed), [(number, float(server.num_devices)) for number, server in enumerate(servers)])
+    at, columns, values = zip(*entries, strict=True)
+    num_columns = num_servers + 2 * num_jobs
+    matrix = sparse.csr_matrix((values, (at, columns)), shape=(len(low), num_columns))
+    costs = np.zeros(num_columns)
+    costs[num_servers : num_servers + num_jobs] = [victim.shrink_cost for victim in victims]
+    costs[num_servers + num_jobs :] = [victim.stop_cost - victim.shrink_cost for victim in victims]
+    found = highs.solve(
+        costs,
+        np.ones(num_columns),
+        (np.zeros(num_columns), np.ones(num_columns)),
+        (matrix, np.array(low), np.full(len(low), np.inf)),
+        node_limit=NODE_LIMIT,
+        mip_rel_gap=0.0,
+    )
+    if found.x is None:
+        raise InvalidRequest(f"no choice of servers was found within {NODE_LIMIT} nodes; ask for fewer servers at once")
+    return tuple(number for number in range(num_servers) if found.x[number] > 0.5)
+
+
+# --- ours -----------------------------------------------------------------------------------------------------------
+
+
+def reclaim_by_cost(servers: Sequence[Server], victims: Sequence[Victim], num_needed: int) -> Choice:
+    """A choice of servers with `num_needed` devices at little cost; all of them if they do not suffice.
+
+    Greedy: again and again the server, together with those that cost nothing more then, whose cost for each device
+    still missing is least. Then exchanges while they help: without one job's servers, or with one server more, filled
+    up and thinned out again. The effort is bounded by counts, so that a thousand servers are bearable.
+    """
+    if num_needed <= 0:
+        return Choice(servers=(), cost=0.0)
+    taking = _Taking(servers, victims, num_needed)
+    best = taking.fill(())
+    num_left = min(MAX_EXCHANGES, max(1, MAX_PAIRS // max(1, len(servers))))
+    is_better = True
+    while is_better and num_left > 0:
+        is_better = False
+        for start, avoided in taking.neighbours(best.servers):
+            if num_left <= 0:
+                break
+            num_left -= 1
+            found = taking.fill(start, avoided)
+            if taking.is_enough(found) and (found.cost, len(found.servers)) < (best.cost - 1e-9, len(best.servers)):
+                best, is_better = found, True
+                break
+    return best
+
+
+class _Taking:
+    """Sets of servers that are enough, and what they cost."""
+
+    def __init__(self, servers: Sequence[Server], victims: Sequence[Victim], num_needed: int) -> None:
+        self.servers = servers
+        self.victims = victims
+        self.num_needed = num_needed
+        self.on: dict[int, list[int]] = {}
+        for number, server in enumerate(servers):
+            for job in server.jobs:
+                self.on.setdefault(job, []).append(number)
+        self.near = [
+            sorted({other for job in server.jobs for other in self.on[job]} - {number})
+            for number, server in enumerate(servers)
+        ]
+
+    def is_enough(self, choice: Choice) -> bool:
+        """Whether a choice has as many devices as are needed."""
+        return sum(self.servers[number].num_devices for number in choice.servers) >= self.num_needed
+
+    def neighbours(self, chosen: Sequence[int]) -> Iterable[tuple[tuple[int, ...], frozenset[int]]]:
+        """Where to start from for another choice, and which servers to leave out of it."""
+        touched = sorted({job for number in chosen for job in self.servers[number].jobs})
+        for job in touched:
+            avoided = frozenset(self.on[job])
+            yield tuple(number for number in chosen if number not in avoided), avoided
+        members = set(chosen)
+        for number in range(len(self.servers)):
+            if number not in members:
+                yield (*chosen, number), frozenset()
+                yield (number,), frozenset()
+
+    def fill(self, start: Sequence[int], avoided: frozenset[int] = frozenset()) -> Choice:
+        """Start from some servers, take the cheapest groups until it is enough, and give back what is too much."""
+        lost: dict[int, int] = {}
+        chosen: set[int] = set()
+        left = self.num_needed
+        for number in start:
+            self._add(number, chosen, lost)
+            left -= self.servers[number].num_devices
+        moves: dict[int, tuple[float, list[int], int]] = {}
+        while left > 0:
+            open_ = [n for n in range(len(self.servers)) if n not in chosen and n not in avoided]
+            if not open_:
+                break
+            for number in open_:
+                if number not in moves:
+                    moves[number] = self._group(number, chosen, lost, avoided)
+            group = min((self._rank(moves[number], left, number), moves[number][1]) for number in open_)[1]
+            for number in group:
+                if left > 0:
+                    self._add(number, chosen, lost)
+                    left -= self.servers[number].num_devices
+            stale = {other for number in group for near in (number, *self.near[number]) for other in self.near[near]}
+            for number in (*stale, *group):
+                moves.pop(number, None)
+        self._thin(chosen, lost, -left)
+        members = tuple(sorted(chosen))
+        return Choice(servers=members, cost=cost_of(self.servers, self.victims, members))
+
+    def _group(
+        self, number: int, chosen: set[int], lost: dict[int, int], avoided: frozenset[int]
+    ) -> tuple[float, list[int], int]:
+        """What one more server costs, the servers to be had with it for nothing more, and all their devices."""
+        more = dict(self.servers[number].jobs)
+        cost = sum(self._step(job, lost.get(job, 0), count) for job, count in more.items())
+        group = [number]
+        for other in self.near[number]:
+            if other in chosen or other in avoided:
+                continue
+            jobs = self.servers[other].jobs
+            if all(self._step(job, lost.get(job, 0) + more.get(job, 0), count) <= 0 for job, count in jobs.items()):
+                group.append(other)
+                for job, count in jobs.items():
+                    more[job] = more.get(job, 0) + count
+        return cost, group, sum(self.servers[member].num_devices for member in group)
+
+    @staticmethod
+    def _rank(move: tuple[float, list[int], int], left: int, number: int) -> tuple[float, int, int]:
+        """The cost of each device that is still missing; among equals more of them at once."""
+        useful = min(move[2], left)
+        return move[0] / useful, -useful, number
+
+    def _step(self, job: int, before: int, count: int) -> float:
+        return _price(self.victims[job], before + count) - _price(self.victims[job], before)
+
+    def _add(self, number: int, chosen: set[int], lost: dict[int, int]) -> None:
+        chosen.add(number)
+        for job, count in self.servers[number].jobs.items():
+            lost[job] = lost.get(job, 0) + count
+
+    def _thin(self, chosen: set[int], lost: dict[int, int], surplus: int) -> None:
+        """Give back servers that are not needed, the one that saves most first."""
+        while True:
+            spare = [number for number in sorted(chosen) if self.servers[number].num_devices <= surplus]
+            if not spare:
+                return
+            saved = {
+                number: -sum(self._step(job, lost[job], -count) for job, count in self.servers[number].jobs.items())
+                for number in spare
+            }
+            number = max(spare, key=lambda n: (saved[n], n))
+            chosen.remove(number)
+            surplus -= self.servers[number].num_devices
+            for job, count in self.servers[number].jobs.items():
+                lost[job] -= count
