@@ -5,7 +5,7 @@ What services are guaranteed reclaims servers at once; what their load asks for 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from springtide.core.decision import JobView, Plan, PoolAllocation, Relabel, Snapshot
 from springtide.core.resources import DeviceId, Node, NodeId, Pool
@@ -54,14 +54,15 @@ def _devices(nodes: Sequence[Node]) -> list[DeviceId]:
 
 
 def _serve(
-    snapshot: Snapshot, serving: Sequence[Node], trained: Collection[DeviceId]
+    snapshot: Snapshot, serving: Sequence[Node], trained: set[DeviceId]
 ) -> dict[WorkloadId, tuple[DeviceId, ...]]:
-    places = [device for device in _devices(serving) if device not in trained]
+    # A node that waits for a job to end serves nobody until then.
+    places = [device for node in serving if not trained & set(_devices([node])) for device in _devices([node])]
     views = {view.service.service_id: view for view in snapshot.services}
     given: dict[WorkloadId, list[DeviceId]] = {}
     num_left = len(places)
     counts = {name: view.min_replicas for name, view in views.items()}
-    for name, view in views.items():
+    for name in views:
         counts[name] = min(counts[name], num_left)
         num_left -= counts[name]
     for name, view in views.items():

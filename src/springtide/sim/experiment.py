@@ -116,7 +116,10 @@ class _Executor:
         faults.reach(f"{kind}.after")
 
     def wait(self, deadline_s: float | None) -> Sequence[Event]:
+        is_late = self.inner.late_by_s > 0.0
         events = self.inner.wait(deadline_s)
+        if is_late:
+            self._run.loans.note_trouble(self._run.clock.now_s())
         if events:
             self._run.faults.reach("wait.after")
         return events
@@ -172,7 +175,7 @@ class FaultRun:
             self.faults.draw(LOAN_FAULT_KINDS, fault_seed.spawn(len(LOAN_FAULT_KINDS)), mean_faults)
         self.owners.asks_twice = self.faults.asks_twice
         self.invariants = Invariants(self.machine)
-        self.pools = LoanInvariants(self.machine, complain, reaches=reaches or _any_node, is_quiet=mean_faults == 0.0)
+        self.loans = LoanInvariants(self.machine, complain, reaches=reaches or _any_node, is_quiet=mean_faults == 0.0)
         self.journal = _Journal(self)
         self.controller = Controller(make())
         self.executor: _Executor | None = None
@@ -195,13 +198,13 @@ class FaultRun:
                 is_fresh = False
         self.invariants.check(self.controller, self.owners.acknowledged)
         self.invariants.check_end(self.controller, self.clock.now_s(), self.owners.num_open)
-        self.pools.check_end(self.controller.state)
+        self.loans.check_end(self.controller.state)
         loop.verify(Controller(self.make()), self.journal)
 
     def note_journaled(self, step: Step) -> None:
         """A step is durable."""
         self.invariants.note_journaled(step, self.controller)
-        self.pools.note_journaled(step, self.controller.state)
+        self.loans.note_journaled(step, self.controller.state)
         if self.machine.tell is not None:
             tell_step(step, self.machine.tell)
 
@@ -223,7 +226,7 @@ class FaultRun:
             if node_id not in machine.nodes or node_id in self.faults.given_up:
                 inner.post_node(NodeLost(node_id=node_id))
 
-        self.pools.note_trouble(self.clock.now_s())
+        self.loans.note_trouble(self.clock.now_s())
 
     def _crash(self) -> None:
         self.num_crashes += 1
@@ -249,10 +252,10 @@ class FaultRun:
         if self._num_turns > MAX_TURNS:
             complain("no-spinning", f"{MAX_TURNS} turns by {self.clock.now_s():.3f} s")
         if self.journal.is_behind:
-            self.pools.note_trouble(self.clock.now_s())
+            self.loans.note_trouble(self.clock.now_s())
             return self.executor.inner.is_over
         self.invariants.check(self.controller, self.owners.acknowledged)
-        self.pools.check(self.controller.state, self.clock.now_s(), self.faults.end_s)
+        self.loans.check(self.controller.state, self.clock.now_s(), self.faults.end_s)
         if self.executor.inner.is_over or self.clock.now_s() > self._limit_s:
             return True
         return (
@@ -359,8 +362,8 @@ def run_seed(
         num_crashes=run.num_crashes,
         num_refused_writes=sum(job.store.num_refused for job in run.machine.runs.values()),
         virtual_s=run.clock.now_s(),
-        num_loans=run.pools.num_labels,
-        num_reclaims=run.pools.num_reclaims,
+        num_loans=run.loans.num_labels,
+        num_reclaims=run.loans.num_reclaims,
         faults=dict(run.faults.counts),
         ends={job_id: str(record.state) for job_id, record in run.controller.state.jobs.items()},
     )

@@ -26,8 +26,8 @@ SHORT_FOR_EVER_S = 90.0
 class LoanInvariants:
     """Watches the labels of one run. `complain` is told the name of what broke, and the details.
 
-    `reaches` says which nodes the policy takes for a guaranteed minimum if it must. With `is_quiet` nothing goes wrong in
-    the run, so that a minimum has to be there within grace and start.
+    `reaches` says which nodes the policy takes for a guaranteed minimum if it must. With `is_quiet` nothing goes wrong
+    in the run, so that a minimum has to be there within grace and start.
     """
 
     def __init__(
