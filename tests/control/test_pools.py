@@ -305,3 +305,22 @@ def test_labels_drains_and_tide_survive_a_restart() -> None:
     assert fresh.state.drains
     assert fresh.state.tide.peaks == (3, 3, 3, 3)
     assert fresh.standing().labels == {LENT: "training", OWN: "training"}
+
+
+def test_a_reclaim_is_over_with_those_whom_it_asked_to_go_and_the_next_has_a_grace_of_its_own() -> None:
+    platform = Platform()
+    platform.run_job("own/0", "lent/0", "lent/1", pools={"lent": "training"})
+    platform.policy.want({"job": ("own/0", "lent/1")}, {"lent": "inference"})
+    step = platform.say()
+    assert kinds(step) == ["DrainNode", "ResizeJob"]
+    resize = step.actions[1]
+    assert isinstance(resize, ResizeJob)
+    leaver = platform.replica_on("lent/0")
+    platform.confirm(resize)
+    step = platform.say(ReplicaStopped(workload_id=JOB, replica_id=leaver))
+    assert kinds(step) == ["DrainNode"]
+    assert platform.controller.state.drains[LENT].reclaim_since_s is None
+    platform.policy.want({"job": ("own/0",)}, {"lent": "inference"})
+    step = platform.say(at_s=60.0)
+    assert kinds(step) == ["DrainNode", "ResizeJob"]
+    assert platform.controller.wakeup_at_s == 65.0

@@ -41,9 +41,12 @@ def _(action: actions.StopReplica, state: PlatformState, now_s: float) -> None:
 
 
 def _trains(record: JobRecord, replica_id: ReplicaId) -> bool:
-    """Whether a group that is at work, or one that is about to be, has the worker."""
-    is_at_work = record.state is not JobState.PREEMPTING and not record.state.is_terminal
-    return is_at_work and replica_id in (*record.members, *record.previous_members)
+    """Whether a group that is at work, or one that is about to be, cannot do without the worker."""
+    if record.state is JobState.PREEMPTING or record.state.is_terminal:
+        return False
+    # A forced change waits for nobody who leaves.
+    is_forced = not record.is_confirmed and record.oldest_generation == record.generation
+    return replica_id in record.members or (replica_id in record.previous_members and not is_forced)
 
 
 @apply_action.register

@@ -72,12 +72,14 @@ def pool_actions(state: PlatformState, plan: Plan) -> list[Action]:
             continue
         drain = state.drains.get(node_id)
         is_same = drain is not None and drain.pool == wish.pool
-        is_reclaim = drain is not None and is_same and drain.reclaim_since_s is not None
-        if not is_reclaim and staying & state.jobs.held:
+        was_reclaim = drain is not None and is_same and drain.reclaim_since_s is not None
+        is_reclaim = False
+        if staying & state.jobs.held:
             kept = _kept_by_jobs(state, plan) if kept is None else kept
-            is_reclaim = _has_to_go(state, staying - kept)
-            is_same = is_same and not is_reclaim
-        if not is_same:
+            leaving = (staying & state.jobs.held) - kept
+            # A reclaim lasts until they are gone. Who is told to go only after that has a grace of its own.
+            is_reclaim = bool(leaving) if was_reclaim else _has_to_go(state, leaving)
+        if not is_same or is_reclaim != was_reclaim:
             actions.append(
                 DrainNode(
                     node_id=node_id,

@@ -204,10 +204,11 @@ def _reconcile_job(
         return _stop_all(record, record.reason)
     if not record.members and not record.previous_members:
         return _without_group(record, wanted, batch, free, why, now_s)
+    if now_s >= by_s:
+        # Before any recovery: one forced change then takes in both.
+        return _evict(record, [replica for replica, grace_over_s in reclaimed if now_s >= grace_over_s])
     if record.is_broken:
         return _recover(record)
-    if now_s >= by_s:
-        return _evict(record, [replica for replica, grace_over_s in reclaimed if now_s >= grace_over_s])
     if not record.is_confirmed:
         return []
     if not wanted or record.is_paused:
