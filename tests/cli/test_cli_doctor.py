@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 from click.testing import Result
+from msgspec.structs import replace
 
 from springtide.cli import doctor
+from springtide.cli.platform_process import PlatformFile
+from springtide.core.pool_status import PoolStatus
 
 Run = Callable[..., Result]
 
@@ -70,3 +73,49 @@ def test_every_complaint_has_a_mend(springtide: Run, monkeypatch: pytest.MonkeyP
     (tmp_path / "platform.json").write_text(json.dumps({"pid": os.getpid(), "url": "http://127.0.0.1:1"}))
     checks = json.loads(springtide("doctor", "--json").stdout)["checks"]
     assert all(check["mend"] for check in checks if check["verdict"] != "ok")
+
+
+@pytest.fixture
+def settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
+    """Nothing set but what the test sets, and no GPU."""
+    for name in ("POOLS", "SLOTS"):
+        monkeypatch.delenv(f"SPRINGTIDE_{name}", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.setattr("springtide.backends.local.devices.count_gpus", lambda: 0)
+    _torch(monkeypatch, GOOD)
+    return monkeypatch
+
+
+def _said_of_pools(springtide: Run) -> dict[str, Any]:
+    checks = json.loads(springtide("doctor", "--json").stdout)["checks"]
+    (found,) = [check for check in checks if check["name"] == "pools"]
+    return dict(found)
+
+
+def test_the_pools_that_the_next_platform_would_have(springtide: Run, settings: pytest.MonkeyPatch) -> None:
+    assert "share the slots" in _said_of_pools(springtide)["text"]
+    settings.setenv("SPRINGTIDE_POOLS", "inference=2")
+    settings.setenv("SPRINGTIDE_SLOTS", "4")
+    assert "inference=2 at the next `springtide up` (SPRINGTIDE_POOLS)" in _said_of_pools(springtide)["text"]
+    settings.setenv("SPRINGTIDE_SLOTS", "1")
+    said = _said_of_pools(springtide)
+    assert said["verdict"] == "fail"
+    assert "the pools take 2 slots and there is 1" in said["text"]
+    assert "SPRINGTIDE_POOLS" in said["mend"]
+
+
+def test_the_pools_of_the_platform_that_runs(springtide: Run, client: Any, settings: pytest.MonkeyPatch) -> None:
+    running = PlatformFile(pid=1, url="http://127.0.0.1:1")
+    settings.setattr(doctor, "running_platform", lambda state_dir: running)
+    assert _said_of_pools(springtide)["text"] == "jobs and services share 2 slots"
+    plain = client.status()
+    counts = {"num_nodes": 2, "num_training": 0, "num_serving": 1}
+    pools = (
+        PoolStatus(pool="training", num_devices=3, num_borrowed=1, num_lent=0, num_draining=0, **counts),
+        PoolStatus(pool="inference", num_devices=1, num_borrowed=0, num_lent=1, num_draining=1, **counts),
+    )
+    settings.setattr(client, "status", lambda: replace(plain, pools=pools, policy="tide/springtide"))
+    assert _said_of_pools(springtide)["text"] == (
+        "training 3 (1 borrowed); inference 1 (1 lent, 1 draining) (policy tide/springtide)"
+    )

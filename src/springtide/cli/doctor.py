@@ -17,9 +17,11 @@ from typing import Literal
 import click
 import msgspec
 
-from springtide.cli.platform_process import is_alive, is_healthy, read_platform
+from springtide.cli.platform_process import is_alive, is_healthy, read_platform, running_platform
 from springtide.cli.session import Session, common_options
 from springtide.cli.settings import resolve
+from springtide.core.errors import InvalidRequest, SpringtideError
+from springtide.core.pool_status import PoolStatus
 
 _PROBE_TIMEOUT_S = 60.0
 _LOW_DISK_BYTES = 1_000_000_000
@@ -53,6 +55,7 @@ def doctor(session: Session) -> None:
     """Check this machine and the platform. Exit code 1 if something must be mended."""
     state_dir = session.state_dir
     checks = [*_check_python(), *_check_torch(), *_check_machine(), *_check_state(state_dir), *_check_life(state_dir)]
+    checks += _check_pools(session)
     failed = [check for check in checks if check.verdict == "fail"]
     width = max(len(check.name) for check in checks)
     lines = []
@@ -146,6 +149,48 @@ def _check_life(state_dir: Path) -> Iterator[Check]:
     else:
         yield Check("platform", "warn", f"its process {written.pid} is gone", "springtide up goes on from the journal")
     yield from _check_zygote(state_dir, platform_pid=written.pid)
+
+
+def _check_pools(session: Session) -> Iterator[Check]:
+    """Which pools there are: of the platform that runs, else those that the settings ask for."""
+    state_dir = session.state_dir
+    if running_platform(state_dir) is None:
+        yield from _check_asked_pools()
+        return
+    session.given_state_dir = state_dir
+    try:
+        status = session.client.status()
+    except SpringtideError as error:
+        yield Check("pools", "warn", f"the platform did not say: {error}", f"look into {state_dir / 'platform.log'}")
+        return
+    if not status.pools:
+        yield Check("pools", "ok", f"jobs and services share {len(status.devices)} slots")
+        return
+    told = "; ".join(_told_pool(pool) for pool in status.pools)
+    yield Check("pools", "ok", f"{told} (policy {status.policy})")
+
+
+def _told_pool(pool: PoolStatus) -> str:
+    counts = {"borrowed": pool.num_borrowed, "lent": pool.num_lent, "draining": pool.num_draining}
+    away = [f"{count} {word}" for word, count in counts.items() if count]
+    return f"{pool.pool} {pool.num_devices}" + (f" ({', '.join(away)})" if away else "")
+
+
+def _check_asked_pools() -> Iterator[Check]:
+    asked = resolve("pools")
+    if not asked.value:
+        yield Check("pools", "ok", "none: jobs and services share the slots")
+        return
+    from springtide.backends.local.devices import discover_node, split_node
+    from springtide.service.owners import parse_pools
+
+    slots = resolve("slots").value
+    try:
+        split_node(discover_node(None if slots is None else int(slots)), parse_pools(asked.value))
+    except InvalidRequest as error:
+        yield Check("pools", "fail", str(error), f"change `pools` or `slots` ({asked.origin})")
+        return
+    yield Check("pools", "ok", f"{asked.value} at the next `springtide up` ({asked.origin})")
 
 
 def _check_zygote(state_dir: Path, platform_pid: int) -> Iterator[Check]:
