@@ -1,0 +1,150 @@
+"""Loans over random days: every plan is possible and stands, minimums are kept, a replay sees the same."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pool_world import World, node
+
+from springtide.core.decision import Relabel
+from springtide.policies.loaning import Loaning
+from springtide.policies.reclaim import TwoWay
+from springtide.policies.registry import make_policy
+
+STRATEGIES = ("two-way", "one-way", "dedicated", "patient")
+TRAINING = (
+    "fifo",
+    "sjf",
+    "edf",
+    "elastic",
+    "springtide",
+    "goodput",
+    "fapes:round_s=30",
+    "pollux:population=6:generations=2",
+    "elasticflow",
+    "tiresias",
+)
+POOLS = ("training", "inference", "shared")
+
+nodes = st.lists(
+    st.tuples(st.sampled_from(POOLS), st.sampled_from(POOLS), st.integers(1, 4), st.booleans()), min_size=1, max_size=5
+)
+turn = st.one_of(
+    st.tuples(st.just("submit"), st.integers(1, 3), st.integers(1, 8), st.booleans()),
+    st.tuples(st.just("deploy"), st.integers(0, 4), st.integers(1, 5)),
+    st.tuples(st.just("scale"), st.integers(0, 9), st.integers(0, 6), st.integers(1, 6)),
+    st.tuples(st.just("load"), st.integers(0, 9), st.integers(0, 50)),
+    st.tuples(st.just("finish"), st.integers(0, 9)),
+    st.tuples(st.just("cancel"), st.integers(0, 9)),
+    st.tuples(st.just("lose"), st.integers(0, 9)),
+    st.tuples(st.just("join"), st.integers(0, 9)),
+    st.tuples(st.just("deliver"), st.integers(1, 6)),
+    st.tuples(st.just("deliver"), st.integers(1, 6)),
+)
+
+
+class Patient(msgspec.Struct, frozen=True, kw_only=True):
+    """Takes what FaPES-Manager takes for minimums, but cordons as many more nodes as services could use beside them."""
+
+    def choose(self, pools):
+        verdict = TwoWay().choose(pools)
+        missing = pools.maximum - sum(each.num_devices for each in pools.nodes if each.pool != "training")
+        labels = dict(verdict.pools)
+        for each in pools.nodes:
+            if missing > 0 and each.pool == "training" and each.node_id not in labels:
+                labels[each.node_id] = Relabel(pool="inference", reason="wanted soon")
+                missing -= each.num_devices
+        return msgspec.structs.replace(verdict, pools=labels, growth="load")
+
+    def capacity(self, pools, verdict):
+        return ()
+
+
+def policy_of(strategy, training):
+    if strategy == "patient":
+        return lambda: Loaning(strategy=Patient(), training=make_policy(training))
+    return f"{strategy}/{training}"
+
+
+class Day:
+    """A world with what was handed over and which nodes are there."""
+
+    def __init__(self, policy, drawn):
+        made = [
+            node(f"n{number}", pool, count, home=home, isolates_devices=parts)
+            for number, (pool, home, count, parts) in enumerate(drawn)
+        ]
+        self.world = World(policy, made)
+        self.jobs, self.services = [], []
+        self.here = {str(each.node_id): True for each in made}
+
+    def live(self, number):
+        services = self.world.controller.state.services
+        there = [name for name in self.services if not services[name].is_removed]
+        return there[number % len(there)] if there else None
+
+    def take(self, kind, *more):
+        """Let one thing happen."""
+        world = self.world
+        if kind == "submit":
+            low, extra, elastic = more
+            high = low + extra - 1
+            self.jobs.append(world.submit(low=low if elastic else high, high=high, elastic=elastic))
+        elif kind == "deploy":
+            low, high = more
+            self.services.append(world.deploy(low=min(low, high), high=high))
+        elif kind in ("scale", "load"):
+            name = self.live(more[0])
+            if name is not None and kind == "load":
+                world.load(name, more[1])
+            elif name is not None:
+                world.scale(name, min(more[1:]), max(more[1:]))
+        elif kind == "finish" and self.jobs:
+            world.finish(self.jobs[more[0] % len(self.jobs)])
+        elif kind == "cancel":
+            everyone = [*self.jobs, *self.services]
+            if everyone:
+                world.cancel(everyone[more[0] % len(everyone)])
+        elif kind in ("lose", "join"):
+            name = list(self.here)[more[0] % len(self.here)]
+            if self.here[name] == (kind == "lose"):
+                self.here[name] = kind == "join"
+                (world.lose if kind == "lose" else world.join)(name)
+        elif kind == "deliver":
+            world.deliver(*more)
+
+    def reach(self, strategy):
+        """How many devices a strategy may give to minimums."""
+        found = self.world.controller.state.nodes.values()
+        return sum(
+            len(each.devices)
+            for each in found
+            if each.pool != "training"
+            or strategy in ("two-way", "patient")
+            or (strategy == "one-way" and each.owner == "inference")
+        )
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("training", TRAINING)
+def test_whatever_happens_plans_stand_and_minimums_are_kept(strategy, training):
+    @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(drawn=nodes, turns=st.lists(turn, min_size=5, max_size=25))
+    def play(drawn, turns):
+        day = Day(policy_of(strategy, training), drawn)
+        for happening in turns:
+            day.take(*happening)
+        day.world.deliver()
+        day.world.replay()
+        state = day.world.controller.state
+        served = [record for record in state.services.values() if record.is_served]
+        left = day.reach(strategy)
+        for record in served:
+            guaranteed = min(record.min_replicas, left)
+            assert day.world.num_ready(record.workload_id) >= guaranteed, f"{record.workload_id} misses its minimum"
+            left -= guaranteed
+        assert not [drain for drain in state.drains.values() if drain.reclaim_since_s is not None], "jobs never leave"
+
+    play()
