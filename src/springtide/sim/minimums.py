@@ -194,11 +194,11 @@ class Minimums:
             self._close(service_id, books, number, now_s, is_met=False)
 
     def _become_ready(self, event: ReplicaReady, now_s: float) -> None:
+        self._reclaims.serve(event.replica_id, now_s)
         books = self._services.get(event.workload_id)
         if books is None or event.replica_id not in self._device_of:
             return
         books.ready[event.replica_id] = None
-        self._reclaims.serve(event.replica_id, now_s)
         self._close(event.workload_id, books, len(books.ready), now_s, is_met=True)
 
     def _stop_serving(self, replica_id: ReplicaId, now_s: float) -> None:
