@@ -15,10 +15,14 @@ const SHAPES = {
   resize: "M0-5.5 5.5 0 0 5.5-5.5 0z",
   crash: "M-4.5-4.5 4.5 4.5M4.5-4.5-4.5 4.5",
   end: "M-4-4H4V4H-4z",
+  reclaim: "M0-6 5.5 4.5H-5.5z",
+  loan: "M0 6 5.5-4.5H-5.5z",
 };
 
-// The mark kinds of the journal, as the three shapes of the legend.
+// The mark kinds of the journal, as the shapes of the legend.
 export function shapeOf(kind) {
+  if (/reclaim|^label/i.test(kind)) return "reclaim";
+  if (/loan/i.test(kind)) return "loan";
   if (/crash|lost|broken|fail/i.test(kind)) return "crash";
   if (/end|finish|succe|cancel|stopped|reject/i.test(kind)) return "end";
   if (/resiz|start|grow|shrink|recover|resume|replace|preempt|pause|batch/i.test(kind)) return "resize";
@@ -38,6 +42,7 @@ export class Gantt {
     this.rows = list("rows", ["rect", "text"]);
     this.grid = list("grid", ["line", "text"]);
     this.forecasts = list("forecasts", ["rect"]);
+    this.loans = list("loans", ["rect", "rect"]);
     this.planned = list("planned-layer", ["rect", "rect", "text"]);
     this.bars = list("bars", ["rect", "rect", "text"]);
     this.now = layer("now").appendChild(svgElement("line", { class: "now" }));
@@ -53,7 +58,9 @@ export class Gantt {
       id: "hatch", width: 7, height: 7, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)",
     });
     pattern.append(svgElement("rect", { class: "hatch-line", width: 2, height: 7 }));
-    defs.append(pattern);
+    const loan = svgElement("pattern", { id: "hatch-loan", width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(-45)" });
+    loan.append(svgElement("rect", { class: "hatch-loan-line", width: 1.2, height: 6 }));
+    defs.append(pattern, loan);
     return defs;
   }
 
@@ -69,6 +76,7 @@ export class Gantt {
     const context = { status, nowS, hueOf, box, range, scale, rowOf: new Map(devices.map((id, row) => [id, row])) };
     this.drawRows(context, devices);
     this.drawGrid(context);
+    this.drawLoans(context, timeline.loans ?? []);
     this.drawBars(context, intervals);
     this.drawForecasts(context, intervals, timeline.planned ?? []);
     this.drawPlanned(context, intervals, timeline.planned ?? []);
@@ -131,6 +139,25 @@ export class Gantt {
       setAttributes(text, { class: "bar-label", x: x + 12, y: y + BAR / 2 + 4 });
       setText(text, fit(interval.workload_name, width - 16));
       setTitle(group, describeInterval(interval, nowS, status.wall_clock_offset_s));
+    });
+  }
+
+  // While its node is labelled for another pool than its owner, a row has a hatched foot.
+  drawLoans({ nowS, range, rowOf, scale, status }, loans) {
+    const feet = [];
+    for (const loan of loans) {
+      const endS = loan.end_s ?? nowS;
+      if (endS < range.from || loan.start_s > range.to) continue;
+      for (const [id, row] of rowOf) if (nodeOf(id) === loan.node_id) feet.push({ loan, row, endS });
+    }
+    this.loans.update(feet, ({ loan, row }) => `${loan.node_id}|${row}|${loan.start_s}`, (group, { loan, row, endS }) => {
+      const x = scale(Math.max(loan.start_s, range.from));
+      const width = Math.max(1.5, scale(Math.min(endS, range.to)) - x);
+      setAttributes(group.children[0], { class: "loan-hatch", x, y: TOP + row * ROW + 2, width, height: ROW - 4, rx: 3 });
+      // The foot is seen beneath a bar too.
+      setAttributes(group.children[1], { class: `loan-row pool-${loan.pool}`, x, y: TOP + (row + 1) * ROW - 4, width, height: 3, rx: 1 });
+      const until = loan.end_s === null ? "now" : clock(loan.end_s, status.wall_clock_offset_s);
+      setTitle(group, `${loan.node_id} of ${loan.owner}, on loan to ${loan.pool} from ${clock(loan.start_s, status.wall_clock_offset_s)} to ${until} (${duration(endS - loan.start_s)})`);
     });
   }
 
@@ -200,12 +227,12 @@ export class Gantt {
       for (const row of rowsOf(mark, shape, intervals, rowOf, nowS)) placed.push({ mark, shape, row, key: `${index}|${row}` });
     }
     // What is rarer and worse lies on top.
-    const order = ["resize", "end", "crash"];
+    const order = ["resize", "end", "loan", "reclaim", "crash"];
     placed.sort((one, other) => order.indexOf(one.shape) - order.indexOf(other.shape));
     this.marks.update(placed, (place) => place.key, (group, { mark, shape, row }) => {
       const y = TOP + row * ROW + ROW / 2;
       setAttributes(group, { transform: `translate(${scale(mark.at_s).toFixed(1)} ${y})` });
-      setAttributes(group.firstChild, { class: `mark ${shape} ${hueOf(mark.workload_id)}`, d: SHAPES[shape] });
+      setAttributes(group.firstChild, { class: `mark ${shape} ${mark.workload_id ? hueOf(mark.workload_id) : ""}`, d: SHAPES[shape] });
       setTitle(group, `${clock(mark.at_s, status.wall_clock_offset_s)}  ${mark.text || mark.kind}`);
     });
   }
@@ -236,6 +263,8 @@ export function placePlanned(planned, intervals, rowOf, nowS) {
   }
   return placed.filter(({ stretch }) => stretch.end_s > nowS);
 }
+
+const nodeOf = (deviceId) => deviceId.slice(0, deviceId.lastIndexOf("/"));
 
 // The devices of now first, then those that the journal remembers and that are gone.
 function rowIds(status, intervals) {
@@ -270,6 +299,8 @@ function rangeOf({ status, intervals, planned, nowS, windowS }) {
 
 // A resize sits on the rows which its workload goes on to hold, a crash or an end only where something ended.
 function rowsOf(mark, shape, intervals, rowOf, nowS) {
+  // A loan or a reclaim is of a node: it sits on the first of its rows.
+  if (mark.node_id) return [...rowOf].filter(([id]) => nodeOf(id) === mark.node_id).slice(0, 1).map(([, row]) => row);
   const near = 0.5;
   const held = intervals.filter((interval) =>
     interval.workload_id === mark.workload_id && interval.start_s - near <= mark.at_s && (interval.end_s ?? nowS + near) + near >= mark.at_s);

@@ -5,6 +5,7 @@ import { KeyedList, byId, element, setAttributes, setText } from "./dom.js";
 import { clock, plural } from "./format.js";
 import { Gantt, shapeOf } from "./gantt.js";
 import { isEnded, makeJobTable, makeServiceTable } from "./tables.js";
+import { PoolsSection } from "./pools.js";
 import { listenForSeries } from "./series.js";
 import { listenForWhy } from "./why.js";
 
@@ -24,6 +25,7 @@ const view = {
   hues: new Map(),
 };
 const gantt = new Gantt(byId("gantt"));
+const pools = new PoolsSection();
 const jobTable = makeJobTable(byId("jobs"));
 const serviceTable = makeServiceTable(byId("services"));
 const deviceCards = new KeyedList(byId("devices"), makeDeviceCard);
@@ -98,8 +100,8 @@ function drawStory(status) {
   story.update(lines.slice(0, NUM_STORY_LINES), ({ index }) => index, (line, { mark }) => {
     const [time, name, text] = line.children;
     setText(time, clock(mark.at_s, status.wall_clock_offset_s));
-    setAttributes(name, { class: `tag ${hueOf(mark.workload_id)}` });
-    setText(name, names.get(mark.workload_id) ?? mark.workload_id);
+    setAttributes(name, { class: `tag ${mark.workload_id ? hueOf(mark.workload_id) : "of-node"}` });
+    setText(name, names.get(mark.workload_id) ?? (mark.workload_id || mark.node_id));
     setText(text, mark.text || mark.kind);
     setAttributes(line, { class: shapeOf(mark.kind) ?? "other" });
   });
@@ -117,6 +119,7 @@ function draw() {
   assignHues(status);
   drawHeader(status);
   deviceCards.update(status.devices, (device) => device.device_id, fillDeviceCard);
+  pools.draw(status, nowS());
   drawTables(status);
   drawGantt();
   drawStory(status);
@@ -125,6 +128,7 @@ function draw() {
 // What the timeline shows can only have changed if one of these did.
 const shapeOfStatus = (status) => JSON.stringify([
   status.devices.map((device) => [device.device_id, device.replica_id]),
+  (status.nodes ?? []).map((node) => [node.node_id, node.pool, node.drain]),
   status.jobs.map((job) => [job.job_id, job.state, job.generation, job.num_resizes, job.num_restarts, job.num_preemptions, job.deadline_at_s, job.global_batch_size, Math.round(job.planned_finish_at_s ?? 0)]),
   status.services.map((service) => [service.service_id, service.state, service.revision]),
 ]);
