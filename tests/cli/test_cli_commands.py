@@ -276,6 +276,21 @@ def test_deploy_prints_how_to_call_it(
     assert """{"texts": ["good"], "limit": 1}""" in result.output
     ((_, asked),) = client.calls
     assert asked["options"]["slo_s"] == pytest.approx(0.2)
+    assert asked["options"]["target_in_flight"] == 8
+
+
+def test_deploy_says_when_the_guaranteed_replicas_are_not_there(
+    client: Any, springtide: Run, make_service: Callable[..., ServiceStatus], tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("springtide.cli.deploy._FREE_TIMEOUT_S", 0.0)
+    client.add(make_service(num_ready=0, state="IDLE", min_replicas=2))
+    path = tmp_path / "serve.py"
+    path.write_text(SERVING, encoding="utf-8")
+    result = springtide("deploy", str(path), "--scale", "2..4", "--in-flight", "3")
+    assert result.exit_code == 0, result.output
+    assert "none is ready yet" in result.output
+    ((_, asked),) = client.calls
+    assert (asked["options"]["min_replicas"], asked["options"]["target_in_flight"]) == (2, 3)
 
 
 def test_policies_and_their_hint(springtide: Run) -> None:

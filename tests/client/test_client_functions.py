@@ -128,6 +128,7 @@ def test_what_cannot_be_is_refused_when_the_file_is_read(options: dict[str, Any]
         ({"gpu": 0.3}, "fraction"),
         ({"idle": "-1s"}, "idle"),
         ({"max_batch": 0}, "max_batch"),
+        ({"in_flight": 0}, "in_flight"),
     ],
 )
 def test_what_a_service_cannot_be(options: dict[str, Any], sentence: str) -> None:
@@ -254,6 +255,8 @@ def test_names_from_identifiers(identifier: str, name: str) -> None:
 def test_options_without_a_goal_send_none() -> None:
     assert "deadline_s" not in TrainOptions().as_request(2, datetime(2026, 1, 1))
     assert "slo_s" not in ServeOptions().as_request()
+    guaranteed = ServeOptions(scale="1..3", slo="50ms", in_flight=2).as_request()
+    assert (guaranteed["min_replicas"], guaranteed["max_replicas"], guaranteed["target_in_flight"]) == (1, 3, 2)
 
 
 def _saved(state: Path, job_id: str, age_s: int) -> Path:

@@ -31,6 +31,7 @@ _EXAMPLES: dict[str, Any] = {"string": "good", "number": 0.5, "integer": 1, "boo
 @click.option("--scale", metavar="N|MIN..MAX", help="Replicas: guaranteed, and at most. 0 lets it sleep.")
 @click.option("--slo", metavar="TIME", help="The latency to keep: 200ms (the 99th percentile).")
 @click.option("--max-batch", type=click.IntRange(min=1), help="Items that may be predicted together.")
+@click.option("--in-flight", type=click.IntRange(min=1), help="Requests at once that call for one replica more.")
 @click.option("--idle", metavar="TIME", help="How long without requests until it sleeps.")
 @click.option("--param", "params", multiple=True, metavar="K=V", help="For the class: self.params[K]. Repeatable.")
 @common_options

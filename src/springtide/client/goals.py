@@ -72,6 +72,7 @@ class ServeKeywords(TypedDict, total=False):
     slo: str | float | None
     scale: int | str | tuple[int, int]
     max_batch: int
+    in_flight: int
     batch_wait: str | float
     idle: str | float
     gpu: float
@@ -291,11 +292,15 @@ class TrainOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """What an inference class asks for, as it was written."""
+    """What an inference class asks for, as it was written.
+
+    Of `scale` the lower bound is guaranteed; more come with the load, one for every `in_flight` requests at once.
+    """
 
     slo: str | float | None = None
     scale: int | str | tuple[int, int] = (0, 1)
     max_batch: int = 8
+    in_flight: int = 8
     batch_wait: str | float = "5ms"
     idle: str | float = "30s"
     gpu: float = 1.0
@@ -308,6 +313,7 @@ class ServeOptions:
             objective_s(self.slo)
         parse_range(self.scale, "scale", lowest=0)
         check_count(self.max_batch, "max_batch", 8)
+        check_count(self.in_flight, "in_flight", 8)
         parse_duration_s(self.batch_wait, "batch_wait")
         parse_duration_s(self.idle, "idle")
         if self.gpu != 1.0:
@@ -334,6 +340,7 @@ class ServeOptions:
             "min_replicas": minimum,
             "max_replicas": maximum,
             "max_batch_size": self.max_batch,
+            "target_in_flight": self.in_flight,
             "batch_wait_s": parse_duration_s(self.batch_wait, "batch_wait"),
             "idle_s": parse_duration_s(self.idle, "idle"),
             "params": check_params(self.params),
