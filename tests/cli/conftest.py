@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from springtide.cli.main import cli
 from springtide.cli.session import Session
 from springtide.core.export import LiveState
+from springtide.core.pool_status import PoolsReport
 from springtide.core.quote import Quote
 from springtide.core.status import DeviceStatus, Explanation, HistoryEntry, JobStatus, PlatformStatus, ServiceStatus
 
@@ -86,6 +87,7 @@ class FakeClient:
         self.lines = ["[fit-3f2a-0] step 1\n"]
         self.quoted = Quote(verdict="accepted", reason="it is expected to finish in 7m40 .. 8m30")
         self.live: LiveState
+        self.pooled: PoolsReport | None = None
 
     def add(self, *statuses: JobStatus | ServiceStatus) -> None:
         """Several statuses of one job are answered one after the other; the last one stays."""
@@ -119,7 +121,14 @@ class FakeClient:
             devices=devices,
             jobs=tuple(statuses[0] for statuses in self.jobs_now.values()),
             services=tuple(self.services_now.values()),
+            pools=self.pooled.pools if self.pooled else (),
+            nodes=self.pooled.nodes if self.pooled else (),
         )
+
+    def pools(self, past_days: int) -> PoolsReport:
+        self.calls.append(("pools", past_days))
+        assert self.pooled is not None
+        return self.pooled
 
     def job(self, job_id: str) -> JobStatus:
         statuses = self.jobs_now[job_id]

@@ -6,12 +6,13 @@ import time
 
 import click
 
+from springtide.cli.pool_tables import MAX_NODES, nodes_table, pools_line
 from springtide.cli.progress import can_redraw, terminal_width
 from springtide.cli.session import Session, common_options, find, find_job, workload_id
 from springtide.cli.story import explanation, num_workers_over_time, workers_text
 from springtide.cli.tables import job_details, platform_summary, service_details
 from springtide.client.handles import JobHandle
-from springtide.core.status import JobStatus
+from springtide.core.status import JobStatus, PlatformStatus
 from springtide.core.workload import JobState
 
 
@@ -25,7 +26,9 @@ def ps(session: Session, show_all: bool) -> None:
     hint = "why is it so: springtide why ID | watch: springtide top | Gantt: springtide dashboard"
     if not status.jobs and not status.services:
         hint = "start something: springtide run FILE | springtide deploy FILE | springtide hello"
-    session.answer(status, platform_summary(status, show_all=show_all, width=terminal_width()), hint)
+    pools = pools_line(status.pools, status.nodes)
+    summary = platform_summary(status, show_all=show_all, width=terminal_width(), pools=pools)
+    session.answer(status, summary, hint)
 
 
 @click.command()
@@ -97,6 +100,15 @@ def logs(session: Session, identifier: str, follow: bool, replica: str | None, t
             raise click.exceptions.Exit(1)
 
 
+def _everything(status: PlatformStatus, width: int | None) -> str:
+    """What `top` shows: pools and their servers where there are some, jobs and services."""
+    pools = pools_line(status.pools, status.nodes)
+    if pools:
+        nodes = [node for node in status.nodes if node.num_devices]
+        pools += "\n\n" + nodes_table(nodes, status.now_s, most=MAX_NODES, width=width)
+    return platform_summary(status, width=width, pools=pools)
+
+
 @click.command()
 @click.option("--every", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="Seconds between looks.")
 @common_options
@@ -105,7 +117,7 @@ def top(session: Session, every: float) -> None:
     """Watch devices, jobs and services; Ctrl-C ends it. Off a terminal it prints once."""
     if session.as_json or not can_redraw():
         status = session.client.status()
-        session.answer(status, platform_summary(status, width=terminal_width()))
+        session.answer(status, _everything(status, terminal_width()))
         return
     from rich.live import Live
     from rich.text import Text
@@ -115,7 +127,7 @@ def top(session: Session, every: float) -> None:
             while True:
                 platform = session.client.status()
                 title = f"springtide top   {platform.version}   step {platform.seq} of the journal   Ctrl-C ends\n\n"
-                table = platform_summary(platform, width=live.console.width)
+                table = _everything(platform, live.console.width)
                 live.update(Text(title + table, no_wrap=True, overflow="crop"), refresh=True)
                 time.sleep(every)
     except KeyboardInterrupt:

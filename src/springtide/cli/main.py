@@ -38,6 +38,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "why": ("springtide.cli.look", "Explain the state of a job or service, and what could be done."),
         "logs": ("springtide.cli.look", "Print what the workers wrote."),
         "top": ("springtide.cli.look", "Watch the whole platform."),
+        "pools": ("springtide.cli.pools", "Show servers by pool, loans and reclaims, the tide and its forecast."),
         "scale": ("springtide.cli.act", "Change how many workers or replicas there may be, while it runs."),
         "pause": ("springtide.cli.act", "Checkpoint a job and give its devices back."),
         "resume": ("springtide.cli.act", "Let a paused job continue."),

@@ -179,11 +179,18 @@ def services_table(services: Sequence[ServiceStatus], width: int | None = None) 
 
 
 def platform_summary(
-    status: PlatformStatus, *, show_all: bool = False, num_ended: int = 5, width: int | None = None
+    status: PlatformStatus,
+    *,
+    show_all: bool = False,
+    num_ended: int = 5,
+    width: int | None = None,
+    pools: str = "",
 ) -> str:
-    """Devices, jobs (unfinished ones and the last ended, or all) and services; cut to `width` characters."""
+    """Devices, `pools`, jobs (unfinished ones and the last ended, or all), services; cut to `width` characters."""
     held = [device for device in status.devices if device.workload_id is not None]
     parts = [f"{len(held)} of {len(status.devices)} devices held   policy {status.policy}"]
+    if pools:
+        parts[0] += f"\n{pools}"
     ended = [job for job in status.jobs if JobState(job.state).is_terminal]
     hidden = 0 if show_all else max(0, len(ended) - num_ended)
     skipped = {job.job_id for job in ended[:hidden]}
