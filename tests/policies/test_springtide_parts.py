@@ -11,8 +11,9 @@ from springtide.core.decision import PoolAllocation, Snapshot
 from springtide.core.resources import Topology, make_node
 from springtide.policies.springtide_blocks import is_used, mark_used, pin, remember
 from springtide.policies.springtide_memory import PAD_S, State, block_of, costs_of, decode, entry_of, mark_cluster
+from springtide.policies.springtide_moves import detours
 from springtide.policies.springtide_packing import Packing
-from springtide.policies.springtide_places import detours, retime
+from springtide.policies.springtide_places import retime
 from springtide.policies.springtide_rows import Row, Rows
 from springtide.policies.springtide_spare import share_spare
 from springtide.policies.springtide_words import why_impossible, why_no_room

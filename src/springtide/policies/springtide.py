@@ -19,7 +19,8 @@ from springtide.policies.shares import Shares, serve_demand, serve_minimum
 from springtide.policies.springtide_blocks import mark_used, pin, remember
 from springtide.policies.springtide_capacity import counted_on, falls_told, is_roomier, matters, note_taken
 from springtide.policies.springtide_memory import State, costs_of, decode, entry_of, mark_cluster, renew
-from springtide.policies.springtide_places import detours, settle
+from springtide.policies.springtide_moves import detours
+from springtide.policies.springtide_places import settle
 from springtide.policies.springtide_rows import MARK_SPACE, Row, Rows
 from springtide.policies.springtide_spare import owed_to, share_spare
 from springtide.policies.springtide_words import PlannedFuture, reasons_of, same_reasons, why_impossible, why_no_room

@@ -10,12 +10,12 @@ from springtide.core.workload import WorkloadId
 from springtide.policies.placement import place
 from springtide.policies.springtide_blocks import is_used, same
 from springtide.policies.springtide_memory import PAD_S, Devices, State
+from springtide.policies.springtide_moves import Placed, delays
 from springtide.policies.springtide_packing import Packing
 from springtide.policies.topology import Blocks, Layout, layout_of
 from springtide.solvers.plan_book import Book, Entry
 from springtide.solvers.plan_fit import Costs, Run, Runs, work_done
 
-Placed = dict[WorkloadId, PoolAllocation]
 # So often a plan is changed because its jobs cannot lie close together; then they lie as they can.
 MAX_ROUNDS = 12
 MAX_RELENTS = 3
@@ -41,13 +41,14 @@ def settle(
     layout = layout_of(snapshot.cluster)
     held = snapshot.allocations
     book.effort = max(book.effort, effort)
-    fixed: set[WorkloadId] = set()
+    # A job that cannot change its workers while it runs stays where it is.
+    fixed: set[WorkloadId] = {view.job.job_id for view in snapshot.jobs if not view.job.elastic} & held.keys()
     relented: dict[str, int] = {}
-    gathered = _gather(state, layout, snapshot, {**services, **_counts(book), **spare})
+    gathered = _gather(state, layout, snapshot, {**services, **_counts(book), **spare}, fixed)
     for number in range(MAX_ROUNDS + 1):
         spare = _within(spare, book, state.num_surplus)
         counts = {**services, **_counts(book), **spare}
-        movable = {who for who in spare if who in held}
+        movable = {who for who in spare if who in held} - fixed
         wanted = {
             who: devices
             for who, devices in state.devices.items()
@@ -62,9 +63,9 @@ def settle(
             placed = place(counts, snapshot, movable=movable, wanted=wanted)
             placed = _pack(state, layout, snapshot, placed, movable, spare)
         if number == MAX_ROUNDS:
-            _accept(state, layout, placed)
+            _accept(state, layout, snapshot, placed)
             break
-        troubled = _price(state, layout, placed, fixed)
+        troubled = _price(state, layout, snapshot, placed)
         scattered = _scattered(state, layout, placed)
         if not troubled and not scattered:
             break
@@ -131,48 +132,11 @@ def _pack(
     return result
 
 
-def detours(snapshot: Snapshot, placed: Placed) -> set[WorkloadId]:
-    """The running jobs that have to let go of their devices before they go to their new ones, or two would wait for
-    each other: those whose new devices are held by somebody else who moves, too."""
-    held = snapshot.allocations
-    if all(
-        who not in held or held[who] is given or held[who].device_ids == given.device_ids
-        for who, given in placed.items()
-    ):
-        return set()
-    holder = {device: who for who, given in held.items() for device in given.device_ids}
-    waits: dict[WorkloadId, set[WorkloadId]] = {}
-    for who, given in placed.items():
-        before = held.get(who)
-        if before is None or before.device_ids is given.device_ids:
-            continue
-        others = {holder[device] for device in given.device_ids if device in holder} - {who}
-        # Who only gives devices up does so at once.
-        others = {
-            other
-            for other in others
-            if other in placed and not set(placed[other].device_ids) <= set(held[other].device_ids)
-        }
-        if others:
-            waits[who] = others
-    found: set[WorkloadId] = set()
-    while True:
-        # Take away whoever waits for nobody who waits, until only circles are left.
-        waits = {
-            who: left for who, others in waits.items() if (left := {o for o in others if o in waits and o not in found})
-        }
-        if not waits:
-            return found
-        if not any(not (others & waits.keys()) for others in waits.values()):
-            first = min(waits)
-            found.add(first)
-            waits.pop(first)
-
-
-def _accept(state: State, layout: Layout, placed: Placed) -> None:
+def _accept(state: State, layout: Layout, snapshot: Snapshot, placed: Placed) -> None:
     """Make the schedules true to their places without changing sizes. A newcomer that would not make it there is out
     again, before anything was promised to it."""
     book, now_s = state.book, state.book.now_s
+    waits_s = delays(state, snapshot, placed)
     for key, entry in list(book.entries.items()):
         given = placed.get(WorkloadId(key))
         if given is None or same(state.devices.get(WorkloadId(key)), given.device_ids):
@@ -183,8 +147,7 @@ def _accept(state: State, layout: Layout, placed: Placed) -> None:
             state.slowed[key] = factor
             entry.rates = tuple([rate * factor for rate in entry.rates])
         going_on = [run for run in entry.runs if run.end_s > now_s]
-        is_cheap = is_used(state, layout, given.device_ids)
-        cost_s = state.change_s + PAD_S if is_cheap else book.costs.later[given.num_devices]
+        cost_s = _cost_s(state, layout, given) + waits_s.get(WorkloadId(key), 0.0)
         runs = retime(going_on, entry.left, entry.rates, now_s, cost_s, book.costs)
         if fits(book, entry, runs):
             book.change_runs(entry, runs)
@@ -194,15 +157,15 @@ def _accept(state: State, layout: Layout, placed: Placed) -> None:
 
 
 def _gather(
-    state: State, layout: Layout, snapshot: Snapshot, counts: Mapping[WorkloadId, int]
+    state: State, layout: Layout, snapshot: Snapshot, counts: Mapping[WorkloadId, int], fixed: set[WorkloadId]
 ) -> dict[WorkloadId, Devices]:
     """Compact places for jobs that lie scattered, if there are some and the jobs can afford to move."""
     found: dict[WorkloadId, Devices] = {}
     idle: Blocks | None = None
     for key in _can_move(state.book) if state.slowed else ():
-        if key not in state.slowed:
-            continue
         who = WorkloadId(key)
+        if key not in state.slowed or who in fixed:
+            continue
         given = snapshot.allocations.get(who)
         if given is None or given.num_devices != counts.get(who) or not same(state.devices.get(who), given.device_ids):
             continue
@@ -317,9 +280,17 @@ def _work(entry: Entry) -> float:
     return entry.work if entry.runs is entry.was else entry.left
 
 
-def _price(state: State, layout: Layout, placed: Placed, fixed: set[WorkloadId]) -> list[str]:
-    """Make the schedules true to the places: a used block costs less, a move costs. Returns whom that breaks."""
+def _cost_s(state: State, layout: Layout, given: PoolAllocation) -> float:
+    """What a change to these devices costs: less where some job was before."""
+    is_cheap = is_used(state, layout, given.device_ids)
+    return state.change_s + PAD_S if is_cheap else state.book.costs.later[given.num_devices]
+
+
+def _price(state: State, layout: Layout, snapshot: Snapshot, placed: Placed) -> list[str]:
+    """Make the schedules true to the places: a used block costs less, a move costs, and so does waiting for who is
+    still there. Returns whom that breaks."""
     book, now_s = state.book, state.book.now_s
+    waits_s = delays(state, snapshot, placed)
     broken: list[str] = []
     for key, entry in list(book.entries.items()):
         who = WorkloadId(key)
@@ -333,8 +304,7 @@ def _price(state: State, layout: Layout, placed: Placed, fixed: set[WorkloadId])
         if key in state.slowed and _placed_factor(layout, given.device_ids) == 1.0:
             _speed_up(state, entry)
         n = given.num_devices
-        is_fresh = not is_used(state, layout, given.device_ids)
-        cost_s = state.change_s + PAD_S if not is_fresh else book.costs.later[n]
+        cost_s = _cost_s(state, layout, given) + waits_s.get(who, 0.0)
         if first.start_s >= now_s and first.overhead_s == cost_s:
             continue
         going_on = [run for run in entry.runs if run.end_s > now_s]
