@@ -57,14 +57,21 @@ def attained_fraction(answers: Sequence[Answer], slo_s: float) -> float:
 
 
 async def ask_at(http: httpx2.AsyncClient, path: str, moments: Sequence[float], first: int = 0) -> list[Answer]:
-    """Send request `first + n` at `moments[n]` seconds from now, none of them waiting for another."""
+    """Send request `first + n` at `moments[n]` seconds from now, none of them waiting for another.
+
+    To an inference function its number is what is asked, any other path is only fetched.
+    """
     began_s = time.monotonic()
 
     async def ask(number: int, due_s: float) -> Answer:
         try:
-            response = await http.post(path, json={"numbers": [number]})
+            if path.startswith("/f/"):
+                response = await http.post(path, json={"numbers": [number]})
+                value = response.json().get("outputs")
+            else:
+                response = await http.get(path)
+                value = None
             status = response.status_code
-            value = response.json()["outputs"] if status == 200 else response.text
         except httpx2.HTTPError as error:
             status, value = 0, repr(error)
         return Answer(number, due_s, status, value, time.monotonic() - began_s - due_s)
