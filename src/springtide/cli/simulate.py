@@ -16,6 +16,7 @@ import msgspec
 
 from springtide.cli.progress import can_redraw
 from springtide.cli.session import Session, complain, refuse, state_option
+from springtide.cli.study import STUDY_OPTIONS, run_study
 from springtide.cli.tables import align, duration, number, percent
 
 PLAIN_LINE_S = 10.0
@@ -40,7 +41,12 @@ _SHOWN: tuple[tuple[str, str], ...] = (
 @click.option("--trace", metavar="generated:N|FILE", help="The jobs that arrive.")
 @click.option("--cluster", metavar="NODESxDEVICES", help="What they share: 16x8.")
 @click.option("--from-live", is_flag=True, help="Play the running platform forward instead of a trace.")
-@click.option("--policy", required=True, metavar="P[,P..]", help="See `springtide policies`.")
+@click.option("--policy", metavar="P[,P..]", help="See `springtide policies`. With --study: these of its rows.")
+@click.option("--study", type=click.Choice(("loaning",)), help="loaning: servers lent between inference and training.")
+@click.option("--n-r-max", metavar="N,N", help="loaning: servers that inference needs at most. [default: 2,4,6,8]")
+@click.option("--days", type=click.IntRange(min=1), metavar="N", help="loaning: days of the tide. [default: 3]")
+@click.option("--training", metavar="P", help="loaning: who schedules the training jobs. [default: fifo]")
+@click.option("--ablations", is_flag=True, help="loaning: our strategy without one of its parts, too.")
 @click.option(
     "--overhead",
     type=click.Choice(("elasticflow", "measured", "pollux", "none")),
@@ -68,73 +74,71 @@ _SHOWN: tuple[tuple[str, str], ...] = (
 @click.option("--series", is_flag=True, help="Put the curves of the report into the JSON too.")
 @state_option
 @click.pass_obj
-def simulate(
-    session: Session,
-    trace: str | None,
-    cluster: str | None,
-    from_live: bool,
-    policy: str,
-    overhead: str,
-    seed: int,
-    jobs: int | None,
-    profiles: Path | None,
-    format_: str,
-    draw: bool,
-    error: float,
-    mtbf: float | None,
-    repair: float,
-    placement: bool,
-    adaptive: bool,
-    processes: int | None,
-    output: str | None,
-    report: Path | None,
-    series: bool,
-) -> None:
+def simulate(session: Session, /, **options: Any) -> None:
     """Ask the same scheduler that runs the platform what it would do with a trace of jobs."""
-    names = list(dict.fromkeys(name.strip() for name in policy.split(",") if name.strip()))
-    if from_live:
+    names = list(dict.fromkeys(name.strip() for name in (options["policy"] or "").split(",") if name.strip()))
+    _check_places(options)
+    if options["study"]:
+        # A run is a row at a size; which ones there are is told as they are played.
+        run_study(session, names, options, shown_progress((), live=_is_live()), num_cores())
+        return
+    for option in STUDY_OPTIONS:
+        if options[option]:
+            refuse(f"--{option.replace('_', '-')} belongs to a study; add --study loaning")
+    if options["policy"] is None:
+        refuse("name who decides: --policy springtide,fifo; `springtide policies` lists them")
+    if options["from_live"]:
         from springtide.cli.twin import play_live
 
-        play_live(session, names, output)
+        play_live(session, names, options["output"])
         return
+    _play(session, names, options)
+
+
+def _check_places(options: Mapping[str, Any]) -> None:
+    for place in (options["output"] if options["output"] != "-" else None, options["report"]):
+        if place is not None and not Path(place).absolute().parent.is_dir():
+            refuse(f"{place} cannot be written: there is no folder {Path(place).parent}")
+        if place is not None and Path(place).is_dir():
+            refuse(f"{place} cannot be written: it is a folder; name a file in it")
+
+
+def _play(session: Session, names: Sequence[str], options: Mapping[str, Any]) -> None:
+    """A trace under each policy."""
+    trace, cluster, report = options["trace"], options["cluster"], options["report"]
     if trace is None or cluster is None:
         refuse("name the jobs and what they share: --trace FILE --cluster 16x8, or --from-live for what runs now")
     from springtide.sim.figures import simulate as play
 
     if not trace.startswith("generated:") and not Path(trace).is_file():
         refuse(f"there is no trace {trace!r}; give a file or generated:200")
-    for place in (output if output != "-" else None, report):
-        if place is not None and not Path(place).absolute().parent.is_dir():
-            refuse(f"{place} cannot be written: there is no folder {Path(place).parent}")
-        if place is not None and Path(place).is_dir():
-            refuse(f"{place} cannot be written: it is a folder; name a file in it")
-    with shown_progress(names, live=sys.stderr.isatty() and can_redraw()) as on_progress:
+    with shown_progress(names, live=_is_live()) as on_progress:
         answer = play(
             trace,
             cluster,
             names,
-            overhead=overhead,
-            seed=seed,
-            limit=jobs,
-            profiles=profiles,
-            format=format_,
-            draws=draw,
-            error_fraction=error,
-            mtbf_hours=mtbf,
-            repair_hours=repair,
-            feels_placement=placement,
-            adaptive=adaptive,
+            overhead=options["overhead"],
+            seed=options["seed"],
+            limit=options["jobs"],
+            profiles=options["profiles"],
+            format=options["format_"],
+            draws=options["draw"],
+            error_fraction=options["error"],
+            mtbf_hours=options["mtbf"],
+            repair_hours=options["repair"],
+            feels_placement=options["placement"],
+            adaptive=options["adaptive"],
             strict=False,
             timer=time.process_time,
             on_progress=on_progress,
-            with_series=series or report is not None,
-            num_processes=min(processes or num_cores(), len(names)),
+            with_series=options["series"] or report is not None,
+            num_processes=min(options["processes"] or num_cores(), len(names)),
         )
     if report is not None:
         from springtide.sim.report import write_report
 
         write_report(report, answer, command=shlex.join(["springtide", *sys.argv[1:]]))
-    _print(session, answer, output, series)
+    _print(session, answer, options["output"], options["series"])
     _warn(answer)
 
 
@@ -181,7 +185,13 @@ def shown_progress(names: Sequence[str], *, live: bool) -> Iterator[Callable[[st
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         tasks = {name: bars.add_task(name, total=None) for name in names}
-        yield lambda name, num_ended, num_jobs: bars.update(tasks[name], completed=num_ended, total=num_jobs)
+
+        def tell(name: str, num_ended: int, num_jobs: int) -> None:
+            if name not in tasks:
+                tasks[name] = bars.add_task(name, total=None)
+            bars.update(tasks[name], completed=num_ended, total=num_jobs)
+
+        yield tell
 
 
 class PlainProgress:
@@ -217,6 +227,10 @@ def _cell(key: str, value: Any) -> str:
     if key in ("utilisation", "deadline_satisfactory_ratio", "cluster_efficiency"):
         return percent(value)
     return number(value) if isinstance(value, float) else str(value)
+
+
+def _is_live() -> bool:
+    return sys.stderr.isatty() and can_redraw()
 
 
 def num_cores() -> int:

@@ -18,6 +18,7 @@ from springtide.perf.gnn import save_model
 from springtide.perf.gnn_training import Training, train
 from springtide.sim.bench_fapes_jobs import Request, draw_requests
 from springtide.sim.bench_fapes_play import MIGRATION_S, Outcome, play_requests, pooled, table_row
+from springtide.sim.bench_fapes_scale import run_scale
 from springtide.sim.bench_rows import machine_facts, machine_load, markdown_table, ratio
 from springtide.sim.nccl_samples import draw_sets
 from springtide.solvers.schedule_milp import is_available, literal_prices, measure_gap, random_case
@@ -71,9 +72,6 @@ ABLATIONS: Mapping[str, str] = MappingProxyType(
 # An ablation is worth something where FaPES without it is slower.
 ABLATION_BOUND = 1.0
 DEAR_CHANGE_S = 60.0
-# 1,000 servers in a tree of ten by ten by ten, a fifth of them taken by inference; arrivals in bursts, as in Google's.
-SCALE_CLUSTER, SCALE_HOURS, SCALE_VARIATION = "800x8@10x10x10", 1.0, 4.0
-SCALE_ROUNDS_S: tuple[float, ...] = (600.0, 1200.0, 1800.0)
 NUM_GAP_CASES = 40
 
 _HEADER = (
@@ -269,28 +267,10 @@ def _gap(bench: _Bench, num_cases: int) -> None:
 
 
 def _scale(bench: _Bench) -> None:
-    """Table 3 without loans: rounds of 10, 20 and 30 minutes on 6,400 GPUs, starts at rounds only or between too."""
-    nodes = cluster_nodes(SCALE_CLUSTER)
-    grow = sum(len(node.devices) for node in nodes) / sum(len(node.devices) for node in bench.nodes)
-    rate_per_s = NUM_REQUESTS / HOURS / 3600.0 * grow
-    moments = draw_gamma(
-        bench.seeds[0], rate_per_s=rate_per_s, duration_s=SCALE_HOURS * 3600.0, variation=SCALE_VARIATION
-    )
-    requests = draw_requests(moments.tolist(), bench.seeds[0])
-    first: Outcome | None = None
-    for starts, lengths_s in (("no", SCALE_ROUNDS_S), ("yes", SCALE_ROUNDS_S[:1])):
-        for round_s in lengths_s:
-            policy = bench.fapes(f"round_s={round_s:g}:starts={starts}")
-            found = play_requests(policy, requests, nodes, V100_SERVER, timer=bench.timer)
-            first = first or found
-            label = f"rounds of {round_s / 60:.0f} min, starts {'at events' if starts == 'yes' else 'at rounds'}"
-            bench.table.append(table_row("scale", label, found))
-            bench.tell(
-                f"{label}: {len(requests)} jobs, JCT {found.jct_s.mean() / 60:.1f} min, "
-                f"utilisation {found.utilisation:.2f}, decisions p99 {np.percentile(found.decisions_s, 99):.3f} s"
-            )
-            ours_min, other_min = float(found.jct_s.mean()) / 60.0, float(first.jct_s.mean()) / 60.0
-            bench.compare(f"scale, {label}: JCT", ours_min, other_min, "rounds of 10 min", None, "min")
+    """Table 3: rounds of three lengths on 8,000 GPUs, with loans and without."""
+    table, rows = run_scale(bench.fapes, bench.seeds[0], timer=bench.timer, tell=bench.tell)
+    bench.table += table
+    bench.rows += rows
 
 
 def markdown(report: Mapping[str, Any]) -> str:
