@@ -43,13 +43,15 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
 
     With the chance of the quantile a bin's need is at most `upper`, and with the same chance at least `lower`. `most`
     is the highest of all days at about that time, with what a day has ever been above all before it on top. Where
-    `is_known` is false, less than a day is known: the bands are then nothing and the caller's reserve. `num_days` are
-    the whole days known. A moment after the last bin counts as the last bin.
+    `is_known` is false, less than a day is known: the bands are then nothing and the caller's reserve; so they are
+    where `has_bands` is false, since no day has shown how far off such a forecast is. `num_days` are the whole days
+    known. A moment after the last bin counts as the last bin.
     """
 
     bin_s: float
     first_bin: int
     is_known: bool
+    has_bands: bool
     num_days: int
     expected: tuple[float, ...]
     lower: tuple[float, ...]
@@ -120,6 +122,7 @@ class Forecaster:
                 bin_s=tide.bin_s,
                 first_bin=first,
                 is_known=False,
+                has_bands=False,
                 num_days=0,
                 expected=(level,) * num_bins,
                 lower=(0.0,) * num_bins,
@@ -141,6 +144,7 @@ class Forecaster:
             bin_s=tide.bin_s,
             first_bin=first,
             is_known=True,
+            has_bands=math.isfinite(model.above[0]),
             num_days=num_days,
             expected=tuple(np.clip(expected, 0.0, max(reserve, level)).tolist()),
             lower=tuple(lower.tolist()),

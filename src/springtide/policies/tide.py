@@ -1,0 +1,316 @@
+"""Our strategy of loans: servers go to training while the forecast does not need them, and come back before the peak.
+
+Servers that will be needed are kept free of work that would not be done by then; what has to be taken at once is taken
+where least work is lost, from jobs that can shrink before any is stopped. See docs/tide.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from springtide.core.decision import Capacity, JobView, Relabel
+from springtide.core.resources import NodeId
+from springtide.core.workload import DEFAULT_GRACE_S, WorkloadId
+from springtide.perf.tide import DEFAULT_QUANTILE, Forecast, Forecaster
+from springtide.policies.gangs import fixed_size
+from springtide.policies.pools import NodeView, PoolState, Verdict
+from springtide.policies.reclaim import choose_victims, servers_of
+from springtide.policies.tide_losses import Leaving, Losses, any_job, stay_s
+from springtide.policies.tide_outlook import Coming, Outlook, capacity_of, outlook_of, returns_in_s, wanted_now
+from springtide.policies.tide_words import loaned_text, reclaimed_text, soon_text
+from springtide.solvers.reclaim import Victim, reclaim_by_gain
+
+Victims = Literal["loss", "gain", "any"]
+
+# A server is kept free for a coming need for at most this part of a day: past that, whatever runs meanwhile is worth
+# more than its being stopped once costs.
+PATIENCE_FRACTION = 1 / 12
+# Bins of the tide that lie this far ahead are forecast for promises.
+PROMISED_DAYS = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TideStrategy:
+    """Loans and reclaims by the forecast of the tide. Each parameter switches one idea off, so that it can be weighed.
+
+    `ahead`: look ahead at all. `quantile`: with what chance the forecast need is enough. `victims`: whose servers are
+    taken: by what jobs lose, by FaPES's reclaim gain, or the first that come. `shrink`: jobs that can do with less give
+    up devices before any is stopped. `fractions`: parts of servers whose devices are isolated are loaned. `weekly`:
+    weekdays have a season of their own once two weeks are known.
+    """
+
+    ahead: bool = True
+    quantile: float = DEFAULT_QUANTILE
+    victims: Victims = "loss"
+    shrink: bool = True
+    fractions: bool = True
+    weekly: bool = True
+    # It only saves time: the same snapshot gives the same verdict.
+    _forecaster: Forecaster = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Check the quantile."""
+        object.__setattr__(self, "_forecaster", Forecaster(self.quantile, weekly=self.weekly))
+
+    def choose(self, pools: PoolState) -> Verdict:
+        """Return the labels that nodes are to change to."""
+        return _Choice(self, pools, self.forecast(pools)).verdict()
+
+    def capacity(self, pools: PoolState, verdict: Verdict) -> tuple[Capacity, ...]:
+        """What promises may count on: what training has, until the highest days known would need it back."""
+        num_now = 0
+        for node in pools.nodes:
+            relabel = verdict.pools.get(node.node_id)
+            label = relabel.pool if relabel is not None else node.pool
+            num_now += {"training": node.num_devices, "shared": node.num_devices, "inference": 0}[label]
+        forecast = self.forecast(pools)
+        largest = max((node.num_devices for node in pools.nodes), default=1)
+        granularity = 1 if all(node.isolates_devices or node.owner == "shared" for node in pools.nodes) else largest
+        lead_s = pools.snapshot.tide.day_s * PATIENCE_FRACTION if self.ahead else 0.0
+        return capacity_of(pools, forecast, num_now, granularity, lead_s)
+
+    def forecast(self, pools: PoolState) -> Forecast | None:
+        """What is forecast for a day; None where nobody serves."""
+        if not pools.needs:
+            return None
+        tide = pools.snapshot.tide
+        return self._forecaster.forecast(tide, pools.now_s, tide.day_s * PROMISED_DAYS, pools.maximum)
+
+
+class _Choice:
+    """One verdict: what is needed at once, what will be needed, and what nobody needs."""
+
+    def __init__(self, strategy: TideStrategy, pools: PoolState, forecast: Forecast | None) -> None:
+        self.strategy = strategy
+        self.pools = pools
+        self.forecast = forecast
+        self.wanted = wanted_now(pools)
+        away_s = returns_in_s(forecast, self.wanted, pools.now_s)
+        self.losses = Losses(pools, away_s=away_s, shrinks=strategy.shrink)
+        self.leaving = Leaving(pools, self.losses)
+        self.change_s = DEFAULT_GRACE_S + pools.snapshot.overheads.cost_s(1)
+        self.patience_s = pools.snapshot.tide.day_s * PATIENCE_FRACTION
+        self.span_s = self._span_s()
+        self.outlook: Outlook = outlook_of(pools, forecast if strategy.ahead else None, self.span_s)
+        # Who is to serve, and why; those of them whose jobs have to go, and what that costs; those of which a part is
+        # enough, so that jobs may keep the rest.
+        self.serving: dict[NodeId, str] = {}
+        self.reclaimed: dict[NodeId, float] = {}
+        self.parted: dict[NodeId, str] = {}
+        self.supply = 0
+
+    def verdict(self) -> Verdict:
+        """Fill what is needed now, then what is to come; the others train."""
+        self._keep_who_serves()
+        self._keep_reclaims()
+        self._take_at_once(self.pools.required - self._ready(), is_minimum=True)
+        self._take_at_once(self.wanted - self._ready(), is_minimum=False)
+        for step in self.outlook.steps:
+            self._prepare(step)
+        self._gather()
+        self._part()
+        return Verdict(
+            pools=self._labels(),
+            reclaimed=frozenset(self.reclaimed),
+            growth="load",
+            job_costs=self._job_costs(),
+            revisit_at_s=self._revisit_at_s(),
+        )
+
+    # --- what is needed now ---------------------------------------------------------------------------------------
+
+    def _open(self) -> list[NodeView]:
+        """The nodes that are not chosen to serve yet; nobody chooses about those that are everybody's."""
+        return [node for node in self.pools.nodes if node.node_id not in self.serving and node.owner != "shared"]
+
+    def _idle(self) -> list[NodeView]:
+        """Open nodes on which nobody holds a device: those that serve already first, then those that come home."""
+        idle = [node for node in self._open() if node.is_idle]
+        return sorted(idle, key=lambda node: (node.heading != "inference", node.owner != "inference"))
+
+    def _ready(self) -> int:
+        """The devices that services can have at once: of those chosen, idle ones, and those of shared nodes."""
+        ready = self.supply
+        for node in self._open():
+            if node.is_idle or node.heading == "shared" or node.node_id in self.parted:
+                ready += node.num_devices - self._counted(node)
+        return ready
+
+    def _counted(self, node: NodeView) -> int:
+        """What of an open node is in the supply already: what services hold there."""
+        return node.num_serving if node.heading == "shared" and node.owner != "shared" else 0
+
+    def _add(self, node: NodeView, reason: str) -> None:
+        self.supply += node.num_devices - self._counted(node)
+        self.serving[node.node_id] = reason
+
+    def _keep_who_serves(self) -> None:
+        """Replicas stay where they are, unless the node is leaving."""
+        for node in self.pools.nodes:
+            if node.owner == "shared" and node.heading == "shared":
+                self.supply += node.num_devices
+            elif node.heading == "shared":
+                self.supply += node.num_serving
+            elif node.replicas and node.heading == "inference" and not node.jobs:
+                self._add(node, "")
+
+    def _keep_reclaims(self) -> None:
+        """Who was told to leave goes on leaving, as long as what it leaves is needed."""
+        under_way = [node for node in self._open() if node.heading == "inference" and node.jobs and node.is_reclaimed]
+        for node in under_way:
+            if node.drain is not None and self.supply < max(self.wanted, self.outlook.within(self.change_s)):
+                self._add(node, node.drain.reason)
+                self.reclaimed[node.node_id] = node.drain.cost_s
+
+    def _take_at_once(self, missing: int, *, is_minimum: bool) -> None:
+        """Take what is missing from jobs, where they lose least."""
+        if missing <= 0:
+            return
+        candidates = [node for node in self._open() if not node.is_idle and node.heading != "shared"]
+        if not candidates:
+            return
+        nodes, cost = self._victims(candidates, missing)
+        reason = reclaimed_text(self.pools, nodes, missing, self.losses, is_minimum=is_minimum)
+        surplus = sum(node.num_devices for node in nodes) - missing
+        for node in sorted(nodes, key=lambda node: -node.num_training):
+            if 0 < surplus < node.num_devices and node.jobs and self._has_parts(node):
+                # Services take the devices that they need there, jobs keep the others.
+                surplus = 0
+                self.parted[node.node_id] = reason
+                continue
+            self._add(node, reason)
+            if node.jobs:
+                self.reclaimed[node.node_id] = cost / len(nodes)
+
+    def _has_parts(self, node: NodeView) -> bool:
+        return self.strategy.fractions and node.isolates_devices
+
+    def _victims(self, candidates: Sequence[NodeView], num_devices: int) -> tuple[list[NodeView], float]:
+        if self.strategy.victims == "loss":
+            return choose_victims(self.pools, candidates, num_devices, self.losses.victim)
+        if self.strategy.victims == "gain":
+            servers, _ = servers_of(candidates)
+            chosen = [candidates[number] for number in reclaim_by_gain(servers, num_devices)]
+        else:
+            chosen = []
+            for node in candidates:
+                if sum(taken.num_devices for taken in chosen) < num_devices:
+                    chosen.append(node)
+        jobs = {job_id for node in chosen for job_id in node.jobs if job_id in self.pools.job_of}
+        return chosen, sum(self.losses.victim(self.pools.job_of[job_id]).stop_cost for job_id in sorted(jobs))
+
+    # --- what will be needed --------------------------------------------------------------------------------------
+
+    def _span_s(self) -> float:
+        """How far ahead a server is kept free: until what would start on it now would be done, within patience."""
+        if not self.strategy.ahead:
+            return 0.0
+        pools = self.pools
+        held = self.losses.held
+        waiting = [v for v in pools.snapshot.jobs if not held.get(v.job.job_id) and v.runnable_at_s <= pools.now_s]
+        total = sum(node.num_devices for node in pools.nodes)
+
+        def size_of(view: JobView) -> int:
+            return fixed_size(view, total)
+
+        stay = stay_s(waiting, self.losses, pools.now_s, size_of)
+        return max(self.change_s, min(stay, self.patience_s))
+
+    def _prepare(self, step: Coming) -> None:
+        """Choose who will serve when a need comes.
+
+        First whose jobs end in time, the last to end first; then whose jobs can shrink; then who is idle now.
+        """
+        while self.supply < step.num_devices:
+            node = self._ending(step.in_s) or self._shrinking() or next(iter(self._idle()), None)
+            if node is None:
+                return
+            if node.jobs and self.leaving.ends_in_s(node) > step.in_s:
+                self.leaving.shrink(node)
+                if step.in_s <= self.change_s and self.supply < step.expected:
+                    self.reclaimed[node.node_id] = 0.0
+            self._add(node, soon_text(self.pools, step, self.pools.snapshot.tide))
+
+    def _ending(self, in_s: float) -> NodeView | None:
+        """The node whose jobs end in time; who is cordoned already stays so, else the one that is used longest."""
+        open_ = [node for node in self._open() if node.jobs and self.leaving.ends_in_s(node) <= in_s] if in_s else []
+        return max(open_, key=lambda n: (n.heading == "inference", self.leaving.ends_in_s(n)), default=None)
+
+    def _shrinking(self) -> NodeView | None:
+        """A node whose jobs can all do without it."""
+        if not self.strategy.ahead:
+            return None
+        open_ = [node for node in self._open() if node.jobs and self.leaving.can_shrink(node)]
+        return min(open_, key=lambda n: (n.heading != "inference", n.owner != "inference"), default=None)
+
+    def _gather(self) -> None:
+        """Free servers of the few replicas on them, where the others have room for a long time to come."""
+        wide = outlook_of(self.pools, self.forecast if self.strategy.ahead else None, self.patience_s)
+        needed = wide.within(self.patience_s)
+        serving = [
+            node for node in self.pools.nodes if node.node_id in self.serving and node.replicas and not node.jobs
+        ]
+        if not self._is_wanted():
+            return
+        for node in sorted(serving, key=lambda node: (node.owner == "inference", node.num_serving)):
+            # Without a forecast, a rise of half a server is not to bring it back at once.
+            margin = 0 if wide.is_known else node.num_devices // 2
+            if self.supply - node.num_devices >= needed + margin and node.pool == "inference":
+                del self.serving[node.node_id]
+                self.supply -= node.num_devices
+
+    def _part(self) -> None:
+        """Lend what nobody will need of nodes that services hold only a part of."""
+        surplus = self.supply - self.outlook.within(self.span_s)
+        for node in sorted(self.pools.nodes, key=lambda node: node.num_serving):
+            num_free = node.num_devices - node.num_serving
+            is_part = node.node_id in self.serving and node.replicas and not node.jobs and 0 < num_free <= surplus
+            if is_part and node.pool == "inference" and self._has_parts(node) and self._is_wanted():
+                surplus -= num_free
+                self.parted[node.node_id] = loaned_text(self.pools, self.outlook)
+
+    # --- what comes of it -----------------------------------------------------------------------------------------
+
+    def _labels(self) -> dict[NodeId, Relabel]:
+        labels: dict[NodeId, Relabel] = {}
+        loan = loaned_text(self.pools, self.outlook)
+        is_wanted = self._is_wanted()
+        for node in self.pools.nodes:
+            reason = self.serving.get(node.node_id)
+            if node.node_id in self.parted:
+                labels[node.node_id] = Relabel(pool="shared", reason=self.parted[node.node_id])
+            elif reason is not None:
+                # Where every device is held nothing can start, so nothing has to be told yet.
+                is_quiet = node.num_training >= node.num_devices and node.heading != "inference"
+                if node.pool != "inference" and (node.node_id in self.reclaimed or not is_quiet):
+                    cost_s = self.reclaimed.get(node.node_id, 0.0)
+                    labels[node.node_id] = Relabel(pool="inference", reason=reason, cost_s=cost_s)
+            elif node.owner == "shared" or node.pool == "training":
+                continue
+            elif is_wanted or node.heading == "training":
+                labels[node.node_id] = Relabel(pool="training", reason=loan)
+        return labels
+
+    def _is_wanted(self) -> bool:
+        """Whether training has a use for more: a job is there that holds less than it could."""
+        held = self.losses.held
+        return any(held.get(view.job.job_id, 0) < view.max_workers for view in self.pools.snapshot.jobs)
+
+    def _job_costs(self) -> dict[WorkloadId, float]:
+        if not self.parted and all(node.pool != "shared" for node in self.pools.nodes):
+            return {}
+        victim_of = self.losses.victim if self.strategy.victims == "loss" else any_job
+        costs: dict[WorkloadId, float] = {}
+        for job_id, view in self.pools.job_of.items():
+            if self.losses.held.get(job_id):
+                victim: Victim = victim_of(view)
+                costs[job_id] = victim.shrink_cost if victim.num_spare else victim.stop_cost
+        return costs
+
+    def _revisit_at_s(self) -> float | None:
+        """The next bin may need something else; nobody waits for it where nobody trains."""
+        if self.forecast is None or not self.strategy.ahead or not self.pools.snapshot.jobs:
+            return None
+        return self.forecast.until_s(0) if self.forecast.is_known else None
