@@ -12,6 +12,7 @@ from springtide.core.decision import Plan, Policy, Snapshot
 from springtide.core.events import Event
 from springtide.core.ports import Journal, Step
 from springtide.core.resources import Node
+from springtide.core.tide import Tide
 from springtide.core.workload import DEFAULT_GRACE_S, JobState, TrainingJob, WorkloadId
 from springtide.sim.clock import VirtualClock
 from springtide.sim.fluid import FluidExecutor
@@ -109,19 +110,18 @@ def play(
     happenings: Sequence[tuple[float, Event]] = (),
     times: Times | None = None,
     until_s: float = 0.0,
+    tide: Tide | None = None,
 ) -> Played:
     """Let the policy play the arrivals to their end. Raises InvariantViolation, which names the command `told`.
 
     `on_progress` is told how many jobs have ended, and of how many. `happenings` are what owners of services and the
     gateway say at their moments. The run goes on until the last job has ended, and at least to `until_s`; services that
-    are still deployed then hold what they hold.
+    are still deployed then hold what they hold. `tide` is what the platform remembers of days before, if any.
     """
     clock = VirtualClock()
-    times = times or Times()
-    has_pools = bool(happenings) or any(node.pool != "shared" for node in nodes)
     invariants = FluidInvariants(nodes, told=told, keeps_promises=keeps_promises)
     watched = WatchedPolicy(policy, invariants, timer)
-    controller = Controller(watched, overheads=rule.told)
+    controller = Controller(watched, overheads=rule.told, tide=tide)
     executor = FluidExecutor(
         clock,
         nodes,
@@ -133,16 +133,9 @@ def play(
         happenings=happenings,
         times=times,
     )
-    minimums: Minimums | None = None
-    if has_pools:
-        graces_s = [job.grace_s for _, job in arrivals] or [DEFAULT_GRACE_S]
-        minimums = Minimums(
-            start_s=times.service_start_s,
-            grace_s=max(times.service_stop_s, *graces_s),
-            lost_of=lambda job_id: executor.runs[job_id].lost_device_s,
-        )
-    num_jobs = len(arrivals)
-    next_told = num_jobs
+    has_pools = bool(happenings) or any(node.pool != "shared" for node in nodes)
+    minimums = _minimums(executor, arrivals, times or Times()) if has_pools else None
+    next_told = num_jobs = len(arrivals)
     num_steps = 0
 
     def take_in(seq: int, step: Step) -> None:
@@ -170,3 +163,13 @@ def play(
     if minimums is not None:
         minimums.finish(clock.now_s())
     return Played(executor, watched, invariants, num_steps, minimums)
+
+
+def _minimums(executor: FluidExecutor, arrivals: Sequence[tuple[float, TrainingJob]], times: Times) -> Minimums:
+    """Watches minimums, with the longest that anybody in the way may take to leave."""
+    graces_s = [job.grace_s for _, job in arrivals] or [DEFAULT_GRACE_S]
+    return Minimums(
+        start_s=times.service_start_s,
+        grace_s=max(times.service_stop_s, *graces_s),
+        lost_of=lambda job_id: executor.runs[job_id].lost_device_s,
+    )
