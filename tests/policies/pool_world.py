@@ -141,6 +141,14 @@ class World:
             self.say(self.pending.pop(0))
         assert count is not None, "the platform does not come to rest"
 
+    def rest(self) -> None:
+        """Let everything be reported, and every back-off and grace pass."""
+        self.deliver()
+        for _ in range(3):
+            self.now_s += 120.0
+            self.say()
+            self.deliver()
+
     # --- what is to be seen -----------------------------------------------------------------------------------------
 
     def label(self, name: str) -> str:

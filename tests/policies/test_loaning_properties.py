@@ -10,7 +10,7 @@ from pool_world import World, node
 
 from springtide.core.decision import Relabel
 from springtide.policies.loaning import Loaning
-from springtide.policies.reclaim import TwoWay
+from springtide.policies.pools import Verdict
 from springtide.policies.registry import make_policy
 
 STRATEGIES = ("two-way", "one-way", "dedicated", "patient")
@@ -46,17 +46,19 @@ turn = st.one_of(
 
 
 class Patient(msgspec.Struct, frozen=True, kw_only=True):
-    """Takes what FaPES-Manager takes for minimums, but cordons as many more nodes as services could use beside them."""
+    """Cordons as many nodes as services could use, and takes back at once only what minimums need."""
 
     def choose(self, pools):
-        verdict = TwoWay().choose(pools)
-        missing = pools.maximum - sum(each.num_devices for each in pools.nodes if each.pool != "training")
-        labels = dict(verdict.pools)
-        for each in pools.nodes:
-            if missing > 0 and each.pool == "training" and each.node_id not in labels:
+        serving = sum(each.num_devices for each in pools.nodes if each.pool != "training")
+        labels, reclaimed = {}, set()
+        training = [each for each in pools.nodes if each.pool == "training"]
+        for each in sorted(training, key=lambda each: (each.num_training > 0, each.drain is None)):
+            if serving < pools.maximum:
                 labels[each.node_id] = Relabel(pool="inference", reason="wanted soon")
-                missing -= each.num_devices
-        return msgspec.structs.replace(verdict, pools=labels, growth="load")
+                if serving < pools.required:
+                    reclaimed.add(each.node_id)
+                serving += each.num_devices
+        return Verdict(pools=labels, reclaimed=frozenset(reclaimed))
 
     def capacity(self, pools, verdict):
         return ()
@@ -136,7 +138,7 @@ def test_whatever_happens_plans_stand_and_minimums_are_kept(strategy, training):
         day = Day(policy_of(strategy, training), drawn)
         for happening in turns:
             day.take(*happening)
-        day.world.deliver()
+        day.world.rest()
         day.world.replay()
         state = day.world.controller.state
         served = [record for record in state.services.values() if record.is_served]

@@ -47,7 +47,7 @@ class Loaning(msgspec.Struct, frozen=True, kw_only=True):
         return replace(
             plan,
             allocations={**given, **served.allocations},
-            reasons={**plan.reasons, **ground.reasons(given), **served.reasons},
+            reasons={**plan.reasons, **ground.waits(given), **ground.reasons(given), **served.reasons},
             revisit_at_s=min(moments, default=None),
             memory={"training": plan.memory},
             pools=verdict.pools,
@@ -178,6 +178,19 @@ class Ground:
                 allocation = replace(allocation, device_ids=left)
             given[workload_id] = allocation
         return given
+
+    def waits(self, given: Allocations) -> dict[WorkloadId, str]:
+        """Why jobs wait that the cluster could hold, but not training's part of it: they need not ask for less."""
+        num_open = sum(len(devices) for _, _, devices in self.open)
+        whole = self.pools.snapshot
+        total = len(whole.cluster.device_set)
+        return {
+            view.job.job_id: f"needs {view.min_workers} devices, training has {num_open} of {total} now"
+            for view in whole.jobs
+            if num_open < view.min_workers <= total
+            and view.job.job_id not in given
+            and view.job.job_id not in whole.allocations
+        }
 
     def reasons(self, given: Allocations) -> dict[WorkloadId, str]:
         """Why jobs give up what services need."""

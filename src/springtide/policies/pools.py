@@ -191,10 +191,15 @@ def pool_state(snapshot: Snapshot) -> PoolState:
 
 def _need(view: ServiceView) -> Need:
     minimum = min(view.min_replicas, view.max_replicas)
+    wanted = wanted_replicas(view)
+    if view.num_ready and view.in_flight + view.queued == 0 and view.idle_s >= view.service.idle_s:
+        # One that starts speaks for a service that has no other. Beside a ready one that nobody asks it would make the
+        # answer change as soon as it is stopped.
+        wanted = 0
     return Need(
         view=view,
         minimum=minimum,
-        wanted=max(minimum, min(view.max_replicas, wanted_replicas(view))),
+        wanted=max(minimum, min(view.max_replicas, wanted)),
         maximum=view.max_replicas,
     )
 

@@ -35,7 +35,7 @@ class OneWay(msgspec.Struct, frozen=True, kw_only=True):
 
     def choose(self, pools: PoolState) -> Verdict:
         """Loan what is idle, take back what minimums need."""
-        return _settle(pools, [node for node in pools.nodes if node.owner == "inference"], _in_order)
+        return _settle(pools, [node for node in pools.nodes if node.owner == "inference"], _enough)
 
     def capacity(self, pools: PoolState, verdict: Verdict) -> tuple[Capacity, ...]:
         """What training has, for good."""
@@ -66,24 +66,36 @@ def _settle(
     missing = pools.required - may_serve
     if missing <= 0:
         return Verdict(pools=_loans(pools), growth="maximum")
-    chosen: list[NodeView] = []
-    ids = {node.node_id for node in reclaimable}
-    # Who was told to leave goes on leaving; the servers that are free soonest count first.
-    coming = [node for node in pools.heading("inference") if node.pool == "training"]
-    for node in sorted(coming, key=lambda node: node.num_training):
-        if missing > 0:
-            chosen.append(node)
-            missing -= node.num_devices
-    if missing > 0:
+    chosen = _goes_on(pools, missing)
+    short = missing - sum(node.num_devices for node in chosen)
+    if short > 0:
         taken = {node.node_id for node in chosen}
-        open_ = [node for node in pools.nodes if node.pool == "training" and node.node_id not in taken]
-        chosen += pick([node for node in open_ if node.node_id in ids], missing)
+        open_ = [node for node in reclaimable if node.pool == "training" and node.node_id not in taken]
+        # What is free is labelled at once: if that is enough, nobody has to leave elsewhere.
+        chosen = _enough(sorted([*chosen, *pick(open_, short)], key=lambda node: node.num_training > 0), missing)
     reason = f"taken back for {told_needy(pools)}"
     return Verdict(
         pools={node.node_id: Relabel(pool="inference", reason=reason, cost_s=float(len(node.jobs))) for node in chosen},
         reclaimed=frozenset(node.node_id for node in chosen),
         growth="maximum",
     )
+
+
+def _goes_on(pools: PoolState, num_devices: int) -> list[NodeView]:
+    """The nodes that were told to leave training and are still needed; those that are free soonest count first."""
+    coming = [node for node in pools.heading("inference") if node.pool == "training"]
+    return _enough(sorted(coming, key=lambda node: node.num_training), num_devices)
+
+
+def _enough(nodes: Sequence[NodeView], num_devices: int) -> list[NodeView]:
+    """The first nodes that have so many devices together; all of them if they do not suffice."""
+    chosen: list[NodeView] = []
+    for node in nodes:
+        if num_devices <= 0:
+            break
+        chosen.append(node)
+        num_devices -= node.num_devices
+    return chosen
 
 
 def _leaves(node: NodeView) -> bool:
@@ -100,16 +112,6 @@ def _loans(pools: PoolState) -> dict[NodeId, Relabel]:
             surplus -= node.num_devices
             loans[node.node_id] = Relabel(pool="training", reason="every service has its maximum, the server is idle")
     return loans
-
-
-def _in_order(nodes: Sequence[NodeView], num_devices: int) -> list[NodeView]:
-    chosen: list[NodeView] = []
-    for node in nodes:
-        if num_devices <= 0:
-            break
-        chosen.append(node)
-        num_devices -= node.num_devices
-    return chosen
 
 
 def _by_gain(nodes: Sequence[NodeView], num_devices: int) -> list[NodeView]:
