@@ -340,10 +340,11 @@ def _draw_tidal_service(
 ) -> tuple[list[Request], Load]:
     by_night = int(rng.integers(0, by_day + 1))
     most = min(num_devices, by_day + int(rng.integers(0, 4))) or 1
+    most_by_night = min(most, max(1, by_night + int(rng.integers(0, 2))))
     service = make_service(
         f"service-{index}",
         min_replicas=by_night,
-        max_replicas=most,
+        max_replicas=most_by_night,
         idle_s=float(rng.uniform(3.0, 15.0)),
         grace_s=float(rng.uniform(0.5, 5.0)),
     )
@@ -353,8 +354,8 @@ def _draw_tidal_service(
     requests = [Request(at_s=start_s, event=ServiceDeployed(service=service))]
     morning_s, evening_s = float(rng.uniform(0.1, 0.4)) * day_s, float(rng.uniform(0.6, 0.9)) * day_s
     for day in range(math.ceil(horizon_s / day_s)):
-        for at_s, minimum in ((morning_s, by_day), (evening_s, by_night)):
-            event = ScaleRequested(workload_id=service_id, minimum=minimum, maximum=most)
+        for at_s, minimum, maximum in ((morning_s, by_day, most), (evening_s, by_night, most_by_night)):
+            event = ScaleRequested(workload_id=service_id, minimum=minimum, maximum=maximum)
             requests.append(Request(at_s=start_s + day * day_s + at_s, event=event))
     # In the end every service is removed, so that nothing may be left running.
     requests.append(Request(at_s=end_s, event=CancelRequested(workload_id=service_id)))
