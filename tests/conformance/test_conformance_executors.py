@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from springtide.core.resources import make_node
+from springtide.core.actions import LabelNode
+from springtide.core.resources import NodeId, Pool, make_node
 from springtide.sim.clock import VirtualClock
 from springtide.sim.executor import SimExecutor
 from springtide.sim.invariants import complain
 from springtide.sim.machine import Machine
 from springtide.sim.models import Delays
 from springtide.sim.workload import make_job, make_service
-from springtide.testing.executor import CHECKS
+from springtide.testing.executor import CHECKS, POOL_CHECKS
 
 
 class ModelWorld:
-    def __init__(self) -> None:
+    def __init__(self, pool: Pool = "shared") -> None:
         self.clock = VirtualClock()
         self.machine = Machine(self.clock, Delays(), complain)
-        node = make_node("node", 2)
+        node = make_node("node", 2, pool=pool)
         self.machine.add_node(node)
+        self.pooled_node = node.node_id
         self.devices = [device.device_id for device in node.devices]
         self.executor = SimExecutor(self.machine)
         self.long_job = make_job("long", num_samples=100_000, samples_per_s=100.0, workers=(1, 2))
@@ -31,6 +33,9 @@ class ModelWorld:
         self.executor = SimExecutor(self.machine)
         return self.executor
 
+    def label_of(self, node_id: NodeId) -> Pool:
+        return self.machine.known_nodes[node_id].pool
+
     def kill(self, replica_id: str) -> None:
         self.machine.die(self.machine.processes[replica_id], "killed")
 
@@ -38,3 +43,17 @@ class ModelWorld:
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_executor_of_models(check) -> None:
     check(ModelWorld())
+
+
+@pytest.mark.parametrize("check", POOL_CHECKS, ids=lambda check: check.__name__)
+def test_executor_of_models_with_pools(check) -> None:
+    check(ModelWorld("inference"))
+
+
+def test_a_node_that_went_down_comes_back_with_its_label() -> None:
+    world = ModelWorld("inference")
+    world.machine.nodes.clear()
+    world.executor.start(LabelNode(node_id=world.pooled_node, pool="training"))
+    world.machine.add_node(make_node("node", 2, pool="inference"))
+    node = world.machine.nodes[world.pooled_node]
+    assert (node.pool, node.owner) == ("training", "inference")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from springtide.core.actions import Action, PreemptJob, ResizeJob, StartReplica, StopReplica
+from springtide.core.actions import Action, DrainNode, LabelNode, PreemptJob, ResizeJob, StartReplica, StopReplica
 from springtide.core.events import (
     CheckpointCommitted,
     Event,
@@ -17,7 +17,7 @@ from springtide.core.events import (
     ReplicaStopped,
 )
 from springtide.core.ports import Clock, Executor, Standing
-from springtide.core.resources import DeviceId
+from springtide.core.resources import DeviceId, NodeId, Pool
 from springtide.core.workload import InferenceService, ReplicaId, TrainingJob
 
 
@@ -40,6 +40,16 @@ class World(Protocol):
 
     def kill(self, replica_id: ReplicaId) -> None:
         """Let a worker die, as kill -9 would."""
+        ...
+
+
+class PooledWorld(World, Protocol):
+    """A world of which `pooled_node` is a node that is up, labelled for inference, and keeps its label by itself."""
+
+    pooled_node: NodeId
+
+    def label_of(self, node_id: NodeId) -> Pool:
+        """What the machines, not the control plane, say that the node is labelled for."""
         ...
 
 
@@ -193,4 +203,59 @@ CHECKS: tuple[Callable[[World], None], ...] = (
     check_preemption,
     check_unacknowledged_reports_repeat,
     check_recovery_adopts,
+)
+
+
+def check_labels_are_kept(world: PooledWorld) -> None:
+    """A label is what the last LabelNode said, however often it is said; a drain changes none, and neither is news."""
+    node_id, executor = world.pooled_node, world.executor
+    gather(world, executor, lambda seen: False, 0.5)
+    drain = DrainNode(node_id=node_id, pool="training", is_reclaim=True)
+    for _ in range(2):
+        executor.start(drain)
+        assert world.label_of(node_id) == "inference", "a drain changed the label"
+    for _ in range(2):
+        executor.start(LabelNode(node_id=node_id, pool="training"))
+        assert world.label_of(node_id) == "training"
+    # A drain that is called off is a label that the node has.
+    executor.start(DrainNode(node_id=node_id, pool="inference"))
+    executor.start(LabelNode(node_id=node_id, pool="training"))
+    assert world.label_of(node_id) == "training"
+    found = gather(world, executor, lambda seen: False, 0.5)
+    assert not found, f"unexpected {found}"
+
+
+def check_labels_outlive_the_control_plane(world: PooledWorld) -> None:
+    """A new control plane finds the label that the one before it set, and one that a crash cut off is made so."""
+    node_id = world.pooled_node
+    world.executor.start(LabelNode(node_id=node_id, pool="training"))
+    fresh = world.restart()
+    assert world.label_of(node_id) == "training", "the label died with its control plane"
+    fresh.recover(Standing(labels={node_id: "training"}, actions=(DrainNode(node_id=node_id, pool="inference"),)))
+    assert world.label_of(node_id) == "training"
+    again = world.restart()
+    again.recover(Standing(labels={node_id: "inference"}))
+    assert world.label_of(node_id) == "inference", "the label that the journal knows was not made so"
+    again.recover(Standing(labels={node_id: "inference"}))
+    assert world.label_of(node_id) == "inference"
+
+
+def check_drain_leaves_replicas_alone(world: PooledWorld) -> None:
+    """Who is on a node that drains goes on until it is told to stop; a label that admits it changes nothing for it."""
+    start = start_of(world.service, world.devices[0])
+    world.executor.start(start)
+    expect(world, world.executor, ReplicaReady)
+    world.executor.start(DrainNode(node_id=world.pooled_node, pool="training", is_reclaim=True))
+    world.executor.start(LabelNode(node_id=world.pooled_node, pool="inference"))
+    world.executor.start(LabelNode(node_id=world.pooled_node, pool="shared"))
+    expect_none(world, world.executor, ReplicaLost, ReplicaStopped)
+    world.executor.start(StopReplica(workload_id=start.workload_id, replica_id=start.replica_id, grace_s=1.0))
+    expect(world, world.executor, ReplicaStopped)
+
+
+# For executors over nodes with pools. `devices` are those of `pooled_node`.
+POOL_CHECKS: tuple[Callable[[PooledWorld], None], ...] = (
+    check_labels_are_kept,
+    check_labels_outlive_the_control_plane,
+    check_drain_leaves_replicas_alone,
 )
