@@ -17,7 +17,15 @@ from springtide.core.workload import WorkloadId
 from springtide.policies.replicas import next_idle_at_s, wanted_replicas
 from springtide.policies.shares import Shares, serve_demand, serve_minimum
 from springtide.policies.springtide_blocks import mark_used, pin, remember
-from springtide.policies.springtide_capacity import counted_on, falls_told, is_roomier, matters, note_taken
+from springtide.policies.springtide_capacity import (
+    Guests,
+    counted_on,
+    falls_told,
+    guests_of,
+    is_roomier,
+    matters,
+    note_taken,
+)
 from springtide.policies.springtide_memory import State, costs_of, decode, entry_of, mark_cluster, renew
 from springtide.policies.springtide_moves import detours
 from springtide.policies.springtide_places import settle
@@ -104,7 +112,7 @@ class Springtide:
         # Who has not reported anew since then says the same again, as long as the plan is the same.
         seen.is_checked = is_quiet
         if is_quiet:
-            if is_seen and seen.plan is not None and not fresh and not snapshot.services:
+            if is_seen and seen.plan is not None and not (fresh or snapshot.services or seen.plan.rejected):
                 return seen.plan
             plan = self._standing(snapshot, state, rows, fresh if is_seen and seen.plan is not None else None)
         else:
@@ -164,6 +172,7 @@ class _Decision:
         self.rejected: dict[WorkloadId, Refusal] = {}
         self.latest_s: list[float] = []
         self.newcomers: dict[WorkloadId, tuple[float, Entry]] = {}
+        self.guests = Guests()
         largest = max((len(row.rates) - 1 for row in rows), default=1)
         state.change_s = snapshot.overheads.change_s
         costs = costs_of(snapshot.overheads, largest, falls_told(snapshot))
@@ -184,6 +193,7 @@ class _Decision:
         has_left, state.num_gone = state.num_gone > 0, 0
         before = state.book.steps
         note_taken(state, self.by_id, self.now_s)
+        self._see_guests()
         services = self._serve()
         self._catch_up()
         outside = self._admit(has_left or is_roomier(before, self.book.steps, self.now_s))
@@ -191,8 +201,8 @@ class _Decision:
         if self.book.profile.at(self.now_s) < owed:
             make_way(self.book, owed)
         use_spare(self.book, _elbow_room(snapshot.cluster), owed)
-        spare = share_spare(self.book, outside, snapshot, state.num_surplus)
-        placed = settle(state, snapshot, spare, services, self.policy.effort // 2)
+        spare = self._share(outside)
+        placed = settle(state, self.guests, snapshot, spare, services, self.policy.effort // 2)
         for row in self.rows:
             if row.job_id in state.newcomers and row.job_id not in self.book.entries:
                 self._turn_away(self.newcomers[row.job_id][0], row, self.newcomers[row.job_id][1])
@@ -220,7 +230,12 @@ class _Decision:
         serve_demand(shares)
         wanted = dict(shares.counts)
         self.notes.update(shares.notes)
-        if not self.book.set_capacity(self._counted_on(wanted)):
+        is_kept = self.book.set_capacity(self._counted_on(wanted))
+        if not is_kept and self.guests.promised:
+            # Where they are not bound to nodes that go there may be room for all.
+            self._let_go()
+            is_kept = self.book.set_capacity(self._counted_on(wanted))
+        if not is_kept:
             self.book.force_capacity(self._counted_on(least))
             spare = max(0, min(self.book.profile.free))
             for who, count in wanted.items():
@@ -229,11 +244,50 @@ class _Decision:
                 spare -= more
             self.book.set_capacity(self._counted_on(least))
             wanted = least
-        self.state.num_surplus = len(self.seen.device_ids) - sum(wanted.values()) - at(self.book.steps, self.now_s)
+        there = len(self.seen.device_ids) - len(self.guests.leaving)
+        there += sum(count for count, _ in self.guests.promised.values())
+        self.state.num_surplus = there - sum(wanted.values()) - at(self.book.steps, self.now_s)
         return wanted
 
     def _counted_on(self, services: Mapping[WorkloadId, int]) -> Steps:
-        return counted_on(self.snapshot, self.policy.reserve_fraction, sum(services.values()))
+        return counted_on(self.snapshot, self.policy.reserve_fraction, sum(services.values()), self.guests)
+
+    # --- who is on nodes that are being emptied ---------------------------------------------------------------------
+
+    def _see_guests(self) -> None:
+        """Whoever is where it was decided, on a node that is being emptied, stays there as it is if that can be."""
+        for entry in self.book.entries.values():
+            entry.is_fixed = False
+        if not self.snapshot.drains:
+            return
+        guests = guests_of(self.state, self.snapshot)
+        amiss = {row.job_id for row in self.rows if row.job_id in guests.promised and _deviates(row, self.state)}
+        self.guests = guests._replace(promised={k: v for k, v in guests.promised.items() if k not in amiss})
+        for key in self.guests.promised:
+            self.book.entries[key].is_fixed = True
+
+    def _let_go(self) -> None:
+        for key in self.guests.promised:
+            self.book.entries[key].is_fixed = False
+        self.guests = self.guests.without_promised()
+
+    def _share(self, outside: list[Row]) -> dict[WorkloadId, int]:
+        """Devices for those outside of the book. Who is on a node that is being emptied keeps what it has."""
+        state, snapshot, leaving = self.state, self.snapshot, self.guests.leaving
+        left = self.book.profile.at(self.now_s) + state.num_surplus
+        others: dict[WorkloadId, int] = {}
+        for row in outside if leaving else ():
+            given = snapshot.allocations.get(row.job_id)
+            if given is None or leaving.isdisjoint(given.device_ids):
+                continue
+            num_lasting = sum(device not in leaving for device in given.device_ids)
+            if num_lasting <= left and row.sizes[0] <= given.num_devices <= row.sizes[-1]:
+                others[row.job_id] = given.num_devices
+                left -= num_lasting
+                state.num_surplus += given.num_devices - num_lasting
+        self.guests = self.guests._replace(others=others)
+        rest = [row for row in outside if row.job_id not in others]
+        return others | share_spare(self.book, rest, snapshot, state.num_surplus - sum(others.values()))
 
     def _catch_up(self) -> None:
         """Bring the entries of jobs that are not where their plan says up to what is known of them."""

@@ -2,20 +2,107 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Mapping
+from itertools import pairwise
+from typing import NamedTuple
 
-from springtide.core.decision import Snapshot
+from msgspec.structs import replace
+
+from springtide.core.decision import EMPTY, PoolAllocation, Snapshot
+from springtide.core.resources import DeviceId
 from springtide.core.workload import WorkloadId
+from springtide.policies.springtide_blocks import same
 from springtide.policies.springtide_memory import State
 from springtide.policies.springtide_rows import Row
-from springtide.solvers.plan_capacity import Steps, changed, compared, constant, falls_of, trimmed
+from springtide.solvers.plan_capacity import Steps, at, changed, compared, constant, falls_of, trimmed
+
+# Whose devices nobody gets.
+NOBODY = WorkloadId("")
 
 
-def counted_on(snapshot: Snapshot, reserve_fraction: float, num_serving: int) -> Steps:
+class Guests(NamedTuple):
+    """Who may stay on devices of nodes that are being emptied: nobody else gets these, and they go with their holders.
+
+    `leaving` are all such devices. `promised` says for jobs in the book how many of them each holds, and until when by
+    its schedule; `others` are the jobs outside of it that stay, with what they hold in all.
+    """
+
+    leaving: frozenset[DeviceId] = frozenset()
+    promised: Mapping[str, tuple[int, float]] = EMPTY
+    others: Mapping[WorkloadId, int] = EMPTY
+
+    def without_promised(self) -> Guests:
+        """The same, where the jobs in the book go elsewhere now."""
+        return self._replace(promised=EMPTY)
+
+    def shown(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot for placing: who has to leave such devices is shown without them, and nobody may get them."""
+        held: dict[WorkloadId, PoolAllocation] = {}
+        left: list[DeviceId] = []
+        for who, given in snapshot.allocations.items():
+            kept = tuple([device for device in given.device_ids if device not in self.leaving])
+            if len(kept) == given.num_devices or who in self.promised or who in self.others:
+                held[who] = given
+                continue
+            left += [device for device in given.device_ids if device in self.leaving]
+            if kept:
+                held[who] = replace(given, device_ids=kept)
+        if left:
+            held[NOBODY] = PoolAllocation(device_ids=tuple(left))
+        return replace(snapshot, allocations=held)
+
+
+def guests_of(state: State, snapshot: Snapshot) -> Guests:
+    """The jobs in the book that are where it was decided, on devices of nodes that are being emptied."""
+    leaving = frozenset(
+        [
+            device.device_id
+            for node in snapshot.cluster.nodes
+            if node.node_id in snapshot.drains
+            for device in node.devices
+        ]
+    )
+    if not leaving:
+        return Guests()
+    promised: dict[str, tuple[int, float]] = {}
+    now_s = snapshot.now_s
+    for key, entry in state.book.entries.items():
+        given = snapshot.allocations.get(WorkloadId(key))
+        if given is None or leaving.isdisjoint(given.device_ids):
+            continue
+        run = next((run for run in entry.was if run.start_s <= now_s < run.end_s), None)
+        if run is None or run.num_devices != given.num_devices:
+            continue
+        if same(state.devices.get(WorkloadId(key)), given.device_ids):
+            promised[key] = len(leaving.intersection(given.device_ids)), run.end_s
+    return Guests(leaving, promised)
+
+
+def counted_on(snapshot: Snapshot, reserve_fraction: float, num_serving: int, guests: Guests) -> Steps:
     """How many devices promises may use from each moment on: those told, until the next such moment no more than
-    there are, less the reserve and `num_serving` devices of services."""
+    there are, less the reserve and `num_serving` devices of services.
+
+    Until more are told to come, devices of nodes that are being emptied count only while their holders have them.
+    """
     steps = _told(snapshot, len(snapshot.cluster.device_ids()))
+    if guests.leaving:
+        steps = _while_guests_stay(steps, snapshot, guests)
     return changed(steps, lambda count: max(0, count - int(count * reserve_fraction) - num_serving))
+
+
+def _while_guests_stay(told: Steps, snapshot: Snapshot, guests: Guests) -> Steps:
+    num_lasting = len(snapshot.cluster.device_ids()) - len(guests.leaving)
+    rise_s = next((later[0] for before, later in pairwise(told) if later[1] > before[1]), math.inf)
+    ends = sorted({until_s for _, until_s in guests.promised.values()})
+    steps: list[tuple[float, int]] = []
+    for from_s in sorted({from_s for from_s, _ in told} | {end_s for end_s in ends if end_s < rise_s}):
+        moment_s = max(from_s, snapshot.now_s)
+        count = at(told, moment_s)
+        if moment_s < rise_s:
+            count = min(count, num_lasting + sum(n for n, until_s in guests.promised.values() if until_s > moment_s))
+        steps.append((from_s, count))
+    return trimmed(steps, snapshot.now_s)
 
 
 def _told(snapshot: Snapshot, num_there: int) -> Steps:
@@ -44,7 +131,7 @@ def matters(state: State, snapshot: Snapshot, reserve_fraction: float, jobs: Con
     num_serving = 0
     if snapshot.services:
         num_serving = sum(count for who, count in state.held.items() if who not in jobs)
-    steps = counted_on(snapshot, reserve_fraction, num_serving)
+    steps = counted_on(snapshot, reserve_fraction, num_serving, guests_of(state, snapshot))
     book = state.book
     if steps == trimmed(book.steps, snapshot.now_s):
         return False

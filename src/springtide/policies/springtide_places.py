@@ -9,6 +9,7 @@ from springtide.core.decision import PoolAllocation, Snapshot
 from springtide.core.workload import WorkloadId
 from springtide.policies.placement import place
 from springtide.policies.springtide_blocks import is_used, same
+from springtide.policies.springtide_capacity import NOBODY, Guests
 from springtide.policies.springtide_memory import PAD_S, Devices, State
 from springtide.policies.springtide_moves import Placed, delays
 from springtide.policies.springtide_packing import Packing
@@ -26,6 +27,7 @@ SCATTERED_DOUBLINGS = 3
 
 def settle(
     state: State,
+    guests: Guests,
     snapshot: Snapshot,
     spare: Mapping[WorkloadId, int],
     services: Mapping[WorkloadId, int],
@@ -33,16 +35,21 @@ def settle(
 ) -> Placed:
     """Place everyone and make the schedules true to their places.
 
-    `spare` counts the devices of those outside the book. A job whose group would lie on more nodes than it needs gets
-    other devices in time: it keeps what it has, becomes smaller, or waits. A job that is moved pays for it in its
-    schedule. The book is changed accordingly; every promise in it still holds.
+    `guests` stay where they are. `spare` counts the devices of those outside the book. A job whose group would lie on
+    more nodes than it needs gets other devices in time: it keeps what it has, becomes smaller, or waits. A job that is
+    moved pays for it in its schedule. The book is changed accordingly; every promise in it still holds.
     """
     book = state.book
     layout = layout_of(snapshot.cluster)
+    if guests.leaving:
+        snapshot = guests.shown(snapshot)
+        if NOBODY in snapshot.allocations:
+            services = {**services, NOBODY: snapshot.allocations[NOBODY].num_devices}
     held = snapshot.allocations
     book.effort = max(book.effort, effort)
     # A job that cannot change its workers while it runs stays where it is.
     fixed: set[WorkloadId] = {view.job.job_id for view in snapshot.jobs if not view.job.elastic} & held.keys()
+    fixed |= {WorkloadId(key) for key in (*guests.promised, *guests.others)}
     relented: dict[str, int] = {}
     gathered = _gather(state, layout, snapshot, {**services, **_counts(book), **spare}, fixed)
     for number in range(MAX_ROUNDS + 1):
@@ -80,6 +87,7 @@ def settle(
                 _slow_down(state, key, layout, placed)
         if not troubled and {**services, **_counts(book), **spare} == counts and not fixed.intersection(scattered):
             break
+    placed.pop(NOBODY, None)
     return placed
 
 
@@ -406,7 +414,7 @@ def _make_way(book: Book, entry: Entry, count: int) -> bool:
     for key, other in book.entries.items():
         size = other.size_at(now_s)
         half = max((n for n in other.sizes if n <= size - count and n & (n - 1) == 0), default=0)
-        if other is entry or not half or size & (size - 1):
+        if other is entry or other.is_fixed or not half or size & (size - 1):
             continue
         overhead_s = other.residual_s if half == other.held else book.costs.later[half]
         done_s = now_s + overhead_s + other.left / other.rates[half]

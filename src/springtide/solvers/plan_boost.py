@@ -22,6 +22,8 @@ def make_way(book: Book, owed: int) -> None:
     for entry in sorted(book.entries.values(), key=lambda entry: (-book.surplus(entry), entry.key)):
         if book.profile.at(now_s) >= owed or book.surplus(entry) <= 0 or book.effort <= 0:
             return
+        if entry.is_fixed:
+            continue
         before = entry.runs
         book.change_runs(entry, ())
         runs = book.fit_one(entry)
@@ -71,7 +73,7 @@ def use_spare(book: Book, kept_free: int = 0, owed: int = 0) -> None:
 def _offer(book: Book, entry: Entry) -> tuple[float, int] | None:
     """The next larger size for which there are devices now: its marginal return and the size."""
     now_s = book.now_s
-    if entry.ready_s > now_s or not entry.runs:
+    if entry.ready_s > now_s or not entry.runs or entry.is_fixed:
         return None
     current = entry.size_at(now_s)
     spare = book.profile.at(now_s)
