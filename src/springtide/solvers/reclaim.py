@@ -6,6 +6,7 @@ A job pays once, however many of its servers go, so what a server costs depends 
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -198,8 +199,8 @@ def reclaim_by_cost(servers: Sequence[Server], victims: Sequence[Victim], num_ne
     """A choice of servers with `num_needed` devices at little cost; all of them if they do not suffice.
 
     Greedy: again and again the server, together with those that cost nothing more then, whose cost for each device
-    still missing is least. Then exchanges while they help: without one job's servers, or with one server more, filled
-    up and thinned out again. The effort is bounded by counts, so that a thousand servers are bearable.
+    still missing is least. Then exchanges while they help: without one job's servers, without one or two servers, or
+    with one more, filled up and thinned out again. Effort is bounded by counts: a thousand servers are bearable.
     """
     if num_needed <= 0:
         return Choice(servers=(), cost=0.0)
@@ -247,6 +248,9 @@ class _Taking:
             avoided = frozenset(self.on[job])
             yield tuple(number for number in chosen if number not in avoided), avoided
         members = set(chosen)
+        for size in (1, 2):
+            for dropped in itertools.combinations(chosen, size):
+                yield tuple(number for number in chosen if number not in dropped), frozenset(dropped)
         for number in range(len(self.servers)):
             if number not in members:
                 yield (*chosen, number), frozenset()
