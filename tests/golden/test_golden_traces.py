@@ -1,4 +1,4 @@
-"""What each policy does in three short scenarios, line by line. A change here is a change of behaviour: review it."""
+"""What each policy does in four short scenarios, line by line. A change here is a change of behaviour: review it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from springtide.testing.golden import golden_names, golden_trace, main
+from springtide.testing.golden import golden_file, golden_names, golden_trace, main
 
 HERE = Path(__file__).parent
 
 
 @pytest.mark.parametrize(("scenario", "policy"), golden_names())
 def test_trace_is_as_written(scenario: str, policy: str) -> None:
-    path = HERE / f"{scenario}.{policy}.txt"
+    path = HERE / golden_file(scenario, policy)
     assert golden_trace(scenario, policy) == path.read_text(encoding="utf-8"), (
         "to accept the change: python -m springtide.testing.golden --write"
     )

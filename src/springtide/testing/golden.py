@@ -13,6 +13,7 @@ from springtide.core.events import (
     JobSubmitted,
     PauseRequested,
     ResumeRequested,
+    ScaleRequested,
     ServiceDeployed,
 )
 from springtide.core.resources import make_node
@@ -70,18 +71,45 @@ def _owners() -> Workload:
     )
 
 
+def _loans() -> Workload:
+    """By night both servers of inference are loaned; the morning takes them back from a rigid and an elastic job."""
+    rigid = make_job("rigid", num_samples=1200, samples_per_s=50.0, workers=(2, 2), elastic=False, grace_s=3.0)
+    elastic = make_job("elastic", num_samples=2400, samples_per_s=50.0, workers=(1, 4), grace_s=2.0)
+    service = make_service("answers", max_replicas=1, idle_s=2.0, grace_s=2.0)
+    bounds = ((8.0, 1, 2), (13.0, 3, 4), (20.0, 0, 1))
+    return Workload(
+        requests=(
+            Request(at_s=0.0, event=JobSubmitted(job=rigid)),
+            Request(at_s=1.0, event=JobSubmitted(job=elastic)),
+            Request(at_s=2.0, event=ServiceDeployed(service=service)),
+            *(
+                Request(at_s=at_s, event=ScaleRequested(workload_id=service.service_id, minimum=least, maximum=most))
+                for at_s, least, most in bounds
+            ),
+            Request(at_s=45.0, event=CancelRequested(workload_id=service.service_id)),
+        )
+    )
+
+
 # The policies that people run platforms with; rivals of these are looked at in figures, not line by line.
 GOLDEN_POLICIES = ("edf", "elastic", "elasticflow", "fifo", "springtide")
+# Those under which servers change hands.
+LOANING_POLICIES = ("tide/springtide", "two-way/fifo")
 SCENARIOS: Mapping[str, Workload] = MappingProxyType(
-    {"deadlines": _deadlines(), "service": _service(), "owners": _owners()}
+    {"deadlines": _deadlines(), "service": _service(), "owners": _owners(), "loans": _loans()}
+)
+_PLAIN = (make_node("node", 4),)
+_POOLED = (
+    make_node("lent-0", 2, pool="inference"),
+    make_node("lent-1", 2, pool="inference"),
+    make_node("own", 2, pool="training"),
 )
 
 
 def golden_trace(scenario: str, policy: str) -> str:
     """The whole journal of a scenario under a policy, a line for each event and action."""
-    run = FaultRun(
-        0, lambda: make_policy(policy), num_faults=0.0, workload=SCENARIOS[scenario], nodes=(make_node("node", 4),)
-    )
+    nodes = _POOLED if scenario == "loans" else _PLAIN
+    run = FaultRun(0, lambda: make_policy(policy), num_faults=0.0, workload=SCENARIOS[scenario], nodes=nodes)
     run.run()
     lines = [f"# {scenario} under {policy}"]
     for _, step in run.journal.read():
@@ -91,8 +119,17 @@ def golden_trace(scenario: str, policy: str) -> str:
 
 
 def golden_names() -> list[tuple[str, str]]:
-    """Every scenario with every policy."""
-    return [(scenario, policy) for scenario in SCENARIOS for policy in GOLDEN_POLICIES]
+    """Every scenario with every policy that it is about."""
+    return [
+        (scenario, policy)
+        for scenario in SCENARIOS
+        for policy in (LOANING_POLICIES if scenario == "loans" else GOLDEN_POLICIES)
+    ]
+
+
+def golden_file(scenario: str, policy: str) -> str:
+    """The name of the file that holds a trace."""
+    return f"{scenario}.{policy.replace('/', '-')}.txt"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -103,7 +140,7 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     changed = []
     for scenario, policy in golden_names():
-        path, text = chosen.directory / f"{scenario}.{policy}.txt", golden_trace(scenario, policy)
+        path, text = chosen.directory / golden_file(scenario, policy), golden_trace(scenario, policy)
         if path.exists() and path.read_text(encoding="utf-8") == text:
             continue
         changed.append(path.name)
