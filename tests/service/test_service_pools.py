@@ -173,39 +173,6 @@ def test_a_node_that_is_lost_while_it_drains_is_told_as_lost_and_comes_back_as_l
     assert [(loan.node_id, loan.end_s) for loan in index.timeline(500.0).loans] == [("t1", 300.0), ("t1", None)]
 
 
-def figures(text, name):
-    return {
-        line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name)
-    }
-
-
-def test_figures_of_pools_have_bounded_labels_and_survive_a_restart(http, tidal):
-    tidal.submit()
-    tidal.deploy(least=3)
-    tidal.wish("t1", "inference", cost_s=40.0, at_s=200.0)
-    tidal.platform.run_job("fit-1", direction="shrink")
-    tidal.platform.clock_s = 207.0
-    tidal.platform.stop_replicas("fit-1")
-    text = http.get("/metrics").text
-    assert figures(text, "springtide_loaned_servers") == {
-        f'springtide_loaned_servers{{from="{owner}",to="{pool}"}}': float((owner, pool) == ("training", "inference"))
-        for owner in ("training", "shared", "inference")
-        for pool in ("training", "shared", "inference")
-        if owner != pool
-    }
-    assert 'springtide_reclaims_total{kind="shrinking"} 1.0' in text
-    assert 'springtide_reclaim_seconds_bucket{le="5.0"} 0.0' in text
-    assert 'springtide_reclaim_seconds_bucket{le="10.0"} 1.0' in text
-    assert "springtide_reclaim_seconds_sum 7.0" in text
-    assert "springtide_reclaim_cost_device_seconds_total 40.0" in text
-    assert 'springtide_pool_devices{pool="inference"} 4.0' in text
-    assert "springtide_tide_needed_devices 3.0" in text
-    assert "t1" not in text
-    # A platform that comes up again reads the same journal.
-    again = history_of(tidal).totals().pools
-    assert (again.num_reclaims["shrinking"], again.reclaim_s.count, again.reclaim_cost_s) == (1, 1, 40.0)
-
-
 def test_the_tide_is_thinned_to_what_a_picture_can_show():
     tide = Tide(day_s=960.0, bins_per_day=96, first_bin=5, peaks=tuple(range(1000)), peak=7, level=3)
     whole = tide_status(tide, 28)

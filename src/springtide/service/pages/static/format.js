@@ -26,7 +26,8 @@ export function number(value, digits = 3) {
 }
 
 export function fixed(value, places) {
-  return isKnown(value) ? value.toFixed(places) : UNKNOWN;
+  if (!isKnown(value)) return UNKNOWN;
+  return Math.abs(value) >= 1e6 ? value.toExponential(2) : value.toFixed(places);
 }
 
 export function percent(fraction) {

@@ -245,7 +245,7 @@ export class PoolsSection {
     for (const button of document.querySelectorAll("[data-days]")) setAttributes(button, { "aria-pressed": String(Number(button.dataset.days) === this.pastDays) });
   }
 
-  // Nodes come with every status; the tide and the loans are asked for when these, or the minute, have changed.
+  // Nodes come with every status; the tide and the loans are asked for when these have changed, and now and then.
   draw(status, nowS) {
     const nodes = status.nodes ?? [];
     byId("pools").hidden = nodes.length === 0;
@@ -254,7 +254,9 @@ export class PoolsSection {
     byId("pool-nodes").classList.toggle("dense", nodes.length > MAX_WIDE_NODES);
     this.nodes.update(nodes.filter((node) => node.num_devices > 0), (node) => node.node_id, (card, node) => fillNodeCard(card, node, nowS));
     setText(byId("pools-summary"), summaryOf(status.pools ?? []));
-    this.wanted = JSON.stringify([nodes, Math.floor(nowS / 10)]);
+    // A day may be short; the picture of it moves by a hundredth at a time.
+    const everyS = Math.min(10, Math.max(1, (this.report?.tide.day_s ?? 0) / 100));
+    this.wanted = JSON.stringify([nodes, Math.floor(nowS / everyS)]);
     this.refresh();
     this.drawHandovers(nowS);
   }
