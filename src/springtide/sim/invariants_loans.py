@@ -5,6 +5,7 @@ And who is guaranteed replicas has them, where there are servers for it. Over th
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from springtide.control.records import JobRecord, PlatformState, ServiceRecord
@@ -21,6 +22,9 @@ DRAIN_SLACK_S = 20.0
 START_SLACK_S = 2.0
 # With them a service may wait out a back-off, time after time; this is more than the longest.
 SHORT_FOR_EVER_S = 90.0
+# Load is told every few seconds, bounds change now and then: a node that is given another direction more often than
+# this is driven by nothing but its own changes.
+FLAPS, FLAPS_WITHIN_S = 20, 10.0
 
 
 class LoanInvariants:
@@ -45,6 +49,7 @@ class LoanInvariants:
         self._drains: dict[NodeId, Pool] = {}
         self._reclaimed_since_s: dict[NodeId, float] = {}
         self._short: dict[WorkloadId, tuple[float, object]] = {}
+        self._turned_at_s: dict[NodeId, deque[float]] = {}
         self._troubled_until_s = 0.0
         self.num_labels = 0
         self.num_reclaims = 0
@@ -64,14 +69,22 @@ class LoanInvariants:
                 case DrainNode():
                     self.num_reclaims += action.is_reclaim
                     self._drains[action.node_id] = action.pool
+                    self._note_turn(action.node_id, step.now_s)
                 case LabelNode():
                     self.num_labels += 1
                     self._drains.pop(action.node_id, None)
+                    self._note_turn(action.node_id, step.now_s)
                 case StartReplica():
                     node_id = node_of[action.device_id]
                     pool = self._drains.get(node_id)
                     if pool is not None and not admits(pool, is_job=isinstance(action.workload, TrainingJob)):
                         self._complain("drain-closes", f"{action.replica_id} starts on {node_id}, on its way to {pool}")
+
+    def _note_turn(self, node_id: NodeId, now_s: float) -> None:
+        turns = self._turned_at_s.setdefault(node_id, deque(maxlen=FLAPS))
+        turns.append(now_s)
+        if len(turns) == FLAPS and now_s - turns[0] < FLAPS_WITHIN_S:
+            self._complain("labels-settle", f"{node_id} turned {FLAPS} times within {now_s - turns[0]:.1f} s")
 
     def check(self, state: PlatformState, now_s: float, settled_at_s: float) -> None:
         """Every invariant of pools over the present state, once all its effects have begun.
