@@ -18,15 +18,16 @@ from springtide.perf.fabric import V100_SERVER
 from springtide.sim.bench_fapes_jobs import Request, draw_requests
 from springtide.sim.bench_fapes_play import Outcome, play_requests, table_row
 from springtide.sim.bench_rows import ratio
-from springtide.sim.loaning_play import DEVICES, JOBS_PER_S, TIMES, draw_services, label_nodes
+from springtide.sim.loaning_play import DEVICES, JOBS_PER_S, TIMES, label_nodes, tide_of
 from springtide.workloads.cluster import cluster_nodes
 from springtide.workloads.generators import draw_gamma
+from springtide.workloads.tidal import draw_tidal
 
 CLUSTER, N_R_MAX = "1000x8@10x10x10", 200
-# From the evening's high tide into the night, in bursts as in Google's trace.
-BEGIN_S, HOURS, VARIATION = 20.0 * 3600.0, 4.0, 4.0
-# Times the arrivals for each GPU of table 1: such that without loans rounds of 10 minutes use as much as in the paper.
-LOAD = 1.0
+# An hour of the night, in bursts as in Google's trace. By day FaPES lends nothing: its services grow to their maximum.
+BEGIN_S, HOURS, VARIATION = 2.0 * 3600.0, 1.0, 4.0
+# Times the arrivals for each GPU of table 1, for a cluster as busy as the paper's.
+LOAD = 3.0
 ROUNDS_S: tuple[float, ...] = (600.0, 1200.0, 1800.0)
 STRATEGIES = ("dedicated", "two-way")
 # FaPES, table 3: utilisation and average JCT in minutes.
@@ -86,7 +87,7 @@ def run_scale(
     nodes = label_nodes(cluster_nodes(cluster), n_r_max)
     requests = draw_scale_jobs(seed, sum(len(node.devices) for node in nodes), hours, load)
     num_days = int((BEGIN_S + hours * 3600.0) // 86_400.0) + 2
-    services = from_moment(draw_services(seed, n_r_max, num_days, len(nodes[0].devices)), BEGIN_S)
+    services = from_moment(draw_tidal(seed, tide_of(n_r_max, num_days, len(nodes[0].devices))).happenings, BEGIN_S)
     found: dict[tuple[str, float], Outcome] = {}
     table: list[dict[str, Any]] = []
     for round_s in rounds_s:

@@ -13,8 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from springtide.core.decision import Overheads
-from springtide.core.events import Event
+from springtide.core.decision import Overheads, Policy
 from springtide.core.resources import Node, Pool, Topology
 from springtide.core.workload import DEFAULT_GRACE_S
 from springtide.perf.fabric import V100_SERVER
@@ -48,32 +47,47 @@ class LoanSetting(msgspec.Struct, frozen=True, kw_only=True):
     isolates_devices: bool = False
 
 
+class LoanRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of one run: the jobs and minimums, the books of the pools, and the cluster it was played on."""
+
+    played: Played
+    books: LoanBooks
+    place: Setting
+
+
 def play_loans(
     setting: LoanSetting,
     *,
     timer: Callable[[], float] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Play one run to the end of its last job and return its figures: those of `simulate`, and those of loans.
+    """Play one run to the end of its last job and return its figures (see `loan_figures`).
 
-    `utilisation` counts devices held by jobs and by services until the last day is over, `training_utilisation` those
-    held by jobs among those that training had. `queueing_mean_s` is all the time in which a job held nothing, also
-    after a stop. `reclaims` are servers that came back from training, `reclaims_forced` those that jobs were made to
-    leave (stopped: interrupting; made smaller: shrinking); the others they left when they ended. `reclaim_p95_s` runs
-    from that moment to the last of the replicas for which a server was taken. `need_missed_fraction` is the part of
-    what load and minimums needed that was not ready. Raises InvalidRequest, or InvariantViolation.
+    Raises InvalidRequest, or InvariantViolation on what may never be.
     """
+    return loan_figures(run_loans(setting, timer=timer, on_progress=on_progress))
+
+
+def run_loans(
+    setting: LoanSetting,
+    *,
+    policy: Policy | None = None,
+    tide: TidalSetting | None = None,
+    timer: Callable[[], float] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> LoanRun:
+    """Play one run; `policy` stands for the one that the setting names, `tide` for the one that it draws."""
     nodes = label_nodes(cluster_nodes(setting.cluster), setting.n_r_max, isolates_devices=setting.isolates_devices)
-    until_s = setting.days * DAY_S
     requests = draw_jobs(setting, nodes)
     rule = request_rule(setting.policy)
     speeds = TopologySpeeds(Topology(nodes=tuple(nodes)), V100_SERVER, requests)
     curves = {} if rule == "adaptive" else curves_for(speeds, requests, MAX_WORKERS)
     change = OverheadRule(name="migration", pause=Overheads(change_s=MIGRATION_S))
-    books = LoanBooks(until_s)
+    books = LoanBooks(setting.days * DAY_S)
+    per_server = len(nodes[0].devices)
     began_s = 0.0 if timer is None else timer()
     played = play(
-        make_policy(setting.policy),
+        policy or make_policy(setting.policy),
         arrivals_of(requests, rule, curves),
         nodes,
         rule=change,
@@ -83,15 +97,19 @@ def play_loans(
         journal=books,
         timer=timer,
         on_progress=on_progress,
-        happenings=draw_services(setting.seed, setting.n_r_max, setting.days, len(nodes[0].devices)),
+        happenings=draw_tidal(setting.seed, tide or tide_of(setting.n_r_max, setting.days, per_server)).happenings,
         times=TIMES,
-        until_s=until_s,
+        until_s=setting.days * DAY_S,
     )
     books.close()
     played.cpu_s = None if timer is None else timer() - began_s
-    num_devices = sum(len(node.devices) for node in nodes)
-    figures = figures_of(played, Setting(num_devices=num_devices, devices_per_node=len(nodes[0].devices), rule=change))
-    return figures | _loan_figures(played, books)
+    place = Setting(num_devices=len(nodes) * per_server, devices_per_node=per_server, rule=change)
+    return LoanRun(played=played, books=books, place=place)
+
+
+def tide_of(n_r_max: int, days: int, devices_per_server: int) -> TidalSetting:
+    """The tide of so many days, and of one more for the jobs that are left."""
+    return TidalSetting(num_servers=n_r_max, days=days + 1, devices_per_server=devices_per_server)
 
 
 def label_nodes(nodes: Sequence[Node], n_r_max: int, *, isolates_devices: bool = False) -> list[Node]:
@@ -102,12 +120,6 @@ def label_nodes(nodes: Sequence[Node], n_r_max: int, *, isolates_devices: bool =
         msgspec.structs.replace(node, pool=pool, home=pool, isolates_devices=isolates_devices)
         for node, pool in zip(nodes, pools, strict=True)
     ]
-
-
-def draw_services(seed: int, n_r_max: int, days: int, devices_per_server: int) -> Sequence[tuple[float, Event]]:
-    """What owners of services and the gateway say in so many days, and in one more for the jobs that are left."""
-    tide = TidalSetting(num_servers=n_r_max, days=days + 1, devices_per_server=devices_per_server)
-    return draw_tidal(seed, tide).happenings
 
 
 def draw_jobs(setting: LoanSetting, nodes: Sequence[Node]) -> tuple[Request, ...]:
@@ -124,12 +136,22 @@ def draw_jobs(setting: LoanSetting, nodes: Sequence[Node]) -> tuple[Request, ...
     return tuple(msgspec.structs.replace(request, num_workers=min(request.num_workers, own)) for request in requests)
 
 
-def _loan_figures(played: Played, books: LoanBooks) -> dict[str, Any]:
+def loan_figures(run: LoanRun) -> dict[str, Any]:
+    """The figures of `simulate`, and those of loans.
+
+    `utilisation` counts devices held by jobs and by services until the last day is over, `training_utilisation` those
+    held by jobs among those that training had. `queueing_mean_s` is all the time in which a job held nothing, also
+    after a stop. `reclaims` are servers that came back from training, `reclaims_forced` those that jobs were made to
+    leave (stopped: interrupting; made smaller: shrinking); the others they left when they ended. `reclaim_p95_s` runs
+    from that moment to the last of the replicas for which a server was taken. `need_missed_fraction` is the part of
+    what load and minimums needed that was not ready.
+    """
+    played, books = run.played, run.books
     areas, minimums = books.areas, played.minimums
     assert minimums is not None, "there are pools"
     told = minimums.summary()
     waits_s = np.array([books.queued_s(job_id) for job_id in played.runs])
-    return {
+    return figures_of(played, run.place) | {
         "queueing_mean_s": float(waits_s.mean()) if waits_s.size else None,
         "queueing_p99_s": float(np.percentile(waits_s, 99)) if waits_s.size else None,
         "utilisation": (areas.by_jobs + areas.by_services) / areas.devices,
