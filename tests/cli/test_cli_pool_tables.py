@@ -133,12 +133,21 @@ def test_the_tide_is_a_sentence_and_a_row_of_bars() -> None:
 
 def test_a_reclaim_says_whom_it_took_what_and_how_long_that_was() -> None:
     row = handovers_table((DONE,), 100.0, 0.0, None).splitlines()[1]
-    assert "reclaim  gpu-05  training -> inference  12.0 s, serving 14.5 s  120   fit 4 -> 2" in row
+    assert "reclaim  gpu-05  training -> inference  7.0 s, serving 9.5 s  120   fit 4 -> 2" in row
     assert row.endswith(REASON)
-    loan = replace(DONE, kind="loan", is_return=False, labelled_at_s=20.0, serving_at_s=None, affected=(), cost_s=0.0)
+    loan = replace(
+        DONE,
+        kind="loan",
+        is_return=False,
+        reclaim_at_s=None,
+        labelled_at_s=20.0,
+        serving_at_s=None,
+        affected=(),
+        cost_s=0.0,
+    )
     assert "loan" in handovers_table((loan,), 100.0, 0.0, None)
     under_way = replace(DONE, state="draining", labelled_at_s=None, serving_at_s=None)
-    assert "1m20 so far" in handovers_table((under_way,), 100.0, 0.0, None)
+    assert "1m15 so far" in handovers_table((under_way,), 100.0, 0.0, None)
     called_off = replace(DONE, state="called off", labelled_at_s=None, serving_at_s=None)
     assert "called off" in handovers_table((called_off,), 100.0, 0.0, None)
 

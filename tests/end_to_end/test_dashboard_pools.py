@@ -236,6 +236,7 @@ def test_every_loan_and_reclaim_says_why_what_it_cost_and_how_long_it_took(tmp_p
         assert "420 device-s" in first
         rows = text(browser, "#handovers tbody")
         assert "label 29.8 s, serving 33.1 s" in rows
+        assert "label 11.5 s, serving 14.0 s" in rows, "from the moment somebody had to go"
         assert "gpt stopped" in rows
         assert "called off" in rows
         assert "LOAN gpu-05" in rows

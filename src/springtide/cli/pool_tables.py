@@ -114,8 +114,8 @@ def _kind(handover: Handover) -> str:
 
 
 def _took(handover: Handover, now_s: float) -> str:
-    """From when it was wanted to the label, and of a reclaim to the first replica that was ready there."""
-    began_s = handover.demanded_at_s
+    """From when somebody had to go, or else it was wanted, to the label, and to the first replica ready there."""
+    began_s = handover.demanded_at_s if handover.reclaim_at_s is None else handover.reclaim_at_s
     if handover.state == "draining":
         return f"{format_duration(max(0.0, now_s - began_s))} so far"
     if handover.labelled_at_s is None:

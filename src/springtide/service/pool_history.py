@@ -80,6 +80,8 @@ class _Passage:
 
     action: actions.DrainNode
     demanded_at_s: float
+    reason: str = ""
+    cost_s: float = 0.0
     reclaim_at_s: float | None = None
     present: dict[str, _Holder] = field(default_factory=dict)
     affected: dict[WorkloadId, AffectedJob] = field(default_factory=dict)
@@ -207,6 +209,9 @@ class PoolHistory:
         if known is None:
             known = self._passages[action.node_id] = _Passage(action=action, demanded_at_s=self._at_s)
         known.action = action
+        if action.is_reclaim or not known.affected:
+            # What a reclaim was for and cost stays, when those who had to go are gone and others may stay a while.
+            known.reason, known.cost_s = action.reason, max(known.cost_s, action.cost_s)
         if not action.is_reclaim:
             known.reclaim_at_s = None
             return []
@@ -289,7 +294,7 @@ class PoolHistory:
             num_workers_before=first,
             num_workers_after=after,
         )
-        node_id, reason = passage.action.node_id, passage.action.reason
+        node_id, reason = passage.action.node_id, passage.reason
         yield Note("reclaim", f"{_EFFECT_TEXTS[effect]}, {node_id} is reclaimed: {reason}", workload_id=job_id)
 
     def _label(self, action: actions.LabelNode) -> list[Note]:
@@ -304,7 +309,7 @@ class PoolHistory:
         if passage is None:
             # Nobody was in the way, so that it was never drained.
             drain = actions.DrainNode(node_id=action.node_id, pool=action.pool, reason=action.reason)
-            passage = _Passage(action=drain, demanded_at_s=self._at_s)
+            passage = _Passage(action=drain, demanded_at_s=self._at_s, reason=action.reason)
         handover = replace(self._as_handover(passage, "done"), labelled_at_s=self._at_s)
         self._done.append(handover)
         self._waiting_for_service.pop(action.node_id, None)
@@ -346,8 +351,8 @@ class PoolHistory:
             state=state,
             demanded_at_s=passage.demanded_at_s,
             reclaim_at_s=passage.reclaim_at_s,
-            reason=passage.action.reason,
-            cost_s=passage.action.cost_s,
+            reason=passage.reason,
+            cost_s=passage.cost_s,
             reclaim_kind=kind,
             affected=tuple(passage.affected.values()),
         )

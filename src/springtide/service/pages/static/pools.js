@@ -189,8 +189,9 @@ function describeHandover(handover) {
 }
 
 function timesOf(handover, nowS) {
-  const began = handover.demanded_at_s;
-  if (handover.state === "draining") return `for ${duration(nowS - began)}`;
+  // What was drained ahead of need takes its time; how fast a reclaim is counts from when somebody had to go.
+  const began = handover.reclaim_at_s ?? handover.demanded_at_s;
+  if (handover.state === "draining") return `for ${duration(Math.max(0, nowS - began))}`;
   if (handover.state !== "done") return handover.state;
   const labelled = handover.labelled_at_s - began;
   const label = labelled > 0 ? `label ${duration(labelled)}` : "label at once";
@@ -216,6 +217,8 @@ function fillHandoverRow(row, handover, nowS, offsetS) {
   setText(why, handover.reason || "no reason given");
   setText(whom, describeHandover(handover) || (isReclaim && handover.state === "done" ? "nobody was there" : ""));
   setText(took, timesOf(handover, nowS));
+  const ahead = handover.reclaim_at_s === null ? 0 : handover.reclaim_at_s - handover.demanded_at_s;
+  setAttributes(took, { title: ahead > 0 ? `it drained ${duration(ahead)} before anybody had to go` : null });
 }
 
 // --- the section ------------------------------------------------------------------------------------------------------
