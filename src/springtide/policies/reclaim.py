@@ -103,11 +103,14 @@ def _leaves(node: NodeView) -> bool:
 
 
 def _loans(pools: PoolState) -> dict[NodeId, Relabel]:
-    """Servers that nobody serves on while every service has its maximum on the others; those that come home first."""
+    """Servers that nobody serves on while every service has its maximum on the others.
+
+    Those that training owns first; of the others the last, as services fill servers from the first on.
+    """
     surplus = sum(node.num_devices for node in pools.nodes if node.pool == "inference") - pools.maximum
     loans: dict[NodeId, Relabel] = {}
     idle = [node for node in pools.nodes if node.pool == "inference" and node.is_idle]
-    for node in sorted(idle, key=lambda node: node.owner != "training"):
+    for node in sorted(reversed(idle), key=lambda node: node.owner != "training"):
         if node.num_devices <= surplus:
             surplus -= node.num_devices
             loans[node.node_id] = Relabel(pool="training", reason="every service has its maximum, the server is idle")
@@ -130,7 +133,7 @@ def told_needy(pools: PoolState) -> str:
 
 def _told(need: Need) -> str:
     have = need.view.num_ready + need.view.num_starting
-    return f"'{need.view.service.name}', which has {have} of its guaranteed {need.minimum}"
+    return f"'{need.view.service.name}', which has {have} of its guaranteed {need.minimum} replicas"
 
 
 # --- victims by what they lose --------------------------------------------------------------------------------------
