@@ -24,6 +24,16 @@ def test_a_resize_tells_its_pause(make_job: MakeJob) -> None:
     assert _events(before, after, after) == ["resized 2 -> 1, pause 41 ms, global batch 512 kept, step 11402 continued"]
 
 
+def test_a_resize_tells_what_it_was_for(make_job: MakeJob) -> None:
+    after = make_job(
+        num_workers=1, num_resizes=2, step=11402, reason="resized 2 -> 1 ('ask' needs a device (its minimum))"
+    )
+    told = (
+        "resized 2 -> 1 ('ask' needs a device (its minimum)), pause 41 ms, global batch 512 kept, step 11402 continued"
+    )
+    assert _events(make_job(num_workers=2, num_resizes=1), after) == [told]
+
+
 def test_a_restart_tells_from_where(make_job: MakeJob) -> None:
     after = make_job(num_restarts=1, reason="worker 0 was killed by signal 9")
     assert _events(make_job(), after) == ["restarted from its checkpoint at step 500: worker 0 was killed by signal 9"]
