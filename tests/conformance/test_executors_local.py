@@ -14,7 +14,7 @@ import pytest
 from springtide.backends.local import LocalExecutor
 from springtide.core.resources import make_node
 from springtide.core.workload import Entrypoint, InferenceService, TrainingJob
-from springtide.testing.executor import CHECKS
+from springtide.testing.executor import CHECKS, check_drain_leaves_replicas_alone
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -49,7 +49,8 @@ class MachineWorld:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.clock = WallClock()
-        self.node = make_node("local", 2)
+        self.node = make_node("local", 2, pool="inference")
+        self.pooled_node = self.node.node_id
         self.devices = [device.device_id for device in self.node.devices]
         self.long_job = self._job("long", num_epochs=100_000)
         self.short_job = self._job("short", num_epochs=5)
@@ -106,3 +107,8 @@ def world(tmp_path: Path) -> Iterator[MachineWorld]:
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_executor_of_local_processes(check, world) -> None:
     check(world)
+
+
+def test_who_is_on_a_node_that_drains(world) -> None:
+    # The checks of labels that machines keep by themselves are not for this executor: its labels are the journal's.
+    check_drain_leaves_replicas_alone(world)
