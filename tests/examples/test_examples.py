@@ -127,6 +127,16 @@ def test_growing_batch_learns_and_lets_the_platform_choose_its_batch(monkeypatch
     assert (batch.min_size, batch.max_size, batch.max_local_size, batch.learning_rate) == (32, 1024, 128, "adascale")
 
 
+def test_tide_learns_its_wave_and_reads_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tide = load("tide", monkeypatch)
+    context = LocalContext(max_steps=200, shard_s="0")
+    tide.wave(context)
+    assert fell(context.losses)
+    assert tide.Reader.local().predict(["the tide goes out", "it comes"]) == [4, 2]
+    wanted = tide.Reader.options.as_request()
+    assert (wanted["min_replicas"], wanted["max_replicas"], wanted["target_in_flight"]) == (1, 3, 2)
+
+
 def test_gpt_has_real_text_and_learns(monkeypatch: pytest.MonkeyPatch) -> None:
     gpt = load("gpt", monkeypatch)
     x, y = gpt.load_windows(20_000)

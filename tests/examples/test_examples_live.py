@@ -88,6 +88,31 @@ def test_a_plain_torchrun_loop_runs_unchanged(terminal):
     assert "SUCCEEDED" in told
 
 
+def test_the_tide_comes_and_goes(tmp_path):
+    terminal = Terminal(tmp_path / "state")
+    told = terminal.type("up", "--slots", "4", "--pools", "inference=2", "--day", "30s", "--port", "0")
+    assert "training local-0, local-1; inference local-2, local-3" in told
+    assert "tide/springtide" in told
+    try:
+        example = str(EXAMPLES / "tide.py")
+        assert "scale 1..3" in terminal.type("deploy", example)
+        asking = subprocess.Popen(
+            [sys.executable, example, "10s"],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "SPRINGTIDE_STATE": str(terminal.state)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert "SUCCEEDED" in terminal.type("run", example, "--epochs", "8")
+        answered, _ = asking.communicate(timeout=60)
+        assert asking.returncode == 0
+        assert "requests answered" in answered
+        report = terminal.ask("pools")
+        assert [node["owner"] for node in report["nodes"]] == ["training", "training", "inference", "inference"]
+        assert any(handover["kind"] == "loan" for handover in report["handovers"])
+    finally:
+        terminal.type("down")
+
+
 def test_a_policy_of_ones_own_plays():
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / "own_policy.py")], capture_output=True, text=True, timeout=120
