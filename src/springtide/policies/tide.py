@@ -18,7 +18,7 @@ from springtide.policies.gangs import fixed_size
 from springtide.policies.pools import NodeView, PoolState, Verdict
 from springtide.policies.reclaim import choose_victims, servers_of
 from springtide.policies.tide_losses import Leaving, Losses, any_job, stay_s
-from springtide.policies.tide_outlook import Coming, Outlook, capacity_of, outlook_of, returns_in_s, wanted_now
+from springtide.policies.tide_outlook import Coming, Outlook, capacity_of, needed_now, outlook_of, returns_in_s
 from springtide.policies.tide_words import loaned_text, reclaimed_text, soon_text
 from springtide.solvers.reclaim import Victim, reclaim_by_gain
 
@@ -86,8 +86,8 @@ class _Choice:
         self.strategy = strategy
         self.pools = pools
         self.forecast = forecast
-        self.wanted = wanted_now(pools)
-        away_s = returns_in_s(forecast, self.wanted, pools.now_s)
+        self.needed = needed_now(pools)
+        away_s = returns_in_s(forecast, self.needed, pools.now_s)
         self.losses = Losses(pools, away_s=away_s, shrinks=strategy.shrink)
         self.leaving = Leaving(pools, self.losses)
         self.change_s = DEFAULT_GRACE_S + pools.snapshot.overheads.cost_s(1)
@@ -106,7 +106,7 @@ class _Choice:
         self._keep_who_serves()
         self._keep_reclaims()
         self._take_at_once(self.pools.required - self._ready(), is_minimum=True)
-        self._take_at_once(self.wanted - self._ready(), is_minimum=False)
+        self._take_at_once(self.needed - self._ready(), is_minimum=False)
         for step in self.outlook.steps:
             self._prepare(step)
         self._gather()
@@ -160,7 +160,7 @@ class _Choice:
         """Who was told to leave goes on leaving, as long as what it leaves is needed."""
         under_way = [node for node in self._open() if node.heading == "inference" and node.jobs and node.is_reclaimed]
         for node in under_way:
-            if node.drain is not None and self.supply < max(self.wanted, self.outlook.within(self.change_s)):
+            if node.drain is not None and self.supply < max(self.needed, self.outlook.within(self.change_s)):
                 self._add(node, node.drain.reason)
                 self.reclaimed[node.node_id] = node.drain.cost_s
 
@@ -248,7 +248,8 @@ class _Choice:
     def _gather(self) -> None:
         """Free servers of the few replicas on them, where the others have room for a long time to come."""
         wide = outlook_of(self.pools, self.forecast if self.strategy.ahead else None, self.patience_s)
-        needed = wide.within(self.patience_s)
+        # Nobody loses a replica for it, not even one that is only kept in case.
+        needed = max(self.pools.wanted, wide.within(self.patience_s))
         serving = [
             node for node in self.pools.nodes if node.node_id in self.serving and node.replicas and not node.jobs
         ]
@@ -263,7 +264,7 @@ class _Choice:
 
     def _part(self) -> None:
         """Lend what nobody will need of nodes that services hold only a part of."""
-        surplus = self.supply - self.outlook.within(self.span_s)
+        surplus = self.supply - max(self.pools.wanted, self.outlook.within(self.span_s))
         for node in sorted(self.pools.nodes, key=lambda node: node.num_serving):
             num_free = node.num_devices - node.num_serving
             is_part = node.node_id in self.serving and node.replicas and not node.jobs and 0 < num_free <= surplus

@@ -10,6 +10,9 @@ from springtide.core.decision import Capacity
 from springtide.perf.tide import Forecast
 from springtide.policies.pools import PoolState
 
+# Until a forecast has bands, what is expected within so much of a day before and after may come at any time in it.
+_ABOUT_FRACTION = 1 / 24
+
 
 class Coming(msgspec.Struct, frozen=True, kw_only=True):
     """In `in_s` seconds services need `num_devices`, with the chance asked for no more; about `expected` of them."""
@@ -34,9 +37,17 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
         return max(step.num_devices for step in self.steps if step.in_s <= span_s)
 
 
-def wanted_now(pools: PoolState) -> int:
-    """What services need now: the guaranteed minimums, and what their load asks for as far as what is theirs goes."""
-    return max(pools.required, min(pools.wanted, _own(pools)))
+def needed_now(pools: PoolState) -> int:
+    """What services cannot do without now: the guaranteed minimums, and what their load asks for of what is theirs.
+
+    Replicas that a service only keeps in case its load comes back are no reason to take a server from a job.
+    """
+    needed = 0
+    for need in pools.needs:
+        view = need.view
+        grows = need.wanted > view.num_ready + view.num_starting
+        needed += need.wanted if grows else min(need.wanted, max(need.minimum, view.needed_replicas))
+    return max(pools.required, min(needed, _own(pools)))
 
 
 def _own(pools: PoolState) -> int:
@@ -47,21 +58,26 @@ def _own(pools: PoolState) -> int:
 def outlook_of(pools: PoolState, forecast: Forecast | None, span_s: float) -> Outlook:
     """Needs within `span_s`; without a forecast, those of now."""
     now_s = pools.now_s
-    wanted, most = wanted_now(pools), max(pools.required, _own(pools))
-    present = Coming(in_s=0.0, num_devices=wanted, expected=wanted, until_s=now_s)
+    needed_at_once, most = needed_now(pools), max(pools.required, _own(pools))
+    present = Coming(in_s=0.0, num_devices=needed_at_once, expected=needed_at_once, until_s=now_s)
     if forecast is None or not forecast.is_known:
         return Outlook(steps=(present,), is_known=False)
     steps: list[Coming] = []
-    highest = wanted
+    highest = needed_at_once
+    margin = max(1, round(len(forecast.expected) * _ABOUT_FRACTION))
     for index, expected in enumerate(forecast.expected):
         in_s = max(0.0, forecast.until_s(index - 1) - now_s)
         if in_s > span_s and steps:
             break
-        upper = min(forecast.upper[index], forecast.most[index]) if forecast.has_bands else expected
+        if forecast.has_bands:
+            upper = min(forecast.upper[index], forecast.most[index])
+        else:
+            # No day has shown yet how far off this is: a little earlier or later it may be as well.
+            upper = max(forecast.expected[max(0, index - margin) : index + margin + 1])
         needed = max(highest, min(most, _whole(upper)))
         if needed > highest or not steps:
             highest = needed
-            likely = max(wanted, min(needed, _whole(expected)))
+            likely = max(needed_at_once, min(needed, _whole(expected)))
             steps.append(Coming(in_s=in_s, num_devices=needed, expected=likely, until_s=forecast.until_s(index)))
     return Outlook(steps=tuple(steps), is_known=True)
 

@@ -9,7 +9,7 @@ from springtide.core.workload import WorkloadId
 from springtide.policies.pools import NodeView, PoolState
 from springtide.policies.reclaim import told_needy
 from springtide.policies.tide_losses import Losses
-from springtide.policies.tide_outlook import Coming, Outlook
+from springtide.policies.tide_outlook import Coming, Outlook, needed_now
 
 # A reason names at most so many jobs.
 _NUM_NAMED = 3
@@ -43,7 +43,7 @@ def reclaimed_text(
 
 def soon_text(pools: PoolState, step: Coming, tide: Tide) -> str:
     """Why a server is kept for services that do not need it yet."""
-    more = step.num_devices - pools.wanted
+    more = step.num_devices - needed_now(pools)
     if step.in_s <= 0 or more <= 0:
         return f"services need {step.num_devices} devices"
     return f"forecast for {told_clock(pools.now_s + step.in_s, tide)} needs {more} more devices"
@@ -53,7 +53,7 @@ def loaned_text(pools: PoolState, outlook: Outlook) -> str:
     """Why a server is lent to training."""
     total = sum(node.num_devices for node in pools.nodes)
     if not outlook.is_known:
-        return f"services need {pools.wanted} of {total} devices now, nothing is forecast yet"
+        return f"services need {needed_now(pools)} of {total} devices now, nothing is forecast yet"
     last = outlook.steps[-1]
     until = told_clock(last.until_s, pools.snapshot.tide)
     return f"forecast needs {last.num_devices} of {total} devices until {until}"
