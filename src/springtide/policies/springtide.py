@@ -191,12 +191,12 @@ class _Decision:
             state.slowed.pop(key, None)
             state.num_gone += 1
         has_left, state.num_gone = state.num_gone > 0, 0
-        before = state.book.steps
+        before = state.told
         note_taken(state, self.by_id, self.now_s)
         self._see_guests()
         services = self._serve()
         self._catch_up()
-        outside = self._admit(has_left or is_roomier(before, self.book.steps, self.now_s))
+        outside = self._admit(has_left or is_roomier(before, state.told, self.now_s))
         owed = max(0, owed_to(outside, snapshot) - state.num_surplus)
         if self.book.profile.at(self.now_s) < owed:
             make_way(self.book, owed)
@@ -236,18 +236,23 @@ class _Decision:
             self._let_go()
             is_kept = self.book.set_capacity(self._counted_on(wanted))
         if not is_kept:
-            self.book.force_capacity(self._counted_on(least))
+            self.book.lift_capacity(self._counted_on(least), self._num_there(least))
             spare = max(0, min(self.book.profile.free))
             for who, count in wanted.items():
                 more = min(spare, count - least.get(who, 0))
                 least[who] = least.get(who, 0) + more
                 spare -= more
-            self.book.set_capacity(self._counted_on(least))
+            if not self.book.set_capacity(self._counted_on(least)):
+                self.book.lift_capacity(self._counted_on(least), self._num_there(least))
             wanted = least
-        there = len(self.seen.device_ids) - len(self.guests.leaving)
-        there += sum(count for count, _ in self.guests.promised.values())
-        self.state.num_surplus = there - sum(wanted.values()) - at(self.book.steps, self.now_s)
+        self.state.told = self._counted_on(wanted)
+        self.state.num_surplus = self._num_there(wanted) - at(self.book.steps, self.now_s)
         return wanted
+
+    def _num_there(self, services: Mapping[WorkloadId, int]) -> int:
+        """The devices that jobs can have now, counted on or not."""
+        guests = sum(count for count, _ in self.guests.promised.values())
+        return len(self.seen.device_ids) - len(self.guests.leaving) + guests - sum(services.values())
 
     def _counted_on(self, services: Mapping[WorkloadId, int]) -> Steps:
         return counted_on(self.snapshot, self.policy.reserve_fraction, sum(services.values()), self.guests)

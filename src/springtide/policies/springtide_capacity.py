@@ -132,12 +132,13 @@ def matters(state: State, snapshot: Snapshot, reserve_fraction: float, jobs: Con
     if snapshot.services:
         num_serving = sum(count for who, count in state.held.items() if who not in jobs)
     steps = counted_on(snapshot, reserve_fraction, num_serving, guests_of(state, snapshot))
-    book = state.book
-    if steps == trimmed(book.steps, snapshot.now_s):
+    told = trimmed(state.told, snapshot.now_s)
+    if steps == told:
         return False
-    if bool(state.waiting) and is_roomier(book.steps, steps, snapshot.now_s):
+    if state.waiting and is_roomier(state.told, steps, snapshot.now_s):
         return True
-    return not book.has_room(steps, snapshot.now_s)
+    # Where promises count on more than was told there is something to mend with every change.
+    return told != trimmed(state.book.steps, snapshot.now_s) or not state.book.has_room(steps, snapshot.now_s)
 
 
 def note_taken(state: State, rows: Mapping[WorkloadId, Row], now_s: float) -> None:

@@ -12,7 +12,7 @@ from springtide.core.workload import WorkloadId
 from springtide.policies.springtide_rows import MARK_SPACE, Row
 from springtide.policies.topology import Layout
 from springtide.solvers.plan_book import Book, Entry
-from springtide.solvers.plan_capacity import Steps
+from springtide.solvers.plan_capacity import Steps, constant
 from springtide.solvers.plan_fit import Costs, Run
 
 # Plans reckon with this much more than a change costs: the truth is then never later than the plan, whatever the
@@ -27,13 +27,15 @@ class State:
 
     `devices` are those decided for everyone, `formed_s` since when a job is on them. `used[k]` is a bitmap of the
     aligned blocks of 2**k devices that some job has been on. `held` counts the devices decided for everyone, also
-    where nobody knows any more which they were. `num_surplus` devices are there now and no promise counts on them.
+    where nobody knows any more which they were. `told` is what promises were to count on at the last decision; the book
+    counts on more where they did not fit. `num_surplus` devices are there now and no promise counts on them.
     """
 
     def __init__(self, book: Book) -> None:
         self.book = book
         self.devices: dict[WorkloadId, Devices] = {}
         self.held: dict[str, int] = {}
+        self.told = book.steps
         self.num_surplus = 0
         self.formed_s: dict[WorkloadId, float] = {}
         self.used: list[int] = []
@@ -63,7 +65,8 @@ class State:
             "rule": RULE,
             "mark": self.mark,
             "cluster": self.cluster,
-            "capacity": self.book.capacity if len(self.book.steps) == 1 else [list(step) for step in self.book.steps],
+            "capacity": _encoded(self.book.steps),
+            **({"told": _encoded(self.told)} if self.told != self.book.steps else {}),
             "until_s": self.until_s,
             "used": [format(bits, "x") for bits in self.used],
             "devices": {str(who): numbers for who, (_, numbers) in self.coded.items()},
@@ -95,14 +98,12 @@ def decode(
     """The state that was encoded; a fresh one if the memory is somebody else's. Jobs that are gone are left out."""
     is_ours = isinstance(memory, dict) and memory.get("rule") == RULE
     now_s = snapshot.now_s
-    capacity: int | Steps = len(device_ids)
-    if is_ours:
-        known = memory["capacity"]
-        capacity = known if isinstance(known, int) else tuple([(from_s, count) for from_s, count in known])
+    capacity = _decoded(memory["capacity"] if is_ours else len(device_ids))
     state = State(Book(capacity, now_s, costs_of(snapshot.overheads, 1)))
     state.cluster = cluster_mark
     if not is_ours:
         return state
+    state.told = _decoded(memory.get("told", memory["capacity"]))
     state.mark, state.until_s = memory["mark"], memory["until_s"]
     state.waiting = set(memory["waiting"])
     state.notes = {WorkloadId(who): text for who, text in memory["notes"].items()}
@@ -132,6 +133,14 @@ def decode(
         is_late, is_promised = bool(flags & 1), bool(flags & 2)
         state.book.load(_planned(state, row, work, since_s, ready_s, runs, is_late=is_late, is_promised=is_promised))
     return state
+
+
+def _encoded(steps: Steps) -> int | list[list[float]]:
+    return steps[0][1] if len(steps) == 1 else [list(step) for step in steps]
+
+
+def _decoded(known: Any) -> Steps:
+    return constant(known) if isinstance(known, int) else tuple([(from_s, count) for from_s, count in known])
 
 
 def _find_again(state: State, memory: Mapping[str, Any], snapshot: Snapshot, device_ids: Devices) -> None:

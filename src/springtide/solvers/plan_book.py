@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from springtide.solvers.plan_capacity import Steps, at, compared, constant, largest, trimmed
+from springtide.solvers.plan_capacity import Steps, at, compared, constant, largest, raised, trimmed
 from springtide.solvers.plan_fit import Costs, Run, Runs, Task, fit, work_done
 from springtide.solvers.profile import FreeProfile
 
@@ -211,6 +211,19 @@ class Book:
             entry.runs = ()
         for entry in everyone:
             self.put(entry)
+
+    def lift_capacity(self, capacity: Steps, num_there: int) -> None:
+        """Change the number of devices where the schedules do not fit into it, but devices for them are there.
+
+        The schedules go on counting on what they use, up to `num_there`; beyond that nobody counts on it. Who does not
+        fit into what is there either is late.
+        """
+        there = trimmed(raised(capacity, constant(num_there), self.now_s), self.now_s)
+        if not self.has_room(there, self.now_s):
+            self.force_capacity(there)
+        moments = sorted({*self.profile.times, *(from_s for from_s, _ in self.steps if from_s > self.now_s)})
+        used = tuple([(from_s, at(self.steps, from_s) - self.profile.at(from_s)) for from_s in moments])
+        self._shift(trimmed(self.steps, self.now_s), trimmed(raised(capacity, used, self.now_s), self.now_s))
 
     def _shift(self, before: Steps, after: Steps) -> None:
         self.steps = after

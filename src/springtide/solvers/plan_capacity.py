@@ -53,6 +53,11 @@ def compared(one: Steps, other: Steps, now_s: float) -> Iterator[tuple[float, fl
         yield from_s, until_s, at(one, from_s), at(other, from_s)
 
 
+def raised(one: Steps, other: Steps, now_s: float) -> Steps:
+    """The larger of both at every moment from `now_s` on."""
+    return tuple([(from_s, max(first, second)) for from_s, _, first, second in compared(one, other, now_s)])
+
+
 def falls_of(steps: Steps, now_s: float, unit: int) -> tuple[float, ...]:
     """The moments after `now_s` at which there are fewer devices than just before, ascending.
 
