@@ -261,6 +261,18 @@ def test_on_a_narrow_screen_nothing_sticks_out(tmp_path: Path) -> None:
         keep_picture(browser, "pools-narrow")
 
 
+def test_many_servers_are_told_in_a_word_each(tmp_path: Path) -> None:
+    double = PooledDouble()
+    many = tuple(replace(nodes()[index % 10], node_id=f"gpu-{index:03d}") for index in range(64))
+    double.status = replace(double.status, nodes=many)
+    with serving(double) as address, browsing(address, tmp_path) as browser:
+        browser.wait_for(TIDE_DRAWN)
+        assert count(browser, "#pool-nodes.dense .node") == 64
+        assert browser.evaluate("document.querySelector('#pool-nodes').clientHeight") < 500
+        assert "labelled for training" in browser.evaluate("document.querySelector('#pool-nodes .node').title")
+        keep_picture(browser, "pools-dense")
+
+
 def test_another_window_of_the_tide_is_asked_for(tmp_path: Path) -> None:
     double = PooledDouble()
     with serving(double) as address, browsing(address, tmp_path) as browser:
