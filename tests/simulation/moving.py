@@ -18,7 +18,13 @@ class Moving:
     def decide(self, snapshot: Snapshot) -> Plan:
         """Return the plan for this snapshot."""
         nodes = [node for node in snapshot.cluster.nodes if node.pool != "shared"]
-        nodes.sort(key=lambda node: (_heading(snapshot, node) != "inference", node.owner != "inference"))
+        nodes.sort(
+            key=lambda node: (
+                node.pool != "inference",
+                _heading(snapshot, node) != "inference",
+                node.owner != "inference",
+            )
+        )
         guaranteed = sum(view.min_replicas for view in snapshot.services)
         needed = sum(view.needed_replicas for view in snapshot.services)
         hard, serving = _enough(nodes, guaranteed), _enough(nodes, needed)

@@ -34,18 +34,19 @@ def draw_snapshot(rng: np.random.Generator) -> Snapshot:
     free = list(cluster.device_ids())
     rng.shuffle(free)
     allocations: dict[WorkloadId, Allocation] = {}
-    jobs = tuple(_draw_job(rng, index, now_s, free, allocations) for index in range(int(rng.integers(0, 13))))
-    services = tuple(_draw_service(rng, index, free, allocations) for index in range(int(rng.integers(0, 4))))
+    jobs = tuple(draw_job(rng, index, now_s, free, allocations) for index in range(int(rng.integers(0, 13))))
+    services = tuple(draw_service(rng, index, free, allocations) for index in range(int(rng.integers(0, 4))))
     return Snapshot(now_s=now_s, cluster=cluster, jobs=jobs, services=services, allocations=allocations)
 
 
-def _draw_job(
+def draw_job(
     rng: np.random.Generator,
     index: int,
     now_s: float,
     free: list[DeviceId],
     allocations: dict[WorkloadId, Allocation],
 ) -> JobView:
+    """Draw a job in some state, which may hold some of the `free` devices."""
     most = int(rng.integers(1, 9))
     least = int(rng.integers(1, most + 1))
     total_steps = int(rng.integers(10, 10_000))
@@ -82,9 +83,10 @@ def _draw_job(
     )
 
 
-def _draw_service(
+def draw_service(
     rng: np.random.Generator, index: int, free: list[DeviceId], allocations: dict[WorkloadId, Allocation]
 ) -> ServiceView:
+    """Draw a service in some state, which may hold some of the `free` devices."""
     most = int(rng.integers(1, 5))
     service = InferenceService(
         service_id=WorkloadId(f"service-{index}"),
@@ -121,16 +123,19 @@ def check_policy(make: Callable[[], Policy], *, num_snapshots: int = 200, seed: 
     policy = make()
     for number in range(num_snapshots):
         snapshot = draw_snapshot(rng)
-        before = _encode(snapshot)
+        before = encode_plan(snapshot)
         plan = policy.decide(snapshot)
         check_plan(snapshot, plan)
-        assert _encode(snapshot) == before, f"snapshot {number} was changed by deciding"
-        assert _encode(policy.decide(snapshot)) == _encode(plan), f"snapshot {number}: the second plan differs"
-        assert _encode(make().decide(snapshot)) == _encode(plan), f"snapshot {number}: a new policy decides otherwise"
-        _check_details(number, snapshot, plan)
+        assert encode_plan(snapshot) == before, f"snapshot {number} was changed by deciding"
+        assert encode_plan(policy.decide(snapshot)) == encode_plan(plan), f"snapshot {number}: the second plan differs"
+        assert encode_plan(make().decide(snapshot)) == encode_plan(plan), (
+            f"snapshot {number}: a new policy decides otherwise"
+        )
+        check_plan_details(number, snapshot, plan)
 
 
-def _check_details(number: int, snapshot: Snapshot, plan: Plan) -> None:
+def check_plan_details(number: int, snapshot: Snapshot, plan: Plan) -> None:
+    """Check that a plan can be journaled, looks ahead and gives nobody too little. Raises AssertionError."""
     memory = msgspec.json.decode(msgspec.json.encode(plan.memory))
     assert memory == plan.memory, f"snapshot {number}: the memory does not survive the journal"
     assert plan.revisit_at_s is None or plan.revisit_at_s > snapshot.now_s, f"snapshot {number}: revisit in the past"
@@ -150,11 +155,12 @@ def digest_plans(make: Callable[[], Policy], *, num_snapshots: int = 50, seed: i
     policy = make()
     digest = hashlib.sha256()
     for _ in range(num_snapshots):
-        digest.update(_encode(policy.decide(draw_snapshot(rng))))
+        digest.update(encode_plan(policy.decide(draw_snapshot(rng))))
     return digest.hexdigest()
 
 
-def _encode(value: object) -> bytes:
+def encode_plan(value: object) -> bytes:
+    """A plan or a snapshot as bytes, for comparing."""
     return msgspec.json.encode(value, enc_hook=_plain)
 
 
