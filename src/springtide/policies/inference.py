@@ -13,7 +13,7 @@ import msgspec
 from springtide.core.decision import EMPTY, PoolAllocation
 from springtide.core.resources import DeviceId, NodeId, Pool
 from springtide.core.workload import WorkloadId
-from springtide.policies.pools import Need, NodeView, PoolState, Verdict
+from springtide.policies.pools import Growth, Need, NodeView, PoolState, Verdict
 from springtide.policies.shares import NUM_NAMED
 
 # What has to happen before a replica can start on a device, from the best: nothing; a replica leaves it; jobs leave its
@@ -82,7 +82,9 @@ def serve(pools: PoolState, verdict: Verdict) -> Served:
             held = pools.snapshot.allocations.get(holding.need.service_id)
             is_same = held is not None and held.device_ids == chosen
             allocations[holding.need.service_id] = held if is_same and held else PoolAllocation(device_ids=chosen)
-    return Served(allocations=allocations, reasons=_reasons(holdings, pools, kind_of), devices=frozenset(devices))
+    return Served(
+        allocations=allocations, reasons=_reasons(holdings, pools, verdict.growth, kind_of), devices=frozenset(devices)
+    )
 
 
 # --- what there is to hold ------------------------------------------------------------------------------------------
@@ -170,6 +172,9 @@ def _count(holdings: Sequence[Holding], slots: Sequence[Slot], verdict: Verdict)
         used = _raise(holdings, [holding.need.maximum for holding in holdings], used, dedicated)
         _raise(holdings, [holding.need.wanted for holding in holdings], used, unheld)
     else:
+        # What only lags behind a load that went down is handed over before a server is asked for.
+        asked = [min(holding.need.maximum, holding.need.view.needed_replicas) for holding in holdings]
+        used = _raise(holdings, asked, used, lent)
         _raise(holdings, [holding.need.wanted for holding in holdings], used, lent)
     for holding in holdings:
         # A replica whose server is to train stays on it for as long as there is no better place.
@@ -243,7 +248,9 @@ def _start(holdings: Sequence[Holding], slots: Sequence[Slot], pools: PoolState)
 # --- why ------------------------------------------------------------------------------------------------------------
 
 
-def _reasons(holdings: Sequence[Holding], pools: PoolState, kind_of: Mapping[DeviceId, Slot]) -> dict[WorkloadId, str]:
+def _reasons(
+    holdings: Sequence[Holding], pools: PoolState, growth: Growth, kind_of: Mapping[DeviceId, Slot]
+) -> dict[WorkloadId, str]:
     """One sentence for everyone who changes or holds less than it should."""
     needy = [holding for holding in holdings if _before(holding) < min(holding.count, holding.need.minimum)]
     needy = needy or [holding for holding in holdings if _before(holding) < holding.count]
@@ -253,7 +260,7 @@ def _reasons(holdings: Sequence[Holding], pools: PoolState, kind_of: Mapping[Dev
         is_short = holding.count < holding.need.wanted
         if before != holding.count or is_short or holding.starts or holding.leaves:
             others = [f"'{other.need.view.service.name}'" for other in needy if other is not holding]
-            reasons[holding.need.service_id] = _reason(holding, before, others, pools, kind_of)
+            reasons[holding.need.service_id] = _reason(holding, growth, others, pools, kind_of)
     return reasons
 
 
@@ -262,9 +269,9 @@ def _before(holding: Holding) -> int:
 
 
 def _reason(
-    holding: Holding, before: int, others: Sequence[str], pools: PoolState, kind_of: Mapping[DeviceId, Slot]
+    holding: Holding, growth: Growth, others: Sequence[str], pools: PoolState, kind_of: Mapping[DeviceId, Slot]
 ) -> str:
-    need, count = holding.need, holding.count
+    need, before, count = holding.need, _before(holding), holding.count
     coming = list(dict.fromkeys(kind_of[at].node_id for at in holding.starts if kind_of[at].kind >= COMING))
     waits = f"; waits for {told_names(coming)} to be given back by training" if coming else ""
     if count < need.minimum:
@@ -273,9 +280,11 @@ def _reason(
         nodes = dict.fromkeys(pools.snapshot.cluster.node_of[device_id] for device_id in holding.leaves)
         return f"moves off {told_names(list(nodes))}, which is to train"
     if count < before:
-        if count == need.view.max_replicas:
+        if count == need.maximum:
             return f"its owner allows {count}"
-        return f"gives way to {told_names(others)}" if others and count <= need.wanted else _load(need)
+        if others and (count < need.wanted or growth == "maximum"):
+            return f"gives way to {told_names(others)}"
+        return _load(need) if count == need.wanted and growth == "load" else "fewer devices serve"
     if count <= need.minimum:
         return f"its guaranteed minimum of {told_replicas(need.minimum)}{waits}"
     if count <= need.wanted:

@@ -62,7 +62,7 @@ def _settle(
     pick: Callable[[Sequence[NodeView], int], list[NodeView]],
 ) -> Verdict:
     """Figure 5: a loan when every service has its maximum, a reclaim when a minimum finds no device."""
-    may_serve = sum(node.num_devices for node in pools.nodes if node.pool != "training" and not _leaves(node))
+    may_serve = sum(node.num_devices for node in pools.nodes if node.pool != "training")
     missing = pools.required - may_serve
     if missing <= 0:
         return Verdict(pools=_loans(pools), growth="maximum")
@@ -74,11 +74,11 @@ def _settle(
         # What is free is labelled at once: if that is enough, nobody has to leave elsewhere.
         chosen = _enough(sorted([*chosen, *pick(open_, short)], key=lambda node: node.num_training > 0), missing)
     reason = f"taken back for {told_needy(pools)}"
-    return Verdict(
-        pools={node.node_id: Relabel(pool="inference", reason=reason, cost_s=float(len(node.jobs))) for node in chosen},
-        reclaimed=frozenset(node.node_id for node in chosen),
-        growth="maximum",
-    )
+    labels = {node.node_id: Relabel(pool="inference", reason=reason, cost_s=float(len(node.jobs))) for node in chosen}
+    if not any(node.jobs for node in chosen):
+        # They serve from now on; a smaller server may be one too many then.
+        labels |= _loans(pools, sum(node.num_devices for node in chosen))
+    return Verdict(pools=labels, reclaimed=frozenset(node.node_id for node in chosen), growth="maximum")
 
 
 def _goes_on(pools: PoolState, num_devices: int) -> list[NodeView]:
@@ -98,22 +98,20 @@ def _enough(nodes: Sequence[NodeView], num_devices: int) -> list[NodeView]:
     return chosen
 
 
-def _leaves(node: NodeView) -> bool:
-    return node.drain is not None and node.drain.pool == "training"
+def _loans(pools: PoolState, num_coming: int = 0) -> dict[NodeId, Relabel]:
+    """Servers that services can do without at their maximum: who serves there moves to the others first.
 
-
-def _loans(pools: PoolState) -> dict[NodeId, Relabel]:
-    """Servers that nobody serves on while every service has its maximum on the others.
-
-    Those that training owns first; of the others the last, as services fill servers from the first on.
+    Those on their way go on; then the emptiest, those that training owns first, of the others the last, as services
+    fill servers from the first on. `num_coming` devices serve from now on besides.
     """
-    surplus = sum(node.num_devices for node in pools.nodes if node.pool == "inference") - pools.maximum
+    mine = [(place, node) for place, node in enumerate(pools.nodes) if node.pool == "inference" and not node.jobs]
+    surplus = sum(node.num_devices for node in pools.nodes if node.pool == "inference") + num_coming - pools.maximum
+    mine.sort(key=lambda at: (at[1].heading != "training", at[1].num_serving, at[1].owner != "training", -at[0]))
     loans: dict[NodeId, Relabel] = {}
-    idle = [node for node in pools.nodes if node.pool == "inference" and node.is_idle]
-    for node in sorted(reversed(idle), key=lambda node: node.owner != "training"):
+    for _, node in mine:
         if node.num_devices <= surplus:
             surplus -= node.num_devices
-            loans[node.node_id] = Relabel(pool="training", reason="every service has its maximum, the server is idle")
+            loans[node.node_id] = Relabel(pool="training", reason="every service has its maximum without it")
     return loans
 
 
@@ -128,7 +126,8 @@ def told_needy(pools: PoolState) -> str:
     if not short:
         return "guaranteed minimums"
     first = _told(short[0])
-    return first + (f" and {len(short) - 1} more services" if len(short) > 1 else "")
+    num_more = len(short) - 1
+    return first + (f" and {num_more} more service{'s' if num_more > 1 else ''}" if num_more else "")
 
 
 def _told(need: Need) -> str:
