@@ -285,7 +285,10 @@ def test_a_job_that_waits_and_a_service_are_told_what_is_loaned_kept_and_under_w
     told = evidence(http, "ask")
     assert "guaranteed at least 1 replica: kept" in told
     assert "replicas: 1 on s0" in told
-    assert "t1 is being reclaimed for services, since 4.0 s: ask's minimum of 3 is missing 1" in told
+    assert (
+        "t1 is being reclaimed for services, since 4.0 s: ask's minimum of 3 is missing 1; "
+        "who is there has 11.0 s left to leave"
+    ) in told
     job = TrainingJob(job_id="fit-2", name="fit", entrypoint=CODE, num_virtual_shards=4)
     tidal.policy.num_workers = 0
     tidal.play(JobSubmitted(job=job), at_s=205.0)

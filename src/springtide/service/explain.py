@@ -9,7 +9,7 @@ from springtide.core.status import Explanation, HistoryEntry, JobStatus
 from springtide.core.workload import JobState
 from springtide.service.contract import ViewLike
 from springtide.service.outlook import Outlook
-from springtide.service.pool_evidence import job_pool_evidence, service_pool_evidence
+from springtide.service.pool_evidence import graces_by_node, job_pool_evidence, service_pool_evidence
 from springtide.service.status import device_statuses, job_status, name_of
 
 MAX_HISTORY = 30
@@ -29,13 +29,13 @@ def explain(
         evidence = [*_job_evidence(record, view, now_s), *_last_changes(record, history, now_s)]
         if pools is not None:
             planned = view.future.get(record.workload_id, ())
-            evidence += job_pool_evidence(record, pools, planned, now_s)
+            evidence += job_pool_evidence(record, pools, planned, now_s, graces_by_node(view))
         evidence += _expectations(record, outlook, now_s)
         next_steps = _job_next_steps(record)
     else:
         evidence, next_steps = _service_evidence(record, view), _service_next_steps(record)
         if pools is not None:
-            evidence += service_pool_evidence(record, pools, now_s)
+            evidence += service_pool_evidence(record, pools, now_s, graces_by_node(view))
     return Explanation(
         workload_id=record.workload_id,
         name=name_of(record),

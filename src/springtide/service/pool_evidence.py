@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from springtide.control.records import JobRecord, ServiceRecord
-from springtide.core.decision import Schedule
+from springtide.core.decision import EMPTY, Schedule
 from springtide.core.pool_status import AffectedJob, Handover, NodeStatus, PoolsReport
 from springtide.core.quantities import format_duration
 from springtide.core.resources import Pool, admits
 from springtide.core.workload import JobState
+from springtide.service.contract import ViewLike
 
 MAX_NODES_NAMED = 3
 
 
-def job_pool_evidence(record: JobRecord, report: PoolsReport, planned: Schedule, now_s: float) -> list[str]:
+def job_pool_evidence(
+    record: JobRecord, report: PoolsReport, planned: Schedule, now_s: float, graces_s: Mapping[str, float] = EMPTY
+) -> list[str]:
     """Which reclaim took a job's devices and when it may have them back; of one that waits, what there is for it."""
     if not report.pools or record.state.is_terminal:
         return []
@@ -27,11 +30,13 @@ def job_pool_evidence(record: JobRecord, report: PoolsReport, planned: Schedule,
             told.append(_due_back(record, handover, report, planned, now_s))
     if record.state is JobState.PENDING:
         told.append(_for_training(report))
-        told += _under_way(report.handovers, now_s)
+        told += _under_way(report.handovers, now_s, graces_s)
     return told
 
 
-def service_pool_evidence(record: ServiceRecord, report: PoolsReport, now_s: float) -> list[str]:
+def service_pool_evidence(
+    record: ServiceRecord, report: PoolsReport, now_s: float, graces_s: Mapping[str, float] = EMPTY
+) -> list[str]:
     """What a service is guaranteed, whose nodes its replicas are on, and which reclaims are under way for services."""
     if not report.pools or not record.is_served:
         return []
@@ -45,7 +50,7 @@ def service_pool_evidence(record: ServiceRecord, report: PoolsReport, now_s: flo
         told.append(f"guaranteed at least {_count(record.min_replicas, 'replica')}: {state}")
     if record.replicas:
         told.append(_origins(record, report))
-    told += _under_way(report.handovers, now_s)
+    told += _under_way(report.handovers, now_s, graces_s)
     return told
 
 
@@ -108,7 +113,17 @@ def _for_training(report: PoolsReport) -> str:
     return sentence
 
 
-def _under_way(handovers: Sequence[Handover], now_s: float) -> list[str]:
+def graces_by_node(view: ViewLike) -> dict[str, float]:
+    """The longest grace among the jobs on each node that has any, in seconds."""
+    longest: dict[str, float] = {}
+    for record in view.jobs.values():
+        for replica in record.replicas:
+            node_id = replica.device_id.rpartition("/")[0]
+            longest[node_id] = max(longest.get(node_id, 0.0), record.job.grace_s)
+    return longest
+
+
+def _under_way(handovers: Sequence[Handover], now_s: float, graces_s: Mapping[str, float]) -> list[str]:
     told = []
     for handover in handovers:
         if handover.state != "draining":
@@ -118,6 +133,10 @@ def _under_way(handovers: Sequence[Handover], now_s: float) -> list[str]:
         if handover.kind == "reclaim" and handover.reclaim_at_s is None:
             what = "goes to services as soon as the jobs there have ended"
         reason = f": {handover.reason}" if handover.reason else ""
+        grace_s = graces_s.get(handover.node_id)
+        if handover.reclaim_at_s is not None and grace_s is not None:
+            left_s = max(0.0, handover.reclaim_at_s + grace_s - now_s)
+            reason += f"; who is there has {format_duration(left_s)} left to leave"
         told.append(f"{handover.node_id} {what}, since {since}{reason}")
     return told
 
