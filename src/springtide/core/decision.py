@@ -213,6 +213,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     `admitted` names jobs whose deadline is promised from now on, with the finish that is planned for each (absolute
     seconds). `future` is the allocation planned over the time to come, for those who look: it is not journaled.
     `memory` comes back in the next Snapshot; it is journaled, so it must be made of plain values.
+    `capacity` is what its promises may count on over the time to come (empty: all there is, or nobody promises
+    anything), for those who look, too.
     `revisit_at_s` None means: only when something happens. `pools` names the nodes that are to change their label; a
     node that is not named keeps the one it has, and a drain of it is called off.
     """
@@ -225,6 +227,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     revisit_at_s: float | None = None
     memory: Any = None
     pools: Mapping[NodeId, Relabel] = EMPTY
+    capacity: tuple[Capacity, ...] = ()
 
 
 class Policy(Protocol):

@@ -37,6 +37,15 @@ class Tide(msgspec.Struct, frozen=True, kw_only=True):
         """The number of the bin in which a moment lies."""
         return int(at_s // self.bin_s)
 
+    def clock(self, at_s: float) -> str:
+        """A moment on the platform's clock, counted from its start: hours and minutes of a day, seconds of a short
+        one."""
+        within_s = at_s % self.day_s
+        if self.day_s < 3600.0:
+            return f"second {within_s:.0f} of the day"
+        minutes = int(within_s // 60.0)
+        return f"{minutes // 60:02d}:{minutes % 60:02d}"
+
     def noted(self, now_s: float, needed: int) -> Tide:
         """The tide with `needed` devices from now on; the same object if that is nothing new."""
         current = self.bin_at(now_s)
