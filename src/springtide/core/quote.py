@@ -69,9 +69,10 @@ class Quote(msgspec.Struct, frozen=True, kw_only=True):
     `verdict` is what a submission at this moment would get. `is_promised` says that the policy guarantees the
     deadline; otherwise `finish_s` is an expectation. `workers` is what it would train on for most of the time,
     `minimum_share` the fewest workers that make the deadline if it has them from now on. `schedule` is the planned
-    number of workers over time. `counts_on` says what promises may count on from now to the end of the job or to its
-    deadline, stretch by stretch, where servers are loaned and taken back; empty: all there is. A refused job's `finish_s` and `cost_usd` are those of a run without the deadline.
-    `speed_source` says what the figures rest on, `price_usd_per_device_hour` what a device costs.
+    number of workers over time. A refused job's `finish_s` and `cost_usd` are those of a run without the deadline.
+    `speed_source` says what the figures rest on, `price_usd_per_device_hour` what a device costs. `counts_on` says
+    what promises count on from now to the job's end or its deadline, stretch by stretch, where servers are loaned and
+    taken back; empty: all there is.
     """
 
     verdict: Verdict
