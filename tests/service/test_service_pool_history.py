@@ -123,3 +123,12 @@ def test_what_is_remembered_is_bounded():
     assert len(history.handovers()) == MAX_HANDOVERS
     assert history.totals().num_loans == MAX_HANDOVERS
     assert history.handovers()[-1].demanded_at_s == 99.0 + 2 * MAX_HANDOVERS
+
+
+def test_a_drain_that_is_called_off_at_once_and_moved_nobody_is_only_counted():
+    kept = LabelNode(node_id="t1", pool="training", reason="it stays with training after all")
+    history = history_of(
+        (10.0, HARD), (10.2, kept), (20.0, HARD), (21.5, kept), (30.0, HARD, resize(0, 1)), (30.1, kept)
+    )
+    assert [(h.demanded_at_s, h.state) for h in history.handovers()] == [(20.0, "called off"), (30.0, "called off")]
+    assert history.totals().num_called_off == 3

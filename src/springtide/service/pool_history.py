@@ -30,6 +30,8 @@ from springtide.service.histogram import Histogram
 MAX_HANDOVERS = 500
 MAX_LOANS = 2_000
 MAX_SIZES = 5_000
+# A drain that was called off this soon and moved nobody is counted, and not remembered.
+LEAST_DRAIN_S = 1.0
 RECLAIM_BOUNDS_S = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 120.0, 300.0)
 # How far a label lies towards services: a way up is a reclaim, a way down a loan.
 _TOWARDS_SERVICES: Mapping[Pool, int] = MappingProxyType({"training": 0, "shared": 1, "inference": 2})
@@ -61,6 +63,7 @@ class PoolTotals:
     num_reclaims: dict[ReclaimKind, int]
     reclaim_s: Histogram
     reclaim_cost_s: float
+    num_called_off: int = 0
 
 
 @dataclass(slots=True)
@@ -107,6 +110,7 @@ class PoolHistory:
         self._num_reclaims: dict[ReclaimKind, int] = {"interrupting": 0, "shrinking": 0, "idle": 0}
         self._reclaim_s = Histogram(RECLAIM_BOUNDS_S)
         self._reclaim_cost_s = 0.0
+        self._num_called_off = 0
 
     def add(self, step: Step) -> list[Note]:
         """Take in the journal's next step; return what is worth telling."""
@@ -148,7 +152,9 @@ class PoolHistory:
 
     def totals(self) -> PoolTotals:
         """The counts since the platform was created."""
-        return PoolTotals(self._num_loans, dict(self._num_reclaims), self._reclaim_s, self._reclaim_cost_s)
+        return PoolTotals(
+            self._num_loans, dict(self._num_reclaims), self._reclaim_s, self._reclaim_cost_s, self._num_called_off
+        )
 
     # --- what happened ----------------------------------------------------------------------------------------------
 
@@ -204,7 +210,7 @@ class PoolHistory:
             return []
         known = self._passages.get(action.node_id)
         if known is not None and known.action.pool != action.pool:
-            self._done.append(self._as_handover(known, "called off"))
+            self._call_off(known)
             known = None
         if known is None:
             known = self._passages[action.node_id] = _Passage(action=action, demanded_at_s=self._at_s)
@@ -304,7 +310,7 @@ class PoolHistory:
         passage = self._passages.pop(action.node_id, None)
         if node.pool == action.pool:
             if passage is not None:
-                self._done.append(self._as_handover(passage, "called off"))
+                self._call_off(passage)
             return []
         if passage is None:
             # Nobody was in the way, so that it was never drained.
@@ -322,6 +328,11 @@ class PoolHistory:
         verb = "returns to" if handover.is_return else "goes to"
         text = f"{action.node_id} {verb} {action.pool}" + (f": {handover.reason}" if handover.reason else "")
         return [Note("loan" if handover.kind == "loan" else "label", text, node_id=action.node_id)]
+
+    def _call_off(self, passage: _Passage) -> None:
+        self._num_called_off += 1
+        if passage.affected or self._at_s - passage.demanded_at_s >= LEAST_DRAIN_S:
+            self._done.append(self._as_handover(passage, "called off"))
 
     def _count(self, handover: Handover) -> None:
         if handover.kind == "loan":

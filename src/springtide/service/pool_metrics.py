@@ -34,6 +34,11 @@ def pool_families(
     yield loaned
     yield GaugeMetricFamily("springtide_draining_servers", "Servers on their way into another pool.", num_draining)
     yield CounterMetricFamily("springtide_loans", "Servers labelled towards training.", value=totals.num_loans)
+    yield CounterMetricFamily(
+        "springtide_drains_called_off",
+        "Drains of servers that kept their label after all.",
+        value=totals.num_called_off,
+    )
     reclaims = CounterMetricFamily(
         "springtide_reclaims",
         "Servers labelled towards services: jobs were stopped there, only shrank or moved, or nobody was there.",
