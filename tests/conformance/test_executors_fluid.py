@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from springtide.core.resources import make_node
+from springtide.core.resources import NodeId, Pool, make_node
 from springtide.core.workload import TrainingJob
 from springtide.sim.clock import VirtualClock
 from springtide.sim.fluid import FluidExecutor
 from springtide.sim.workload import make_job, make_service
-from springtide.testing.executor import CHECKS
+from springtide.testing.executor import CHECKS, POOL_CHECKS
 
 
 def job(name: str, total_steps: int) -> TrainingJob:
@@ -21,9 +21,10 @@ def job(name: str, total_steps: int) -> TrainingJob:
 class FluidWorld:
     """One node with two devices. The executor is its machines, so a new control plane meets the same one again."""
 
-    def __init__(self) -> None:
+    def __init__(self, pool: Pool = "shared") -> None:
         self.clock = VirtualClock()
-        node = make_node("node", 2)
+        node = make_node("node", 2, pool=pool)
+        self.pooled_node = node.node_id
         self.devices = [device.device_id for device in node.devices]
         self.executor = FluidExecutor(self.clock, [node])
         self.long_job = job("long", 3000)
@@ -33,6 +34,9 @@ class FluidWorld:
     def restart(self) -> FluidExecutor:
         return self.executor
 
+    def label_of(self, node_id: NodeId) -> Pool:
+        return self.executor.nodes.pool_of(node_id)
+
     def kill(self, replica_id: str) -> None:
         self.executor.lose_replica(replica_id)
 
@@ -40,3 +44,8 @@ class FluidWorld:
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_executor_of_long_traces(check) -> None:
     check(FluidWorld())
+
+
+@pytest.mark.parametrize("check", POOL_CHECKS, ids=lambda check: check.__name__)
+def test_executor_of_long_traces_with_pools(check) -> None:
+    check(FluidWorld("inference"))

@@ -81,7 +81,7 @@ class FluidExecutor:
         self._num_to_come = len(arrivals) + len(happenings)
         self._reports_progress = reports_progress
         self._faults = faults
-        self._nodes = FluidNodes(nodes)
+        self.nodes = FluidNodes(nodes)
         self._times = times or Times()
         self._services = FluidServices(clock, self._times, self._at, self.post, self._note_timeline)
         self._inbox: list[Event] = [NodeJoined(node=node) for node in nodes]
@@ -93,7 +93,7 @@ class FluidExecutor:
             self._at(at_s, self._submit, job)
         for at_s, event in happenings:
             self._at(at_s, self._happen, event)
-        for node_id, at_s in faults.first_failures_s(self._nodes) if faults is not None else ():
+        for node_id, at_s in faults.first_failures_s(self.nodes) if faults is not None else ():
             self._at(at_s, self._fail_node, node_id)
         if reports_progress:
             self._at(clock.now_s() + self.speeds.report_every_s, self._report_all, None)
@@ -110,7 +110,7 @@ class FluidExecutor:
         self._inbox = [*self._unacknowledged, *self._inbox]
         self._unacknowledged = []
         for node_id, pool in standing.labels.items():
-            self._nodes.label(node_id, pool)
+            self.nodes.label(node_id, pool)
         named = {start.replica_id for start in standing.replicas}
         for run in self.runs.values():
             for replica_id in [replica_id for replica_id in run.replicas if replica_id not in named]:
@@ -140,7 +140,7 @@ class FluidExecutor:
             case EndJob():
                 self._end(action)
             case LabelNode():
-                self._nodes.label(action.node_id, action.pool)
+                self.nodes.label(action.node_id, action.pool)
             case AdmitJob() | DrainNode():
                 pass
 
@@ -187,7 +187,7 @@ class FluidExecutor:
 
     def _check_stuck(self) -> bool:
         """Whether nothing can happen any more, though somebody keeps looking."""
-        if self._num_progressing or self._num_to_come or self._nodes.any_down:
+        if self._num_progressing or self._num_to_come or self.nodes.any_down:
             self._num_idle_turns = 0
         else:
             self._num_idle_turns += 1
@@ -264,10 +264,10 @@ class FluidExecutor:
     ) -> float:
         """Let these workers train after their overhead (or after `left_s` of it), which is returned."""
         devices = [run.replicas[replica_id].device_id for replica_id in members]
-        bits, run.placement = self._nodes.group(devices, keeps_order=self.speeds.rings_by_rank)
+        bits, run.placement = self.nodes.group(devices, keeps_order=self.speeds.rings_by_rank)
         pause_s = left_s
         if pause_s is None:
-            pause_s = self.rule.pause.cost_s(len(members), is_fresh=self._nodes.is_fresh(bits))
+            pause_s = self.rule.pause.cost_s(len(members), is_fresh=self.nodes.is_fresh(bits))
         run.members, run.generation, run.device_bits = members, generation, bits
         run.formed_s = now_s
         run.resumed_s = now_s + pause_s
@@ -298,7 +298,7 @@ class FluidExecutor:
             return
         if now_s > run.formed_s:
             # A set that was only passed through within one instant has not been used.
-            self._nodes.use(run.device_bits)
+            self.nodes.use(run.device_bits)
         self._num_progressing -= run.rate > 0.0
         run.stand_still(now_s)
         del self._training[run.job.job_id]
@@ -377,7 +377,7 @@ class FluidExecutor:
     def _start_replica(self, action: StartReplica) -> None:
         replica_id, job = action.replica_id, action.workload
         if not isinstance(job, TrainingJob):
-            self._services.start(action, is_down=self._nodes.is_down(action.device_id))
+            self._services.start(action, is_down=self.nodes.is_down(action.device_id))
             return
         run = self.runs.get(job.job_id)
         if run is None:
@@ -385,7 +385,7 @@ class FluidExecutor:
         if run.has_ended or replica_id in run.replicas or replica_id in run.gone:
             return
         now_s = self.clock.now_s()
-        if self._nodes.is_down(action.device_id):
+        if self.nodes.is_down(action.device_id):
             run.gone.add(replica_id)
             self._inbox.append(
                 ReplicaLost(workload_id=job.job_id, replica_id=replica_id, reason="it could not be started")
@@ -467,17 +467,17 @@ class FluidExecutor:
         self.num_faults += 1
         for run in self.runs.values():
             if not run.has_ended:
-                here = [r.replica_id for r in run.replicas.values() if self._nodes.node_of[r.device_id] == node_id]
+                here = [r.replica_id for r in run.replicas.values() if self.nodes.node_of[r.device_id] == node_id]
                 if here:
                     self._hit(run, here)
-        self._nodes.lose(node_id)
-        self._services.lose_devices(self._nodes.is_down)
+        self.nodes.lose(node_id)
+        self._services.lose_devices(self.nodes.is_down)
         self._inbox.append(NodeLost(node_id=node_id))
         self._at(self.clock.now_s() + self._faults.draw_repair_s(node_id), self._repair_node, node_id)
 
     def _repair_node(self, node_id: NodeId) -> None:
         assert self._faults is not None
-        self._inbox.append(NodeJoined(node=self._nodes.bring_back(node_id)))
+        self._inbox.append(NodeJoined(node=self.nodes.bring_back(node_id)))
         self._at(self.clock.now_s() + self._faults.draw_life_s(node_id), self._fail_node, node_id)
 
     # --- progress ----------------------------------------------------------------------------------------------------

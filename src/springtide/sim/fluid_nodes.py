@@ -24,6 +24,10 @@ class FluidNodes:
         """The ids of all nodes, in the order of the cluster."""
         return iter(self._nodes)
 
+    def pool_of(self, node_id: NodeId) -> Pool:
+        """The label of a node, whether it is here or away."""
+        return self._nodes[node_id].pool
+
     @property
     def any_down(self) -> bool:
         """Whether any node is away."""
