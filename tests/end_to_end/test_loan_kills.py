@@ -130,3 +130,19 @@ def test_a_guarantee_beyond_what_there_is(platform):
     answer = platform.http.post("/v1/workloads/echo/scale", json={"minimum": 5, "maximum": 5})
     assert answer.status_code == 422
     assert platform.request("GET", "/v1/services/echo")["min_replicas"] == 2
+
+
+def test_a_machine_that_is_cut_anew_ends_who_is_left_on_slots_of_before(platform):
+    platform.start(policy=POLICY, options=POOLS)
+    job_id = platform.submit("kept", num_epochs=NUM_EPOCHS, shard_s=0.05)
+    wait_for(lambda: platform.job(job_id)["step"] >= 5, 60.0, "some steps")
+    before = platform.worker_pids()
+    platform.kill()
+    platform.start()
+    nodes = {device["node_id"] for device in platform.request("GET", "/v1/status")["devices"]}
+    assert nodes == {"local"}
+    assert platform.request("GET", "/v1/status")["nodes"] == []
+    wait_for(lambda: not set(before) & set(platform.worker_pids()), 30.0, "the workers of before to end")
+    ended = platform.wait_job(job_id)
+    assert ended["state"] == "SUCCEEDED", ended["reason"]
+    assert_exactly_once(platform.workload(job_id), num_samples=96, batch=16, num_epochs=NUM_EPOCHS)

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
@@ -21,12 +21,12 @@ from springtide.control.controller import Controller
 from springtide.control.journal import SqliteJournal
 from springtide.control.loop import recover, run
 from springtide.control.records import JobRecord, ServiceRecord
-from springtide.core.actions import Action
+from springtide.core.actions import Action, StartReplica
 from springtide.core.decision import Overheads, Policy, Schedule, Snapshot
 from springtide.core.errors import BackendError
 from springtide.core.events import Event, NodeJoined, NodeLost, PlatformStarted, PlatformStopping
-from springtide.core.ports import Executor, Step
-from springtide.core.resources import Node
+from springtide.core.ports import Executor, Standing, Step
+from springtide.core.resources import DeviceId, Node
 from springtide.core.tide import Tide
 from springtide.core.workload import WorkloadId
 from springtide.policies.registry import make_policy
@@ -135,7 +135,7 @@ class Platform:
     def start(self, on_stop: Callable[[], None]) -> None:
         """Recover from the journal and start the loop. `on_stop` is called once when the loop has ended."""
         self._on_stop = on_stop
-        seq = recover(self._controller, self._executor, self._journal, on_step=self._tell)
+        seq = recover(self._controller, self._guarded_executor(), self._journal, on_step=self._tell)
         self._view = self._make_view(seq)
         self._shown = self._controller.snapshot(self.clock.now_s())
         known = self._controller.state.nodes
@@ -216,6 +216,10 @@ class Platform:
         # Without workers to stop, an event that changes nothing wakes the loop out of its wait.
         self._executor.post(PlatformStopping() if stop_workers else PlatformStarted())
 
+    def _guarded_executor(self) -> _CrashPoints:
+        devices = frozenset(device.device_id for node in self._nodes.values() for device in node.devices)
+        return _CrashPoints(self._executor, self._crash_point, self._is_draining, devices)
+
     def _is_draining(self) -> float | None:
         """Until when (platform clock) the loop may wait for workers; None while the platform is not going down."""
         if not self._stopping.is_set():
@@ -239,7 +243,7 @@ class Platform:
         try:
             run(
                 self._controller,
-                _CrashPoints(self._executor, self._crash_point, self._is_draining),
+                self._guarded_executor(),
                 self.clock,
                 _CrashingJournal(self._journal, self._crash_point),
                 until=self._is_over,
@@ -303,15 +307,36 @@ class _CrashingJournal:
 
 
 class _CrashPoints:
-    """The executor with a named crash point on either side of every effect that the loop starts."""
+    """The executor with a named crash point on either side of every effect that the loop starts.
+
+    After a restart it takes over only who is on one of `devices`: where the machine was cut into other nodes before,
+    the control plane learns that those are lost, and whoever is left on them must end.
+    """
 
     def __init__(
-        self, executor: EventExecutor, crash_point: Callable[[str], None], draining: Callable[[], float | None]
+        self,
+        executor: EventExecutor,
+        crash_point: Callable[[str], None],
+        draining: Callable[[], float | None],
+        devices: Collection[DeviceId],
     ) -> None:
         self._executor = executor
         self._crash_point = crash_point
         self._draining = draining
-        self.recover = executor.recover
+        self._devices = devices
+
+    def recover(self, standing: Standing) -> None:
+        self._executor.recover(
+            replace(
+                standing,
+                replicas=tuple(start for start in standing.replicas if start.device_id in self._devices),
+                actions=tuple(
+                    action
+                    for action in standing.actions
+                    if not isinstance(action, StartReplica) or action.device_id in self._devices
+                ),
+            )
+        )
 
     def wait(self, deadline_s: float | None) -> Sequence[Event]:
         # While the platform drains, the loop must notice the end of its patience even if nothing happens.
