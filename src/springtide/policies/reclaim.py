@@ -73,6 +73,7 @@ def _settle(
         open_ = [node for node in reclaimable if node.pool == "training" and node.node_id not in taken]
         # What is free is labelled at once: if that is enough, nobody has to leave elsewhere.
         chosen = _enough(sorted([*chosen, *pick(open_, short)], key=lambda node: node.num_training > 0), missing)
+    chosen = _needed(chosen, missing)
     reason = f"taken back for {told_needy(pools)}"
     labels = {node.node_id: Relabel(pool="inference", reason=reason, cost_s=float(len(node.jobs))) for node in chosen}
     if not any(node.jobs for node in chosen):
@@ -96,6 +97,17 @@ def _enough(nodes: Sequence[NodeView], num_devices: int) -> list[NodeView]:
         chosen.append(node)
         num_devices -= node.num_devices
     return chosen
+
+
+def _needed(nodes: Sequence[NodeView], num_devices: int) -> list[NodeView]:
+    """The nodes without those that the others are enough without: uneven ones may have been taken one by one."""
+    surplus = sum(node.num_devices for node in nodes) - num_devices
+    spared: set[NodeId] = set()
+    for node in sorted(nodes, key=lambda node: (-node.num_training, node.num_devices)):
+        if node.num_devices <= surplus:
+            surplus -= node.num_devices
+            spared.add(node.node_id)
+    return [node for node in nodes if node.node_id not in spared]
 
 
 def _loans(pools: PoolState, num_coming: int = 0) -> dict[NodeId, Relabel]:
