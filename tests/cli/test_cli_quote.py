@@ -13,7 +13,7 @@ from click.testing import Result
 from springtide.cli import quote as quote_command
 from springtide.cli.offers import alternative_text, dollars, quote_text, refusal_text, times
 from springtide.core.decision import PlannedRun
-from springtide.core.quote import Alternative, Quote, QuoteOption, Range
+from springtide.core.quote import Alternative, CountedOn, Quote, QuoteOption, Range
 from springtide.core.status import JobStatus
 
 Run = Callable[..., Result]
@@ -81,6 +81,20 @@ def test_what_is_not_known_is_a_dash() -> None:
     assert dollars(Range(p10=0.0, p90=0.0)) == "$0.00"
     assert dollars(Range(p10=0.001, p90=0.002)) == "< $0.01"
     assert alternative_text(Alternative(change="--epochs 3")) == "--epochs 3"
+
+
+def test_what_promises_count_on_is_told_where_servers_are_loaned() -> None:
+    stretches = (
+        CountedOn(num_devices=6, num_loaned=2, until_s=5400.0),
+        CountedOn(num_devices=1, num_loaned=0),
+    )
+    told = quote_text(Quote(verdict="accepted", reason="fits", counts_on=stretches)).splitlines()
+    assert told[-1] == "  promises count on: 6 devices (2 on loan) until 1h30 from now, then 1 device"
+    assert "count on" not in quote_text(Quote(verdict="accepted", reason="fits"))
+    many = tuple(CountedOn(num_devices=n, num_loaned=0, until_s=60.0 * n) for n in range(1, 9))
+    assert quote_text(Quote(verdict="accepted", reason="fits", counts_on=many)).endswith(
+        "4 devices until 4m00 from now, ..."
+    )
 
 
 def test_best_effort_is_offered_once() -> None:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from springtide.cli.tables import UNKNOWN, align
 from springtide.core.quantities import format_duration
-from springtide.core.quote import Alternative, Quote, QuoteOption, Range
+from springtide.core.quote import Alternative, CountedOn, Quote, QuoteOption, Range
 
 BEST_EFFORT = "--best-effort"
+MAX_STRETCHES = 4
 
 
 def times(finish_s: Range) -> str:
@@ -73,4 +74,17 @@ def quote_text(quote: Quote) -> str:
             for run in quote.schedule[:6]
         ]
         parts.append("  workers over time: " + ", ".join(runs) + (", ..." if len(quote.schedule) > 6 else ""))
+    if quote.counts_on:
+        parts.append(f"  promises count on: {counted_on_text(quote.counts_on)}")
     return "\n".join(parts)
+
+
+def counted_on_text(stretches: Sequence[CountedOn]) -> str:
+    """6 devices (2 on loan) for 1h30, then 4 devices: what can be counted on, stretch by stretch."""
+    told = []
+    for stretch in stretches[:MAX_STRETCHES]:
+        devices = "1 device" if stretch.num_devices == 1 else f"{stretch.num_devices} devices"
+        loaned = f" ({stretch.num_loaned} on loan)" if stretch.num_loaned else ""
+        until = "" if stretch.until_s is None else f" until {format_duration(stretch.until_s)} from now"
+        told.append(f"{devices}{loaned}{until}")
+    return ", then ".join(told) + (", ..." if len(stretches) > MAX_STRETCHES else "")
