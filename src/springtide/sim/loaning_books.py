@@ -8,11 +8,15 @@ from dataclasses import dataclass, field
 from springtide.core.actions import Action, LabelNode, StartReplica
 from springtide.core.events import (
     CancelRequested,
+    CheckpointCommitted,
     Event,
+    JobFinished,
+    JobResized,
     JobSubmitted,
     LoadObserved,
     NodeJoined,
     NodeLost,
+    ProgressReported,
     ReplicaLost,
     ReplicaReady,
     ReplicaStopped,
@@ -22,6 +26,9 @@ from springtide.core.events import (
 from springtide.core.ports import Step
 from springtide.core.resources import DeviceId, Node, NodeId, Pool
 from springtide.core.workload import InferenceService, ReplicaId, TrainingJob, WorkloadId, replicas_for
+
+# They change neither nodes nor services; what replicas do is looked at where they are.
+_OF_JOBS = (JobSubmitted, JobResized, JobFinished, ProgressReported, CheckpointCommitted, ReplicaReady, ReplicaStopped)
 
 
 @dataclass(slots=True)
@@ -87,6 +94,8 @@ class LoanBooks:
         self._num_serving: dict[NodeId, int] = {}
         self._services: dict[WorkloadId, _Service] = {}
         self._jobs: dict[WorkloadId, _Job] = {}
+        # What is summed over all nodes and services, until one of them changes.
+        self._levels: _Areas | None = None
 
     def queued_s(self, job_id: WorkloadId) -> float:
         """For how long the job held nothing between its submission and its end, waiting after a stop included."""
@@ -96,6 +105,8 @@ class LoanBooks:
         """Take in a step."""
         self._pass(step.now_s)
         for event in step.events:
+            if not isinstance(event, _OF_JOBS):
+                self._levels = None
             self._note_event(event, step.now_s)
         for action in step.actions:
             self._note_action(action, step.now_s)
@@ -115,20 +126,31 @@ class LoanBooks:
         if passed_s <= 0.0:
             return
         self._at_s += passed_s
-        areas = self.areas
+        areas, levels = self.areas, self._levels
+        if levels is None:
+            levels = self._levels = self._look()
         areas.by_jobs += passed_s * self._num_held[True]
         areas.by_services += passed_s * self._num_held[False]
+        areas.devices += passed_s * levels.devices
+        areas.of_training += passed_s * levels.of_training
+        areas.loaned_servers += passed_s * levels.loaned_servers
+        areas.needed += passed_s * levels.needed
+        areas.missing += passed_s * levels.missing
+
+    def _look(self) -> _Areas:
+        """What changes only with nodes, labels and services: devices, servers on loan, and needs, as they are now."""
+        levels = _Areas()
         for node_id, node in self._nodes.items():
             num_devices = len(node.devices)
             training = self._for_training(node_id, num_devices)
-            areas.devices += passed_s * num_devices
-            areas.of_training += passed_s * training
+            levels.devices += num_devices
+            levels.of_training += training
             # What services have of training's own servers counts against what training has of theirs.
-            borrowed = training - (num_devices if node.owner == "training" else 0)
-            areas.loaned_servers += passed_s * borrowed / num_devices
+            levels.loaned_servers += (training - (num_devices if node.owner == "training" else 0)) / num_devices
         for service in self._services.values():
-            areas.needed += passed_s * service.needed
-            areas.missing += passed_s * max(0, service.needed - len(service.ready))
+            levels.needed += service.needed
+            levels.missing += max(0, service.needed - len(service.ready))
+        return levels
 
     def _for_training(self, node_id: NodeId, num_devices: int) -> int:
         """How many devices of a node jobs may use: on a shared one, those that no service holds."""
@@ -153,6 +175,7 @@ class LoanBooks:
                 self._jobs.setdefault(job.job_id, _Job(now_s))
             case ReplicaReady(workload_id=service_id) if service_id in self._services:
                 if event.replica_id in self._held:
+                    self._levels = None
                     self._services[service_id].ready.add(event.replica_id)
             case ServiceDeployed(service=service):
                 known = self._services.get(service.service_id)
@@ -180,6 +203,7 @@ class LoanBooks:
                 job.idle_s = None
             job.num_held += 1
         elif not held.is_job:
+            self._levels = None
             node_id = self._node_of[held.device_id]
             self._num_serving[node_id] = self._num_serving.get(node_id, 0) + 1
 
@@ -194,6 +218,7 @@ class LoanBooks:
             if not job.num_held:
                 job.idle_s = now_s
         if not held.is_job:
+            self._levels = None
             self._num_serving[self._node_of[held.device_id]] -= 1
         if service is not None:
             service.ready.discard(replica_id)
@@ -216,6 +241,7 @@ class LoanBooks:
                     is_job = isinstance(action.workload, TrainingJob)
                     self._hold(action.replica_id, _Held(action.device_id, action.workload_id, is_job), now_s)
             case LabelNode():
+                self._levels = None
                 self._label(action)
             case _:
                 pass
