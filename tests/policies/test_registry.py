@@ -10,7 +10,16 @@ import pytest
 from springtide.core.errors import InvalidRequest
 from springtide.policies.edf import EarliestDeadlineFirst
 from springtide.policies.elastic import Elastic
-from springtide.policies.registry import POLICY_NAMES, check_policy_name, describe_policy, make_policy
+from springtide.policies.fapes import Fapes
+from springtide.policies.loaning import Loaning
+from springtide.policies.reclaim import OneWay, TwoWay
+from springtide.policies.registry import (
+    POLICY_NAMES,
+    STRATEGY_NAMES,
+    check_policy_name,
+    describe_policy,
+    make_policy,
+)
 from springtide.policies.static import Static
 from springtide.policies.themis import Themis
 from springtide.policies.tiresias import Tiresias
@@ -62,6 +71,12 @@ def test_parameters_of_the_call_win():
         ("edf:cap=no", "the policy edf has no parameter 'cap'; it has caps=True"),
         ("edf:caps=4", "the policy edf does not take caps=4"),
         ("fifo:a=1", "the policy fifo has no parameter 'a'; it has none"),
+        ("two-way", "two-way is a strategy of loans: write two-way/POLICY, as in two-way/springtide"),
+        ("three-way/fifo", "there is no strategy of loans 'three-way'; choose one of "),
+        ("two-way/best", "there is no policy 'best'; choose one of springtide"),
+        ("two-way/one-way/fifo", "one strategy stands before a policy for training, and 'two-way/one-way/fifo' has"),
+        ("two-way:gain=4/fifo", "the strategy two-way has no parameter 'gain'; it has none"),
+        ("two-way/edf:cap=no", "the policy edf has no parameter 'cap'"),
         ("gandiva:quantum_s=soon", "the policy gandiva does not take quantum_s=soon"),
     ],
 )
@@ -70,6 +85,26 @@ def test_what_is_wrong_is_said_in_one_sentence(name, told):
         make_policy(name)
     assert str(error.value).startswith(told)
     assert "\n" not in str(error.value)
+
+
+def test_a_strategy_stands_before_any_policy_for_training():
+    assert make_policy("two-way/fapes:round_s=600:unit=1") == Loaning(
+        strategy=TwoWay(), training=Fapes(round_s=600.0, unit=1)
+    )
+    assert make_policy("one-way/edf", caps=False) == Loaning(
+        strategy=OneWay(), training=EarliestDeadlineFirst(caps=False)
+    )
+    check_policy_name("dedicated/springtide")
+
+
+def test_every_strategy_says_in_one_line_what_it_does():
+    assert set(STRATEGY_NAMES) >= {"dedicated", "one-way", "two-way"}
+    assert not set(STRATEGY_NAMES) & set(POLICY_NAMES)
+    for name in STRATEGY_NAMES:
+        assert describe_policy(name)
+        assert "\n" not in describe_policy(name)
+        assert describe_policy(f"{name}/fifo") == f"{describe_policy('fifo')} {describe_policy(name)}"
+        assert hasattr(make_policy(f"{name}/fifo"), "decide")
 
 
 def test_the_list_loads_no_policy():
