@@ -125,7 +125,7 @@ def test_the_tide_is_a_sentence_and_a_row_of_bars() -> None:
     assert sentence.startswith("tide  services need 4 devices now, at most 10 lately; highest ahead at ")
     assert sentence.endswith(": 9.6 expected, up to 12")
     past, ahead = bars.strip().split("|")
-    assert (len(past), past[0], past[-1], len(ahead)) == (48, "▃", "█", 2)
+    assert (len(past), past[0], past[-1], len(ahead)) == (48, "▂", "▇", 2)
     young = tide_lines(replace(TIDE, forecast=()), 100.0, 0.0)
     assert "a forecast takes a whole day (24h00) of the past" in young
     assert tide_lines(replace(TIDE, level=None), 100.0, 0.0) == "tide  no service has been deployed yet"
@@ -133,7 +133,7 @@ def test_the_tide_is_a_sentence_and_a_row_of_bars() -> None:
 
 def test_a_reclaim_says_whom_it_took_what_and_how_long_that_was() -> None:
     row = handovers_table((DONE,), 100.0, 0.0, None).splitlines()[1]
-    assert "reclaim  gpu-05  training -> inference  7.0 s, serving 9.5 s  120   fit 4 -> 2" in row
+    assert "reclaim  gpu-05  training -> inference  7.0 s, serving 9.5 s  120       fit 4 -> 2" in row
     assert row.endswith(REASON)
     loan = replace(
         DONE,
@@ -145,7 +145,7 @@ def test_a_reclaim_says_whom_it_took_what_and_how_long_that_was() -> None:
         affected=(),
         cost_s=0.0,
     )
-    assert "loan" in handovers_table((loan,), 100.0, 0.0, None)
+    assert "loan  gpu-05  training -> inference  at once" in handovers_table((loan,), 100.0, 0.0, None)
     under_way = replace(DONE, state="draining", labelled_at_s=None, serving_at_s=None)
     assert "1m15 so far" in handovers_table((under_way,), 100.0, 0.0, None)
     called_off = replace(DONE, state="called off", labelled_at_s=None, serving_at_s=None)

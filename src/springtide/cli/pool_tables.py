@@ -77,7 +77,7 @@ def tide_lines(tide: TideStatus, now_s: float, wall_clock_offset_s: float) -> st
     highest = max(tide.forecast, key=lambda band: band.upper)
     when = "now" if highest.at_s <= now_s else f"at {_clock(highest.at_s, wall_clock_offset_s)}"
     text += f"; highest ahead {when}: {number(highest.expected, 2)} expected, up to {number(highest.upper, 2)}"
-    top = max(past, highest.expected)
+    top = max(past, highest.upper)
     ahead = [band.expected for band in tide.forecast]
     return f"{text}\n      {_bars(tide.peaks, top)}|{_bars(ahead, top)}"
 
@@ -104,7 +104,7 @@ def handovers_table(handovers: Sequence[Handover], now_s: float, wall_clock_offs
         )
         for handover in reversed(handovers)
     ]
-    return align(("WHEN", "WHAT", "NODE", "POOLS", "TOOK", "COST", "WHOM", "REASON"), rows, width)
+    return align(("WHEN", "WHAT", "NODE", "POOLS", "TOOK", "DEVICE-S", "WHOM", "REASON"), rows, width)
 
 
 def _kind(handover: Handover) -> str:
@@ -120,7 +120,8 @@ def _took(handover: Handover, now_s: float) -> str:
         return f"{format_duration(max(0.0, now_s - began_s))} so far"
     if handover.labelled_at_s is None:
         return handover.state
-    label = format_duration(handover.labelled_at_s - began_s)
+    labelled_s = handover.labelled_at_s - began_s
+    label = format_duration(labelled_s) if labelled_s > 0 else "at once"
     if handover.serving_at_s is None:
         return label
     return f"{label}, serving {format_duration(handover.serving_at_s - began_s)}"
