@@ -272,6 +272,64 @@ def test_a_need_that_is_over_calls_the_drain_off():
     assert len(world.held("job")) == 2
 
 
+# --- a part of a server -----------------------------------------------------------------------------------------------
+
+
+def half_lent(policy="fifo"):
+    """A server of eight isolated devices that inference owns, of which services need half by night."""
+    lent = node("i0", "inference", 8, isolates_devices=True)
+    world = World(
+        lambda: Loaning(strategy=Fixed(pools={"i0": "shared"}), training=make_policy(policy)),
+        [lent, node("t0", "training")],
+    )
+    world.deploy("search", low=2, high=8)
+    world.load("search", 32)
+    world.deliver()
+    assert world.num_ready("search") == 4
+    return world
+
+
+def test_a_server_needed_by_half_lends_the_other_half():
+    world = half_lent()
+    world.submit("job", low=8, high=8, elastic=False)
+    world.deliver()
+    assert world.label("i0") == "shared"
+    assert world.controller.state.nodes["i0"].is_loaned
+    assert sorted(world.held("job")) == [*(f"i0/{n}" for n in range(4, 8)), *(f"t0/{n}" for n in range(4))]
+    world.replay()
+
+
+def test_a_part_comes_back_device_by_device_when_the_load_rises():
+    world = half_lent("elastic")
+    world.submit("job", low=1, high=8)
+    world.deliver()
+    assert len(world.held("job")) == 8
+    world.load("search", 48)
+    world.deliver()
+    assert world.num_ready("search") == 6
+    assert len(world.held("job")) == 6, "it shrank by what was needed"
+    assert not any(isinstance(action, PreemptJob) for action in world.actions)
+    world.load("search", 16)
+    world.deliver()
+    world.rest()
+    assert len(world.held("job")) == 8
+    world.replay()
+
+
+def test_a_rigid_job_stops_for_a_part_and_its_other_devices_stay_free_for_jobs():
+    world = half_lent()
+    world.submit("job", low=8, high=8, elastic=False)
+    world.deliver()
+    world.load("search", 40)
+    world.submit("small", low=2, high=2, elastic=False)
+    world.rest()
+    assert world.num_ready("search") == 5
+    assert world.held("job") == []
+    world.cancel("job")
+    world.rest()
+    assert len(world.held("small")) == 2
+
+
 def test_a_waiting_job_is_told_of_training_not_of_the_platform():
     world = World("dedicated/fifo", [node("t0", "training", 2), node("i0", "inference", 6)])
     world.submit("job", low=4, high=4)
