@@ -261,6 +261,22 @@ def test_on_a_narrow_screen_nothing_sticks_out(tmp_path: Path) -> None:
         keep_picture(browser, "pools-narrow")
 
 
+def test_the_picture_of_the_tide_says_what_is_under_the_pointer(tmp_path: Path) -> None:
+    with serving(PooledDouble()) as address, browsing(address, tmp_path) as browser:
+        browser.wait_for(TIDE_DRAWN)
+        point = (
+            "(where) => {{ const tide = document.querySelector('#tide'); const box = tide.getBoundingClientRect();"
+            " tide.dispatchEvent(new PointerEvent('{kind}', {{clientX: box.left + where * box.width,"
+            " clientY: box.top + 40, bubbles: true}})); }}"
+        )
+        browser.evaluate(f"({point.format(kind='pointermove')})(0.4)")
+        assert "needed, 12 open to services of 10 owned" in text(browser, "#tide-now")
+        browser.evaluate(f"({point.format(kind='pointermove')})(0.9)")
+        assert "expected," in text(browser, "#tide-now")
+        browser.evaluate(f"({point.format(kind='pointerleave')})(0)")
+        assert "highest ahead" in text(browser, "#tide-now")
+
+
 def test_many_servers_are_told_in_a_word_each(tmp_path: Path) -> None:
     double = PooledDouble()
     many = tuple(replace(nodes()[index % 10], node_id=f"gpu-{index:03d}") for index in range(64))

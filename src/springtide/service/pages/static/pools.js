@@ -68,6 +68,8 @@ function scaleOf(tide, nowS, width) {
   const highest = Math.max(1, ...values) * 1.06;
   return {
     from, to, highest,
+    // The moment under a place of the picture.
+    at: (x) => from + ((x - LEFT) / (width - LEFT - RIGHT)) * (to - from),
     x: (atS) => LEFT + ((Math.min(Math.max(atS, from), to) - from) / (to - from)) * (width - LEFT - RIGHT),
     y: (value) => HEIGHT - BOTTOM - (value / highest) * (HEIGHT - TOP - BOTTOM),
   };
@@ -121,6 +123,23 @@ function drawTide(svg, { tide, now_s: nowS, wall_clock_offset_s: offsetS }) {
   add("line", { class: "now", x1: scale.x(nowS), x2: scale.x(nowS), y1: TOP - 6, y2: HEIGHT - BOTTOM });
   setAttributes(svg, { viewBox: `0 0 ${width} ${HEIGHT}`, height: HEIGHT, "aria-label": describeTide(tide) });
   svg.replaceChildren(...parts);
+  return scale;
+}
+
+// What the picture says of one moment: of the past what was needed and open, of the time to come the forecast.
+export function describeMoment(atS, { tide, now_s: nowS, wall_clock_offset_s: offsetS }) {
+  const when = clock(atS, offsetS, tide.day_s < 7200);
+  if (atS > nowS) {
+    const band = tide.forecast.findLast((candidate) => candidate.at_s <= atS);
+    if (band === undefined) return "";
+    return `${when}: ${number(band.expected, 2)} expected, ${number(band.lower, 2)} to ${number(band.upper, 2)}`;
+  }
+  const index = Math.floor((atS - tide.from_at_s) / tide.bin_s);
+  const size = tide.sizes.findLast((candidate) => candidate.at_s <= atS);
+  const needed = tide.peaks[index] === undefined ? "" : `${tide.peaks[index]} needed`;
+  const open = size === undefined ? "" : `${size.num_open} open to services of ${size.num_owned} owned`;
+  const told = [needed, open].filter(Boolean).join(", ");
+  return told === "" ? "" : `${when}: ${told}`;
 }
 
 function drawSizes(add, sizes, nowS, scale) {
@@ -230,6 +249,10 @@ export class PoolsSection {
     this.have = null;
     this.isBusy = false;
     this.pastDays = 1;
+    this.scale = null;
+    this.pointerX = null;
+    byId("tide").addEventListener("pointermove", (event) => this.point(event.clientX - byId("tide").getBoundingClientRect().left));
+    byId("tide").addEventListener("pointerleave", () => this.point(null));
     this.nodes = new KeyedList(byId("pool-nodes"), makeNodeCard);
     this.rows = new KeyedList(byId("handovers").querySelector("tbody"), makeHandoverRow);
     new ResizeObserver(() => this.drawTide()).observe(byId("tide"));
@@ -284,8 +307,20 @@ export class PoolsSection {
 
   drawTide() {
     if (this.report === null || byId("pools").hidden) return;
-    drawTide(byId("tide"), this.report);
-    setText(byId("tide-now"), describeForecast(this.report));
+    this.scale = drawTide(byId("tide"), this.report);
+    this.describe();
+  }
+
+  // While a pointer is over the picture, the line above it says what is there.
+  describe() {
+    if (this.report === null) return;
+    const told = this.pointerX === null || this.scale === null ? "" : describeMoment(this.scale.at(this.pointerX), this.report);
+    setText(byId("tide-now"), told || describeForecast(this.report));
+  }
+
+  point(x) {
+    this.pointerX = x;
+    this.describe();
   }
 
   drawHandovers(nowS) {
