@@ -34,7 +34,7 @@ class Fixed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Seen:
-    """A training policy that keeps what it was shown and answers as it is told, else that everyone keeps what it has."""
+    """A training policy that keeps what it was shown; it answers as told, else that everyone keeps what it has."""
 
     def __init__(self, answers=()):
         self.shown: list[Snapshot] = []

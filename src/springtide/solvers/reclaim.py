@@ -19,8 +19,8 @@ from springtide.solvers import highs
 # Limits are counts, not times: a choice must not depend on how fast the machine is.
 NODE_LIMIT = 20_000
 MAX_EXCHANGES = 200
-# So many pairs of a chosen and another server are compared in one pass at most.
-MAX_PAIRS = 20_000
+# An exchange looks at every server, so that there are fewer of them where servers are many.
+MAX_LOOKS = 8_000
 
 
 class Server(msgspec.Struct, frozen=True, kw_only=True):
@@ -206,7 +206,7 @@ def reclaim_by_cost(servers: Sequence[Server], victims: Sequence[Victim], num_ne
         return Choice(servers=(), cost=0.0)
     taking = _Taking(servers, victims, num_needed)
     best = taking.fill(())
-    num_left = min(MAX_EXCHANGES, max(1, MAX_PAIRS // max(1, len(servers))))
+    num_left = min(MAX_EXCHANGES, max(1, MAX_LOOKS // max(1, len(servers))))
     is_better = True
     while is_better and num_left > 0:
         is_better = False
