@@ -295,7 +295,9 @@ def test_deploy_says_when_the_guaranteed_replicas_are_not_there(
 
 def test_policies_and_their_hint(springtide: Run) -> None:
     known = json.loads(springtide("policies", "--json").stdout)
-    assert {"elastic", "edf", "fifo"} <= {policy["name"] for policy in known}
+    assert {"elastic", "edf", "fifo"} <= {policy["name"] for policy in known if policy["kind"] == "policy"}
+    assert {"dedicated", "one-way", "two-way", "tide"} == {entry["name"] for entry in known if entry["kind"] == "loans"}
+    assert "tide/POLICY" in springtide("policies").output
 
 
 @pytest.mark.parametrize("cluster", ["4", "0x4", "4x", "axb", "4x-1"])

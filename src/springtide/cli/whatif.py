@@ -12,12 +12,17 @@ from springtide.cli.tables import align
 @common_options
 @click.pass_obj
 def policies(session: Session) -> None:
-    """List the scheduling policies."""
-    from springtide.policies.registry import POLICY_NAMES, describe_policy
+    """List the scheduling policies, and the strategies of loans that go around them."""
+    from springtide.policies.registry import POLICY_NAMES, STRATEGY_NAMES, describe_policy
 
     known = {name: describe_policy(name) for name in POLICY_NAMES}
-    text = align(("POLICY", "WHAT IT DOES"), list(known.items()))
-    hint = f"use one: springtide up --policy {POLICY_NAMES[0]} | compare: springtide simulate --policy " + ",".join(
-        POLICY_NAMES
+    strategies = {name: describe_policy(name) for name in STRATEGY_NAMES}
+    rows = [*known.items(), *((f"{name}/POLICY", line) for name, line in strategies.items())]
+    hint = (
+        f"use one: springtide up --policy {POLICY_NAMES[0]} | "
+        f"compare: springtide simulate --policy {','.join(POLICY_NAMES)} | "
+        "loans: springtide up --slots 4 --pools inference=2 --policy tide/springtide"
     )
-    session.answer([{"name": name, "description": line} for name, line in known.items()], text, hint)
+    listed = [{"name": name, "description": line, "kind": "policy"} for name, line in known.items()]
+    listed += [{"name": name, "description": line, "kind": "loans"} for name, line in strategies.items()]
+    session.answer(listed, align(("POLICY", "WHAT IT DOES"), rows), hint)
