@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 from springtide.control.inquiry import Answer, Inquiry, Options, changed_job, known_curve
+from springtide.control.quote_pools import Ground
 from springtide.core.decision import Schedule
 from springtide.core.quote import Alternative, Range
 from springtide.core.workload import MAX_VIRTUAL_SHARDS, TrainingJob
@@ -67,7 +68,7 @@ class _Search:
         self._now_s = inquiry.snapshot.now_s
         self._ranges = ranges
         self._curve = known_curve(refused.view)
-        self._total = len(inquiry.snapshot.cluster.device_ids())
+        self._total = Ground(inquiry.snapshot, refused.plan).num_devices
         without = changed_job(job, {"budget_usd": None}, self._now_s)
         self._is_about_money = job.goal.budget_usd is not None and inquiry.ask(without).is_accepted
 
@@ -145,24 +146,24 @@ class _Search:
         if not unit or (self._job.elastic and self._job.max_workers < self._total):
             return None
         most = max(1, (_MOST_GROWTH - 1) * self._total // unit)
+        there = len(self._inquiry.snapshot.cluster.device_ids())
 
         def is_enough(more: int) -> bool:
-            num_devices = self._total + more * unit
-            return self._may(self._bounds_on(num_devices), num_devices)
+            return self._may(self._bounds_on(self._total + more * unit), there + more * unit)
 
         # Below its own minimum it cannot start at all.
         count = self._smallest(max(0, -(-(self._job.min_workers - self._total) // unit) - 1), most, is_enough)
         if count is None:
             return None
-        num_devices = self._total + count * unit
-        answer = self._holds(self._bounds_on(num_devices), num_devices)
+        bounds, num_devices = self._bounds_on(self._total + count * unit), there + count * unit
+        answer = self._holds(bounds, num_devices)
         if answer is None:
             return None
         if len(nodes) > 1:
             what = f"{count} more node{'s' if count > 1 else ''} of {unit} devices"
         else:
-            what = f"{num_devices} devices instead of {self._total}"
-        return self._offer(what, self._bounds_on(num_devices), answer, num_devices)
+            what = f"{num_devices} devices instead of {there}"
+        return self._offer(what, bounds, answer, num_devices)
 
     def larger_budget(self) -> Alternative | None:
         """The budget that its planned cost needs."""

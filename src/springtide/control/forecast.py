@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import msgspec
 from msgspec.structs import replace
 
+from springtide.control.forecast_pools import PoolPlay
 from springtide.core.decision import EMPTY, JobView, Plan, PlannedRun, Policy, PoolAllocation, Schedule, Snapshot
 from springtide.core.workload import JobState, WorkloadId
 from springtide.perf.curve import SpeedCurve, curve_of
@@ -40,9 +41,9 @@ def play_forward(
 ) -> Forecast:
     """Ask `policy` from the snapshot on, turn by turn, until every job (or the one named) has ended.
 
-    Changes take effect at once and cost what `snapshot.overheads` says; nobody arrives, no device is lost and the
-    services' load stays as it is. After `max_turns` (by default fewer, the more jobs there are) everyone goes on as
-    they are.
+    Changes take effect at once and cost what `snapshot.overheads` says; nobody arrives and no device is lost. Services
+    keep their load; where nodes are labelled they need what the tide is forecast to be (see `PoolPlay`). After
+    `max_turns` (by default fewer, the more jobs there are) everyone goes on as they are.
     """
     turns = min(MAX_TURNS, max(_FEWEST_TURNS, _JOB_TURNS // max(1, len(snapshot.jobs))))
     return _Play(snapshot, policy, until).run(turns if max_turns is None else max_turns)
@@ -63,6 +64,8 @@ class _Play:
         self._began_s = snapshot.now_s
         self._now_s = snapshot.now_s
         self._snapshot = snapshot
+        self._pools = PoolPlay(snapshot)
+        self._is_relabelled = False
         self._views: dict[WorkloadId, JobView] = {view.job.job_id: view for view in snapshot.jobs}
         self._curves = {job_id: curve_of(view) for job_id, view in self._views.items()}
         self._held: dict[WorkloadId, PoolAllocation] = dict(snapshot.allocations)
@@ -111,7 +114,7 @@ class _Play:
 
     def _as_snapshot(self) -> Snapshot:
         return replace(
-            self._snapshot,
+            self._pools.at(self._snapshot, self._now_s, self._held),
             now_s=self._now_s,
             jobs=tuple(self._views.values()),
             allocations=dict(self._held),
@@ -143,6 +146,9 @@ class _Play:
                 self._held[service_id] = plan.allocations[service_id]
             else:
                 self._held.pop(service_id, None)
+        relabelled = self._pools.relabelled(replace(self._snapshot, now_s=self._now_s), plan, self._held)
+        self._is_relabelled = relabelled.cluster is not self._snapshot.cluster
+        self._snapshot = relabelled
 
     def _give(self, job_id: WorkloadId, wanted: PoolAllocation) -> None:
         view = self._views[job_id]
@@ -178,6 +184,9 @@ class _Play:
         return since_s + max(0.0, view.total_steps - self._done[job_id]) / rate
 
     def _next_moment(self, plan: Plan) -> float | None:
+        if self._is_relabelled:
+            # What starts under the new labels starts at once.
+            return self._now_s + _SHORTEST_TURN_S
         ends = [at_s for job_id in self._views if (at_s := self._ends_at_s(job_id)) is not None]
         moments = ends + [view.runnable_at_s for view in self._views.values() if view.runnable_at_s > self._now_s]
         if plan.revisit_at_s is not None and ends:
@@ -186,6 +195,9 @@ class _Play:
         elif plan.revisit_at_s is not None and plan.revisit_at_s > self._now_s:
             # Nothing progresses, but the policy has something in mind for later.
             moments.append(plan.revisit_at_s)
+        change_s = self._pools.next_change_s(self._now_s)
+        if change_s is not None:
+            moments.append(change_s)
         if not moments:
             return None
         return max(min(moments), self._now_s + _SHORTEST_TURN_S)

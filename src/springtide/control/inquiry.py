@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from springtide.control.budget import WithinBudget
 from springtide.control.forecast import after_one_turn, play_forward
 from springtide.core.decision import JobView, Plan, PlannedRun, Policy, Schedule, Snapshot
-from springtide.core.resources import Device, DeviceId, Node, NodeId, Topology
+from springtide.core.resources import Device, DeviceId, Node, NodeId, Pool, Topology
 from springtide.core.workload import MAX_VIRTUAL_SHARDS, Goal, JobState, TrainingJob
 from springtide.perf.curve import SpeedCurve, curve_of
 
@@ -150,7 +150,10 @@ def changed_job(job: TrainingJob, options: Options, now_s: float) -> TrainingJob
 
 
 def grown(cluster: Topology, num_devices: int) -> Topology:
-    """The cluster with more devices: whole nodes like its last one, or more devices in its only node."""
+    """The cluster with more devices: whole nodes like its last one, or more devices in its only node.
+
+    Where nodes are labelled for one kind of workload the new ones are training's own.
+    """
     devices = cluster.device_ids()
     missing = num_devices - len(devices)
     if missing <= 0 or not cluster.nodes:
@@ -165,10 +168,12 @@ def grown(cluster: Topology, num_devices: int) -> Topology:
         more = tuple(device(last.node_id, len(devices) + index) for index in range(missing))
         return Topology(nodes=(replace(last, devices=(*last.devices, *more)),))
     size = len(last.devices)
+    pool: Pool = "training" if cluster.has_pools else last.pool
     fresh = []
     for number in range(-(-missing // size)):
         node_id = NodeId(f"{last.node_id}-more-{number}")
-        fresh.append(Node(node_id=node_id, devices=tuple(device(node_id, i) for i in range(size)), pool=last.pool))
+        devices_here = tuple(device(node_id, index) for index in range(size))
+        fresh.append(Node(node_id=node_id, devices=devices_here, pool=pool, home=pool))
     return Topology(nodes=(*cluster.nodes, *fresh))
 
 

@@ -19,6 +19,7 @@ from springtide.control.inquiry import (
     longest_run,
     unbounded_curve,
 )
+from springtide.control.quote_pools import Ground, counted_on, is_counting_on_loans, loans_text
 from springtide.core.decision import PlannedRun, Policy, Schedule, Snapshot
 from springtide.core.quantities import format_duration
 from springtide.core.quote import Alternative, OptionName, Quote, QuoteOption, Range
@@ -72,6 +73,15 @@ class _Asker:
         self._now_s = inquiry.snapshot.now_s
         self._answer = inquiry.ask(job)
         self._curve = known_curve(self._answer.view)
+        self._ground = Ground(inquiry.snapshot, self._answer.plan)
+        self._counts_on = counted_on(self._ground, self._answer.plan, self._until_s())
+
+    def _until_s(self) -> float:
+        """To where it matters what promises count on: the end that is planned, or the deadline."""
+        planned = self._answer.plan.future.get(self._job.job_id)
+        if planned:
+            return planned[-1].end_s
+        return math.inf if self._job.goal.deadline_s is None else self._job.goal.deadline_s
 
     def quote(self) -> Quote:
         answer, inquiry = self._answer, self._inquiry
@@ -102,6 +112,7 @@ class _Asker:
             budget_usd=self._job.goal.budget_usd,
             speed_source="unknown" if self._curve is None else self._spread.source,
             price_usd_per_device_hour=inquiry.usd_per_device_hour,
+            counts_on=self._counts_on,
         )
 
     # --- figures ----------------------------------------------------------------------------------------------------
@@ -133,7 +144,7 @@ class _Asker:
     # --- sentences --------------------------------------------------------------------------------------------------
 
     def _accepted_because(self, schedule: Schedule | None) -> str:
-        goal, total = self._job.goal, len(self._inquiry.snapshot.cluster.device_ids())
+        goal, total = self._job.goal, self._ground.num_devices
         if self._job.min_workers > total:
             return (
                 f"it would be taken in and wait: it asks for {_workers(self._job.min_workers)}, this pool has {total}"
@@ -164,16 +175,23 @@ class _Asker:
         if self._answer.is_promised:
             margin_s = deadline_s - (schedule[-1].end_s - self._now_s)
             told = f"its deadline in {format_duration(deadline_s)} is promised"
+            loans = self._loans(schedule)
             if finish.p90 > deadline_s:
-                return (
-                    f"{told}; at the slow end of its speed it would be {format_duration(finish.p90 - deadline_s)} late"
-                )
-            return f"{told}, with {format_duration(margin_s)} to spare as planned"
+                late = format_duration(finish.p90 - deadline_s)
+                return f"{told}; at the slow end of its speed it would be {late} late{loans}"
+            return f"{told}, with {format_duration(margin_s)} to spare as planned{loans}"
         kind = "soft deadline" if goal.is_soft else "deadline"
         if finish.p90 <= deadline_s:
             return f"{expected}, before its {kind}; nothing is promised"
         late = format_duration(finish.p90 - deadline_s)
         return f"{expected}, which may miss its {kind} by {late}; nothing is promised"
+
+    def _loans(self, schedule: Schedule) -> str:
+        """What of the promise rests on loans."""
+        if not is_counting_on_loans(self._ground, self._answer.plan, schedule):
+            return ""
+        told = loans_text(self._ground, self._counts_on)
+        return f"; {told}" if told else ""
 
     def _is_refused_without_waiting(self) -> bool:
         hasty = replace(self._job, goal=replace(self._job.goal, waits=False))
@@ -187,7 +205,7 @@ class _Asker:
             return said
         left_s = goal.deadline_s - self._now_s
         told = f"cannot finish within {format_duration(left_s)}" if left_s > 0 else "its deadline has passed"
-        total = len(self._inquiry.snapshot.cluster.device_ids())
+        total = self._ground.num_devices
         if self._job.min_workers > total:
             return f"{told}: it asks for at least {_workers(self._job.min_workers)}; this pool has {total}"
         if share is None:
@@ -200,7 +218,9 @@ class _Asker:
             return f"{needs}; this pool has {total}{self._holders(' (', ')')}"
         if share > self._answer.view.max_workers:
             return f"{needs}; it allows {self._answer.view.max_workers}"
-        return f"{needs}; {self._num_free()} of {total} are free{self._holders(' (', ')')}"
+        told = f"{needs}; {self._ground.num_free()} of {total} are free{self._holders(' (', ')')}"
+        loans = loans_text(self._ground, self._counts_on)
+        return f"{told}; it {loans}" if loans.endswith("(forecast)") else told
 
     def _evidence(self, answer: Answer) -> list[str]:
         snapshot, told = self._inquiry.snapshot, []
@@ -210,8 +230,8 @@ class _Asker:
             speeds = ", ".join(f"{self._curve.rate(n) * batch:.4g} on {n}" for n in sizes[:6])
             told.append(f"speed ({self._spread.source}): {speeds} samples/s by number of workers")
             told.append(f"{answer.view.total_steps} steps of {batch} samples")
-        total = len(snapshot.cluster.device_ids())
-        told.append(f"{self._num_free()} of {total} devices free now{self._holders('; held: ', '')}")
+        total = self._ground.num_devices
+        told.append(f"{self._ground.num_free()} of {total} devices free now{self._holders('; held: ', '')}")
         if answer.refusal and not answer.is_accepted:
             told.append(f"the policy says: {answer.refusal}")
         others = [view for view in snapshot.jobs if known_curve(view) is None]
@@ -221,20 +241,9 @@ class _Asker:
             )
         return told
 
-    def _num_free(self) -> int:
-        snapshot = self._inquiry.snapshot
-        return len(snapshot.cluster.device_ids()) - sum(held.num_devices for held in snapshot.allocations.values())
-
     def _holders(self, before: str, after: str) -> str:
-        snapshot = self._inquiry.snapshot
-        names = {view.job.job_id: view.job.name for view in snapshot.jobs}
-        names |= {view.service.service_id: view.service.name for view in snapshot.services}
-        counts: dict[str, int] = {}
-        for who, allocation in snapshot.allocations.items():
-            name = names.get(who, who)
-            counts[name] = counts.get(name, 0) + allocation.num_devices
-        held = sorted(counts.items(), key=lambda item: -item[1])
-        told = [f"{count} held by '{name}'" for name, count in held[:3] if count]
+        held = self._ground.holders()
+        told = held[:3]
         if len(held) > 3:
             told.append(f"and {len(held) - 3} more")
         return f"{before}{', '.join(told)}{after}" if told else ""
@@ -244,7 +253,7 @@ class _Asker:
     def _options(self, chosen: Schedule | None) -> tuple[QuoteOption, ...]:
         """Cheapest, chosen and fastest; the first and the last as if so many workers were free from now on."""
         curve = self._curve
-        total = len(self._inquiry.snapshot.cluster.device_ids())
+        total = self._ground.num_devices
         sizes = [] if curve is None else [n for n in curve.sizes if n <= total]
         if curve is None or not sizes:
             return ()
