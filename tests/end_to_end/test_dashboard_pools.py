@@ -14,6 +14,7 @@ from starlette.routing import Route
 from test_dashboard_browser import (
     CHROMIUM,
     DRAWN,
+    EVIL,
     NOW_S,
     Browser,
     PlatformDouble,
@@ -127,7 +128,8 @@ def handovers() -> tuple[Handover, ...]:
         Handover(node_id="gpu-09", is_return=True, state="done", demanded_at_s=700.0, reclaim_at_s=700.0,
                  labelled_at_s=729.8, serving_at_s=733.1, cost_s=1260.0, reclaim_kind="interrupting", affected=(gpt,),
                  **(back | {"reason": "sentiment's minimum of 4 is missing 2"})),
-        Handover(node_id="gpu-03", is_return=False, state="called off", demanded_at_s=800.0, **back),
+        Handover(node_id="gpu-03", is_return=False, state="called off", demanded_at_s=800.0,
+                 **(back | {"reason": EVIL})),
         Handover(node_id="gpu-06", is_return=True, state="draining", demanded_at_s=NOW_S - 40,
                  reclaim_at_s=NOW_S - 12, cost_s=420.0, reclaim_kind="shrinking", affected=(digits,), **back),
     )  # fmt: skip
@@ -240,6 +242,8 @@ def test_every_loan_and_reclaim_says_why_what_it_cost_and_how_long_it_took(tmp_p
         assert "gpt stopped" in rows
         assert "called off" in rows
         assert "LOAN gpu-05" in rows
+        assert EVIL in rows
+        assert count(browser, "main img") == 0
 
 
 def test_the_gantt_hatches_what_is_on_loan_and_marks_reclaims(tmp_path: Path) -> None:
