@@ -95,8 +95,8 @@ def test_what_is_loaned_only_for_a_while_is_no_ground_for_a_longer_promise():
     answer = quote(snapshot, Told(UNTIL_TEN_PAST_SEVEN), job)
     assert answer.verdict == "refused"
     assert answer.reason == (
-        "cannot finish within 2h45: needs >= 4 workers from now; 6 of 6 are free; "
-        "it counts 2 loaned servers until 07:10 (forecast)"
+        "cannot finish within 2h45: needs >= 4 workers from now; 6 of 6 are free, "
+        "counting 2 loaned servers until 07:10 (forecast)"
     )
     # With the same servers for good it is taken.
     assert quote(snapshot, Told((Capacity(from_s=0.0, num_devices=6),)), job).is_promised

@@ -220,7 +220,7 @@ class _Asker:
             return f"{needs}; it allows {self._answer.view.max_workers}"
         told = f"{needs}; {self._ground.num_free()} of {total} are free{self._holders(' (', ')')}"
         loans = loans_text(self._ground, self._counts_on)
-        return f"{told}; it {loans}" if loans.endswith("(forecast)") else told
+        return f"{told}, {loans.replace('counts', 'counting', 1)}" if loans.endswith("(forecast)") else told
 
     def _evidence(self, answer: Answer) -> list[str]:
         snapshot, told = self._inquiry.snapshot, []
