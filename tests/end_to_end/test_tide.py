@@ -34,8 +34,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 POLICY = "tide/springtide"
 DAY_S = 60.0
 NUM_DAYS = 2
-# A batch of up to four takes 50 ms, so that one replica answers 80 requests a second at most. At night 4 are asked and by
-# day 60, which are four at once and more: with three at once a replica counts as busy, one is enough by night, two by day.
+# A batch of up to four takes 50 ms, so that one replica answers 80 requests a second at most. At night 4 are asked and
+# by day 60, which are four at once and more: with three at once a replica counts as busy, so one is enough by night and
+# two are by day.
 SERVICE_S = 0.05
 SLO_S = 0.5
 STATED_FRACTION = 0.95
