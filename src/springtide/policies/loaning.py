@@ -51,6 +51,7 @@ class Loaning(msgspec.Struct, frozen=True, kw_only=True):
             revisit_at_s=min(moments, default=None),
             memory={"training": plan.memory},
             pools=verdict.pools,
+            capacity=plan.capacity or capacity,
         )
 
 
