@@ -79,6 +79,11 @@ class TideStrategy:
         return self._forecaster.forecast(tide, pools.now_s, tide.day_s * PROMISED_DAYS, pools.maximum)
 
 
+def is_common(node: NodeView) -> bool:
+    """Whether jobs and services may sit side by side on the node for good: nobody loans it."""
+    return node.owner == "shared" and node.heading == "shared"
+
+
 class _Choice:
     """One verdict: what is needed at once, what will be needed, and what nobody needs."""
 
@@ -123,7 +128,7 @@ class _Choice:
 
     def _open(self) -> list[NodeView]:
         """The nodes that are not chosen to serve yet; nobody chooses about those that are everybody's."""
-        return [node for node in self.pools.nodes if node.node_id not in self.serving and node.owner != "shared"]
+        return [node for node in self.pools.nodes if node.node_id not in self.serving and not is_common(node)]
 
     def _idle(self) -> list[NodeView]:
         """Open nodes on which nobody holds a device: those that serve already first, then those that come home."""
@@ -140,7 +145,7 @@ class _Choice:
 
     def _counted(self, node: NodeView) -> int:
         """What of an open node is in the supply already: what services hold there."""
-        return node.num_serving if node.heading == "shared" and node.owner != "shared" else 0
+        return node.num_serving if node.heading == "shared" and not is_common(node) else 0
 
     def _add(self, node: NodeView, reason: str) -> None:
         self.supply += node.num_devices - self._counted(node)
@@ -149,7 +154,7 @@ class _Choice:
     def _keep_who_serves(self) -> None:
         """Replicas stay where they are, unless the node is leaving."""
         for node in self.pools.nodes:
-            if node.owner == "shared" and node.heading == "shared":
+            if is_common(node):
                 self.supply += node.num_devices
             elif node.heading == "shared":
                 self.supply += node.num_serving
@@ -221,15 +226,20 @@ class _Choice:
     def _prepare(self, step: Coming) -> None:
         """Choose who will serve when a need comes.
 
-        First whose jobs end in time, the last to end first; then whose jobs can shrink; then who is idle now.
+        First whose jobs end in time, the last to end first; then whose jobs can shrink; then who is idle now. What is
+        expected right away is made ready: on idle servers before on others, which shrink for it now.
         """
+        is_near = step.in_s <= self.change_s
         while self.supply < step.num_devices:
-            node = self._ending(step.in_s) or self._shrinking() or next(iter(self._idle()), None)
+            is_expected = is_near and self.supply < step.expected
+            idle = next(iter(self._idle()), None)
+            node = idle if is_expected else None
+            node = node or self._ending(step.in_s) or self._shrinking() or idle
             if node is None:
                 return
             if node.jobs and self.leaving.ends_in_s(node) > step.in_s:
                 self.leaving.shrink(node)
-                if step.in_s <= self.change_s and self.supply < step.expected:
+                if is_expected:
                     self.reclaimed[node.node_id] = 0.0
             self._add(node, soon_text(self.pools, step, self.pools.snapshot.tide))
 
@@ -288,7 +298,7 @@ class _Choice:
                 if node.pool != "inference" and (node.node_id in self.reclaimed or not is_quiet):
                     cost_s = self.reclaimed.get(node.node_id, 0.0)
                     labels[node.node_id] = Relabel(pool="inference", reason=reason, cost_s=cost_s)
-            elif node.owner == "shared" or node.pool == "training":
+            elif is_common(node) or node.pool == "training" or (node.heading == "shared" and node.replicas):
                 continue
             elif is_wanted or node.heading == "training":
                 labels[node.node_id] = Relabel(pool="training", reason=loan)
