@@ -61,6 +61,7 @@ def _draw_drain(rng: np.random.Generator, node: Node, now_s: float) -> Drain:
         pool="inference" if node.pool == "training" else "training",
         since_s=since_s,
         reclaim_since_s=float(rng.uniform(since_s, now_s)) if is_reclaim else None,
+        reason="decided before",
     )
 
 
