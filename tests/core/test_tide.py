@@ -40,6 +40,12 @@ def test_no_more_than_a_month_is_remembered() -> None:
     assert tide.open_bin == 1_000_000
 
 
+def test_the_clock_is_the_one_that_people_read() -> None:
+    tide = Tide(midnight_s=-3 * 3600.0).noted(0.0, 1)
+    assert tide.clock(0.0) == "03:00"
+    assert tide.clock(22 * 3600.0) == "01:00"
+
+
 @given(
     st.lists(
         st.tuples(st.floats(0.0, 30.0, allow_nan=False), st.integers(0, 50)),

@@ -14,6 +14,7 @@ class Tide(msgspec.Struct, frozen=True, kw_only=True):
 
     `peaks[i]` is the most that was needed at once in bin `first_bin + i`, all of them over; the bin after them is the
     open one, with `peak` so far and `level` needed at the last moment that was noted. `level` None: nothing is known.
+    `midnight_s` is a moment at which a day begins on the clock that people read (it may be negative).
     """
 
     day_s: float = DAY_S
@@ -22,6 +23,7 @@ class Tide(msgspec.Struct, frozen=True, kw_only=True):
     peaks: tuple[int, ...] = ()
     peak: int = 0
     level: int | None = None
+    midnight_s: float = 0.0
 
     @property
     def bin_s(self) -> float:
@@ -38,9 +40,8 @@ class Tide(msgspec.Struct, frozen=True, kw_only=True):
         return int(at_s // self.bin_s)
 
     def clock(self, at_s: float) -> str:
-        """A moment on the platform's clock, counted from its start: hours and minutes of a day, seconds of a short
-        one."""
-        within_s = at_s % self.day_s
+        """A moment as people read it: hours and minutes of the day, or seconds of a short one."""
+        within_s = (at_s - self.midnight_s) % self.day_s
         if self.day_s < 3600.0:
             return f"second {within_s:.0f} of the day"
         minutes = int(within_s // 60.0)
@@ -50,7 +51,7 @@ class Tide(msgspec.Struct, frozen=True, kw_only=True):
         """The tide with `needed` devices from now on; the same object if that is nothing new."""
         current = self.bin_at(now_s)
         if self.level is None:
-            return Tide(day_s=self.day_s, bins_per_day=self.bins_per_day, first_bin=current, peak=needed, level=needed)
+            return msgspec.structs.replace(self, first_bin=current, peak=needed, level=needed)
         num_over = current - self.open_bin
         if num_over <= 0:
             if needed == self.level and needed <= self.peak:
