@@ -50,7 +50,8 @@ def run_and_check(seed: int, policy: str, num_faults: float | None = None) -> Re
 NAMED_SEEDS = [
     (2354, "moving", "a member lost in the turn in which a grace is over calls for one new group, not two"),
     (310, "moving", "a drain is no reclaim any more when only those are left who may stay"),
-    (301, "moving", "the same without faults, while a service waits for its guaranteed replica"),
+    (111, "tide/springtide", "nodes do not turn to and fro for a need that either of them could meet"),
+    (124, "tide/springtide", "the same, with a job that starts on the one as it is stopped on the other"),
 ]
 
 

@@ -20,6 +20,8 @@ from springtide.sim.machine import Machine
 MAX_SEEDS = 100
 BASE_SEED = 2_000_000
 
+pytestmark = pytest.mark.slow
+
 Plant = Callable[[pytest.MonkeyPatch], None]
 PLANTS: dict[str, tuple[Plant, str]] = {}
 
