@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+
+import pool_world
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from tests.policies.test_loaning_properties import Day, nodes, turn
+from test_loaning_properties import Day, nodes, turn
+
+from springtide.control.controller import Controller
+from springtide.core.tide import Tide
 
 STRATEGIES = (
     "tide",
@@ -17,9 +23,16 @@ STRATEGIES = (
 TRAINING = ("fifo", "elastic", "springtide", "fapes:round_s=30")
 
 
+# A turn takes a second: within a run several days pass, so that there is a forecast.
+SHORT_DAY = Tide(day_s=16.0, bins_per_day=8)
+
+
+@pytest.mark.parametrize("tide", [Tide(), SHORT_DAY], ids=["unknown", "known"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("training", TRAINING)
-def test_whatever_happens_plans_stand_and_minimums_are_kept(strategy, training):
+def test_whatever_happens_plans_stand_and_minimums_are_kept(strategy, training, tide, monkeypatch):
+    monkeypatch.setattr(pool_world, "Controller", functools.partial(Controller, tide=tide))
+
     @settings(max_examples=12, deadline=None, phases=(Phase.generate,), suppress_health_check=list(HealthCheck))
     @given(drawn=nodes, turns=st.lists(turn, min_size=5, max_size=25))
     def play(drawn, turns):
