@@ -147,6 +147,22 @@ def test_an_elastic_job_is_shown_on_what_it_keeps_and_a_rigid_one_not_at_all():
     assert plan.reasons["job"] == "leaves t1: so it is"
 
 
+def test_an_elastic_job_does_not_shrink_below_its_minimum():
+    world = running(low=5)
+    hard = Fixed(pools={"t1": "inference"}, hard=("t1",))
+    (shown,), _, _ = ask(world, hard)
+    assert "job" not in shown.allocations
+    _, given, _ = ask(world, hard, {"job": ["t0/0", "t0/1", "t0/2", "t0/3", "s0/0"]})
+    assert given["job"] == ["t0/0", "t0/1", "t0/2", "t0/3", "s0/0"], "it may move without a stop"
+    alone = World("two-way/fifo", [node("t0", "training"), node("t1", "training")])
+    alone.submit("job", low=5, high=8)
+    alone.deliver()
+    alone.deploy("search", low=2, high=2)
+    alone.rest()
+    assert alone.held("job") == []
+    assert any(isinstance(action, PreemptJob) for action in alone.actions)
+
+
 def test_a_minimum_takes_the_server_of_a_job_that_shrinks():
     world = World("two-way/fifo", [node("t0", "training"), node("t1", "training")])
     world.submit("job", low=1, high=8)

@@ -133,6 +133,7 @@ class Ground:
             parts = (_part(node, label, devices, gone) for node, label, devices in self.open)
             cluster = _topology(_Nodes(tuple([node for node in parts if node])))
         alive, existing = cluster.device_set, whole.cluster.device_set
+        least = {view.job.job_id: view.min_workers for view in whole.jobs if view.job.elastic}
         rigid = {view.job.job_id for view in whole.jobs if not view.job.elastic}
         closed = {need.service_id for need in self.pools.needs}
         allocations: dict[WorkloadId, PoolAllocation] = {}
@@ -142,8 +143,10 @@ class Ground:
             left = tuple([at for at in held.device_ids if at in alive])
             if len(left) == len(held.device_ids):
                 allocations[workload_id] = held
-            elif workload_id in rigid and any(at in existing and at not in alive for at in held.device_ids):
-                # It cannot go on with fewer: it starts anew elsewhere.
+            elif any(at in existing and at not in alive for at in held.device_ids) and (
+                workload_id in rigid or len(left) < least.get(workload_id, 0)
+            ):
+                # It cannot go on with so few: it moves or starts anew.
                 continue
             elif left:
                 allocations[workload_id] = replace(held, device_ids=left)
