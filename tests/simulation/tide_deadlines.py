@@ -1,17 +1,30 @@
-"""What the tests of deadlines under the tide share: nodes that come and go for training, and jobs with deadlines."""
+"""What the tests of deadlines under the tide share: nodes that come and go for training, and jobs with deadlines.
+
+Many seeds by hand: python tests/simulation/tide_deadlines.py FIRST COUNT
+"""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from springtide.core.decision import Capacity, Drain, Plan, Policy, PoolAllocation, Snapshot
-from springtide.core.resources import Node, NodeId, Topology
+from springtide.core.resources import Node, NodeId, Topology, make_node
+from springtide.core.tide import Tide
 from springtide.core.workload import Entrypoint, Goal, TrainingJob
+from springtide.policies.registry import make_policy
+from springtide.policies.springtide import Springtide
+from springtide.sim.fluid_play import Played, play
+from springtide.sim.fluid_rules import Speeds, Times, overhead_rule
+from springtide.solvers.plan_book import verify
+from springtide.workloads.tidal import TidalSetting, draw_tidal
 
 SOURCE = Entrypoint(source_path="a.py")
+RULES = ("elasticflow", "measured", "pollux")
+DAYS = 4
 
 
 class Coming:
@@ -176,3 +189,97 @@ def draw_jobs(rng: np.random.Generator, num_jobs: int, most: int, over_s: float)
             )
         )
     return arrivals
+
+
+class Watched:
+    """Springtide, and after every decision its book; with `doubts` also a policy that knows nothing but the memory."""
+
+    def __init__(self, *, doubts: bool = False) -> None:
+        self.policy = Springtide()
+        self.doubts = doubts
+
+    def decide(self, snapshot: Snapshot) -> Plan:
+        other = None
+        if self.doubts:
+            memory = msgspec.json.decode(msgspec.json.encode(snapshot.memory))
+            other = Springtide().decide(msgspec.structs.replace(snapshot, memory=memory))
+        plan = self.policy.decide(snapshot)
+        if other is not None:
+            assert other.allocations == plan.allocations
+            assert other.memory == plan.memory
+            assert (other.admitted, other.rejected) == (plan.admitted, plan.rejected)
+            assert (other.reasons, other.revisit_at_s) == (plan.reasons, plan.revisit_at_s)
+        state = self.policy._seen.state
+        assert state is not None
+        faults = verify(state.book)
+        assert not faults, faults
+        return plan
+
+
+def play_by_hand(seed: int, *, doubts: bool = False) -> Played:
+    """Springtide alone under a tide that is told as it comes; raises at the first promise that is broken."""
+    rng = np.random.default_rng(seed)
+    nodes = [make_node(f"n{index}", 4) for index in range(4)]
+    coming = draw_coming(rng, nodes, 2, 20_000.0)
+    arrivals = draw_jobs(rng, 30, 16, 8_000.0)
+    rule = overhead_rule(RULES[seed % len(RULES)], 16)
+    policy = Tided(Watched(doubts=doubts), coming)
+    return play(policy, arrivals, nodes, rule=rule, speeds=Speeds(devices_per_node=4))
+
+
+def play_tide(seed: int, policy: str = "tide/springtide") -> Played:
+    """The strategy `tide` around springtide, under services that follow a tide and surge; raises at the first promise
+    that is broken. Days are short, so that servers go to and fro all the time."""
+    rng = np.random.default_rng([seed, 77])
+    nodes = [make_node(f"n{index}", 4, pool="training" if index < 2 else "inference") for index in range(4)]
+    day_s = float(rng.choice([3600.0, 7200.0, 14_400.0]))
+    setting = TidalSetting(
+        num_servers=2,
+        days=DAYS + 1,
+        devices_per_server=4,
+        num_functions=int(rng.choice([3, 6])),
+        noise_fraction=float(rng.choice([0.05, 0.15])),
+        surges_per_day=float(rng.choice([0.0, 1.0])),
+        day_s=day_s,
+    )
+    return play(
+        make_policy(policy),
+        draw_jobs(rng, 40, 16, 0.9 * DAYS * day_s),
+        nodes,
+        rule=overhead_rule(RULES[seed % len(RULES)], 16),
+        speeds=Speeds(devices_per_node=4),
+        happenings=draw_tidal(seed, setting).happenings,
+        times=Times(service_start_s=3.7, service_stop_s=1.0),
+        tide=Tide(day_s=day_s),
+    )
+
+
+def kept_of(played: Played) -> int:
+    """How many promises there were; all of them must have been kept."""
+    admitted = [
+        run for run in played.runs.values() if run.admitted_s is not None and run.job.goal.deadline_s is not None
+    ]
+    for run in admitted:
+        assert run.ended_s is not None, f"{run.job.job_id} never ended"
+        late_s = run.ended_s - (run.job.goal.deadline_s or 0.0)
+        assert late_s <= 1e-6, f"{run.job.job_id} ended {late_s:.1f} s after its promised deadline"
+    return len(admitted)
+
+
+def main(first: int, count: int) -> int:
+    """Both kinds of plays for so many seeds; prints what broke."""
+    totals = {"by hand": 0, "tide/springtide": 0}
+    num_bad = 0
+    for seed in range(first, first + count):
+        for name, begin in (("by hand", play_by_hand), ("tide/springtide", play_tide)):
+            try:
+                totals[name] += kept_of(begin(seed))
+            except AssertionError as error:
+                num_bad += 1
+                print(f"seed {seed}, {name}: {error}", flush=True)
+    print(f"{count} seeds: promises kept {totals}, runs in which something broke: {num_bad}")
+    return num_bad
+
+
+if __name__ == "__main__":
+    sys.exit(min(1, main(int(sys.argv[1]), int(sys.argv[2]))))
