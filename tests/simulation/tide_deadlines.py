@@ -19,6 +19,7 @@ from springtide.policies.registry import make_policy
 from springtide.policies.springtide import Springtide
 from springtide.sim.fluid_play import Played, play
 from springtide.sim.fluid_rules import Speeds, Times, overhead_rule
+from springtide.sim.invariants import InvariantViolation
 from springtide.solvers.plan_book import verify
 from springtide.workloads.tidal import TidalSetting, draw_tidal
 
@@ -274,7 +275,7 @@ def main(first: int, count: int) -> int:
         for name, begin in (("by hand", play_by_hand), ("tide/springtide", play_tide)):
             try:
                 totals[name] += kept_of(begin(seed))
-            except AssertionError as error:
+            except (AssertionError, InvariantViolation) as error:
                 num_bad += 1
                 print(f"seed {seed}, {name}: {error}", flush=True)
     print(f"{count} seeds: promises kept {totals}, runs in which something broke: {num_bad}")
