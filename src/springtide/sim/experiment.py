@@ -17,6 +17,7 @@ from springtide.core.errors import SpringtideError
 from springtide.core.events import Event, NodeJoined, NodeLost
 from springtide.core.ports import Standing, Step
 from springtide.core.resources import Node, make_node
+from springtide.core.tide import Tide
 from springtide.policies.registry import make_policy
 from springtide.sim.clock import VirtualClock
 from springtide.sim.executor import SimExecutor
@@ -40,6 +41,8 @@ PATIENCE_S = 1500.0
 LOAD_INTERVAL_S = 5.0
 # A small run takes some hundred turns; one that takes this many spins.
 MAX_TURNS = 20_000
+# Of a compressed day, so that a bin is longer than the time between two looks at the load.
+BINS_PER_DAY = 5
 # These never take a server of training's own, whatever a service is guaranteed.
 _KEEP_TO_HOME = ("dedicated", "one-way")
 
@@ -177,7 +180,7 @@ class FaultRun:
         self.invariants = Invariants(self.machine)
         self.loans = LoanInvariants(self.machine, complain, reaches=reaches or _any_node, is_quiet=mean_faults == 0.0)
         self.journal = _Journal(self)
-        self.controller = Controller(make())
+        self.controller = self._make_controller()
         self.executor: _Executor | None = None
         self.num_crashes = 0
         self._num_turns = 0
@@ -199,7 +202,11 @@ class FaultRun:
         self.invariants.check(self.controller, self.owners.acknowledged)
         self.invariants.check_end(self.controller, self.clock.now_s(), self.owners.num_open)
         self.loans.check_end(self.controller.state)
-        loop.verify(Controller(self.make()), self.journal)
+        loop.verify(self._make_controller(), self.journal)
+
+    def _make_controller(self) -> Controller:
+        day_s = self.workload.day_s
+        return Controller(self.make(), tide=None if day_s is None else Tide(day_s=day_s, bins_per_day=BINS_PER_DAY))
 
     def note_journaled(self, step: Step) -> None:
         """A step is durable."""
@@ -209,7 +216,7 @@ class FaultRun:
             tell_step(step, self.machine.tell)
 
     def _start_control_plane(self, is_fresh: bool) -> None:
-        self.controller = Controller(self.make())
+        self.controller = self._make_controller()
         self.journal.is_behind = False
         inner = SimExecutor(self.machine)
         self.executor = _Executor(inner, self)

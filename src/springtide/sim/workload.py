@@ -146,10 +146,11 @@ class Gateway:
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole scenario of requests and load."""
+    """A whole scenario of requests and load; `day_s` is the season of its load, None where it has none."""
 
     requests: tuple[Request, ...] = ()
     loads: tuple[Load, ...] = ()
+    day_s: float | None = None
 
     def jobs(self) -> list[tuple[float, TrainingJob]]:
         """Every job with the moment of its submission."""
@@ -332,7 +333,7 @@ def draw_tidal_workload(rng: np.random.Generator, nodes: Sequence[Node], horizon
     for index in range(int(rng.integers(3, 11))):
         requests += _draw_tidal_job(rng, index, num_training, horizon_s)
     requests.sort(key=lambda request: request.at_s)
-    return Workload(requests=tuple(requests), loads=tuple(loads))
+    return Workload(requests=tuple(requests), loads=tuple(loads), day_s=day_s)
 
 
 def _draw_tidal_service(
