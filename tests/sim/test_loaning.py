@@ -101,3 +101,14 @@ def test_sizes_as_people_write_them() -> None:
 
 def test_what_is_counted_and_what_is_bounded_are_told_apart() -> None:
     assert not loaning._COUNTED & loaning._WORST
+
+
+@pytest.mark.slow
+def test_processes_give_the_same_answer_as_one() -> None:
+    asked: dict[str, Any] = {"n_r_max": [1, 2], "days": 1, "cluster": "4x8@2+2", "only": ["dedicated", "two-way"]}
+    told: list[tuple[str, int, int]] = []
+    alone = study_loaning(**asked)
+    both = study_loaning(**asked, num_processes=2, on_progress=lambda *said: told.append(said))
+    assert both == alone
+    assert {name for name, _, _ in told} == {"dedicated@1", "dedicated@2", "two-way@1", "two-way@2"}
+    assert alone["policies"]["two-way"]["minimums_broken"] == 0

@@ -17,11 +17,12 @@ from springtide.core.workload import DEFAULT_GRACE_S
 from springtide.policies.loaning import Loaning
 from springtide.policies.pools import NodeView, PoolState, Strategy, Verdict
 from springtide.policies.registry import make_policy
+from springtide.sim.bench_fapes_play import request_rule
 from springtide.sim.loaning_play import START_S, LoanSetting, run_loans
 from springtide.solvers.reclaim import Server, Victim, cost_of, reclaim_exactly
 from springtide.workloads.tidal import TidalSetting
 
-CLUSTER, NUM_SERVERS, DEVICES_PER_SERVER, DAYS = "8x8@4+4", 8, 8, 2
+CLUSTER, DEVICES_PER_SERVER, DAYS = "6x8@3+3", 8, 2
 POLICIES = ("two-way/fifo", "tide/fifo", "tide/springtide")
 BOUND_S = DEFAULT_GRACE_S + START_S
 # Of the exact choice's cost, all choices of a policy together.
@@ -101,16 +102,17 @@ def compared(pools: PoolState, open_: Sequence[NodeView], chosen: set[NodeId]) -
 
 
 def check_seed(seed: int, policy: str) -> SeedResult:
-    """Play one seed: a tide of its own height, shape, noise and surges on 8 servers of 8 devices over two days.
+    """Play one seed: a tide of its own height, shape, noise and surges on 6 servers of 8 devices over two days.
 
     Raises InvalidRequest, or InvariantViolation on what may never be.
     """
     rng = np.random.default_rng(np.random.SeedSequence([seed, 11]))
-    n_r_max = int(rng.integers(1, 5))
+    n_r_max = int(rng.integers(1, 4))
     tide = TidalSetting(
         num_servers=n_r_max,
         days=DAYS + 1,
         devices_per_server=DEVICES_PER_SERVER,
+        num_functions=8,
         night_fraction=float(rng.uniform(0.1, 0.6)),
         noise_fraction=float(rng.uniform(0.0, 0.2)),
         surges_per_day=float(rng.uniform(0.0, 4.0)),
@@ -143,8 +145,7 @@ def summary(results: Sequence[SeedResult]) -> tuple[str, bool]:
     by_devices = _ratio(sum(c.device_s for c in choices), sum(c.least_device_s for c in choices))
     broken = [result.seed for result in results if result.broken]
     p95_s = float(np.percentile(times_s, 95)) if times_s else 0.0
-    is_paper = results[0].policy.startswith("two-way")
-    holds = not broken and p95_s <= BOUND_S and (by_jobs if is_paper else by_devices) <= COST_BOUND
+    holds = not broken and p95_s <= BOUND_S and _cost(results[0].policy, by_jobs, by_devices) <= COST_BOUND
     words = [
         f"{results[0].policy}: {len(results)} seeds, {sum(r.minimums for r in results)} minimums demanded",
         f"{sum(r.broken for r in results)} broken" + (f" (seeds {broken[:10]})" if broken else ""),
@@ -155,6 +156,13 @@ def summary(results: Sequence[SeedResult]) -> tuple[str, bool]:
         "holds" if holds else "DOES NOT HOLD",
     ]
     return "; ".join(words), holds
+
+
+def _cost(policy: str, by_jobs: float, by_devices: float) -> float:
+    """What has to be near the exact choice: what the strategy weighs, where a job that is taken from is stopped."""
+    if request_rule(policy) != "rigid":
+        return 1.0
+    return by_jobs if policy.startswith("two-way") else by_devices
 
 
 def _ratio(cost: float, least: float) -> float:
