@@ -1,12 +1,12 @@
-"""A service and a training job share four slots: what the service does not need at night trains, and comes back by day.
+"""A service and training jobs share four slots: what the service does not need at night trains, and comes back by day.
 
 springtide up --slots 4 --pools inference=2 --day 2m     two slots are the service's, and a day takes two minutes
-springtide deploy examples/tide.py                       one replica is guaranteed, a second comes with the load
-springtide run examples/tide.py                          one to four workers, whatever is free
-python examples/tide.py 4m                               in another terminal: two days of requests
-springtide top                                           in a third one: watch the slots change hands
+springtide deploy examples/tide.py                       one replica is guaranteed, more come with the load
+springtide run examples/tide.py --detach                 a job of one to four workers; type it twice for two of them
+python examples/tide.py 4m                               two days of requests
+springtide top                                           in another terminal: watch the slots change hands
 
-springtide pools says what was loaned and taken back, springtide why wave why the job has the workers that it has.
+springtide pools says what was loaned and taken back, springtide why wave why a job has the workers that it has.
 """
 
 from __future__ import annotations
