@@ -6,7 +6,7 @@ springtide run examples/tide.py --detach                 a job of one to four wo
 python examples/tide.py 4m                               two days of requests
 springtide top                                           in another terminal: watch the slots change hands
 
-springtide pools says what was loaned and taken back, springtide why wave why a job has the workers that it has.
+springtide pools says what was loaned and taken back, springtide why ID why a job has the workers that it has.
 """
 
 from __future__ import annotations
