@@ -20,6 +20,7 @@ from springtide.sim.experiment import FaultRun, Result, run_seed
 from springtide.sim.faults import CRASH_POINTS
 from springtide.sim.faults_loans import LOAN_FAULT_KINDS
 from springtide.sim.workload import Load, Request, Workload, make_job, make_service
+from springtide.testing.cheap import cheap_names
 
 BASE_SEED = int(os.environ.get("SPRINGTIDE_BASE_SEED", "20261121"))
 NUM_SEEDS = int(os.environ.get("SPRINGTIDE_LOAN_SEEDS", "400"))
@@ -73,6 +74,14 @@ def test_a_few_seeds_hold_every_invariant(policy: str) -> None:
 def test_fresh_seeds_hold_every_invariant(first: int) -> None:
     for index in range(first, min(first + CHUNK, NUM_SEEDS)):
         run_and_check(BASE_SEED + index, POLICIES[index % len(POLICIES)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("training", cheap_names(round_s=2.0))
+@pytest.mark.parametrize("strategy", ["two-way", "tide"])
+def test_every_training_policy_holds_every_invariant(strategy: str, training: str) -> None:
+    for index in range(3):
+        run_and_check(BASE_SEED + index, f"{strategy}/{training}")
 
 
 @pytest.mark.slow
