@@ -42,10 +42,10 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     """Needs in devices of bin `first_bin` (the open one) and those after it, each the highest in its bin.
 
     With the chance of the quantile a bin's need is at most `upper`, and with the same chance at least `lower`. `most`
-    is the highest of all days at about that time, with what a day has ever been above all before it on top. Where
-    `is_known` is false, less than a day is known: the bands are then nothing and the caller's reserve; so they are
-    where `has_bands` is false, since no day has shown how far off such a forecast is. `num_days` are the whole days
-    known. A moment after the last bin counts as the last bin.
+    is the highest of all days at about that time, with what a day has ever been above all before it on top, and what
+    is needed now above that. Where `is_known` is false, less than a day is known: the bands are then nothing and the
+    caller's reserve; so they are where `has_bands` is false, since no day has shown how far off such a forecast is.
+    `num_days` are the whole days known. A moment after the last bin counts as the last bin.
     """
 
     bin_s: float
@@ -136,7 +136,9 @@ class Forecaster:
         expected = _season_at(model, bins) + model.kept[ahead - 1] * _standing(model, tide)
         upper = np.minimum(expected + model.above[ahead - 1] * model.scale[days], reserve)
         lower = np.maximum(expected + model.below[ahead - 1] * model.scale[days], 0.0)
-        most = np.minimum(model.most[days], reserve)
+        # Where today is above all days before it, it may stay so.
+        most = model.most[days] + max(0.0, level - float(model.most[days[0]]))
+        most = np.minimum(most, reserve)
         # What is needed now is known.
         for band in (expected, lower, upper, most):
             band[0] = max(band[0], level)

@@ -18,7 +18,15 @@ from springtide.policies.gangs import fixed_size
 from springtide.policies.pools import NodeView, PoolState, Verdict
 from springtide.policies.reclaim import choose_victims, servers_of
 from springtide.policies.tide_losses import Leaving, Losses, any_job, stay_s
-from springtide.policies.tide_outlook import Coming, Outlook, capacity_of, needed_now, outlook_of, returns_in_s
+from springtide.policies.tide_outlook import (
+    Coming,
+    Outlook,
+    capacity_of,
+    needed_lately,
+    needed_now,
+    outlook_of,
+    returns_in_s,
+)
 from springtide.policies.tide_words import loaned_text, reclaimed_text, soon_text
 from springtide.solvers.reclaim import Victim, reclaim_by_gain
 
@@ -85,7 +93,10 @@ def is_common(node: NodeView) -> bool:
 
 
 class _Choice:
-    """One verdict: what is needed at once, what will be needed, and what nobody needs."""
+    """One verdict: what is needed at once, what will be needed, and what nobody needs.
+
+    Asked again with what its verdict led to it chooses the same nodes: who is on its way is chosen before others.
+    """
 
     def __init__(self, strategy: TideStrategy, pools: PoolState, forecast: Forecast | None) -> None:
         self.strategy = strategy
@@ -99,21 +110,24 @@ class _Choice:
         self.patience_s = pools.snapshot.tide.day_s * PATIENCE_FRACTION
         self.span_s = self._span_s()
         self.outlook: Outlook = outlook_of(pools, forecast if strategy.ahead else None, self.span_s)
-        # Who is to serve, and why; those of them whose jobs have to go, and what that costs; those of which a part is
-        # enough, so that jobs may keep the rest.
+        # What was needed a moment ago may be needed again: who serves is not lent for that long.
+        self.held = max(self.needed, needed_lately(pools), self.outlook.within(self.span_s))
+        # Who is to serve, and why; those of them whose jobs have to go, and what that costs; those that serve as far as
+        # services need it, whose other devices jobs may keep.
         self.serving: dict[NodeId, str] = {}
         self.reclaimed: dict[NodeId, float] = {}
         self.parted: dict[NodeId, str] = {}
+        self.later: set[NodeId] = set()
         self.supply = 0
 
     def verdict(self) -> Verdict:
         """Fill what is needed now, then what is to come; the others train."""
-        self._keep_who_serves()
-        self._keep_reclaims()
-        self._take_at_once(self.pools.required - self._ready(), is_minimum=True)
-        self._take_at_once(self.needed - self._ready(), is_minimum=False)
+        self._keep()
+        self._take(self.pools.required, is_minimum=True)
+        self._take(self.needed, is_minimum=False)
         for step in self.outlook.steps:
             self._prepare(step)
+        self._hold()
         self._gather()
         self._part()
         return Verdict(
@@ -126,68 +140,66 @@ class _Choice:
 
     # --- what is needed now ---------------------------------------------------------------------------------------
 
-    def _open(self) -> list[NodeView]:
-        """The nodes that are not chosen to serve yet; nobody chooses about those that are everybody's."""
-        return [node for node in self.pools.nodes if node.node_id not in self.serving and not is_common(node)]
-
-    def _idle(self) -> list[NodeView]:
-        """Open nodes on which nobody holds a device: those that serve already first, then those that come home."""
-        idle = [node for node in self._open() if node.is_idle]
-        return sorted(idle, key=lambda node: (node.heading != "inference", node.owner != "inference"))
-
-    def _ready(self) -> int:
-        """The devices that services can have at once: of those chosen, idle ones, and those of shared nodes."""
-        ready = self.supply
-        for node in self._open():
-            if node.is_idle or node.heading == "shared" or node.node_id in self.parted:
-                ready += node.num_devices - self._counted(node)
-        return ready
-
-    def _counted(self, node: NodeView) -> int:
-        """What of an open node is in the supply already: what services hold there."""
-        return node.num_serving if node.heading == "shared" and not is_common(node) else 0
+    def _open(self, *, is_minimum: bool) -> list[NodeView]:
+        """The nodes not chosen yet, those under way first. Only minimums may take what training owns."""
+        found = [
+            node
+            for node in self.pools.nodes
+            if node.node_id not in self.serving
+            and node.heading != "shared"
+            and (is_minimum or node.owner != "training" or node.heading == "inference")
+        ]
+        return sorted(found, key=lambda node: (node.heading != "inference", node.owner != "inference"))
 
     def _add(self, node: NodeView, reason: str) -> None:
-        self.supply += node.num_devices - self._counted(node)
-        self.serving[node.node_id] = reason
+        self.supply += node.num_devices
+        self.serving[node.node_id] = (node.drain.reason if node.drain is not None else "") or reason
 
-    def _keep_who_serves(self) -> None:
-        """Replicas stay where they are, unless the node is leaving."""
+    def _keep(self) -> None:
+        """Who serves goes on, and who was told to leave goes on leaving, as long as that is needed."""
         for node in self.pools.nodes:
             if is_common(node):
                 self.supply += node.num_devices
             elif node.heading == "shared":
                 self.supply += node.num_serving
             elif node.replicas and node.heading == "inference" and not node.jobs:
-                self._add(node, "")
+                self._add(node, f"services hold {node.num_serving} devices here")
+        for node in self._open(is_minimum=True):
+            is_left = node.drain is not None and node.heading == "inference" and node.pool != "inference"
+            if is_left and node.drain is not None and (node.is_reclaimed or not node.jobs) and self.supply < self.held:
+                self._add(node, f"services need {self.needed} devices")
+                if node.jobs:
+                    self.reclaimed[node.node_id] = node.drain.cost_s
 
-    def _keep_reclaims(self) -> None:
-        """Who was told to leave goes on leaving, as long as what it leaves is needed."""
-        under_way = [node for node in self._open() if node.heading == "inference" and node.jobs and node.is_reclaimed]
-        for node in under_way:
-            if node.drain is not None and self.supply < max(self.needed, self.outlook.within(self.change_s)):
-                self._add(node, node.drain.reason)
-                self.reclaimed[node.node_id] = node.drain.cost_s
-
-    def _take_at_once(self, missing: int, *, is_minimum: bool) -> None:
-        """Take what is missing from jobs, where they lose least."""
-        if missing <= 0:
-            return
-        candidates = [node for node in self._open() if not node.is_idle and node.heading != "shared"]
-        if not candidates:
+    def _take(self, needed: int, *, is_minimum: bool) -> None:
+        """Have `needed` devices served at once: on idle nodes, on loaned parts, and then by taking them from jobs."""
+        reason = f"services need {needed} devices"
+        for node in self._open(is_minimum=is_minimum):
+            # On who is about to leave, replicas are at home still.
+            if self.supply < needed and not node.jobs:
+                self._add(node, reason)
+        for node in self.pools.nodes:
+            if node.heading == "shared" and not is_common(node) and (is_minimum or node.owner != "training"):
+                num_free = node.num_devices - node.num_serving
+                if self.supply < needed and node.node_id not in self.parted and num_free:
+                    self.supply += num_free
+                    self.parted[node.node_id] = reason
+        missing = needed - self.supply
+        candidates = self._open(is_minimum=is_minimum)
+        if missing <= 0 or not candidates:
             return
         nodes, cost = self._victims(candidates, missing)
         reason = reclaimed_text(self.pools, nodes, missing, self.losses, is_minimum=is_minimum)
         surplus = sum(node.num_devices for node in nodes) - missing
         for node in sorted(nodes, key=lambda node: -node.num_training):
-            if 0 < surplus < node.num_devices and node.jobs and self._has_parts(node):
+            if 0 < surplus < node.num_devices and node.jobs and self._has_parts(node) and node.drain is None:
                 # Services take the devices that they need there, jobs keep the others.
                 surplus = 0
+                self.supply += node.num_devices
                 self.parted[node.node_id] = reason
                 continue
             self._add(node, reason)
-            if node.jobs:
-                self.reclaimed[node.node_id] = cost / len(nodes)
+            self.reclaimed[node.node_id] = cost / len(nodes)
 
     def _has_parts(self, node: NodeView) -> bool:
         return self.strategy.fractions and node.isolates_devices
@@ -226,55 +238,61 @@ class _Choice:
     def _prepare(self, step: Coming) -> None:
         """Choose who will serve when a need comes.
 
-        First whose jobs end in time, the last to end first; then whose jobs can shrink; then who is idle now. What is
-        expected right away is made ready: on idle servers before on others, which shrink for it now.
+        First who is being freed already, then whose jobs end in time, the last to end first; then who can shrink when
+        it comes to that, and who is idle now. What is expected right away is made ready, on idle servers before others.
         """
         is_near = step.in_s <= self.change_s
         while self.supply < step.num_devices:
             is_expected = is_near and self.supply < step.expected
-            idle = next(iter(self._idle()), None)
-            node = idle if is_expected else None
-            node = node or self._ending(step.in_s) or self._shrinking() or idle
+            open_ = self._open(is_minimum=False)
+            freeing = next((node for node in open_ if node.heading == "inference" and node.jobs), None)
+            idle = next((node for node in open_ if not node.jobs), None)
+            shrinking = next((node for node in open_ if self.strategy.ahead and self.leaving.can_shrink(node)), None)
+            ending = self._ending(open_, step.in_s)
+            node = freeing or (idle or shrinking if is_expected else None) or ending or shrinking or idle
             if node is None:
                 return
-            if node.jobs and self.leaving.ends_in_s(node) > step.in_s:
+            self._add(node, soon_text(self.pools, step, self.pools.snapshot.tide))
+            if node.jobs and self.leaving.can_shrink(node) and node is not ending:
                 self.leaving.shrink(node)
                 if is_expected:
                     self.reclaimed[node.node_id] = 0.0
-            self._add(node, soon_text(self.pools, step, self.pools.snapshot.tide))
+                elif node is shrinking and node is not freeing:
+                    # It may be used until then: nothing is said to it yet.
+                    self.later.add(node.node_id)
 
-    def _ending(self, in_s: float) -> NodeView | None:
-        """The node whose jobs end in time; who is cordoned already stays so, else the one that is used longest."""
-        open_ = [node for node in self._open() if node.jobs and self.leaving.ends_in_s(node) <= in_s] if in_s else []
-        return max(open_, key=lambda n: (n.heading == "inference", self.leaving.ends_in_s(n)), default=None)
+    def _ending(self, nodes: Sequence[NodeView], in_s: float) -> NodeView | None:
+        """The node whose jobs end in time and that is used longest."""
+        found = [node for node in nodes if in_s > 0 and node.jobs and self.leaving.ends_in_s(node) <= in_s]
+        return max(found, key=self.leaving.ends_in_s, default=None)
 
-    def _shrinking(self) -> NodeView | None:
-        """A node whose jobs can all do without it."""
-        if not self.strategy.ahead:
-            return None
-        open_ = [node for node in self._open() if node.jobs and self.leaving.can_shrink(node)]
-        return min(open_, key=lambda n: (n.heading != "inference", n.owner != "inference"), default=None)
+    # --- what comes of it -----------------------------------------------------------------------------------------
+
+    def _hold(self) -> None:
+        """Keep idle nodes that serve, as long as they may be needed again at any moment."""
+        for node in self._open(is_minimum=False):
+            if node.heading == "inference" and not node.jobs and self.supply < self.held:
+                self._add(node, f"services needed {self.held} devices just now")
 
     def _gather(self) -> None:
         """Free servers of the few replicas on them, where the others have room for a long time to come."""
-        wide = outlook_of(self.pools, self.forecast if self.strategy.ahead else None, self.patience_s)
-        # Nobody loses a replica for it, not even one that is only kept in case.
-        needed = max(self.pools.wanted, wide.within(self.patience_s))
-        serving = [
-            node for node in self.pools.nodes if node.node_id in self.serving and node.replicas and not node.jobs
-        ]
         if not self._is_wanted():
             return
+        wide = outlook_of(self.pools, self.forecast if self.strategy.ahead else None, self.patience_s)
+        # Nobody loses a replica for it, not even one that is only kept in case.
+        needed = max(self.pools.wanted, self.held, wide.within(self.patience_s))
+        serving = [node for node in self.pools.nodes if node.node_id in self.serving and node.pool == "inference"]
         for node in sorted(serving, key=lambda node: (node.owner == "inference", node.num_serving)):
             # Without a forecast, a rise of half a server is not to bring it back at once.
             margin = 0 if wide.is_known else node.num_devices // 2
-            if self.supply - node.num_devices >= needed + margin and node.pool == "inference":
+            is_spare = node.replicas and not node.jobs and self.supply - node.num_devices >= needed + margin
+            if is_spare and (node.drain is None or node.drain.pool == "training"):
                 del self.serving[node.node_id]
                 self.supply -= node.num_devices
 
     def _part(self) -> None:
         """Lend what nobody will need of nodes that services hold only a part of."""
-        surplus = self.supply - max(self.pools.wanted, self.outlook.within(self.span_s))
+        surplus = self.supply - max(self.pools.wanted, self.held)
         for node in sorted(self.pools.nodes, key=lambda node: node.num_serving):
             num_free = node.num_devices - node.num_serving
             is_part = node.node_id in self.serving and node.replicas and not node.jobs and 0 < num_free <= surplus
@@ -282,26 +300,27 @@ class _Choice:
                 surplus -= num_free
                 self.parted[node.node_id] = loaned_text(self.pools, self.outlook)
 
-    # --- what comes of it -----------------------------------------------------------------------------------------
-
     def _labels(self) -> dict[NodeId, Relabel]:
         labels: dict[NodeId, Relabel] = {}
         loan = loaned_text(self.pools, self.outlook)
         is_wanted = self._is_wanted()
         for node in self.pools.nodes:
-            reason = self.serving.get(node.node_id)
-            if node.node_id in self.parted:
-                labels[node.node_id] = Relabel(pool="shared", reason=self.parted[node.node_id])
-            elif reason is not None:
+            node_id = node.node_id
+            if is_common(node):
+                continue
+            if node_id in self.parted or (node.heading == "shared" and node.num_serving):
+                if node.pool != "shared":
+                    labels[node_id] = Relabel(pool="shared", reason=self.parted.get(node_id, loan))
+            elif node_id in self.serving:
                 # Where every device is held nothing can start, so nothing has to be told yet.
                 is_quiet = node.num_training >= node.num_devices and node.heading != "inference"
-                if node.pool != "inference" and (node.node_id in self.reclaimed or not is_quiet):
-                    cost_s = self.reclaimed.get(node.node_id, 0.0)
-                    labels[node.node_id] = Relabel(pool="inference", reason=reason, cost_s=cost_s)
-            elif is_common(node) or node.pool == "training" or (node.heading == "shared" and node.replicas):
-                continue
-            elif is_wanted or node.heading == "training":
-                labels[node.node_id] = Relabel(pool="training", reason=loan)
+                is_told = node_id in self.reclaimed or not (is_quiet or node_id in self.later)
+                if node.pool != "inference" and is_told:
+                    cost_s = self.reclaimed.get(node_id, 0.0)
+                    labels[node_id] = Relabel(pool="inference", reason=self.serving[node_id], cost_s=cost_s)
+            elif node.pool != "training" and (is_wanted or node.heading != "inference"):
+                reason = node.drain.reason if node.drain is not None and node.heading == "training" else ""
+                labels[node_id] = Relabel(pool="training", reason=reason or loan)
         return labels
 
     def _is_wanted(self) -> bool:

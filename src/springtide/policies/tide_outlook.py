@@ -50,6 +50,17 @@ def needed_now(pools: PoolState) -> int:
     return max(pools.required, min(needed, _own(pools)))
 
 
+def needed_lately(pools: PoolState) -> int:
+    """The most that was needed in this bin of the tide and in the one before it, of what is services' own."""
+    tide = pools.snapshot.tide
+    if tide.level is None:
+        return 0
+    lately = tide.peak if tide.bin_at(pools.now_s) <= tide.open_bin else tide.level
+    if tide.peaks and tide.bin_at(pools.now_s) == tide.open_bin:
+        lately = max(lately, tide.peaks[-1])
+    return min(lately, max(pools.required, _own(pools)))
+
+
 def _own(pools: PoolState) -> int:
     """The devices that do not belong to training: growth takes no more than that, wherever it is."""
     return sum(node.num_devices for node in pools.nodes if node.owner != "training")
@@ -97,48 +108,36 @@ def capacity_of(
 ) -> tuple[Capacity, ...]:
     """What training can count on: what it has now, less what the highest days known would need of it from some time on.
 
-    A server is set free `lead_s` before it is needed. Before two days are known nothing less than the services' maxima
-    counts; after a day it is the least of all that is forecast, for good.
+    A server may be set free `lead_s` before it is needed. Growth takes no more than what is services' own. Before two
+    days are known as much counts as they could ever take; after what is forecast the least of it, for good.
     """
     total = sum(node.num_devices for node in pools.nodes)
-    now_s = pools.now_s
+    own = max(pools.required, _own(pools))
+    reserve = max(pools.maximum, pools.required)
 
     def left(needed: float) -> int:
-        whole = _whole(min(needed, float(max(pools.maximum, pools.wanted))))
-        servers = -(-whole // granularity) * granularity
+        whole = _whole(min(needed, float(reserve)))
+        servers = min(-(-whole // granularity) * granularity, own)
         return max(0, min(num_now, total - servers))
 
-    found = [Capacity(from_s=now_s, num_devices=num_now)]
+    now_s = pools.now_s
     if forecast is None or not forecast.is_known:
-        found.append(Capacity(from_s=now_s, num_devices=left(math.inf)))
-    else:
-        for index, most in enumerate(forecast.most):
-            begins_s = forecast.until_s(index - 1)
-            # From so long before it on; what was needed a little earlier still is.
-            found.append(Capacity(from_s=max(now_s, begins_s - lead_s), num_devices=left(most)))
-    return _lowest(found, forecast, lead_s)
-
-
-def _lowest(marks: list[Capacity], forecast: Forecast | None, lead_s: float) -> tuple[Capacity, ...]:
-    """Each mark holds for its bin and the lead before it; where several hold, the least does. After all, the least."""
-    if forecast is None or len(marks) <= 2:
-        least = min(mark.num_devices for mark in marks)
-        return (Capacity(from_s=marks[0].from_s, num_devices=least),)
+        return (Capacity(from_s=now_s, num_devices=left(float(reserve))),)
+    counts = [left(most) for most in forecast.most]
+    begins = [max(now_s, forecast.until_s(index - 1)) for index in range(len(counts))]
     steps: list[Capacity] = []
-    open_: list[tuple[float, int]] = []
-    now_s = marks[0].from_s
-    for index, mark in enumerate(marks[1:]):
-        open_.append((forecast.until_s(index), mark.num_devices))
-        open_ = [(until, count) for until, count in open_ if until > mark.from_s]
-        count = min(count for _, count in open_)
-        if steps and steps[-1].from_s >= mark.from_s:
-            steps[-1] = Capacity(from_s=steps[-1].from_s, num_devices=min(count, steps[-1].num_devices))
-        elif not steps or steps[-1].num_devices != count:
-            steps.append(Capacity(from_s=mark.from_s, num_devices=count))
-    least = min(mark.num_devices for mark in marks[1:])
-    end_s = forecast.until_s(len(marks) - 2) - lead_s
+    first = 0
+    for index, begin_s in enumerate(begins):
+        # From a moment on the least of all bins that begin within the lead, the present one with them.
+        first = max(first, index)
+        while first + 1 < len(begins) and begins[first + 1] <= begin_s + lead_s + forecast.bin_s:
+            first += 1
+        count = min(counts[index : first + 1])
+        if not steps or (steps[-1].num_devices != count and begin_s > steps[-1].from_s):
+            steps.append(Capacity(from_s=begin_s, num_devices=count))
+    least = min(counts)
     if steps[-1].num_devices > least:
-        steps.append(Capacity(from_s=max(end_s, steps[-1].from_s + 1e-3, now_s), num_devices=least))
+        steps.append(Capacity(from_s=max(begins[-1], steps[-1].from_s + forecast.bin_s), num_devices=least))
     return tuple(steps)
 
 
