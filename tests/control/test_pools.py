@@ -324,3 +324,19 @@ def test_a_reclaim_is_over_with_those_whom_it_asked_to_go_and_the_next_has_a_gra
     step = platform.say(at_s=60.0)
     assert kinds(step) == ["DrainNode", "ResizeJob"]
     assert platform.controller.wakeup_at_s == 65.0
+
+
+def test_a_lost_machine_is_no_fault_of_the_service_on_it() -> None:
+    platform = Platform()
+    platform.policy.want({"service": ("lent/0", "lent/1")})
+    started = [action for action in platform.say().actions if isinstance(action, StartReplica)]
+    platform.say(*[ReplicaReady(workload_id=SERVICE, replica_id=action.replica_id) for action in started])
+    for _ in range(3):
+        platform.policy.want({})
+        platform.say(NodeLost(node_id=LENT))
+        platform.policy.want({"service": ("lent/0", "lent/1")})
+        step = platform.say(NodeJoined(node=make_node("lent", 2, pool="inference")))
+        assert kinds(step) == ["StartReplica", "StartReplica"]
+    record = platform.controller.state.services[SERVICE]
+    assert record.is_served
+    assert not record.crashes_at_s

@@ -40,6 +40,12 @@ def test_no_more_than_a_month_is_remembered() -> None:
     assert tide.open_bin == 1_000_000
 
 
+@given(st.floats(10.0, 100_000.0), st.integers(1, 200), st.integers(0, 100_000))
+def test_a_bin_is_over_where_the_next_begins(day_s: float, bins_per_day: int, number: int) -> None:
+    tide = Tide(day_s=day_s, bins_per_day=bins_per_day)
+    assert tide.bin_at(number * tide.bin_s) == number
+
+
 def test_the_clock_is_the_one_that_people_read() -> None:
     tide = Tide(midnight_s=-3 * 3600.0).noted(0.0, 1)
     assert tide.clock(0.0) == "03:00"

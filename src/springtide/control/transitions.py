@@ -177,7 +177,11 @@ def _(event: events.NodeLost, state: PlatformState, now_s: float) -> None:
     for record in list(state.live_records()):
         for replica in record.replicas:
             if replica.device_id in gone:
-                _lose_replica(state, record.workload_id, replica.replica_id, _node_sentence(event.node_id), now_s)
+                if isinstance(record, ServiceRecord):
+                    # A lost machine is no fault of the service: its replicas start elsewhere at once.
+                    _drop_replica(state, record.workload_id, replica, now_s)
+                else:
+                    _lose_replica(state, record.workload_id, replica.replica_id, _node_sentence(event.node_id), now_s)
 
 
 @apply_event.register
@@ -378,6 +382,13 @@ def _may_leave(record: WorkloadRecord, replica: ReplicaRecord) -> bool:
 
 def _back_off_s(num_crashes: int) -> float:
     return float(min(LONGEST_BACK_OFF_S, FIRST_BACK_OFF_S * 2 ** (num_crashes - 1)))
+
+
+def _drop_replica(state: PlatformState, workload_id: WorkloadId, replica: ReplicaRecord, now_s: float) -> None:
+    """Take out a replica of a service that is gone through nobody's fault."""
+    record, _ = find(state, workload_id, replica.replica_id)
+    assert isinstance(record, ServiceRecord)
+    put(state, without_replica(record, replica, now_s))
 
 
 def _lose_replica(

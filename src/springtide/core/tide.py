@@ -36,8 +36,8 @@ class Tide(msgspec.Struct, frozen=True, kw_only=True):
         return self.first_bin + len(self.peaks)
 
     def bin_at(self, at_s: float) -> int:
-        """The number of the bin in which a moment lies."""
-        return int(at_s // self.bin_s)
+        """The number of the bin in which a moment lies; where a bin ends, the next one has begun, rounding or not."""
+        return int(at_s / self.bin_s + 1e-9)
 
     def clock(self, at_s: float) -> str:
         """A moment as people read it: hours and minutes of the day, or seconds of a short one."""
