@@ -268,8 +268,11 @@ def test_a_job_that_has_what_it_had_hears_no_more_of_what_is_due_back():
     assert job_pool_evidence(record, told, (), 20.0) == [
         "the reclaim of t1 10.0 s ago stopped it after a checkpoint",
         "by the forecast services can spare 2 devices in 3m00",
-        "2 of 2 devices for training free; 4 devices are kept for services, which need 4 now",
+        "2 of 2 devices for training free; 4 devices are kept for services, which need 4 now and no more soon",
     ]
+    more = (*bands, TideBand(at_s=300.0, expected=4.5, lower=0.0, upper=5.2))
+    rising = replace(told, tide=replace(tide, forecast=more))
+    assert job_pool_evidence(record, rising, (), 20.0)[-1].endswith("need 4 now and by the forecast up to 6 in 4m40")
     planned = (PlannedRun(start_s=50.0, end_s=90.0, num_devices=4),)
     assert "it is planned to have 4 workers again in 30.0 s" in job_pool_evidence(record, told, planned, 20.0)
     running = replace(record, state=JobState.RUNNING, members=("a", "b", "c", "d"))

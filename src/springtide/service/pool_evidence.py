@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from springtide.control.records import JobRecord, ServiceRecord
@@ -108,9 +109,23 @@ def _for_training(report: PoolsReport) -> str:
         sentence += f", {_count(num_loaned, 'server')} of them on loan from inference"
     if others:
         num_kept = sum(node.num_devices for node in others)
-        need = f", which need {report.tide.level} now" if report.tide.level is not None else ""
-        sentence += f"; {_count(num_kept, 'device')} {'is' if num_kept == 1 else 'are'} kept for services{need}"
+        sentence += f"; {_count(num_kept, 'device')} {'is' if num_kept == 1 else 'are'} kept for services"
+        sentence += _need(report)
     return sentence
+
+
+def _need(report: PoolsReport) -> str:
+    """Why so much is kept: what services need now, and what they may need in the time that is forecast."""
+    tide = report.tide
+    if tide.level is None:
+        return ""
+    if not tide.forecast:
+        return f", which need {tide.level} now"
+    highest = max(tide.forecast, key=lambda band: band.upper)
+    if highest.upper <= tide.level:
+        return f", which need {tide.level} now and no more soon"
+    when = format_duration(max(0.0, highest.at_s - report.now_s))
+    return f", which need {tide.level} now and by the forecast up to {math.ceil(highest.upper)} in {when}"
 
 
 def graces_by_node(view: ViewLike) -> dict[str, float]:
