@@ -17,6 +17,7 @@ from springtide.core.decision import Overheads, Plan, Policy, PoolAllocation, Re
 from springtide.core.events import Event, ScaleRequested, ServiceDeployed
 from springtide.core.ports import Step
 from springtide.core.resources import Node, make_node
+from springtide.core.tide import Tide
 from springtide.core.workload import Entrypoint, InferenceService, JobState, TrainingJob, WorkloadId
 from springtide.policies.registry import make_policy
 from springtide.sim.fluid_play import NullJournal, Played, play
@@ -118,6 +119,7 @@ def run(policy: str | Policy, case: Case, *, story: Story | None = None, **optio
         times=replace(TIMES, preempt_s=case.preempt_s),
         keeps_promises=False,
         until_s=2 * DAY_S,
+        tide=Tide(day_s=DAY_S),
         journal=story,
         **options,
     )
