@@ -131,6 +131,14 @@ def test_a_reclaimed_server_is_counted_on_and_told_of():
     assert given["a"] == ["i0/0"], "who may stay is not waited for"
 
 
+def test_a_missing_minimum_gets_the_first_device_that_is_free():
+    nodes = [node("i0", "inference", 1), node("t0", "training", 4)]
+    who = (service("grown", low=0, high=3), service("new", low=1, high=1), job("j", "t0/0"))
+    given, _ = look(nodes, *who, verdict=taken("t0", growth="maximum"))
+    assert given["new"] == ["i0/0"]
+    assert given["grown"] == ["t0/0", "t0/1", "t0/2"]
+
+
 def test_a_cordoned_server_without_jobs_serves_at_once():
     given, _ = look([node("t0", "training", 2)], service("a", low=2, high=2), verdict=taken("t0", hard=False))
     assert given["a"] == ["t0/0", "t0/1"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -129,24 +130,61 @@ class Day:
         )
 
 
+def play(strategy, training, drawn, turns):
+    day = Day(policy_of(strategy, training), drawn)
+    for happening in turns:
+        day.take(*happening)
+    day.world.rest()
+    day.world.replay()
+    state = day.world.controller.state
+    left = day.reach(strategy)
+    for record in [record for record in state.services.values() if record.is_served]:
+        guaranteed = min(record.min_replicas, left)
+        assert day.world.num_ready(record.workload_id) >= guaranteed, f"{record.workload_id} misses its minimum"
+        left -= guaranteed
+    assert not [drain for drain in state.drains.values() if drain.reclaim_since_s is not None], "jobs never leave"
+    return day.world
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("training", TRAINING)
 def test_whatever_happens_plans_stand_and_minimums_are_kept(strategy, training):
     @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
     @given(drawn=nodes, turns=st.lists(turn, min_size=5, max_size=25))
-    def play(drawn, turns):
-        day = Day(policy_of(strategy, training), drawn)
-        for happening in turns:
-            day.take(*happening)
-        day.world.rest()
-        day.world.replay()
-        state = day.world.controller.state
-        served = [record for record in state.services.values() if record.is_served]
-        left = day.reach(strategy)
-        for record in served:
-            guaranteed = min(record.min_replicas, left)
-            assert day.world.num_ready(record.workload_id) >= guaranteed, f"{record.workload_id} misses its minimum"
-            left -= guaranteed
-        assert not [drain for drain in state.drains.values() if drain.reclaim_since_s is not None], "jobs never leave"
+    def check(drawn, turns):
+        play(strategy, training, drawn, turns)
 
-    play()
+    check()
+
+
+def draw(rng):
+    """Nodes and a long day, every kind of turn as likely as every other."""
+
+    def number(low, high):
+        return int(rng.integers(low, high + 1))
+
+    drawn = [(POOLS[number(0, 2)], POOLS[number(0, 2)], number(1, 4), bool(number(0, 1))) for _ in range(number(1, 5))]
+    turns = []
+    for _ in range(number(5, 40)):
+        kind = rng.choice(["submit", "deploy", "scale", "load", "finish", "cancel", "lose", "join", *3 * ["deliver"]])
+        more = {
+            "submit": (number(1, 3), number(1, 8), bool(number(0, 1))),
+            "deploy": (number(0, 4), number(1, 5)),
+            "scale": (number(0, 9), number(0, 6), number(1, 6)),
+            "load": (number(0, 9), number(0, 50)),
+            "deliver": (number(1, 6),),
+        }
+        turns.append((str(kind), *more.get(str(kind), (number(0, 9),))))
+    return drawn, turns
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_hundred_long_days(strategy):
+    worlds = [
+        play(strategy, training, *draw(np.random.default_rng(seed)))
+        for training in ("fifo", "elastic", "springtide")
+        for seed in range(100)
+    ]
+    assert sum(len(world.labelled()) for world in worlds) > 100 or strategy == "dedicated"
+    assert sum(drain.is_reclaim for world in worlds for drain in world.drained()) > 10 or strategy == "dedicated"

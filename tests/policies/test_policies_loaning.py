@@ -99,6 +99,32 @@ def test_devices_that_services_have_on_a_shared_node_are_not_shown_and_the_part_
     ]
 
 
+def test_a_server_that_replicas_are_leaving_is_not_shown_yet():
+    world = World("dedicated/fifo", [node("i0", "inference"), node("i1", "inference"), node("s0", "shared")])
+    world.deploy("search", low=5, high=8)
+    world.deliver()
+    lent = Fixed(pools={"i1": "training"})
+    world.scale("search", 1, 4)
+    (shown,), given, plan = ask(world, lent)
+    assert [device for device in world.held("search") if device.startswith("i1")] == []
+    assert devices_of(shown) == [f"s0/{n}" for n in range(4)], "the last replica is on its way out of i1"
+    assert plan.pools["i1"].pool == "training"
+    assert all(device.startswith("i0") for device in given["search"])
+    world.deliver()
+    (shown,), _, _ = ask(world, lent)
+    assert devices_of(shown) == [f"{name}/{n}" for name in ("i1", "s0") for n in range(4)]
+
+
+def test_a_device_that_a_replica_is_leaving_is_not_shown_yet():
+    world = World("dedicated/fifo", [node("s0", "shared")])
+    world.deploy("search", low=3, high=3)
+    world.deliver()
+    world.scale("search", 1, 1)
+    assert devices_of(ask(world, Fixed())[0][0]) == ["s0/3"]
+    world.deliver()
+    assert len(devices_of(ask(world, Fixed())[0][0])) == 3
+
+
 def test_memory_of_training_comes_back_to_it():
     world = running()
     snapshot = world.controller.snapshot(world.now_s)
@@ -150,8 +176,8 @@ def test_an_elastic_job_is_shown_on_what_it_keeps_and_a_rigid_one_not_at_all():
 def test_an_elastic_job_does_not_shrink_below_its_minimum():
     world = running(low=5)
     hard = Fixed(pools={"t1": "inference"}, hard=("t1",))
-    (shown,), _, _ = ask(world, hard)
-    assert "job" not in shown.allocations
+    _, given, _ = ask(world, hard, {"job": ["t0/0", "t0/1", "t0/2", "t0/3"]})
+    assert "job" not in given
     _, given, _ = ask(world, hard, {"job": ["t0/0", "t0/1", "t0/2", "t0/3", "s0/0"]})
     assert given["job"] == ["t0/0", "t0/1", "t0/2", "t0/3", "s0/0"], "it may move without a stop"
     alone = World("two-way/fifo", [node("t0", "training"), node("t1", "training")])

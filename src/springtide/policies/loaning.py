@@ -133,7 +133,6 @@ class Ground:
             parts = (_part(node, label, devices, gone) for node, label, devices in self.open)
             cluster = _topology(_Nodes(tuple([node for node in parts if node])))
         alive, existing = cluster.device_set, whole.cluster.device_set
-        least = {view.job.job_id: view.min_workers for view in whole.jobs if view.job.elastic}
         rigid = {view.job.job_id for view in whole.jobs if not view.job.elastic}
         closed = {need.service_id for need in self.pools.needs}
         allocations: dict[WorkloadId, PoolAllocation] = {}
@@ -143,10 +142,8 @@ class Ground:
             left = tuple([at for at in held.device_ids if at in alive])
             if len(left) == len(held.device_ids):
                 allocations[workload_id] = held
-            elif any(at in existing and at not in alive for at in held.device_ids) and (
-                workload_id in rigid or len(left) < least.get(workload_id, 0)
-            ):
-                # It cannot go on with so few: it moves or starts anew.
+            elif workload_id in rigid and any(at in existing and at not in alive for at in held.device_ids):
+                # It cannot go on with fewer: it starts anew elsewhere.
                 continue
             elif left:
                 allocations[workload_id] = replace(held, device_ids=left)
@@ -180,8 +177,18 @@ class Ground:
                 if not view.job.elastic or len(left) < view.min_workers:
                     continue
                 allocation = replace(allocation, device_ids=left)
+            if allocation.num_devices < view.min_workers and self._loses(workload_id, shown):
+                # A reclaim leaves nobody with less than its minimum: it stops and waits.
+                continue
             given[workload_id] = allocation
         return given
+
+    def _loses(self, workload_id: WorkloadId, shown: Snapshot) -> bool:
+        """Whether it has to give up a device that is alive."""
+        whole = self.pools.snapshot
+        held = whole.allocations.get(workload_id)
+        alive, existing = shown.cluster.device_set, whole.cluster.device_set
+        return held is not None and any(at in existing and at not in alive for at in held.device_ids)
 
     def waits(self, given: Allocations) -> dict[WorkloadId, str]:
         """Why jobs wait that the cluster could hold, but not training's part of it: they need not ask for less."""
