@@ -10,6 +10,7 @@ import os
 
 import pytest
 from moving import Moving
+from test_determinism import story
 
 from springtide.core.events import CancelRequested, JobSubmitted, ScaleRequested, ServiceDeployed
 from springtide.core.ports import Step
@@ -104,6 +105,11 @@ def test_a_seed_gives_the_same_run_every_time() -> None:
     assert run(7, "two-way/fifo").command == "python -m springtide.sim --seed 7 --policy two-way/fifo"
 
 
+@pytest.mark.parametrize("policy", ["tide/springtide", "two-way/elastic"])
+def test_two_processes_two_hash_seeds_one_story(policy: str) -> None:
+    assert story(11, policy, "1") == story(11, policy, "4242")
+
+
 # --- one by one ------------------------------------------------------------------------------------------------------
 
 NODES = (
@@ -185,7 +191,7 @@ DAYS = ("two-way/fifo", "two-way/elastic", "tide/springtide", "moving")
 def test_the_day_holds_loans_and_reclaims(policy: str) -> None:
     day = Day(policy)
     day.finish()
-    assert day.loans.num_labels >= 5
+    assert day.loans.num_labels >= 4
     assert day.loans.num_reclaims >= 2
 
 
