@@ -22,11 +22,13 @@ def delays(state: State, snapshot: Snapshot, placed: Placed) -> Mapping[Workload
     """How many seconds the devices of some are still held by others: who moves keeps its own until its workers on the
     new ones are warm, and so does who is under way already."""
     held = snapshot.allocations
+    decided = state.devices
     warming = {
         device: who
-        for who in placed
-        if who in held and who in state.devices and held[who].num_devices > len(state.devices[who])
-        for device in held[who].device_ids
+        for who, given in held.items()
+        if (mine := decided.get(who)) is not given.device_ids and mine and len(given.device_ids) > len(mine)
+        if who in placed
+        for device in given.device_ids
     }
     waits = _waits(snapshot, placed)
     if not waits and not warming:

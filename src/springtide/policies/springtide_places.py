@@ -79,11 +79,11 @@ def settle(
         for key in dict.fromkeys([*troubled, *scattered]):
             relented[key] = relented.get(key, 0) + 1
             is_better = relented[key] <= MAX_RELENTS and _relent(state, key, layout, placed, fixed)
-            if is_better or key not in scattered or key not in book.entries:
+            if is_better or key not in book.entries:
                 continue
-            if key in state.newcomers:
+            if key in state.newcomers and (key in scattered or relented[key] > 1):
                 book.drop(key)
-            else:
+            elif key in scattered:
                 _slow_down(state, key, layout, placed)
         if not troubled and {**services, **_counts(book), **spare} == counts and not fixed.intersection(scattered):
             break

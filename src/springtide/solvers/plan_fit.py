@@ -129,7 +129,8 @@ def fill(profile: FreeProfile, task: Task, now_s: float, limit_s: float, costs: 
     runs: list[Run] = []
     index = max(0, bisect_right(times, at_s) - 1)
     falls = costs.falls
-    fall = bisect_right(falls, at_s)
+    num_falls = len(falls)
+    fall = bisect_right(falls, at_s) if num_falls else 0
     while at_s < limit_s:
         until_s = times[index + 1] if index + 1 < num_intervals else math.inf
         room = free[index]
@@ -146,10 +147,11 @@ def fill(profile: FreeProfile, task: Task, now_s: float, limit_s: float, costs: 
             if size and at_s > begun_s:
                 runs.append(Run(begun_s, at_s, size, min(overhead_s, at_s - begun_s)))
             size, begun_s, overhead_s, pending_s = wanted, at_s, cost_s, cost_s
-            fall = bisect_right(falls, at_s)
+            if num_falls:
+                fall = bisect_right(falls, at_s)
         if size:
             done_s = at_s + pending_s + left / rates[size]
-            while fall < len(falls) and falls[fall] < min(done_s, until_s):
+            while fall < num_falls and falls[fall] < min(done_s, until_s):
                 # Moving then is work that has to be done, too.
                 left += costs.later[size] * rates[size]
                 done_s += costs.later[size]
