@@ -252,7 +252,7 @@ class _Choice:
             node = freeing or (idle or shrinking if is_expected else None) or ending or shrinking or idle
             if node is None:
                 return
-            self._add(node, soon_text(self.pools, step, self.pools.snapshot.tide))
+            self._add(node, soon_text(self.pools, step))
             if node.jobs and self.leaving.can_shrink(node) and node is not ending:
                 self.leaving.shrink(node)
                 if is_expected:
@@ -341,6 +341,8 @@ class _Choice:
 
     def _revisit_at_s(self) -> float | None:
         """The next bin may need something else; nobody waits for it where nobody trains."""
-        if self.forecast is None or not self.strategy.ahead or not self.pools.snapshot.jobs:
+        forecast = self.forecast
+        if forecast is None or not forecast.is_known or not self.strategy.ahead or not self.pools.snapshot.jobs:
             return None
-        return self.forecast.until_s(0) if self.forecast.is_known else None
+        ends = [forecast.until_s(index) for index in range(min(2, len(forecast.expected)))]
+        return next((end_s for end_s in ends if end_s > self.pools.now_s), None)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from springtide.core.tide import Tide
+from springtide.core.quantities import format_duration
 from springtide.core.workload import WorkloadId
+from springtide.policies.gangs import told as told_devices
 from springtide.policies.pools import NodeView, PoolState
 from springtide.policies.reclaim import told_needy
 from springtide.policies.tide_losses import Losses
@@ -41,31 +42,23 @@ def reclaimed_text(
     return f"taken back for {for_whom}: " + ", ".join(told)
 
 
-def soon_text(pools: PoolState, step: Coming, tide: Tide) -> str:
+def soon_text(pools: PoolState, step: Coming) -> str:
     """Why a server is kept for services that do not need it yet."""
     more = step.num_devices - needed_now(pools)
-    if step.in_s <= 0 or more <= 0:
-        return f"services need {step.num_devices} devices"
-    return f"forecast for {told_clock(pools.now_s + step.in_s, tide)} needs {more} more devices"
+    if more <= 0:
+        return f"services need {told_devices(step.num_devices)}"
+    when = f"in {format_duration(step.in_s)}" if step.in_s > 0 else "from now on"
+    return f"forecast needs {more} more {'device' if more == 1 else 'devices'} {when}"
 
 
 def loaned_text(pools: PoolState, outlook: Outlook) -> str:
     """Why a server is lent to training."""
     total = sum(node.num_devices for node in pools.nodes)
     if not outlook.is_known:
-        return f"services need {needed_now(pools)} of {total} devices now, nothing is forecast yet"
+        return f"services need {needed_now(pools)} of {told_devices(total)} now, nothing is forecast yet"
     last = outlook.steps[-1]
-    until = told_clock(last.until_s, pools.snapshot.tide)
-    return f"forecast needs {last.num_devices} of {total} devices until {until}"
-
-
-def told_clock(at_s: float, tide: Tide) -> str:
-    """A moment on the platform's clock, counted from its start: hours and minutes of a day, seconds of a short one."""
-    within_s = at_s % tide.day_s
-    if tide.day_s < 3600.0:
-        return f"second {within_s:.0f} of the day"
-    minutes = int(within_s // 60.0)
-    return f"{minutes // 60:02d}:{minutes % 60:02d}"
+    span_s = max(0.0, last.until_s - pools.now_s)
+    return f"forecast needs {last.num_devices} of {told_devices(total)} for the next {format_duration(span_s)}"
 
 
 def _some(names: Sequence[str]) -> str:
