@@ -96,6 +96,19 @@ def test_a_service_that_only_starts_is_not_idle_and_one_beside_a_ready_one_is():
     assert look(nodes, second, verdict=BY_LOAD)[0] == {}
 
 
+def test_what_load_asks_for_does_not_change_while_replicas_start_beside_those_that_leave():
+    def wanted(ready, starting, *, load=8, **more):
+        view, _ = service("a", high=9, ready=ready, starting=starting, load=load)
+        view = msgspec.structs.replace(view, **more)
+        return pool_state(Snapshot(now_s=1.0, cluster=Topology(), services=(view,))).wanted
+
+    assert wanted(2, 0) == wanted(2, 1) == wanted(3, 1) == wanted(9, 0) == 2, "8 are too many for 0.6 of one replica"
+    assert wanted(1, 0) == wanted(0, 1) == 1
+    slow = service("a")[0].service
+    slow = {"service": msgspec.structs.replace(slow, slo_s=0.1), "latency_p99_s": 0.5}
+    assert wanted(1, 0, load=3, **slow) == wanted(1, 1, load=3, **slow) == 2, "one more, and it is let start"
+
+
 def test_replicas_fill_the_fullest_server_and_leave_those_that_empty_one():
     nodes = [node("i0", "inference"), node("i1", "inference"), node("i2", "inference")]
     given, _ = look(nodes, service("a", low=2, high=2, held=["i1/0", "i1/1"]), service("b", low=3, high=3))

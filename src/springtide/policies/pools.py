@@ -5,6 +5,7 @@ A strategy says which nodes serve and which train; how many replicas there are a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Literal, Protocol
@@ -14,7 +15,7 @@ import msgspec
 from springtide.core.decision import EMPTY, Capacity, Drain, JobView, Relabel, ServiceView, Snapshot
 from springtide.core.resources import DeviceId, NodeId, Pool, Topology
 from springtide.core.workload import WorkloadId
-from springtide.policies.replicas import wanted_replicas
+from springtide.policies.replicas import SHRINK_BELOW_FRACTION, wanted_replicas
 
 # How services grow beyond what they need: up to their maximum on idle devices, or not.
 Growth = Literal["load", "maximum"]
@@ -191,17 +192,30 @@ def pool_state(snapshot: Snapshot) -> PoolState:
 
 def _need(view: ServiceView) -> Need:
     minimum = min(view.min_replicas, view.max_replicas)
-    wanted = wanted_replicas(view)
-    if view.num_ready and view.in_flight + view.queued == 0 and view.idle_s >= view.service.idle_s:
-        # One that starts speaks for a service that has no other. Beside a ready one that nobody asks it would make the
-        # answer change as soon as it is stopped.
-        wanted = 0
     return Need(
         view=view,
         minimum=minimum,
-        wanted=max(minimum, min(view.max_replicas, wanted)),
+        wanted=max(minimum, min(view.max_replicas, _wanted(view))),
         maximum=view.max_replicas,
     )
+
+
+def _wanted(view: ServiceView) -> int:
+    """What the load asks for, the same while replicas start and stop on their way to it.
+
+    A replica that moves runs twice for a while, so that more run than are wanted for good.
+    """
+    wanted = wanted_replicas(view)
+    demand = view.in_flight + view.queued
+    service = view.service
+    if demand == 0:
+        # One that starts speaks for a service that has no other; beside a ready one that nobody asks it does not.
+        return 0 if view.num_ready and view.idle_s >= service.idle_s else wanted
+    running = view.num_ready + view.num_starting
+    slack = math.ceil(demand / (service.target_in_flight * SHRINK_BELOW_FRACTION))
+    wanted = max(wanted, min(running, slack))
+    is_slow = service.slo_s is not None and (view.latency_p99_s or 0.0) > service.slo_s
+    return max(wanted, view.num_ready + 1) if is_slow and view.num_starting and demand > view.num_ready else wanted
 
 
 def devices_on(cluster: Topology, node_id: NodeId) -> tuple[DeviceId, ...]:
