@@ -241,10 +241,13 @@ class _Choice:
         First who is being freed already, then whose jobs end in time, the last to end first; then who can shrink when
         it comes to that, and who is idle now. What is expected right away is made ready, on idle servers before others.
         """
+        if self.supply >= step.num_devices:
+            return
         is_near = step.in_s <= self.change_s
+        reason = soon_text(self.pools, step)
+        open_ = self._open(is_minimum=False)
         while self.supply < step.num_devices:
             is_expected = is_near and self.supply < step.expected
-            open_ = self._open(is_minimum=False)
             freeing = next((node for node in open_ if node.heading == "inference" and node.jobs), None)
             idle = next((node for node in open_ if not node.jobs), None)
             shrinking = next((node for node in open_ if self.strategy.ahead and self.leaving.can_shrink(node)), None)
@@ -252,7 +255,8 @@ class _Choice:
             node = freeing or (idle or shrinking if is_expected else None) or ending or shrinking or idle
             if node is None:
                 return
-            self._add(node, soon_text(self.pools, step))
+            open_.remove(node)
+            self._add(node, reason)
             if node.jobs and self.leaving.can_shrink(node) and node is not ending:
                 self.leaving.shrink(node)
                 if is_expected:
