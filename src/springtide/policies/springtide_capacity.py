@@ -17,6 +17,8 @@ from springtide.policies.springtide_memory import State
 from springtide.policies.springtide_rows import Row
 from springtide.solvers.plan_capacity import Steps, at, changed, compared, constant, falls_of, trimmed
 
+# What may happen at any moment happens right after a decision.
+SOON_S = 1e-3
 # Whose devices nobody gets.
 NOBODY = WorkloadId("")
 
@@ -113,11 +115,15 @@ def _told(snapshot: Snapshot, num_there: int) -> Steps:
 
 
 def falls_told(snapshot: Snapshot) -> tuple[float, ...]:
-    """When devices go away, once for every node's worth of them."""
+    """When devices go away, once for every node's worth of them. Those that are there and not counted on may go at any
+    moment: at once, so that whoever is promised something now has time for it."""
     if not snapshot.capacity:
         return ()
+    now_s, num_there = snapshot.now_s, len(snapshot.cluster.device_ids())
     unit = max((len(node.devices) for node in snapshot.cluster.nodes), default=1)
-    return falls_of(_told(snapshot, len(snapshot.cluster.device_ids())), snapshot.now_s, unit)
+    steps = _told(snapshot, num_there)
+    num_uncounted = -(-max(0, num_there - steps[0][1]) // unit)
+    return (*[now_s + SOON_S] * num_uncounted, *falls_of(steps, now_s + SOON_S, unit))
 
 
 def is_roomier(before: Steps, after: Steps, now_s: float) -> bool:
