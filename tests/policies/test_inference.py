@@ -88,6 +88,15 @@ def test_growth_by_load_takes_no_more_than_is_asked_for():
     assert reasons["a"] == "nobody has asked for 40 s"
 
 
+def test_replicas_that_only_lag_behind_a_falling_load_are_handed_over():
+    nodes = [node("i0", "inference", 4)]
+    falling = service("a", high=4, load=17, held=[f"i0/{n}" for n in range(4)])
+    assert counts(look(nodes, falling, verdict=BY_LOAD)[0]) == {"a": 4}
+    given, reasons = look(nodes, falling, service("b", high=4, load=3), verdict=BY_LOAD)
+    assert counts(given) == {"a": 3, "b": 1}
+    assert reasons["a"] == "gives way to 'b'"
+
+
 def test_a_service_that_only_starts_is_not_idle_and_one_beside_a_ready_one_is():
     nodes = [node("i0", "inference", 8)]
     first = service("a", high=8, idle_s=40.0, starting=1, held=["i0/0"])

@@ -101,7 +101,7 @@ def test_devices_that_services_have_on_a_shared_node_are_not_shown_and_the_part_
 
 def test_a_server_that_replicas_are_leaving_is_not_shown_yet():
     world = World("dedicated/fifo", [node("i0", "inference"), node("i1", "inference"), node("s0", "shared")])
-    world.deploy("search", low=5, high=8)
+    world.deploy("search", low=5, high=5)
     world.deliver()
     lent = Fixed(pools={"i1": "training"})
     world.scale("search", 1, 4)
