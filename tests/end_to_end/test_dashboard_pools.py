@@ -235,7 +235,7 @@ def test_every_loan_and_reclaim_says_why_what_it_cost_and_how_long_it_took(tmp_p
         assert "RECLAIM gpu-06" in first
         assert REASON in first
         assert "digits shrank 4 → 2" in first
-        assert "420 device-s" in first
+        assert "420 device\u2011s" in first
         rows = text(browser, "#handovers tbody")
         assert "label 29.8 s, serving 33.1 s" in rows
         assert "label 11.5 s, serving 14.0 s" in rows, "from the moment somebody had to go"

@@ -203,7 +203,7 @@ function describeHandover(handover) {
     const change = job.effect === "moved" || job.effect === "stopped" ? "" : ` ${job.num_workers_before} → ${job.num_workers_after}`;
     return `${job.name} ${EFFECTS[job.effect]}${change}`;
   });
-  const cost = handover.cost_s > 0 ? `cost ${number(handover.cost_s)} device-s` : "";
+  const cost = handover.cost_s > 0 ? `cost ${number(handover.cost_s)} device\u2011s` : "";
   return [...affected, cost].filter(Boolean).join(", ");
 }
 
