@@ -14,17 +14,20 @@ import httpx2
 
 @dataclasses.dataclass(frozen=True)
 class Tidal:
-    """A rate that rises from `low` to `high` by the middle of each day and falls again, in requests a second."""
+    """A rate that rises from `low` to `high` by the middle of each day and falls again, in requests a second.
+
+    The square makes nights longer than days: for half of the time less than a quarter of the way to `high` is asked.
+    """
 
     low_per_s: float
     high_per_s: float
     day_s: float
 
     def rate_per_s(self, at_s: float) -> float:
-        return self.low_per_s + (self.high_per_s - self.low_per_s) * (1 - self._phase(at_s)) / 2
+        return self.low_per_s + (self.high_per_s - self.low_per_s) * ((1 - self._phase(at_s)) / 2) ** 2
 
     def is_night(self, at_s: float) -> bool:
-        """Whether less is asked for than on average: half of every day."""
+        """Whether it is the half of a day in which less is asked for."""
         return self._phase(at_s) > 0
 
     def _phase(self, at_s: float) -> float:

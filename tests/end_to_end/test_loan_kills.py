@@ -95,8 +95,8 @@ def has_died(platform):
 
 def test_the_control_plane_dies_around_every_change_of_a_label(platform):
     reached = []
-    for number, point in enumerate((*LOAN_CRASH_POINTS, "")):
-        platform.start(crash_at=f"{point}:1" if point else "", policy=POLICY, options=POOLS)
+    for number, point in enumerate(LOAN_CRASH_POINTS):
+        platform.start(crash_at=f"{point}:1", policy=POLICY, options=POOLS)
         name = f"job{number}"
         try:
             job_id = provoke(platform, name)

@@ -10,7 +10,6 @@ import asyncio
 import collections
 import dataclasses
 import os
-import statistics
 import sys
 from pathlib import Path
 
@@ -32,7 +31,8 @@ from springtide.service.platform import LOCAL_OVERHEADS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 POLICY = "tide/springtide"
-DAY_S = 60.0
+# Long enough that a night outlasts what a loan needs at least: some bins of the tide, the grace of a job and a start.
+DAY_S = 90.0
 NUM_DAYS = 2
 # A batch of up to four takes 50 ms, so that one replica answers 80 requests a second at most. At night 4 are asked and
 # by day 60, which are four at once and more: with three at once a replica counts as busy, so one is enough by night and
@@ -55,7 +55,7 @@ class Double:
         return [2 * number for number in numbers]
 """
 # A step of a job takes 0.2 s on one worker and half of that on two: two days of what training has.
-NUM_EPOCHS = 110
+NUM_EPOCHS = 160
 SHARD_S = 0.05
 
 
@@ -151,13 +151,14 @@ class Lived:
     began_s: float
     seen: dict[str, str]
 
-    def attainable_fraction(self) -> float:
-        """What a service always at rest would have attained on this machine in the same seconds.
+    def when_the_machine_answered(self) -> list[Answer]:
+        """The requests around which the platform gave its sign of life at once.
 
-        Where the machine itself stood still, no service could have answered: the platform's own sign of life says so.
+        Where the machine itself was too busy with others to run it, no service could have answered in time.
         """
-        usual_s = statistics.median(answer.latency_s for answer in self.calm)
-        return attained_fraction(self.probes, SLO_S - usual_s)
+        slow_s = [probe.due_s for probe in self.probes if probe.status != 200 or probe.latency_s > SERVICE_S]
+        busy = {int(due_s + late_s) for due_s in slow_s for late_s in (-1.0, 0.0, 1.0)}
+        return [answer for answer in self.answers if int(answer.due_s) not in busy]
 
 
 async def live_through_the_days(platform, jobs: list[str]) -> Lived:
@@ -183,7 +184,9 @@ def check_service(lived: Lived, story: Story, answered: list[int]) -> None:
     assert collections.Counter(answer.status for answer in asked) == {200: len(asked)}
     assert all(answer.value == [2.0 * answer.number] for answer in asked)
     assert collections.Counter(answered) == dict.fromkeys(range(-1, len(asked)), 1)
-    assert attained_fraction(lived.answers, SLO_S) >= STATED_FRACTION * lived.attainable_fraction()
+    fair = lived.when_the_machine_answered()
+    assert len(fair) >= len(lived.answers) / 10, "the machine is too busy with others for a service to be judged"
+    assert attained_fraction(fair, SLO_S) >= STATED_FRACTION
     first_ready_s = next(at_s for at_s, count in story.ready if count)
     while_asked = [count for at_s, count in story.ready if first_ready_s <= at_s < lived.began_s + NUM_DAYS * DAY_S]
     assert min(while_asked) >= 1, "the guaranteed minimum was not there"
@@ -217,13 +220,15 @@ def told(lived: Lived, story: Story) -> str:
     """The figures of the run, and what was seen of it."""
     nights_s, days_s = (training_device_s(story, lived.began_s, at_night=at_night) for at_night in (True, False))
     latencies = sorted(answer.latency_s for answer in lived.answers)
+    fair = lived.when_the_machine_answered() or lived.answers
     changes = [f"{at_s - lived.began_s:.1f} s {node_id} -> {pool}" for at_s, node_id, _, pool in story.changes]
     drains = [f"{at_s - lived.began_s:.1f} s {drain.node_id}: {drain.reason}" for at_s, drain in story.drains]
     return "\n".join(
         [
             f"{len(latencies)} requests: p50 {latencies[len(latencies) // 2]:.3f} s, "
             f"p99 {latencies[int(0.99 * len(latencies))]:.3f} s, within {SLO_S} s "
-            f"{attained_fraction(lived.answers, SLO_S):.4f} of an attainable {lived.attainable_fraction():.4f}",
+            f"{attained_fraction(lived.answers, SLO_S):.4f}; of the {len(fair)} while the machine answered "
+            f"{attained_fraction(fair, SLO_S):.4f}",
             f"training held {nights_s:.0f} device-seconds by night and {days_s:.0f} by day, "
             f"{story.num_preemptions} preemptions",
             *("labels: " + "; ".join(changes), "drains: " + "; ".join(drains)),
