@@ -31,8 +31,7 @@ DAYS = 4
 class Coming:
     """When each node is there for training: `away` has the stretches (from, to) in which it is not.
 
-    For `notice_s` before that it is cordoned: who is there may stay, and nobody else comes. `is_counted` says that the
-    capacity that is told has the cordoned ones in it until they go.
+    For `notice_s` before that it is cordoned: who is there may stay, nobody else comes, and nobody is to count on it.
     """
 
     def __init__(
@@ -41,12 +40,10 @@ class Coming:
         away: dict[str, list[tuple[float, float]]],
         *,
         notice_s: float = 0.0,
-        is_counted: bool = True,
     ) -> None:
         self.nodes = nodes
         self.away = away
         self.notice_s = notice_s
-        self.is_counted = is_counted
         edges = {edge for spans in away.values() for begin_s, end_s in spans for edge in (begin_s - notice_s, end_s)}
         self.moments = sorted(edges | {begin_s for spans in away.values() for begin_s, _ in spans})
 
@@ -61,7 +58,7 @@ class Coming:
             return sum(
                 len(node.devices)
                 for node in self.nodes
-                if self.is_there(node, moment_s) and (self.is_counted or not self.is_cordoned(node, moment_s))
+                if self.is_there(node, moment_s) and not self.is_cordoned(node, moment_s)
             )
 
         moments = [now_s, *(moment for moment in self.moments if moment > now_s)]
@@ -151,7 +148,7 @@ def draw_coming(rng: np.random.Generator, nodes: list[Node], num_home: int, hori
     for name in taken:
         away[name].append((since[name], horizon_s))
     notice_s = float(rng.choice([0.0, 60.0, 300.0]))
-    return Coming(nodes, away, notice_s=notice_s, is_counted=bool(rng.random() < 0.7))
+    return Coming(nodes, away, notice_s=notice_s)
 
 
 def draw_jobs(rng: np.random.Generator, num_jobs: int, most: int, over_s: float) -> list[tuple[float, TrainingJob]]:
