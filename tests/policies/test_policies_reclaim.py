@@ -97,6 +97,12 @@ def test_free_servers_are_enough_where_they_are():
     assert labels(TwoWay().choose(pools)) == {"t1": "inference"}
 
 
+def test_of_uneven_servers_none_is_taken_that_the_others_are_enough_without():
+    nodes = [node("t0", "training", 1), node("t1", "training", 4)]
+    assert labels(TwoWay().choose(look(nodes, service("s", low=4, high=4)))) == {"t1": "inference"}
+    assert labels(TwoWay().choose(look(nodes, service("s", low=5, high=5)))) == {"t0": "inference", "t1": "inference"}
+
+
 @pytest.mark.parametrize("strategy", [OneWay(), TwoWay()])
 def test_a_loan_waits_until_every_service_has_its_maximum(strategy):
     nodes = [node(f"i{number}", "inference", 4) for number in range(3)]
