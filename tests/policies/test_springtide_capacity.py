@@ -51,7 +51,8 @@ def test_what_is_told_is_counted_on_but_never_more_than_is_there_now() -> None:
 def test_servers_that_are_not_counted_on_may_go_at_any_moment() -> None:
     snapshot = Snapshot(now_s=10.0, cluster=WHOLE, capacity=_capacity((0.0, 4), (30.0, 8), (40.0, 4)))
     assert [round(at_s) for at_s in falls_told(snapshot)] == [10, 10, 40]
-    # 30 s of work on four devices and 2 s to start; two servers may go at once and one at 40 s, and it may have to move each time.
+    # 30 s of work on four devices and 2 s to start; two servers may go at once and one at 40 s, and each time it may
+    # have to move.
     tight, loose = (make_view(name, steps=120, deadline_s=10.0 + s, most=4) for name, s in (("a", 37.0), ("b", 39.0)))
     answers = [Springtide().decide(replace(snapshot, jobs=(view,), overheads=COSTS)) for view in (tight, loose)]
     assert [bool(plan.admitted) for plan in answers] == [False, True]
