@@ -74,7 +74,7 @@ def _owners() -> Workload:
 def _loans() -> Workload:
     """By night both servers of inference are loaned; the morning takes them back from a rigid and an elastic job."""
     rigid = make_job("rigid", num_samples=1200, samples_per_s=50.0, workers=(2, 2), elastic=False, grace_s=3.0)
-    elastic = make_job("elastic", num_samples=2400, samples_per_s=50.0, workers=(1, 4), grace_s=2.0)
+    elastic = make_job("elastic", num_samples=3200, samples_per_s=50.0, workers=(1, 4), grace_s=2.0)
     service = make_service("answers", max_replicas=1, idle_s=2.0, grace_s=2.0)
     bounds = ((8.0, 1, 2), (13.0, 3, 4), (20.0, 0, 1))
     return Workload(
@@ -87,7 +87,8 @@ def _loans() -> Workload:
                 for at_s, least, most in bounds
             ),
             Request(at_s=45.0, event=CancelRequested(workload_id=service.service_id)),
-        )
+        ),
+        day_s=30.0,
     )
 
 
