@@ -33,6 +33,7 @@ def test_figure_6_a_two_servers_with_the_same_two_jobs_go_together():
     cluster = servers((A, B), (A, B), (C,))
     assert reclaim_by_gain(cluster, 16) == (0, 1)
     assert cost_of(cluster, EQUAL, (0, 1)) == 2
+    assert reclaim_by_gain(cluster, 9) == (0, 1), "nine devices are two servers, too"
 
 
 def test_figure_6_b_a_gain_beyond_what_is_needed_is_passed_over():
