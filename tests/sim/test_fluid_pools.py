@@ -20,6 +20,7 @@ from springtide.core.resources import Node, make_node
 from springtide.core.tide import Tide
 from springtide.core.workload import Entrypoint, InferenceService, JobState, TrainingJob, WorkloadId
 from springtide.policies.registry import make_policy
+from springtide.sim.fluid_faults import NodeFaults
 from springtide.sim.fluid_play import NullJournal, Played, play
 from springtide.sim.fluid_rules import OverheadRule, Speeds, Times
 from springtide.sim.invariants import InvariantViolation
@@ -164,6 +165,13 @@ def test_every_strategy_keeps_every_minimum_and_ends_every_job_for_long(policy: 
     check(policy, case)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["two-way/fifo", "tide/springtide"])
+def test_no_minimum_is_broken_in_two_hundred_seeds(policy: str) -> None:
+    for seed in range(200):
+        check(policy, replace(BUSY, seed=seed, surges_per_day=3.0 * (seed % 2)))
+
+
 BUSY = Case(
     num_training=2,
     num_inference=3,
@@ -191,6 +199,19 @@ def test_the_same_case_gives_the_same_journal(policy: str) -> None:
         run(policy, BUSY, story=story)
     assert stories[0].steps == stories[1].steps
     assert len(stories[0].steps) > 100
+
+
+@pytest.mark.parametrize("policy", ["two-way/fifo", "tide/springtide"])
+def test_minimums_hold_when_nodes_fail_as_long_as_there_are_devices(policy: str) -> None:
+    names = [node.node_id for node in BUSY.nodes()]
+    num_faults = 0
+    for seed in range(3):
+        # Several a day, on five nodes.
+        played = run(policy, BUSY, faults=NodeFaults(names, seed=seed, mtbf_hours=1.0, repair_hours=0.05))
+        assert played.minimums is not None
+        assert played.minimums.num_broken == 0, (seed, played.minimums.broken)
+        num_faults += played.num_faults
+    assert num_faults > 5
 
 
 def test_the_run_goes_on_to_its_horizon_and_services_may_stay() -> None:
