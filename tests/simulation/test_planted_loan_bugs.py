@@ -51,7 +51,7 @@ def forget_the_labels_on_recovery(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controller_module.Controller, "_labels", lambda self: {})
 
 
-@plant("one-label")
+@plant("one-label,label-admits")
 def believe_a_node_that_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machines forget a label when its node goes down."""
     original = Machine.add_node
@@ -81,7 +81,7 @@ def never_take_anything_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reconcile, "_preempt", lambda *given: [])
 
 
-@plant("one-label")
+@plant("one-label,label-admits")
 def label_nodes_only_in_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
     original = executor_module.SimExecutor.start
 
