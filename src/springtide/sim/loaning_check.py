@@ -64,6 +64,10 @@ class Watched:
         verdict = self._strategy.choose(pools)
         new = {node_id for node_id in verdict.reclaimed if not pools.by_id[node_id].is_reclaimed}
         open_ = [node for node in pools.nodes if node.pool == "training" and node.jobs and not node.is_reclaimed]
+        # Training's own servers are taken for guaranteed minimums alone.
+        may_serve = sum(node.num_devices for node in pools.nodes if node.pool == "inference")
+        if pools.required <= may_serve:
+            open_ = [node for node in open_ if node.owner != "training" or node.node_id in new]
         new &= {node.node_id for node in open_}
         if new:
             self.choices.append(compared(pools, open_, new))
