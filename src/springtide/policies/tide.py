@@ -252,7 +252,10 @@ class _Choice:
             idle = next((node for node in open_ if not node.jobs), None)
             shrinking = next((node for node in open_ if self.strategy.ahead and self.leaving.can_shrink(node)), None)
             ending = self._ending(open_, step.in_s)
-            node = freeing or (idle or shrinking if is_expected else None) or ending or shrinking or idle
+            # Whether a server that serves is lent must not hang on who happens to run on another at this instant.
+            is_ready = idle is not None and idle.heading == "inference" and is_near
+            node = freeing or (idle if is_ready else None) or (idle or shrinking if is_expected else None)
+            node = node or ending or shrinking or idle
             if node is None:
                 return
             open_.remove(node)
