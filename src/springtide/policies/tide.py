@@ -12,7 +12,7 @@ from typing import Literal
 
 from springtide.core.decision import Capacity, JobView, Relabel
 from springtide.core.resources import NodeId
-from springtide.core.workload import DEFAULT_GRACE_S, WorkloadId
+from springtide.core.workload import DEFAULT_GRACE_S, JobState, WorkloadId
 from springtide.perf.tide import DEFAULT_QUANTILE, Forecast, Forecaster
 from springtide.policies.gangs import fixed_size
 from springtide.policies.pools import NodeView, PoolState, Verdict
@@ -73,18 +73,23 @@ class TideStrategy:
             relabel = verdict.pools.get(node.node_id)
             label = relabel.pool if relabel is not None else node.pool
             num_now += {"training": node.num_devices, "shared": node.num_devices, "inference": 0}[label]
-        forecast = self.forecast(pools)
+        tide = pools.snapshot.tide
+        forecast = None
+        if pools.needs:
+            # Whoever is deployed later may need more than the maximum of those who are deployed now.
+            forecast = self._forecaster.forecast(tide, pools.now_s, tide.day_s * PROMISED_DAYS)
         largest = max((node.num_devices for node in pools.nodes), default=1)
         granularity = 1 if all(node.isolates_devices or node.owner == "shared" for node in pools.nodes) else largest
         lead_s = pools.snapshot.tide.day_s * PATIENCE_FRACTION if self.ahead else 0.0
         return capacity_of(pools, forecast, num_now, granularity, lead_s)
 
-    def forecast(self, pools: PoolState) -> Forecast | None:
-        """What is forecast for a day; None where nobody serves."""
+    def forecast(self, pools: PoolState, reserve: float | None = -1.0) -> Forecast | None:
+        """What is forecast for a day, at most `reserve` (by default the services' maxima); None where nobody serves."""
         if not pools.needs:
             return None
         tide = pools.snapshot.tide
-        return self._forecaster.forecast(tide, pools.now_s, tide.day_s * PROMISED_DAYS, pools.maximum)
+        most = float(pools.maximum) if reserve is not None and reserve < 0 else reserve
+        return self._forecaster.forecast(tide, pools.now_s, tide.day_s * PROMISED_DAYS, most)
 
 
 def is_common(node: NodeView) -> bool:
@@ -226,7 +231,13 @@ class _Choice:
             return 0.0
         pools = self.pools
         held = self.losses.held
-        waiting = [v for v in pools.snapshot.jobs if not held.get(v.job.job_id) and v.runnable_at_s <= pools.now_s]
+        # Who has been given devices waits until it trains, else its own start would change what it was given.
+        waiting = [
+            view
+            for view in pools.snapshot.jobs
+            if view.runnable_at_s <= pools.now_s
+            and (not held.get(view.job.job_id) or view.state in (JobState.PENDING, JobState.STARTING))
+        ]
         total = sum(node.num_devices for node in pools.nodes)
 
         def size_of(view: JobView) -> int:

@@ -108,21 +108,20 @@ def capacity_of(
 ) -> tuple[Capacity, ...]:
     """What training can count on: what it has now, less what the highest days known would need of it from some time on.
 
-    A server may be set free `lead_s` before it is needed. Growth takes no more than what is services' own. Before two
-    days are known as much counts as they could ever take; after what is forecast the least of it, for good.
+    A server may be set free `lead_s` before it is needed. Growth takes no more than what is services' own, and what is
+    deployed now says nothing of what will be. Before two days are known all that is their own is left to them; after
+    what is forecast the least of it holds for good.
     """
     total = sum(node.num_devices for node in pools.nodes)
     own = max(pools.required, _own(pools))
-    reserve = max(pools.maximum, pools.required)
 
     def left(needed: float) -> int:
-        whole = _whole(min(needed, float(reserve)))
-        servers = min(-(-whole // granularity) * granularity, own)
+        servers = min(-(-_whole(min(needed, float(own))) // granularity) * granularity, own)
         return max(0, min(num_now, total - servers))
 
     now_s = pools.now_s
-    if forecast is None or not forecast.is_known:
-        return (Capacity(from_s=now_s, num_devices=left(float(reserve))),)
+    if forecast is None or not forecast.has_bands:
+        return (Capacity(from_s=now_s, num_devices=left(float(own))),)
     counts = [left(most) for most in forecast.most]
     begins = [max(now_s, forecast.until_s(index - 1)) for index in range(len(counts))]
     steps: list[Capacity] = []
