@@ -145,7 +145,7 @@ def check(policy: str, case: Case) -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 @given(case=cases())
 @settings(
-    max_examples=12,
+    max_examples=8,
     deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
@@ -205,13 +205,13 @@ def test_the_same_case_gives_the_same_journal(policy: str) -> None:
 def test_minimums_hold_when_nodes_fail_as_long_as_there_are_devices(policy: str) -> None:
     names = [node.node_id for node in BUSY.nodes()]
     num_faults = 0
-    for seed in range(3):
+    for seed in range(2):
         # Several a day, on five nodes.
         played = run(policy, BUSY, faults=NodeFaults(names, seed=seed, mtbf_hours=1.0, repair_hours=0.05))
         assert played.minimums is not None
         assert played.minimums.num_broken == 0, (seed, played.minimums.broken)
         num_faults += played.num_faults
-    assert num_faults > 5
+    assert num_faults > 3
 
 
 def test_the_run_goes_on_to_its_horizon_and_services_may_stay() -> None:
