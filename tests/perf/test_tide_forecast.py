@@ -148,3 +148,15 @@ def test_a_flat_tide_is_forecast_flat():
     assert max(found.most) == 8.0
     assert found.highest(0.0, 1e9) == pytest.approx(8.0)
     assert found.until_s(0) == (96 * 4 + 1) * 900.0
+
+
+def main():
+    """Print what docs/tide.md tells: `python tests/perf/test_tide_forecast.py`."""
+    for name, course in COURSES.items():
+        (_, last, yesterday), (upper, lower, most) = judge(range(200, 210), quantile=0.95, every=5, **course)
+        errors = f"error against the last value {1 / last:.2f}, against yesterday {1 / yesterday:.2f}"
+        print(f"{name}: {errors}; within upper {upper:.3f}, lower {lower:.3f}, most {most:.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from springtide.core.decision import Capacity, JobView, Relabel
+from springtide.core.errors import InvalidRequest
 from springtide.core.resources import NodeId
 from springtide.core.workload import DEFAULT_GRACE_S, JobState, WorkloadId
 from springtide.perf.tide import DEFAULT_QUANTILE, Forecast, Forecaster
@@ -59,7 +60,9 @@ class TideStrategy:
     _forecaster: Forecaster = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Check the quantile."""
+        """Raises InvalidRequest for a quantile that is no chance of being enough."""
+        if not 0.5 <= self.quantile < 1.0:
+            raise InvalidRequest(f"a quantile of {self.quantile:g} leaves no band; give 0.5 to less than 1, like 0.95")
         object.__setattr__(self, "_forecaster", Forecaster(self.quantile, weekly=self.weekly))
 
     def choose(self, pools: PoolState) -> Verdict:
@@ -83,13 +86,12 @@ class TideStrategy:
         lead_s = pools.snapshot.tide.day_s * PATIENCE_FRACTION if self.ahead else 0.0
         return capacity_of(pools, forecast, num_now, granularity, lead_s)
 
-    def forecast(self, pools: PoolState, reserve: float | None = -1.0) -> Forecast | None:
-        """What is forecast for a day, at most `reserve` (by default the services' maxima); None where nobody serves."""
+    def forecast(self, pools: PoolState) -> Forecast | None:
+        """What is forecast for a day, at most the services' maxima; None where nobody serves."""
         if not pools.needs:
             return None
         tide = pools.snapshot.tide
-        most = float(pools.maximum) if reserve is not None and reserve < 0 else reserve
-        return self._forecaster.forecast(tide, pools.now_s, tide.day_s * PROMISED_DAYS, most)
+        return self._forecaster.forecast(tide, pools.now_s, tide.day_s * PROMISED_DAYS, pools.maximum)
 
 
 def is_common(node: NodeView) -> bool:
