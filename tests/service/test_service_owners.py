@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import pytest
 
 from springtide.core.errors import InvalidRequest
-from springtide.service.owners import SHORTEST_BIN_S, parse_pools, policy_with_pools, tide_of, write_pools
+from springtide.service.owners import (
+    SHORTEST_BIN_S,
+    midnight_before_s,
+    parse_pools,
+    policy_with_pools,
+    tide_of,
+    write_pools,
+)
 
 
 @pytest.mark.parametrize(
@@ -55,3 +64,8 @@ def test_no_bin_of_a_day_is_shorter_than_a_handover():
         assert tide.bins_per_day >= 4
     with pytest.raises(InvalidRequest, match="--day 2m"):
         tide_of(5.0)
+
+
+def test_midnight_is_the_last_one_on_the_local_clock() -> None:
+    noon_s = datetime(2026, 3, 4, 12, 30, 15).astimezone().timestamp()
+    assert midnight_before_s(noon_s) == noon_s - (12 * 3600 + 30 * 60 + 15)

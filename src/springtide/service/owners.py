@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from typing import Any, get_args
 
 from springtide.core.errors import InvalidRequest
@@ -55,6 +56,12 @@ def policy_with_pools(policy: str, pools: Mapping[Pool, int]) -> str:
     if not pools or "/" in policy:
         return policy
     return f"{STRATEGY}/{policy}"
+
+
+def midnight_before_s(unix_s: float) -> float:
+    """The last midnight of this machine's local time, in Unix time."""
+    moment = datetime.fromtimestamp(unix_s).astimezone()
+    return unix_s - timedelta(hours=moment.hour, minutes=moment.minute, seconds=moment.second).total_seconds()
 
 
 def tide_of(day_s: float | None) -> Tide:

@@ -27,12 +27,15 @@ from springtide.core.errors import BackendError
 from springtide.core.events import Event, NodeJoined, NodeLost, PlatformStarted, PlatformStopping
 from springtide.core.ports import Executor, Standing, Step
 from springtide.core.resources import DeviceId, Node
-from springtide.core.tide import Tide
+from springtide.core.tide import DAY_S, Tide
 from springtide.core.workload import WorkloadId
 from springtide.policies.registry import make_policy
+from springtide.service.owners import midnight_before_s
 
 LOG = logging.getLogger("springtide.platform")
 _CLOCK_BEGAN = "clock_began_unix_s"
+# On the platform's own clock: the local midnight before it was created.
+_MIDNIGHT = "midnight_s"
 # A platform that goes down waits this long for its workers: the longest usual grace and a little more.
 LONGEST_DRAIN_S = 25.0
 # From the order to the first step a worker of a small model took 2.1 to 2.4 s on a busy machine of two cores, nearly
@@ -101,6 +104,13 @@ class Platform:
         if began is None:
             began = repr(time.time())
             self._journal.set_meta(_CLOCK_BEGAN, began)
+        midnight = self._journal.meta(_MIDNIGHT)
+        if midnight is None:
+            # Kept, so that what was said of a moment is said again on replay, wherever that is.
+            midnight = repr(midnight_before_s(float(began)) - float(began))
+            self._journal.set_meta(_MIDNIGHT, midnight)
+        if tide is not None and tide.day_s == DAY_S:
+            tide = replace(tide, midnight_s=float(midnight))
         self._controller = Controller(
             self.make_policy(),
             overheads=LOCAL_OVERHEADS,
