@@ -147,8 +147,7 @@ def fill(profile: FreeProfile, task: Task, now_s: float, limit_s: float, costs: 
             if size and at_s > begun_s:
                 runs.append(Run(begun_s, at_s, size, min(overhead_s, at_s - begun_s)))
             size, begun_s, overhead_s, pending_s = wanted, at_s, cost_s, cost_s
-            if num_falls:
-                fall = bisect_right(falls, at_s)
+            fall = bisect_right(falls, at_s)
         if size:
             done_s = at_s + pending_s + left / rates[size]
             while fall < num_falls and falls[fall] < min(done_s, until_s):
