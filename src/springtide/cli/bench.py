@@ -24,7 +24,7 @@ BENCHES: Mapping[str, str] = MappingProxyType(
         "communication": "how far predictors of communication time are off on placements that none has seen",
         "deadlines": "how many deadlines each policy meets on every trace of a folder, beside others and the bound",
         "decision": "how long a policy thinks at one event, from 64 to 8,192 devices",
-        "fapes": "FaPES's table beside its rivals, ablations, 8,000 GPUs with and without loans, its gap to the exact plan",
+        "fapes": "FaPES's table beside its rivals, ablations, loans at 8,000 GPUs, and its gap to the exact plan",
         "figures": "the figures of ElasticFlow's evaluation drawn anew, and whether the order of policies is the same",
         "gateway": "what the gateway adds to a call of a replica: time and CPU",
         "jct": "how long jobs take under each policy that chooses workers and batch sizes, beside Pollux and the bound",
