@@ -113,14 +113,18 @@ def _reason_of(
         if given.device_ids != held.device_ids:
             return "moved, so that another job's workers lie close together; it has the time for it"
         return ""
-    return notes.get(who) or _why(before, after, book.entries.get(who), book.now_s)
+    return notes.get(who) or _why(before, after, book.entries.get(who), book)
 
 
-def _why(before: int, after: int, entry: Entry | None, now_s: float) -> str:
+def _why(before: int, after: int, entry: Entry | None, book: Book) -> str:
+    now_s = book.now_s
     if entry is None:
         if after > before:
             return f"starting on {_devices(after)}" if not before else "devices that no promise needs now"
-        return "promised deadlines need the devices" if before else "waiting: promised deadlines need the devices"
+        # Without a deadline in the book it is other jobs without one that have the devices.
+        others = "others need devices, too" if after else "others have the devices"
+        why = "promised deadlines need the devices" if book.entries else others
+        return why if before else f"waiting: {why}"
     if after > before:
         if not before:
             return f"starting on {_devices(after)}"
