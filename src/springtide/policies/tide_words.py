@@ -16,11 +16,15 @@ from springtide.policies.tide_outlook import Coming, Outlook, needed_now
 _NUM_NAMED = 3
 
 
+def _more(count: int) -> str:
+    return "1 device more" if count == 1 else f"{count} devices more"
+
+
 def reclaimed_text(
     pools: PoolState, nodes: Sequence[NodeView], missing: int, losses: Losses, *, is_minimum: bool
 ) -> str:
     """Why servers are taken at once, and what becomes of the jobs on them."""
-    for_whom = told_needy(pools) if is_minimum else f"the load of services, which asks for {missing} more devices"
+    for_whom = told_needy(pools) if is_minimum else f"the load of services, which asks for {_more(missing)}"
     lost: dict[WorkloadId, int] = {}
     for node in nodes:
         for job_id, count in node.jobs.items():
