@@ -55,6 +55,36 @@ def after_one_turn(snapshot: Snapshot, policy: Policy) -> Snapshot:
     return play.one_turn()
 
 
+def while_changing(snapshot: Snapshot, policy: Policy) -> Snapshot:
+    """The same moment, with the policy's plan for it just begun: who gives up devices still holds them.
+
+    What is free is given at once: to who starts if that is all it needs, to others as far as it goes.
+    """
+    plan = policy.decide(snapshot)
+    held = dict(snapshot.allocations)
+    taken = {device for given in held.values() for device in given.device_ids}
+    for workload_id, wanted in plan.allocations.items():
+        mine = held.get(workload_id, _NOTHING)
+        free = tuple(device for device in wanted.device_ids if device not in taken)
+        if free and (mine.num_devices or len(free) == wanted.num_devices):
+            held[workload_id] = replace(wanted, device_ids=(*mine.device_ids, *free))
+            taken.update(free)
+    views = [
+        replace(view, admitted_at_s=snapshot.now_s, promised_finish_s=plan.admitted[view.job.job_id])
+        if view.admitted_at_s is None and view.job.job_id in plan.admitted
+        else view
+        for view in snapshot.jobs
+        if view.job.job_id not in plan.rejected
+    ]
+    views = [
+        replace(view, num_replicas=held[view.job.job_id].num_devices, state=JobState.STARTING)
+        if view.job.job_id in held and view.job.job_id not in snapshot.allocations
+        else view
+        for view in views
+    ]
+    return replace(snapshot, jobs=tuple(views), allocations=held, memory=plan.memory)
+
+
 class _Play:
     """The state of one forecast: what each open job has done, what it holds, and from when on it progresses."""
 

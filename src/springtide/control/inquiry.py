@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from springtide.control.budget import WithinBudget
-from springtide.control.forecast import after_one_turn, play_forward
+from springtide.control.forecast import after_one_turn, play_forward, while_changing
 from springtide.core.decision import JobView, Plan, PlannedRun, Policy, Schedule, Snapshot
 from springtide.core.resources import Device, DeviceId, Node, NodeId, Pool, Topology
 from springtide.core.workload import MAX_VIRTUAL_SHARDS, Goal, JobState, TrainingJob
@@ -51,22 +51,33 @@ class Inquiry:
         self.snapshot = snapshot
         self.policy = WithinBudget(policy, usd_per_device_hour)
         self.usd_per_device_hour = usd_per_device_hour
-        self._on_larger: dict[int, Snapshot] = {}
+        self._on_larger: dict[int, tuple[Snapshot, Snapshot]] = {}
         self._forecasts: dict[tuple[Goal, int, int, int], Schedule | None] = {}
 
     def ask(self, job: TrainingJob, num_devices: int | None = None) -> Answer:
         """What would become of the job if it were submitted now, or right after the cluster grew to `num_devices`."""
-        before = self.snapshot if num_devices is None else self._larger(num_devices)
+        if num_devices is None:
+            return self._ask(job, self.snapshot)
+        settled, changing = self._larger(num_devices)
+        answer = self._ask(job, settled)
+        if not answer.is_accepted:
+            return answer
+        # Whoever submits it at once finds the others still on their way to the new devices.
+        at_once = self._ask(job, changing)
+        return answer if at_once.is_accepted and at_once.is_promised == answer.is_promised else at_once
+
+    def _ask(self, job: TrainingJob, before: Snapshot) -> Answer:
         view = arriving(job, before.now_s)
         snapshot = replace(before, jobs=(*before.jobs, view))
         return Answer(view=view, snapshot=snapshot, plan=self.policy.decide(snapshot))
 
-    def _larger(self, num_devices: int) -> Snapshot:
-        """The moment after new devices joined: the policy has given them to those who are here already."""
+    def _larger(self, num_devices: int) -> tuple[Snapshot, Snapshot]:
+        """The moment after new devices joined: the policy has given them to those who are here already, and they have
+        them, or are on their way to them."""
         known = self._on_larger.get(num_devices)
         if known is None:
-            cluster = grown(self.snapshot.cluster, num_devices)
-            known = after_one_turn(replace(self.snapshot, cluster=cluster), self.policy)
+            joined = replace(self.snapshot, cluster=grown(self.snapshot.cluster, num_devices))
+            known = (after_one_turn(joined, self.policy), while_changing(joined, self.policy))
             self._on_larger[num_devices] = known
         return known
 
