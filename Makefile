@@ -5,9 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 STAMP := $(VENV)/.installed
-COMPUTING := tests/control tests/sim tests/simulation
+COMPUTING := tests/control tests/sim tests/simulation tests/solvers tests/perf tests/policies
 
-.PHONY: setup demo check test slow examples gpu golden bench ci clean browser
+.PHONY: setup demo check test slow examples gpu golden bench ci clean browser servers
 
 setup: $(STAMP)
 
@@ -15,7 +15,7 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[runtime,examples,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[runtime,functions,examples,dev]'
 	@touch $@
 
 demo: setup
@@ -28,15 +28,15 @@ check: setup
 	$(BIN)/lint-imports
 	$(PYTEST) tests/test_tidy.py
 
-test: setup
+test: setup servers
 	$(PYTEST) -n 2 --dist loadgroup
 
 # What only computes runs two at a time; real processes have the machine to themselves.
-slow: setup browser
+slow: setup browser servers
 	$(PYTEST) -m slow --timeout 600 -n 2 --dist loadgroup $(COMPUTING)
 	$(PYTEST) -m slow --timeout 600 $(COMPUTING:%=--ignore=%)
 
-examples: setup
+examples: setup servers
 	$(PYTEST) -m examples --timeout 600
 
 gpu: setup
@@ -53,6 +53,11 @@ bench: setup
 browser:
 	@command -v chromium >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium >/dev/null) || \
 	  echo "chromium is not installed and cannot be: the browser test will be skipped"
+
+# A real Redis for the parameter store's tests: Debian's; without the right to install it they say that they are skipped.
+servers:
+	@command -v redis-server >/dev/null || (apt-get update -qq && apt-get install -y -qq redis-server >/dev/null) || \
+	  echo "redis-server is not installed and cannot be: its tests will be skipped"
 
 ci: check test slow examples
 

@@ -13,6 +13,13 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from springtide.client.api import Client as Client
     from springtide.client.api import connect as connect
+    from springtide.client.datasets import append_dataset as append_dataset
+    from springtide.client.datasets import close_dataset as close_dataset
+    from springtide.client.datasets import dataset as dataset
+    from springtide.client.datasets import datasets as datasets
+    from springtide.client.datasets import remove_dataset as remove_dataset
+    from springtide.client.datasets import stream as stream
+    from springtide.client.datasets import upload_dataset as upload_dataset
     from springtide.client.functions import (
         ServeFunction as ServeFunction,
     )
@@ -34,23 +41,36 @@ if TYPE_CHECKING:
     from springtide.client.functions import (
         train as train,
     )
+    from springtide.client.models import jax_model as jax_model
+    from springtide.client.tuning import tune as tune
     from springtide.core.context import Batch as Batch
     from springtide.core.context import TrainContext as TrainContext
+    from springtide.core.model import Model as Model
     from springtide.core.quote import Quote as Quote
 
 _PUBLIC = {
     "Batch": "springtide.core.context",
     "Client": "springtide.client.api",
+    "Model": "springtide.core.model",
     "Quote": "springtide.core.quote",
     "ServeFunction": "springtide.client.functions",
     "Task": "springtide.client.functions",
     "TrainContext": "springtide.core.context",
     "TrainFunction": "springtide.client.functions",
+    "append_dataset": "springtide.client.datasets",
     "auto": "springtide.client.functions",
+    "close_dataset": "springtide.client.datasets",
     "connect": "springtide.client.api",
+    "dataset": "springtide.client.datasets",
+    "datasets": "springtide.client.datasets",
+    "jax_model": "springtide.client.models",
     "model_path": "springtide.client.functions",
+    "remove_dataset": "springtide.client.datasets",
     "serve": "springtide.client.functions",
+    "stream": "springtide.client.datasets",
     "train": "springtide.client.functions",
+    "tune": "springtide.client.tuning",
+    "upload_dataset": "springtide.client.datasets",
 }
 
 __all__ = ["__version__", *_PUBLIC]

@@ -15,6 +15,7 @@ from springtide.cli.session import Session
 from springtide.core.export import LiveState
 from springtide.core.pool_status import PoolsReport
 from springtide.core.quote import Quote
+from springtide.core.share_status import SharingStatus
 from springtide.core.status import DeviceStatus, Explanation, HistoryEntry, JobStatus, PlatformStatus, ServiceStatus
 
 _JOB = JobStatus(
@@ -88,6 +89,9 @@ class FakeClient:
         self.quoted = Quote(verdict="accepted", reason="it is expected to finish in 7m40 .. 8m30")
         self.live: LiveState
         self.pooled: PoolsReport | None = None
+        self.num_places = 0
+        self.shared = SharingStatus()
+        self.devices_now: tuple[DeviceStatus, ...] = ()
 
     def add(self, *statuses: JobStatus | ServiceStatus) -> None:
         """Several statuses of one job are answered one after the other; the last one stays."""
@@ -112,18 +116,32 @@ class FakeClient:
             )
             for index in range(2)
         )
+        devices += tuple(
+            DeviceStatus(
+                device_id=f"functions/{index}",
+                node_id="functions",
+                kind="function",
+                workload_id=None,
+                workload_name=None,
+                replica_id=None,
+            )
+            for index in range(self.num_places)
+        )
         return PlatformStatus(
             version="0.1.0",
             policy="elastic",
             seq=7,
             now_s=100.0,
             wall_clock_offset_s=0.0,
-            devices=devices,
+            devices=self.devices_now or devices,
             jobs=tuple(statuses[0] for statuses in self.jobs_now.values()),
             services=tuple(self.services_now.values()),
             pools=self.pooled.pools if self.pooled else (),
             nodes=self.pooled.nodes if self.pooled else (),
         )
+
+    def sharing(self) -> SharingStatus:
+        return self.shared
 
     def pools(self, past_days: int) -> PoolsReport:
         self.calls.append(("pools", past_days))
@@ -159,8 +177,8 @@ class FakeClient:
         self.calls.append(("pause", job_id))
         return self.job(job_id)
 
-    def resume(self, job_id: str) -> JobStatus:
-        self.calls.append(("resume", job_id))
+    def resume(self, job_id: str, budget_usd: float | None = None) -> JobStatus:
+        self.calls.append(("resume", job_id) if budget_usd is None else ("resume", job_id, budget_usd))
         return self.job(job_id)
 
     def cancel(self, job_id: str) -> JobStatus:

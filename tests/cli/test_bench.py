@@ -32,15 +32,16 @@ def test_benches_are_listed_and_named(springtide: Run) -> None:
     for arguments in (["bench"], ["bench", "speed"]):
         result = springtide(*arguments)
         assert result.exit_code == 2
-        assert "known are communication, deadlines, decision, fapes, figures, gateway, jct, resize" in result.stderr
+        assert f"known are {', '.join(BENCHES)}" in result.stderr
 
 
 def test_options_belong_to_benches(springtide: Run) -> None:
     refused = springtide("bench", "gateway", "--small")
     assert refused.exit_code == 2
-    assert "--small is for resize; leave it out for gateway" in refused.stderr
+    assert "--small is for resize and sharing and smlt-sync and sync; leave it out for gateway" in refused.stderr
     assert "--traces is for deadlines and figures" in springtide("bench", "decision", "--traces", ".").stderr
     assert "give multiples of 8" in springtide("bench", "decision", "--sizes", "64,100").stderr
+    assert "no number of layers" in springtide("bench", "pipeline-plan", "--sizes", "8,900").stderr
 
 
 def test_deadlines_need_a_folder_of_traces(springtide: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -245,15 +245,15 @@ def test_the_command_measures_without_a_platform(tmp_path: Path) -> None:
 def test_ctrl_c_ends_the_workers_too(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(TRAINED, encoding="utf-8")
-    command = [sys.executable, "-m", "springtide", "profile", str(path), "--iterations", "100000"]
     # Whoever runs the tests in the background has them ignore Ctrl-C, and children inherit that.
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "springtide"]
+    command += ["profile", str(path), "--iterations", "100000"]
     process = subprocess.Popen(
         command,
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         assert process.stdout is not None

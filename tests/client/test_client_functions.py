@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +15,8 @@ import pytest
 
 import springtide as st
 from springtide.client.functions import TrainFunction
-from springtide.client.goals import ServeOptions, TrainOptions, deadline_in_s, objective_s, workers_range
+from springtide.client.goals import TrainOptions, deadline_in_s, workers_range
+from springtide.client.serving_goals import ServeOptions, objective_s
 from springtide.client.source import IMPORTING_VARIABLE, name_from
 from springtide.core.errors import InvalidRequest
 from springtide.core.shards import shards_for
@@ -51,7 +52,7 @@ class FakeClient:
         self.asked: dict[str, Any] = {}
 
     def status(self) -> Any:
-        return type("Status", (), {"devices": (1, 2, 3)})()
+        return type("Status", (), {"devices": tuple(type("Device", (), {"kind": "cpu"}) for _ in range(3))})()
 
     def submit_job(self, **asked: Any) -> Any:
         self.asked = asked
@@ -125,7 +126,12 @@ def test_what_cannot_be_is_refused_when_the_file_is_read(options: dict[str, Any]
         ({"slo": "fast"}, "slo"),
         ({"scale": (3, 1)}, "scale"),
         ({"scale": 0}, "scale"),
-        ({"gpu": 0.3}, "fraction"),
+        ({"gpu": "a third"}, "fraction"),
+        ({"gpu": 2}, "more than one device"),
+        ({"share": (0.6, 0.3)}, "between its request"),
+        ({"gpu": 0.3, "share": 0.3}, "twice"),
+        ({"memory": "4GB"}, "ask for a share beside it"),
+        ({"capacity": 0}, "capacity"),
         ({"idle": "-1s"}, "idle"),
         ({"max_batch": 0}, "max_batch"),
         ({"in_flight": 0}, "in_flight"),
@@ -207,6 +213,8 @@ def test_a_task_is_a_training_loop(module: ModuleType) -> None:
     steps: list[float] = []
 
     class Context:
+        params: Mapping[str, str] = {}
+
         def prepare(self, model: Any, optimizer: Any) -> Any:
             return (lambda x: x + 1), None
 
@@ -368,3 +376,9 @@ def test_a_fixed_batch_says_nothing_of_bounds() -> None:
     request = TrainOptions(global_batch=64).as_request(4, datetime(2026, 1, 1))
     assert "batch" not in request
     assert "length_unit" not in request
+
+
+def test_a_training_function_cannot_go_to_functions(module: ModuleType) -> None:
+    for ask in (module.fit.submit, module.fit.quote):
+        with pytest.raises(InvalidRequest, match="only a declared job can be cut into stages"):
+            ask(FakeClient(), on="functions")

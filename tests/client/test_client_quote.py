@@ -24,7 +24,7 @@ import springtide as st
 def fit(ctx):
     ...
 
-wave = st.Task(model=None, dataset=None, loss=None, optimizer=None, soft=True)
+wave = st.Task(model=None, dataset=None, loss=print, optimizer=print, soft=True)
 """
 ANSWER = Quote(
     verdict="refused",

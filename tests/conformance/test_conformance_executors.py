@@ -6,13 +6,14 @@ import pytest
 
 from springtide.core.actions import LabelNode
 from springtide.core.resources import NodeId, Pool, make_node
+from springtide.core.shares import Share
 from springtide.sim.clock import VirtualClock
 from springtide.sim.executor import SimExecutor
 from springtide.sim.invariants import complain
 from springtide.sim.machine import Machine
 from springtide.sim.models import Delays
 from springtide.sim.workload import make_job, make_service
-from springtide.testing.executor import CHECKS, POOL_CHECKS
+from springtide.testing.executor import CHECKS, POOL_CHECKS, SHARE_CHECKS
 
 
 class ModelWorld:
@@ -36,6 +37,9 @@ class ModelWorld:
     def label_of(self, node_id: NodeId) -> Pool:
         return self.machine.known_nodes[node_id].pool
 
+    def share_of(self, replica_id: str) -> Share | None:
+        return self.machine.sharing.share_of(replica_id)
+
     def kill(self, replica_id: str) -> None:
         self.machine.die(self.machine.processes[replica_id], "killed")
 
@@ -48,6 +52,11 @@ def test_executor_of_models(check) -> None:
 @pytest.mark.parametrize("check", POOL_CHECKS, ids=lambda check: check.__name__)
 def test_executor_of_models_with_pools(check) -> None:
     check(ModelWorld("inference"))
+
+
+@pytest.mark.parametrize("check", SHARE_CHECKS, ids=lambda check: check.__name__)
+def test_executor_of_models_with_shares(check) -> None:
+    check(ModelWorld())
 
 
 def test_a_node_that_went_down_comes_back_with_its_label() -> None:

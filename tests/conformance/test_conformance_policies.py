@@ -11,8 +11,9 @@ from msgspec.structs import replace
 
 from springtide.core.decision import Plan, PoolAllocation
 from springtide.core.errors import PolicyError
-from springtide.policies.registry import POLICY_NAMES, make_policy
-from springtide.testing.policy import check_policy, digest_plans
+from springtide.policies.registry import PACKER_NAMES, POLICY_NAMES, make_policy
+from springtide.policies.sharing import Sharing
+from springtide.testing.policy import check_policy, check_shared_policy, digest_plans
 
 
 @pytest.mark.parametrize("name", POLICY_NAMES)
@@ -33,6 +34,23 @@ def test_plans_do_not_depend_on_the_hash_seed(name: str) -> None:
         )
         digests.add(done.stdout.strip())
     assert len(digests) == 1
+
+
+@pytest.mark.parametrize("packer", PACKER_NAMES)
+@pytest.mark.parametrize("inner", ["elastic", "springtide"])
+def test_policy_with_parts_of_devices_keeps_the_contract(packer: str, inner: str) -> None:
+    policy = make_policy(f"{packer}/{inner}")
+    assert isinstance(policy, Sharing)
+    check_shared_policy(lambda: make_policy(f"{packer}/{inner}"), num_snapshots=50, booked=policy.packer.booked)
+    # Where nobody has a share it is the inner policy.
+    assert digest_plans(lambda: policy) == digest_plans(lambda: make_policy(inner))
+
+
+@pytest.mark.parametrize("name", POLICY_NAMES)
+def test_every_policy_plans_the_devices_that_sharers_leave(name: str) -> None:
+    policy = make_policy(f"dilu/{name}")
+    assert isinstance(policy, Sharing)
+    check_shared_policy(lambda: make_policy(f"dilu/{name}"), num_snapshots=25, seed=1, booked=policy.packer.booked)
 
 
 class Greedy:
@@ -65,3 +83,35 @@ class Hasty:
 def test_the_kit_finds_a_wrong_policy(wrong: type) -> None:
     with pytest.raises((PolicyError, AssertionError)):
         check_policy(wrong)
+
+
+class Lavish:
+    """Gives everybody whole devices, whatever was asked for."""
+
+    def decide(self, snapshot):
+        first = snapshot.cluster.device_ids()[:1]
+        return Plan(
+            allocations={view.job.job_id: PoolAllocation(device_ids=first) for view in snapshot.jobs[:1]},
+        )
+
+
+class Idle:
+    """Lets everybody wait."""
+
+    def decide(self, snapshot):
+        return Plan()
+
+
+class Crowding:
+    """Puts everybody with a share on the first device."""
+
+    def decide(self, snapshot):
+        first = snapshot.cluster.device_ids()[:1]
+        sharers = [view.job for view in snapshot.jobs if view.job.share is not None]
+        return Plan(allocations={job.job_id: PoolAllocation(device_ids=first, share=job.share) for job in sharers})
+
+
+@pytest.mark.parametrize("wrong", [Lavish, Idle, Crowding])
+def test_the_kit_finds_a_policy_that_is_wrong_about_parts(wrong: type) -> None:
+    with pytest.raises((PolicyError, AssertionError)):
+        check_shared_policy(wrong)

@@ -6,11 +6,12 @@ import pytest
 from msgspec.structs import replace
 
 from springtide.core.resources import NodeId, Pool, make_node
+from springtide.core.shares import Share
 from springtide.core.workload import TrainingJob
 from springtide.sim.clock import VirtualClock
 from springtide.sim.fluid import FluidExecutor
 from springtide.sim.workload import make_job, make_service
-from springtide.testing.executor import CHECKS, POOL_CHECKS
+from springtide.testing.executor import CHECKS, POOL_CHECKS, SHARE_CHECKS
 
 
 def job(name: str, total_steps: int) -> TrainingJob:
@@ -37,6 +38,9 @@ class FluidWorld:
     def label_of(self, node_id: NodeId) -> Pool:
         return self.executor.nodes.pool_of(node_id)
 
+    def share_of(self, replica_id: str) -> Share | None:
+        return self.executor.sharing.share_of(replica_id)
+
     def kill(self, replica_id: str) -> None:
         self.executor.lose_replica(replica_id)
 
@@ -49,3 +53,8 @@ def test_executor_of_long_traces(check) -> None:
 @pytest.mark.parametrize("check", POOL_CHECKS, ids=lambda check: check.__name__)
 def test_executor_of_long_traces_with_pools(check) -> None:
     check(FluidWorld("inference"))
+
+
+@pytest.mark.parametrize("check", SHARE_CHECKS, ids=lambda check: check.__name__)
+def test_executor_of_long_traces_with_shares(check) -> None:
+    check(FluidWorld())

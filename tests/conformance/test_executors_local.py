@@ -12,9 +12,12 @@ from pathlib import Path
 import pytest
 
 from springtide.backends.local import LocalExecutor
+from springtide.backends.local.share_table import STATUS_NAME, read_status
+from springtide.backends.local.sockets import socket_directory
 from springtide.core.resources import make_node
-from springtide.core.workload import Entrypoint, InferenceService, TrainingJob
-from springtide.testing.executor import CHECKS, check_drain_leaves_replicas_alone
+from springtide.core.shares import Share
+from springtide.core.workload import Entrypoint, InferenceService, ReplicaId, TrainingJob
+from springtide.testing.executor import CHECKS, SHARE_CHECKS, check_drain_leaves_replicas_alone
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -68,6 +71,24 @@ class MachineWorld:
         record = json.loads((self.folder / "workers" / f"{replica_id}.json").read_text())
         os.kill(record["process"]["pid"], signal.SIGKILL)
 
+    def share_of(self, replica_id: ReplicaId) -> Share | None:
+        """What the share daemon says it holds the replica to, once it has taken in all that was asked."""
+        begin_s = time.monotonic()
+        taken_in: list[float] = []
+        self.executor._reactor.call(lambda: taken_in.append(time.monotonic()))
+        while not taken_in and time.monotonic() < begin_s + 60.0:
+            time.sleep(0.005)
+        path = socket_directory(self.folder) / STATUS_NAME
+        while self.executor.sharing().tenants and time.monotonic() < begin_s + 60.0:
+            status = read_status(path)
+            if status is not None and status.written_at_s > taken_in[0]:
+                for tenant in status.sharing.tenants:
+                    if tenant.replica_id == replica_id:
+                        return Share(request=tenant.request, limit=tenant.limit, memory_mb=tenant.memory_mb)
+                return None
+            time.sleep(0.005)
+        return None
+
     def _open(self) -> LocalExecutor:
         executor = LocalExecutor(self.folder, self.clock, nodes=[self.node])
         executor.open()
@@ -106,6 +127,11 @@ def world(tmp_path: Path) -> Iterator[MachineWorld]:
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_executor_of_local_processes(check, world) -> None:
+    check(world)
+
+
+@pytest.mark.parametrize("check", SHARE_CHECKS, ids=lambda check: check.__name__)
+def test_local_processes_share_devices(check, world) -> None:
     check(world)
 
 

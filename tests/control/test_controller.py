@@ -205,7 +205,7 @@ def test_a_restart_folds_the_journal_and_repeats_what_may_have_been_cut_off(stag
 @pytest.mark.parametrize(
     ("wish", "told"),
     [
-        ({"a": ["n/0", "n/0"]}, "to both"),
+        ({"a": ["n/0", "n/0"]}, "a device twice"),
         ({"a": ["n/9"]}, "no such device"),
         ({"a": ["n/0", "n/1", "n/2", "n/3", "m/0"]}, "takes 4"),
         ({"ghost": ["n/0"]}, "does not want to run"),

@@ -104,7 +104,8 @@ class Platform:
 
     def replica_on(self, device: str) -> ReplicaId:
         """Who holds a device."""
-        return self.controller.state.holders()[DeviceId(device)]
+        (holder,) = self.controller.state.holders()[DeviceId(device)]
+        return holder
 
 
 def kinds(step: Step) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from springtide.core.errors import InvalidRequest
 from springtide.core.quantities import (
     format_duration,
     parse_duration_s,
+    parse_fractions,
     parse_money_usd,
     parse_range,
     parse_size_bytes,
@@ -115,3 +117,23 @@ def test_any_text_is_a_duration_or_refused(text: str) -> None:
         assert parse_duration_s(text) > 0
     except InvalidRequest:
         pass
+
+
+@pytest.mark.parametrize(
+    ("text", "bounds"),
+    [
+        (0.3, (0.3, None)),
+        ("30%", (0.3, None)),
+        ("0.3..0.6", (0.3, 0.6)),
+        ("7% .. 58 %", (0.07, 0.58)),
+        ((0.3, 1), (0.3, 1.0)),
+    ],
+)
+def test_fractions(text: float | str | tuple[float, float], bounds: tuple[float, float | None]) -> None:
+    assert parse_fractions(text) == bounds
+
+
+@pytest.mark.parametrize("text", ["", "x", "..", "0.3..", True, float("inf"), (1, 2, 3), None, "30%%"])
+def test_no_fractions(text: Any) -> None:
+    with pytest.raises(InvalidRequest, match="no fraction of a device"):
+        parse_fractions(text)

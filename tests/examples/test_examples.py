@@ -168,6 +168,32 @@ def test_declared_task_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     assert declared.wave.source().object_name == "wave"
 
 
+@pytest.mark.parametrize(("name", "num_layers"), [("functions_gpt", 11), ("functions_digits", 10)])
+def test_jobs_for_functions_are_lists_of_layers_and_learn(
+    name: str, num_layers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from springtide.runtime.layers import layers_of
+
+    pytest.importorskip("sklearn")
+    module = load(name, monkeypatch)
+    task = getattr(module, name)
+    assert len(layers_of(module.make_model())) == num_layers
+    assert task.options.override({"on": "functions"}).micro_batch_size() == 4
+    context = LocalContext(max_steps=40 if name == "functions_digits" else 20)
+    task.function(context)
+    assert fell(context.losses)
+
+
+def test_the_gpt_for_functions_never_looks_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = load("functions_gpt", monkeypatch)
+    model, text = module.make_model().eval(), torch.randint(256, (1, 16))
+    changed = text.clone()
+    changed[0, 10] = (changed[0, 10] + 1) % 256
+    before, after = model(text), model(changed)
+    assert torch.allclose(before[:, :10], after[:, :10], atol=1e-6)
+    assert not torch.allclose(before[:, 10:], after[:, 10:], atol=1e-6)
+
+
 def test_torchrun_loop_knows_nothing_of_springtide() -> None:
     tree = ast.parse((EXAMPLES / "torchrun_loop.py").read_text())
     modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}

@@ -81,6 +81,34 @@ def test_a_declared_task_runs(terminal):
     assert "SUCCEEDED" in terminal.type("run", str(EXAMPLES / "declared.py"))
 
 
+@pytest.mark.parametrize("example", ["functions_gpt", "functions_digits"])
+def test_what_can_run_on_functions_runs_on_machines(terminal, example):
+    told = terminal.type("run", str(EXAMPLES / f"{example}.py"), "--epochs", "1")
+    assert "SUCCEEDED" in told
+    refused = terminal.type("run", str(EXAMPLES / f"{example}.py"), "--on", "functions", expect=2)
+    assert refused == "", "this platform was started without functions, which is an error"
+
+
+@pytest.mark.parametrize(("example", "least"), [("functions_gpt", 4.5), ("functions_digits", 2.2)])
+def test_it_runs_on_functions(tmp_path, example, least):
+    terminal = Terminal(tmp_path / "state")
+    assert "functions  emulator" in terminal.type("up", "--slots", "1", "--port", "0", "--functions", "emulator")
+    try:
+        path = str(EXAMPLES / f"{example}.py")
+        quote = terminal.ask("quote", path, "--on", "functions", "--epochs", "1")
+        assert quote["verdict"] == "accepted"
+        assert quote["bill"]["function_usd"] > 0
+        assert "SUCCEEDED" in terminal.type("run", path, "--on", "functions", "--epochs", "1")
+        job = terminal.ask("status", example.replace("_", "-"))
+        assert job["on"] == "emulator"
+        assert job["loss"] < least
+        assert job["step"] == job["total_steps"]
+        assert Path(job["artifact_path"]).is_file()
+        assert 0 < job["cost_usd"] < 0.5
+    finally:
+        terminal.type("down")
+
+
 def test_a_plain_torchrun_loop_runs_unchanged(terminal):
     assert "import springtide" not in (EXAMPLES / "torchrun_loop.py").read_text()
     told = terminal.type("run", str(EXAMPLES / "torchrun_loop.py"), "--workers", "2")
@@ -124,3 +152,22 @@ def test_the_demo_holds():
     done = subprocess.run([sys.executable, str(EXAMPLES / "demo.py")], capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all of it held" in done.stdout
+
+
+def test_a_goal_a_batch_that_grows_other_frameworks_and_a_study(tmp_path):
+    terminal = Terminal(tmp_path / "state")
+    assert "functions  emulator" in terminal.type("up", "--slots", "1", "--port", "0", "--functions", "emulator")
+    try:
+        for example, least in (("dynamic_batching", 0.2), ("numpy_softmax", 0.3), ("jax_mlp", 0.5)):
+            told = terminal.type("run", str(EXAMPLES / f"{example}.py"), "--on", "functions", "--deadline", "20m")
+            assert "SUCCEEDED" in told
+            job = terminal.ask("status", example.replace("_", "-"))
+            assert job["loss"] < least, example
+            assert job["step"] == job["total_steps"]
+            assert job["search"]["tried"], "what was measured is told"
+            assert Path(job["artifact_path"]).is_file()
+        study = terminal.ask("tune", str(EXAMPLES / "nas_optuna.py"), "--trials", "2", "--budget", "0.2")
+        assert [trial["state"] for trial in study["trials"]] == ["succeeded", "succeeded"]
+        assert 0 < study["spent_usd"] <= 0.2
+    finally:
+        terminal.type("down")

@@ -11,19 +11,22 @@ import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from springtide.control.controller import Controller
 from springtide.control.journal import SqliteJournal
 from springtide.control.loop import verify
-from springtide.core.actions import Action, EndJob, PreemptJob, ResizeJob, StartReplica
-from springtide.core.events import CancelRequested, PauseRequested, ResumeRequested
+from springtide.core.actions import Action, EndJob, PreemptJob, ResizeJob, SetShare, StartReplica
+from springtide.core.events import CancelRequested, Event, PauseRequested, ResumeRequested, ServiceDeployed
 from springtide.core.ports import Step
 from springtide.core.resources import make_node
-from springtide.policies.registry import make_policy
+from springtide.core.shares import Share
+from springtide.policies.registry import make_live_policy, make_policy
 from springtide.sim.experiment import FaultRun
-from springtide.sim.workload import Request, Workload, make_job, make_submission
+from springtide.sim.workload import Request, Workload, make_job, make_service, make_submission
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -48,11 +51,12 @@ def decisions(steps: Iterator[tuple[int, Step]], name_of: dict[str, str]) -> dic
     told: dict[str, list[str]] = {}
     for _, step in steps:
         for action in step.actions:
-            job_id = (
-                action.workload_id if isinstance(action, StartReplica) else action.job_id if _counts(action) else ""
-            )
-            if job_id:
-                told.setdefault(name_of[job_id], []).append(_word(action))
+            if isinstance(action, StartReplica | SetShare):
+                workload_id: str = action.workload_id
+            else:
+                workload_id = action.job_id if _counts(action) else ""
+            if workload_id:
+                told.setdefault(name_of[workload_id], []).append(_word(action))
     return told
 
 
@@ -63,13 +67,21 @@ def _counts(action: Action) -> bool:
 def _word(action: Action) -> str:
     if isinstance(action, StartReplica):
         restored = f" from step {action.restore.step > 0}" if action.restore else ""
-        return f"start {action.replica_id.rpartition('.')[2]} g{action.generation}{restored}"
+        part = "" if action.share is None else f" with {action.share.request:g}..{action.share.limit:g}"
+        return f"start {action.replica_id.rpartition('.')[2]} g{action.generation}{restored}{part}"
+    if isinstance(action, SetShare):
+        return f"{action.replica_id.rpartition('.')[2]} is given {action.share.request:g}..{action.share.limit:g}"
     if isinstance(action, ResizeJob):
         return f"resize g{action.generation} to {[r.rpartition('.')[2] for r in action.replica_ids]} {action.reason}"
     if isinstance(action, PreemptJob):
         return f"preempt g{action.generation}"
     assert isinstance(action, EndJob)
     return f"end {action.state}"
+
+
+def num_free(live: Any) -> int:
+    """How many devices nobody holds."""
+    return sum(device["workload_id"] is None for device in live.request("GET", "/v1/status")["devices"])
 
 
 def play_live(tmp_path: Path, policy: str) -> dict[str, list[str]]:
@@ -90,6 +102,8 @@ def play_live(tmp_path: Path, policy: str) -> dict[str, list[str]]:
             wait_for(lambda: live.job(a)["num_workers"] == 4, 60.0, "a to grow again")
             live.request("POST", f"/v1/jobs/{a}/pause")
             live.wait_job(a, states=("PAUSED",))
+            # It is paused once it has let go of its work; each of its processes gives its device back when it is gone.
+            wait_for(lambda: num_free(live) == 4, 60.0, "the devices of a to be free")
             live.request("POST", f"/v1/jobs/{a}/resume")
         live.wait_job(a)
         live.stop()
@@ -131,3 +145,88 @@ def test_the_same_workload_gives_the_same_decisions(tmp_path, policy):
     modelled, live = play_models(policy), play_live(tmp_path, policy)
     assert live == modelled
     assert len(live["a"]) >= (10 if policy == "elastic" else 6), "the story is not an empty one"
+
+
+# --- parts of a device ----------------------------------------------------------------------------------------------
+
+SERVED, SERVED_LATER = Share(request=0.3, limit=0.6), Share(request=0.2, limit=0.4)
+FIRST, SECOND = Share(request=0.4, limit=0.6), Share(request=0.4, limit=0.5)
+
+
+def _asked(share: Share) -> dict[str, float]:
+    return {"request": share.request, "limit": share.limit}
+
+
+def play_shares_live(tmp_path: Path) -> dict[str, list[str]]:
+    """One device: a service and a job on parts of it, a second job that has room once the service has less."""
+    live_module = load_live()
+    live = live_module.LivePlatform(tmp_path / "state", slots=1)
+    wait_for = live_module.wait_for
+
+    def deploy(share: Share) -> None:
+        source = {"filename": "echo.py", "text": live_module.ECHO, "object_name": "Echo", "kind": "class"}
+        options = {"min_replicas": 1, "max_replicas": 1, "share": _asked(share)}
+        live.request("PUT", "/v1/services/s", {"source": source, "options": options})
+
+    live.start(policy="fifo")
+    try:
+        deploy(SERVED)
+        wait_for(lambda: live.request("GET", "/v1/services/s")["state"] == "READY", 120.0, "s to be ready")
+        a = live.submit("a", num_epochs=100_000, shard_s=0.02, max_workers=1, share=_asked(FIRST))
+        wait_for(lambda: live.job(a)["state"] == "RUNNING", 120.0, "a to run")
+        b = live.submit("b", num_epochs=4, shard_s=0.02, max_workers=1, share=_asked(SECOND))
+        c = live.submit("c", num_epochs=4, max_workers=1)
+        wait_for(lambda: "waits for room" in live.job(b)["reason"], 60.0, "b to wait")
+        deploy(SERVED_LATER)
+        live.wait_job(b)
+        live.request("POST", f"/v1/jobs/{c}/cancel")
+        live.wait_job(c)
+        live.request("POST", f"/v1/jobs/{a}/cancel")
+        live.wait_job(a)
+        wait_for(lambda: not live.job(a)["replicas"], 60.0, "the workers of a to be gone")
+        live.stop()
+    finally:
+        if live.http is not None:
+            live.http.close()
+        if live.is_alive:
+            live.kill()
+    journal = SqliteJournal(tmp_path / "state" / "journal.db", read_only=True)
+    told = decisions(journal.read(), {"s": "s", a: "a", b: "b", c: "c"})
+    verify(Controller(make_live_policy("fifo")), journal)
+    journal.close()
+    return told
+
+
+def play_shares_models() -> dict[str, list[str]]:
+    """The same story told to the executor made of models."""
+    service = make_service("s", min_replicas=1, max_replicas=1, share=SERVED)
+    a = make_job("a", num_samples=96_000, samples_per_s=40.0, batch_size=16, share=FIRST)
+    b = make_job("b", num_samples=384, samples_per_s=40.0, batch_size=16, share=SECOND)
+    c = make_job("c", num_samples=384, samples_per_s=40.0, batch_size=16)
+    asked: list[tuple[float, Event]] = [
+        (0.0, ServiceDeployed(service=service)),
+        (10.0, make_submission(a)),
+        (20.0, make_submission(b)),
+        (21.0, make_submission(c)),
+        (30.0, ServiceDeployed(service=replace(service, share=SERVED_LATER))),
+        (200.0, CancelRequested(workload_id="c")),
+        (210.0, CancelRequested(workload_id="a")),
+        (230.0, CancelRequested(workload_id="s")),
+    ]
+    run = FaultRun(
+        1,
+        lambda: make_live_policy("fifo"),
+        num_faults=0.0,
+        workload=Workload(requests=tuple(Request(at_s=at_s, event=event) for at_s, event in asked)),
+        nodes=[make_node("local", 1)],
+    )
+    run.run()
+    return decisions(run.journal.read(), {"s": "s", "a": "a", "b": "b", "c": "c"})
+
+
+def test_the_same_workload_on_parts_of_a_device_gives_the_same_decisions(tmp_path):
+    modelled = play_shares_models()
+    assert modelled["s"] == ["start 0 g1 with 0.3..0.6", "0 is given 0.2..0.4"]
+    assert modelled["b"][0] == "start 0 g1 with 0.4..0.5"
+    assert [modelled[name][-1] for name in "abc"] == ["end CANCELLED", "end SUCCEEDED", "end CANCELLED"]
+    assert play_shares_live(tmp_path) == modelled

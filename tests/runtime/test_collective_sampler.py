@@ -142,11 +142,11 @@ def test_the_network_is_removed_when_the_measurement_is_ended(number):
         "sample_namespaces(RackNetwork(), 1, [1 << 22] * 50, tell=lambda text: print(text, flush=True))"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", program],
+        # Whoever runs the tests in the background has them ignore Ctrl-C, and children inherit that. Not by a function
+        # before the child's program: that forks a process in which JAX may have started threads.
+        ["env", "--default-signal=INT", sys.executable, "-c", program],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        # Whoever runs the tests in the background has them ignore Ctrl-C, and children inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout is not None
     assert process.stdout.readline(), "it has begun to measure"

@@ -33,6 +33,7 @@ from springtide.core.wire import (
 from springtide.core.wire import encode_frame as encode_order
 from springtide.core.workload import Entrypoint, InferenceService, ReplicaId, WorkloadId
 from springtide.runtime.replica import Model, load_served_class, run_replica
+from springtide.runtime.start_phases import StartPhases
 from springtide.serving.frames import (
     Answered,
     Draining,
@@ -266,6 +267,7 @@ class StillLink:
 
     def __init__(self):
         self.sent = []
+        self.phases = StartPhases(0.0)
         self.orders = queue.SimpleQueue()
         self.ready = threading.Event()
 

@@ -5,11 +5,21 @@ from __future__ import annotations
 import random
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from springtide.runtime.shards import Schedule, permutation, seed_everything, shard_bounds, shards_of_rank
+from springtide.core.errors import StorageError
+from springtide.core.function_search import BatchPhase, batch_at, steps_of
+from springtide.runtime.shards import (
+    Schedule,
+    StreamSchedule,
+    permutation,
+    seed_everything,
+    shard_bounds,
+    shards_of_rank,
+)
 
 shard_counts = st.sampled_from([1, 2, 4, 8, 16])
 
@@ -58,3 +68,70 @@ def test_a_seeded_position_fixes_all_three_generators():
 
     assert draw(1, 2) == draw(1, 2)
     assert draw(1, 2) != draw(2, 1)
+
+
+PHASES = (BatchPhase(from_epoch=1, global_batch_size=3), BatchPhase(from_epoch=3, global_batch_size=7))
+
+
+@given(
+    num_samples=st.integers(1, 40),
+    num_epochs=st.integers(1, 6),
+    first=st.integers(1, 50),
+    changes=st.lists(st.tuples(st.integers(0, 7), st.integers(1, 50)), max_size=4, unique_by=lambda change: change[0]),
+)
+def test_a_batch_schedule_uses_each_sample_of_each_epoch_once(num_samples, num_epochs, first, changes):
+    phases = tuple(BatchPhase(from_epoch=epoch, global_batch_size=size) for epoch, size in changes)
+    schedule = Schedule(num_samples=num_samples, global_batch_size=first, num_epochs=num_epochs, seed=1, phases=phases)
+    ordered = tuple(sorted(phases, key=lambda phase: phase.from_epoch))
+    assert schedule.total_steps == steps_of(ordered, num_samples, num_epochs, first)
+    seen: dict[int, list[int]] = {}
+    for step in range(schedule.total_steps):
+        batch = schedule.batch(step)
+        assert batch.epoch == schedule.epoch_of(step)
+        assert schedule.num_seen(step) == sum(map(len, seen.values()))
+        assert batch.global_batch_size == batch_at(ordered, batch.epoch, first) == schedule.global_batch_size_at(step)
+        assert 0 < len(batch.ids) <= batch.global_batch_size
+        seen.setdefault(batch.epoch, []).extend(batch.ids.tolist())
+    assert sorted(seen) == list(range(num_epochs))
+    assert all(sorted(ids) == list(range(num_samples)) for ids in seen.values())
+    assert schedule.num_seen(schedule.total_steps) == num_samples * num_epochs
+
+
+def test_without_phases_the_schedule_is_as_ever_and_the_last_epoch_stays_the_last():
+    plain, changing = (
+        Schedule(num_samples=10, global_batch_size=4, num_epochs=5, seed=1, phases=phases) for phases in ((), PHASES)
+    )
+    assert (plain.total_steps, changing.total_steps) == (15, 3 + 2 * 4 + 2 * 2)
+    assert np.array_equal(plain.batch(2).ids, changing.batch(2).ids)
+    assert changing.epoch_of(changing.total_steps) == 4
+    assert changing.samples_needed(3) is None
+
+
+def test_an_order_of_the_datasets_own_is_followed():
+    schedule = Schedule(
+        num_samples=6,
+        global_batch_size=4,
+        num_epochs=2,
+        seed=9,
+        order=lambda seed, epoch: np.roll(np.arange(6), epoch + seed),
+        arrange=np.sort,
+    )
+    assert [schedule.batch(step).ids.tolist() for step in range(4)] == [[0, 3, 4, 5], [1, 2], [2, 3, 4, 5], [0, 1]]
+
+
+def test_a_stream_never_loses_samples():
+    schedule = StreamSchedule(global_batch_size=4)
+    schedule.set_available(6, is_closed=False)
+    assert schedule.batch(0).ids.tolist() == [0, 1, 2, 3]
+    with pytest.raises(StorageError, match="now has 5"):
+        schedule.set_available(5, is_closed=False)
+    schedule.set_available(6, is_closed=True)
+    assert (schedule.total_steps, schedule.batch(1).ids.tolist()) == (2, [4, 5])
+    assert schedule.num_seen(2) == 6
+    with pytest.raises(StorageError, match="and was closed"):
+        schedule.set_available(7, is_closed=True)
+    with pytest.raises(StorageError, match="step 3 needs"):
+        schedule.batch(2)
+    empty = StreamSchedule(global_batch_size=4)
+    empty.set_available(0, is_closed=True)
+    assert (empty.total_steps, empty.epoch_of(3), empty.global_batch_size_at(2)) == (0, 0, 4)

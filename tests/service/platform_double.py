@@ -12,6 +12,7 @@ from springtide.core.decision import Plan, PoolAllocation
 from springtide.core.errors import BackendError
 from springtide.core.events import JobResized, NodeJoined, ReplicaReady, ReplicaStopped
 from springtide.core.resources import make_node
+from springtide.core.share_status import SharingStatus
 
 
 class ArrivalOrder:
@@ -57,6 +58,7 @@ class PlatformDouble:
     policy_name = "arrival-order"
     wall_clock_offset_s = 1_000_000.0
     usd_per_device_hour = 0.36
+    has_parameter_store = False
 
     def __init__(self, state_dir: Path, num_devices: int = 2, policy=ArrivalOrder) -> None:
         self.state_dir = state_dir
@@ -66,7 +68,9 @@ class PlatformDouble:
         self.journal = MemoryJournal()
         self.listeners = []
         self.shutdowns = []
+        self.runs = {}
         self.is_broken = False
+        self.shares = SharingStatus()
         self.changed = threading.Condition()
         self.current = View(0, 0.0, {}, {}, (), self.policy_name)
         self.submit(NodeJoined(node=make_node("local", num_devices)))
@@ -79,6 +83,9 @@ class PlatformDouble:
 
     def snapshot(self):
         return self.controller.snapshot(self.clock_s)
+
+    def sharing(self):
+        return self.shares
 
     def subscribe(self, listener):
         for seq, step in self.journal.read():
@@ -131,6 +138,9 @@ class PlatformDouble:
         record = self.current.jobs.get(workload_id) or self.current.services[workload_id]
         stopping = [replica for replica in record.replicas if replica.state == "STOPPING"]
         self.play(*(ReplicaStopped(workload_id=workload_id, replica_id=r.replica_id) for r in stopping))
+
+    def function_status(self, workload_id):
+        return self.runs.get(workload_id)
 
     def wait_change(self, after_seq, timeout_s):
         with self.changed:

@@ -10,9 +10,11 @@ from contextlib import asynccontextmanager
 import httpx2
 import pytest
 import uvicorn
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 
+from springtide.core.shares import Share
 from springtide.core.workload import Entrypoint, InferenceService, ReplicaId, WorkloadId
 from springtide.service.gateway import Gateway, ReplicaRoute, ServiceRoute
 from springtide.service.gateway_bench import run_gateway_bench
@@ -276,11 +278,33 @@ def test_scale_from_zero_holds_requests_and_wakes_once(tmp_path):
             assert [answer.json() for answer in answers] == [{"outputs": [2 * n]} for n in range(5)]
             assert all("cold_start=0ms" not in answer.headers["x-springtide"] for answer in answers)
             assert 'springtide_cold_start_seconds_count{service="double"} 1.0' in harness.metrics()
+            first_s = harness.gateway.first_answer_s("double")
+            assert first_s is not None
+            assert first_s >= 0.0
+            assert (await harness.call([9])).status_code == 200
+            assert harness.gateway.first_answer_s("double") == first_s, "later ones are no start"
+            assert harness.gateway.first_answer_s("nobody") is None
             loop = asyncio.get_running_loop()
             load = queue.observe(loop.time())
             assert (load.queued, load.in_flight) == (0, 0)
             assert load.latency_p99_s >= load.latency_p50_s > 0
             assert queue.observe(loop.time() + 50).idle_s >= 40
+
+    run(scenario)
+
+
+def test_a_replica_that_goes_on_with_another_share_is_asked_at_once(tmp_path):
+    async def scenario(harness):
+        async with FakeReplica(tmp_path) as replica:
+            first = await harness.serve(replica, share=Share(request=0.2, limit=0.4))
+            answer = await harness.call([1])
+            assert answer.headers["x-springtide"].endswith(" share=0.2..0.4")
+            changed = replace(first, share=Share(request=0.3, limit=0.6), revision=first.revision + 1)
+            harness.gateway.update([ServiceRoute(service=changed, replicas=(replica.route(),))])
+            await harness.until(lambda: harness.gateway._queues["double"].service.revision == changed.revision)
+            answer = await harness.call([2])
+            assert answer.json() == {"outputs": [4]}
+            assert answer.headers["x-springtide"].endswith(" share=0.3..0.6")
 
     run(scenario)
 
@@ -292,6 +316,18 @@ def test_no_replica_in_time_is_a_503_and_a_full_hold_a_429(tmp_path):
         assert sorted(answer.status_code for answer in answers) == [429, 429, 429, 503, 503]
         assert all(answer.headers["retry-after"] for answer in answers)
         assert harness.gateway._queues["double"].num_queued == 0
+
+    run(scenario)
+
+
+def test_who_waits_for_room_is_told_why(tmp_path):
+    async def scenario(harness):
+        service = await harness.serve()
+        why = "waits for room: a replica needs 0.4 of a device, and the most that is left of one is 0.3"
+        harness.gateway.update([ServiceRoute(service=service, waits=why)])
+        answer = await harness.call([1], timeout="200ms")
+        assert answer.status_code == 503
+        assert f"({why}); send it again later" in answer.json()["error"]["message"]
 
     run(scenario)
 

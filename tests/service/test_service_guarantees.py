@@ -5,10 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 
 from springtide.control.records import ServiceRecord, ServiceState
 from springtide.core.errors import InvalidRequest
 from springtide.core.resources import make_node
+from springtide.core.shares import Share
 from springtide.core.workload import Entrypoint, InferenceService
 from springtide.service.guarantees import check_guarantee
 
@@ -69,3 +71,53 @@ def test_more_than_others_leave():
     )
     with pytest.raises(InvalidRequest, match="at most 2"):
         check_guarantee(platform(echo=2, big=2), "echo", 3)
+
+
+def shared(view, **shares):
+    """The platform's services, some of them on shares."""
+    for name, request in shares.items():
+        record = view.services[name]
+        share = Share(request=request, limit=min(1.0, 2 * request))
+        view.services[name] = replace(record, service=replace(record.service, share=share))
+    return view
+
+
+@pytest.mark.parametrize(
+    ("view", "minimum", "request_fraction"),
+    [
+        (platform(num_devices=2), 2, 0.3),
+        (shared(platform(num_devices=2, echo=2), echo=0.5), 2, 0.5),
+        (shared(platform(num_devices=2, echo=1), echo=0.5), 1, None),
+        (shared(platform(num_devices=1, a=1, b=1), a=0.3, b=0.3), 1, 0.4),
+    ],
+)
+def test_shares_of_one_device_can_be_promised_together(view, minimum, request_fraction):
+    share = None if request_fraction is None else Share(request=request_fraction, limit=1.0)
+    check_guarantee(view, "reader", minimum, share)
+
+
+@pytest.mark.parametrize(
+    ("view", "minimum", "request_fraction", "sentence"),
+    [
+        (
+            platform(num_devices=2),
+            3,
+            0.1,
+            "3 replicas of 0.1 of a device each: the platform has 2 devices; .*at most 2",
+        ),
+        (shared(platform(num_devices=1, a=1, b=1), a=0.4, b=0.3), 1, 0.4, r"guaranteed 0\.7 \(a 0\.4, b 0\.3\)"),
+        # Its two replicas need a device each, of which none is left whole.
+        (shared(platform(num_devices=2, echo=2), echo=0.1), 1, None, "at most 0"),
+    ],
+)
+def test_shares_that_can_never_be_there_together(view, minimum, request_fraction, sentence):
+    share = None if request_fraction is None else Share(request=request_fraction, limit=1.0)
+    with pytest.raises(InvalidRequest, match=sentence):
+        check_guarantee(view, "reader", minimum, share)
+
+
+def test_a_larger_share_is_a_new_promise():
+    view = shared(platform(num_devices=1, echo=1, reader=1), echo=0.5, reader=0.25)
+    check_guarantee(view, "reader", 1, Share(request=0.5, limit=0.5))
+    with pytest.raises(InvalidRequest, match=r"cannot be guaranteed 1 replicas of 0\.6"):
+        check_guarantee(view, "reader", 1, Share(request=0.6, limit=0.6))

@@ -11,6 +11,8 @@ from springtide.testing.cheap import cheap_names
 
 BASE_SEED = int(os.environ.get("SPRINGTIDE_BASE_SEED", "20261121"))
 NUM_SEEDS = int(os.environ.get("SPRINGTIDE_SEEDS", "1000"))
+# So many of them are played in the fast lane, the rest in the slow one.
+NUM_FAST_SEEDS = 300
 CHUNK = 25
 # A run is a minute or two of trouble: rounds have to be short to have a part in it.
 POLICIES = sorted(cheap_names(round_s=2.0))
@@ -39,7 +41,13 @@ def test_named_seed_holds_every_invariant(seed: int, policy: str) -> None:
     run_and_check(seed, policy)
 
 
-@pytest.mark.parametrize("first", range(0, NUM_SEEDS, CHUNK))
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(first, marks=[] if first < NUM_FAST_SEEDS else pytest.mark.slow)
+        for first in range(0, NUM_SEEDS, CHUNK)
+    ],
+)
 def test_fresh_seeds_hold_every_invariant(first: int) -> None:
     print(f"base seed {BASE_SEED}: set SPRINGTIDE_BASE_SEED and SPRINGTIDE_SEEDS for others")
     for index in range(first, min(first + CHUNK, NUM_SEEDS)):

@@ -6,7 +6,7 @@ import click
 
 from springtide.cli.session import Session, common_options, find, find_job
 from springtide.cli.tables import bounds
-from springtide.core.quantities import parse_range
+from springtide.core.quantities import parse_money_usd, parse_range
 from springtide.core.status import JobStatus
 
 
@@ -50,11 +50,13 @@ def pause(session: Session, identifier: str) -> None:
 
 @click.command()
 @click.argument("identifier", metavar="ID")
+@click.option("--budget", metavar="MONEY", help="What all of it may cost from now on, counted from its submission.")
 @common_options
 @click.pass_obj
-def resume(session: Session, identifier: str) -> None:
+def resume(session: Session, identifier: str, budget: str | None) -> None:
     """Let a paused job continue from its checkpoint as soon as there is a device."""
-    job = session.client.resume(find_job(session.client.status(), identifier).job_id)
+    budget_usd = None if budget is None else parse_money_usd(budget)
+    job = session.client.resume(find_job(session.client.status(), identifier).job_id, budget_usd)
     text = f"{job.job_id} {job.state}: {job.reason}" if job.reason else f"{job.job_id} {job.state}"
     session.answer(job, text, f"watch it: springtide status {job.job_id} -f")
 

@@ -11,7 +11,9 @@ import click
 
 from springtide.cli.loading import find_training, import_file, split_target, uses_springtide
 from springtide.cli.session import refuse
-from springtide.client.goals import Length, TrainKeywords, TrainOptions
+from springtide.client.functions import Task
+from springtide.client.goals import Length, TrainKeywords, TrainOptions, Where
+from springtide.client.layer_profiles import ONLY_DECLARED
 from springtide.client.source import SourceFile, name_from, read_source
 from springtide.core.quantities import parse_range
 from springtide.core.workload import LearningRateRule
@@ -29,12 +31,28 @@ _KEYWORDS = {
     "name": "name",
     "seed": "seed",
     "samples": "num_samples",
+    "place": "on",
+    "micro_batch": "micro_batch",
+    "fastest": "fastest",
+    "search": "search",
+    "batch_schedule": "batch_schedule",
+    "study": "study",
+    "share": "share",
+    "memory": "memory",
 }
 _OPTIONS = (
     click.argument("target", metavar="FILE[:FUNCTION]"),
     click.argument("script_args", nargs=-1, metavar="[-- SCRIPT ARGS]"),
-    click.option("--deadline", metavar="TIME", help="When it must be done: 10m, 1h30m or 18:00."),
-    click.option("--budget", metavar="MONEY", help="What it may cost: $4."),
+    click.option(
+        "--deadline", metavar="TIME", help="When it must be done: 10m, 1h30m or 18:00. Then as cheap as can be."
+    ),
+    click.option("--budget", metavar="MONEY", help="What it may cost: $4. On functions then as fast as can be."),
+    click.option(
+        "--fastest",
+        is_flag=True,
+        default=None,
+        help="On functions: as fast as can be, within --budget where there is one.",
+    ),
     click.option("--workers", metavar="N|MIN..MAX|auto", help="How many workers it may have, whenever."),
     click.option("--epochs", type=click.IntRange(min=1), help="Passes over the dataset."),
     click.option("--batch", metavar="N|MIN..MAX", help="The global batch size, or bounds to choose it in as it runs."),
@@ -49,6 +67,36 @@ _OPTIONS = (
     click.option(
         "--param", "params", multiple=True, metavar="K=V", help="For the function: ctx.params[K]. Repeatable."
     ),
+    click.option(
+        "--on",
+        "place",
+        type=click.Choice(get_args(Where)),
+        help="Where: the cluster's machines, or a function service.",
+    ),
+    click.option(
+        "--micro-batch",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="On functions: samples that flow through at a time.",
+    ),
+    click.option(
+        "--batch-schedule",
+        metavar="EPOCH:N,...",
+        help="On functions: another global batch from these epochs on: 0:64,4:256.",
+    ),
+    click.option(
+        "--search/--no-search",
+        default=None,
+        help="On functions: try numbers of workers and memory sizes while it trains. Without the flag: where a goal "
+        "asks for it and the model fits one function.",
+    ),
+    click.option(
+        "--share",
+        metavar="N|MIN..MAX|auto",
+        help="What each worker holds of its device: sure of MIN, at most MAX (0.3..0.6, 30%). auto: as profiled.",
+    ),
+    click.option("--memory", metavar="SIZE", help="With --share: what it holds of the device's memory: 4GB."),
+    click.option("--study", metavar="NAME", help="The search over jobs that this one is a trial of."),
     click.option("--soft", is_flag=True, help="The deadline is an aim: it runs, late if it must."),
     click.option("--wait", is_flag=True, help="Stay in line while the deadline cannot be promised yet."),
     click.option("--best-effort", is_flag=True, help="Without the deadline and the budget."),
@@ -57,11 +105,12 @@ _OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A training job as it was asked for."""
+    """A training job as it was asked for. `is_declared` says that it is an st.Task, which can be cut into stages."""
 
     source: SourceFile
     options: TrainOptions
     name: str
+    is_declared: bool = False
 
 
 def asked_options(command: CommandT) -> CommandT:
@@ -89,7 +138,16 @@ def read_asked(target: str, script_args: tuple[str, ...], given: dict[str, Any])
         source, name = read_source(path, "", "script", script_args), name_from(path.stem)
     if given["best_effort"]:
         changed = changed.override({"deadline": None, "budget": None})
-    return Asked(source, changed, name)
+    if isinstance(found, Task):
+        found.check_place(changed)
+    return Asked(source, changed, name, is_declared=isinstance(found, Task))
+
+
+def check_place(asked: Asked) -> None:
+    """Raise InvalidRequest for a job on functions that cannot be cut into stages."""
+    if asked.options.on == "functions" and not asked.is_declared:
+        kind = "a plain script" if asked.source.kind == "script" else "a training function"
+        refuse(f"{asked.source.object_name or asked.source.filename} is {kind}, and {ONLY_DECLARED}")
 
 
 def parse_params(given: tuple[str, ...]) -> dict[str, str]:
@@ -108,6 +166,9 @@ def _overrides(given: dict[str, Any]) -> TrainKeywords:
     for flag in ("soft", "wait"):
         if given[flag]:
             overrides[flag] = True
+    if given["fastest"] and given["deadline"] is None:
+        # Another goal than the file's: it takes the place of a deadline that stands there.
+        overrides["deadline"] = None
     if given["params"]:
         overrides["params"] = parse_params(given["params"])
     return cast(TrainKeywords, overrides)

@@ -26,36 +26,72 @@ BENCHES: Mapping[str, str] = MappingProxyType(
         "decision": "how long a policy thinks at one event, from 64 to 8,192 devices",
         "fapes": "FaPES's table beside its rivals, ablations, loans at 8,000 GPUs, and its gap to the exact plan",
         "figures": "the figures of ElasticFlow's evaluation drawn anew, and whether the order of policies is the same",
+        "funcpipe": "functions in a pipeline beside LambdaML, HybridPS, TPDMP and Bayes, as in FuncPipe's figures",
         "gateway": "what the gateway adds to a call of a replica: time and CPU",
+        "goals": "goals met by search in a world that is not its model, beside the best of all and other methods",
         "jct": "how long jobs take under each policy that chooses workers and batch sizes, beside Pollux and the bound",
+        "packing": "devices that instances share at the peak, beside other packers and the bound; CPU of each decision",
+        "pipeline-plan": "how long the best plan of a pipeline of functions takes to find, and whether it is the best",
         "resize": "how long training stands still at each kind of resize, beside moving the state once",
+        "sharing": "two services and a job on one shared device under surges, beside exclusive and static ones; real",
+        "smlt": "batches that grow, data that arrives all day, models that change: searched beside a fixed allocation",
+        "smlt-sync": "how SMLT, Siren, Cirrus, LambdaML and ours exchange a gradient, by parts, workers and stores",
+        "sync": "how long replicas take to exchange a gradient through a store, beside the bound of separate links",
     }
 )
 # Which options belong to which benches.
 _OPTIONS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "small": ("resize",),
+        "small": ("resize", "sharing", "smlt-sync", "sync"),
         "traces": ("deadlines", "figures", "jct"),
-        "only": ("deadlines", "fapes", "figures"),
+        "only": ("deadlines", "fapes", "figures", "funcpipe", "goals", "smlt"),
         "policies": ("deadlines", "decision", "jct"),
         "cluster": ("deadlines",),
         "profiles": ("deadlines", "figures"),
         "overhead": ("deadlines", "figures", "jct"),
         "cache": ("deadlines", "figures", "jct"),
         "processes": ("deadlines", "figures", "jct"),
-        "html": ("deadlines", "figures"),
-        "sizes": ("decision",),
+        "html": ("deadlines", "figures", "smlt"),
+        "sizes": ("decision", "packing", "pipeline-plan"),
         "events": ("decision",),
         "samples": ("communication",),
-        "seed": ("communication", "deadlines", "decision", "fapes", "figures"),
-        "markdown": ("communication", "deadlines", "decision", "fapes", "figures", "jct"),
-        "data": ("jct",),
+        "seed": (
+            "communication",
+            "deadlines",
+            "decision",
+            "fapes",
+            "figures",
+            "funcpipe",
+            "goals",
+            "packing",
+            "pipeline-plan",
+            "sharing",
+            "smlt",
+            "smlt-sync",
+            "sync",
+        ),
+        "markdown": (
+            "communication",
+            "deadlines",
+            "decision",
+            "fapes",
+            "figures",
+            "funcpipe",
+            "goals",
+            "jct",
+            "packing",
+            "pipeline-plan",
+            "smlt",
+        ),
+        "data": ("jct", "packing"),
         "workloads": ("jct",),
         "load": ("jct",),
         "rounds": ("jct",),
         "length": ("jct",),
         "tables": ("jct",),
         "without_bound": ("jct",),
+        "seeds": ("goals", "smlt"),
+        "scenario": ("goals",),
     }
 )
 
@@ -63,14 +99,17 @@ _OPTIONS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
 @click.command()
 @click.argument("name", required=False)
 @click.option("--list", "is_listed", is_flag=True, help="List what can be measured.")
-@click.option("--small", is_flag=True, help="resize: leave the large model out; half a minute instead of several.")
+@click.option(
+    "--small", is_flag=True, help="resize, sharing, smlt-sync, sync: leave the large out; a minute instead of several."
+)
 @click.option(
     "--traces", multiple=True, metavar="DIR", help="deadlines, figures, jct: where the traces are (more than once)."
 )
 @click.option(
     "--only",
     metavar="A,B",
-    help="deadlines: these traces; fapes: of table,ablations,gap,scale these; figures: of 6b,8a,8b,9,10,11 these.",
+    help="deadlines: these traces; fapes: of table,ablations,gap,scale these; figures: of 6b,8a,8b,9,10,11 these; "
+    "funcpipe: of 5,8,9,11,walk these; goals: of bert-medium,resnet50,small; smlt: these parts.",
 )
 @click.option("--policies", metavar="P,P", help="deadlines, decision, jct: these instead of the usual ones.")
 @click.option("--cluster", metavar="NODESxDEVICES", help="deadlines: for traces whose cluster is not known.")
@@ -87,21 +126,29 @@ _OPTIONS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
     "--processes", type=click.IntRange(min=1), metavar="N", help="deadlines, figures, jct: policies at a time."
 )
 @click.option("--html", metavar="OUT", help="deadlines, figures: draw them into this file.")
-@click.option("--sizes", metavar="N,N", help="decision: these numbers of devices.")
+@click.option(
+    "--sizes",
+    metavar="N,N",
+    help="decision: these numbers of devices; packing: of instances; pipeline-plan: of layers.",
+)
 @click.option("--events", type=click.IntRange(min=1), help="decision: so many arrivals and endings. [default: 500]")
 @click.option("--samples", metavar="FILE", help="communication: measured samples instead of the analytic model's.")
 @click.option(
     "--seed",
     type=click.IntRange(min=0),
-    help="communication, deadlines, decision, fapes, figures: where chance comes from.",
+    help="All but gateway, jct and resize: where chance comes from.",
 )
-@click.option("--markdown", is_flag=True, help="All but gateway and resize: print tables for a page of results.")
-@click.option("--data", metavar="DIR", help="jct: the folder with profiles/ and workloads-osdi21/.")
+@click.option(
+    "--markdown", is_flag=True, help="All but gateway, resize, sharing and sync: print tables for a page of results."
+)
+@click.option("--data", metavar="DIR", help="jct: the folder with profiles/ and workloads-osdi21/; packing: workload/.")
 @click.option("--workloads", metavar="N,N", help="jct: these of the folder instead of all.")
 @click.option("--load", metavar="X", help="jct: 0.5, 1 (default), 1.5 or 2 times the published arrivals.")
 @click.option("--rounds", type=click.FloatRange(min=1.0), metavar="S", help="jct: rounds of so many seconds.")
 @click.option("--length", metavar="RULE", help="jct: known (default) or unknown, what policies are told of lengths.")
 @click.option("--tables", metavar="RULE", help="jct: raw (default), or packed: no layout beats the compact one.")
+@click.option("--seeds", type=click.IntRange(min=1), metavar="N", help="goals, smlt: so many worlds. [default: 20, 5]")
+@click.option("--scenario", metavar="NAME", help="goals: cheapest (within a deadline) or fastest (within a budget).")
 @click.option("--without-bound", is_flag=True, help="jct: do not look for the bound, which takes a minute a workload.")
 @common_options
 @click.pass_obj
@@ -122,10 +169,14 @@ def bench(session: Session, /, name: str | None, is_listed: bool, **options: Any
     session.note(f"measuring {name}; other work on this machine makes the numbers worse ...")
     if name == "gateway":
         report = _gateway_bench()
+    elif name == "sharing":
+        report = _sharing_bench(session, small=options["small"], seed=options["seed"] or 0)
     elif name == "resize":
         report = _probe("probe-resize", small=options["small"])
+    elif name in ("smlt-sync", "sync"):
+        report = _probe(f"probe-{name}", small=options["small"], seed=options["seed"])
     else:
-        module = importlib.import_module(f"springtide.sim.bench_{name}")
+        module = importlib.import_module(f"springtide.sim.bench_{name.replace('-', '_')}")
         report = _RUN[name](session, module, options)
         if options["html"]:
             drawn = importlib.import_module(f"springtide.sim.{name}_page")
@@ -150,13 +201,17 @@ def _answer(session: Session, report: Mapping[str, Any]) -> None:
         ]
         for row in report["rows"]
     ]
+    tables = []
+    if report["bench"] == "sharing":
+        table = importlib.import_module("springtide.client.sharing_bench_report").arms_table(report)
+        tables = [align(*table), *report["problems"], ""]
     text = align(("CASE", "OURS", "BASELINE", "BASELINE NAME", "RATIO", "BOUND", "UNIT"), rows)
     criterion = [report["criterion"]] if "criterion" in report else []
     machine = ", ".join(
         f"{key} {number(value) if isinstance(value, float) else value}" for key, value in report["machine"].items()
     )
     verdict = "passed" if report["passed"] else "NOT PASSED"
-    session.answer(report, "\n".join([text, *criterion, f"{verdict}   on {machine}"]))
+    session.answer(report, "\n".join([*tables, text, *criterion, f"{verdict}   on {machine}"]))
     if not report["passed"]:
         raise click.exceptions.Exit(1)
 
@@ -185,6 +240,67 @@ def _run_decision(session: Session, module: Any, options: Mapping[str, Any]) -> 
         sizes=[int(size) for size in sizes] or module.SIZES,
         seed=options["seed"] or 0,
         num_events=options["events"] or module.NUM_EVENTS,
+        timer=time.process_time,
+        tell=session.note,
+    )
+    return report
+
+
+def _run_pipeline_plan(session: Session, module: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    sizes = _names(options["sizes"])
+    wrong = [size for size in sizes if not size.isdecimal() or not 1 <= int(size) <= 64]
+    if wrong:
+        refuse(f"--sizes {wrong[0]!r} is no number of layers from 1 to 64; give them as 8,12,40")
+    report: dict[str, Any] = module.run_bench(
+        sizes=[int(size) for size in sizes] or module.SIZES,
+        seed=options["seed"] or 0,
+        timer=time.process_time,
+        tell=session.note,
+    )
+    return report
+
+
+def _run_packing(session: Session, module: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    if not options["data"] or not Path(options["data"]).is_dir():
+        refuse("name the folder that holds workload/instances-*.txt with --data DIR")
+    sizes = _names(options["sizes"])
+    wrong = [size for size in sizes if not size.isdecimal() or not 1 <= int(size) <= 100_000]
+    if wrong:
+        refuse(f"--sizes {wrong[0]!r} is no number of instances; give them as 100,3200")
+    report: dict[str, Any] = module.run_bench(
+        Path(options["data"]),
+        sizes=[int(size) for size in sizes],
+        seed=options["seed"] or 0,
+        timer=time.process_time,
+        tell=session.note,
+    )
+    return report
+
+
+def _run_funcpipe(session: Session, module: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    report: dict[str, Any] = module.run_bench(
+        only=_names(options["only"]), seed=options["seed"] or 0, timer=time.process_time, tell=session.note
+    )
+    return report
+
+
+def _run_goals(session: Session, module: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    report: dict[str, Any] = module.run_bench(
+        num_seeds=options["seeds"] or module.NUM_SEEDS,
+        first_seed=options["seed"] or 0,
+        scenarios=_names(options["scenario"]),
+        cases=_names(options["only"]),
+        timer=time.process_time,
+        tell=session.note,
+    )
+    return report
+
+
+def _run_smlt(session: Session, module: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    report: dict[str, Any] = module.run_bench(
+        num_seeds=options["seeds"] or module.NUM_SEEDS,
+        first_seed=options["seed"] or 0,
+        only=_names(options["only"]),
         timer=time.process_time,
         tell=session.note,
     )
@@ -252,7 +368,12 @@ _RUN: Mapping[str, Callable[[Session, Any, Mapping[str, Any]], dict[str, Any]]] 
         "decision": _run_decision,
         "fapes": _run_fapes,
         "figures": _run_figures,
+        "funcpipe": _run_funcpipe,
+        "goals": _run_goals,
         "jct": _run_jct,
+        "packing": _run_packing,
+        "pipeline-plan": _run_pipeline_plan,
+        "smlt": _run_smlt,
     }
 )
 
@@ -287,9 +408,17 @@ def _gateway_bench() -> dict[str, Any]:
     return plain
 
 
-def _probe(verb: str, *, small: bool) -> dict[str, Any]:
+def _sharing_bench(session: Session, *, small: bool, seed: int) -> dict[str, Any]:
+    measured: dict[str, Any] = importlib.import_module("springtide.client.sharing_bench").run_sharing_bench(
+        seed=seed, is_small=small, tell=session.note
+    )
+    return measured
+
+
+def _probe(verb: str, *, small: bool, seed: int | None = None) -> dict[str, Any]:
     """The runtime measures itself in a process of its own, because it needs torch."""
     command = [sys.executable, "-m", "springtide.runtime", verb, "--json", *(["--small"] if small else [])]
+    command += [] if seed is None else ["--seed", str(seed)]
     measured = subprocess.run(command, stdout=subprocess.PIPE, check=False)
     try:
         report: dict[str, Any] = msgspec.json.decode(measured.stdout, type=dict[str, Any])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import click
+from msgspec.structs import replace
 
 from springtide.cli.session import Session, common_options, json_option, state_option
-from springtide.cli.settings import NAMES, resolve, user_file
+from springtide.cli.settings import NAMES, Setting, resolve, user_file
 from springtide.cli.tables import align
 
 _UNSET = {
@@ -13,7 +14,24 @@ _UNSET = {
     "slots": "the GPUs, else the cores",
     "price": "the usual one",
     "pools": "all share the slots",
+    "functions": "none: jobs run on this machine",
+    "functions_store": "a folder of the state directory",
+    "functions_parameter_store": "the store itself",
+    "functions_concurrency": "as the service allows",
+    "functions_places": "4 jobs at a time",
+    "functions_lifetime_s": "as the service allows",
+    "functions_bandwidth": "as the service has it",
+    "functions_faults": "none",
 }
+
+
+def _shown(name: str, setting: Setting) -> Setting:
+    """The setting as it may be printed: an address without its password."""
+    if name in ("functions_store", "functions_parameter_store") and setting.value is not None:
+        from springtide.service.function_settings import shown_address
+
+        return replace(setting, value=shown_address(str(setting.value)))
+    return setting
 
 
 @click.group()
@@ -31,7 +49,7 @@ def show(session: Session, origin: bool) -> None:
     """Print the settings that hold in this folder."""
     state_dir = session.given_state_dir
     flags = {"state": None if state_dir is None else str(state_dir)}
-    found = {name: resolve(name, flags.get(name)) for name in NAMES}
+    found = {name: _shown(name, resolve(name, flags.get(name))) for name in NAMES}
     if session.as_json:
         answer = {name: {"value": setting.value, "origin": setting.origin} for name, setting in found.items()}
         session.print_json(answer if origin else {name: setting.value for name, setting in found.items()})

@@ -6,15 +6,15 @@ import json
 import shlex
 import time
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import click
 
 from springtide.cli.asked import parse_params
 from springtide.cli.loading import find_service, import_file, split_target
 from springtide.cli.session import Session, common_options
-from springtide.client.functions import ServeFunction
-from springtide.client.goals import ServeKeywords
+from springtide.cli.share_text import held_line
+from springtide.client.functions import ServeFunction, deploy_service
 from springtide.core.status import ServiceStatus
 from springtide.core.workload import DEFAULT_GRACE_S
 
@@ -32,6 +32,15 @@ _EXAMPLES: dict[str, Any] = {"string": "good", "number": 0.5, "integer": 1, "boo
 @click.option("--slo", metavar="TIME", help="The latency to keep: 200ms (the 99th percentile).")
 @click.option("--max-batch", type=click.IntRange(min=1), help="Items that may be predicted together.")
 @click.option("--in-flight", type=click.IntRange(min=1), help="Requests at once that call for one replica more.")
+@click.option(
+    "--share",
+    metavar="N|MIN..MAX|auto",
+    help="What each replica holds of its device: sure of MIN, at most MAX (0.3..0.6, 30%). auto: as profiled.",
+)
+@click.option("--memory", metavar="SIZE", help="With --share: what it holds of the device's memory: 4GB.")
+@click.option(
+    "--capacity", type=float, metavar="N", help="Requests/s that one replica answers: replicas then follow the load."
+)
 @click.option("--idle", metavar="TIME", help="How long without requests until it sleeps.")
 @click.option("--param", "params", multiple=True, metavar="K=V", help="For the class: self.params[K]. Repeatable.")
 @common_options
@@ -43,7 +52,12 @@ def deploy(session: Session, /, target: str, params: tuple[str, ...], **options:
     given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
     if params:
         given["params"] = parse_params(params)
-    handle = served.deploy(session.client, **cast(ServeKeywords, given))
+    if "share" in given:
+        # Another share than the file's, whichever way that is written there.
+        given["gpu"] = 1.0
+    handle = deploy_service(
+        served.source(), served.options.override(given), served.name, session.client, tell=session.note
+    )
     service = _wait_deployed(session, handle.name)
     if service.state == "FAILED":
         session.answer(
@@ -77,6 +91,7 @@ def _deployed_text(service: ServiceStatus, served: ServeFunction[Any], token_pat
     scale = f"{service.min_replicas}..{service.max_replicas}"
     return (
         f"{service.name}  {service.url}  revision {service.revision}  scale {scale}{sleeping}\n"
+        f"{held_line(service.share, service.enforced)}"
         f'  curl -s {service.url} -H "Authorization: Bearer $(cat {token})" -d {body}\n'
         "  (its values are made up from the type hints of predict: put yours in)"
     )

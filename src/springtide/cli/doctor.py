@@ -12,11 +12,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 import click
 import msgspec
 
+from springtide.cli.doctor_functions import Check, check_functions
+from springtide.cli.doctor_shares import check_shares
 from springtide.cli.platform_process import is_alive, is_healthy, read_platform, running_platform
 from springtide.cli.session import Session, common_options
 from springtide.cli.settings import resolve
@@ -33,15 +34,6 @@ print(json.dumps({"version": torch.__version__, "gloo": d.is_available() and d.i
 """
 
 
-class Check(msgspec.Struct, frozen=True):
-    """One line of the examination."""
-
-    name: str
-    verdict: Literal["ok", "warn", "fail"]
-    text: str
-    mend: str = ""
-
-
 class _Torch(msgspec.Struct):
     version: str
     gloo: bool
@@ -56,6 +48,8 @@ def doctor(session: Session) -> None:
     state_dir = session.state_dir
     checks = [*_check_python(), *_check_torch(), *_check_machine(), *_check_state(state_dir), *_check_life(state_dir)]
     checks += _check_pools(session)
+    checks += check_shares()
+    checks += check_functions(state_dir)
     failed = [check for check in checks if check.verdict == "fail"]
     width = max(len(check.name) for check in checks)
     lines = []
@@ -164,7 +158,8 @@ def _check_pools(session: Session) -> Iterator[Check]:
         yield Check("pools", "warn", f"the platform did not say: {error}", f"look into {state_dir / 'platform.log'}")
         return
     if not status.pools:
-        yield Check("pools", "ok", f"jobs and services share {len(status.devices)} slots")
+        num_machines = sum(device.kind != "function" for device in status.devices)
+        yield Check("pools", "ok", f"jobs and services share {num_machines} slots")
         return
     told = "; ".join(_told_pool(pool) for pool in status.pools)
     yield Check("pools", "ok", f"{told} (policy {status.policy})")

@@ -18,7 +18,8 @@ from springtide.cli.platform_process import running_platform, start_platform, wa
 from springtide.cli.session import Session, common_options
 from springtide.cli.tables import pause
 from springtide.client.functions import deploy_service, submit_job
-from springtide.client.goals import ServeOptions, TrainOptions
+from springtide.client.goals import TrainOptions
+from springtide.client.serving_goals import ServeOptions
 from springtide.client.source import read_source
 from springtide.core.errors import BackendError
 from springtide.core.quantities import format_duration

@@ -21,8 +21,10 @@ from springtide.cli.platform_process import (
 )
 from springtide.cli.session import Session, common_options, complain
 from springtide.cli.settings import resolve
+from springtide.cli.up_functions import NAMES_OF_FUNCTIONS, function_options, settings_of, told_functions
 from springtide.core.errors import BackendError
 from springtide.core.quantities import format_duration
+from springtide.service.function_settings import write_settings
 
 _DOWN_TIMEOUT_S = 60.0
 
@@ -95,6 +97,7 @@ def _check_pools(policy: str, pools: str, slots: Any) -> str:
 @click.option("--price", type=float, metavar="USD", help="What a device costs an hour. [default: 0.05, a GPU 2.50]")
 @click.option("--pools", metavar="P=N", help="Who owns how many slots: inference=2. [default: all share them]")
 @click.option("--day", "day_s", metavar="TIME", help="After what time the load comes again: 2m. [default: 24h]")
+@function_options
 @click.option("--foreground", is_flag=True, help="Stay here and end with Ctrl-C.")
 @common_options
 @click.pass_obj
@@ -109,17 +112,25 @@ def up(session: Session, /, foreground: bool, **given: Any) -> None:
         answer = {**_described(running, state_dir), "started": False}
         session.answer(answer, _told(running, state_dir, f"already running (pid {running.pid})"), "look: springtide ps")
         return
+    functions = settings_of({name: given.pop(name) for name in NAMES_OF_FUNCTIONS})
     wish = _wish_of(given)
     asked = (wish.slots, wish.policy, wish.port, wish.price)
+    kept = write_settings(state_dir, functions)
     if foreground:
-        command = service_command(state_dir, *asked, pools=wish.pools, day_s=wish.day_s)
+        command = service_command(state_dir, *asked, pools=wish.pools, day_s=wish.day_s, functions=kept)
         os.execv(command[0], command)
     session.note("starting ...")
-    platform = start_platform(state_dir, *asked, pools=wish.pools, day_s=wish.day_s)
+    platform = start_platform(state_dir, *asked, pools=wish.pools, day_s=wish.day_s, functions=kept)
     hint = "next: springtide run FILE | springtide hello | stop: springtide down"
-    answer = {**_described(platform, state_dir), "started": True, "policy": wish.policy, "pools": wish.pools}
+    answer = {
+        **_described(platform, state_dir),
+        "started": True,
+        "policy": wish.policy,
+        "pools": wish.pools,
+        "functions": "" if functions is None else functions.provider,
+    }
     told = _told(platform, state_dir, f"springtide is up (pid {platform.pid})")
-    session.answer(answer, told + _told_pools(wish), hint)
+    session.answer(answer, told + _told_pools(wish) + told_functions(functions), hint)
 
 
 def _told_pools(wish: _Wish) -> str:

@@ -47,6 +47,9 @@ def status(session: Session, identifier: str, is_followed: bool) -> None:
         watch(session, JobHandle(session.client, job.job_id), is_script=job.kind == "script")
         return
     if isinstance(found, JobStatus):
+        if found.on:
+            # Of one that has ended, only its own answer says what became of its functions.
+            found = session.client.job(found.job_id)
         has_ended = JobState(found.state).is_terminal
         logs_hint = f"what it {'wrote' if has_ended else 'writes'}: springtide logs {found.job_id}"
         hint = f"why: springtide why {found.job_id} | {logs_hint}{'' if has_ended else ' -f'}"

@@ -32,6 +32,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "Measure a step of FILE's function: operators, gradient buckets, speed; or what exchanges cost.",
         ),
         "run": ("springtide.cli.run", "Train: run FILE's function with a goal and watch it."),
+        "tune": ("springtide.cli.tune", "Search over jobs: many trials of FILE's task under one budget."),
+        "data": ("springtide.cli.data", "Put datasets under a name, append to them, list and remove them."),
         "deploy": ("springtide.cli.deploy", "Serve: deploy FILE's class and print how to call it."),
         "ps": ("springtide.cli.look", "List jobs and services."),
         "status": ("springtide.cli.look", "Show one job or service."),
@@ -39,13 +41,22 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "logs": ("springtide.cli.look", "Print what the workers wrote."),
         "top": ("springtide.cli.look", "Watch the whole platform."),
         "pools": ("springtide.cli.pools", "Show servers by pool, loans and reclaims, the tide and its forecast."),
+        "devices": ("springtide.cli.devices", "Show who shares which device: request, limit, granted, used."),
         "scale": ("springtide.cli.act", "Change how many workers or replicas there may be, while it runs."),
         "pause": ("springtide.cli.act", "Checkpoint a job and give its devices back."),
         "resume": ("springtide.cli.act", "Let a paused job continue."),
         "cancel": ("springtide.cli.act", "End a job, or take a service away."),
         "config": ("springtide.cli.config", "Show the settings that hold here, and where they come from."),
         "policies": ("springtide.cli.whatif", "List the scheduling policies."),
+        "plan-pipeline": (
+            "springtide.cli.plan_pipeline",
+            "Cut a profiled model over functions: stages, memory and replicas, proved best.",
+        ),
         "simulate": ("springtide.cli.simulate", "Ask what policies would do with a trace of jobs."),
+        "package": (
+            "springtide.cli.package",
+            "Write the recipe of a function's container image; say how large it gets.",
+        ),
         "bench": ("springtide.cli.bench", "Measure against a named baseline, side by side."),
     }
 )
@@ -62,7 +73,7 @@ class LazyGroup(click.Group):
         """Import the command's module; its function has the command's name."""
         if cmd_name not in COMMANDS:
             return None
-        command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
+        command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name.replace("-", "_"))
         assert isinstance(command, click.Command)
         return command
 

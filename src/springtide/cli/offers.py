@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from springtide.cli.function_tables import bill_text, function_options_table, places_lines, usd
+from springtide.cli.search_tables import search_quote_text
+from springtide.cli.share_text import held_line
 from springtide.cli.tables import UNKNOWN, align
 from springtide.core.quantities import format_duration
 from springtide.core.quote import Alternative, CountedOn, Quote, QuoteOption, Range
@@ -42,11 +45,14 @@ def options_table(options: Sequence[QuoteOption]) -> str:
     return align(("", "workers", "batch/worker", "finish (p10..p90)", "cost", "verdict"), rows)
 
 
-def alternative_text(offer: Alternative) -> str:
-    """--epochs 3 (2m40, $0.02): the change, and what it brings where that is known."""
+def alternative_text(offer: Alternative, on: str = "") -> str:
+    """--epochs 3 (2m40, $0.02): the change, and what it brings where that is known.
+
+    `on` names the function service that it is about: there the parts of a cent count.
+    """
     told = [] if offer.finish_s.p90 is None else [format_duration(offer.finish_s.p90)]
     if offer.cost_usd.p90:
-        told.append(dollars(offer.cost_usd))
+        told.append(usd(offer.cost_usd.p90) if on and "--on" not in offer.change else dollars(offer.cost_usd))
     return f"{offer.change} ({', '.join(told)})" if told else offer.change
 
 
@@ -61,11 +67,20 @@ def refusal_text(reason: str, alternatives: Sequence[str]) -> str:
 def quote_text(quote: Quote) -> str:
     """The whole answer."""
     parts = [options_table(quote.options)] if quote.options else []
+    if quote.on and quote.function_options:
+        parts = [function_options_table(quote.function_options)]
     if quote.verdict == "refused":
-        parts.append(refusal_text(quote.reason, [alternative_text(offer) for offer in quote.alternatives]))
+        parts.append(refusal_text(quote.reason, [alternative_text(offer, quote.on) for offer in quote.alternatives]))
     else:
         parts.append(f"ACCEPTED {quote.reason}")
     parts += [f"  because {line}" for line in quote.evidence]
+    if quote.share is not None:
+        parts.append(held_line(quote.share, quote.enforced).rstrip("\n"))
+    if quote.search is not None and quote.verdict == "accepted":
+        parts.append(f"  the search: {search_quote_text(quote.search)}")
+    if quote.on and quote.bill is not None:
+        parts.append(f"  the bill: {usd(quote.bill.total_usd)} expected: {bill_text(quote.bill)}")
+    parts += places_lines(quote)
     if quote.minimum_share is not None:
         parts.append(f"  minimum share: {quote.minimum_share} from now on")
     if len(quote.schedule) > 1 or (quote.schedule and quote.schedule[0].start_s > 1.0):

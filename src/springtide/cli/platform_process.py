@@ -85,8 +85,9 @@ def service_command(
     *,
     pools: str = "",
     day_s: float | None = None,
+    functions: Path | None = None,
 ) -> list[str]:
-    """The command line of the platform."""
+    """The command line of the platform; `functions` is the file with the settings of its function service."""
     command = [sys.executable, "-m", "springtide.service", "--state", str(state_dir)]
     if slots is not None:
         command += ["--slots", str(slots)]
@@ -96,6 +97,8 @@ def service_command(
         command += ["--pools", pools]
     if day_s is not None:
         command += ["--day", repr(day_s)]
+    if functions is not None:
+        command += ["--functions", str(functions)]
     return [*command, "--policy", policy, "--port", str(port)]
 
 
@@ -108,6 +111,7 @@ def start_platform(
     *,
     pools: str = "",
     day_s: float | None = None,
+    functions: Path | None = None,
 ) -> PlatformFile:
     """Start the platform detached and wait until it answers. Raises BackendError with what it said if it ends."""
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -115,7 +119,7 @@ def start_platform(
     start = log_path.stat().st_size if log_path.exists() else 0
     with log_path.open("ab") as log:
         process = subprocess.Popen(
-            service_command(state_dir, slots, policy, port, price, pools=pools, day_s=day_s),
+            service_command(state_dir, slots, policy, port, price, pools=pools, day_s=day_s, functions=functions),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -1,4 +1,4 @@
-"""`springtide profile`: the timeline of a training function's step, or what all-reduces cost on this machine."""
+"""`springtide profile`: a step's timeline, a model's layers, the share a function needs, or what all-reduces cost."""
 
 from __future__ import annotations
 
@@ -27,10 +27,12 @@ _MAX_NODES = 8
 # Which options belong to which of the two.
 _OF_FUNCTIONS = ("batch", "iterations", "params", "communication", "seed")
 _OF_COMMUNICATION = ("workers", "sizes")
+_OF_SHARES = ("shares", "slos", "execs", "call", "cpus", "surfaces")
+_NOT_OF_LAYERS = ("batch", "iterations", "params", "communication", "namespaces", "racks", "nic", "uplink")
 
 
 @click.command()
-@click.argument("target", metavar="FILE[:FUNCTION]|communication")
+@click.argument("target", metavar="FILE[:FUNCTION]|communication", required=False)
 @click.option("--batch", type=click.IntRange(min=2), metavar="N", help="The global batch size, over both workers.")
 @click.option("--iterations", type=click.IntRange(min=1), metavar="N", help="Measure so many. [default: 10]")
 @click.option("--param", "params", multiple=True, metavar="K=V", help="For the function: ctx.params[K]. Repeatable.")
@@ -46,29 +48,72 @@ _OF_COMMUNICATION = ("workers", "sizes")
 @click.option("--racks", metavar="N,N", help="With --namespaces: so many nodes in each rack. [default: 2,2]")
 @click.option("--nic", metavar="SIZE", help="With --namespaces: a node's link, bytes a second. [default: 50MB]")
 @click.option("--uplink", metavar="SIZE", help="With --namespaces: a rack's link, bytes a second. [default: 25MB]")
+@click.option("--layers", is_flag=True, help="The model's layers, for a pipeline of functions. FILE has an st.Task.")
+@click.option("--micro-batch", type=click.IntRange(min=1), metavar="N", help="--layers: so many samples. [default: 4]")
+@click.option("--shares", is_flag=True, help="The share of a device that the function, or the service, needs.")
+@click.option("--slo", "slos", multiple=True, metavar="TIME", help="--shares, --surface: a request's latency to keep.")
+@click.option(
+    "--exec", "execs", multiple=True, metavar="TIME", help="--surface: what a batch may take, in place of --slo."
+)
+@click.option("--input", "call", metavar="JSON", help="--shares: a request of the service, as it is sent to it.")
+@click.option("--cpus", type=float, metavar="N", help="--shares: so many cores are a device. [default: 1]")
+@click.option(
+    "--surface", "surfaces", multiple=True, metavar="CSV", help="Search a recorded surface instead. Repeatable."
+)
 @click.option("--limit", metavar="TIME", help="End it after this long. [default: 10m, communication: 1h]")
-@click.option("--out", metavar="FILE", help="Where the result goes. [default: FILE's name with .profile.json]")
+@click.option(
+    "--out",
+    metavar="FILE",
+    help="Where the result goes. [default: FILE's name with .profile.json, .layers.json or .shares.json]",
+)
 @common_options
 @click.pass_obj
-def profile(session: Session, /, target: str, limit: str | None, out: str | None, **options: Any) -> None:
+def profile(session: Session, /, target: str | None, limit: str | None, out: str | None, **options: Any) -> None:
     """Measure one step of FILE's function on two workers: its operators, gradient buckets and exchanges.
 
-    `springtide profile communication` measures all-reduces instead. Neither needs a running platform.
+    With --layers, what each layer of a task's model takes and holds, for a pipeline of functions. With --shares, how
+    much of a device a training function or a service needs. `springtide profile communication` measures all-reduces
+    instead. None of them needs a running platform.
     """
+    if options["surfaces"] or options["shares"]:
+        from springtide.cli.profile_shares import profile_share_of
+
+        profile_share_of(session, target, out, None if limit is None else parse_duration_s(limit, "limit"), options)
+        return
+    _refuse_of_shares(options)
+    if target is None:
+        refuse("give the file to profile: springtide profile FILE")
     if importlib.util.find_spec("torch") is None:
         raise BackendError("measuring needs torch, which is not installed here: pip install 'springtide[runtime]'")
     limit_s = None if limit is None else parse_duration_s(limit, "limit")
     is_communication = target == COMMUNICATION
     _check_options(options, is_communication=is_communication)
-    if is_communication:
+    if options["layers"]:
+        from springtide.cli.profile_layers import profile_layers
+
+        profile_layers(session, target, out, limit_s, options["micro_batch"], options["seed"] or 0)
+    elif is_communication:
         _profile_communication(session, Path(out or f"{COMMUNICATION}.json"), limit_s, options)
     else:
         _profile_function(session, target, out, limit_s, options)
 
 
+def _refuse_of_shares(options: Mapping[str, Any]) -> None:
+    flags = MappingProxyType({"slos": "slo", "execs": "exec", "call": "input"})
+    for option in _OF_SHARES:
+        if options[option]:
+            refuse(f"--{flags.get(option, option)} is about shares of a device; add --shares, or leave it out")
+
+
 def _check_options(options: Mapping[str, Any], *, is_communication: bool) -> None:
     wrong = _OF_FUNCTIONS if is_communication else _OF_COMMUNICATION
     flags = MappingProxyType({"params": "param"})
+    if options["layers"]:
+        for option in (*_NOT_OF_LAYERS, *_OF_COMMUNICATION):
+            if options[option]:
+                refuse(f"--{flags.get(option, option)} says nothing about layers; leave it or --layers out")
+    if options["micro_batch"] and not options["layers"]:
+        refuse("--micro-batch is the size of what layers are measured with; add --layers")
     for option in wrong:
         if options[option]:
             owner = "FILE[:FUNCTION]" if is_communication else "communication"

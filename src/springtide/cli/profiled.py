@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import msgspec
 
 from springtide.cli.asked import Asked
 from springtide.cli.session import Session, refuse
+from springtide.client.shares import is_auto
 from springtide.core.quantities import validate_name
 from springtide.core.shards import shards_for
 
@@ -37,7 +39,13 @@ def profiled_request(session: Session, asked: Asked, path: Path) -> dict[str, An
         refuse(f"{path} is a profile of {profile.object_name!r}, {source.filename} has {found!r}; profile that one")
     if hashlib.sha256(source.text.encode()).hexdigest() != profile.source_sha256:
         session.note(f"{source.filename} has changed since it was profiled; its speed may be another")
-    options = asked.options.as_request(len(session.client.status().devices), datetime.now())
+    if is_auto(asked.options.share):
+        from springtide.client.share_profiles import job_as_profiled
+
+        settled = job_as_profiled(asked.options, source, session.note, session.client.sharing().device_cpus)
+        asked = replace(asked, options=settled)
+    num_machines = sum(device.kind != "function" for device in session.client.status().devices)
+    options = asked.options.as_request(num_machines, datetime.now())
     if options["params"] != profile.params:
         session.note(f"{path} was taken with the parameters {profile.params}; with others its speed may be another")
     num_shards = options.get("num_virtual_shards") or shards_for(options["max_workers"], asked.options.batch_bounds())

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import click
 
+from springtide.cli.function_tables import changes as function_changes
+from springtide.cli.search_tables import search_changes
 from springtide.cli.tables import count, pause, progress_line
 from springtide.core.errors import BackendError
 from springtide.core.status import JobStatus
@@ -48,13 +50,19 @@ class JobWatcher:
         return lines
 
     def _compare(self, last: JobStatus, job: JobStatus) -> list[str]:
-        lines = []
+        lines: list[str] = []
+        if job.functions is not None and last.functions is not None:
+            lines += function_changes(last.functions, job.functions, has_search=job.search is not None)
+            lines += search_changes(last, job)
         if job.num_restarts > last.num_restarts:
             origin = "the beginning" if job.checkpoint_step is None else f"its checkpoint at step {job.checkpoint_step}"
             lines.append(f"restarted from {origin}: {job.reason}")
         if job.num_preemptions > last.num_preemptions:
             lines.append(f"gave its devices back, checkpoint at step {job.checkpoint_step or job.step}: {job.reason}")
-        if job.num_resizes > last.num_resizes and job.num_workers > 0:
+        if job.functions is not None:
+            # What changes is the plan, which is told above, and never the number of coordinators.
+            pass
+        elif job.num_resizes > last.num_resizes and job.num_workers > 0:
             lines.append(self._change_line("resized", job))
         elif job.last_pause_s != last.last_pause_s and job.num_workers < self._num_training:
             lines.append(self._change_line("went on without a lost worker,", job))

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from springtide.cli.asked import Asked, asked_options, read_asked
+from springtide.cli.asked import Asked, asked_options, check_place, read_asked
 from springtide.cli.loading import as_typed, split_target
 from springtide.cli.offers import quote_text
 from springtide.cli.profiled import check_profile, profiled_request
@@ -46,14 +46,25 @@ def quote(session: Session, /, target: str, script_args: tuple[str, ...], profil
     Nothing is submitted (but with a bare --profile a short run, which is then cancelled).
     """
     asked = read_asked(target, script_args, options)
-    if profile == MEASURE:
+    check_place(asked)
+    on_functions = asked.options.on == "functions"
+    if profile == MEASURE and not on_functions:
         measure(session, asked)
-    if profile is None or profile == MEASURE:
-        answer = quote_job(asked.source, asked.options, asked.name, session.client)
+    if profile is None or profile == MEASURE or on_functions:
+        answer = quote_job(
+            asked.source,
+            asked.options,
+            asked.name,
+            session.client,
+            profile=None if profile == MEASURE else profile,
+            tell=session.note,
+            compares=asked.is_declared,
+        )
     else:
         answer = session.client.quote(**profiled_request(session, asked, Path(profile)))
     path, _ = split_target(target)
-    told = "" if profile in (None, MEASURE) else f" --profile {profile}"
+    told = " --on functions" if on_functions else ""
+    told += "" if profile in (None, MEASURE) else f" --profile {profile}"
     hint = f"do it: springtide run {as_typed(path)}{told}"
     session.answer(answer, quote_text(answer), hint if answer.verdict == "accepted" else "")
 
@@ -65,7 +76,8 @@ def measure(session: Session, asked: Asked) -> None:
             f"{asked.source.filename} is a plain script, whose steps nobody sees; --profile needs a training function"
         )
     bounds = workers_range(asked.options.workers)
-    least, most = bounds or (1, len(session.client.status().devices))
+    devices = session.client.status().devices
+    least, most = bounds or (1, sum(device.kind != "function" for device in devices))
     counts = [n for n in (1, 2) if least <= n <= most] or [least]
     options = asked.options.override({"deadline": None, "budget": None, "workers": counts[0]})
     handle = submit_job(asked.source, options, asked.name, session.client)

@@ -8,11 +8,12 @@ from typing import Any
 import click
 from msgspec.structs import replace
 
-from springtide.cli.asked import Asked, asked_options, read_asked
+from springtide.cli.asked import Asked, asked_options, check_place, read_asked
 from springtide.cli.offers import alternative_text, refusal_text
 from springtide.cli.profiled import check_profile, profiled_request
 from springtide.cli.progress import JobWatcher, can_redraw, display, follow
 from springtide.cli.session import Session, common_options
+from springtide.cli.share_text import held_line
 from springtide.cli.story import num_workers_over_time, workers_text
 from springtide.cli.tables import final_line
 from springtide.client.functions import quote_job, submit_job
@@ -29,7 +30,7 @@ from springtide.core.workload import JobState
     "--profile",
     callback=check_profile,
     metavar="FILE",
-    help="What `springtide profile` wrote: its speed is known then.",
+    help="What `springtide profile` wrote: its speed is known then. On functions: its profile of layers.",
 )
 @common_options
 @click.pass_obj
@@ -39,17 +40,20 @@ def run(session: Session, /, target: str, script_args: tuple[str, ...], profile:
     Ctrl-C detaches; the job goes on. Exit code 1 if the job failed.
     """
     asked = read_asked(target, script_args, options)
-    if profile is None:
-        handle = submit_job(asked.source, asked.options, asked.name, session.client)
+    check_place(asked)
+    if profile is None or asked.options.on == "functions":
+        client = session.client
+        handle = submit_job(asked.source, asked.options, asked.name, client, profile=profile, tell=session.note)
     else:
         submitted = session.client.submit_job(**profiled_request(session, asked, Path(profile)))
         handle = JobHandle(session.client, submitted.job_id)
     job = handle.status()
     if job.state == JobState.REJECTED:
-        tell_refusal(session, job, asked)
+        tell_refusal(session, job, asked, profile if asked.options.on == "functions" else None)
         raise click.exceptions.Exit(1)
     if options["detach"]:
-        session.answer(job, f"{job.job_id} submitted", _reattach(job.job_id))
+        held = held_line(job.share, job.enforced).rstrip("\n")
+        session.answer(job, "\n".join([f"{job.job_id} submitted", *([held] if held else [])]), _reattach(job.job_id))
         return
     watch(session, handle, is_script=job.kind == "script")
 
@@ -91,17 +95,17 @@ def tell_end(session: Session, job: JobStatus, watcher: JobWatcher) -> None:
     session.answer(job, final_line(job, workers, watcher.pauses_s), hint)
 
 
-def tell_refusal(session: Session, job: JobStatus, asked: Asked) -> None:
+def tell_refusal(session: Session, job: JobStatus, asked: Asked, profile: str | None = None) -> None:
     """Answer with why the job was refused, and with changes that the platform would accept at this moment."""
     reason, changes, told = job.reason, job.alternatives, job.alternatives
     try:
-        quote = quote_job(asked.source, asked.options, asked.name, session.client)
+        quote = quote_job(asked.source, asked.options, asked.name, session.client, profile=profile)
     except (BackendError, CapacityError):
         # The refusal stands without a quote; the policy may have named alternatives of its own.
         quote = None
     if quote is not None and quote.verdict == "refused":
         reason, changes = quote.reason, tuple(offer.change for offer in quote.alternatives)
-        told = tuple(alternative_text(offer) for offer in quote.alternatives)
+        told = tuple(alternative_text(offer, quote.on) for offer in quote.alternatives)
     session.answer(replace(job, reason=reason, alternatives=changes), refusal_text(reason, told))
 
 

@@ -15,12 +15,13 @@ import msgspec
 
 from springtide.client.source import default_state_directory
 from springtide.core.errors import InvalidRequest
-from springtide.core.quantities import parse_duration_s
+from springtide.core.quantities import parse_duration_s, parse_size_bytes
 from springtide.core.tide import DAY_S
 
 DEFAULT_PORT = 8787
 DEFAULT_POLICY = "springtide"
 _MAX_SLOTS = 256
+_MAX_TEXT = 1024
 
 Level = Literal["flag", "environment", "pyproject", "user file", "default"]
 # The nearer one wins.
@@ -91,6 +92,36 @@ def _day_s(value: Any) -> float:
     return tide_of(parse_duration_s(value if isinstance(value, str | int | float) else str(value), "day")).day_s
 
 
+def _functions(value: Any) -> str:
+    from springtide.service.function_settings import PROVIDERS
+
+    if value not in (*PROVIDERS, "none"):
+        raise ValueError(f"must be one of {', '.join(PROVIDERS)}, or none")
+    return str(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip() or len(value) > _MAX_TEXT or not value.isprintable():
+        raise ValueError("must be a text on one line")
+    return value.strip()
+
+
+def _lifetime_s(value: Any) -> float:
+    return parse_duration_s(value if isinstance(value, str | int | float) else str(value), "functions_lifetime_s")
+
+
+def _bandwidth(value: Any) -> float:
+    return parse_size_bytes(value if isinstance(value, str | int) else str(value), "functions_bandwidth")
+
+
+def _faults(value: Any) -> str:
+    from springtide.service.function_settings import parse_faults
+
+    text = value if isinstance(value, str) else str(value)
+    parse_faults(text)
+    return text
+
+
 _CHECKS: Mapping[str, Callable[[Any], str | int | float]] = MappingProxyType(
     {
         "state": _state,
@@ -101,11 +132,23 @@ _CHECKS: Mapping[str, Callable[[Any], str | int | float]] = MappingProxyType(
         "price": _price,
         "pools": _pools,
         "day_s": _day_s,
+        "functions": _functions,
+        "functions_store": _text,
+        "functions_parameter_store": _text,
+        "functions_region": _text,
+        "functions_role": _text,
+        "functions_image": _text,
+        "functions_endpoint": _text,
+        "functions_concurrency": lambda value: _whole(value, 1, 10_000),
+        "functions_places": lambda value: _whole(value, 1, 64),
+        "functions_lifetime_s": _lifetime_s,
+        "functions_bandwidth": _bandwidth,
+        "functions_faults": _faults,
     }
 )
 NAMES = tuple(_CHECKS)
 # Flags that are not named as their setting is: people write 2m, the setting says in what it is kept.
-_FLAGS: Mapping[str, str] = MappingProxyType({"day_s": "--day"})
+_FLAGS: Mapping[str, str] = MappingProxyType({"day_s": "--day", "functions_lifetime_s": "--functions-lifetime"})
 
 
 def user_file() -> Path:
@@ -117,7 +160,7 @@ def user_file() -> Path:
 def resolve(name: str, flag: str | int | float | None = None) -> Setting:
     """The one setting. Raises InvalidRequest that names the place of a value that cannot be."""
     if flag is not None:
-        return _checked(name, flag, "flag", _FLAGS.get(name, f"--{name}"))
+        return _checked(name, flag, "flag", _FLAGS.get(name, f"--{name.replace('_', '-')}"))
     variable = f"SPRINGTIDE_{name.upper()}"
     if given := os.environ.get(variable):
         return _checked(name, given, "environment", variable)

@@ -16,7 +16,7 @@ import msgspec
 
 from springtide.cli.progress import can_redraw
 from springtide.cli.session import Session, complain, refuse, state_option
-from springtide.cli.study import STUDY_OPTIONS, run_study
+from springtide.cli.study import SHARING_STUDIES, STUDY_OPTIONS, run_sharing_study, run_study
 from springtide.cli.tables import align, duration, number, percent
 
 PLAIN_LINE_S = 10.0
@@ -42,7 +42,13 @@ _SHOWN: tuple[tuple[str, str], ...] = (
 @click.option("--cluster", metavar="NODESxDEVICES", help="What they share: 16x8.")
 @click.option("--from-live", is_flag=True, help="Play the running platform forward instead of a trace.")
 @click.option("--policy", metavar="P[,P..]", help="See `springtide policies`. With --study: these of its rows.")
-@click.option("--study", type=click.Choice(("loaning",)), help="loaning: servers lent between inference and training.")
+@click.option(
+    "--study",
+    type=click.Choice(("loaning", *SHARING_STUDIES)),
+    help="loaning: servers lent between inference and training; dilu-...: devices that workloads share.",
+)
+@click.option("--data", type=click.Path(path_type=Path), metavar="DIR", help="dilu-...: the published workloads.")
+@click.option("--small", is_flag=True, help="dilu-...: a part of it, in seconds.")
 @click.option("--n-r-max", metavar="N,N", help="loaning: servers that inference needs at most. [default: 2,4,6,8]")
 @click.option("--days", type=click.IntRange(min=1), metavar="N", help="loaning: days of the tide. [default: 3]")
 @click.option("--training", metavar="P", help="loaning: who schedules the training jobs. [default: fifo]")
@@ -78,6 +84,12 @@ def simulate(session: Session, /, **options: Any) -> None:
     """Ask the same scheduler that runs the platform what it would do with a trace of jobs."""
     names = list(dict.fromkeys(name.strip() for name in (options["policy"] or "").split(",") if name.strip()))
     _check_places(options)
+    if options["study"] in SHARING_STUDIES:
+        run_sharing_study(session, options, shown_progress((), live=_is_live()))
+        return
+    for option in ("data", "small"):
+        if options[option]:
+            refuse(f"--{option} belongs to a study of shared devices; add --study {SHARING_STUDIES[0]} or another")
     if options["study"]:
         # A run is a row at a size; which ones there are is told as they are played.
         run_study(session, names, options, shown_progress((), live=_is_live()), num_cores())

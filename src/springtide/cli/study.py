@@ -1,11 +1,12 @@
-"""`springtide simulate --study loaning`: servers lent between inference and training, as a table or as JSON."""
+"""`springtide simulate --study`: lent servers, or devices that workloads share; a table, or JSON."""
 
 from __future__ import annotations
 
+import importlib
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from springtide.cli.tables import UNKNOWN, align, duration, number, percent
 STUDY_OPTIONS = ("n_r_max", "days", "training", "ablations")
 # What belongs to a trace, hence not to a study, which brings its own jobs, tide and costs.
 _NOT_FOR_STUDIES = ("trace", "from_live", "jobs", "profiles", "draw", "error", "mtbf", "adaptive", "series")
+# Each is a module of its own in sim/, named alike, with `run_study` and `study_text`.
+SHARING_STUDIES = ("dilu-packing", "dilu-coscaling", "dilu-collocation")
+_NOT_FOR_SHARING = (*STUDY_OPTIONS, *_NOT_FOR_STUDIES, "cluster", "policy", "processes", "report")
 _SHOWN: tuple[tuple[str, str], ...] = (
     ("queueing_mean_s", "MEAN WAIT"),
     ("jct_mean_s", "MEAN TIME"),
@@ -47,7 +51,7 @@ def run_study(
     """Play the study and answer. `names` are the rows that are wanted (none: all). Exit code 1 if a row failed."""
     for option in _NOT_FOR_STUDIES:
         if options[option]:
-            refuse(f"--study brings its own jobs and tide; leave --{option.replace('_', '-')} out")
+            refuse(f"--study brings its own jobs and tide; leave --{_flag(option)} out")
     from springtide.sim import loaning
 
     with shown_progress as on_progress:
@@ -67,16 +71,43 @@ def run_study(
         from springtide.sim.report import write_report
 
         write_report(options["report"], answer, command=shlex.join(["springtide", *sys.argv[1:]]))
+    _print(session, answer, options["output"], study_text)
+    _warn(answer)
+
+
+def run_sharing_study(
+    session: Session, options: Mapping[str, Any], shown_progress: AbstractContextManager[Any]
+) -> None:
+    """Play one of `SHARING_STUDIES` and answer."""
+    for option in _NOT_FOR_SHARING:
+        if options[option]:
+            refuse(f"--study {options['study']} takes --data, --small and --seed; leave --{_flag(option)} out")
+    data = options["data"]
+    if data is not None and not data.is_dir():
+        refuse(f"there is no folder {str(data)!r}; name the one that holds workload/, profiles/ and traces/")
+    study = importlib.import_module("springtide.sim." + options["study"].replace("-", "_"))
+    with shown_progress as on_progress:
+        answer: dict[str, Any] = study.run_study(
+            data=data, seed=options["seed"], is_small=options["small"], on_progress=on_progress
+        )
+    _print(session, answer, options["output"], study.study_text)
+
+
+def _flag(option: str) -> str:
+    return {"report": "html"}.get(option, option).replace("_", "-")
+
+
+def _print(
+    session: Session, answer: dict[str, Any], output: str | None, text_of: Callable[[dict[str, Any]], str]
+) -> None:
     encoded = msgspec.json.format(msgspec.json.encode(answer), indent=2) + b"\n"
-    output = options["output"]
     if output == "-":
         click.echo(encoded.decode(), nl=False)
-    else:
-        if output is not None:
-            Path(output).write_bytes(encoded)
-        click.echo(study_text(answer))
-        session.hint(f"all numbers: {output}" if output else "all numbers: --json OUT (or --json -)")
-    _warn(answer)
+        return
+    if output is not None:
+        Path(output).write_bytes(encoded)
+    click.echo(text_of(answer))
+    session.hint(f"all numbers: {output}" if output else "all numbers: --json OUT (or --json -)")
 
 
 def _warn(answer: Mapping[str, Any]) -> None:

@@ -4,13 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from springtide.cli.columns import UNKNOWN as UNKNOWN
+from springtide.cli.columns import align as align
+from springtide.cli.columns import bounds as bounds
+from springtide.cli.columns import count as count
+from springtide.cli.columns import duration as duration
+from springtide.cli.columns import number as number
+from springtide.cli.columns import pause as pause
+from springtide.cli.columns import percent as percent
+from springtide.cli.columns import shorten as shorten
+from springtide.cli.columns import slack as slack
+from springtide.cli.function_tables import (
+    function_details,
+    function_pairs,
+    functions_cell,
+    usd,
+)
+from springtide.cli.search_tables import search_cell, search_details, search_pairs
+from springtide.cli.share_text import scaling_pairs, share_pairs, share_range, start_pairs
 from springtide.core.quantities import format_duration
 from springtide.core.status import JobStatus, PlatformStatus, ServiceStatus
 from springtide.core.workload import JobState
 
-UNKNOWN = "-"
-_MAX_REASON = 60
-_MIN_LAST_COLUMN = 12
 # What is left out of the progress line, in turn, until it fits: the bar's width, and the parts that stay.
 _LAYOUTS: tuple[tuple[int, tuple[str, ...]], ...] = (
     (16, ("loss", "metrics", "speed", "eta", "slack", "cost")),
@@ -26,56 +41,6 @@ _LAYOUTS: tuple[tuple[int, tuple[str, ...]], ...] = (
 )
 
 
-def align(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
-    """Columns of equal width, two spaces apart; the last one is ragged, and cut where it would leave the terminal."""
-    lines = [list(header), *[list(row) for row in rows]]
-    if width is not None:
-        used = sum(max(len(line[column]) for line in lines) + 2 for column in range(len(header) - 1))
-        lines = [[*line[:-1], shorten(line[-1], max(_MIN_LAST_COLUMN, width - used))] for line in lines]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
-
-
-def shorten(text: str, length: int = _MAX_REASON) -> str:
-    """At most `length` characters on one line."""
-    line = " ".join(text.split())
-    return line if len(line) <= length else line[: length - 1].rstrip() + "…"
-
-
-def percent(fraction: float | None) -> str:
-    """57 %, or a dash while it is not known."""
-    return UNKNOWN if fraction is None else f"{fraction * 100:.0f} %"
-
-
-def duration(seconds: float | None) -> str:
-    """3m12, or a dash while it is not known."""
-    return UNKNOWN if seconds is None else format_duration(seconds)
-
-
-def pause(seconds: float) -> str:
-    """41 ms, or 0.13 ms: a pause of a small model is well under a millisecond, and never none."""
-    return f"{seconds * 1000:.2g} ms" if seconds < 0.01 else format_duration(seconds)
-
-
-def slack(seconds: float | None) -> str:
-    """+2m05 or -40.0 s: with its sign, because the sign is the message."""
-    if seconds is None:
-        return UNKNOWN
-    return format_duration(seconds) if seconds < 0 else f"+{format_duration(seconds)}"
-
-
-def number(value: float | None, digits: int = 4) -> str:
-    """A few significant digits, or a dash while it is not known."""
-    return UNKNOWN if value is None else f"{value:.{digits}g}"
-
-
-def count(how_many: int, what: str) -> str:
-    """1 worker, 2 workers."""
-    return f"{how_many} {what}{'' if how_many == 1 else 's'}"
-
-
 def steps(job: JobStatus) -> str:
     """120/500, or only 120 while the length is not known."""
     if job.kind == "script":
@@ -83,18 +48,16 @@ def steps(job: JobStatus) -> str:
     return str(job.step) if job.total_steps is None else f"{job.step}/{job.total_steps}"
 
 
-def bounds(minimum: int, maximum: int) -> str:
-    """1..4, or 4 if both are the same."""
-    return str(minimum) if minimum == maximum else f"{minimum}..{maximum}"
-
-
 def jobs_table(jobs: Sequence[JobStatus], width: int | None = None, now_s: float | None = None) -> str:
     """One line for each job; with `now_s` one that waits tells when it is planned to start."""
     has_batches = any(job.batch_bounds is not None for job in jobs)
+    # Where it runs and what it costs is said as soon as not all of them are on the platform's own machines.
+    has_functions = any(job.on for job in jobs)
     rows = [
         (
             job.job_id,
             job.state,
+            *((job.on or "cluster",) if has_functions else ()),
             percent(job.progress_fraction),
             steps(job),
             _workers_cell(job),
@@ -102,12 +65,15 @@ def jobs_table(jobs: Sequence[JobStatus], width: int | None = None, now_s: float
             number(job.loss),
             _eta_cell(job, now_s),
             _slack_cell(job),
+            *((UNKNOWN if job.cost_usd is None else usd(job.cost_usd),) if has_functions else ()),
             shorten(job.reason),
         )
         for job in jobs
     ]
+    place = ("ON",) if has_functions else ()
     batch = ("BATCH", "NOISE") if has_batches else ()
-    header = ("JOB", "STATE", "PROGRESS", "STEP", "WORKERS", *batch, "LOSS", "ETA", "SLACK", "REASON")
+    cost = ("COST",) if has_functions else ()
+    header = ("JOB", "STATE", *place, "PROGRESS", "STEP", "WORKERS", *batch, "LOSS", "ETA", "SLACK", *cost, "REASON")
     return align(header, rows, width)
 
 
@@ -119,6 +85,8 @@ def _batch_cell(job: JobStatus) -> str:
 
 def _batch_pairs(job: JobStatus) -> list[tuple[str, str]]:
     """What there is to say of a batch: that it never changes, or where it is and what its gradients' noise is."""
+    if job.batch_schedule:
+        return []
     if job.batch_bounds is None:
         return [("global batch", f"{job.global_batch_size} (whatever the number of workers)")]
     batch = f"{job.global_batch_size} of {bounds(*job.batch_bounds)}, {job.initial_batch_size} at first"
@@ -140,6 +108,10 @@ def _eta_cell(job: JobStatus, now_s: float | None) -> str:
 
 
 def _workers_cell(job: JobStatus) -> str:
+    if job.search is not None and not JobState(job.state).is_terminal:
+        return search_cell(job)
+    if job.functions is not None and not JobState(job.state).is_terminal:
+        return functions_cell(job)
     return UNKNOWN if JobState(job.state).is_terminal else f"{job.num_workers} of {_allowed(job)}"
 
 
@@ -187,8 +159,15 @@ def platform_summary(
     pools: str = "",
 ) -> str:
     """Devices, `pools`, jobs (unfinished ones and the last ended, or all), services; cut to `width` characters."""
-    held = [device for device in status.devices if device.workload_id is not None]
-    parts = [f"{len(held)} of {len(status.devices)} devices held   policy {status.policy}"]
+    machines = [device for device in status.devices if device.kind != "function"]
+    held = [device for device in machines if device.workload_id is not None]
+    num_shared = sum(bool(device.holders) for device in machines)
+    shared = f", {num_shared} in shares" if num_shared else ""
+    parts = [f"{len(held)} of {len(machines)} devices held{shared}   policy {status.policy}"]
+    places = [device for device in status.devices if device.kind == "function"]
+    if places:
+        taken = sum(device.workload_id is not None for device in places)
+        parts[0] += f"   functions at {places[0].node_id}: {taken} of {count(len(places), 'place')} for jobs taken"
     if pools:
         parts[0] += f"\n{pools}"
     ended = [job for job in status.jobs if JobState(job.state).is_terminal]
@@ -236,10 +215,26 @@ def _progress_line(job: JobStatus, bar_width: int, parts: Sequence[str]) -> str:
         "speed": "" if job.samples_per_s is None else f"{job.samples_per_s:.0f} samples/s",
         "eta": "" if job.eta_s is None else f"ETA {format_duration(job.eta_s)}",
         "slack": "" if job.slack_s is None else f"slack {slack(job.slack_s)}",
-        "cost": "" if job.cost_usd is None or job.cost_usd < 0.005 else f"${job.cost_usd:.2f}",
+        "cost": _progress_cost(job),
     }
-    head = f"{job.job_id} {job.state} {count(job.num_workers, 'worker')}{bar} {done}"
+    head = f"{job.job_id} {job.state} {_staff(job)}{bar} {done}"
     return "  ".join([head, *[texts[part] for part in parts if texts[part]]])
+
+
+def _staff(job: JobStatus) -> str:
+    """Who works on it: 2 workers, or 6 functions."""
+    if job.functions is not None:
+        return count(job.functions.plan.num_functions, "function")
+    return count(job.num_workers, "worker")
+
+
+def _progress_cost(job: JobStatus) -> str:
+    if job.cost_usd is None:
+        return ""
+    if job.functions is not None:
+        budget = "" if job.budget_usd is None else f" of {usd(job.budget_usd)}"
+        return f"{usd(job.cost_usd)}{budget}" if job.cost_usd else ""
+    return "" if job.cost_usd < 0.005 else f"${job.cost_usd:.2f}"
 
 
 def deadline_text(job: JobStatus, now_s: float | None = None) -> str:
@@ -277,6 +272,12 @@ def final_line(job: JobStatus, workers: str = "", pauses_s: Sequence[float] = ()
         lines.append(f"  {job.reason}")
     if job.state == JobState.SUCCEEDED and job.deadline_at_s is not None:
         lines.append(f"  deadline {deadline_text(job)}")
+    if job.functions is not None:
+        pairs = [*function_pairs(job.functions), *search_pairs(job)]
+        lines += [f"  {name} {value}" for name, value in pairs if value and name != "each step"]
+        if job.artifact_path:
+            lines.append(f"  model {job.artifact_path}")
+        return "\n".join(lines)
     paused = ", pause ".join(pause(pause_s) for pause_s in pauses_s)
     changes = [
         f"workers {workers}" if workers else "",
@@ -298,7 +299,7 @@ def _details(pairs: Sequence[tuple[str, str]]) -> str:
 def _replicas(status: JobStatus | ServiceStatus) -> str:
     if not status.replicas:
         return ""
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             replica.replica_id,
             replica.state,
@@ -307,7 +308,11 @@ def _replicas(status: JobStatus | ServiceStatus) -> str:
         )
         for replica in status.replicas
     ]
-    table = align(("REPLICA", "STATE", "DEVICE", "RANK"), rows)
+    header: tuple[str, ...] = ("REPLICA", "STATE", "DEVICE", "RANK")
+    if any(replica.share is not None for replica in status.replicas):
+        header = (*header, "SHARE")
+        rows = [(*row, share_range(replica.share)) for row, replica in zip(rows, status.replicas, strict=True)]
+    table = align(header, rows)
     return "\n\n" + "\n".join(f"  {line}" for line in table.splitlines())
 
 
@@ -324,6 +329,7 @@ def job_details(job: JobStatus, now_s: float, workers: str = "") -> str:
             if has_ended
             else f"{job.num_workers} of {allowed}  generation {job.generation}" + (f"  ({workers})" if workers else ""),
         ),
+        *share_pairs(job),
         *_batch_pairs(job),
         ("loss", "" if job.loss is None else number(job.loss)),
         ("metrics", metrics_text(job)),
@@ -345,10 +351,16 @@ def job_details(job: JobStatus, now_s: float, workers: str = "") -> str:
     if job.kind == "script":
         # The platform does not see a script's steps.
         pairs = [pair for pair in pairs if pair[0] not in ("progress", "global batch", "checkpoint")]
+    if job.functions is not None:
+        # It has one coordinator and many functions: workers, their resizes and device-seconds say nothing of it.
+        pairs = [pair for pair in pairs if pair[0] not in ("workers", "resizes", "used", "budget")]
+        pairs = [pairs[0], *function_pairs(job.functions), *search_pairs(job), *pairs[1:]]
     text = f"{job.job_id} {job.state}: {job.reason or 'no reason given'}\n{_details(pairs)}"
     if job.alternatives:
         text += "\n  would work:\n" + "\n".join(f"    {alternative}" for alternative in job.alternatives)
-    return text + _replicas(job)
+    if job.functions is None:
+        return text + _replicas(job)
+    return text + search_details(job.search) + function_details(job.functions)
 
 
 def _planned_text(job: JobStatus, now_s: float) -> str:
@@ -378,9 +390,12 @@ def service_details(service: ServiceStatus) -> str:
             "replicas",
             f"{service.num_ready} ready, {service.num_starting} starting, {allowed} allowed",
         ),
+        *share_pairs(service),
+        *scaling_pairs(service),
         ("load", f"{service.arrivals_per_s:.1f} requests/s, {service.in_flight} in flight, {service.queued} queued"),
         ("latency", f"p50 {duration(service.latency_p50_s)}, p99 {duration(service.latency_p99_s)}"),
         ("objective", "" if service.slo_s is None else f"p99 < {duration(service.slo_s)}"),
+        *start_pairs(service.cold_start_s),
         ("revision", str(service.revision)),
         ("used", f"{service.device_seconds:.0f} device-seconds"),
     ]

@@ -14,9 +14,11 @@ from springtide.cli.session import Session
 from springtide.cli.tables import align, duration, percent
 from springtide.control.budget import cost_usd
 from springtide.control.forecast import Forecast, play_forward
-from springtide.core.decision import JobView, Policy
+from springtide.core.decision import FunctionAllocation, JobView, Policy, Schedule
 from springtide.core.export import LiveState
-from springtide.policies.registry import make_policy
+from springtide.policies.function_ask import entry_of
+from springtide.policies.functions import WithFunctions
+from springtide.policies.registry import make_live_policy
 
 # A cluster of many jobs under a policy that looks often: so many looks, then everyone goes on as they are.
 MAX_TURNS = 5000
@@ -30,7 +32,7 @@ def read_live(session: Session) -> LiveState:
 def play_live(session: Session, names: Sequence[str], output: str | None) -> None:
     """Play the live state forward under each policy and print what becomes of every job, and the policies beside."""
     live = read_live(session)
-    answer = forecast_answer(live, {name: make_policy(name) for name in names})
+    answer = forecast_answer(live, {name: WithFunctions(make_live_policy(name)) for name in names})
     encoded = msgspec.json.format(msgspec.json.encode(answer), indent=2) + b"\n"
     if output == "-":
         click.echo(encoded.decode(), nl=False)
@@ -44,7 +46,7 @@ def play_live(session: Session, names: Sequence[str], output: str | None) -> Non
 def forecast_answer(live: LiveState, policies: Mapping[str, Policy]) -> dict[str, Any]:
     """The figures of each policy (the keys of `simulate`, times from now on) and a forecast for each job."""
     snapshot = live.snapshot
-    sizes = [str(len(node.devices)) for node in snapshot.cluster.nodes]
+    sizes = [str(len(node.devices)) for node in snapshot.cluster.machines.nodes]
     answer: dict[str, Any] = {
         "trace": "live",
         "cluster": f"{len(sizes)}x{sizes[0]}" if len(set(sizes)) == 1 else "+".join(sizes),
@@ -76,8 +78,20 @@ def _job_row(view: JobView, forecast: Forecast, live: LiveState) -> dict[str, An
         "is_met": None if deadline_s is None or finish_s is None else finish_s <= deadline_s,
         "refused": forecast.refusals.get(job_id),
         "workers": [run.num_devices for run in runs],
-        "cost_usd": cost_usd(schedule, live.usd_per_device_hour),
+        "cost_usd": _cost_usd(view, schedule, live),
     }
+
+
+def _cost_usd(view: JobView, schedule: Schedule, live: LiveState) -> float:
+    """What the rest of a job costs: its devices' time or, on functions, its steps as the recommended plan has them."""
+    menu = view.job.menu
+    if menu is None:
+        return cost_usd(schedule, live.usd_per_device_hour)
+    entry = menu.options[menu.recommended]
+    held = live.snapshot.allocations.get(view.job.job_id)
+    if isinstance(held, FunctionAllocation):
+        entry = entry_of(menu, held.plan) or entry
+    return max(0, (view.total_steps or 0) - view.step) * entry.step_usd
 
 
 def _figures(live: LiveState, forecast: Forecast, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -89,8 +103,9 @@ def _figures(live: LiveState, forecast: Forecast, rows: Sequence[dict[str, Any]]
     promised = [row for row in aimed if views[row["job_id"]].admitted_at_s is not None]
     waits_s = [row["start_s"] for row in rows if row["start_s"] is not None]
     makespan_s = max(forecast.finishes_s.values(), default=snapshot.now_s) - snapshot.now_s
-    device_s = sum((r.end_s - r.start_s) * r.num_devices for runs in forecast.schedules.values() for r in runs)
-    capacity_s = makespan_s * len(snapshot.cluster.device_ids())
+    on_machines = [runs for who, runs in forecast.schedules.items() if not views[who].job.is_on_functions]
+    device_s = sum((r.end_s - r.start_s) * r.num_devices for runs in on_machines for r in runs)
+    capacity_s = makespan_s * len(snapshot.cluster.machines.device_ids())
     changes = sum(max(0, len(row["workers"]) - 1) for row in rows)
     return {
         "jobs": len(rows),

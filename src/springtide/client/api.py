@@ -28,6 +28,7 @@ from springtide.core.errors import (
 from springtide.core.export import LiveState
 from springtide.core.pool_status import PoolsReport
 from springtide.core.quote import Quote
+from springtide.core.share_status import SharingStatus
 from springtide.core.status import (
     Explanation,
     HistoryEntry,
@@ -105,8 +106,11 @@ class _Problem(msgspec.Struct):
 class Client:
     """A connection to one platform. Use it in a `with` block, or call `close`; not from several threads at once."""
 
-    def __init__(self, url: str, token: str, *, transport: httpx2.BaseTransport | None = None) -> None:
+    def __init__(
+        self, url: str, token: str, *, state_dir: str = "", transport: httpx2.BaseTransport | None = None
+    ) -> None:
         self.url = url.rstrip("/")
+        self.state_dir = state_dir
         self._http = httpx2.Client(
             base_url=self.url,
             headers={"Authorization": f"Bearer {token}"},
@@ -153,6 +157,10 @@ class Client:
     def pools(self, past_days: int = 1) -> PoolsReport:
         """Pools, loans, reclaims and the tide of the last days."""
         return self._ask("GET", "/v1/pools", PoolsReport, params={"past_days": past_days})
+
+    def sharing(self) -> SharingStatus:
+        """Who shares which device, what is granted to each, and what enforces it."""
+        return self._ask("GET", "/v1/sharing", SharingStatus)
 
     def export(self) -> LiveState:
         """What the platform's policy is shown now, for playing it forward here."""
@@ -205,9 +213,10 @@ class Client:
         """Have a job checkpoint and give its devices back. Raises NotFound, Conflict."""
         return self._ask("POST", f"/v1/jobs/{_part(job_id)}/pause", JobStatus)
 
-    def resume(self, job_id: str) -> JobStatus:
-        """Let a paused job go on. Raises NotFound, Conflict."""
-        return self._ask("POST", f"/v1/jobs/{_part(job_id)}/resume", JobStatus)
+    def resume(self, job_id: str, budget_usd: float | None = None) -> JobStatus:
+        """Let a paused job go on, with another budget if one is named. Raises NotFound, Conflict, InvalidRequest."""
+        body = None if budget_usd is None else {"budget_usd": budget_usd}
+        return self._ask("POST", f"/v1/jobs/{_part(job_id)}/resume", JobStatus, body=body)
 
     # --- services ---------------------------------------------------------------------------------------------------
 
@@ -272,6 +281,20 @@ class Client:
             for line in _lines(response):
                 yield line.decode("utf-8", "replace")
 
+    # --- what other modules of the client ask -----------------------------------------------------------------------
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        answer_type: type[AnswerT],
+        *,
+        body: Any = None,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> AnswerT:
+        """Ask a path of the API; a `body` goes as JSON, bytes as they are. Raises what its refusal stands for."""
+        return self._ask(method, path, answer_type, body=body, timeout_s=timeout_s)
+
     # --- how it is asked --------------------------------------------------------------------------------------------
 
     def _ask(
@@ -288,8 +311,9 @@ class Client:
         sent = dict(headers or {})
         content = None
         if body is not None:
-            content = _encode(body)
-            sent["Content-Type"] = "application/json"
+            is_raw = isinstance(body, bytes)
+            content = body if is_raw else _encode(body)
+            sent["Content-Type"] = "application/octet-stream" if is_raw else "application/json"
         timeout = httpx2.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
         with _transport_errors():
             response = self._http.request(method, path, content=content, params=params, headers=sent, timeout=timeout)
@@ -336,7 +360,7 @@ def connect(url: str | None = None, token: str | None = None, state_dir: str | P
         token = _read_token(folder)
     if not token.isascii() or not token.isprintable():
         raise Unauthorized("the token holds characters that no token has; copy it again")
-    return Client(url, token)
+    return Client(url, token, state_dir=str(folder) if parts.hostname in _LOOPBACK else "")
 
 
 def default_state_dir() -> Path:

@@ -7,19 +7,21 @@ import functools
 import sys
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 
 from springtide.client.goals import (
     Auto,
-    ServeKeywords,
-    ServeOptions,
     TrainKeywords,
     TrainOptions,
     auto,
     unknown_keyword,
 )
 from springtide.client.handles import JobHandle, ServiceHandle
+from springtide.client.layer_profiles import ONLY_DECLARED, with_layers
+from springtide.client.serving_goals import ServeKeywords, ServeOptions
+from springtide.client.shares import is_auto
 from springtide.client.source import (
     SourceFile,
     default_state_directory,
@@ -32,15 +34,20 @@ from springtide.client.source import (
 )
 from springtide.core.context import TrainContext
 from springtide.core.errors import InvalidRequest, SpringtideError
+from springtide.core.model import ONLY_ON_FUNCTIONS, called_with
 from springtide.core.quantities import validate_name
 from springtide.core.quote import Quote
 
 if TYPE_CHECKING:
     from springtide.client.api import Client
-    from springtide.runtime.inprocess import LocalResult
+    from springtide.runtime.local_run import LocalResult
 
 __all__ = ["Auto", "ServeFunction", "Task", "TrainFunction", "auto", "model_path", "serve", "train"]
 
+NO_FUNCTIONS = (
+    "this platform is connected to no function service; start it with one: `springtide down`, then "
+    "`springtide up --functions emulator` (on this machine, to try it) or aws, alibaba"
+)
 TrainingCallable = Callable[[TrainContext], Any]
 ServedT = TypeVar("ServedT")
 
@@ -71,11 +78,19 @@ class TrainFunction:
     def submit(self, client: Client | None = None, **overrides: Unpack[TrainKeywords]) -> JobHandle:
         """Hand the job to the running platform. Raises InvalidRequest with what would do."""
         refuse_while_importing(self.function.__code__.co_filename, f"{self.name}.submit()")
-        return submit_job(self.source(), self.options.override(overrides), self.name, client)
+        options = self.options.override(overrides)
+        self._refuse_functions(options)
+        return submit_job(self.source(), options, self.name, client)
 
     def quote(self, client: Client | None = None, **overrides: Unpack[TrainKeywords]) -> Quote:
         """Ask the running platform what `submit` with the same keywords would meet; nothing is changed."""
-        return quote_job(self.source(), self.options.override(overrides, "quote()"), self.name, client)
+        options = self.options.override(overrides, "quote()")
+        self._refuse_functions(options)
+        return quote_job(self.source(), options, self.name, client)
+
+    def _refuse_functions(self, options: TrainOptions) -> None:
+        if options.on == "functions":
+            raise InvalidRequest(f"{self.name} is a training function, and {ONLY_DECLARED}")
 
     def local(self, out: str | Path | None = None, **overrides: Unpack[TrainKeywords]) -> LocalResult:
         """Train here and now, in this process on one worker, without a platform; takes the keywords of `submit`.
@@ -168,18 +183,26 @@ def serve(
 class Task:
     """A declared training job: a model, a dataset, a loss and an optimizer (values, or factories of them).
 
-    `model` and `dataset` may be factories without arguments, `optimizer` is a factory that takes the parameters,
-    and `loss` is called with the model's output and the targets.
+    `model` and `dataset` may be factories, `optimizer` is a factory that takes the parameters, and `loss` is called
+    with the model's output and the targets. A factory with a parameter called `params` gets the job's. A model that
+    has its own gradients and update (`st.Model`, `st.jax_model`) comes without loss and optimizer, in any framework;
+    such a task runs on functions, or here.
     """
 
     def __init__(
         self,
         model: Any,
         dataset: Any,
-        loss: Callable[[Any, Any], Any],
-        optimizer: Callable[[Any], Any],
+        loss: Callable[[Any, Any], Any] | None = None,
+        optimizer: Callable[[Any], Any] | None = None,
         **options: Unpack[TrainKeywords],
     ) -> None:
+        if (loss is None) != (optimizer is None):
+            missing = "loss" if loss is None else "optimizer"
+            raise InvalidRequest(
+                f"this st.Task has no {missing}: a torch module needs a loss and an optimizer, a model with its own "
+                "gradients() and apply() neither"
+            )
         self.model = model
         self.dataset = dataset
         self.loss = loss
@@ -189,13 +212,27 @@ class Task:
         # The object has no name of its own, so the file that creates it is remembered: workers look it up there.
         self._namespace = sys._getframe(1).f_globals
 
+    @property
+    def brings_update(self) -> bool:
+        """Whether the model has its own gradients and update; then there are no loss and optimizer."""
+        return self.loss is None
+
+    def check_place(self, options: TrainOptions) -> None:
+        """Raise InvalidRequest where the model cannot be trained in the place that the options name."""
+        if self.brings_update and options.on != "functions":
+            raise InvalidRequest(ONLY_ON_FUNCTIONS)
+
     def function(self, context: TrainContext) -> None:
-        """The training loop that the declaration stands for."""
-        model = self.model if hasattr(self.model, "forward") else self.model()
+        """The training loop that the declaration stands for. Raises InvalidRequest where the model brings its own."""
+        if self.loss is None or self.optimizer is None:
+            raise InvalidRequest(ONLY_ON_FUNCTIONS)
+        model = self.model
+        if not hasattr(model, "forward") or isinstance(model, type):
+            model = called_with(model, params=context.params)
         dataset = self.dataset
         if callable(dataset) and not hasattr(dataset, "__getitem__"):
-            dataset = dataset()
-        module, _ = context.prepare(model, self.optimizer)
+            dataset = called_with(dataset, params=context.params)
+        module, _ = context.prepare(model, partial(called_with, self.optimizer, params=context.params))
         for batch in context.batches(dataset):
             context.step(self.loss(module(batch.x), batch.y))
 
@@ -206,16 +243,26 @@ class Task:
             raise InvalidRequest("this st.Task was not created in a file; write it into a .py file")
         return read_source(path, object_name_in(self, self._namespace, "st.Task"))
 
-    def submit(self, client: Client | None = None, **overrides: Unpack[TrainKeywords]) -> JobHandle:
-        """Hand the job to the running platform. Raises InvalidRequest with what would do."""
-        refuse_while_importing(str(self._namespace.get("__file__", "")), "submit()")
-        source = self.source()
-        return submit_job(source, self.options.override(overrides), self.name or name_from(source.object_name), client)
+    def submit(
+        self, client: Client | None = None, *, profile: str | Path | None = None, **overrides: Unpack[TrainKeywords]
+    ) -> JobHandle:
+        """Hand the job to the running platform. Raises InvalidRequest with what would do.
 
-    def quote(self, client: Client | None = None, **overrides: Unpack[TrainKeywords]) -> Quote:
+        With on="functions" its layers are profiled first, unless `profile` names a profile of them.
+        """
+        refuse_while_importing(str(self._namespace.get("__file__", "")), "submit()")
+        source, options = self.source(), self.options.override(overrides)
+        self.check_place(options)
+        name = self.name or name_from(source.object_name)
+        return submit_job(source, options, name, client, profile=profile)
+
+    def quote(
+        self, client: Client | None = None, *, profile: str | Path | None = None, **overrides: Unpack[TrainKeywords]
+    ) -> Quote:
         """Ask the running platform what `submit` with the same keywords would meet; nothing is changed."""
         source, options = self.source(), self.options.override(overrides, "quote()")
-        return quote_job(source, options, self.name or name_from(source.object_name), client)
+        self.check_place(options)
+        return quote_job(source, options, self.name or name_from(source.object_name), client, profile=profile)
 
     def local(self, out: str | Path | None = None, **overrides: Unpack[TrainKeywords]) -> LocalResult:
         """Train here and now, in this process on one worker, without a platform; takes the keywords of `submit`.
@@ -229,6 +276,11 @@ class Task:
             task.model = copy.deepcopy(self.model)
         return train_locally(task, self.options, self.name or "task", out, overrides)
 
+    def runs_as_on_functions(self, options: TrainOptions) -> bool:
+        """Whether a run here takes the way of functions: no other has its model, its batches or its data."""
+        is_stream = bool(getattr(self.dataset, "is_stream", False))
+        return self.brings_update or bool(options.batch_schedule) or is_stream or hasattr(self.model, "begin_epoch")
+
 
 def _train_options(where: str, options: TrainKeywords) -> TrainOptions:
     unknown_keyword(set(options), set(TrainKeywords.__annotations__), where)
@@ -241,41 +293,108 @@ def train_locally(
     """Train in this process, printing progress as plain lines. Raises InvalidRequest; also where torch is missing."""
     changed = options.override(overrides, "local()")
     job = changed.as_local_job(validate_name(changed.name or name))
+    directory = None if out is None else Path(out).expanduser()
     try:
+        if isinstance(function, Task) and function.runs_as_on_functions(changed):
+            from springtide.runtime.local_run import run_local_task
+
+            return run_local_task(function, job, directory)
         from springtide.runtime.inprocess import run_local
     except ModuleNotFoundError as error:
         raise InvalidRequest(
             f"training needs {error.name}, which is not installed here: pip install 'springtide[runtime]'"
         ) from None
-    return run_local(function, job, None if out is None else Path(out).expanduser())
+    return run_local(function, job, directory)
 
 
-def submit_job(source: SourceFile, options: TrainOptions, name: str, client: Client | None = None) -> JobHandle:
-    """Submit any source file as a job; `options.name` wins over `name`."""
+def submit_job(
+    source: SourceFile,
+    options: TrainOptions,
+    name: str,
+    client: Client | None = None,
+    *,
+    profile: str | Path | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> JobHandle:
+    """Submit any source file as a job; `options.name` wins over `name`.
+
+    For one on functions `profile` is a profile of its layers; without one they are measured. `tell` gets progress.
+    """
     connected = _connect() if client is None else client
-    num_devices = len(connected.status().devices)
-    status = connected.submit_job(
-        name=validate_name(options.name or name),
-        source=source,
-        options=options.as_request(num_devices, datetime.now()),
-    )
-    return JobHandle(connected, status.job_id)
+    asked = job_request(source, options, name, connected, profile=profile, tell=tell)
+    return JobHandle(connected, connected.submit_job(**asked).job_id)
 
 
-def quote_job(source: SourceFile, options: TrainOptions, name: str, client: Client | None = None) -> Quote:
-    """Ask what submitting any source file as a job would meet; `options.name` wins over `name`."""
+def quote_job(
+    source: SourceFile,
+    options: TrainOptions,
+    name: str,
+    client: Client | None = None,
+    *,
+    profile: str | Path | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+    compares: bool = False,
+) -> Quote:
+    """Ask what submitting any source file as a job would meet; `options.name` wins over `name`.
+
+    With `compares` a quote for the cluster says what the same job would meet on functions, where there are any.
+    """
     connected = _connect() if client is None else client
-    num_devices = len(connected.status().devices)
-    return connected.quote(
-        name=validate_name(options.name or name),
-        source=source,
-        options=options.as_request(num_devices, datetime.now()),
-    )
+    asked = job_request(source, options, name, connected, profile=profile, tell=tell, compares=compares)
+    return connected.quote(**asked)
 
 
-def deploy_service(source: SourceFile, options: ServeOptions, name: str, client: Client | None = None) -> ServiceHandle:
-    """Deploy any source file as a service; `options.name` wins over `name`."""
+def job_request(
+    source: SourceFile,
+    options: TrainOptions,
+    name: str,
+    client: Client,
+    *,
+    profile: str | Path | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+    compares: bool = False,
+) -> dict[str, Any]:
+    """The keywords of Client.submit_job and Client.quote. Raises InvalidRequest, also where there are no functions."""
+    if is_auto(options.share):
+        from springtide.client.share_profiles import job_as_profiled
+
+        options = job_as_profiled(options, source, tell, client.sharing().device_cpus)
+    devices = client.status().devices
+    has_functions = any(device.kind == "function" for device in devices)
+    # What `auto` may grow to: a place at a function service is no device for a worker.
+    num_machines = sum(device.kind != "function" for device in devices)
+    request = options.as_request(num_machines, datetime.now())
+    called = validate_name(options.name or name)
+    if options.on == "functions" and not has_functions:
+        raise InvalidRequest(NO_FUNCTIONS)
+    if options.on == "functions" or (compares and has_functions):
+        request = with_layers(
+            request,
+            source,
+            called,
+            micro_batch=options.micro_batch_size(),
+            largest_micro_batch=options.largest_micro_batch_size(),
+            state_dir=str(getattr(client, "state_dir", "")),
+            profile=profile,
+            tell=tell,
+        )
+    return {"name": called, "source": source, "options": request}
+
+
+def deploy_service(
+    source: SourceFile,
+    options: ServeOptions,
+    name: str,
+    client: Client | None = None,
+    *,
+    tell: Callable[[str], None] = lambda _: None,
+) -> ServiceHandle:
+    """Deploy any source file as a service; `options.name` wins over `name`. `tell` gets what is to be known of it."""
     connected = _connect() if client is None else client
+    if is_auto(options.share):
+        from springtide.client.share_profiles import service_as_profiled
+
+        options = service_as_profiled(options, source, tell, connected.sharing().device_cpus)
     status = connected.deploy_service(
         name=validate_name(options.name or name), source=source, options=options.as_request()
     )

@@ -1,12 +1,12 @@
-"""What people pass to `st.train` and `st.serve`, checked once when the file is read and turned into the API's options
-when it is submitted.
+"""What people pass to `st.train`, checked once when the file is read and turned into the API's options when it is
+submitted.
 """
 
 from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from types import MappingProxyType
@@ -14,7 +14,9 @@ from typing import Any, Final, Literal, TypedDict, get_args
 
 import msgspec
 
+from springtide.client.shares import MemoryAsked, ShareAsked, read_share, settled_share, share_option
 from springtide.core.errors import InvalidRequest
+from springtide.core.function_search import BatchPhase
 from springtide.core.quantities import parse_duration_s, parse_money_usd, parse_range, validate_name
 from springtide.core.shards import shards_for
 from springtide.core.workload import (
@@ -28,7 +30,7 @@ from springtide.core.workload import (
 )
 
 _CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
-_OBJECTIVE = re.compile(r"(?:p99\s*<=?\s*)?(.+)", re.IGNORECASE)
+_PHASE = re.compile(r"(\d{1,6})\s*:\s*(\d{1,7})")
 
 
 class Auto(enum.Enum):
@@ -43,7 +45,14 @@ auto: Final = Auto.AUTO
 Workers = int | str | tuple[int, int] | Auto
 GlobalBatch = int | str | tuple[int, int]
 Length = Literal["epochs", "progress"]
+Where = Literal["cluster", "functions"]
 Params = Mapping[str, str | int | float | bool]
+# From which epoch on (from 0) the global batch is how large: [(0, 64), (4, 256)] or "0:64,4:256".
+BatchSchedule = str | Sequence[tuple[int, int]]
+# Of a pipeline on functions, unless the owner says otherwise: what FuncPipe was measured with.
+DEFAULT_MICRO_BATCH = 4
+# A model that is measured as one takes as many samples at a time as are worth it, up to this.
+LARGEST_MICRO_BATCH = 64
 
 
 class TrainKeywords(TypedDict, total=False):
@@ -64,20 +73,14 @@ class TrainKeywords(TypedDict, total=False):
     soft: bool
     wait: bool
     num_samples: int | None
-
-
-class ServeKeywords(TypedDict, total=False):
-    """The keywords of `st.serve` and of `.deploy()`."""
-
-    slo: str | float | None
-    scale: int | str | tuple[int, int]
-    max_batch: int
-    in_flight: int
-    batch_wait: str | float
-    idle: str | float
-    gpu: float
-    name: str
-    params: Params
+    on: Where
+    micro_batch: int | None
+    fastest: bool
+    search: bool | None
+    batch_schedule: BatchSchedule
+    study: str
+    share: ShareAsked
+    memory: MemoryAsked
 
 
 def deadline_in_s(value: str | float, now: datetime) -> float:
@@ -96,19 +99,6 @@ def deadline_in_s(value: str | float, now: datetime) -> float:
     return (moment - now).total_seconds()
 
 
-def objective_s(value: str | float) -> float:
-    """The latency objective in seconds: "p99 < 200ms", "200ms" or a number of seconds."""
-    if not isinstance(value, str):
-        return parse_duration_s(value, "slo")
-    match = _OBJECTIVE.fullmatch(value.strip())
-    try:
-        return parse_duration_s(match[1] if match else value, "slo")
-    except InvalidRequest:
-        raise InvalidRequest(
-            f"slo {value!r} is not an objective that can be kept; write it like 'p99 < 200ms' or '200ms'"
-        ) from None
-
-
 def workers_range(value: Workers | str, num_devices: int | None = None) -> tuple[int, int] | None:
     """The inclusive bounds; for `auto` 1 to `num_devices`, or None while the number of devices is not known."""
     if value is auto or (isinstance(value, str) and value.strip() == "auto"):
@@ -125,6 +115,36 @@ def batch_range(value: GlobalBatch) -> tuple[int, int]:
         check_count(value, "global_batch", 32)
         return value, value
     return parse_range(value, "global_batch")
+
+
+def batch_phases(value: BatchSchedule) -> tuple[BatchPhase, ...]:
+    """A batch schedule as phases, epochs ascending. Raises InvalidRequest."""
+    mend = "write it like batch_schedule=[(0, 64), (4, 256)], on the command line --batch-schedule 0:64,4:256"
+    if isinstance(value, str):
+        pairs: list[Any] = []
+        for part in value.split(",") if value.strip() else ():
+            match = _PHASE.fullmatch(part.strip())
+            if match is None:
+                raise InvalidRequest(f"{part.strip()!r} is no phase of a batch schedule (EPOCH:BATCH); {mend}")
+            pairs.append((int(match[1]), int(match[2])))
+    elif isinstance(value, Sequence):
+        pairs = list(value)
+    else:
+        raise InvalidRequest(f"batch_schedule {value!r:.80} is no schedule; {mend}")
+    phases: list[BatchPhase] = []
+    for pair in pairs:
+        is_pair = isinstance(pair, Sequence) and not isinstance(pair, str) and len(pair) == 2
+        if not is_pair or not all(isinstance(number, int) and not isinstance(number, bool) for number in pair):
+            raise InvalidRequest(f"{pair!r:.80} is no phase of a batch schedule (an epoch and a batch); {mend}")
+        epoch, size = pair
+        if epoch < 0 or size < 1:
+            raise InvalidRequest(f"a batch of {size} from epoch {epoch} on cannot be: epochs from 0, batches from 1")
+        if phases and epoch <= phases[-1].from_epoch:
+            raise InvalidRequest(
+                f"the batch schedule names epoch {epoch} after epoch {phases[-1].from_epoch}; epochs ascend, each once"
+            )
+        phases.append(BatchPhase(from_epoch=epoch, global_batch_size=size))
+    return tuple(phases)
 
 
 def check_count(value: object, what: str, example: int, lowest: int = 1) -> int:
@@ -162,7 +182,14 @@ class TrainOptions:
 
     A `global_batch` with bounds may change while the job runs, from its lower bound on: then `max_local_batch` is what
     one worker holds at once, `learning_rate` how the rate follows, and `length` says whether the epochs are passes over
-    the data or the progress that so many passes would make with the first batch.
+    the data or the progress that so many passes would make with the first batch. `on` is where it runs: on the
+    machines of the cluster or on a function service, there in micro-batches of `micro_batch` samples.
+
+    Only on functions: `fastest` makes time all that counts, within the budget where there is one; `search` says whether
+    the number of workers and their memory are searched for while it runs (None: where a goal asks for it);
+    `batch_schedule` changes the global batch with the epoch. `study` names the search over jobs that it is a trial of.
+
+    Only on machines: `share` is what each worker holds of its device, and `memory` what of the device's memory.
     """
 
     deadline: str | float | None = None
@@ -180,11 +207,22 @@ class TrainOptions:
     soft: bool = False
     wait: bool = False
     num_samples: int | None = None
+    on: Where = "cluster"
+    micro_batch: int | None = None
+    fastest: bool = False
+    search: bool | None = None
+    batch_schedule: BatchSchedule = ()
+    study: str = ""
+    share: ShareAsked = None
+    memory: MemoryAsked = None
 
     def __post_init__(self) -> None:
         """Raise InvalidRequest, with the mend, for what can never be."""
         batch_range(self.global_batch)
+        self._check_search()
+        self._check_share()
         self._check_batch()
+        self._check_place()
         check_count(self.epochs, "epochs", 10)
         check_count(self.retries, "retries", 3, lowest=0)
         check_count(self.seed, "seed", 0, lowest=0)
@@ -227,6 +265,76 @@ class TrainOptions:
                         f"{keyword} needs a batch that may change; give it bounds like global_batch=({low}, {16 * low})"
                     )
 
+    def _check_place(self) -> None:
+        """Raise InvalidRequest for a place that is none, and for what functions cannot do."""
+        if self.on not in get_args(Where):
+            known = " or ".join(repr(name) for name in get_args(Where))
+            raise InvalidRequest(f"on must be {known}, got {self.on!r:.80}")
+        low, high = batch_range(self.global_batch)
+        if self.micro_batch is not None:
+            check_count(self.micro_batch, "micro_batch", DEFAULT_MICRO_BATCH)
+            if self.micro_batch > low:
+                raise InvalidRequest(
+                    f"micro_batch {self.micro_batch} is more than the global batch of {low}; use at most {low}"
+                )
+        if self.on == "functions" and low != high:
+            raise InvalidRequest(
+                f"a job on functions has one global batch, not {self.global_batch!r}; choose one, like {low}"
+            )
+
+    def _check_search(self) -> None:
+        """Raise InvalidRequest for a goal or a schedule that only functions know, or that cannot be."""
+        if not isinstance(self.fastest, bool):
+            raise InvalidRequest(f"fastest must be True or False, got {self.fastest!r:.80}")
+        if self.search is not None and not isinstance(self.search, bool):
+            raise InvalidRequest(f"search must be True, False or None, got {self.search!r:.80}")
+        if self.fastest and self.deadline is not None:
+            raise InvalidRequest(
+                "fastest and a deadline are two goals; keep one (--best-effort drops the deadline, a budget may stay)"
+            )
+        if self.study:
+            validate_name(self.study, "the study's name")
+        phases = batch_phases(self.batch_schedule)
+        if phases and phases[-1].from_epoch >= self.epochs:
+            raise InvalidRequest(
+                f"the batch schedule names epoch {phases[-1].from_epoch}, and epochs are numbered 0 to "
+                f"{self.epochs - 1}; raise epochs or leave the phase out"
+            )
+
+    def _check_share(self) -> None:
+        """Raise InvalidRequest for a share that is none."""
+        read_share(self.share, self.memory)
+
+    def _check_submission(self) -> None:
+        """Raise InvalidRequest for what only functions can do, of a job that is to run on machines."""
+        if self.on == "functions":
+            if self.share is not None:
+                raise InvalidRequest(
+                    "a job on functions shares no device: its functions are as large as their memory; leave share out, "
+                    "or run it on the cluster"
+                )
+            return
+        for keyword, is_given in (("fastest", self.fastest), ("search", self.search is not None)):
+            if is_given:
+                raise InvalidRequest(f"{keyword} is for jobs on functions; add on='functions' (--on functions)")
+        if batch_phases(self.batch_schedule):
+            raise InvalidRequest(
+                "a batch schedule is for jobs on functions; add on='functions' (--on functions), or on machines let "
+                "the platform choose the batch within bounds: global_batch=(64, 256) (--batch 64..256)"
+            )
+
+    def micro_batch_size(self) -> int:
+        """How many samples go through the pipeline of functions at a time."""
+        sizes = [phase.global_batch_size for phase in batch_phases(self.batch_schedule)]
+        return min(self.micro_batch or DEFAULT_MICRO_BATCH, batch_range(self.global_batch)[0], *sizes)
+
+    def largest_micro_batch_size(self) -> int:
+        """How many samples a worker with the whole model may take at a time; 0 where its owner said how many."""
+        sizes = [phase.global_batch_size for phase in batch_phases(self.batch_schedule)]
+        if self.micro_batch is not None:
+            return 0
+        return min(LARGEST_MICRO_BATCH, batch_range(self.global_batch)[0], *sizes)
+
     def batch_bounds(self) -> AdaptiveBatch | None:
         """Within what the platform may choose the batch; None where it is fixed."""
         low, high = batch_range(self.global_batch)
@@ -258,10 +366,12 @@ class TrainOptions:
             params=check_params(self.params),
             batch=self.batch_bounds(),
             length_unit=_UNITS[self.length],
+            batch_schedule=batch_phases(self.batch_schedule),
         )
 
     def as_request(self, num_devices: int, now: datetime) -> dict[str, Any]:
         """The `options` of POST /v1/jobs; `num_devices` is what `auto` may grow to."""
+        self._check_submission()
         bounds = workers_range(self.workers, num_devices)
         assert bounds is not None
         options: dict[str, Any] = {
@@ -283,68 +393,23 @@ class TrainOptions:
             options["waits"] = True
         if self.num_samples is not None:
             options["num_samples"] = self.num_samples
+        if self.on != "cluster":
+            options["on"] = self.on
+        bounds = workers_range(self.workers)
+        if self.on == "functions" and bounds is not None:
+            options["function_workers"] = list(bounds)
+        if self.fastest:
+            options["is_fastest"] = True
+        if self.search is not None:
+            options["search"] = self.search
+        phases = batch_phases(self.batch_schedule)
+        if phases:
+            options["batch_schedule"] = msgspec.to_builtins(phases)
+        if self.study:
+            options["study"] = self.study
+        options |= share_option(settled_share(self.share, self.memory))
         batch = self.batch_bounds()
         if batch is not None:
             options["batch"] = msgspec.to_builtins(batch)
             options["length_unit"] = _UNITS[self.length]
-        return options
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOptions:
-    """What an inference class asks for, as it was written.
-
-    Of `scale` the lower bound is guaranteed; more come with the load, one for every `in_flight` requests at once.
-    """
-
-    slo: str | float | None = None
-    scale: int | str | tuple[int, int] = (0, 1)
-    max_batch: int = 8
-    in_flight: int = 8
-    batch_wait: str | float = "5ms"
-    idle: str | float = "30s"
-    gpu: float = 1.0
-    name: str = ""
-    params: Params = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Raise InvalidRequest, with the mend, for what can never be."""
-        if self.slo is not None:
-            objective_s(self.slo)
-        parse_range(self.scale, "scale", lowest=0)
-        check_count(self.max_batch, "max_batch", 8)
-        check_count(self.in_flight, "in_flight", 8)
-        parse_duration_s(self.batch_wait, "batch_wait")
-        parse_duration_s(self.idle, "idle")
-        if self.gpu != 1.0:
-            raise InvalidRequest(
-                f"gpu={self.gpu!r} is not possible: nothing on this platform enforces a share of a GPU, so a fraction "
-                "would promise what it cannot keep; leave gpu out and each replica holds one whole device"
-            )
-        if self.name:
-            validate_name(self.name)
-        check_params(self.params)
-
-    def override(self, changes: Mapping[str, Any]) -> ServeOptions:
-        """A copy with some keywords changed; `params` are merged. Raises InvalidRequest for unknown keywords."""
-        unknown_keyword(set(changes), {option.name for option in fields(self)}, "deploy()")
-        given = dict(changes)
-        if "params" in given:
-            given["params"] = {**self.params, **given["params"]}
-        return replace(self, **given)
-
-    def as_request(self) -> dict[str, Any]:
-        """The `options` of PUT /v1/services/{name}."""
-        minimum, maximum = parse_range(self.scale, "scale", lowest=0)
-        options: dict[str, Any] = {
-            "min_replicas": minimum,
-            "max_replicas": maximum,
-            "max_batch_size": self.max_batch,
-            "target_in_flight": self.in_flight,
-            "batch_wait_s": parse_duration_s(self.batch_wait, "batch_wait"),
-            "idle_s": parse_duration_s(self.idle, "idle"),
-            "params": check_params(self.params),
-        }
-        if self.slo is not None:
-            options["slo_s"] = objective_s(self.slo)
         return options

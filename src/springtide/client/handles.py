@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from springtide.core.errors import BackendError
-from springtide.core.quantities import parse_duration_s, parse_range
+from springtide.core.quantities import parse_duration_s, parse_money_usd, parse_range
 from springtide.core.status import Explanation, JobStatus, ServiceStatus
 from springtide.core.workload import JobState
 
@@ -69,9 +69,9 @@ class JobHandle:
         """Commit a checkpoint and give the devices back until `resume`."""
         return self._client.pause(self.id)
 
-    def resume(self) -> JobStatus:
-        """Let a paused job continue from its checkpoint."""
-        return self._client.resume(self.id)
+    def resume(self, budget: str | float | None = None) -> JobStatus:
+        """Let a paused job continue from its checkpoint; `budget` ("$5") replaces the one that it had."""
+        return self._client.resume(self.id, None if budget is None else parse_money_usd(budget))
 
     def cancel(self) -> JobStatus:
         """End the job for good; its last checkpoint stays."""

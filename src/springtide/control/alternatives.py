@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 from springtide.control.inquiry import Answer, Inquiry, Options, changed_job, known_curve
+from springtide.control.parts import share_of
 from springtide.control.quote_pools import Ground
 from springtide.core.decision import Schedule
 from springtide.core.quote import Alternative, Range
@@ -30,7 +31,7 @@ _UNITS_S = (
     (math.inf, 21600.0),
 )
 
-Ranges = Callable[[Schedule | None], tuple[Range, Range]]
+Ranges = Callable[[Schedule | None, TrainingJob], tuple[Range, Range]]
 
 
 def find_alternatives(
@@ -40,7 +41,7 @@ def find_alternatives(
     search = _Search(inquiry, job, refused, ranges)
     found = [search.later_deadline(), search.fewer_epochs(), search.more_workers(), search.lower_minimum()]
     found.append(search.more_devices(share))
-    found += [search.larger_budget(), search.fewer_workers(), search.best_effort()]
+    found += [search.larger_budget(), search.fewer_workers(), search.whole_devices(), search.best_effort()]
     return tuple(alternative for alternative in found if alternative is not None)
 
 
@@ -170,7 +171,7 @@ class _Search:
         if not self._is_about_money:
             return None
         answer = self._inquiry.ask(changed_job(self._job, {"budget_usd": None}, self._now_s))
-        _, cost = self._ranges(self._inquiry.schedule(answer))
+        _, cost = self._ranges(self._inquiry.schedule(answer), answer.view.job)
         budget_usd = math.ceil((cost.p90 or 0.0) * 100.0 + 1e-9) / 100.0
         for _ in range(_MAX_DOUBLINGS):
             if budget_usd > (self._job.goal.budget_usd or 0.0):
@@ -186,6 +187,13 @@ class _Search:
             return None
         least, most = self._job.min_workers, min(self._job.max_workers, self._total) - 1
         return self._largest("max_workers", least, most, lambda count: f"--workers {least}..{count}")
+
+    def whole_devices(self) -> Alternative | None:
+        """No share: then nobody else is on its devices."""
+        if share_of(self._job) is None or self._is_about_money:
+            return None
+        answer = self._holds({"share": None})
+        return None if answer is None else self._offer("leave --share out", {"share": None}, answer)
 
     def best_effort(self) -> Alternative | None:
         """No goal: it runs when there is room."""
@@ -251,7 +259,7 @@ class _Search:
         return high
 
     def _offer(self, change: str, options: Options, answer: Answer, num_devices: int | None = None) -> Alternative:
-        finish, cost = self._ranges(self._inquiry.schedule(answer))
+        finish, cost = self._ranges(self._inquiry.schedule(answer), answer.view.job)
         return Alternative(
             change=change, finish_s=finish, cost_usd=cost, options=dict(options), num_devices=num_devices
         )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from springtide.control.edits import with_service_state
 from springtide.control.mirror import Mirror, view_service
 from springtide.control.pools import graces_over_at_s, misplaced
 from springtide.control.reconcile import Settled, reconcile
@@ -13,6 +14,7 @@ from springtide.control.records import JobRecord, PlatformState, ReplicaRecord, 
 from springtide.control.runs import apply_actions, apply_events
 from springtide.core.actions import Action, PreemptJob, ResizeJob, StartReplica, StopReplica
 from springtide.core.decision import (
+    FunctionAllocation,
     Overheads,
     Plan,
     Policy,
@@ -24,6 +26,7 @@ from springtide.core.errors import PolicyError
 from springtide.core.events import Event
 from springtide.core.ports import Standing, Step
 from springtide.core.resources import DeviceId, NodeId, Pool
+from springtide.core.shares import has_room, load_of
 from springtide.core.tide import Tide
 from springtide.core.workload import WorkloadId
 
@@ -141,6 +144,7 @@ class Controller:
                     device_id=replica.device_id,
                     generation=replica.generation,
                     restore=replica.restore,
+                    share=replica.share,
                     cause="recovery",
                 )
                 replicas.append(start)
@@ -190,7 +194,7 @@ class Controller:
         return plan
 
     def _news(self, plan: Plan) -> dict[str, str]:
-        """The policy's reasons that differ from what a waiting job already says."""
+        """The policy's reasons that differ from what a job that waits, or a service on a share, already says."""
         news: dict[str, str] = {}
         if plan.reasons is self._told_reasons:
             return news
@@ -199,6 +203,12 @@ class Controller:
             record = self.state.jobs.get(workload_id)
             if record is not None and not record.replicas and not record.state.is_terminal and record.reason != reason:
                 news[workload_id] = reason
+        for service in self.state.services.live.values():
+            if service.service.share is not None and service.is_served and not service.replicas:
+                # It sleeps, or it waits for room on a device: only the policy knows.
+                reason = plan.reasons.get(service.workload_id) or with_service_state(service).reason
+                if reason != service.reason:
+                    news[service.workload_id] = reason
         return news
 
     def _all_backing_off(self) -> list[JobRecord | ServiceRecord]:
@@ -209,9 +219,13 @@ class Controller:
         return [record for record in records if record is not None]
 
     def _remember(self, step: Step) -> None:
-        for workload_id, reason in step.reasons.items():
-            record = self.state.jobs[WorkloadId(workload_id)]
-            self.state.jobs[record.workload_id] = replace(record, reason=reason)
+        for name, reason in step.reasons.items():
+            workload_id = WorkloadId(name)
+            job = self.state.jobs.get(workload_id)
+            if job is not None:
+                self.state.jobs[workload_id] = replace(job, reason=reason)
+            else:
+                self.state.services[workload_id] = replace(self.state.services[workload_id], reason=reason)
         self.state.memory = step.memory
         self.state.revisit_at_s = step.revisit_at_s
         moments = [] if step.revisit_at_s is None else [step.revisit_at_s]
@@ -230,9 +244,8 @@ def keep_plan(snapshot: Snapshot) -> Plan:
     bounds = _bounds(snapshot)
     return Plan(
         allocations={
-            workload_id: PoolAllocation(
-                device_ids=tuple(device for device in held.device_ids if device in alive)[: bounds[workload_id]],
-                global_batch_size=held.global_batch_size,
+            workload_id: replace(
+                held, device_ids=tuple(device for device in held.device_ids if device in alive)[: bounds[workload_id]]
             )
             for workload_id, held in snapshot.allocations.items()
             if workload_id in bounds
@@ -279,15 +292,36 @@ def _check_labels(snapshot: Snapshot, plan: Plan) -> None:
             )
 
 
+def _check_functions(snapshot: Snapshot, plan: Plan) -> None:
+    services = snapshot.cluster.function_services
+    places = {device.device_id for node in services for device in node.devices}
+    on_functions = {view.job.job_id for view in snapshot.jobs if view.job.is_on_functions}
+    if not places and not on_functions:
+        return
+    for workload_id, given in plan.allocations.items():
+        is_there = [device in places for device in given.device_ids]
+        if workload_id not in on_functions and any(is_there):
+            raise PolicyError(
+                f"the plan gives a place for jobs on functions to {workload_id!r}, which runs on machines"
+            )
+        if workload_id in on_functions and not all(is_there):
+            raise PolicyError(f"the plan gives a machine to {workload_id!r}, which runs on functions")
+        if workload_id in on_functions and given.device_ids and not isinstance(given, FunctionAllocation):
+            raise PolicyError(f"the plan gives {workload_id!r} a place at a function service, but no functions")
+
+
 def check_plan(snapshot: Snapshot, plan: Plan) -> None:
-    """Raise PolicyError if the plan names what does not exist, gives a device twice or breaks a workload's bounds."""
+    """Raise PolicyError if the plan names what does not exist, gives a device to more than it has room for, or breaks a
+    workload's bounds.
+    """
     _check_batches(snapshot, plan)
     _check_labels(snapshot, plan)
+    _check_functions(snapshot, plan)
     existing = snapshot.cluster.device_set
     bounds = _bounds(snapshot)
     if _is_sound(plan, bounds, existing):
         return
-    given: dict[str, WorkloadId] = {}
+    given: dict[DeviceId, list[WorkloadId]] = {}
     for workload_id, allocation in plan.allocations.items():
         if workload_id not in bounds:
             raise PolicyError(f"the plan gives devices to {workload_id!r}, which does not want to run")
@@ -295,12 +329,27 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
             raise PolicyError(
                 f"the plan gives {allocation.num_devices} devices to {workload_id!r}, which takes {bounds[workload_id]}"
             )
+        if len(set(allocation.device_ids)) < allocation.num_devices:
+            raise PolicyError(f"the plan gives {workload_id!r} a device twice")
         for device_id in allocation.device_ids:
             if device_id not in existing:
                 raise PolicyError(f"the plan gives {device_id!r} to {workload_id!r}, but no such device is alive")
-            if device_id in given:
-                raise PolicyError(f"the plan gives {device_id!r} to both {given[device_id]!r} and {workload_id!r}")
-            given[device_id] = workload_id
+            given.setdefault(device_id, []).append(workload_id)
+    for device_id, holders in given.items():
+        if len(holders) > 1:
+            _check_room(plan, device_id, holders, snapshot.cluster.memory_of.get(device_id, 0))
+
+
+def _check_room(plan: Plan, device_id: DeviceId, holders: Sequence[WorkloadId], memory_mb: int) -> None:
+    shares = [plan.allocations[workload_id].share for workload_id in holders]
+    for number, share in enumerate(shares[1:], start=1):
+        if share is None or shares[0] is None:
+            raise PolicyError(f"the plan gives {device_id!r} to both {holders[0]!r} and {holders[number]!r}")
+        if not has_room(load_of(shares[:number]), share, memory_mb):
+            raise PolicyError(
+                f"the plan gives shares of {device_id!r} to {', '.join(map(repr, holders[: number + 1]))} that it has "
+                "no room for"
+            )
 
 
 def _is_sound(plan: Plan, bounds: dict[WorkloadId, int], existing: frozenset[DeviceId]) -> bool:
@@ -325,6 +374,7 @@ def _unfinished(record: JobRecord | ServiceRecord) -> list[Action]:
                     generation=record.generation,
                     replica_ids=record.members,
                     global_batch_size=record.batch_size,
+                    functions=record.plan,
                     forced=record.oldest_generation == record.generation,
                     cause="recovery",
                     reason=record.reason,

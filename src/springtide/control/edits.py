@@ -77,7 +77,8 @@ def settled(record: JobRecord) -> JobRecord:
         record = replace(record, state=JobState.PENDING)
     if record.is_paused and record.state is JobState.PENDING:
         step = record.checkpoint.step if record.checkpoint else 0
-        record = replace(record, state=JobState.PAUSED, reason=f"paused by its owner at step {step}")
+        reason = record.pause_reason or f"paused by its owner at step {step}"
+        record = replace(record, state=JobState.PAUSED, reason=reason)
     return record
 
 
@@ -108,6 +109,7 @@ def with_started(record: Record, started: Sequence[StartReplica], now_s: float) 
             generation=action.generation,
             revision=action.workload.revision if isinstance(action.workload, InferenceService) else 0,
             restore=action.restore,
+            share=action.share,
         )
         for action in started
     )
@@ -131,4 +133,5 @@ def with_start(record: JobRecord, started: Sequence[StartReplica], now_s: float)
         step=first.restore.step if first.restore else 0,
         is_broken=False,
         state_holders=(),
+        plan=None,
     )

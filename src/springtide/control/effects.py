@@ -61,12 +61,14 @@ def _(action: actions.ResizeJob, state: PlatformState, now_s: float) -> None:
         generation=action.generation,
         oldest_generation=action.generation if action.forced else record.oldest_generation,
         global_batch_size=action.global_batch_size,
+        plan=action.functions,
         members=action.replica_ids,
         previous_members=tuple(member for member in everyone if member in living),
         state_holders=action.replica_ids if is_first_group else record.state_holders,
         replicas=tuple(replace(r, has_trained=True) if r.replica_id in named else r for r in record.replicas),
         is_confirmed=False,
         is_broken=False,
+        resizing_since_s=now_s,
         reason=action.reason or record.reason,
     )
 
@@ -91,6 +93,13 @@ def _(action: actions.PreemptJob, state: PlatformState, now_s: float) -> None:
             for replica in record.replicas
         ),
     )
+
+
+@apply_action.register
+def _(action: actions.SetShare, state: PlatformState, now_s: float) -> None:
+    record, replica = find(state, action.workload_id, action.replica_id)
+    if record is not None and replica is not None:
+        put(state, with_replica(record, replace(replica, share=action.share)))
 
 
 @apply_action.register

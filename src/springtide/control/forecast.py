@@ -9,9 +9,26 @@ import msgspec
 from msgspec.structs import replace
 
 from springtide.control.forecast_pools import PoolPlay
-from springtide.core.decision import EMPTY, JobView, Plan, PlannedRun, Policy, PoolAllocation, Schedule, Snapshot
+from springtide.control.parts import sure_curve
+from springtide.core.decision import (
+    EMPTY,
+    Allocation,
+    FunctionAllocation,
+    JobView,
+    Plan,
+    PlannedRun,
+    Policy,
+    PoolAllocation,
+    Schedule,
+    Snapshot,
+)
+from springtide.core.functions import FunctionPlan
+from springtide.core.resources import DeviceId
+from springtide.core.shares import Share, has_room, load_of
 from springtide.core.workload import JobState, WorkloadId
-from springtide.perf.curve import SpeedCurve, curve_of
+from springtide.perf.curve import SpeedCurve
+from springtide.policies.function_ask import entry_of, pace_of
+from springtide.policies.function_settled import settled
 
 # Jobs end and policies look again at most so often before the last turn is taken to last.
 MAX_TURNS = 600
@@ -41,7 +58,8 @@ def play_forward(
 ) -> Forecast:
     """Ask `policy` from the snapshot on, turn by turn, until every job (or the one named) has ended.
 
-    Changes take effect at once and cost what `snapshot.overheads` says; nobody arrives and no device is lost. Services
+    Changes take effect at once and cost what `snapshot.overheads` says; nobody arrives and no device is lost. A job on
+    parts of devices goes at its request, unless it has been measured there: what it is sure of. Services
     keep their load; where nodes are labelled they need what the tide is forecast to be (see `PoolPlay`). After
     `max_turns` (by default fewer, the more jobs there are) everyone goes on as they are.
     """
@@ -62,13 +80,23 @@ def while_changing(snapshot: Snapshot, policy: Policy) -> Snapshot:
     """
     plan = policy.decide(snapshot)
     held = dict(snapshot.allocations)
-    taken = {device for given in held.values() for device in given.device_ids}
+    on: dict[DeviceId, list[Share | None]] = {}
+    for given in held.values():
+        for device in given.device_ids:
+            on.setdefault(device, []).append(given.share)
+    memory_of = snapshot.cluster.memory_of
     for workload_id, wanted in plan.allocations.items():
         mine = held.get(workload_id, _NOTHING)
-        free = tuple(device for device in wanted.device_ids if device not in taken)
+        free = tuple(
+            device
+            for device in wanted.device_ids
+            if device not in mine.device_ids
+            and has_room(load_of(on.get(device, ())), wanted.share, memory_of.get(device, 0))
+        )
         if free and (mine.num_devices or len(free) == wanted.num_devices):
             held[workload_id] = replace(wanted, device_ids=(*mine.device_ids, *free))
-            taken.update(free)
+            for device in free:
+                on.setdefault(device, []).append(wanted.share)
     views = [
         replace(view, admitted_at_s=snapshot.now_s, promised_finish_s=plan.admitted[view.job.job_id])
         if view.admitted_at_s is None and view.job.job_id in plan.admitted
@@ -89,6 +117,7 @@ class _Play:
     """The state of one forecast: what each open job has done, what it holds, and from when on it progresses."""
 
     def __init__(self, snapshot: Snapshot, policy: Policy, until: WorkloadId | None) -> None:
+        snapshot = settled(snapshot)
         self._policy = policy
         self._until = until
         self._began_s = snapshot.now_s
@@ -97,8 +126,8 @@ class _Play:
         self._pools = PoolPlay(snapshot)
         self._is_relabelled = False
         self._views: dict[WorkloadId, JobView] = {view.job.job_id: view for view in snapshot.jobs}
-        self._curves = {job_id: curve_of(view) for job_id, view in self._views.items()}
-        self._held: dict[WorkloadId, PoolAllocation] = dict(snapshot.allocations)
+        self._curves = {job_id: sure_curve(view) for job_id, view in self._views.items()}
+        self._held: dict[WorkloadId, Allocation] = dict(snapshot.allocations)
         self._memory = snapshot.memory
         self._seen = {frozenset(held.device_ids) for held in snapshot.allocations.values()}
         # A job reported `step` at `progress_at_s` and has gone on since.
@@ -140,7 +169,7 @@ class _Play:
         if view.state is not JobState.RUNNING or curve.source == "guess":
             return float(view.step)
         gone_s = max(0.0, self._now_s - view.progress_at_s)
-        return view.step + curve.rate(held.num_devices) * gone_s
+        return view.step + _rate(view, curve, held) * gone_s
 
     def _as_snapshot(self) -> Snapshot:
         return replace(
@@ -163,8 +192,11 @@ class _Play:
             before = self._held.get(job_id, _NOTHING)
             if view.runnable_at_s > self._now_s and not before.num_devices:
                 wanted = _NOTHING
-            if wanted.device_ids != before.device_ids:
+            if wanted.device_ids != before.device_ids or _functions(wanted) != _functions(before):
                 self._give(job_id, wanted)
+            elif wanted.share != before.share:
+                # In its place, without a pause.
+                self._held[job_id] = wanted
             finish_s = plan.admitted.get(job_id)
             if finish_s is not None and view.admitted_at_s is None:
                 self._views[job_id] = replace(
@@ -180,7 +212,7 @@ class _Play:
         self._is_relabelled = relabelled.cluster is not self._snapshot.cluster
         self._snapshot = relabelled
 
-    def _give(self, job_id: WorkloadId, wanted: PoolAllocation) -> None:
+    def _give(self, job_id: WorkloadId, wanted: Allocation) -> None:
         view = self._views[job_id]
         if not wanted.num_devices:
             self._held.pop(job_id, None)
@@ -188,6 +220,9 @@ class _Play:
             return
         devices = frozenset(wanted.device_ids)
         cost_s = self._snapshot.overheads.cost_s(wanted.num_devices, is_fresh=devices not in self._seen)
+        if isinstance(wanted, FunctionAllocation) and view.job.menu is not None:
+            entry = entry_of(view.job.menu, wanted.plan)
+            cost_s = entry.start_s if entry is not None else cost_s
         self._seen.add(devices)
         self._busy_until_s[job_id] = self._now_s + cost_s
         self._held[job_id] = wanted
@@ -207,7 +242,7 @@ class _Play:
         held = self._held.get(job_id)
         if held is None or view.total_steps is None or curve.source == "guess":
             return None
-        rate = curve.rate(held.num_devices)
+        rate = _rate(view, curve, held)
         if rate <= 0:
             return None
         since_s = max(self._now_s, self._busy_until_s.get(job_id, 0.0))
@@ -241,17 +276,19 @@ class _Play:
             if curve.source == "guess":
                 continue
             since_s = max(self._now_s, self._busy_until_s.get(job_id, 0.0))
-            self._done[job_id] += max(0.0, to_s - since_s) * curve.rate(held.num_devices)
+            steps_per_s = _rate(view, curve, held)
+            self._done[job_id] += max(0.0, to_s - since_s) * steps_per_s
             most = math.inf if view.total_steps is None else view.total_steps
-            rate = curve.rate(held.num_devices) * view.job.global_batch_size
             # Once it runs there its speed is measured, as it will be then.
-            measured = {**view.throughput_samples_per_s, held.num_devices: rate}
+            functions = _functions(held)
+            size = held.num_devices if functions is None else functions.num_functions
+            measured = {**view.throughput_samples_per_s, size: steps_per_s * view.job.global_batch_size}
             self._views[job_id] = replace(
                 view,
                 step=int(min(most, self._done[job_id])),
                 progress_at_s=to_s,
                 throughput_samples_per_s=measured
-                if held.num_devices not in view.throughput_samples_per_s
+                if size not in view.throughput_samples_per_s
                 else view.throughput_samples_per_s,
             )
         self._now_s = to_s
@@ -277,6 +314,19 @@ class _Play:
             if ends_s is not None:
                 self._note_run(job_id, ends_s, self._held[job_id].num_devices)
                 self._finishes_s[job_id] = ends_s
+
+
+def _functions(held: PoolAllocation) -> FunctionPlan | None:
+    return held.plan if isinstance(held, FunctionAllocation) else None
+
+
+def _rate(view: JobView, curve: SpeedCurve, held: PoolAllocation) -> float:
+    """Steps a second with what it holds."""
+    menu, functions = view.job.menu, _functions(held)
+    entry = entry_of(menu, functions) if menu is not None and functions is not None else None
+    if menu is None or entry is None:
+        return curve.rate(held.num_devices)
+    return 1.0 / (entry.step_s * pace_of(view, menu, functions))
 
 
 def expected_rate(curve: SpeedCurve, num_devices: int) -> float | None:

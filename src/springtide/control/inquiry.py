@@ -9,10 +9,13 @@ from msgspec.structs import replace
 
 from springtide.control.budget import WithinBudget
 from springtide.control.forecast import after_one_turn, play_forward, while_changing
+from springtide.control.parts import sure_curve
 from springtide.core.decision import JobView, Plan, PlannedRun, Policy, Schedule, Snapshot
 from springtide.core.resources import Device, DeviceId, Node, NodeId, Pool, Topology
+from springtide.core.shares import Share
 from springtide.core.workload import MAX_VIRTUAL_SHARDS, Goal, JobState, TrainingJob
-from springtide.perf.curve import SpeedCurve, curve_of
+from springtide.perf.curve import SpeedCurve
+from springtide.policies.functions import machines_only
 
 Options = Mapping[str, float | int | None]
 
@@ -48,11 +51,12 @@ class Inquiry:
     """
 
     def __init__(self, snapshot: Snapshot, policy: Policy, usd_per_device_hour: float = 0.0) -> None:
-        self.snapshot = snapshot
+        # Jobs on functions take no machine from anybody.
+        self.snapshot = machines_only(snapshot)
         self.policy = WithinBudget(policy, usd_per_device_hour)
         self.usd_per_device_hour = usd_per_device_hour
         self._on_larger: dict[int, tuple[Snapshot, Snapshot]] = {}
-        self._forecasts: dict[tuple[Goal, int, int, int], Schedule | None] = {}
+        self._forecasts: dict[tuple[Goal, int, int, int, Share | None], Schedule | None] = {}
 
     def ask(self, job: TrainingJob, num_devices: int | None = None) -> Answer:
         """What would become of the job if it were submitted now, or right after the cluster grew to `num_devices`."""
@@ -91,7 +95,7 @@ class Inquiry:
         if planned:
             return planned
         job, num_devices = answer.view.job, len(answer.snapshot.cluster.device_ids())
-        key = (job.goal, job.num_epochs, job.max_workers, num_devices)
+        key = (job.goal, job.num_epochs, job.max_workers, num_devices, job.share)
         if key not in self._forecasts:
             forecast = play_forward(answer.snapshot, self.policy, until=job_id)
             has_end = job_id in forecast.finishes_s
@@ -108,12 +112,14 @@ def arriving(job: TrainingJob, now_s: float) -> JobView:
         min_workers=job.min_workers,
         max_workers=job.max_workers,
         total_steps=job.total_steps,
+        global_batch_size=job.global_batch_size,
+        total_progress=None if job.total_steps is None else float(job.total_steps),
     )
 
 
 def known_curve(view: JobView) -> SpeedCurve | None:
-    """The job's speed curve; None where its length or its speed is not known."""
-    curve = curve_of(view)
+    """The speed that the job can count on; None where its length or its speed is not known."""
+    curve = sure_curve(view)
     return None if view.total_steps is None or curve.source == "guess" or not curve.sizes else curve
 
 
@@ -128,8 +134,8 @@ def unbounded_curve(view: JobView) -> SpeedCurve | None:
 def changed_job(job: TrainingJob, options: Options, now_s: float) -> TrainingJob:
     """The job with some options of POST /v1/jobs changed, as a submission at `now_s` would make it.
 
-    Knows deadline_s, budget_usd, num_epochs, min_workers and max_workers. Fewer epochs shorten a known length in
-    proportion.
+    Knows deadline_s, budget_usd, num_epochs, min_workers, max_workers and share (None: whole devices). Fewer epochs
+    shorten a known length in proportion.
     """
     goal = job.goal
     if "deadline_s" in options:
@@ -139,6 +145,8 @@ def changed_job(job: TrainingJob, options: Options, now_s: float) -> TrainingJob
     if "budget_usd" in options:
         goal = replace(goal, budget_usd=options["budget_usd"])
     changed = replace(job, goal=goal)
+    if "share" in options:
+        changed = replace(changed, share=None)
     if options.get("num_epochs"):
         num_epochs = int(options["num_epochs"] or 1)
         total = job.total_steps

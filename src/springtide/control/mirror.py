@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from springtide.control.records import JobRecord, PlatformState, ReplicaState, ServiceRecord
-from springtide.core.decision import JobView, PoolAllocation, ServiceView
+from springtide.core.decision import Allocation, FunctionAllocation, JobView, PoolAllocation, ServiceView
 from springtide.core.workload import WorkloadId
 
 
@@ -15,7 +15,7 @@ class Mirror:
 
     def __init__(self) -> None:
         self._views: dict[WorkloadId, JobView] = {}
-        self._held: dict[WorkloadId, PoolAllocation] = {}
+        self._held: dict[WorkloadId, Allocation] = {}
         self._jobs: tuple[JobView, ...] | None = ()
         self._needs_order = False
 
@@ -43,7 +43,7 @@ class Mirror:
             self._needs_order = self._needs_order or state.place_of(job_id) < state.place_of(
                 next(reversed(self._views))
             )
-        self._views[job_id] = _view_job(record)
+        self._views[job_id] = view_job(record)
         self._jobs = None
 
     def jobs(self, state: PlatformState) -> tuple[JobView, ...]:
@@ -53,7 +53,7 @@ class Mirror:
             self._jobs = tuple(self._views.values())
         return self._jobs
 
-    def allocations(self, state: PlatformState) -> dict[WorkloadId, PoolAllocation]:
+    def allocations(self, state: PlatformState) -> dict[WorkloadId, Allocation]:
         """What everyone holds, ranks first."""
         self._order(state)
         return dict(self._held)
@@ -65,7 +65,8 @@ class Mirror:
             self._views = dict(sorted(self._views.items(), key=lambda item: state.place_of(item[0])))
 
 
-def _view_job(record: JobRecord) -> JobView:
+def view_job(record: JobRecord) -> JobView:
+    """A job as policies see it."""
     return JobView(
         job=record.job,
         state=record.state,
@@ -90,6 +91,14 @@ def _view_job(record: JobRecord) -> JobView:
         total_progress=_total_progress(record),
         step_times=record.step_times,
         noise=record.noise,
+        spent_usd=record.bill.total_usd,
+        epoch=record.epoch,
+        measurements=record.measurements,
+        stream=record.stream,
+        too_small_mb=record.too_small_mb,
+        changed_s=record.changed_s,
+        change_s=record.change_s,
+        last_pause_s=record.last_pause_s or 0.0,
     )
 
 
@@ -101,7 +110,7 @@ def _total_progress(record: JobRecord) -> float | None:
     return None if total_steps is None else float(total_steps)
 
 
-def _allocation(record: JobRecord | ServiceRecord) -> PoolAllocation:
+def _allocation(record: JobRecord | ServiceRecord) -> Allocation:
     order = record.members if isinstance(record, JobRecord) else ()
     rank_of = {replica_id: rank for rank, replica_id in enumerate(order)}
     # Ranks first, then those that warm up, then those that are on their way out.
@@ -109,10 +118,14 @@ def _allocation(record: JobRecord | ServiceRecord) -> PoolAllocation:
         record.replicas,
         key=lambda r: (r.state is ReplicaState.STOPPING, rank_of.get(r.replica_id, len(rank_of))),
     )
-    return PoolAllocation(
-        device_ids=tuple(replica.device_id for replica in ranked),
-        global_batch_size=record.batch_size if isinstance(record, JobRecord) else None,
-    )
+    device_ids = tuple(replica.device_id for replica in ranked)
+    # All replicas of a workload hold the same share; while it changes, those that run on count.
+    share = ranked[0].share
+    if not isinstance(record, JobRecord):
+        return PoolAllocation(device_ids=device_ids, share=share)
+    if record.plan is not None:
+        return FunctionAllocation(device_ids=device_ids, global_batch_size=record.batch_size, plan=record.plan)
+    return PoolAllocation(device_ids=device_ids, global_batch_size=record.batch_size, share=share)
 
 
 def view_service(record: ServiceRecord, now_s: float) -> ServiceView:
@@ -129,6 +142,7 @@ def view_service(record: ServiceRecord, now_s: float) -> ServiceView:
         queued=record.queued,
         idle_s=_idle_s(record, now_s),
         latency_p99_s=record.latency_p99_s,
+        wanted_replicas=record.wanted_replicas,
     )
 
 

@@ -19,6 +19,7 @@ from springtide.control.inquiry import (
     longest_run,
     unbounded_curve,
 )
+from springtide.control.parts import best_fraction, price_fraction, share_of
 from springtide.control.quote_pools import Ground, counted_on, is_counting_on_loans, loans_text
 from springtide.core.decision import PlannedRun, Policy, Schedule, Snapshot
 from springtide.core.quantities import format_duration
@@ -92,7 +93,7 @@ class _Asker:
             # What it would be without its deadline; the verdict is about the deadline.
             schedule = inquiry.schedule(inquiry.ask(changed_job(self._job, _BEST_EFFORT, self._now_s)))
             alternatives = find_alternatives(inquiry, self._job, answer, share, self._ranges)
-        finish_s, cost = self._ranges(schedule)
+        finish_s, cost = self._ranges(schedule, self._job)
         planned = from_now(schedule, self._now_s) if schedule else ()
         deadline_s = self._job.goal.deadline_s
         return Quote(
@@ -117,13 +118,21 @@ class _Asker:
 
     # --- figures ----------------------------------------------------------------------------------------------------
 
-    def _ranges(self, schedule: Schedule | None) -> tuple[Range, Range]:
-        """When it ends, from now, and what it costs."""
+    def _ranges(self, schedule: Schedule | None, job: TrainingJob) -> tuple[Range, Range]:
+        """When the job, or what it was changed to, ends, from now, and what it costs."""
         if not schedule:
             return Range(), Range(p10=0.0, p90=0.0) if self._is_free else Range()
-        cost = cost_usd(schedule, self._inquiry.usd_per_device_hour)
-        count = longest_run(schedule)
-        return self._spread.around(schedule[-1].end_s - self._now_s, count), self._spread.around(cost, count)
+        cost = cost_usd(schedule, self._inquiry.usd_per_device_hour) * price_fraction(job)
+        count, best = longest_run(schedule), best_fraction(job)
+        finish_s, cost_range = schedule[-1].end_s - self._now_s, self._spread.around(cost, count)
+        if best == 1.0:
+            return self._spread.around(finish_s, count), cost_range
+        # At its request it is planned; while its neighbours rest it runs at its limit, but waits no less.
+        waits_s = max(0.0, next((run.start_s for run in schedule if run.num_devices), self._now_s) - self._now_s)
+        slow, fast = self._spread.around(finish_s, count), self._spread.around((finish_s - waits_s) * best, count)
+        assert fast.p10 is not None
+        assert cost_range.p10 is not None
+        return Range(p10=waits_s + fast.p10, p90=slow.p90), Range(p10=cost_range.p10 * best, p90=cost_range.p90)
 
     @property
     def _is_free(self) -> bool:
@@ -162,13 +171,14 @@ class _Asker:
             )
         if schedule is None:
             held = self._answer.plan.reasons.get(self._job.job_id, "")
-            if held.startswith("waiting"):
+            if held.startswith(("waiting", "waits")):
                 return f"it would be taken in: {held}"
             return "it would be taken in and wait" + (f": {held}" if held else "; when it starts is not known")
-        finish, _ = self._ranges(schedule)
+        finish, _ = self._ranges(schedule, self._job)
         assert finish.p10 is not None
         assert finish.p90 is not None
         expected = f"it is expected to finish in {format_duration(finish.p10)} .. {format_duration(finish.p90)}"
+        expected += self._on_parts()
         if goal.deadline_s is None:
             return expected
         deadline_s = goal.deadline_s - self._now_s
@@ -185,6 +195,15 @@ class _Asker:
             return f"{expected}, before its {kind}; nothing is promised"
         late = format_duration(finish.p90 - deadline_s)
         return f"{expected}, which may miss its {kind} by {late}; nothing is promised"
+
+    def _on_parts(self) -> str:
+        """What the range of a job on parts of devices is made of."""
+        share = share_of(self._job)
+        if share is None or share.limit == share.request:
+            return ""
+        return (
+            f" (with {share.limit:g} of a device while others there rest .. with {share.request:g} while they do not)"
+        )
 
     def _loans(self, schedule: Schedule) -> str:
         """What of the promise rests on loans."""
@@ -228,12 +247,17 @@ class _Asker:
             batch = self._job.global_batch_size
             sizes = self._curve.doubling_sizes or self._curve.sizes
             speeds = ", ".join(f"{self._curve.rate(n) * batch:.4g} on {n}" for n in sizes[:6])
-            told.append(f"speed ({self._spread.source}): {speeds} samples/s by number of workers")
+            share = share_of(self._job)
+            part = "" if share is None else f" with {share.request:g} of each device"
+            told.append(f"speed ({self._spread.source}): {speeds} samples/s by number of workers{part}")
             told.append(f"{answer.view.total_steps} steps of {batch} samples")
         total = self._ground.num_devices
         told.append(f"{self._ground.num_free()} of {total} devices free now{self._holders('; held: ', '')}")
         if answer.refusal and not answer.is_accepted:
             told.append(f"the policy says: {answer.refusal}")
+        said = answer.plan.reasons.get(self._job.job_id, "")
+        if share_of(self._job) is not None and answer.is_accepted and said:
+            told.append(f"the policy says: {said}")
         others = [view for view in snapshot.jobs if known_curve(view) is None]
         if others:
             told.append(
@@ -269,7 +293,7 @@ class _Asker:
         return (PlannedRun(start_s=self._now_s, end_s=end_s, num_devices=num_workers),)
 
     def _option(self, name: OptionName, num_workers: int, schedule: Schedule, curve: SpeedCurve) -> QuoteOption:
-        finish, cost = self._ranges(schedule)
+        finish, cost = self._ranges(schedule, self._job)
         alone = curve.rate(1) or curve.rate(curve.sizes[0]) / curve.sizes[0]
         lost = max(0.0, 1.0 - curve.rate(num_workers) / (num_workers * alone)) if num_workers else 0.0
         verdict = self._option_verdict(finish, cost)

@@ -35,15 +35,14 @@ class Ground:
         return self.snapshot.cluster.has_pools
 
     def num_free(self) -> int:
-        """How many of the devices nobody holds."""
-        return self.num_devices - sum(
-            node_id in self.nodes
-            for held in self.snapshot.allocations.values()
-            for node_id in _nodes_of(self.snapshot.cluster, held.device_ids)
-        )
+        """How many of the devices nobody holds, or holds a part of."""
+        held = dict.fromkeys(at for given in self.snapshot.allocations.values() for at in given.device_ids)
+        return self.num_devices - sum(node_id in self.nodes for node_id in _nodes_of(self.snapshot.cluster, held))
 
     def holders(self) -> list[str]:
-        """Who has jobs' devices: "2 loaned to 'sentiment'" where services do, else "1 held by 'fit'"."""
+        """Who has jobs' devices: "2 loaned to 'sentiment'" where services do, else "1 held by 'fit'", or by parts of
+        devices "2 x 0.3 held by 'fit'".
+        """
         snapshot, cluster = self.snapshot, self.snapshot.cluster
         names = {view.job.job_id: view.job.name for view in snapshot.jobs}
         services = {view.service.service_id: view.service.name for view in snapshot.services}
@@ -54,8 +53,15 @@ class Ground:
                     lent[who] = lent.get(who, 0) + 1
                 elif node_id in self.nodes:
                     held[who] = held.get(who, 0) + 1
-        told = [f"{count} loaned to '{services[who]}'" for who, count in _largest(lent)]
-        return told + [f"{count} held by '{names.get(who) or services.get(who, who)}'" for who, count in _largest(held)]
+        told = [f"{self._told(who, count)} loaned to '{services[who]}'" for who, count in _largest(lent)]
+        names |= services
+        return told + [f"{self._told(who, count)} held by '{names.get(who, who)}'" for who, count in _largest(held)]
+
+    def _told(self, who: WorkloadId, count: int) -> str:
+        share = self.snapshot.allocations[who].share
+        if share is None:
+            return str(count)
+        return f"{share.request:g}" if count == 1 else f"{count} x {share.request:g}"
 
 
 def counted_on(ground: Ground, plan: Plan, until_s: float) -> tuple[CountedOn, ...]:

@@ -14,10 +14,13 @@ from msgspec.structs import replace
 
 from springtide.control.pools import NOTHING, Passage, pool_actions
 from springtide.control.records import JobRecord, PlatformState, ReplicaRecord, ReplicaState, ServiceRecord
+from springtide.control.room import Room, share_changes
 from springtide.core.actions import Action, AdmitJob, EndJob, PreemptJob, ResizeJob, StartReplica, StopReplica
+from springtide.core.decision import FunctionAllocation, PoolAllocation
 from springtide.core.decision import Plan as WantedPlan
-from springtide.core.decision import PoolAllocation
+from springtide.core.functions import FunctionPlan
 from springtide.core.resources import DeviceId
+from springtide.core.shares import Share
 from springtide.core.workload import JobState, ReplicaId, WorkloadId
 
 # An ended job's workers get this long to notice before they are killed: nothing of theirs is needed any more.
@@ -66,7 +69,14 @@ def _differ(one: PoolAllocation, other: PoolAllocation) -> bool:
     # Policies hand on the very tuples that they were shown: those need not be compared one by one.
     if one.device_ids is not other.device_ids and one.device_ids != other.device_ids:
         return True
-    return one.global_batch_size != other.global_batch_size
+    if one.share != other.share:
+        return True
+    return one.global_batch_size != other.global_batch_size or function_plan(one) != function_plan(other)
+
+
+def function_plan(allocation: PoolAllocation) -> FunctionPlan | None:
+    """The functions that an allocation says to run as; None on machines."""
+    return allocation.plan if isinstance(allocation, FunctionAllocation) else None
 
 
 def reconcile(state: PlatformState, plan: WantedPlan, now_s: float, settled: Settled | None = None) -> list[Action]:
@@ -74,7 +84,8 @@ def reconcile(state: PlatformState, plan: WantedPlan, now_s: float, settled: Set
 
     `settled` is kept between calls and told of every change of a record in between; without it everyone is looked at.
     """
-    alive = state.topology().device_set
+    topology = state.topology()
+    alive, room = topology.device_set, Room(state, topology)
     labels = pool_actions(state, plan)
     if labels:
         # Who may start where follows from them: that is the next round's.
@@ -90,14 +101,18 @@ def reconcile(state: PlatformState, plan: WantedPlan, now_s: float, settled: Set
         allocation = plan.allocations.get(record.workload_id, NOTHING)
         wanted = allocation.device_ids
         is_job = isinstance(record, JobRecord)
+        mine = _held_by(record) if allocation.share is not None else ()
         free = [
             device
             for device in wanted
-            if not state.is_held(device) and device in alive and passage.admits(device, is_job=is_job)
+            if device in alive
+            and device not in mine
+            and room.admits(device, allocation.share)
+            and passage.admits(device, is_job=is_job)
         ]
         why = "the platform is shutting down" if state.is_stopping else plan.reasons.get(record.workload_id, "")
         if isinstance(record, ServiceRecord):
-            actions = _reconcile_service(record, wanted, free, why, now_s)
+            actions = _reconcile_service(record, allocation, free, why, now_s)
         else:
             refusal = plan.rejected.get(record.workload_id)
             if refusal is not None and record.outcome is None:
@@ -113,8 +128,10 @@ def reconcile(state: PlatformState, plan: WantedPlan, now_s: float, settled: Set
                 actions.insert(
                     0, AdmitJob(job_id=record.workload_id, finish_s=finish_s, cause="plan", reason=why or "admitted")
                 )
+        actions += share_changes(record, allocation, room, why)
+        room.note(actions)
         is_leaving = isinstance(record, JobRecord) and bool(passage.reclaimed(record))
-        if settled is not None and not actions and _has_all(record, wanted) and not is_leaving:
+        if settled is not None and not actions and _has_all(record, allocation) and not is_leaving:
             settled.settle(record.workload_id, allocation)
         for action in actions:
             (grants if isinstance(action, StartReplica) else releases).append(action)
@@ -131,21 +148,30 @@ def _live(state: PlatformState, settled: Settled, plan: WantedPlan) -> Iterator[
             yield record
 
 
-def _has_all(record: JobRecord | ServiceRecord, wanted: Sequence[DeviceId]) -> bool:
+def _has_all(record: JobRecord | ServiceRecord, wanted: PoolAllocation) -> bool:
     """Whether it waits for no device: then only a change of itself or of the plan can call for an action."""
-    mine = {replica.device_id for replica in record.replicas}
-    return all(device in mine for device in wanted)
+    mine = _held_by(record)
+    return all(device in mine and _is_as(mine[device], wanted.share) for device in wanted.device_ids)
+
+
+def _held_by(record: JobRecord | ServiceRecord) -> dict[DeviceId, Share | None]:
+    return {replica.device_id: replica.share for replica in record.replicas}
+
+
+def _is_as(held: Share | None, wanted: Share | None) -> bool:
+    """Whether nothing is to be done about a share: one who holds the whole, or is to, keeps what it has."""
+    return held is None or wanted is None or held == wanted
 
 
 # --- services -------------------------------------------------------------------------------------------------------
 
 
 def _reconcile_service(
-    record: ServiceRecord, wanted: Sequence[DeviceId], free: Sequence[DeviceId], why: str, now_s: float
+    record: ServiceRecord, wanted: PoolAllocation, free: Sequence[DeviceId], why: str, now_s: float
 ) -> list[Action]:
     service = record.service
     actions: list[Action] = []
-    kept = set(wanted)
+    kept = set(wanted.device_ids)
     for replica in record.replicas:
         is_outdated = replica.revision != service.revision
         if replica.state is not ReplicaState.STOPPING and (replica.device_id not in kept or is_outdated):
@@ -168,6 +194,7 @@ def _reconcile_service(
                 replica_id=replica_id_of(record.workload_id, number),
                 device_id=device_id,
                 generation=service.revision,
+                share=wanted.share,
                 cause="plan",
                 reason=why or "the service needs a replica",
             )
@@ -187,6 +214,7 @@ def _reconcile_job(
     reclaimed: Sequence[tuple[ReplicaRecord, float]],
 ) -> list[Action]:
     wanted = allocation.device_ids
+    functions = function_plan(allocation)
     by_s = min([grace_over_s for _, grace_over_s in reclaimed], default=math.inf)
     batch = _batch(record, allocation)
     if record.state.is_terminal:
@@ -203,7 +231,7 @@ def _reconcile_job(
     if record.state is JobState.PREEMPTING:
         return _stop_all(record, record.reason)
     if not record.members and not record.previous_members:
-        return _without_group(record, wanted, batch, free, why, now_s)
+        return _without_group(record, allocation, batch, free, why, now_s)
     if now_s >= by_s:
         # Before any recovery: one forced change then takes in both.
         return _evict(record, [replica for replica, grace_over_s in reclaimed if now_s >= grace_over_s])
@@ -212,7 +240,8 @@ def _reconcile_job(
     if not record.is_confirmed:
         return []
     if not wanted or record.is_paused:
-        why = "paused by its owner" if record.is_paused else (why or "its devices are needed")
+        paused = record.pause_reason or "paused by its owner"
+        why = paused if record.is_paused else (why or "its devices are needed")
         return _preempt(record, why, by_s - now_s)
     members = {r.device_id for r in record.replicas if r.replica_id in record.members}
     if reclaimed and not members & set(wanted):
@@ -221,7 +250,11 @@ def _reconcile_job(
     if not record.job.elastic:
         # Its processes cannot change their number, so it keeps what it has until it ends or gives up all.
         return _stop_leavers(record)
-    return _resize(record, wanted, batch, free, why, now_s)
+    if functions is not None and functions != record.plan and set(wanted) == members:
+        return [
+            _change(record, [r for r in record.replicas if r.device_id in members], batch, "new plan", why, functions)
+        ]
+    return _resize(record, allocation, batch, free, why, now_s)
 
 
 def _stop_all(record: JobRecord, reason: str) -> list[Action]:
@@ -240,16 +273,19 @@ def _stop(record: JobRecord, replica: ReplicaRecord, grace_s: float, reason: str
 
 def _batch(record: JobRecord, allocation: PoolAllocation) -> int:
     """What the job's steps are to be made of."""
+    if record.job.is_on_functions:
+        # It follows the job's own schedule.
+        return record.batch_size
     if record.job.batch is None:
         return record.job.global_batch_size
     return allocation.global_batch_size or record.batch_size
 
 
 def _without_group(
-    record: JobRecord, wanted: Sequence[DeviceId], batch: int, free: Sequence[DeviceId], why: str, now_s: float
+    record: JobRecord, allocation: PoolAllocation, batch: int, free: Sequence[DeviceId], why: str, now_s: float
 ) -> list[Action]:
     """No worker trains yet: start the first ones, form the first group, or take back what was started."""
-    job = record.job
+    job, wanted = record.job, allocation.device_ids
     if record.replicas:
         coming = [r for r in record.replicas if r.state is not ReplicaState.STOPPING]
         if len(coming) < len(record.replicas) and record.state is not JobState.STARTING:
@@ -268,17 +304,20 @@ def _without_group(
                     generation=record.generation,
                     replica_ids=members,
                     global_batch_size=batch,
+                    functions=function_plan(allocation),
                     cause="replicas ready",
-                    reason=f"started on {_workers(len(members))}",
+                    reason=f"started on {_workers(len(members))}" if not job.is_on_functions else f"started: {why}",
                 )
             )
         return actions
     if not wanted or record.is_paused or now_s < record.runnable_at_s or len(free) < len(wanted):
         return []
-    return _start(record, free, record.generation + 1, why or f"starting on {_workers(len(free))}")
+    return _start(record, free, record.generation + 1, why or f"starting on {_workers(len(free))}", allocation.share)
 
 
-def _start(record: JobRecord, devices: Sequence[DeviceId], generation: int, reason: str) -> list[Action]:
+def _start(
+    record: JobRecord, devices: Sequence[DeviceId], generation: int, reason: str, share: Share | None
+) -> list[Action]:
     is_fresh = generation > record.generation
     return [
         StartReplica(
@@ -287,6 +326,7 @@ def _start(record: JobRecord, devices: Sequence[DeviceId], generation: int, reas
             device_id=device_id,
             generation=generation,
             restore=record.checkpoint if is_fresh else None,
+            share=share,
             cause="plan",
             reason=reason,
         )
@@ -315,6 +355,7 @@ def _recover(record: JobRecord) -> list[Action]:
             generation=record.generation + 1,
             replica_ids=survivors,
             global_batch_size=record.batch_size,
+            functions=record.plan,
             forced=True,
             cause="member lost",
             reason=f"re-formed with {_workers(len(survivors))} after a loss",
@@ -355,9 +396,10 @@ def _stop_leavers(record: JobRecord) -> list[Action]:
 
 
 def _resize(
-    record: JobRecord, wanted: Sequence[DeviceId], batch: int, free: Sequence[DeviceId], why: str, now_s: float
+    record: JobRecord, allocation: PoolAllocation, batch: int, free: Sequence[DeviceId], why: str, now_s: float
 ) -> list[Action]:
-    """Move a running job towards `wanted`: warm joiners first, then one change of membership for all that changed."""
+    """Move a running job to what it is to hold: warm joiners first, then one change of membership for all of it."""
+    wanted = allocation.device_ids
     by_id = {r.replica_id: r for r in record.replicas}
     members = [by_id[m] for m in record.members]
     outsiders = [r for r in record.replicas if r.replica_id not in record.members]
@@ -367,7 +409,8 @@ def _resize(
     actions += [_stop(record, r, END_GRACE_S, why or "no longer needed") for r in unwanted]
     joiners = [r for r in joiners if r.device_id in wanted]
     if free and now_s >= record.runnable_at_s:
-        actions += _start(record, free, record.generation, why or f"growing to {_workers(len(wanted))}")
+        reason = why or f"growing to {_workers(len(wanted))}"
+        actions += _start(record, free, record.generation, reason, allocation.share)
         return actions
     keep = [r for r in members if r.device_id in wanted]
     ready = [r for r in joiners if r.state is ReplicaState.READY]
@@ -403,12 +446,20 @@ def _move(
     return [_change(record, (members[0], *joiners), batch, f"moving {len(members)} -> {len(ready)}", why)]
 
 
-def _change(record: JobRecord, group: Sequence[ReplicaRecord], batch: int, what: str, why: str) -> ResizeJob:
+def _change(
+    record: JobRecord,
+    group: Sequence[ReplicaRecord],
+    batch: int,
+    what: str,
+    why: str,
+    functions: FunctionPlan | None = None,
+) -> ResizeJob:
     return ResizeJob(
         job_id=record.workload_id,
         generation=record.generation + 1,
         replica_ids=tuple(r.replica_id for r in group),
         global_batch_size=batch,
+        functions=functions or record.plan,
         cause="plan",
         reason=what + (f" ({why})" if why else ""),
     )

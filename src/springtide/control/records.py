@@ -9,7 +9,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from springtide.core.decision import Drain, GradientNoise, StepTime
+from springtide.core.function_search import FunctionMeasurement, StreamView
+from springtide.core.functions import Bill, FunctionPlan, Usage
 from springtide.core.resources import DeviceId, Node, NodeId, Pool, Topology
+from springtide.core.shares import Load, Share, load_of
 from springtide.core.tide import Tide
 from springtide.core.workload import (
     Checkpoint,
@@ -40,9 +43,10 @@ class ServiceState(enum.StrEnum):
 
 
 class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One live worker process. It holds `device_id` until it is known to be gone.
+    """One live worker process. It holds `device_id`, or its `share` of it, until it is known to be gone.
 
-    `has_trained` says that a ResizeJob has named it: out of the group again, it leaves for good.
+    `has_trained` says that a ResizeJob has named it: out of the group again, it leaves for good. `phases_s` is what its
+    start was made of, in seconds.
     """
 
     replica_id: ReplicaId
@@ -54,6 +58,8 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     address: str = ""
     restore: Checkpoint | None = None
     has_trained: bool = False
+    share: Share | None = None
+    phases_s: Mapping[str, float] = {}
 
 
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +70,12 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     model's state; `is_confirmed` says that the members have switched. `oldest_generation` is the lowest whose
     messages still count. `outcome` is the terminal state that is due, before EndJob makes it so. `crashes_at_s` are the
     moments at which the whole job went down (charged to its restart budget), `losses_at_s` those at which one worker
-    did and others went on (new workers wait out a back-off: `runnable_at_s`).
+    did and others went on (new workers wait out a back-off: `runnable_at_s`). `plan` is what a job on functions runs
+    as, `usage` and `bill` what that has taken so far, `measurements` what its plans have shown, the newest last.
+    `stream` is how far its growing dataset has come; functions of `too_small_mb` or less ran out of memory.
+    `changed_s` is how long it stood still for changes of its group, all together; `change_s` is what the last forming
+    of a group took, from the decision (`resizing_since_s`) to its first step.
+    `pause_reason` says why it was paused, if not by its owner.
     """
 
     job: TrainingJob
@@ -115,6 +126,16 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     total_progress: float | None = None
     step_times: tuple[StepTime, ...] = ()
     noise: GradientNoise | None = None
+    plan: FunctionPlan | None = None
+    usage: Usage = Usage()
+    bill: Bill = Bill()
+    pause_reason: str = ""
+    measurements: tuple[FunctionMeasurement, ...] = ()
+    stream: StreamView | None = None
+    too_small_mb: int = 0
+    changed_s: float = 0.0
+    change_s: float = 0.0
+    resizing_since_s: float = 0.0
 
     @property
     def batch_size(self) -> int:
@@ -142,7 +163,10 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """All there is to know of one service."""
+    """All there is to know of one service.
+
+    `wanted_replicas` is the co-scaler's advice, `start_phases_s` what the last start of a replica was made of.
+    """
 
     service: InferenceService
     state: ServiceState
@@ -163,6 +187,8 @@ class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
     latency_p50_s: float | None = None
     latency_p99_s: float | None = None
     finished_service_s: float = 0.0
+    wanted_replicas: int | None = None
+    start_phases_s: Mapping[str, float] = {}
 
     @property
     def workload_id(self) -> WorkloadId:
@@ -191,15 +217,16 @@ Record = TypeVar("Record", bound=JobRecord | ServiceRecord)
 class Table(dict[WorkloadId, Record]):
     """Records by id, in order of arrival. `live` are those that may still change anything; a turn looks only at them.
 
-    `held` are the devices they hold, `changed` names whoever has changed since the controller last looked, and `place`
-    numbers them by arrival. All follow every change of a record, so that the cost of a turn does not grow with the
-    number of jobs that have ended or stand still.
+    `held` are the devices they hold, wholly or in part, `shares` the parts of those that are held in parts, `changed`
+    names whoever has changed since the controller last looked, and `place` numbers them by arrival. All follow every
+    change of a record, so that the cost of a turn does not grow with the number of jobs that have ended or stand still.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.live: dict[WorkloadId, Record] = {}
         self.held: set[DeviceId] = set()
+        self.shares: dict[DeviceId, dict[WorkloadId, Share]] = {}
         self.changed: dict[WorkloadId, None] = {}
         self.place: dict[WorkloadId, int] = {}
 
@@ -211,17 +238,34 @@ class Table(dict[WorkloadId, Record]):
         if before is None:
             self.place[workload_id] = len(self.place)
         if before is None or before.replicas is not record.replicas:
-            old = {replica.device_id for replica in before.replicas} if before is not None else set()
-            mine = {replica.device_id for replica in record.replicas}
-            self.held -= old - mine
-            twice = (mine - old) & self.held
-            assert not twice, f"{sorted(twice)} is held twice"
-            assert len(mine) == len(record.replicas), f"{workload_id} holds a device of {sorted(mine)} twice"
-            self.held |= mine - old
+            self._hold(record, before)
         if record.is_over and not record.replicas:
             self.live.pop(workload_id, None)
         else:
             self.live[workload_id] = record
+
+    def _hold(self, record: Record, before: Record | None) -> None:
+        """Note what the record holds now in the place of what it held before."""
+        old = {replica.device_id: replica.share for replica in before.replicas} if before is not None else {}
+        mine = {replica.device_id: replica.share for replica in record.replicas}
+        assert len(mine) == len(record.replicas), f"{record.workload_id} holds a device of {sorted(mine)} twice"
+        for device_id, share in old.items():
+            if device_id in mine and mine[device_id] == share:
+                continue
+            if share is not None:
+                del self.shares[device_id][record.workload_id]
+                if self.shares[device_id]:
+                    continue
+                del self.shares[device_id]
+            self.held.discard(device_id)
+        for device_id, share in mine.items():
+            if device_id in old and old[device_id] == share:
+                continue
+            is_taken = device_id in self.held and (share is None or device_id not in self.shares)
+            assert not is_taken, f"{device_id} is held twice"
+            self.held.add(device_id)
+            if share is not None:
+                self.shares.setdefault(device_id, {})[record.workload_id] = share
 
 
 class Nodes(dict[NodeId, Node]):
@@ -277,14 +321,26 @@ class PlatformState(msgspec.Struct, kw_only=True):
         return (False, place) if place is not None else (True, self.services.place[workload_id])
 
     def is_held(self, device_id: DeviceId) -> bool:
-        """Whether a replica holds the device."""
+        """Whether a replica holds the device or a part of it."""
         return device_id in self.jobs.held or device_id in self.services.held
 
-    def holders(self) -> dict[DeviceId, ReplicaId]:
-        """Who holds each device that is held. Asserts that no device is held twice."""
-        held: dict[DeviceId, ReplicaId] = {}
+    def load(self, device_id: DeviceId) -> Load:
+        """What is taken of the device."""
+        held: list[Share | None] = []
+        for table in (self.jobs, self.services):
+            if device_id in table.shares:
+                held += table.shares[device_id].values()
+            elif device_id in table.held:
+                held.append(None)
+        return load_of(held)
+
+    def holders(self) -> dict[DeviceId, tuple[ReplicaId, ...]]:
+        """Who holds each device that is held. Asserts that nobody sits beside one who holds the whole of it."""
+        held: dict[DeviceId, list[ReplicaRecord]] = {}
         for record in self.live_records():
             for replica in record.replicas:
-                assert replica.device_id not in held, f"{replica.device_id} is held twice"
-                held[replica.device_id] = replica.replica_id
-        return held
+                held.setdefault(replica.device_id, []).append(replica)
+        for device_id, replicas in held.items():
+            is_shared = all(replica.share is not None for replica in replicas)
+            assert len(replicas) == 1 or is_shared, f"{device_id} is held twice"
+        return {device_id: tuple([r.replica_id for r in replicas]) for device_id, replicas in held.items()}

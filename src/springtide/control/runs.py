@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from springtide.control.edits import settled, with_start
 from springtide.control.effects import apply_action
-from springtide.control.records import JobRecord, PlatformState, ReplicaRecord, ReplicaState
+from springtide.control.records import JobRecord, PlatformState, ReplicaRecord, ReplicaState, ServiceRecord
 from springtide.control.transitions import apply_event
 from springtide.core.actions import Action, StartReplica, StopReplica
 from springtide.core.events import Event, ReplicaReady, ReplicaStopped
@@ -48,11 +48,19 @@ def _note_tide(state: PlatformState, now_s: float) -> None:
     if not state.services:
         return
     needed = sum(
-        replicas_for(record.service, record.in_flight + record.queued, record.min_replicas, record.max_replicas)
+        _needed(record)
         for record in state.services.live.values()
-        if record.is_served
+        # A service on shares needs no device of its own.
+        if record.is_served and record.service.share is None
     )
     state.tide = state.tide.noted(now_s, needed)
+
+
+def _needed(record: ServiceRecord) -> int:
+    demand = record.in_flight + record.queued
+    if record.wanted_replicas is not None:
+        return max(record.min_replicas, min(record.max_replicas, record.wanted_replicas))
+    return replicas_for(record.service, demand, record.min_replicas, record.max_replicas)
 
 
 def _runs(items: Sequence[Any]) -> Iterator[tuple[type, list[Any]]]:
@@ -63,7 +71,7 @@ def _runs(items: Sequence[Any]) -> Iterator[tuple[type, list[Any]]]:
 
 def _take_ready(run: Sequence[ReplicaReady], state: PlatformState) -> bool:
     record = state.jobs.get(run[0].workload_id)
-    told = {event.replica_id: event.address for event in run}
+    told = {event.replica_id: event for event in run}
     if record is None or len(told) < len(run):
         return False
     num_ready = 0
@@ -71,7 +79,8 @@ def _take_ready(run: Sequence[ReplicaReady], state: PlatformState) -> bool:
     for replica in record.replicas:
         if replica.replica_id in told and replica.state is ReplicaState.STARTING:
             num_ready += 1
-            replica = replace(replica, state=ReplicaState.READY, address=told[replica.replica_id])
+            event = told[replica.replica_id]
+            replica = replace(replica, state=ReplicaState.READY, address=event.address, phases_s=event.phases_s)
         replicas.append(replica)
     state.num_stale_events += len(run) - num_ready
     if num_ready:

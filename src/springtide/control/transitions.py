@@ -7,7 +7,6 @@ of the past (an unknown workload, an older generation, a replica that is gone) c
 from __future__ import annotations
 
 from functools import singledispatch
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -19,6 +18,7 @@ from springtide.control.edits import (
     with_service_state,
     without_replica,
 )
+from springtide.control.learnt import enlarged, learnt
 from springtide.control.records import (
     JobRecord,
     PlatformState,
@@ -29,9 +29,9 @@ from springtide.control.records import (
     WorkloadRecord,
 )
 from springtide.core import events
-from springtide.core.decision import MAX_STEP_TIMES, GradientNoise, StepTime
+from springtide.core.function_search import MAX_MEASUREMENTS
 from springtide.core.resources import NodeId
-from springtide.core.workload import Checkpoint, JobState, ReplicaId, WorkloadId
+from springtide.core.workload import Checkpoint, InferenceService, JobState, ReplicaId, WorkloadId
 
 CRASH_WINDOW_S = 600.0
 FIRST_BACK_OFF_S = 1.0
@@ -80,14 +80,28 @@ def _(event: events.ServiceDeployed, state: PlatformState, now_s: float) -> None
         max_replicas=service.max_replicas,
     )
     if old is not None:
+        revision = old.service.revision + 1
+        replicas = old.replicas
+        if _differs_in_share(old.service, service) and old.state is not ServiceState.FAILED:
+            # What answers is the same, so the replicas go on and are given the new share in their places.
+            replicas = tuple(replace(r, revision=revision) for r in replicas if r.revision == old.service.revision)
+            replicas += tuple(r for r in old.replicas if r.revision != old.service.revision)
         fresh = replace(
             fresh,
-            replicas=old.replicas,
+            replicas=replicas,
             next_replica=old.next_replica,
             finished_service_s=old.finished_service_s,
-            service=replace(service, revision=old.service.revision + 1),
+            start_phases_s=old.start_phases_s,
+            service=replace(service, revision=revision),
         )
     state.services[service.service_id] = with_service_state(fresh)
+
+
+def _differs_in_share(old: InferenceService, new: InferenceService) -> bool:
+    """Whether both have a share and nothing else that shows in an answer is different."""
+    if old.share is None or new.share is None:
+        return False
+    return old == replace(new, share=old.share, capacity_per_s=old.capacity_per_s, revision=old.revision)
 
 
 @apply_event.register
@@ -109,7 +123,8 @@ def _(event: events.PauseRequested, state: PlatformState, now_s: float) -> None:
     if record is None or record.state.is_terminal:
         state.num_stale_events += 1
         return
-    state.jobs[event.job_id] = settled(replace(record, is_paused=True))
+    reason = event.reason or record.reason
+    state.jobs[event.job_id] = settled(replace(record, is_paused=True, reason=reason, pause_reason=event.reason))
 
 
 @apply_event.register
@@ -118,7 +133,10 @@ def _(event: events.ResumeRequested, state: PlatformState, now_s: float) -> None
     if record is None or not record.is_paused:
         state.num_stale_events += 1
         return
-    record = replace(record, is_paused=False)
+    record = replace(record, is_paused=False, pause_reason="")
+    if event.budget_usd is not None:
+        goal = replace(record.job.goal, budget_usd=event.budget_usd)
+        record = replace(record, job=replace(record.job, goal=goal))
     if record.state is JobState.PAUSED:
         record = replace(record, state=JobState.PENDING, reason="resumed by its owner, waiting for devices")
     state.jobs[event.job_id] = record
@@ -190,7 +208,10 @@ def _(event: events.ReplicaReady, state: PlatformState, now_s: float) -> None:
     if record is None or replica is None or replica.state is not ReplicaState.STARTING:
         state.num_stale_events += 1
         return
-    put(state, with_replica(record, replace(replica, state=ReplicaState.READY, address=event.address)))
+    replica = replace(replica, state=ReplicaState.READY, address=event.address, phases_s=event.phases_s)
+    if isinstance(record, ServiceRecord) and event.phases_s:
+        record = replace(record, start_phases_s=event.phases_s)
+    put(state, with_replica(record, replica))
 
 
 @apply_event.register
@@ -247,32 +268,8 @@ def _(event: events.ProgressReported, state: PlatformState, now_s: float) -> Non
         samples_per_s=event.samples_per_s if event.samples_per_s is not None else record.samples_per_s,
         metrics=event.metrics or record.metrics,
         throughput_samples_per_s=throughput,
-        **_learnt(record, event, state),
+        **learnt(record, event, state),
     )
-
-
-def _learnt(record: JobRecord, event: events.ProgressReported, state: PlatformState) -> dict[str, Any]:
-    """What a report says beyond steps: progress over changing batches, how long a step takes there, gradient noise."""
-    learnt: dict[str, Any] = {}
-    if event.progress is not None:
-        learnt["progress"] = event.progress
-    if event.total_progress is not None:
-        learnt["total_progress"] = event.total_progress
-    if event.grad_sqr is not None and event.grad_var is not None:
-        learnt["noise"] = GradientNoise(grad_sqr=event.grad_sqr, grad_var=event.grad_var)
-    if event.step_s is not None and event.local_batch_size and event.generation == record.generation:
-        node_of = state.topology().node_of
-        device_of = {replica.replica_id: replica.device_id for replica in record.replicas}
-        nodes = [node_of.get(device_of[member]) for member in record.members if member in device_of]
-        placement = tuple(sorted((nodes.count(node) for node in dict.fromkeys(nodes)), reverse=True))
-        if len(nodes) == event.world_size and None not in nodes:
-            measured = StepTime(
-                placement=placement, local_batch_size=event.local_batch_size, step_s=event.step_s, sync_s=event.sync_s
-            )
-            key = (placement, event.local_batch_size)
-            others = [known for known in record.step_times if (known.placement, known.local_batch_size) != key]
-            learnt["step_times"] = (*others, measured)[-MAX_STEP_TIMES:]
-    return learnt
 
 
 @apply_event.register
@@ -293,6 +290,8 @@ def _(event: events.JobResized, state: PlatformState, now_s: float) -> None:
         progress_at_s=now_s,
         num_resizes=record.num_resizes + (event.direction in ("grow", "shrink", "replace")),
         last_pause_s=event.pause_s if is_pause else record.last_pause_s,
+        change_s=max(0.0, now_s - record.resizing_since_s),
+        changed_s=record.changed_s + (event.pause_s if event.direction in ("grow", "shrink", "replace") else 0.0),
         pauses_s={**record.pauses_s, event.direction: event.pause_s} if is_pause else record.pauses_s,
         resized_at_s=now_s,
         started_at_s=now_s if is_first else record.started_at_s,
@@ -342,6 +341,39 @@ def _(event: events.JobFailed, state: PlatformState, now_s: float) -> None:
 
 
 @apply_event.register
+def _(event: events.UsageReported, state: PlatformState, now_s: float) -> None:
+    record = state.jobs.get(event.job_id)
+    if record is None or event.bill.total_usd < record.bill.total_usd:
+        # Money does not come back: an older figure is one that came late.
+        state.num_stale_events += 1
+        return
+    state.jobs[event.job_id] = replace(record, usage=event.usage, bill=event.bill)
+
+
+@apply_event.register
+def _(event: events.FunctionsMeasured, state: PlatformState, now_s: float) -> None:
+    record = _current(state, event.job_id, event.generation)
+    if record is None:
+        return
+    others = tuple(known for known in record.measurements if not known.is_of_same(event.measurement))
+    measurements = (*others, event.measurement)[-MAX_MEASUREMENTS:]
+    state.jobs[event.job_id] = replace(record, measurements=measurements, **enlarged(record, event))
+
+
+@apply_event.register
+def _(event: events.StreamObserved, state: PlatformState, now_s: float) -> None:
+    record = state.jobs.get(event.job_id)
+    if record is None or record.state.is_terminal:
+        state.num_stale_events += 1
+        return
+    if record.stream is not None and event.stream.num_samples < record.stream.num_samples:
+        # What has arrived does not go away: an older figure is one that came late.
+        state.num_stale_events += 1
+        return
+    state.jobs[event.job_id] = replace(record, stream=event.stream)
+
+
+@apply_event.register
 def _(event: events.LoadObserved, state: PlatformState, now_s: float) -> None:
     record = state.services.get(event.service_id)
     if record is None:
@@ -356,6 +388,7 @@ def _(event: events.LoadObserved, state: PlatformState, now_s: float) -> None:
         load_at_s=now_s,
         latency_p50_s=event.latency_p50_s,
         latency_p99_s=event.latency_p99_s,
+        wanted_replicas=event.wanted_replicas,
     )
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import msgspec
 
+from springtide.core.functions import FunctionPlan
 from springtide.core.resources import DeviceId, NodeId, Pool
+from springtide.core.shares import Share
 from springtide.core.workload import (
     DEFAULT_GRACE_S,
     Checkpoint,
@@ -31,7 +33,8 @@ class StartReplica(_Action, frozen=True, kw_only=True):
 
     `generation` is the job's generation at this moment; when it is higher than any seen before for this job, no
     older writer may write any more (the executor raises the storage fence first). `restore` is the checkpoint that
-    the first group starts from.
+    the first group starts from. `share` is what it holds of the device (None: the whole); the executor holds it to
+    that, or says that it cannot.
     """
 
     workload: TrainingJob | InferenceService
@@ -39,6 +42,7 @@ class StartReplica(_Action, frozen=True, kw_only=True):
     device_id: DeviceId
     generation: int
     restore: Checkpoint | None = None
+    share: Share | None = None
 
     @property
     def workload_id(self) -> WorkloadId:
@@ -60,7 +64,8 @@ class ResizeJob(_Action, frozen=True, kw_only=True):
 
     The first ResizeJob of a job forms its first group. A step is made of `global_batch_size` samples from then on; with
     the members as they were it changes the batch alone. `forced` says that a member of the generation before is
-    lost: the survivors must leave whatever collective they hang in, and the storage fence rises at once.
+    lost: the survivors must leave whatever collective they hang in, and the storage fence rises at once. A job on
+    functions has one replica, its coordinator, and runs as `functions` from then on.
     """
 
     job_id: WorkloadId
@@ -68,6 +73,7 @@ class ResizeJob(_Action, frozen=True, kw_only=True):
     replica_ids: tuple[ReplicaId, ...]
     global_batch_size: int
     forced: bool = False
+    functions: FunctionPlan | None = None
 
 
 class PreemptJob(_Action, frozen=True, kw_only=True):
@@ -77,6 +83,14 @@ class PreemptJob(_Action, frozen=True, kw_only=True):
     generation: int
     replica_ids: tuple[ReplicaId, ...]
     grace_s: float = DEFAULT_GRACE_S
+
+
+class SetShare(_Action, frozen=True, kw_only=True):
+    """From now on the replica holds this share of its device. It goes on without a pause."""
+
+    workload_id: WorkloadId
+    replica_id: ReplicaId
+    share: Share
 
 
 class EndJob(_Action, frozen=True, kw_only=True):
@@ -115,4 +129,4 @@ class LabelNode(_Action, frozen=True, kw_only=True):
     pool: Pool
 
 
-Action = StartReplica | StopReplica | ResizeJob | PreemptJob | EndJob | AdmitJob | DrainNode | LabelNode
+Action = StartReplica | StopReplica | ResizeJob | PreemptJob | SetShare | EndJob | AdmitJob | DrainNode | LabelNode

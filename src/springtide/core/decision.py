@@ -9,21 +9,26 @@ from typing import Any, Protocol
 
 import msgspec
 
+from springtide.core.function_search import FunctionMeasurement, StreamView
+from springtide.core.functions import FunctionPlan
 from springtide.core.resources import DeviceId, NodeId, Pool, Topology
+from springtide.core.shares import Share
 from springtide.core.tide import Tide
 from springtide.core.workload import Checkpoint, InferenceService, JobState, TrainingJob, WorkloadId, replicas_for
 
 EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
 
-class PoolAllocation(msgspec.Struct, frozen=True, kw_only=True):
+class PoolAllocation(msgspec.Struct, frozen=True, kw_only=True, tag_field="allocation", tag=True):
     """Devices of the pool: one training worker or one serving replica on each, in rank order.
 
     `global_batch_size` is what a job's steps are made of (None: as it is); it changes only within a job's `batch`.
+    `share` is what it holds of each of the devices (None: the whole); others may hold the rest.
     """
 
     device_ids: tuple[DeviceId, ...]
     global_batch_size: int | None = None
+    share: Share | None = None
 
     @property
     def num_devices(self) -> int:
@@ -31,7 +36,13 @@ class PoolAllocation(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.device_ids)
 
 
-Allocation = PoolAllocation
+class FunctionAllocation(PoolAllocation, frozen=True, kw_only=True, tag=True):
+    """A place at a function service, and the functions that the job runs as there."""
+
+    plan: FunctionPlan
+
+
+Allocation = PoolAllocation | FunctionAllocation
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +78,10 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     once the job is admitted: its deadline is a promise from then on. The view of an unchanged job is the same object.
     `progress` of `total_progress` is done, in steps of the initial batch size, whatever the batch is now
     (`global_batch_size`). `step_times` holds the newest measurement of each placement and local batch size.
+    `spent_usd` is what a job on functions has cost so far, `measurements` what its plans have shown, the newest last;
+    functions of `too_small_mb` or less have run out of memory. `changed_s` is how long it stood still for changes of
+    what it runs on, all together, `last_pause_s` for the last one; `change_s` is what its last change, or its start,
+    took from the decision to the first step.
     """
 
     job: TrainingJob
@@ -92,6 +107,14 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     total_progress: float | None = None
     step_times: tuple[StepTime, ...] = ()
     noise: GradientNoise | None = None
+    spent_usd: float = 0.0
+    epoch: int = 0
+    measurements: tuple[FunctionMeasurement, ...] = ()
+    stream: StreamView | None = None
+    too_small_mb: int = 0
+    changed_s: float = 0.0
+    change_s: float = 0.0
+    last_pause_s: float = 0.0
 
     def attained_service_s(self, now_s: float) -> float:
         """Device-seconds held up to `now_s`."""
@@ -99,7 +122,10 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
-    """A service as a policy sees it: its bounds in force, what runs and what the gateway saw last."""
+    """A service as a policy sees it: its bounds in force, what runs and what the gateway saw last.
+
+    `wanted_replicas` is the co-scaler's advice, where the service has a capacity to go by.
+    """
 
     service: InferenceService
     min_replicas: int
@@ -111,10 +137,13 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
     queued: int = 0
     idle_s: float = 0.0
     latency_p99_s: float | None = None
+    wanted_replicas: int | None = None
 
     @property
     def needed_replicas(self) -> int:
         """What it cannot do without: its guaranteed minimum, and as many as its load asks for within its maximum."""
+        if self.wanted_replicas is not None:
+            return max(self.min_replicas, min(self.max_replicas, self.wanted_replicas))
         demand = self.in_flight + self.queued
         return replicas_for(self.service, demand, self.min_replicas, self.max_replicas)
 

@@ -10,6 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from springtide.core.function_search import FunctionMeasurement, StreamView
+from springtide.core.functions import Bill, Usage
 from springtide.core.resources import Node, NodeId
 from springtide.core.workload import InferenceService, ReplicaId, TrainingJob, WorkloadId
 
@@ -31,15 +33,17 @@ class CancelRequested(_Event, frozen=True, kw_only=True):
 
 
 class PauseRequested(_Event, frozen=True, kw_only=True):
-    """A user wants the job to checkpoint and hold no device until resumed."""
+    """Someone wants the job to checkpoint and hold no device until resumed: its owner, or its budget (`reason`)."""
 
     job_id: WorkloadId
+    reason: str = ""
 
 
 class ResumeRequested(_Event, frozen=True, kw_only=True):
-    """A user wants a paused job to go on."""
+    """A user wants a paused job to go on, with a new budget where one is named."""
 
     job_id: WorkloadId
+    budget_usd: float | None = None
 
 
 class ScaleRequested(_Event, frozen=True, kw_only=True):
@@ -77,11 +81,15 @@ class PlatformStarted(_Event, frozen=True, kw_only=True):
 
 
 class ReplicaReady(_Event, frozen=True, kw_only=True):
-    """A replica is warm: a training worker has imported and built its model, a serving replica can answer."""
+    """A replica is warm: a training worker has imported and built its model, a serving replica can answer.
+
+    `phases_s` says what the start was made of: seconds by phase, in order (`schedule`, `spawn`, `import`, `load`).
+    """
 
     workload_id: WorkloadId
     replica_id: ReplicaId
     address: str = ""
+    phases_s: dict[str, float] = {}
 
 
 class ReplicaStopped(_Event, frozen=True, kw_only=True):
@@ -177,8 +185,34 @@ class JobFailed(_Event, frozen=True, kw_only=True):
     error: str
 
 
+class UsageReported(_Event, frozen=True, kw_only=True):
+    """What a job on functions has used and what that costs, from its submission to now, all generations together."""
+
+    job_id: WorkloadId
+    usage: Usage
+    bill: Bill
+
+
+class FunctionsMeasured(_Event, frozen=True, kw_only=True):
+    """What steps of a job on functions take and cost as its present plan, measured anew."""
+
+    job_id: WorkloadId
+    generation: int
+    measurement: FunctionMeasurement
+
+
+class StreamObserved(_Event, frozen=True, kw_only=True):
+    """How far the growing dataset of a job has come."""
+
+    job_id: WorkloadId
+    stream: StreamView
+
+
 class LoadObserved(_Event, frozen=True, kw_only=True):
-    """What the gateway saw of one service over its last window."""
+    """What the gateway saw of one service over its last window.
+
+    `wanted_replicas` is how many the co-scaler wants, where the service has a capacity to go by.
+    """
 
     service_id: WorkloadId
     arrivals_per_s: float
@@ -187,6 +221,7 @@ class LoadObserved(_Event, frozen=True, kw_only=True):
     idle_s: float
     latency_p50_s: float | None = None
     latency_p99_s: float | None = None
+    wanted_replicas: int | None = None
 
 
 Event = (
@@ -209,5 +244,8 @@ Event = (
     | CheckpointCommitted
     | JobFinished
     | JobFailed
+    | UsageReported
+    | FunctionsMeasured
+    | StreamObserved
     | LoadObserved
 )

@@ -76,3 +76,59 @@ class Journal(Protocol):
     def read(self, after_seq: int = 0) -> Iterator[tuple[int, Step]]:
         """Every step with a higher sequence number, in order."""
         ...
+
+
+class Store(Protocol):
+    """Where bytes live under keys: an object store, or a parameter store that also wakes whoever waits.
+
+    Keys are slash-separated names of at most 512 characters (letters, digits, `.`, `_`, `-`). A put is atomic: a reader
+    sees all of it or nothing. Every method raises StorageError where the store does not do what it was asked, with
+    a sentence that says what to mend. Thread-safe. `requests` counts everything asked, hits and misses.
+    """
+
+    def put(self, key: str, data: bytes | bytearray | memoryview) -> None:
+        """Write an object; one of that key is replaced."""
+        ...
+
+    def put_if_absent(self, key: str, data: bytes | bytearray | memoryview) -> bool:
+        """Write an object unless there is one of that key; whether it was written."""
+        ...
+
+    def get(self, key: str) -> bytes:
+        """Read an object. Raises ObjectMissing."""
+        ...
+
+    def wait(self, key: str, timeout_s: float) -> bytes:
+        """Read an object as soon as it is there. Raises ObjectMissing at the timeout.
+
+        Blocks where the store can; otherwise asks for the known key at growing intervals. Never lists.
+        """
+        ...
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Remove objects; those that are not there are none."""
+        ...
+
+    def keys(self, prefix: str) -> list[str]:
+        """The keys that begin so, in order. Costs list requests: for cleaning up, never for waiting."""
+        ...
+
+    def requests(self) -> StoreRequests:
+        """What has been asked so far."""
+        ...
+
+    def close(self) -> None:
+        """Let go of connections and memory; what was put stays where it outlives the process."""
+        ...
+
+
+class StoreRequests(msgspec.Struct, frozen=True, kw_only=True):
+    """How often a store was asked for what, and what went up and down. A missed get is one of `num_gets`, too."""
+
+    num_puts: int = 0
+    num_gets: int = 0
+    num_misses: int = 0
+    num_lists: int = 0
+    num_deletes: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0

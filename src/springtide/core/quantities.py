@@ -1,6 +1,7 @@
 """Durations, sizes, money and ranges as people write them, parsed once into typed values.
 
 "90m" -> 5400.0 s     "24GB" -> 24e9 bytes     "$4" -> 4.0 usd     "1..8" or (1, 8) -> (1, 8)
+"30%..0.6" -> (0.3, 0.6)
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from springtide.core.errors import InvalidRequest
 _DURATION_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(i?)[bB]?")
+_FRACTION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(%?)")
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
@@ -84,6 +86,38 @@ def parse_range(value: str | int | tuple[int, int], what: str = "range", *, lowe
     if not lowest <= bounds[0] <= bounds[1] or bounds[1] < 1 or bounds[1] > 100_000:
         raise InvalidRequest(f"{what} {value!r} must run from at least {lowest} up to its maximum; for example '1..4'")
     return bounds
+
+
+def parse_fractions(value: str | float | tuple[float, float], what: str = "share") -> tuple[float, float | None]:
+    """Parse 0.3, "0.3", "30%", (0.3, 0.6) or "0.3..0.6" into a lower and, where there is one, an upper fraction.
+
+    Raises InvalidRequest for what is no fraction; whether they make sense together is for the caller to say.
+    """
+    parts: tuple[object, ...]
+    if isinstance(value, str):
+        first, separator, last = value.partition("..")
+        parts = (first, last) if separator else (first,)
+    elif isinstance(value, tuple | list):
+        parts = tuple(value)
+    else:
+        parts = (value,)
+    found = [_fraction(part) for part in parts]
+    known = [fraction for fraction in found if fraction is not None]
+    if len(known) < len(found) or len(known) not in (1, 2):
+        raise InvalidRequest(
+            f"{what} {value!r:.80} is no fraction of a device; write it like 0.3, '30%', '0.3..0.6' or (0.3, 0.6)"
+        )
+    return known[0], known[1] if len(known) > 1 else None
+
+
+def _fraction(value: object) -> float | None:
+    if isinstance(value, str):
+        match = _FRACTION.fullmatch(value.strip())
+        # Divided, not multiplied: 30 / 100 is 0.3 to the last bit.
+        return None if match is None else float(match[1]) / (100.0 if match[2] else 1.0)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
 
 
 def validate_name(name: str, what: str = "name") -> str:

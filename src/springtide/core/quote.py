@@ -11,6 +11,9 @@ from typing import Literal
 import msgspec
 
 from springtide.core.decision import PlannedRun
+from springtide.core.functions import Bill, FunctionPlan
+from springtide.core.search_status import SearchQuote
+from springtide.core.shares import Share
 
 Verdict = Literal["accepted", "refused"]
 OptionName = Literal["cheapest", "chosen", "fastest"]
@@ -55,6 +58,28 @@ class QuoteOption(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str
 
 
+class FunctionQuoteOption(msgspec.Struct, frozen=True, kw_only=True):
+    """A way to run the job on a function service. `bill` is that of the whole run as expected, item by item."""
+
+    name: OptionName
+    plan: FunctionPlan
+    step_s: float
+    finish_s: Range
+    cost_usd: Range
+    bill: Bill
+    verdict: str
+
+
+class PlaceQuote(msgspec.Struct, frozen=True, kw_only=True):
+    """What the same job would meet elsewhere: on the platform's machines ("cluster"), or at the function service."""
+
+    on: str
+    verdict: Verdict
+    reason: str
+    finish_s: Range = UNKNOWN
+    cost_usd: Range = UNKNOWN
+
+
 class CountedOn(msgspec.Struct, frozen=True, kw_only=True):
     """What promises count on until `until_s` (None: for good): `num_devices`, of which `num_loaned` are on loan."""
 
@@ -72,7 +97,10 @@ class Quote(msgspec.Struct, frozen=True, kw_only=True):
     number of workers over time. A refused job's `finish_s` and `cost_usd` are those of a run without the deadline.
     `speed_source` says what the figures rest on, `price_usd_per_device_hour` what a device costs. `counts_on` says
     what promises count on from now to the job's end or its deadline, stretch by stretch, where servers are loaned and
-    taken back; empty: all there is.
+    taken back; empty: all there is. `on` names the function service that the quote is for ("": the platform's
+    machines), `bill` is then that of the chosen option, and `elsewhere` what the job would meet at other places.
+    `search` is there where its workers and memory would be searched for while it runs. `share` is what each of its
+    workers would hold of a device (None: the whole), `enforced` what would hold it and its neighbours to that.
     """
 
     verdict: Verdict
@@ -93,3 +121,10 @@ class Quote(msgspec.Struct, frozen=True, kw_only=True):
     policy: str = ""
     price_usd_per_device_hour: float = 0.0
     counts_on: tuple[CountedOn, ...] = ()
+    on: str = ""
+    bill: Bill | None = None
+    function_options: tuple[FunctionQuoteOption, ...] = ()
+    elsewhere: tuple[PlaceQuote, ...] = ()
+    search: SearchQuote | None = None
+    share: Share | None = None
+    enforced: str = ""

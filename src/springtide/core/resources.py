@@ -8,29 +8,36 @@ from typing import Literal, NewType
 
 import msgspec
 
+from springtide.core.functions import FunctionService
+
 NodeId = NewType("NodeId", str)
 DeviceId = NewType("DeviceId", str)
-DeviceKind = Literal["gpu", "cpu"]
+DeviceKind = Literal["gpu", "cpu", "function"]
 # What a node is labelled for. On a shared one jobs and services may sit side by side, device by device.
 Pool = Literal["shared", "training", "inference"]
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that a replica can hold: a GPU or, on a node without GPUs, a CPU slot."""
+    """One thing that a replica can hold, or a share of it: a GPU, a CPU slot, or a place for a job on functions.
+
+    `memory_mb` is what its sharers divide among them (0: nobody counts it).
+    """
 
     device_id: DeviceId
     node_id: NodeId
     index: int
     kind: DeviceKind = "cpu"
+    memory_mb: int = 0
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
     """A machine with devices. `pool` is what it is labelled for now, `home` the pool that owns it ("": as labelled).
 
-    A node away from home is on loan. `isolates_devices` says that whoever sits on one of its devices leaves those on
-    the others alone, so that a part of it can be loaned (it is shared then); otherwise the whole node is the unit.
-    `switches` are the network switches above it, from its own to the one that all nodes share; nodes without any hang
-    on one switch.
+    `functions` is set where it is no machine but a function service: each of its devices is a place for one job, which
+    runs as many functions as the service lets it. A node away from home is on loan. `isolates_devices` says that
+    whoever sits on one of its devices leaves those on the others alone, so that a part of it can be loaned (it is
+    shared then); otherwise the whole node is the unit. `switches` are the network switches above it, from its own to
+    the one that all nodes share; nodes without any hang on one switch.
     """
 
     node_id: NodeId
@@ -39,6 +46,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     switches: tuple[str, ...] = ()
     home: Pool | Literal[""] = ""
     isolates_devices: bool = False
+    functions: FunctionService | None = None
 
     @property
     def owner(self) -> Pool:
@@ -76,6 +84,11 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return {device.device_id: device.node_id for device in self.devices()}
 
     @cached_property
+    def memory_of(self) -> dict[DeviceId, int]:
+        """The memory of every device whose memory is counted, in MB."""
+        return {device.device_id: device.memory_mb for device in self.devices() if device.memory_mb}
+
+    @cached_property
     def by_id(self) -> dict[NodeId, Node]:
         """Every node by its id."""
         return {node.node_id: node for node in self.nodes}
@@ -84,6 +97,17 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def has_pools(self) -> bool:
         """Whether any node is labelled for one kind of workload."""
         return any(node.pool != "shared" for node in self.nodes)
+
+    @cached_property
+    def machines(self) -> Topology:
+        """The nodes that are machines; the topology itself where all are."""
+        nodes = tuple(node for node in self.nodes if node.functions is None)
+        return self if len(nodes) == len(self.nodes) else Topology(nodes=nodes)
+
+    @cached_property
+    def function_services(self) -> tuple[Node, ...]:
+        """The nodes that are function services."""
+        return tuple(node for node in self.nodes if node.functions is not None)
 
     @cached_property
     def _device_ids(self) -> tuple[DeviceId, ...]:
@@ -103,11 +127,12 @@ def make_node(
     pool: Pool = "shared",
     switches: tuple[str, ...] = (),
     isolates_devices: bool = False,
+    memory_mb: int = 0,
 ) -> Node:
-    """Build a node whose devices are named `<name>/<index>`."""
+    """Build a node whose devices are named `<name>/<index>`, each with `memory_mb` of memory (0: nobody counts it)."""
     node_id = NodeId(name)
     devices = tuple(
-        Device(device_id=DeviceId(f"{name}/{index}"), node_id=node_id, index=index, kind=kind)
+        Device(device_id=DeviceId(f"{name}/{index}"), node_id=node_id, index=index, kind=kind, memory_mb=memory_mb)
         for index in range(num_devices)
     )
     return Node(

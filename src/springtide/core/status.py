@@ -10,17 +10,26 @@ from typing import Literal
 
 import msgspec
 
+from springtide.core.function_search import BatchPhase
+from springtide.core.function_status import FunctionRunStatus
 from springtide.core.pool_status import LoanInterval, NodeStatus, PoolStatus
+from springtide.core.search_status import SearchStatus, StreamStatus
+from springtide.core.shares import Share
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker process."""
+    """One worker process. `share` is what it holds of its device (None: the whole).
+
+    `phases_s` is what its start was made of, in order: seconds by phase (`schedule`, `spawn`, `import`, `load`).
+    """
 
     replica_id: str
     device_id: str
     state: str
     rank: int | None
     started_at_s: float
+    share: Share | None = None
+    phases_s: dict[str, float] = {}
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +43,11 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     it may become (None: it never changes, and all below is None). `progress` of `total_progress` counts in steps of
     the initial batch. `noise_scale` is in samples; `efficiency_fraction` is what a sample brings against one in a
     batch of the initial size, and `goodput_samples_per_s` the speed times that.
+
+    `on` names the function service that it runs at ("": the platform's machines), `functions` what fills its places.
+    `search` is there where its configuration is searched for, `stream` where its dataset grows. `batch_schedule` says
+    from which epoch on a step has how many samples, `study` which search over jobs it is a trial of. `share` is what
+    each of its workers is to hold of a device (None: the whole), `enforced` what holds it and its neighbours to that.
     """
 
     job_id: str
@@ -83,10 +97,24 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     efficiency_fraction: float | None = None
     goodput_samples_per_s: float | None = None
     learning_rate_factor: float | None = None
+    on: str = ""
+    functions: FunctionRunStatus | None = None
+    search: SearchStatus | None = None
+    stream: StreamStatus | None = None
+    batch_schedule: tuple[BatchPhase, ...] = ()
+    study: str = ""
+    is_fastest: bool = False
+    share: Share | None = None
+    enforced: str = ""
 
 
 class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """An inference service."""
+    """An inference service. `share` and `enforced` are as in JobStatus.
+
+    `capacity_per_s` is what one replica answers within the objective, `wanted_replicas` how many the co-scaler wants
+    by it. `cold_start_s` is what the newest start was made of: seconds by phase (`schedule`, `spawn`, `import`, `load`
+    of the replica, and `first_answer`, from ready to the first answer that went out).
+    """
 
     service_id: str
     name: str
@@ -107,10 +135,24 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     device_seconds: float
     url: str
     replicas: tuple[ReplicaStatus, ...]
+    share: Share | None = None
+    enforced: str = ""
+    capacity_per_s: float | None = None
+    wanted_replicas: int | None = None
+    cold_start_s: dict[str, float] = {}
+
+
+class DeviceHolder(msgspec.Struct, frozen=True, kw_only=True):
+    """One of those who share a device, and what it holds of it."""
+
+    workload_id: str
+    workload_name: str
+    replica_id: str
+    share: Share
 
 
 class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One device and who holds it."""
+    """One device and who holds it; where it is shared, `holders` are all of them and the first one stands before."""
 
     device_id: str
     node_id: str
@@ -118,6 +160,7 @@ class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True):
     workload_id: str | None
     workload_name: str | None
     replica_id: str | None
+    holders: tuple[DeviceHolder, ...] = ()
 
 
 class PlatformStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,7 +234,8 @@ class ProgressPoint(msgspec.Struct, frozen=True, kw_only=True):
     """How far a job's training had come at one moment; what was not known then is None.
 
     `predicted_finish_at_s` is what its policy planned at that moment, or else what followed from its speed; the rest is
-    as in JobStatus.
+    as in JobStatus. Of a job on functions `num_workers` are its functions, `memory_mb` is what all of them have
+    together, and `cost_usd` what it had cost so far.
     """
 
     at_s: float
@@ -203,6 +247,9 @@ class ProgressPoint(msgspec.Struct, frozen=True, kw_only=True):
     goodput_samples_per_s: float | None = None
     noise_scale: float | None = None
     predicted_finish_at_s: float | None = None
+    loss: float | None = None
+    memory_mb: int | None = None
+    cost_usd: float | None = None
 
 
 class ProgressSeries(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from typing import Annotated, Generic, Literal, TypeVar
 import msgspec
 
 from springtide.core.errors import BackendError
+from springtide.core.shares import Share
 from springtide.core.workload import (
     DEFAULT_GRACE_S,
     Checkpoint,
@@ -39,7 +40,9 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a worker process needs to know at birth. Sent to the zygote, or passed as a file.
 
     `work_dir` is the workload's directory: `source/`, `checkpoints/`, `artifacts/`, `logs/` and `fence` live in it.
-    `environment` holds torchrun's variables for scripts and whatever the user set.
+    `environment` holds torchrun's variables for scripts and whatever the user set. `share` is what the worker holds of
+    its device (None: the whole); it then tells what it does through slot `share_slot` of the file `share_path`
+    (core/share_wire.py). `ordered_at_s` is when its start was ordered, on the machine's monotonic clock (0: unknown).
     """
 
     workload: TrainingJob | InferenceService
@@ -55,6 +58,10 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     restore: Checkpoint | None = None
     lease_s: float = 30.0
     environment: dict[str, str] = {}
+    share: Share | None = None
+    share_path: str = ""
+    share_slot: int = 0
+    ordered_at_s: float = 0.0
 
     @property
     def workload_id(self) -> WorkloadId:
@@ -87,9 +94,13 @@ class Heartbeat(_Report, frozen=True, kw_only=True):
 
 
 class Ready(_Report, frozen=True, kw_only=True):
-    """Warm: a trainer has imported and built its model; a serving replica listens at `address`."""
+    """Warm: a trainer has imported and built its model; a serving replica listens at `address`.
+
+    `phases_s` is what the start was made of, in order: seconds by phase (`schedule`, `spawn`, `import`, `load`).
+    """
 
     address: str = ""
+    phases_s: dict[str, Duration] = {}
 
 
 class Progress(_Report, frozen=True, kw_only=True):

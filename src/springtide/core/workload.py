@@ -7,6 +7,10 @@ from typing import Literal, NewType
 
 import msgspec
 
+from springtide.core.function_search import BatchPhase, FunctionSearch
+from springtide.core.functions import FunctionMenu
+from springtide.core.shares import Share
+
 WorkloadId = NewType("WorkloadId", str)
 ReplicaId = NewType("ReplicaId", str)
 
@@ -24,13 +28,15 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
     """What the owner wants. `deadline_s` is absolute, on the platform's clock; None means as fast as is sensible.
 
     A soft deadline is no condition: the job runs, late if it must. `waits` says that a job that cannot be promised
-    its deadline now stays in line while the deadline still stands; otherwise it is refused at once.
+    its deadline now stays in line while the deadline still stands; otherwise it is refused at once. `is_fastest` says
+    that time is all that counts, within a budget where there is one.
     """
 
     deadline_s: float | None = None
     budget_usd: float | None = None
     is_soft: bool = False
     waits: bool = False
+    is_fastest: bool = False
 
     @property
     def is_hard(self) -> bool:
@@ -89,7 +95,8 @@ class StepProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload", tag="job"):
-    """A training function with its length, its bounds and its goal. Never changes after submission.
+    """A training function with its length, its bounds and its goal. Never changes after submission,
+    but for a budget that its owner raises.
 
     `num_virtual_shards` (a power of two, at least `max_workers`) fixes the order in which gradients are reduced
     and owns the random-number streams, so that the number of workers never shows in the result.
@@ -102,6 +109,12 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload
     `family` names what jobs of one model have in common (what one of them has shown is expected of the next).
     `step_profile` is the timeline of a step, where one was taken.
     `requested_workers` is what its owner would have asked for on a platform that does not choose.
+    `menu` is set for a job that runs on a function service: the ways to run it there; with `search` the number of
+    workers and their memory are searched for while it runs, and the menu is what it begins with.
+    `batch_schedule` changes the global batch with the epoch (on functions); `num_samples` is the length of the dataset
+    where it is known. `stream` names the growing dataset that it trains on, each sample once, until that is closed.
+    `study` names the search over jobs that it is a trial of. `share` is what each of its workers holds of a device
+    (None: the whole).
     """
 
     job_id: WorkloadId
@@ -128,10 +141,27 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload
     length_unit: LengthUnit = "samples"
     family: str = ""
     step_profile: StepProfile | None = None
+    menu: FunctionMenu | None = None
+    search: FunctionSearch | None = None
+    batch_schedule: tuple[BatchPhase, ...] = ()
+    num_samples: int | None = None
+    stream: str = ""
+    study: str = ""
+    share: Share | None = None
+
+    @property
+    def is_on_functions(self) -> bool:
+        """Whether it runs on a function service instead of machines."""
+        return self.menu is not None
 
 
 class InferenceService(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload", tag="service"):
-    """An inference function with its objective and its bounds. A changed service is a new `revision`."""
+    """An inference function with its objective and its bounds. A changed service is a new `revision`.
+
+    `share` is what each replica holds of a device (None: the whole). `capacity_per_s` is how many requests a second
+    one replica answers within the objective at the limit of its share, as profiled (None: nobody knows); then the
+    number of replicas follows the co-scaler (serving/co_scaler.py) instead of the number of requests at once.
+    """
 
     service_id: WorkloadId
     name: str
@@ -147,6 +177,8 @@ class InferenceService(msgspec.Struct, frozen=True, kw_only=True, tag_field="wor
     grace_s: float = DEFAULT_GRACE_S
     revision: int = 1
     params: dict[str, str] = {}
+    share: Share | None = None
+    capacity_per_s: float | None = None
 
 
 def replicas_for(service: InferenceService, demand: int, minimum: int, maximum: int) -> int:

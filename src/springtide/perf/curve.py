@@ -55,8 +55,13 @@ def curve_of(view: JobView) -> SpeedCurve:
 
     A profile gives the shape; what was measured meanwhile scales it (geometric mean of measured over profiled).
     Without a profile a curve is fitted to the measurements; without either it is a guess of one step a second.
+    A job on functions has one place there and the speed of its recommended plan.
     """
     job = view.job
+    if job.menu is not None:
+        # One place: how fast it is there is the menu's to say.
+        rate = 1.0 / job.menu.options[job.menu.recommended].step_s
+        return SpeedCurve(steps_per_s=(0.0, rate), sizes=(1,), doubling_sizes=(1,), source="profile")
     most = min(view.max_workers, job.num_virtual_shards) if job.elastic else view.max_workers
     return _curve(
         tuple(job.profile_steps_per_s.items()),

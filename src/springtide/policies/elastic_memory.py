@@ -15,6 +15,7 @@ from springtide.core.decision import EMPTY, Plan, PoolAllocation, Refusal, Sched
 from springtide.core.resources import DeviceId, Topology
 from springtide.core.workload import WorkloadId
 from springtide.policies.elastic_jobs import MARK_SPACE, JobBook, JobRow
+from springtide.policies.layout import shape_of
 from springtide.policies.placement import place
 from springtide.policies.replicas import next_idle_at_s, wanted_replicas
 from springtide.policies.shares import Shares, most_workers, serve_demand, serve_minimum
@@ -52,7 +53,7 @@ class Desk:
 
     def _known(self, cluster: Topology) -> tuple[Topology | None, int, tuple[DeviceId, ...]]:
         if self._cluster[0] is not cluster:
-            names = " ".join(f"{node.node_id}:{len(node.devices)}" for node in cluster.nodes)
+            names = " ".join(f"{node.node_id}:{shape_of(node)}" for node in cluster.nodes)
             self._cluster = (cluster, _digest(names), cluster.device_ids())
         return self._cluster
 

@@ -22,6 +22,7 @@ from springtide.policies import fapes_board as boards
 from springtide.policies.fapes_filter import Candidate, Running, in_priority, select_running
 from springtide.policies.fapes_performance import Expectations, Outlook, Settings
 from springtide.policies.fapes_words import Words
+from springtide.policies.layout import shape_of
 from springtide.policies.rounds import Decision, Round, decide_in_rounds
 from springtide.policies.shares import most_workers
 from springtide.solvers.schedule_planning import Board, Demand, Placed, Shapes, plan_job, unit_prices
@@ -91,7 +92,7 @@ def _is_due(snapshot: Snapshot, state: Any) -> bool:
 
 
 def _nodes_mark(cluster: Topology) -> str:
-    parts = [f"{node.node_id} {len(node.devices)}" for node in cluster.nodes]
+    parts = [f"{node.node_id} {shape_of(node)}" for node in cluster.nodes]
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
 
 

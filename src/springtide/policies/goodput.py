@@ -20,6 +20,7 @@ from springtide.core.workload import TrainingJob, WorkloadId
 from springtide.policies.goodput_families import Family, Pace, family_key, read_family, write_family
 from springtide.policies.goodput_jobs import Row, is_waiting, read_rows, size_grid
 from springtide.policies.goodput_words import reasons_of
+from springtide.policies.layout import shape_of
 from springtide.policies.placement import place
 from springtide.policies.replicas import wanted_replicas
 from springtide.policies.rounds import Decision, Round, decide_in_rounds
@@ -110,7 +111,7 @@ class Goodput:
     def _mark(self, snapshot: Snapshot, families: Mapping[str, Family]) -> str:
         """Everything that is a reason to decide anew, as one text."""
         if self._known.topology[0] is not snapshot.cluster:
-            names = " ".join(f"{node.node_id}:{len(node.devices)}" for node in snapshot.cluster.nodes)
+            names = " ".join(f"{node.node_id}:{shape_of(node)}" for node in snapshot.cluster.nodes)
             self._known.topology = (snapshot.cluster, names)
         parts = [self._known.topology[1]]
         for service in snapshot.services:

@@ -88,6 +88,15 @@ def layout_of(cluster: Topology) -> Layout:
 
 
 @functools.lru_cache(maxsize=16384)
+def shape_of(node: Node) -> str:
+    """How many devices of a node are shown; which, where some in between are not. For marks of a cluster.
+
+    Where parts of a node are held by others, as many devices need not be the same ones.
+    """
+    indices = [device.index for device in node.devices]
+    return str(len(indices)) if indices == list(range(len(indices))) else f"of {','.join(map(str, indices))}"
+
+
 def is_scattered(layout: Layout, devices: Sequence[DeviceId]) -> bool:
     """Whether devices (a tuple, all alive) lie on more nodes than an empty cluster would need for so many.
 

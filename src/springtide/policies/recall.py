@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from springtide.core.decision import Plan, PoolAllocation, Snapshot
 from springtide.core.workload import WorkloadId
+from springtide.policies.layout import shape_of
 from springtide.policies.replicas import next_idle_at_s, wanted_replicas
 from springtide.policies.shares import Shares
 from springtide.policies.topology import layout_of
@@ -87,4 +88,4 @@ def _mark(rule: str, snapshot: Snapshot) -> str:
 
 
 def _nodes(snapshot: Snapshot) -> list[str]:
-    return [f"{node.node_id} {len(node.devices)}" for node in snapshot.cluster.nodes]
+    return [f"{node.node_id} {shape_of(node)}" for node in snapshot.cluster.nodes]

@@ -1,4 +1,4 @@
-"""The list of policies and strategies of loans: the one place that knows them by name, each one file and one line."""
+"""The list of policies, strategies of loans and packers of shares: the one place that knows them by name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, cast, get_origin, get_type_hints
+from typing import Any, Literal, cast, get_origin, get_type_hints
 
 import msgspec
 
@@ -71,16 +71,35 @@ _STRATEGIES: Mapping[str, _Entry] = MappingProxyType(
         "dedicated": _Entry("reclaim:Dedicated", line="Two pools of fixed size, without loans (FaPES, 7.1)."),
     }
 )
-POLICY_NAMES: tuple[str, ...] = tuple(
-    name
-    for name, entry in _POLICIES.items()
-    if importlib.util.find_spec(f"springtide.policies.{entry.target.partition(':')[0]}")
+# Who sits beside whom on a device that is held in parts; each stands before any policy, as in `dilu/springtide`.
+_PACKERS: Mapping[str, _Entry] = MappingProxyType(
+    {
+        "dilu": _Entry("share_packing:DiluPacker", line="Shares packed on few devices within bounds (Dilu, 3.3)."),
+        "infless-l": _Entry(
+            "share_rivals:InflessLimit", line="Shares booked at their limit (INFless+-l in Dilu, 5.1)."
+        ),
+        "infless-r": _Entry("share_rivals:InflessRequest", line="Shares held to their request (INFless+-r, 5.1)."),
+        "fast-gs": _Entry("share_rivals:FastGs", line="Shares booked at their limit, first fit (FaST-GS+, 5.1)."),
+        "exclusive": _Entry("share_rivals:ExclusivePacker", line="A device of its own for everyone with a share."),
+    }
 )
-STRATEGY_NAMES: tuple[str, ...] = tuple(
-    name
-    for name, entry in _STRATEGIES.items()
-    if importlib.util.find_spec(f"springtide.policies.{entry.target.partition(':')[0]}")
+_Kind = Literal["policy", "strategy of loans", "packer of shares"]
+_ENTRIES: Mapping[_Kind, Mapping[str, _Entry]] = MappingProxyType(
+    {"policy": _POLICIES, "strategy of loans": _STRATEGIES, "packer of shares": _PACKERS}
 )
+
+
+def _present(entries: Mapping[str, _Entry]) -> tuple[str, ...]:
+    return tuple(
+        name
+        for name, entry in entries.items()
+        if importlib.util.find_spec(f"springtide.policies.{entry.target.partition(':')[0]}")
+    )
+
+
+POLICY_NAMES: tuple[str, ...] = _present(_POLICIES)
+STRATEGY_NAMES: tuple[str, ...] = _present(_STRATEGIES)
+PACKER_NAMES: tuple[str, ...] = _present(_PACKERS)
 
 
 def make_policy(name: str, **parameters: Any) -> Policy:
@@ -88,30 +107,48 @@ def make_policy(name: str, **parameters: Any) -> Policy:
 
     The name may carry parameters itself, as in `edf:caps=no` or `tiresias:thresholds_s=3250+7200:promotion_factor=8`:
     numbers, words, yes or no, and `+` between the items of a list. `STRATEGY/TRAINING`, as in `two-way/fapes:unit=1`,
-    is a policy for training under a strategy of loans; `parameters` are then those of the training policy.
+    is a policy for training under a strategy of loans; `parameters` are those of the training policy. `PACKER/...`,
+    as in `dilu/springtide`, is any policy beside a packer of shares.
     Raises InvalidRequest naming the known policies, or the parameters of this one.
     """
+    first, _, rest = name.partition("/")
+    if rest and first.partition(":")[0] in PACKER_NAMES:
+        from springtide.policies.share_packing import Packer
+        from springtide.policies.sharing import Sharing
+
+        packer = cast(Packer, _make(first, "packer of shares"))
+        return Sharing(packer=packer, inner=make_policy(rest, **parameters))
     strategy, slash, training = name.rpartition("/")
     if not slash:
-        return cast(Policy, _make(name, **parameters))
+        return cast(Policy, _make(name, "policy", **parameters))
     if "/" in strategy:
         raise InvalidRequest(f"one strategy stands before a policy for training, and {name!r} has several")
     from springtide.policies.loaning import Loaning
     from springtide.policies.pools import Strategy
 
     return Loaning(
-        strategy=cast(Strategy, _make(strategy, is_strategy=True)), training=make_policy(training, **parameters)
+        strategy=cast(Strategy, _make(strategy, "strategy of loans")), training=make_policy(training, **parameters)
     )
 
 
-def _make(name: str, *, is_strategy: bool = False, **parameters: Any) -> object:
+def make_live_policy(name: str) -> Policy:
+    """The policy of that name as a platform runs it: where it names no packer of shares, with Dilu's.
+
+    Raises InvalidRequest.
+    """
+    policy = make_policy(name)
+    from springtide.policies.sharing import Sharing
+
+    return policy if isinstance(policy, Sharing) else Sharing(inner=policy)
+
+
+def _make(name: str, kind: _Kind, **parameters: Any) -> object:
     plain, _, tail = name.partition(":")
-    make = _class_of(plain, is_strategy=is_strategy)
+    make = _class_of(plain, kind)
     known = inspect.signature(make).parameters
-    kind = "strategy" if is_strategy else "policy"
     for key in (*parameters, *_parse(plain, tail)):
         if key not in known:
-            raise InvalidRequest(f"the {kind} {plain} has no parameter {key!r}{_known(known)}")
+            raise InvalidRequest(f"the {kind.split()[0]} {plain} has no parameter {key!r}{_known(known)}")
     kinds = get_type_hints(make)
     written = {key: _convert(plain, key, text, kinds[key]) for key, text in _parse(plain, tail).items()}
     return make(**{**written, **parameters})
@@ -123,26 +160,26 @@ def check_policy_name(name: str) -> None:
 
 
 def describe_policy(name: str) -> str:
-    """One line about the policy, or about a strategy of loans. Raises InvalidRequest."""
-    strategy, slash, training = name.rpartition("/")
+    """One line about the policy, the strategy of loans or the packer of shares. Raises InvalidRequest."""
+    first, slash, rest = name.partition("/")
     if slash:
-        return f"{describe_policy(training)} {describe_policy(strategy)}"
+        return f"{describe_policy(rest)} {describe_policy(first)}"
     plain = name.partition(":")[0]
-    is_strategy = plain in STRATEGY_NAMES
-    module = inspect.getmodule(_class_of(plain, is_strategy=is_strategy))
-    line = (_STRATEGIES if is_strategy else _POLICIES)[plain].line
-    return line or ((module and module.__doc__) or "").strip().splitlines()[0]
+    kind: _Kind = "policy"
+    if plain in STRATEGY_NAMES or plain in PACKER_NAMES:
+        kind = "strategy of loans" if plain in STRATEGY_NAMES else "packer of shares"
+    module = inspect.getmodule(_class_of(plain, kind))
+    return _ENTRIES[kind][plain].line or ((module and module.__doc__) or "").strip().splitlines()[0]
 
 
-def _class_of(name: str, *, is_strategy: bool = False) -> type:
-    names = STRATEGY_NAMES if is_strategy else POLICY_NAMES
+def _class_of(name: str, kind: _Kind) -> type:
+    names = {"policy": POLICY_NAMES, "strategy of loans": STRATEGY_NAMES, "packer of shares": PACKER_NAMES}[kind]
     if name not in names:
-        if is_strategy:
-            raise InvalidRequest(f"there is no strategy of loans {name!r}; choose one of {', '.join(names)}")
-        if name in STRATEGY_NAMES:
-            raise InvalidRequest(f"{name} is a strategy of loans: write {name}/POLICY, as in {name}/{names[0]}")
-        raise InvalidRequest(f"there is no policy {name!r}; choose one of {', '.join(names)}")
-    module, _, class_name = (_STRATEGIES if is_strategy else _POLICIES)[name].target.partition(":")
+        if kind == "policy" and (name in STRATEGY_NAMES or name in PACKER_NAMES):
+            what = "strategy of loans" if name in STRATEGY_NAMES else "packer of shares"
+            raise InvalidRequest(f"{name} is a {what}: write {name}/POLICY, as in {name}/{names[0]}")
+        raise InvalidRequest(f"there is no {kind} {name!r}; choose one of {', '.join(names)}")
+    module, _, class_name = _ENTRIES[kind][name].target.partition(":")
     found: type = getattr(importlib.import_module(f"springtide.policies.{module}"), class_name)
     return found
 

@@ -14,8 +14,11 @@ SHRINK_BELOW_FRACTION = 0.6
 def wanted_replicas(view: ServiceView) -> int:
     """Return how many replicas the load asks for, within the bounds in force.
 
-    A service that loads, queues or answers is never idle, however long ago its last request ended.
+    A service that loads, queues or answers is never idle, however long ago its last request ended. Where the co-scaler
+    (serving/co_scaler.py) gives advice, that is followed instead.
     """
+    if view.wanted_replicas is not None:
+        return view.needed_replicas
     service = view.service
     demand = view.in_flight + view.queued
     running = view.num_ready + view.num_starting

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from springtide.core.decision import Overheads, Snapshot
-from springtide.core.resources import DeviceId, Node, Topology
+from springtide.core.resources import DeviceId, Topology
 from springtide.core.workload import WorkloadId
+from springtide.policies.layout import shape_of
 from springtide.policies.springtide_rows import MARK_SPACE, Row
 from springtide.policies.topology import Layout
 from springtide.solvers.plan_book import Book, Entry
@@ -217,14 +218,8 @@ def costs_of(overheads: Overheads, largest: int, falls: Sequence[float] = ()) ->
 
 def mark_cluster(cluster: Topology) -> int:
     """The nodes of a cluster as one number."""
-    names = " ".join(f"{node.node_id}:{_shape(node)}" for node in cluster.nodes)
+    names = " ".join(f"{node.node_id}:{shape_of(node)}" for node in cluster.nodes)
     return int.from_bytes(hashlib.blake2b(names.encode(), digest_size=8).digest()) % MARK_SPACE
-
-
-def _shape(node: Node) -> str:
-    """How many devices a node has; which, where some in between are missing."""
-    indices = [device.index for device in node.devices]
-    return str(len(indices)) if indices == list(range(len(indices))) else ",".join(map(str, indices))
 
 
 def block_of(layout: Layout, devices: Devices) -> tuple[int, int] | None:

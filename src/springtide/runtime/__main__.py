@@ -1,4 +1,4 @@
-"""The entry points of the runtime: `zygote`, `worker`, `probe-resize`, `profile` and `sample-communication`."""
+"""The entry points of the runtime: what workers, warm processes, probes and profiles are started by."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import msgspec
 from springtide.core.wire import WorkerSpec
 
 
-def main(arguments: list[str]) -> int:
-    """Run one entry point and return the process's exit code."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m springtide.runtime", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     zygote = commands.add_parser("zygote", help="fork warm workers on request")
@@ -23,11 +22,31 @@ def main(arguments: list[str]) -> int:
     probe = commands.add_parser("probe-resize", help="measure the pause of every kind of resize")
     probe.add_argument("--json", action="store_true", help="print the rows as JSON")
     probe.add_argument("--small", action="store_true", help="leave out the large model")
+    sync = commands.add_parser("probe-sync", help="time all-reduces over stores behind throttled links")
+    sync.add_argument("--json", action="store_true", help="print the rows as JSON")
+    sync.add_argument("--small", action="store_true", help="two stores, up to four workers")
+    sync.add_argument("--seed", type=int, default=0, help="where the values come from")
+    smlt = commands.add_parser("probe-smlt-sync", help="time SMLT's exchange of gradients beside Siren's and Cirrus's")
+    smlt.add_argument("--json", action="store_true", help="print the rows as JSON")
+    smlt.add_argument("--small", action="store_true", help="up to four workers, once")
+    smlt.add_argument("--seed", type=int, default=0, help="where the values come from")
     profile = commands.add_parser("profile", help="be one worker of a profile")
     profile.add_argument("--spec", required=True, type=Path, help="a ProfileSpec as JSON")
     sample = commands.add_parser("sample-communication", help="be one member of a measurement of collectives")
     sample.add_argument("--spec", required=True, type=Path, help="a SampleSpec as JSON")
-    options = parser.parse_args(arguments)
+    layers = commands.add_parser("profile-layers", help="profile the layers of a task, on one thread")
+    layers.add_argument("--spec", type=Path, help="a LayerSpec as JSON: be the process that measures")
+    layers.add_argument("--source", help="the file that declares an st.Task")
+    layers.add_argument("--object", help="its name in the file")
+    layers.add_argument("--import-root", default="")
+    layers.add_argument("--micro-batch", type=int, default=4)
+    layers.add_argument("--out", type=Path, help="where the profile goes")
+    return parser
+
+
+def main(arguments: list[str]) -> int:
+    """Run one entry point and return the process's exit code."""
+    options = _parser().parse_args(arguments)
     # No thread pool may come up before the worker says how many threads it wants.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if options.command == "zygote":
@@ -40,6 +59,14 @@ def main(arguments: list[str]) -> int:
 
         # Threads of process groups may still be about: one that wakes up amid the interpreter's end aborts it.
         exit_now(run_worker(msgspec.json.decode(options.spec.read_bytes(), type=WorkerSpec)))
+    if options.command == "probe-sync":
+        from springtide.runtime.sync_probe import run_probe as run_sync_probe
+
+        return run_sync_probe(as_json=options.json, small=options.small, seed=options.seed)
+    if options.command == "probe-smlt-sync":
+        from springtide.runtime.sync_smlt import run_probe as run_smlt_probe
+
+        return run_smlt_probe(as_json=options.json, small=options.small, seed=options.seed)
     if options.command == "profile":
         from springtide.runtime.profiling import ProfileSpec
         from springtide.runtime.profiling_worker import run_profile_worker
@@ -50,6 +77,10 @@ def main(arguments: list[str]) -> int:
         from springtide.runtime.collective_worker import run_sample_worker
 
         run_sample_worker(msgspec.json.decode(options.spec.read_bytes(), type=SampleSpec))
+    if options.command == "profile-layers":
+        from springtide.runtime.layer_profiling import main as profile_layers
+
+        return profile_layers(options)
     from springtide.runtime.resize_probe import run_probe
 
     return run_probe(as_json=options.json, with_large=not options.small)

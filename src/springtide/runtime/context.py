@@ -16,7 +16,9 @@ from torch.utils.data import default_collate
 from springtide.core.context import Batch
 from springtide.core.errors import Fenced, InvalidRequest, StorageError
 from springtide.core.quantities import validate_name
+from springtide.runtime.dataset_reader import SampleReader, open_dataset
 from springtide.runtime.trainer import Trainer
+from springtide.storage.dataset_reference import DatasetReference
 from springtide.storage.fence import Fence
 from springtide.storage.files import write_durable
 
@@ -89,8 +91,8 @@ class ElasticContext:
             raise InvalidRequest(
                 "ctx.batches() needs a model first; call ctx.prepare(model, optimizer) before the loop"
             )
-        fetch, num_samples = _fetcher(dataset)
-        self._trainer.start(num_samples)
+        fetch, num_samples = fetcher(dataset, _state_dir_of(self._work_dir))
+        self._trainer.start(num_samples, fetch.reader if isinstance(fetch, _NamedFetch) else None)
         while True:
             if self._num_yielded != self._num_stepped:
                 raise InvalidRequest("a batch was not trained on; call ctx.step(loss) once for every batch of the loop")
@@ -197,8 +199,13 @@ def _build(factory: Any, model: torch.nn.Module) -> Any:
 Fetch = Callable[[Sequence[int]], tuple[Any, Any, Any]]
 
 
-def _fetcher(dataset: Any) -> tuple[Fetch, int]:
-    """How to get samples by index as (x, y, fields), and how many there are."""
+def fetcher(dataset: Any, state_dir: Path | None = None) -> tuple[Fetch, int]:
+    """How to get samples by index as (x, y, fields), and how many there are. Raises InvalidRequest, StorageError.
+
+    A named dataset is looked for in the store of the platform with this state directory (None: this user's).
+    """
+    if isinstance(dataset, DatasetReference):
+        return _named(dataset, state_dir)
     tensors = getattr(dataset, "tensors", None)
     if isinstance(dataset, torch.Tensor):
         return _slicer((dataset,)), len(dataset)
@@ -210,6 +217,31 @@ def _fetcher(dataset: Any) -> tuple[Fetch, int]:
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise InvalidRequest("the dataset needs __len__ and __getitem__, or must be a tuple of equally long tensors")
     return (lambda ids: _as_fields(default_collate([dataset[index] for index in ids]))), len(dataset)
+
+
+class _NamedFetch:
+    """Samples of a dataset that the platform keeps, as tensors; `reader` knows in which order they come best."""
+
+    def __init__(self, reader: SampleReader) -> None:
+        self.reader = reader
+
+    def __call__(self, ids: Sequence[int]) -> tuple[Any, Any, Any]:
+        """The samples of these numbers. Raises StorageError."""
+        return _as_fields([torch.from_numpy(array) for array in self.reader.fetch(ids)])
+
+
+def _state_dir_of(work_dir: Path) -> Path | None:
+    """The state directory of the platform whose worker works here (<state>/workloads/<id>); None outside one."""
+    return work_dir.parents[1] if work_dir.parent.name == "workloads" else None
+
+
+def _named(dataset: DatasetReference, state_dir: Path | None) -> tuple[Fetch, int]:
+    if dataset.is_stream:
+        raise InvalidRequest(
+            f'the stream {dataset.name!r} grows while it is trained on, which jobs on functions do: on="functions"'
+        )
+    reader = open_dataset(dataset, state_dir=state_dir)
+    return _NamedFetch(reader), reader.num_samples
 
 
 def _slicer(arrays: tuple[torch.Tensor, ...]) -> Fetch:

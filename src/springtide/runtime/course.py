@@ -16,6 +16,7 @@ from springtide.core.workload import TrainingJob
 from springtide.perf.goodput import gain
 from springtide.perf.learning_rate import learning_rate_factor
 from springtide.perf.noise_scale import NoiseMeter, NoiseSample, sample_noise
+from springtide.runtime.dataset_reader import SampleReader
 from springtide.runtime.shards import GlobalBatch, Schedule
 
 # A few steps alone often have less signal than noise, which would read as "any batch will do" and be acted on.
@@ -78,8 +79,11 @@ class Course:
         """How many optimizer steps are committed."""
         return self.cursor.step
 
-    def start(self, num_samples: int) -> None:
-        """The dataset is known: which samples come next follows from its length. Raises InvalidRequest."""
+    def start(self, num_samples: int, reader: SampleReader | None = None) -> None:
+        """The dataset is known: which samples come next follows from its length. Raises InvalidRequest.
+
+        One that the platform keeps in shards comes with its `reader`, which knows a better order.
+        """
         if num_samples <= 0:
             raise InvalidRequest("the dataset is empty; hand over at least one sample")
         job = self._job
@@ -88,6 +92,8 @@ class Course:
             global_batch_size=job.global_batch_size,
             num_epochs=job.num_epochs,
             seed=job.seed,
+            order=None if reader is None else reader.order,
+            arrange=None if reader is None else reader.arranged,
         )
 
     def take_batch_size(self, size: int) -> None:

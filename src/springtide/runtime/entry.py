@@ -6,10 +6,12 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from springtide.core.errors import InvalidRequest
+from springtide.core.model import ONLY_ON_FUNCTIONS, called_with
 from springtide.core.workload import Entrypoint
 
 
@@ -43,15 +45,27 @@ def as_function(found: Any) -> Callable[[Any], None]:
 
 
 def run_task(task: Any, ctx: Any) -> None:
-    """Train a declared task: `model`, `dataset`, `loss` are values or factories, `optimizer` takes the parameters."""
+    """Train a declared task: `model`, `dataset`, `loss` are values or factories, `optimizer` takes the parameters.
+
+    Raises InvalidRequest for one whose model has its own gradients, or changes its size.
+    """
+    if task.loss is None or task.optimizer is None:
+        raise InvalidRequest(ONLY_ON_FUNCTIONS)
     import torch
 
-    model = task.model if isinstance(task.model, torch.nn.Module) else task.model()
+    params = ctx.params
+    model = task.model if isinstance(task.model, torch.nn.Module) else called_with(task.model, params=params)
+    if hasattr(model, "begin_epoch"):
+        raise InvalidRequest(
+            f"{type(model).__name__} has begin_epoch(), so it may change its size as it trains, which models of jobs "
+            'on functions may (on="functions"); machines keep the model as it is'
+        )
     loss = task.loss() if isinstance(task.loss, type) else task.loss
     # The data comes before prepare: the others go on training until a joiner gets there, and wait for it afterwards.
     is_factory = callable(task.dataset) and not hasattr(task.dataset, "__getitem__")
-    dataset = task.dataset() if is_factory or isinstance(task.dataset, type) else task.dataset
-    model, _ = ctx.prepare(model, task.optimizer)
+    dataset = called_with(task.dataset, params=params) if is_factory or isinstance(task.dataset, type) else task.dataset
+    optimizer = partial(called_with, task.optimizer, params=params) if callable(task.optimizer) else task.optimizer
+    model, _ = ctx.prepare(model, optimizer)
     model.train()
     for batch in ctx.batches(dataset):
         ctx.step(loss(model(batch.x), batch.y))

@@ -22,6 +22,7 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from springtide.core.errors import BackendError, CollectiveError, PeerLost
+from springtide.runtime.meeting import MeetingPlace
 
 FORM_TIMEOUT_S = 30.0
 OPERATION_TIMEOUT_S = 10.0
@@ -57,15 +58,11 @@ def _is_connected_internet_socket(descriptor: int) -> bool:
 
 
 def open_store(rendezvous: str, generation: int, rank: int, timeout_s: float = FORM_TIMEOUT_S) -> c10d.Store:
-    """The members' meeting place: `file:///directory-or-file` or `tcp://host:port` (rank 0 hosts it)."""
+    """The members' meeting place: `file:///directory` or `tcp://host:port` (rank 0 hosts it)."""
     timeout = timedelta(seconds=timeout_s)
     if rendezvous.startswith("file://"):
-        path = Path(rendezvous.removeprefix("file://"))
-        if path.is_dir():
-            path = path / f"g{generation}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        store: c10d.Store = c10d.FileStore(str(path), -1)
-    elif rendezvous.startswith("tcp://"):
+        return MeetingPlace(Path(rendezvous.removeprefix("file://")) / f"g{generation}", timeout_s)
+    if rendezvous.startswith("tcp://"):
         host, _, port = rendezvous.removeprefix("tcp://").rpartition(":")
         store = c10d.TCPStore(host, int(port), is_master=rank == 0, wait_for_workers=False, timeout=timeout)
     else:
@@ -171,7 +168,7 @@ class Group:
     def close(self) -> None:
         """Leave the group. Operations of others with this member fail."""
         self.abort()
-        left, self._process_group = [self._process_group], None
+        left, self._process_group = [self._process_group, self.store], None
         # Taking it down waits for its threads, and for an operation that hangs in one: not here.
         threading.Thread(target=left.clear, name="springtide-close", daemon=True).start()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,31 +12,19 @@ import torch
 from safetensors.torch import save
 
 from springtide.core.errors import InvalidRequest
-from springtide.core.quantities import format_duration, validate_name
+from springtide.core.quantities import validate_name
 from springtide.core.workload import TrainingJob
 from springtide.runtime.context import ElasticContext
 from springtide.runtime.course import Course
+from springtide.runtime.dataset_reader import SampleReader
 from springtide.runtime.entry import as_function
+from springtide.runtime.local_run import Lines, LocalResult
 from springtide.runtime.payload import Payload
 from springtide.runtime.reduce import Accumulator
 from springtide.runtime.shards import GlobalBatch, seed_everything
 from springtide.runtime.state import TrainingState
 from springtide.runtime.trainer import Trainer
 from springtide.storage.files import write_durable
-
-_LINE_INTERVAL_S = 2.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalResult:
-    """How a run in this process ended. `loss` is the mean over the last global batch."""
-
-    name: str
-    num_steps: int
-    loss: float | None
-    metrics: dict[str, float]
-    artifact_path: str
-    took_s: float
 
 
 class _OneWorker:
@@ -60,9 +47,9 @@ class _OneWorker:
         self.payload = Payload(self.state, 1, measures_noise=self.course.measures_noise)
         self._accumulator = Accumulator(self.payload.pool, self.payload.num_summed)
 
-    def start(self, num_samples: int) -> None:
+    def start(self, num_samples: int, reader: SampleReader | None = None) -> None:
         """The dataset is known: all that is to be trained follows from its length. Raises InvalidRequest."""
-        self.course.start(num_samples)
+        self.course.start(num_samples, reader)
 
     @property
     def step(self) -> int:
@@ -157,33 +144,11 @@ class _LocalContext(ElasticContext):
         return str(path)
 
 
-class _Lines:
-    """Progress as plain lines: the first step, then one every few seconds, then the last step."""
+def _reporter(lines: Lines) -> Callable[[_OneWorker, int], None]:
+    def report(worker: _OneWorker, num_samples: int) -> None:
+        lines.report(worker.step, worker.course.total_steps, worker.loss, num_samples, worker.metrics)
 
-    def __init__(self, name: str, write: Callable[[str], None]) -> None:
-        self._name = name
-        self._write = write
-        self._began_s = self._wrote_s = time.monotonic()
-        self._num_samples = 0
-
-    def report(self, worker: _OneWorker, num_samples: int) -> None:
-        """A step is done."""
-        now_s = time.monotonic()
-        self._num_samples += num_samples
-        total_steps = worker.course.total_steps
-        is_edge = worker.step in (1, total_steps)
-        if not is_edge and now_s - self._wrote_s < _LINE_INTERVAL_S:
-            return
-        self._wrote_s = now_s
-        parts = [f"{self._name} step {worker.step}/{total_steps}", f"loss {worker.loss:.4g}"]
-        parts += [f"{name} {value:.4g}" for name, value in worker.metrics.items()]
-        elapsed_s = now_s - self._began_s
-        if worker.step > 1 and elapsed_s > 0:
-            parts.append(f"{self._num_samples / elapsed_s:.0f} samples/s")
-            if worker.step < total_steps:
-                left_s = elapsed_s * (total_steps - worker.step) / worker.step
-                parts.append(f"ETA {format_duration(left_s)}")
-        self._write("  ".join(parts))
+    return report
 
 
 @contextmanager
@@ -211,7 +176,7 @@ def run_local(
     """
     began_s = time.monotonic()
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    worker = _OneWorker(job, device, _Lines(job.name, write).report)
+    worker = _OneWorker(job, device, _reporter(Lines(job.name, write)))
     chosen = (directory or Path("springtide-out") / job.name).absolute()
     context = _LocalContext(worker, chosen, device, job.params)
     with _as_on_a_worker():

@@ -31,6 +31,7 @@ from springtide.core.wire import (
     WorkerSpec,
     encode_frame,
 )
+from springtide.runtime.start_phases import StartPhases
 
 _FIRST_BACKOFF_S = 0.05
 _LAST_BACKOFF_S = 1.0
@@ -70,6 +71,8 @@ def connect(address: str, timeout_s: float) -> socket.socket:
 class ControlLink:
     """The one connection of a worker. `start` it, `send` reports, take orders, `close` it. All methods are thread-safe.
 
+    `phases` measures what the worker's start is made of, from here on.
+
     Orders other than Acknowledge go to `on_order`, on the control thread (which must not block: heartbeats come from
     it), or into the queue `orders` where no callback is given. `on_lease_expired` is called once, on the control
     thread, when there has been no control plane for `spec.lease_s`.
@@ -83,6 +86,7 @@ class ControlLink:
         on_lease_expired: Callable[[], None] | None = None,
     ) -> None:
         self._spec = spec
+        self.phases = StartPhases(spec.ordered_at_s)
         self.orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
         self.on_order: Callable[[Order], None] = on_order or self.orders.put
         self.on_lease_expired = on_lease_expired

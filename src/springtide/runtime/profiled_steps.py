@@ -17,6 +17,7 @@ from torch.autograd.profiler import record_function
 from torch.nn.parallel import DistributedDataParallel
 
 from springtide.core.errors import InvalidRequest
+from springtide.runtime.dataset_reader import SampleReader
 from springtide.runtime.exchange import Exchange, Watch
 from springtide.runtime.exits import WorkerExit
 from springtide.runtime.profiling import MARK, Iteration
@@ -99,7 +100,7 @@ class ProfiledSteps:
         self._model = model
         self._optimizer = optimizer
 
-    def start(self, num_samples: int) -> None:
+    def start(self, num_samples: int, reader: SampleReader | None = None) -> None:
         """The dataset is known. Raises InvalidRequest where it does not hold a batch for every worker."""
         needed = self._exchange.num_members * max(turn.local_batch_size for turn in self._turns)
         if num_samples < needed:

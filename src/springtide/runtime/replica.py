@@ -22,10 +22,12 @@ from typing import Any
 import msgspec
 
 from springtide.core.errors import BackendError, InvalidRequest, SpringtideError
+from springtide.core.share_wire import SlotWriter
 from springtide.core.wire import Failed, Fence, Left, Order, Preempt, Ready, Stop, WorkerSpec
 from springtide.core.workload import Entrypoint, InferenceService, ReplicaId
 from springtide.runtime.entry import describe_error, load_object
 from springtide.runtime.link import ControlLink
+from springtide.runtime.share_slot import iteration, open_slot
 from springtide.serving.frames import (
     MAX_FRAME_BYTES,
     Answered,
@@ -66,13 +68,19 @@ def load_served_class(entrypoint: Entrypoint) -> type:
 
 
 class Model:
-    """The user's object with its schema: turns calls into outcomes. Only one thread may call `answer`."""
+    """The user's object with its schema: turns calls into outcomes. Only one thread may call `answer`.
 
-    def __init__(self, served: type, max_batch_size: int, params: dict[str, str]) -> None:
+    `slot` is where a replica tells when it predicts (None: it holds the whole of its device, and nobody asks).
+    """
+
+    def __init__(
+        self, served: type, max_batch_size: int, params: dict[str, str], slot: SlotWriter | None = None
+    ) -> None:
         self.schema: ServiceSchema = derive_schema(served)
         self._decoder = call_decoder(served)
         self._list_names = [parameter.name for parameter in self.schema.parameters if parameter.is_list]
         self._max_batch_size = max_batch_size
+        self._slot = slot
         self._instance = served()
         if params and not hasattr(self._instance, "params"):
             self._instance.params = dict(params)
@@ -143,16 +151,29 @@ class Model:
         return self._predict_together({0: given})[0]
 
     def _outputs_of_chunk(self, arguments: dict[str, Any], num_items: int) -> list[Any]:
-        result = _plain(self._instance.predict(**arguments))
+        result = self._predict(arguments, num_items)
         if not isinstance(result, list | tuple):
             raise _WrongLength(f"predict must return a list with one output per item, it returned {_type_of(result)}")
         if len(result) != num_items:
             raise _WrongLength(f"predict got {num_items} items and returned {len(result)} outputs; return one for each")
         return list(result)
 
+    def _predict(self, arguments: dict[str, Any], num_items: int) -> Any:
+        """Run the user's code on one batch; arrays come back as lists, so that a device has done its work by then."""
+        slot = self._slot
+        if slot is None:
+            return _plain(self._instance.predict(**arguments))
+        with iteration(slot, num_items):
+            return _plain(self._instance.predict(**arguments))
+
+    def waits(self, num_batches: int) -> None:
+        """So many batches wait for the one at work to end. Any thread may say so."""
+        if self._slot is not None:
+            self._slot.queued(num_batches)
+
     def _predict_alone(self, arguments: dict[str, Any]) -> Outcome:
         try:
-            result = self._instance.predict(**arguments)
+            result = self._predict(arguments, 1)
         except (Exception, SystemExit) as error:
             return _failure(error)
         return _encoded(result)
@@ -230,6 +251,7 @@ class ReplicaServer:
             if entry is None:
                 return
             peer, predict = entry
+            self._model.waits(self._num_outstanding - 1)
             started_s = time.perf_counter()
             outcomes = self._model.answer(predict.calls)
             took_s = time.perf_counter() - started_s
@@ -304,6 +326,7 @@ class ReplicaServer:
                 # Under the lock: an accepted batch lies before the mark that ends `run`.
                 self._num_outstanding += 1
                 self._batches.put((peer, question))
+                self._model.waits(num_outstanding)
                 return
         if isinstance(question, Ping):
             peer.send(Pong(nonce=question.nonce, num_outstanding=num_outstanding, is_draining=is_draining))
@@ -397,7 +420,9 @@ def run_replica(spec: WorkerSpec, link: ControlLink, *, terminate: Callable[[int
 
 def _serve(spec: WorkerSpec, service: InferenceService, link: ControlLink, stop: _Stopping) -> int:
     try:
-        model = Model(load_served_class(service.entrypoint), service.max_batch_size, service.params)
+        served = load_served_class(service.entrypoint)
+        link.phases.ended("import")
+        model = Model(served, service.max_batch_size, service.params, open_slot(spec))
         server = ReplicaServer(spec.replica_id, model, Path(spec.work_dir))
     except (Exception, SystemExit) as error:
         _LOG.error("the service %s does not load", service.name, exc_info=error)
@@ -409,7 +434,7 @@ def _serve(spec: WorkerSpec, service: InferenceService, link: ControlLink, stop:
     try:
         stop.attach(server)
         link.update(is_ready=True, address=server.address)
-        link.send(Ready(address=server.address))
+        link.send(Ready(address=server.address, phases_s=link.phases.ended("load")))
         server.run()
         seq = link.send(Left(generation=spec.generation))
         link.wait_acknowledged(seq, min(_ACKNOWLEDGE_S, stop.left_s()))

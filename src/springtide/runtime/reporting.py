@@ -7,6 +7,7 @@ import time
 from collections import deque
 from typing import Any, Literal, NamedTuple
 
+from springtide.core.share_wire import SlotWriter
 from springtide.core.wire import Progress, Switched
 from springtide.runtime.course import Course
 from springtide.runtime.link import ControlLink
@@ -30,8 +31,10 @@ class _Ended(NamedTuple):
 class Reporter:
     """Turns step boundaries into reports. Every member sends Switched, only rank 0 sends Progress."""
 
-    def __init__(self, link: ControlLink) -> None:
+    def __init__(self, link: ControlLink, slot: SlotWriter | None = None) -> None:
+        """`slot` is where a worker tells when it computes (None: it holds the whole of its device, and nobody asks)."""
         self._link = link
+        self._slot = slot
         self._formation: Formation | None = None
         self._direction: Direction | None = None
         self._pause_s: float | None = None
@@ -50,10 +53,23 @@ class Reporter:
         self._step = step
         self._window.clear()
 
-    def step_begins(self) -> None:
-        """Training is about to compute again."""
+    def step_begins(self, num_samples: int = 0) -> None:
+        """Training is about to compute again, here on about so many samples."""
+        if self._slot is not None:
+            self._slot.begin(num_samples)
         if self._direction is not None and self._pause_s is None:
             self._pause_s = time.monotonic() - self._last_end_s if self._last_end_s is not None else 0.0
+
+    def computation_ended(self) -> float:
+        """This member has computed its part of the step; what follows waits for the others. The moment it is now."""
+        if self._slot is not None:
+            self._slot.end()
+        return time.monotonic()
+
+    def step_given_up(self) -> None:
+        """The step cannot be completed: whatever it took says nothing."""
+        if self._slot is not None:
+            self._slot.abandon()
 
     def since_last_end_s(self) -> float:
         """How long ago this member committed a step; 0 where it has not."""

@@ -7,10 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import random
+import sys
+from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
-import torch
+
+from springtide.core.errors import StorageError
+from springtide.core.function_search import BatchPhase, batch_at
 
 
 def shards_of_rank(num_shards: int, rank: int, world_size: int) -> range:
@@ -55,42 +61,97 @@ class GlobalBatch:
         return sum(high > low for low, high in (self.shard_bounds(shard, num_shards) for shard in range(num_shards)))
 
 
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """Epochs with one batch size."""
+
+    first_epoch: int
+    first_step: int
+    global_batch_size: int
+    steps_per_epoch: int
+
+
 class Schedule:
     """Cuts `num_epochs` seeded permutations of a dataset into global batches; the last one of an epoch may be smaller.
 
     Nothing is dropped and nothing is used twice, whatever the sizes of the batches: each begins where the one before
-    it ended. With `global_batch_size` throughout, step k (from 0) is batch `k % steps_per_epoch` of its epoch.
+    it ended, and each epoch anew. `phases` change the size with the epoch (SMLT, section 5.3: dynamic batching);
+    which samples a step has follows from its number alone. A dataset in parts brings an `order(seed, epoch)` of its
+    own, and `arrange` puts the samples of a batch so that each worker reads few parts.
     """
 
-    def __init__(self, *, num_samples: int, global_batch_size: int, num_epochs: int, seed: int) -> None:
+    def __init__(
+        self,
+        *,
+        num_samples: int,
+        global_batch_size: int,
+        num_epochs: int,
+        seed: int,
+        phases: tuple[BatchPhase, ...] = (),
+        order: Callable[[int, int], np.ndarray] | None = None,
+        arrange: Callable[[np.ndarray], np.ndarray] | None = None,
+    ) -> None:
         assert num_samples > 0
         assert global_batch_size > 0
         self.num_samples = num_samples
         self.num_epochs = num_epochs
-        self._global_batch_size = global_batch_size
         self._seed = seed
-        self.steps_per_epoch = -(-num_samples // global_batch_size)
-        self.total_steps = self.steps_per_epoch * num_epochs
+        self._order = order
+        self._arrange = arrange
+        self._segments = _segments(phases, num_samples, num_epochs, global_batch_size)
+        self._first_steps = [segment.first_step for segment in self._segments]
+        last = self._segments[-1]
+        self.steps_per_epoch = self._segments[0].steps_per_epoch
+        self.total_steps = last.first_step + (num_epochs - last.first_epoch) * last.steps_per_epoch
         self._permuted_epoch = -1
         self._permutation = np.empty(0, dtype=np.int64)
 
     def batch(self, step: int) -> GlobalBatch:
-        """The samples of optimizer step `step`, from 0, where the batch size never changed."""
+        """The samples of optimizer step `step`, from 0, where nobody but the phases changes the batch size."""
         assert 0 <= step < self.total_steps, (step, self.total_steps)
-        return self.batch_at(step, self.num_seen(step), self._global_batch_size)
+        return self.batch_at(step, self.num_seen(step), self._segment(step).global_batch_size)
 
     def num_seen(self, step: int) -> int:
-        """How many samples lie behind the first `step` steps where the batch size never changed."""
-        epoch, index = divmod(step, self.steps_per_epoch)
-        return epoch * self.num_samples + min(index * self._global_batch_size, self.num_samples)
+        """How many samples lie behind the first `step` steps where nobody but the phases changes the batch size."""
+        segment = self._segment(step)
+        epoch, index = divmod(step - segment.first_step, segment.steps_per_epoch)
+        return (segment.first_epoch + epoch) * self.num_samples + min(
+            index * segment.global_batch_size, self.num_samples
+        )
+
+    def epoch_of(self, step: int) -> int:
+        """The epoch of step `step`; of the last one where there are no more."""
+        segment = self._segment(step)
+        epoch = segment.first_epoch + (step - segment.first_step) // segment.steps_per_epoch
+        return min(epoch, self.num_epochs - 1)
+
+    def global_batch_size_at(self, step: int) -> int:
+        """What a full batch has in the epoch of step `step`."""
+        return self._segment(step).global_batch_size
+
+    def samples_needed(self, step: int) -> int | None:
+        """A dataset is all there: nothing has to be waited for."""
+        return None
+
+    def set_available(self, num_samples: int, *, is_closed: bool) -> None:
+        """A dataset is all there."""
+
+    def _segment(self, step: int) -> _Segment:
+        return self._segments[bisect_right(self._first_steps, step) - 1]
 
     def batch_at(self, step: int, num_seen: int, global_batch_size: int) -> GlobalBatch:
         """The samples of optimizer step `step` (from 0) that come after the first `num_seen`, within one epoch."""
         epoch, start = divmod(num_seen, self.num_samples)
         if epoch != self._permuted_epoch:
-            self._permutation = permutation(self.num_samples, self._seed, epoch)
+            self._permutation = (
+                permutation(self.num_samples, self._seed, epoch)
+                if self._order is None
+                else self._order(self._seed, epoch)
+            )
             self._permuted_epoch = epoch
         ids = self._permutation[start : start + global_batch_size]
+        if self._arrange is not None:
+            ids = self._arrange(ids)
         return GlobalBatch(step=step, epoch=epoch, ids=ids, global_batch_size=global_batch_size)
 
     def num_steps_left(self, num_seen: int, global_batch_size: int) -> int:
@@ -102,16 +163,86 @@ class Schedule:
         return in_this_epoch + (self.num_epochs - epoch - 1) * -(-self.num_samples // global_batch_size)
 
 
+def _segments(phases: tuple[BatchPhase, ...], num_samples: int, num_epochs: int, default: int) -> tuple[_Segment, ...]:
+    """The stretches of epochs with one batch size, each with its first step."""
+    ordered = tuple(sorted(phases, key=lambda phase: phase.from_epoch))
+    borders = sorted({0, num_epochs, *(phase.from_epoch for phase in ordered if 0 < phase.from_epoch < num_epochs)})
+    found: list[_Segment] = []
+    step = 0
+    # A job of no epochs has one stretch, too, without steps.
+    for first_epoch, end_epoch in pairwise(borders if num_epochs > 0 else [0, 0]):
+        size = batch_at(ordered, first_epoch, default)
+        found.append(_Segment(first_epoch, step, size, -(-num_samples // size)))
+        step += (end_epoch - first_epoch) * found[-1].steps_per_epoch
+    return tuple(found)
+
+
+class StreamSchedule:
+    """The batches of a dataset that grows: batch k holds the samples [kB, (k+1)B) in the order in which they arrived.
+
+    Each sample is used once. How many steps there are is known once the stream is closed; then what is left makes a
+    last, smaller batch.
+    """
+
+    def __init__(self, *, global_batch_size: int) -> None:
+        assert global_batch_size > 0
+        self._global_batch_size = global_batch_size
+        self._num_available = 0
+        self._is_closed = False
+
+    @property
+    def total_steps(self) -> int | None:
+        """How many steps there are; None while the stream is open."""
+        return -(-self._num_available // self._global_batch_size) if self._is_closed else None
+
+    def set_available(self, num_samples: int, *, is_closed: bool) -> None:
+        """So many samples may be used now, and whether more will come. Raises StorageError where some have gone."""
+        if num_samples < self._num_available or (self._is_closed and num_samples > self._num_available):
+            raise StorageError(
+                f"the stream had {self._num_available} samples{' and was closed' if self._is_closed else ''}, and now "
+                f"has {num_samples}; samples only ever come, until it is closed"
+            )
+        self._num_available = num_samples
+        self._is_closed = self._is_closed or is_closed
+
+    def samples_needed(self, step: int) -> int | None:
+        """How many samples must be there for step `step`."""
+        end = (step + 1) * self._global_batch_size
+        return min(end, self._num_available) if self._is_closed else end
+
+    def num_seen(self, step: int) -> int:
+        """How many samples lie behind the first `step` steps."""
+        return min(step * self._global_batch_size, self._num_available)
+
+    def batch(self, step: int) -> GlobalBatch:
+        """The samples of step `step`, from 0. Raises StorageError where they are not there yet."""
+        begin, end = self.num_seen(step), self.samples_needed(step)
+        assert end is not None
+        if end > self._num_available or begin >= end:
+            raise StorageError(f"step {step + 1} needs {end} samples of the stream, which has {self._num_available}")
+        return GlobalBatch(step, 0, np.arange(begin, end, dtype=np.int64), self._global_batch_size)
+
+    def epoch_of(self, step: int) -> int:
+        """A stream is read once."""
+        return 0
+
+    def global_batch_size_at(self, step: int) -> int:
+        """What a full batch has."""
+        return self._global_batch_size
+
+
 def permutation(num_samples: int, seed: int, epoch: int) -> np.ndarray:
     """The order in which an epoch visits the dataset."""
     return np.random.Generator(np.random.PCG64([seed & (2**64 - 1), epoch])).permutation(num_samples)
 
 
 def seed_everything(seed: int, *position: int) -> None:
-    """Seed torch, numpy and Python from the job's seed and a position such as (step, shard)."""
+    """Seed torch (where it is loaded), numpy and Python from the job's seed and a position such as (step, shard)."""
     torch_seed, numpy_seed, python_seed = np.random.SeedSequence([seed & (2**64 - 1), *position]).generate_state(
         3, np.uint64
     )
-    torch.manual_seed(int(torch_seed))
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(int(torch_seed))
     np.random.seed(int(numpy_seed) & 0xFFFFFFFF)  # noqa: NPY002 - user code draws from numpy's global generator.
     random.seed(int(python_seed))

@@ -20,6 +20,7 @@ from springtide.core.workload import TrainingJob
 from springtide.runtime.catchup import CatchupReceiver, CatchupSources, Lease, supports_catchup
 from springtide.runtime.checkpoint import CheckpointWriter, load_newest
 from springtide.runtime.course import Course, Cursor
+from springtide.runtime.dataset_reader import SampleReader
 from springtide.runtime.exits import WorkerExit
 from springtide.runtime.group import OPERATION_TIMEOUT_S, Group, is_on_one_machine
 from springtide.runtime.link import ControlLink
@@ -30,6 +31,7 @@ from springtide.runtime.records import StepLog, StepRecord
 from springtide.runtime.reduce import Accumulator, aligned_blocks, exchange
 from springtide.runtime.reporting import Reporter
 from springtide.runtime.shards import GlobalBatch, seed_everything, shards_of_rank
+from springtide.runtime.share_slot import open_slot
 from springtide.runtime.state import TrainingState
 from springtide.runtime.transfer import synchronise
 
@@ -75,7 +77,7 @@ class Trainer:
         self._longest_step_s = 0.0
         self._num_steps_in_generation = 0
         self._step_log = StepLog(self._work_dir)
-        self._reporter = Reporter(link)
+        self._reporter = Reporter(link, open_slot(spec))
         self._writer = CheckpointWriter(
             self._work_dir, lambda written: link.send(CheckpointWritten(checkpoint=written)), _log
         )
@@ -93,12 +95,12 @@ class Trainer:
         touch_gradients(self.payload.parameters)
         self.membership.prepare = self.payload.warm
         self._link.update(is_ready=True)
-        self._link.send(Ready())
+        self._link.send(Ready(phases_s=self._link.phases.ended("load")))
         self._enter_next()
 
-    def start(self, num_samples: int) -> None:
+    def start(self, num_samples: int, reader: SampleReader | None = None) -> None:
         """The dataset is known: all that is to be trained follows from its length. Raises InvalidRequest."""
-        self.course.start(num_samples)
+        self.course.start(num_samples, reader)
 
     @property
     def step(self) -> int:
@@ -193,7 +195,7 @@ class Trainer:
         self._shards = list(shards_of_rank(self.job.num_virtual_shards, self._group.rank, self._group.world_size))
         self._accumulator.clear()
         self.payload.begin_step()
-        self._reporter.step_begins()
+        self._reporter.step_begins(-(-len(self._batch.ids) // self._group.world_size))
         self._step_began_at_s = time.monotonic()
 
     def _bounds(self, shard: int) -> tuple[int, int]:
@@ -223,7 +225,7 @@ class Trainer:
         if self.rank == 0:
             self.payload.set_numbers(first, self.course.last_square)
         self.payload.set_flags(first, ready=ready, needs_sync=needs_sync, preempt=preempt)
-        self._exchange_began_at_s = time.monotonic()
+        self._exchange_began_at_s = self._reporter.computation_ended()
         try:
             vector = self._reduce()
         except CollectiveError as error:
@@ -246,8 +248,7 @@ class Trainer:
             ((_, vector),) = blocks
             blocks.clear()
             return vector
-        num_shards, world_size = self.job.num_virtual_shards, group.world_size
-        runs = [shards_of_rank(num_shards, rank, world_size) for rank in range(world_size)]
+        runs = [shards_of_rank(self.job.num_virtual_shards, r, group.world_size) for r in range(group.world_size)]
         parts = [aligned_blocks(run.start, run.stop) for run in runs]
         is_first = self._num_steps_in_generation == 0
         group.timeout_s = max(
@@ -377,13 +378,13 @@ class Trainer:
         for group in (self._group, self._old_group):
             if group is not None:
                 group.close()
-        self._old_group = None
         self._sources.close()
         self._accumulator.clear()
         self.payload.forget_views()
         if self._batch is not None:
             self.payload.begin_shard()
-        self._batch = None
+        self._batch = self._old_group = None
+        self._reporter.step_given_up()
         self._enter_next()
 
     def _enter_next(self) -> None:

@@ -84,6 +84,7 @@ def _run_trainer(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoint) ->
         # The model must come out the same on every worker, so that even a first group of strangers agrees.
         seed_everything(job.seed)
         function = as_function(load_object(entrypoint, f"springtide_user_{os.getpid()}"))
+        link.phases.ended("import")
         seed_everything(job.seed)
         function(context)
         if not context.is_prepared:
@@ -128,7 +129,7 @@ def _run_script_worker(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoi
     link.on_lease_expired = lambda: exit_now(1)
     link.update(is_ready=True)
     link.start()
-    link.send(Ready())
+    link.send(Ready(phases_s=link.phases.seconds()))
     formed.wait()
     order = orders[0]
     generation = order.generation

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from springtide.core.errors import SpringtideError
 from springtide.service.assembly import Options, configure_logging, serve
+from springtide.service.function_settings import read_settings
 from springtide.service.owners import parse_pools
 
 
@@ -21,6 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--price", type=float, default=None, help="US dollars an hour of one device costs")
     parser.add_argument("--pools", default="", help="who owns how many slots, as inference=2 (default: all share them)")
     parser.add_argument("--day", type=float, default=None, help="seconds after which the tide comes again")
+    parser.add_argument("--functions", type=Path, default=None, help="the settings of a function service, as a file")
     parsed = parser.parse_args(arguments)
     configure_logging()
     try:
@@ -33,6 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
                 usd_per_device_hour=parsed.price,
                 pools=parse_pools(parsed.pools),
                 day_s=parsed.day,
+                functions=None if parsed.functions is None else read_settings(parsed.functions),
             )
         )
     except SpringtideError as error:

@@ -15,15 +15,19 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute
 
 from springtide import __version__
-from springtide.service import openapi, pool_routes, quote_routes, routes
+from springtide.service import data_routes, openapi, pool_routes, quote_routes, routes
 from springtide.service.auth import Door
 from springtide.service.contract import PlatformLike
+from springtide.service.function_menus import service_of
 from springtide.service.history import HistoryIndex
 from springtide.service.limits import Limits
 from springtide.service.metrics import PlatformCollector
 from springtide.service.problems import add_problem_handlers
 from springtide.service.quote import QuoteDesk
+from springtide.service.search_reports import SearchDesk
 from springtide.service.series import SeriesIndex
+from springtide.service.share_routes import share_routes
+from springtide.service.shares import ShareDesk
 from springtide.service.stream import Streams
 from springtide.service.submission import Desk
 
@@ -37,12 +41,14 @@ def build_api(
     history: HistoryIndex | None = None,
     function_paths: Callable[[], dict[str, Any]] = dict,
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None = None,
+    first_answer_s: Callable[[str], float | None] = lambda name: None,
 ) -> FastAPI:
     """Return the application. Call it before the platform starts: it subscribes to the journal's steps.
 
     `extra_routes` (the gateway's, the dashboard's) stand behind the same door. `registry` gets the platform's figures
     and answers /metrics. `function_paths` describes the calls of the deployed services for /openapi.json. A `history`
-    that is given must be fed by the caller. `lifespan` runs around the serving.
+    that is given must be fed by the caller. `lifespan` runs around the serving. `first_answer_s` says for the name of a
+    service how long its first answer took after its last start from nothing.
     """
     if history is None:
         history = HistoryIndex()
@@ -56,11 +62,16 @@ def build_api(
     quotes = QuoteDesk(platform)
     series = SeriesIndex()
     platform.subscribe(series.add)
-    counter = routes.Counter(platform, history, series, Desk(platform), Streams(platform), quotes, pools)
+    searches = SearchDesk(lambda: service_of(platform.view()))
+    shares = ShareDesk(platform, first_answer_s)
+    streams = Streams(platform, searches, shares)
+    counter = routes.Counter(platform, history, series, Desk(platform), streams, quotes, pools, searches, shares)
     for group in (routes.platform_routes, routes.job_routes, routes.service_routes, routes.workload_routes):
         app.include_router(group(counter))
     app.include_router(quote_routes.quote_routes(platform, quotes))
     app.include_router(pool_routes.pool_routes(pools))
+    app.include_router(share_routes(shares))
+    app.include_router(data_routes.data_routes(data_routes.DataDesk(platform)))
     _add_house_routes(app, registry, function_paths)
     app.router.routes.extend(extra_routes)
     add_problem_handlers(app)

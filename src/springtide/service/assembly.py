@@ -9,12 +9,13 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import uvicorn
+from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 import springtide
@@ -22,16 +23,24 @@ from springtide.backends.local import LocalExecutor
 from springtide.backends.local.devices import discover_node, split_node
 from springtide.control.records import ReplicaState, ServiceState
 from springtide.core.errors import BackendError, InvalidRequest
+from springtide.core.function_status import FunctionRunStatus
 from springtide.core.ports import Step
 from springtide.core.resources import Node, Pool
+from springtide.core.share_status import SharingStatus
+from springtide.core.workload import WorkloadId
 from springtide.service.api import build_api
 from springtide.service.auth import load_or_create_token
 from springtide.service.connections import connection_class, raise_descriptor_limit
 from springtide.service.dashboard import dashboard_routes
+from springtide.service.function_assembly import Connection, connect, node_of
+from springtide.service.function_settings import FunctionSettings
 from springtide.service.gateway import Gateway, ReplicaRoute, ServiceRoute
 from springtide.service.owners import policy_with_pools, tide_of
-from springtide.service.platform import Platform, PlatformClock, PlatformView
+from springtide.service.platform import EventExecutor, Platform, PlatformClock, PlatformView
 from springtide.storage.files import write_durable
+
+if TYPE_CHECKING:
+    from springtide.backends.functions.executor import FunctionsExecutor
 
 LOG = logging.getLogger("springtide")
 LOOPBACK = "127.0.0.1"
@@ -45,7 +54,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """How to run the embedded platform. `port` 0 takes a free one, `num_slots` None counts GPUs or cores.
 
     `usd_per_device_hour` None takes the usual price of the kind of device. `pools` says how many slots each one owns;
-    without any, all share one node. `day_s` is the time after which the tide comes again, None a day.
+    without any, all share one node. `day_s` is the time after which the tide comes again, None a day. `functions` is
+    the function service that jobs may run on, too.
     """
 
     state_dir: Path
@@ -55,6 +65,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     usd_per_device_hour: float | None = None
     pools: Mapping[Pool, int] = {}
     day_s: float | None = None
+    functions: FunctionSettings | None = None
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,17 +88,23 @@ def serve(options: Options) -> int:
     nodes = split_node(machine, options.pools) if options.pools else (machine,)
     tide = tide_of(options.day_s)
     listener = _bind(options.port)
-    executors: list[LocalExecutor] = []
-
-    def make_executor(clock: PlatformClock) -> LocalExecutor:
-        executor = LocalExecutor(options.state_dir, clock, nodes=nodes, crash_point=crash_point)
-        executor.open()
-        executors.append(executor)
-        return executor
-
+    hands = _Hands(options.state_dir, nodes, crash_point, options.functions)
+    if options.functions is not None:
+        nodes = (*nodes, node_of(options.functions))
     price = usual_price_usd(machine) if options.usd_per_device_hour is None else options.usd_per_device_hour
     policy = policy_with_pools(options.policy, options.pools)
-    platform = Platform(options.state_dir, policy, nodes, make_executor, crash_point, price, tide)
+    platform = Platform(
+        options.state_dir,
+        policy,
+        nodes,
+        hands.make_executor,
+        crash_point,
+        price,
+        tide,
+        function_status=hands.function_status,
+        has_parameter_store=options.functions is not None and bool(options.functions.parameter_store),
+        sharing=hands.sharing,
+    )
     registry = CollectorRegistry()
     gateway = Gateway(platform.post, registry=registry)
     platform.subscribe(lambda seq, step, view: _route(gateway, step, view))
@@ -98,18 +115,9 @@ def serve(options: Options) -> int:
         registry=registry,
         function_paths=gateway.openapi_paths,
         lifespan=_lifespan(gateway),
+        first_answer_s=gateway.first_answer_s,
     )
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app,
-            http=connection_class(raise_descriptor_limit()),
-            ws="none",
-            log_level="warning",
-            access_log=False,
-            timeout_graceful_shutdown=2,
-            lifespan="on",
-        )
-    )
+    server = _server_of(app)
     url = f"http://{LOOPBACK}:{listener.getsockname()[1]}"
     try:
         platform.start(on_stop=lambda: setattr(server, "should_exit", True))
@@ -121,15 +129,91 @@ def serve(options: Options) -> int:
             server.run(sockets=[listener])
             platform.request_shutdown(stop_workers=True)
             platform.join(timeout_s=60.0)
-            for executor in executors:
-                executor.close(stop_workers=platform.stop_workers)
+            hands.close(stop_workers=platform.stop_workers)
     finally:
         listener.close()
+        hands.disconnect(ends_functions=platform.stop_workers)
         (options.state_dir / "platform.json").unlink(missing_ok=True)
     if platform.failure is not None:
         LOG.error("the control loop failed: %s", platform.failure)
         return 1
     return 0
+
+
+def _server_of(app: FastAPI) -> uvicorn.Server:
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            http=connection_class(raise_descriptor_limit()),
+            ws="none",
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=2,
+            lifespan="on",
+        )
+    )
+
+
+class _Hands:
+    """The executors: of this machine, and of the function service where there is one."""
+
+    def __init__(
+        self,
+        state_dir: Path,
+        machines: Sequence[Node],
+        crash_point: Callable[[str], None],
+        functions: FunctionSettings | None,
+    ) -> None:
+        self._state_dir = state_dir
+        self._machines = machines
+        self._crash_point = crash_point
+        self._settings = functions
+        self._connection: Connection | None = None
+        self._local: LocalExecutor | None = None
+        self._functions: FunctionsExecutor | None = None
+
+    def make_executor(self, clock: PlatformClock) -> EventExecutor:
+        """What the platform's loop drives. By now the state directory is this platform's alone."""
+        self._local = LocalExecutor(self._state_dir, clock, nodes=self._machines, crash_point=self._crash_point)
+        if self._settings is None:
+            self._local.open()
+            return self._local
+        # Loaded for those who have functions: a platform without them starts without their libraries.
+        from springtide.backends.functions.executor import FunctionsExecutor
+        from springtide.service.executors import RoutedExecutor
+
+        self._connection = connection = connect(self._settings, self._state_dir)
+        self._local.open()
+        self._functions = FunctionsExecutor(
+            self._state_dir,
+            clock,
+            provider=connection.provider,
+            node=connection.node,
+            store_url=connection.store_url,
+            parameter_host=connection.parameter_host,
+        )
+        self._functions.open()
+        return RoutedExecutor(self._local, self._functions)
+
+    def function_status(self, workload_id: WorkloadId) -> FunctionRunStatus | None:
+        """Who fills the places of a job on functions."""
+        return None if self._functions is None else self._functions.status(workload_id)
+
+    def sharing(self) -> SharingStatus:
+        """Who shares which device of this machine, and what enforces it."""
+        return SharingStatus() if self._local is None else self._local.sharing()
+
+    def close(self, *, stop_workers: bool) -> None:
+        """End what the executors hold; workers and functions go on unless they are to be stopped."""
+        if self._functions is not None:
+            self._functions.close(stop_workers=stop_workers)
+        if self._local is not None:
+            self._local.close(stop_workers=stop_workers)
+
+    def disconnect(self, *, ends_functions: bool) -> None:
+        """Let go of the function service; an emulator ends with the functions in it, if they are to."""
+        if self._connection is not None:
+            self._connection.end(ends_functions)
 
 
 def usual_price_usd(node: Node) -> float:
@@ -179,6 +263,8 @@ def _route(gateway: Gateway, step: Step | None, view: PlatformView) -> None:
                     if replica.state is not ReplicaState.STOPPING
                 ),
                 failure=record.reason if record.state is ServiceState.FAILED else "",
+                # What sleeps says so; whoever is asked for a share and has none waits for room.
+                waits=record.reason if record.queued and record.service.share and not record.replicas else "",
             )
             for record in view.services.values()
             if not record.is_removed

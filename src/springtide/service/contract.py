@@ -9,8 +9,10 @@ from typing import Any, Protocol
 from springtide.control.records import JobRecord, ServiceRecord
 from springtide.core.decision import Policy, Schedule, Snapshot
 from springtide.core.events import Event
+from springtide.core.function_status import FunctionRunStatus
 from springtide.core.ports import Step
 from springtide.core.resources import Node
+from springtide.core.share_status import SharingStatus
 from springtide.core.workload import WorkloadId
 
 
@@ -74,6 +76,11 @@ class PlatformLike(Protocol):
         """What a device costs."""
         ...
 
+    @property
+    def has_parameter_store(self) -> bool:
+        """Whether what functions tell each other goes through a parameter store."""
+        ...
+
     def snapshot(self) -> Snapshot:
         """What the policy would be shown at this instant."""
         ...
@@ -88,6 +95,14 @@ class PlatformLike(Protocol):
 
     def wait_change(self, after_seq: int, timeout_s: float) -> int:
         """Block until a step later than `after_seq` is journaled, or the timeout. Returns the newest number."""
+        ...
+
+    def function_status(self, workload_id: WorkloadId) -> FunctionRunStatus | None:
+        """Who fills the places of a job on functions now; None for any other, and while its coordinator is away."""
+        ...
+
+    def sharing(self) -> SharingStatus:
+        """Who shares which device now, what is granted to each, and what enforces it."""
         ...
 
     def workload_dir(self, workload_id: WorkloadId) -> Path:

@@ -11,6 +11,7 @@ import numpy as np
 
 from springtide.control.quote import Spread
 from springtide.control.records import JobRecord
+from springtide.core.function_search import BatchPhase, steps_of
 from springtide.core.workload import JobState
 from springtide.perf.scaling import fit_scaling
 from springtide.service.contract import ViewLike
@@ -78,7 +79,12 @@ def declared_steps(options: JobOptionsIn) -> int | None:
     """The number of optimizer steps that the declared number of samples makes; None where none is declared."""
     if options.num_samples is None:
         return None
-    return -(-options.num_samples // options.global_batch_size) * options.num_epochs
+    return steps_of(phases_of(options), options.num_samples, options.num_epochs, options.global_batch_size)
+
+
+def phases_of(options: JobOptionsIn) -> tuple[BatchPhase, ...]:
+    """The batch schedule as a job carries it."""
+    return tuple(BatchPhase(**phase.model_dump()) for phase in options.batch_schedule)
 
 
 def _earlier_runs(view: ViewLike, request: JobIn) -> list[JobRecord]:
@@ -96,6 +102,8 @@ def _earlier_runs(view: ViewLike, request: JobIn) -> list[JobRecord]:
             and job.length_unit == request.options.length_unit
             and job.params == request.options.params
             and bool(record.throughput_samples_per_s)
+            # Functions are no workers: their speed says nothing of the platform's machines.
+            and not job.is_on_functions
         )
         if not is_alike:
             continue

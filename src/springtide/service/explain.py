@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from springtide.control.records import JobRecord, ServiceRecord, ServiceState
+from springtide.core.function_status import FunctionRunStatus
 from springtide.core.pool_status import PoolsReport
 from springtide.core.quantities import format_duration
+from springtide.core.search_status import SearchStatus
+from springtide.core.share_status import SharingStatus
 from springtide.core.status import Explanation, HistoryEntry, JobStatus
 from springtide.core.workload import JobState
+from springtide.policies.function_words import words
 from springtide.service.contract import ViewLike
+from springtide.service.function_evidence import function_evidence, function_next_steps
 from springtide.service.outlook import Outlook
 from springtide.service.pool_evidence import graces_by_node, job_pool_evidence, service_pool_evidence
-from springtide.service.status import device_statuses, job_status, name_of
+from springtide.service.search_evidence import search_evidence, stream_evidence
+from springtide.service.share_evidence import share_evidence
+from springtide.service.status import device_statuses, function_run, job_status, name_of
 
 MAX_HISTORY = 30
 _RESIZES = ("grow", "shrink", "replace", "recover")
@@ -23,19 +30,29 @@ def explain(
     now_s: float,
     outlook: Outlook | None = None,
     pools: PoolsReport | None = None,
+    live: FunctionRunStatus | None = None,
+    search: SearchStatus | None = None,
+    sharing: SharingStatus | None = None,
 ) -> Explanation:
-    """Return why a workload is where it is, with an `outlook` what is expected of it, and what `pools` have to do."""
+    """Return why a workload is where it is, with an `outlook` what is expected of it, and what `pools` have to do.
+
+    `live` is what the coordinator of a job on functions says, `search` what the search for its workers and memory says,
+    `sharing` what is granted on shared devices.
+    """
     if isinstance(record, JobRecord):
-        evidence = [*_job_evidence(record, view, now_s), *_last_changes(record, history, now_s)]
+        run = function_run(record, live)
+        evidence = [*_job_evidence(record, view, now_s, run, search), *_last_changes(record, history, now_s)]
         if pools is not None:
             planned = view.future.get(record.workload_id, ())
             evidence += job_pool_evidence(record, pools, planned, now_s, graces_by_node(view))
         evidence += _expectations(record, outlook, now_s)
-        next_steps = _job_next_steps(record)
+        next_steps = (function_next_steps(record, run) if run is not None else None) or _job_next_steps(record)
     else:
         evidence, next_steps = _service_evidence(record, view), _service_next_steps(record)
         if pools is not None:
             evidence += service_pool_evidence(record, pools, now_s, graces_by_node(view))
+    if sharing is not None:
+        evidence += share_evidence(record, view, sharing)
     return Explanation(
         workload_id=record.workload_id,
         name=name_of(record),
@@ -53,18 +70,27 @@ def _reason(record: JobRecord | ServiceRecord) -> str:
     if record.reason:
         return record.reason
     if isinstance(record, JobRecord) and record.state is JobState.RUNNING:
+        if record.plan is not None:
+            return f"trains as {words(record.plan)}"
         return f"trains with {_count(record.world_size, 'worker')}"
     return f"it is {record.state.value}"
 
 
-def _job_evidence(record: JobRecord, view: ViewLike, now_s: float) -> list[str]:
+def _job_evidence(
+    record: JobRecord, view: ViewLike, now_s: float, run: FunctionRunStatus | None, search: SearchStatus | None
+) -> list[str]:
     status = job_status(record, now_s)
     evidence: list[str] = []
-    if not record.state.is_terminal:
+    if run is not None:
+        evidence += function_evidence(record, run, has_search=search is not None)
+        if search is not None:
+            evidence += search_evidence(record, search)
+        evidence += stream_evidence(record, run)
+    elif not record.state.is_terminal:
         low, high = record.min_workers, record.max_workers
         bounds = _count(low, "worker") if low == high else f"{low}..{high} workers"
         evidence.append(f"asks for {bounds}, holds {_count(len(record.replicas), 'device')}")
-    if record.state in (JobState.PENDING, JobState.PAUSED, JobState.REJECTED):
+    if run is None and record.state in (JobState.PENDING, JobState.PAUSED, JobState.REJECTED):
         evidence.append(_occupancy(view))
     if record.state is JobState.PENDING and record.runnable_at_s > now_s:
         evidence.append(f"waits out a back-off for {format_duration(record.runnable_at_s - now_s)} more")
@@ -73,7 +99,9 @@ def _job_evidence(record: JobRecord, view: ViewLike, now_s: float) -> list[str]:
         evidence.append(f"step {record.step} of {record.total_steps} ({done:.0f} %)")
     evidence += _batch_evidence(status)
     if status.eta_s is not None:
-        evidence.append(f"at {status.samples_per_s or 0:.0f} samples/s it ends in {format_duration(status.eta_s)}")
+        # After a start or a change nothing has been measured yet, and an earlier speed is what it rests on.
+        speed = "as it went before" if not status.samples_per_s else f"at {status.samples_per_s:.0f} samples/s"
+        evidence.append(f"{speed} it ends in {format_duration(status.eta_s)}")
     if status.deadline_at_s is not None and not record.state.is_terminal:
         left_s = status.deadline_at_s - now_s
         sentence = (
@@ -216,12 +244,20 @@ def _service_next_steps(record: ServiceRecord) -> list[str]:
 def _occupancy(view: ViewLike) -> str:
     devices = device_statuses(view)
     held: dict[str, int] = {}
+    shared: dict[str, int] = {}
     for device in devices:
-        if device.workload_id is not None:
+        if device.workload_id is None:
+            continue
+        if not device.holders:
             held[device.workload_id] = held.get(device.workload_id, 0) + 1
-    num_free = len(devices) - sum(held.values())
-    holders = ", ".join(f"{workload_id} {count}" for workload_id, count in list(held.items())[:5])
-    return f"{num_free} of {_count(len(devices), 'device')} free" + (f"; held: {holders}" if holders else "")
+        for holder in device.holders:
+            shared[holder.workload_id] = shared.get(holder.workload_id, 0) + 1
+    num_free = sum(device.workload_id is None for device in devices)
+    told = f"{num_free} of {_count(len(devices), 'device')} free"
+    for label, counts in (("held", held), ("held in part", shared)):
+        holders = ", ".join(f"{workload_id} {count}" for workload_id, count in list(counts.items())[:5])
+        told += f"; {label}: {holders}" if holders else ""
+    return told
 
 
 def _count(number: int, singular: str, plural: str = "") -> str:

@@ -3,7 +3,7 @@
 `POST /f/{name}` takes a JSON object {"parameter": value, ...}, or a bare list for the only parameter, and answers
 {"outputs": what predict returned}. A replica that dies before it has answered is replaced once: predict is taken to
 be idempotent. A refusal is {"error": {"code", "message"}}, on v2 paths {"error": sentence}. The header `X-Springtide`
-of an answer tells queue, cold start and batch size.
+of an answer tells queue, cold start and batch size, and the share of a device behind it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import springtide
 from springtide.core.errors import InvalidRequest, NotFound, SpringtideError
 from springtide.core.events import Event
 from springtide.core.quantities import parse_duration_s, validate_name
+from springtide.core.shares import Share
 from springtide.service.gateway_errors import ClientGone, RequestRefused
 from springtide.service.gateway_metrics import GatewayMetrics
 from springtide.service.gateway_queue import ServiceQueue
@@ -160,6 +161,11 @@ class Gateway:
         queue = self._queues.get(name)
         return 0 if queue is None else queue.num_ready
 
+    def first_answer_s(self, name: str) -> float | None:
+        """How long the named service took from ready to its first answer when it last started from nothing."""
+        queue = self._queues.get(name)
+        return None if queue is None else queue.first_answer_s
+
     def openapi_paths(self) -> dict[str, Any]:
         """The OpenAPI `paths` of the deployed services, from their type hints where a replica has told them."""
         paths: dict[str, Any] = {}
@@ -206,7 +212,7 @@ class Gateway:
         loop = asyncio.get_running_loop()
         while True:
             for queue in self._queues.values():
-                queue.tell(loop.time())
+                queue.second(loop.time())
             self._leaving = [queue for queue in self._leaving if queue.is_busy]
             await asyncio.sleep(_TICK_S)
 
@@ -234,7 +240,7 @@ class Gateway:
     ) -> tuple[Answer, _Headers]:
         """Return a good answer and its headers. Raises what the caller is to be told."""
         answer = await queue.ask(prepare, self._timeout_s(scope), lambda: _until_gone(receive))
-        headers = (_springtide_header(answer),)
+        headers = (_springtide_header(answer, queue.service.share),)
         if answer.outcome.status != "ok":
             sentence = answer.outcome.body.decode("utf-8", "replace")
             if answer.outcome.status == "invalid":
@@ -444,11 +450,12 @@ async def _until_gone(receive: Receive) -> None:
         pass
 
 
-def _springtide_header(answer: Answer) -> tuple[bytes, bytes]:
+def _springtide_header(answer: Answer, share: Share | None) -> tuple[bytes, bytes]:
+    held = "" if share is None else f" share={share.request:g}..{share.limit:g}"
     return (
         b"x-springtide",
         f"queue={_ms(answer.queue_s)} cold_start={_ms(answer.cold_start_s)} batch={answer.num_batch_items} "
-        f"replica={answer.replica_id}".encode(),
+        f"replica={answer.replica_id}{held}".encode(),
     )
 
 

@@ -10,12 +10,15 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import replace
+
 from springtide.core.errors import BackendError, InvalidRequest, SpringtideError
 from springtide.core.events import LoadObserved
 from springtide.core.workload import InferenceService, ReplicaId
 from springtide.service.gateway_errors import RequestRefused
 from springtide.service.gateway_metrics import GatewayMetrics
 from springtide.service.gateway_requests import Answer, Pending, Watch
+from springtide.service.gateway_scaling import ReplicaAdvice
 from springtide.service.replica_client import ReplicaClient
 from springtide.serving.admission import QueueState, calls_ahead, refusal, smooth
 from springtide.serving.batcher import BatchLimits, Waiting, WaitUntil, expected_company, form_batch, worthwhile_wait_s
@@ -46,6 +49,7 @@ class ServiceQueue:
         self.service: InferenceService = route.service
         self.schema: ServiceSchema | None = None
         self.window = LoadWindow(route.service.service_id, now_s)
+        self.advice = ReplicaAdvice(route.service, now_s, len(route.replicas))
         self._metrics = metrics
         self._queue_seconds = metrics.queue.labels(route.service.name)
         self._batch_items = metrics.batch.labels(route.service.name)
@@ -68,6 +72,9 @@ class ServiceQueue:
         self._answered_at_s: dict[ReplicaId, float] = {}
         self._woken_at_s: float | None = None
         self._ready_at_s: float | None = None
+        self._is_first_answer_due = False
+        # From the first ready replica to the first answer that went out, at the last start from nothing.
+        self.first_answer_s: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._closed: SpringtideError | None = None
         self.apply(route)
@@ -94,10 +101,11 @@ class ServiceQueue:
 
     def apply(self, route: ServiceRoute) -> None:
         """Take over the platform's view: connect to new ready replicas, send nothing more to those that left."""
-        if route.service.revision != self.service.revision:
+        if not _answers_alike(route.service, self.service):
             self.schema = None
         self.service = route.service
-        self._failure = route.failure
+        self.advice.apply(route.service, len(route.replicas))
+        self._failure, self._waits = route.failure, route.waits
         usable = {replica.replica_id: replica for replica in route.replicas if replica.is_ready and replica.address}
         self._loading = frozenset(replica.replica_id for replica in route.replicas if not replica.is_ready)
         self._were_ready &= {replica.replica_id for replica in route.replicas}
@@ -138,6 +146,7 @@ class ServiceQueue:
             raise self._given_up()
         now_s = self._loop.time()
         self.window.arrived(now_s)
+        self.advice.arrived()
         num_ready = self.num_ready
         num_queued = self.num_queued
         is_batchable = self.schema is None or self.schema.is_batchable
@@ -181,8 +190,17 @@ class ServiceQueue:
     def observe(self, now_s: float) -> LoadObserved:
         """Return the load as of now."""
         return self.window.observe(
-            now_s, in_flight=self._num_in_flight, queued=self.num_queued, loading=self.is_loading
+            now_s,
+            in_flight=self._num_in_flight,
+            queued=self.num_queued,
+            loading=self.is_loading,
+            wanted=self.advice.wanted,
         )
+
+    def second(self, now_s: float) -> None:
+        """Another second has passed: ask how many replicas are wanted, and post the load if it is worth telling."""
+        self.advice.second(now_s, num_queued=self.num_queued, idle_s=self.observe(now_s).idle_s)
+        self.tell(now_s)
 
     def tell(self, now_s: float, *, always: bool = False) -> None:
         """Post the load if it is worth telling."""
@@ -217,6 +235,7 @@ class ServiceQueue:
         if num_ready == 0:
             if self._woken_at_s is None and self.num_queued:
                 self._woken_at_s = now_s
+                self.advice.wake()
                 self.tell(now_s, always=True)
         elif (
             self._waiting
@@ -267,10 +286,11 @@ class ServiceQueue:
         if pending.is_sent:
             error = RequestRefused(504, f"the model did not answer within the {waited_s:.1f} s that the request allows")
         elif self.num_ready == 0:
+            waits = f" ({self._waits})" if self._waits else ""
             error = RequestRefused(
                 503,
                 f"no replica of {self.service.name!r} became ready within the {waited_s:.1f} s that the request "
-                "allows; send it again later or with a longer X-Springtide-Timeout",
+                f"allows{waits}; send it again later or with a longer X-Springtide-Timeout",
                 _RETRY_AFTER_S,
             )
         else:
@@ -287,7 +307,7 @@ class ServiceQueue:
         service = self.service
         limits = BatchLimits(
             max_batch_size=service.max_batch_size,
-            batch_wait_s=worthwhile_wait_s(service.batch_wait_s, self._call_s),
+            batch_wait_s=worthwhile_wait_s(service.batch_wait_s, self._call_s, service.slo_s),
         )
         while self._waiting:
             client = self._pick()
@@ -364,6 +384,7 @@ class ServiceQueue:
             if self._woken_at_s is not None:
                 self._metrics.cold_start.labels(self.service.name).observe(now_s - self._woken_at_s)
                 self._woken_at_s = None
+                self._is_first_answer_due = True
         held, self._held = self._held, {}
         for pending in held.values():
             try:
@@ -387,6 +408,8 @@ class ServiceQueue:
             # A batch sent ahead also waits at the replica; only what it kept the replica busy counts.
             began_s = max(sent.sent_at_s, self._answered_at_s.get(client.replica_id, 0.0))
             self._call_s = smooth(self._call_s, now_s - began_s)
+            if self._is_first_answer_due and self._ready_at_s is not None:
+                self._is_first_answer_due, self.first_answer_s = False, now_s - self._ready_at_s
             for pending, outcome in zip(sent.pendings, reply.outcomes, strict=True):
                 if not pending.future.done():
                     pending.future.set_result(
@@ -431,6 +454,15 @@ class ServiceQueue:
         if client.is_retired and not client.outstanding:
             self._leaving.discard(client)
             client.close()
+
+
+def _answers_alike(one: InferenceService, other: InferenceService) -> bool:
+    """Whether both are answered by the same replicas: where only shares differ, those go on and say nothing anew."""
+    if one.revision == other.revision:
+        return True
+    has_shares = one.share is not None and other.share is not None
+    same = replace(other, share=one.share, capacity_per_s=one.capacity_per_s, revision=one.revision)
+    return has_shares and one == same
 
 
 def _waiting(pending: Pending, call: Call, schema: ServiceSchema | None) -> Waiting:

@@ -2,34 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from springtide.core.errors import InvalidRequest
+from springtide.core.shares import TOLERANCE, Share
 from springtide.core.workload import WorkloadId
 from springtide.service.contract import ViewLike
 
 
-def check_guarantee(view: ViewLike, service_id: WorkloadId, minimum: int) -> None:
+def check_guarantee(view: ViewLike, service_id: WorkloadId, minimum: int, share: Share | None = None) -> None:
     """Raise InvalidRequest if `minimum` replicas of the service can never all be there beside what others are due.
 
     A minimum is a promise to those who call the service, so it is refused at once rather than broken for good, as a
-    deadline that cannot be kept is. What was promised before stands, also after some devices are gone.
+    deadline that cannot be kept is. What was promised before stands, also after some devices are gone. Each replica
+    takes a device, or the request of its `share` of one on which no other replica of the service sits.
     """
-    num_devices = sum(len(node.devices) for node in view.nodes)
+    # A place at a function service holds a job's coordinator, never a replica.
+    num_devices = sum(len(node.devices) for node in view.nodes if node.functions is None)
     known = view.services.get(service_id)
     promised = known.min_replicas if known is not None and not known.is_removed else 0
-    if minimum <= promised or num_devices == 0:
+    is_more = known is not None and _weight(share) > _weight(known.service.share)
+    if (minimum <= promised and not is_more) or num_devices == 0:
         return
     others = {
-        record.service.name: record.min_replicas
+        record.service.name: (record.min_replicas, record.service.share)
         for record in view.services.values()
         if record.workload_id != service_id and not record.is_removed and record.min_replicas > 0
     }
-    num_left = max(0, num_devices - sum(others.values()))
-    if minimum <= num_left:
+    most = minimum
+    while most and not _fits([*others.values(), (most, share)], num_devices):
+        most -= 1
+    if minimum <= most:
         return
     has = "1 device" if num_devices == 1 else f"{num_devices} devices"
-    taken = ", ".join(f"{name} {count}" for name, count in others.items())
-    besides = f", of which others are guaranteed {sum(others.values())} ({taken})" if others else ""
+    due = {name: count * _weight(held) for name, (count, held) in others.items()}
+    taken = ", ".join(f"{name} {amount:g}" for name, amount in due.items())
+    besides = f", of which others are guaranteed {sum(due.values()):g} ({taken})" if due else ""
+    size = "" if share is None else f" of {share.request:g} of a device each"
     raise InvalidRequest(
-        f"{service_id} cannot be guaranteed {minimum} replicas: the platform has {has}{besides}; ask for a minimum of "
-        f"at most {num_left}, like --scale {num_left}..{max(1, minimum)}, or start it with more slots"
+        f"{service_id} cannot be guaranteed {minimum} replicas{size}: the platform has {has}{besides}; ask for a "
+        f"minimum of at most {most}, like --scale {most}..{max(1, minimum)}, or start it with more slots"
     )
+
+
+def _weight(share: Share | None) -> float:
+    """What a replica takes of a device for sure."""
+    return 1.0 if share is None else share.request
+
+
+def _fits(minimums: Iterable[tuple[int, Share | None]], num_devices: int) -> bool:
+    """Whether nothing rules out that all of it is there at once: every part on another device of its own kind."""
+    wanted = list(minimums)
+    num_left = num_devices - sum(count for count, share in wanted if share is None)
+    shared = [(count, share.request) for count, share in wanted if share is not None]
+    if num_left < 0 or any(count > num_left for count, _ in shared):
+        return False
+    return sum(count * request for count, request in shared) <= num_left + TOLERANCE

@@ -10,13 +10,16 @@ from collections import deque
 from dataclasses import dataclass, field
 from functools import singledispatchmethod
 
+from springtide.control.budget import money
 from springtide.core import actions, events
 from springtide.core.decision import GradientNoise
+from springtide.core.functions import FunctionPlan
 from springtide.core.pool_status import Handover, PoolSize
 from springtide.core.ports import Step
 from springtide.core.quantities import format_duration
 from springtide.core.status import HistoryEntry, Interval, Mark, Timeline
 from springtide.core.workload import JobState, TrainingJob
+from springtide.policies.function_words import words
 from springtide.service.adaptation import adaptation_of
 from springtide.service.histogram import Histogram
 from springtide.service.pool_history import PoolHistory, PoolTotals
@@ -44,6 +47,7 @@ class _Track:
     next_batch_size: int = 0
     noise: GradientNoise | None = None
     has_ended: bool = False
+    plan: FunctionPlan | None = None
     entries: deque[HistoryEntry] = field(default_factory=lambda: deque(maxlen=MAX_ENTRIES))
 
 
@@ -169,7 +173,8 @@ class HistoryIndex:
             str(job.min_workers) if job.min_workers == job.max_workers else f"{job.min_workers}..{job.max_workers}"
         )
         batch = f"{job.global_batch_size}" if job.batch is None else f"{job.batch.min_size}..{job.batch.max_size}"
-        text = f"submitted: {workers} workers, global batch {batch}, {job.num_epochs} epochs"
+        how = f"{workers} workers" if job.menu is None else f"to functions at {job.menu.service}"
+        text = f"submitted: {how}, global batch {batch}, {job.num_epochs} epochs"
         if job.goal.deadline_s is not None:
             text += f", deadline in {format_duration(job.goal.deadline_s - self._at_s)}"
         self._write(job.job_id, "submitted", text)
@@ -191,11 +196,12 @@ class HistoryIndex:
 
     @_tell.register
     def _(self, event: events.PauseRequested) -> None:
-        self._write(event.job_id, "pause", "its owner asked for a pause")
+        self._write(event.job_id, "pause", event.reason or "its owner asked for a pause")
 
     @_tell.register
     def _(self, event: events.ResumeRequested) -> None:
-        self._write(event.job_id, "resume", "its owner lets it go on")
+        raised = "" if event.budget_usd is None else f" with a budget of {money(event.budget_usd)}"
+        self._write(event.job_id, "resume", f"its owner lets it go on{raised}")
 
     @_tell.register
     def _(self, event: events.ScaleRequested) -> None:
@@ -229,6 +235,8 @@ class HistoryIndex:
         before, track.world_size, track.is_confirmed = track.world_size, event.world_size, True
         self._tell_batch(event.job_id, track)
         workers = "1 worker" if event.world_size == 1 else f"{event.world_size} workers"
+        if track.plan is not None:
+            workers = words(track.plan)
         if event.direction in ("start", "resume"):
             verb = "started" if event.direction == "start" else "resumed"
             self._write(event.job_id, event.direction, f"{verb} on {workers} at step {event.step}")
@@ -238,6 +246,12 @@ class HistoryIndex:
         self._num_resizes[event.direction] = self._num_resizes.get(event.direction, 0) + 1
         self._pauses[event.direction] = self._pauses.get(event.direction, Histogram(PAUSE_BOUNDS_S)).plus(event.pause_s)
         if track.resize_reason.startswith("batch "):
+            return
+        if track.plan is not None:
+            # The policy's sentence may begin with the plan, which stands here already.
+            why = track.resize_reason.partition(" (")[2].removesuffix(")").removeprefix(f"{workers}: ")
+            self._write(event.job_id, event.direction, f"goes on as {workers}, pause {pause}: {why}")
+            self._mark(event.job_id, "resize", f"goes on as {workers}, pause {pause}")
             return
         verb = "recovered with" if event.direction == "recover" else f"resized {before} ->"
         text = f"{verb} {workers}, pause {pause}, step {event.step} continued"
@@ -305,7 +319,7 @@ class HistoryIndex:
         track = self._tracks.get(action.job_id)
         if track is not None:
             track.generation, track.is_confirmed, track.resize_reason = action.generation, False, action.reason
-            track.next_batch_size = action.global_batch_size
+            track.next_batch_size, track.plan = action.global_batch_size, action.functions
 
     @_tell.register
     def _(self, action: actions.PreemptJob) -> None:

@@ -10,6 +10,8 @@ from springtide.core.errors import InvalidRequest
 from springtide.service.problems import HeadersTooLarge, Malformed, TooLarge, TooSlow, problem_of
 
 MAX_API_BODY_BYTES = 2 * 1024 * 1024
+# A shard of a dataset; its route streams it to a file.
+MAX_DATA_BODY_BYTES = 256 * 1024 * 1024
 MAX_BODY_BYTES = 64 * 1024 * 1024
 MAX_HEADER_BYTES = 16 * 1024
 MAX_ADDRESS_BYTES = 8 * 1024
@@ -17,7 +19,9 @@ MAX_BODY_PAUSE_S = 10.0
 
 
 class Limits:
-    """ASGI middleware: stops reading at the limit. The control API takes 2 MiB; inference has its own, lower bound."""
+    """ASGI middleware: stops reading at the limit. The control API takes 2 MiB, its datasets a shard at a time;
+    inference has its own, lower bound.
+    """
 
     def __init__(self, app: ASGIApp, *, max_body_pause_s: float = MAX_BODY_PAUSE_S) -> None:
         self._app = app
@@ -28,8 +32,7 @@ class Limits:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        is_api = scope["path"].startswith("/v1/")
-        limit_bytes = MAX_API_BODY_BYTES if is_api else MAX_BODY_BYTES
+        limit_bytes = _limit_of(scope["path"])
         try:
             _check_head(scope, limit_bytes)
         except InvalidRequest as error:
@@ -60,6 +63,12 @@ class Limits:
             return message
 
         return receiver
+
+
+def _limit_of(path: str) -> int:
+    if path.startswith("/v1/data/") and "/shards/" in path:
+        return MAX_DATA_BODY_BYTES
+    return MAX_API_BODY_BYTES if path.startswith("/v1/") else MAX_BODY_BYTES
 
 
 def _check_head(scope: Scope, limit_bytes: int) -> None:

@@ -12,10 +12,12 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from springtide.control.records import JobRecord, ServiceRecord, ServiceState
 from springtide.core.workload import JobState
 from springtide.service.contract import PlatformLike
+from springtide.service.function_metrics import function_families
 from springtide.service.histogram import Histogram
 from springtide.service.history import PAUSE_BOUNDS_S, HistoryIndex
 from springtide.service.pool_metrics import pool_families
 from springtide.service.pool_routes import PoolDesk
+from springtide.service.share_metrics import ShareMetrics
 
 DIRECTIONS = ("grow", "shrink", "replace", "recover")
 
@@ -29,6 +31,7 @@ class PlatformCollector(Collector):
         self._platform = platform
         self._history = history
         self._pools = pools
+        self._shares = ShareMetrics()
 
     def register(self, registry: CollectorRegistry) -> None:
         """Add the figures to what the registry answers."""
@@ -61,7 +64,8 @@ class PlatformCollector(Collector):
             Counter(replica.state.value for record in records for replica in record.replicas),
         )
         num_devices = sum(len(node.devices) for node in view.nodes)
-        num_held = sum(len(record.replicas) for record in records)
+        # A shared device is held once, however many hold a part of it.
+        num_held = len({replica.device_id for record in records for replica in record.replicas})
         yield _by_label(
             "devices",
             "Devices that are held or free.",
@@ -103,6 +107,8 @@ class PlatformCollector(Collector):
         shown = self._platform.snapshot()
         coming = self._pools.coming(shown.tide.day_s / 24)
         yield from pool_families(view.nodes, len(shown.drains), shown.tide, coming, totals.pools)
+        yield from self._shares.families(self._platform.sharing(), view.jobs.keys())
+        yield from function_families(view.nodes, view.jobs.values(), self._platform.function_status)
         yield GaugeMetricFamily("springtide_journal_seq", "The number of the journal's newest step.", view.seq)
 
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from springtide import __version__
 from springtide.core.pool_status import PoolsReport
 from springtide.core.quote import Quote
+from springtide.core.share_status import SharingStatus
 from springtide.core.status import (
     Explanation,
     HistoryEntry,
@@ -35,6 +36,7 @@ _STATUS_TYPES = (
     ProgressSeries,
     PoolsReport,
     Quote,
+    SharingStatus,
 )
 _METHODS = ("get", "post", "put", "delete")
 

@@ -25,11 +25,14 @@ from springtide.core.actions import Action, StartReplica
 from springtide.core.decision import Overheads, Policy, Schedule, Snapshot
 from springtide.core.errors import BackendError
 from springtide.core.events import Event, NodeJoined, NodeLost, PlatformStarted, PlatformStopping
+from springtide.core.function_status import FunctionRunStatus
 from springtide.core.ports import Executor, Standing, Step
 from springtide.core.resources import DeviceId, Node
+from springtide.core.share_status import SharingStatus
 from springtide.core.tide import DAY_S, Tide
 from springtide.core.workload import WorkloadId
-from springtide.policies.registry import make_policy
+from springtide.policies.functions import WithFunctions
+from springtide.policies.registry import make_live_policy
 from springtide.service.owners import midnight_before_s
 
 LOG = logging.getLogger("springtide.platform")
@@ -91,13 +94,23 @@ class Platform:
         crash_point: Callable[[str], None] | None = None,
         usd_per_device_hour: float = 0.0,
         tide: Tide | None = None,
+        function_status: Callable[[WorkloadId], FunctionRunStatus | None] = lambda workload_id: None,
+        has_parameter_store: bool = False,
+        sharing: Callable[[], SharingStatus] = SharingStatus,
     ) -> None:
-        """`nodes` are those of this machine, `tide` the empty memory of days that the past is folded into."""
+        """`nodes` are those of this machine, `tide` the empty memory of days that the past is folded into.
+
+        `function_status` says who fills the places of a job on functions, and `sharing` who shares which device, from
+        any thread; with `has_parameter_store` what functions tell each other goes through one.
+        """
         self.state_dir = state_dir
         self.policy_name = policy_name
         self.usd_per_device_hour = usd_per_device_hour
         self._nodes = {node.node_id: node for node in nodes}
         self._crash_point = crash_point or (lambda name: None)
+        self._function_status = function_status
+        self._sharing = sharing
+        self.has_parameter_store = has_parameter_store
         self._lock_file = _lock(state_dir)
         self._journal = SqliteJournal(state_dir / "journal.db")
         began = self._journal.meta(_CLOCK_BEGAN)
@@ -171,9 +184,17 @@ class Platform:
         """What the policy would be shown at this instant: for those who ask what it would do. Any thread may."""
         return replace(self._shown, now_s=self.clock.now_s())
 
+    def function_status(self, workload_id: WorkloadId) -> FunctionRunStatus | None:
+        """Who fills the places of a job on functions now; None for any other, and while its coordinator is away."""
+        return self._function_status(workload_id)
+
+    def sharing(self) -> SharingStatus:
+        """Who shares which device now, what is granted to each, and what enforces it. Any thread may ask."""
+        return self._sharing()
+
     def make_policy(self) -> Policy:
         """The policy that decides here, in an instance of its own."""
-        return WithinBudget(make_policy(self.policy_name), self.usd_per_device_hour)
+        return WithFunctions(WithinBudget(make_live_policy(self.policy_name), self.usd_per_device_hour))
 
     def post(self, event: Event) -> None:
         """Hand an event to the loop without waiting."""

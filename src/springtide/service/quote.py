@@ -16,8 +16,12 @@ from springtide.core.workload import Entrypoint, WorkloadId
 from springtide.service import sources
 from springtide.service.contract import PlatformLike
 from springtide.service.experience import experience_of
+from springtide.service.function_checks import check_functions, check_machines
+from springtide.service.function_menus import menus_of, service_of
+from springtide.service.function_quote import compared, quote_on_functions
 from springtide.service.schemas import JobIn, check_job
-from springtide.service.submission import make_job
+from springtide.service.shares import ShareDesk, check_share
+from springtide.service.submission import family_of, make_job
 
 # Quotes are worked out one at a time, so that many who ask never take the loop's time from it; so long one waits.
 PATIENCE_S = 20.0
@@ -28,11 +32,13 @@ class QuoteDesk:
 
     def __init__(self, platform: PlatformLike) -> None:
         self._platform = platform
+        self._shares = ShareDesk(platform)
         self._one_at_a_time = threading.Lock()
 
     def quote(self, request: JobIn) -> Quote:
         """Say what submitting `request` now would meet. Raises InvalidRequest, CapacityError (too many ask)."""
         check_job(request)
+        check_functions(request)
         sources.check_source(request.source)
         sources.check_import_root(request.source.import_root)
         with self._turn(PATIENCE_S):
@@ -41,15 +47,34 @@ class QuoteDesk:
             snapshot = self._platform.snapshot()
             entrypoint = Entrypoint(source_path="", object_name=request.source.object_name, kind=request.source.kind)
             job_id = WorkloadId(f"{request.name}-asked")
-            job = make_job(request, job_id, entrypoint, snapshot.now_s, known)
-            return quote(
-                snapshot,
-                self._platform.make_policy(),
-                job,
-                spread=known.spread,
-                usd_per_device_hour=self._platform.usd_per_device_hour,
-                policy_name=view.policy,
-            )
+
+            def on_cluster() -> Quote:
+                check_machines(request)
+                job = make_job(request, job_id, entrypoint, snapshot.now_s, known)
+                check_share(view, job.share, job.min_workers, request.name)
+                found = quote(
+                    snapshot,
+                    self._platform.make_policy(),
+                    job,
+                    spread=known.spread,
+                    usd_per_device_hour=self._platform.usd_per_device_hour,
+                    policy_name=view.policy,
+                )
+                return replace(found, share=job.share, enforced=self._shares.enforced(job.share))
+
+            def on_functions() -> Quote:
+                family, has_store = family_of(request), self._platform.has_parameter_store
+                menus = menus_of(view, request, family, snapshot.now_s, has_parameter_store=has_store)
+                job = make_job(request, job_id, entrypoint, snapshot.now_s, known, menu=menus.menu, search=menus.search)
+                policy = self._platform.make_policy()
+                return quote_on_functions(snapshot, policy, job, menus, policy_name=view.policy)
+
+            if request.options.on == "functions":
+                return compared(on_functions(), on_cluster, "cluster")
+            answer = on_cluster()
+            if request.options.layer_profile is None or service_of(view) is None:
+                return answer
+            return compared(answer, on_functions, "functions")
 
     def offers(self, record: JobRecord) -> tuple[str, ...]:
         """What would be accepted now instead of a job that was refused: the changes, as commands take them.

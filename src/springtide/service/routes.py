@@ -32,8 +32,10 @@ from springtide.service.outlook import outlook_of
 from springtide.service.pool_routes import PoolDesk
 from springtide.service.problems import UnsupportedMediaType
 from springtide.service.quote import QuoteDesk
-from springtide.service.schemas import JobIn, NothingIn, ScaleIn, ServiceIn, ShutdownIn, parse_body
+from springtide.service.schemas import JobIn, NothingIn, ResumeIn, ScaleIn, ServiceIn, ShutdownIn, parse_body
+from springtide.service.search_reports import SearchDesk
 from springtide.service.series import SeriesIndex, planned_of
+from springtide.service.shares import ShareDesk
 from springtide.service.status import job_status, listed_services, platform_status, service_status
 from springtide.service.stream import Streams
 from springtide.service.submission import Desk
@@ -64,19 +66,42 @@ class Counter:
     streams: Streams
     quotes: QuoteDesk
     pools: PoolDesk
+    searches: SearchDesk
+    shares: ShareDesk
 
-    def job(self, record: JobRecord) -> JobStatus:
-        """The job's status at this instant."""
+    def job(self, record: JobRecord, *, with_map: bool = False) -> JobStatus:
+        """The job's status at this instant; `with_map` what its search expects of every configuration, too."""
         planned = self.platform.view().future.get(record.workload_id, ())
         price = self.platform.usd_per_device_hour
-        return job_status(record, self.platform.now_s(), planned=planned, usd_per_device_hour=price)
+        live = self.platform.function_status(record.workload_id)
+        now_s = self.platform.now_s()
+        search = self.searches.status(record, now_s, with_map=with_map)
+        return job_status(
+            record,
+            now_s,
+            planned=planned,
+            usd_per_device_hour=price,
+            live=live,
+            search=search,
+            enforced=self.shares.enforced(record.job.share),
+        )
 
     def everything(self, request: Request) -> PlatformStatus:
         """The platform's status at this instant."""
         platform = self.platform
         offset_s, price = platform.wall_clock_offset_s, platform.usd_per_device_hour
         drains = platform.snapshot().drains
-        return platform_status(platform.view(), platform.now_s(), offset_s, base_url(request), price, drains)
+        return platform_status(
+            platform.view(),
+            platform.now_s(),
+            offset_s,
+            base_url(request),
+            price,
+            drains,
+            platform.function_status,
+            self.searches.status,
+            self.shares,
+        )
 
     def why(self, called: str) -> Explanation:
         """Why the workload of that id or name is where it is, and what is expected of it."""
@@ -87,11 +112,20 @@ class Counter:
             # The policy named none; what it would accept now can still be asked.
             record = replace(record, alternatives=self.quotes.offers(record))
         entries = self.history.entries(record.workload_id)
-        return explain(record, view, entries, self.platform.now_s(), outlook, self.pools.report())
+        live, now_s = self.platform.function_status(record.workload_id), self.platform.now_s()
+        search = self.searches.status(record, now_s) if isinstance(record, JobRecord) else None
+        sharing = self.platform.sharing()
+        return explain(record, view, entries, now_s, outlook, self.pools.report(), live, search, sharing)
 
     def service(self, record: ServiceRecord, request: Request) -> ServiceStatus:
         """The service's status at this instant."""
-        return service_status(record, self.platform.now_s(), base_url(request))
+        return service_status(
+            record,
+            self.platform.now_s(),
+            base_url(request),
+            enforced=self.shares.enforced(record.service.share),
+            first_answer_s=self.shares.first_answer_s(record.service.name),
+        )
 
 
 def job_routes(counter: Counter) -> APIRouter:
@@ -101,7 +135,9 @@ def job_routes(counter: Counter) -> APIRouter:
 
     @router.get("", summary="Every job", responses=openapi.answers(openapi.list_of(JobStatus), "In order of arrival."))
     async def list_jobs() -> Response:
-        return encoded([counter.job(record) for record in platform.view().jobs.values()])
+        return encoded(
+            await run_in_threadpool(lambda: [counter.job(record) for record in platform.view().jobs.values()])
+        )
 
     @router.post(
         "",
@@ -129,7 +165,8 @@ def job_routes(counter: Counter) -> APIRouter:
 
     @router.get("/{id}", summary="One job, by id or unique name", responses=openapi.answers(_JOB, "The job.", 404, 409))
     async def get_job(id: str) -> Response:
-        return encoded(counter.job(find_job(platform.view(), id)))
+        record = find_job(platform.view(), id)
+        return encoded(await run_in_threadpool(counter.job, record, with_map=True))
 
     changed = openapi.answers(_JOB, "The job as it is now.", 400, 404, 409, 413, 415, 422, 503)
 
@@ -143,10 +180,15 @@ def job_routes(counter: Counter) -> APIRouter:
         await read_nothing(request)
         return encoded(counter.job(await run_in_threadpool(desk.pause_job, id)))
 
-    @router.post("/{id}/resume", summary="Let a paused job go on", responses=changed)
+    @router.post(
+        "/{id}/resume",
+        summary="Let a paused job go on, with another budget if one is named",
+        openapi_extra=openapi.takes(ResumeIn, {"budget_usd": 5.0}),
+        responses=changed,
+    )
     async def resume_job(request: Request, id: str) -> Response:
-        await read_nothing(request)
-        return encoded(counter.job(await run_in_threadpool(desk.resume_job, id)))
+        wish = await read_body(request, ResumeIn) if await request.body() else ResumeIn()
+        return encoded(counter.job(await run_in_threadpool(desk.resume_job, id, wish.budget_usd)))
 
     return router
 
@@ -263,7 +305,7 @@ def platform_routes(counter: Counter) -> APIRouter:
         responses=openapi.answers(openapi.reference(PlatformStatus), "Devices, jobs and services."),
     )
     async def get_status(request: Request) -> Response:
-        return encoded(counter.everything(request))
+        return encoded(await run_in_threadpool(counter.everything, request))
 
     @router.get(
         "/timeline",

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import ErrorDetails
 
 from springtide.core.errors import InvalidRequest
+from springtide.core.functions import MAX_LAYERS, MIB
 from springtide.core.quantities import validate_name
 from springtide.core.shards import shards_for
 from springtide.core.workload import (
@@ -27,6 +28,8 @@ MAX_WORKERS = MAX_VIRTUAL_SHARDS
 MAX_JOB_NAME_CHARS = 56
 MAX_PARAMS = 64
 MAX_ARGS = 256
+MAX_MEMORY_SIZES = 64
+MAX_PHASES = 1000
 TEN_YEARS_S = 10 * 365 * 86400.0
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -93,6 +96,61 @@ class StepProfileIn(_Model):
     buckets: tuple[GradientBucketIn, ...] = Field(default=(), max_length=1024)
 
 
+class BatchPhaseIn(_Model):
+    """From which epoch on (from 0) a step has how many samples, over all workers."""
+
+    from_epoch: int = Field(ge=0, le=100_000)
+    global_batch_size: int = Field(ge=1, le=1_000_000)
+
+
+LayerSeconds = Annotated[float, Field(ge=0, le=86400, allow_inf_nan=False)]
+LayerBytes = Annotated[int, Field(ge=0, le=10**13)]
+LayerTimes = Annotated[tuple[LayerSeconds | None, ...], Field(min_length=1, max_length=MAX_MEMORY_SIZES)]
+
+
+class LayerIn(_Model):
+    """One layer of a model, for one micro-batch: sizes, and times for each memory size (null where it does not fit)."""
+
+    name: str = Field(max_length=256)
+    parameter_bytes: LayerBytes
+    activation_bytes: LayerBytes
+    output_bytes: LayerBytes
+    gradient_bytes: LayerBytes
+    forward_s: LayerTimes
+    backward_s: LayerTimes
+
+
+class LayerProfileIn(_Model):
+    """A model's layers as `springtide profile FILE --layers` takes them."""
+
+    model: str = Field(max_length=256)
+    micro_batch_size: int = Field(ge=1, le=1_000_000)
+    memory_mb: tuple[Annotated[int, Field(ge=1, le=1 << 24)], ...] = Field(min_length=1, max_length=MAX_MEMORY_SIZES)
+    bytes_per_s: tuple[Annotated[float, Field(gt=0, le=1e13, allow_inf_nan=False)], ...] = Field(
+        min_length=1, max_length=MAX_MEMORY_SIZES
+    )
+    layers: tuple[LayerIn, ...] = Field(min_length=1, max_length=MAX_LAYERS)
+    latency_s: LayerSeconds = 0.04
+    slowdown: Annotated[float, Field(ge=1, le=100, allow_inf_nan=False)] = 1.0
+    base_bytes: LayerBytes = 300 * MIB
+    fixed_s: LayerSeconds = 0.0
+    source: ShortText = ""
+
+
+Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+
+
+class ShareIn(_Model):
+    """What each worker or replica holds of one device: sure of `request`, at most `limit`, fractions of the device."""
+
+    request: Fraction
+    limit: Fraction | None = Field(default=None, description="twice the request, at most 1, where it is left out")
+    memory_mb: int = Field(default=0, ge=0, le=10**9, description="of the device's memory; 0: nobody counts it")
+
+
+SearchedWorkers = Annotated[int, Field(ge=1, le=10_000)]
+
+
 class JobOptionsIn(_Model):
     """A training job's length, bounds and goal."""
 
@@ -130,6 +188,32 @@ class JobOptionsIn(_Model):
         examples=[{"1": 3.2, "2": 5.9}],
     )
     step_profile: StepProfileIn | None = Field(default=None, description="the timeline of a step, where it was taken")
+    on: Literal["cluster", "functions"] = Field(
+        default="cluster", description="the platform's machines, or its function service"
+    )
+    layer_profile: LayerProfileIn | None = Field(
+        default=None, description="what a job on functions is planned from; a quote for the cluster compares with it"
+    )
+    is_fastest: bool = Field(
+        default=False, description="on functions: time is all that counts, within the budget where there is one"
+    )
+    search: bool | None = Field(
+        default=None,
+        description="on functions: whether workers and their memory are searched for while it runs; null: where a goal "
+        "asks for it and the model fits one function",
+    )
+    batch_schedule: tuple[BatchPhaseIn, ...] = Field(
+        default=(),
+        max_length=MAX_PHASES,
+        description="on functions: the global batch from each of these epochs on, ascending; before the first it is "
+        "global_batch_size",
+    )
+    function_workers: tuple[SearchedWorkers, SearchedWorkers] | None = Field(
+        default=None, description="on functions: the bounds of a search for the number of workers", examples=[[2, 16]]
+    )
+    stream: str = Field(default="", max_length=64, description="on functions: the growing dataset that it trains on")
+    study: str = Field(default="", max_length=64, description="the search over jobs that it is a trial of")
+    share: ShareIn | None = Field(default=None, description="what each worker holds of its device; null: the whole")
 
 
 class ServiceOptionsIn(_Model):
@@ -145,6 +229,12 @@ class ServiceOptionsIn(_Model):
     idle_s: PositiveSeconds = 30.0
     grace_s: PositiveSeconds = DEFAULT_GRACE_S
     params: dict[ParamName, ShortText] = Field(default={}, max_length=MAX_PARAMS)
+    share: ShareIn | None = Field(default=None, description="what each replica holds of its device; null: the whole")
+    capacity_per_s: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] | None = Field(
+        default=None,
+        description="requests a second that one replica answers within the objective, at the limit of its share; then "
+        "the number of replicas follows the co-scaler",
+    )
 
 
 class JobIn(_Model):
@@ -153,6 +243,14 @@ class JobIn(_Model):
     name: str = Field(max_length=128, description="1 to 56 of a-z 0-9 . _ -", examples=["digits"])
     source: JobSourceIn
     options: JobOptionsIn = JobOptionsIn()
+
+
+class ResumeIn(_Model):
+    """The body of POST /v1/jobs/{id}/resume, where there is one."""
+
+    budget_usd: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] | None = Field(
+        default=None, description="the budget from now on, of all the job has cost and will"
+    )
 
 
 class ServiceIn(_Model):
@@ -192,7 +290,7 @@ class Problem(_Model):
     error: ProblemDetail
 
 
-REQUEST_MODELS: tuple[type[BaseModel], ...] = (JobIn, ServiceIn, ScaleIn, ShutdownIn, Problem)
+REQUEST_MODELS: tuple[type[BaseModel], ...] = (JobIn, ResumeIn, ServiceIn, ScaleIn, ShutdownIn, Problem)
 
 
 def parse_body(body: bytes, model: type[ModelT]) -> ModelT:

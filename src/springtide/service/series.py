@@ -79,6 +79,7 @@ class SeriesIndex:
                     num_workers=last.num_workers,
                     global_batch_size=last.global_batch_size,
                     noise_scale=last.noise_scale,
+                    loss=last.loss,
                 )
             )
 
@@ -110,6 +111,7 @@ def _point(job: TrainingJob, event: ProgressReported, now_s: float, view: ViewLi
         noise = GradientNoise(grad_sqr=event.grad_sqr, grad_var=event.grad_var)
     size = event.global_batch_size or job.global_batch_size
     known = adaptation_of(job, noise, size, event.samples_per_s)
+    record = view.jobs.get(event.job_id) if job.is_on_functions else None
     done, total = event.progress, event.total_progress
     if done is None or total is None:
         done, total = float(event.step), float(event.total_steps)
@@ -120,10 +122,13 @@ def _point(job: TrainingJob, event: ProgressReported, now_s: float, view: ViewLi
         num_workers=event.world_size,
         global_batch_size=size,
         samples_per_s=event.samples_per_s,
+        loss=event.loss,
         # Where the batch never changes every sample counts in full.
         goodput_samples_per_s=event.samples_per_s if job.batch is None else known.goodput_samples_per_s,
         noise_scale=known.noise_scale,
         predicted_finish_at_s=_predicted_finish_s(event, now_s, view),
+        memory_mb=record.plan.memory_mb if record is not None and record.plan is not None else None,
+        cost_usd=None if record is None else record.bill.total_usd,
     )
 
 

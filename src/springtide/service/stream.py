@@ -13,6 +13,8 @@ import msgspec
 
 from springtide.core.errors import CapacityError
 from springtide.service.contract import PlatformLike
+from springtide.service.search_reports import SearchDesk
+from springtide.service.shares import ShareDesk
 from springtide.service.status import platform_status
 
 MAX_STREAMS = 32
@@ -26,8 +28,12 @@ _RETRY_MS = 1000
 class Streams:
     """Hands out streams, each with a thread to wait in; so many that answering requests never waits for one."""
 
-    def __init__(self, platform: PlatformLike, *, keep_alive_s: float = KEEP_ALIVE_S) -> None:
+    def __init__(
+        self, platform: PlatformLike, searches: SearchDesk, shares: ShareDesk, *, keep_alive_s: float = KEEP_ALIVE_S
+    ) -> None:
         self._platform = platform
+        self._searches = searches
+        self._shares = shares
         self._keep_alive_s = keep_alive_s
         self._num_open = 0
 
@@ -62,7 +68,20 @@ class Streams:
             platform = self._platform
             offset_s, price = platform.wall_clock_offset_s, platform.usd_per_device_hour
             drains = platform.snapshot().drains
-            status = platform_status(view, platform.now_s(), offset_s, base_url, price, drains)
+            # A search thinks for some milliseconds where something was measured: in the stream's own thread.
+            tell = partial(
+                platform_status,
+                view,
+                platform.now_s(),
+                offset_s,
+                base_url,
+                price,
+                drains,
+                platform.function_status,
+                self._searches.status,
+                self._shares,
+            )
+            status = await anyio.to_thread.run_sync(tell, limiter=limiter)
             after_seq = view.seq
             yield b"id: %d\nevent: status\ndata: %s\n\n" % (after_seq, msgspec.json.encode(status))
             await anyio.sleep(max(0.0, SHORTEST_GAP_S - (time.monotonic() - last_sent_at)))

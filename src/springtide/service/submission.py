@@ -9,6 +9,7 @@ import threading
 import msgspec
 from pydantic import BaseModel
 
+from springtide.control.budget import money
 from springtide.control.records import JobRecord, ServiceRecord
 from springtide.core.errors import Conflict, InvalidRequest
 from springtide.core.events import (
@@ -20,6 +21,8 @@ from springtide.core.events import (
     ScaleRequested,
     ServiceDeployed,
 )
+from springtide.core.function_search import FunctionSearch, batch_at
+from springtide.core.functions import FunctionMenu
 from springtide.core.quantities import validate_name
 from springtide.core.shards import shards_for
 from springtide.core.workload import (
@@ -33,7 +36,9 @@ from springtide.core.workload import (
 )
 from springtide.service import sources
 from springtide.service.contract import PlatformLike, ViewLike
-from springtide.service.experience import Experience, experience_of
+from springtide.service.experience import Experience, experience_of, phases_of
+from springtide.service.function_checks import check_functions
+from springtide.service.function_menus import menus_of
 from springtide.service.guarantees import check_guarantee
 from springtide.service.lookup import find_job, find_service, find_workload
 from springtide.service.schemas import (
@@ -45,6 +50,7 @@ from springtide.service.schemas import (
     check_job,
     check_service,
 )
+from springtide.service.shares import check_share, share_of
 
 MAX_KEY_CHARS = 255
 _SETTLE_S = 2.0
@@ -66,6 +72,11 @@ class Desk:
         Raises InvalidRequest, Conflict (the key belongs to another request), BackendError, StorageError.
         """
         check_job(request)
+        check_functions(request)
+        if request.options.on == "cluster" and request.options.layer_profile is not None:
+            raise InvalidRequest(
+                "options.layer_profile is for a job on functions: send on 'functions', or leave it out"
+            )
         sources.check_source(request.source)
         sources.check_import_root(request.source.import_root)
         submit_key = _submit_key(key, request)
@@ -78,6 +89,18 @@ class Desk:
                         f"this Idempotency-Key was used for {known.workload_id} with another body; use a new key"
                     )
                 return known, False
+            # Planned before anything is written: a layer that fits no function is refused here.
+            menu = search = None
+            check_share(view, share_of(request.options.share), request.options.min_workers, request.name)
+            if request.options.on == "functions":
+                menus = menus_of(
+                    view,
+                    request,
+                    family_of(request),
+                    self._platform.now_s(),
+                    has_parameter_store=self._platform.has_parameter_store,
+                )
+                menu, search = menus.menu, menus.search
             job_id = self._draw_job_id(view, request.name, submit_key)
             path = sources.job_source_path(self._platform, job_id, request.source)
             if not sources.may_write(path, request.source.text):
@@ -86,7 +109,7 @@ class Desk:
             sources.write_source(self._platform.workload_dir(job_id), path, request.source.text)
             entrypoint = sources.entrypoint_of(request.source, path)
             experience = experience_of(view, request)
-            job = make_job(request, job_id, entrypoint, self._platform.now_s(), experience, submit_key)
+            job = make_job(request, job_id, entrypoint, self._platform.now_s(), experience, submit_key, menu, search)
             record = self._hand_over(JobSubmitted(job=job)).jobs[job_id]
         if record.job.submit_key != submit_key:
             raise Conflict(f"this Idempotency-Key was used for {job_id} with another body; use a new key")
@@ -106,7 +129,9 @@ class Desk:
             view = self._platform.view()
             if service_id in view.jobs:
                 raise Conflict(f"{name!r} is the id of a job; choose another name for the service")
-            check_guarantee(view, service_id, request.options.min_replicas)
+            share = share_of(request.options.share)
+            check_share(view, share, 1, name)
+            check_guarantee(view, service_id, request.options.min_replicas, share)
             path = sources.service_source_path(self._platform, service_id, request.source)
             sources.write_source(self._platform.workload_dir(service_id), path, request.source.text)
             options = request.options
@@ -127,6 +152,8 @@ class Desk:
                 # The controller raises it if anything else has changed.
                 revision=old.service.revision if old is not None else 1,
                 params=options.params,
+                share=share,
+                capacity_per_s=options.capacity_per_s,
             )
             view = self._hand_over(ServiceDeployed(service=service))
         return view.services[service_id]
@@ -152,13 +179,20 @@ class Desk:
             return record
         return self._hand_over(PauseRequested(job_id=record.workload_id)).jobs[record.workload_id]
 
-    def resume_job(self, called: str) -> JobRecord:
-        """Let a paused job go on. Raises NotFound, Conflict."""
+    def resume_job(self, called: str, budget_usd: float | None = None) -> JobRecord:
+        """Let a paused job go on, with a new budget where one is given. Raises NotFound, Conflict, InvalidRequest."""
         record = find_job(self._platform.view(), called)
         _refuse_ended(record, "resumed")
         if not record.is_paused:
             raise Conflict(f"{record.workload_id} is not paused (it is {record.state}); there is nothing to resume")
-        return self._hand_over(ResumeRequested(job_id=record.workload_id)).jobs[record.workload_id]
+        spent_usd = record.bill.total_usd
+        if budget_usd is not None and budget_usd <= spent_usd:
+            raise InvalidRequest(
+                f"{record.workload_id} has cost {money(spent_usd)} already, and a budget counts from its submission; "
+                f"name more, like --budget {max(0.01, 2 * spent_usd):.2g}"
+            )
+        event = ResumeRequested(job_id=record.workload_id, budget_usd=budget_usd)
+        return self._hand_over(event).jobs[record.workload_id]
 
     def scale(self, called: str, bounds: ScaleIn) -> JobRecord | ServiceRecord:
         """Set new bounds on workers or replicas. Raises NotFound, Conflict, InvalidRequest."""
@@ -178,12 +212,17 @@ class Desk:
                     f"{record.workload_id} was submitted with {record.job.num_virtual_shards} virtual shards, so it "
                     f"takes at most that many workers; use maximum <= {record.job.num_virtual_shards}"
                 )
+            if record.job.is_on_functions:
+                raise Conflict(
+                    f"{record.workload_id} runs on functions: how many follows from its plan; give it a deadline or a "
+                    "budget to have another one chosen"
+                )
             if not record.job.elastic:
                 raise Conflict(f"{record.workload_id} is a script, whose number of workers is fixed; submit it anew")
         else:
             if record.is_removed:
                 find_service(self._platform.view(), called)
-            check_guarantee(self._platform.view(), record.workload_id, bounds.minimum)
+            check_guarantee(self._platform.view(), record.workload_id, bounds.minimum, record.service.share)
         workload_id = record.workload_id
         view = self._hand_over(ScaleRequested(workload_id=workload_id, minimum=bounds.minimum, maximum=bounds.maximum))
         return view.services[workload_id] if isinstance(record, ServiceRecord) else view.jobs[workload_id]
@@ -216,23 +255,36 @@ def make_job(
     now_s: float,
     experience: Experience,
     submit_key: str = "",
+    menu: FunctionMenu | None = None,
+    search: FunctionSearch | None = None,
 ) -> TrainingJob:
-    """The job that a request asks for, with what is known of its length and speed."""
+    """The job that a request asks for, with what is known of its length and speed.
+
+    `menu` is for one on functions, `search` for one whose workers and memory are searched for there.
+    """
     options = request.options
+    # To the control plane a job on functions has one replica, its coordinator.
+    least, most = (options.min_workers, options.max_workers) if menu is None else (1, 1)
     deadline_s = None if options.deadline_s is None else now_s + options.deadline_s
-    batch = adaptive_batch(options)
+    batch, phases = adaptive_batch(options), phases_of(options)
     return TrainingJob(
         job_id=job_id,
         name=request.name,
         entrypoint=entrypoint,
-        global_batch_size=options.global_batch_size,
+        global_batch_size=batch_at(phases, 0, options.global_batch_size),
         num_epochs=options.num_epochs,
-        min_workers=options.min_workers,
-        max_workers=options.max_workers,
+        min_workers=least,
+        max_workers=most,
         num_virtual_shards=options.num_virtual_shards or shards_for(options.max_workers, batch),
         # The processes of a script know their number from the start and cannot change it.
         elastic=entrypoint.kind != "script",
-        goal=Goal(deadline_s=deadline_s, budget_usd=options.budget_usd, is_soft=options.is_soft, waits=options.waits),
+        goal=Goal(
+            deadline_s=deadline_s,
+            budget_usd=options.budget_usd,
+            is_soft=options.is_soft,
+            waits=options.waits,
+            is_fastest=options.is_fastest,
+        ),
         seed=options.seed,
         max_restarts=options.max_restarts,
         grace_s=options.grace_s,
@@ -240,11 +292,18 @@ def make_job(
         submit_key=submit_key,
         params=options.params,
         total_steps=experience.total_steps,
-        profile_steps_per_s=dict(experience.steps_per_s),
+        profile_steps_per_s=dict(experience.steps_per_s) if menu is None else {},
         batch=batch,
         length_unit=options.length_unit,
-        family=_family(request),
+        family=family_of(request),
         step_profile=_step_profile(options),
+        menu=menu,
+        search=search,
+        batch_schedule=phases,
+        num_samples=options.num_samples if menu is not None else None,
+        stream=options.stream,
+        study=options.study,
+        share=share_of(options.share) if menu is None else None,
     )
 
 
@@ -254,12 +313,15 @@ def _step_profile(options: JobOptionsIn) -> StepProfile | None:
     return msgspec.convert(options.step_profile.model_dump(), StepProfile)
 
 
-def _family(request: JobIn) -> str:
+def family_of(request: JobIn) -> str:
     """What runs of the same code share, so that one learns from another; a script shows nothing to learn from."""
     source = request.source
     if source.kind == "script":
         return ""
-    return f"{request.name}-{_digest(source.object_name + source.text)[:12]}"
+    # On a part of a device it is another speed.
+    share = share_of(request.options.share)
+    size = "" if share is None else f" {share.request:g} {share.limit:g}"
+    return f"{request.name}-{_digest(source.object_name + source.text + size)[:12]}"
 
 
 def _refuse_ended(record: JobRecord, verb: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -111,10 +112,14 @@ def expected_company(previous: float, num_in_system: int) -> float:
     return max(float(num_in_system), 1.0 + (previous - 1.0) * _PEAK_DECAY_FRACTION)
 
 
-def worthwhile_wait_s(batch_wait_s: float, call_s: float | None) -> float:
+def worthwhile_wait_s(batch_wait_s: float, call_s: float | None, slo_s: float | None = None) -> float:
     """Return how long it can pay to wait for company, when a call of the replica lately took `call_s`.
 
     Sent at once, a request delays those that come after it by at most one call; to wait longer than that costs more
-    than it can save. As long as the duration of a call is unknown, nothing waits.
+    than it can save. As long as the duration of a call is unknown, nothing waits. Of the time that an objective leaves
+    beside the call, waiting takes at most half.
     """
-    return 0.0 if call_s is None else min(batch_wait_s, call_s)
+    if call_s is None:
+        return 0.0
+    spare_s = math.inf if slo_s is None else max(0.0, slo_s - call_s) / 2
+    return min(batch_wait_s, call_s, spare_s)

@@ -56,11 +56,14 @@ class LoadWindow:
         """Something else than a request kept the service busy until now: a replica became ready, say."""
         self._last_busy_at_s = max(self._last_busy_at_s, now_s)
 
-    def observe(self, now_s: float, *, in_flight: int, queued: int, loading: bool) -> LoadObserved:
+    def observe(
+        self, now_s: float, *, in_flight: int, queued: int, loading: bool, wanted: int | None = None
+    ) -> LoadObserved:
         """Return the load as of now. `idle_s` is 0 while anything is queued, in flight or loading.
 
         `in_flight` is told as those of this moment, or as the mean over the last seconds if with the queue that is more
-        (Little's law: the time that requests spent here, by the time in which they ended).
+        (Little's law: the time that requests spent here, by the time in which they ended). `wanted` is the co-scaler's
+        advice, handed on as it is.
         """
         while self._arrivals and self._arrivals[0][0] < now_s - _WINDOW_S:
             self._num_arrivals -= self._arrivals.popleft()[1]
@@ -80,6 +83,7 @@ class LoadWindow:
             idle_s=round(max(0.0, now_s - self._last_busy_at_s), 3),
             latency_p50_s=_percentile(latencies, 0.50),
             latency_p99_s=_percentile(latencies, 0.99),
+            wanted_replicas=wanted,
         )
 
     def _mean_demand(self, now_s: float) -> int:
@@ -93,7 +97,8 @@ def is_worth_telling(
 ) -> bool:
     """Say whether `current` differs enough from what was told at `previous_at_s` to be told again.
 
-    Told are: the first one, a change between busy and quiet, a queue that appears or goes, the crossing of the
+    Told are: the first one, another number of wanted replicas, a change between busy and quiet, a queue that appears
+    or goes, the crossing of the
     service's idle limit, a change of rate or concurrency by a quarter, and anything every 10 s. Also told is that a
     service believed idle was not: whoever was told "quiet" counts the seconds on from there.
     """
@@ -104,7 +109,8 @@ def is_worth_telling(
         return True
     was_busy, is_busy = previous.in_flight + previous.queued > 0, current.in_flight + current.queued > 0
     return (
-        was_busy != is_busy
+        previous.wanted_replicas != current.wanted_replicas
+        or was_busy != is_busy
         or (previous.queued > 0) != (current.queued > 0)
         or (previous.idle_s < idle_limit_s) != (current.idle_s < idle_limit_s)
         or _differs(previous.arrivals_per_s, current.arrivals_per_s, 1.0)

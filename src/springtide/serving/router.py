@@ -20,12 +20,14 @@ class ReplicaRoute(msgspec.Struct, frozen=True, kw_only=True):
 class ServiceRoute(msgspec.Struct, frozen=True, kw_only=True):
     """One deployed service with the replicas that the platform knows of.
 
-    `failure` says why the platform has given it up: nothing will serve it until it is deployed again.
+    `failure` says why the platform has given it up: nothing will serve it until it is deployed again. `waits` says
+    why it has no replica yet, where that is known.
     """
 
     service: InferenceService
     replicas: tuple[ReplicaRoute, ...] = ()
     failure: str = ""
+    waits: str = ""
 
 
 class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):

@@ -88,6 +88,7 @@ def run_bench(
     if len(rows) > 1:
         rows.append(_mean_row(rows, policies))
     report = {
+        "bench": "jct",
         "rows": rows,
         "played_as": named,
         "settings": {key: str(value) for key, value in msgspec.structs.asdict(options).items() if value is not None},

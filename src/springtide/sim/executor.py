@@ -11,12 +11,14 @@ from springtide.core.actions import (
     LabelNode,
     PreemptJob,
     ResizeJob,
+    SetShare,
     StartReplica,
     StopReplica,
 )
 from springtide.core.events import CheckpointCommitted, Event, NodeJoined, NodeLost, ReplicaLost, ReplicaStopped
 from springtide.core.ports import Standing
 from springtide.core.resources import NodeId
+from springtide.core.shares import Share
 from springtide.core.wire import Fence, FormGroup, Preempt, Stop
 from springtide.core.workload import ReplicaId, TrainingJob, WorkloadId
 from springtide.sim.machine import Machine, Process
@@ -48,7 +50,7 @@ class SimExecutor:
         """Adopt what still runs, fence what should not, report what is gone, do again what may have been cut off."""
         restartable = {action.replica_id for action in standing.actions if isinstance(action, StartReplica)}
         asked = _asked(standing)
-        named = set()
+        named, shares = set(), list[tuple[Process, Share]]()
         self._report_checkpoints(standing)
         for node_id, pool in standing.labels.items():
             self.machine.label_node(node_id, pool)
@@ -59,11 +61,16 @@ class SimExecutor:
                 continue
             if process is None or not process.is_alive or process.is_fenced:
                 self._report_gone(start.workload_id, start.replica_id, start.replica_id in asked, "it ended meanwhile")
-            elif not process.is_ready:
+                continue
+            if start.share is not None:
+                shares.append((process, start.share))
+            if not process.is_ready:
                 self._watch_start(process)
         for process in self.machine.living():
             if process.replica_id not in named and not process.is_fenced:
                 self._fence(process)
+        # The last changes of shares may have been cut off.
+        self.machine.set_shares(shares)
         for action in standing.actions:
             self.start(action)
 
@@ -78,6 +85,8 @@ class SimExecutor:
                 self._resize(action)
             case PreemptJob():
                 self._preempt(action)
+            case SetShare():
+                self._set_share(action)
             case EndJob():
                 self._ended.add(action.job_id)
             case DrainNode():
@@ -227,6 +236,12 @@ class SimExecutor:
             self.post(ReplicaStopped(workload_id=action.workload_id, replica_id=action.replica_id))
             return
         self._end(process, Stop(grace_s=action.grace_s), action.grace_s)
+
+    def _set_share(self, action: SetShare) -> None:
+        # Like a label it is an entry in the machines' own books, so it is in force at once and never lost on the way.
+        process = self.machine.processes.get(action.replica_id)
+        if process is not None:
+            self.machine.set_shares([(process, action.share)])
 
     def _end(self, process: Process, order: Stop | Preempt, limit_s: float) -> None:
         self._asked.add(process.replica_id)

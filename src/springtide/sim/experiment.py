@@ -18,7 +18,7 @@ from springtide.core.events import Event, NodeJoined, NodeLost
 from springtide.core.ports import Standing, Step
 from springtide.core.resources import Node, make_node
 from springtide.core.tide import Tide
-from springtide.policies.registry import make_policy
+from springtide.policies.registry import PACKER_NAMES, make_policy
 from springtide.sim.clock import VirtualClock
 from springtide.sim.executor import SimExecutor
 from springtide.sim.faults import Faults, SimulatedCrash
@@ -34,6 +34,7 @@ from springtide.sim.workload import (
     draw_pooled_nodes,
     draw_tidal_workload,
     draw_workload,
+    with_shares,
 )
 
 # Everything small must have ended this long after the last fault, or never will.
@@ -43,6 +44,8 @@ LOAD_INTERVAL_S = 5.0
 MAX_TURNS = 20_000
 # Of a compressed day, so that a bin is longer than the time between two looks at the load.
 BINS_PER_DAY = 5
+# The memory of a device in a scenario with shares: enough for two of the larger ones.
+_SHARED_MEMORY_MB = 1000
 # These never take a server of training's own, whatever a service is guaranteed.
 _KEEP_TO_HOME = ("dedicated", "one-way")
 
@@ -61,13 +64,17 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     virtual_s: float = 0.0
     num_loans: int = 0
     num_reclaims: int = 0
+    has_shares: bool = False
+    num_share_changes: int = 0
+    most_sharers: int = 0
     faults: dict[str, int] = {}
     ends: dict[str, str] = {}
 
     @property
     def command(self) -> str:
         """The command that runs this seed again and tells its story."""
-        return f"python -m springtide.sim --seed {self.seed} --policy {self.policy}"
+        told = " --shares" if self.has_shares else ""
+        return f"python -m springtide.sim --seed {self.seed} --policy {self.policy}{told}"
 
 
 class _Journal:
@@ -148,11 +155,14 @@ class FaultRun:
         nodes: Sequence[Node] | None = None,
         tell: Callable[[str], None] | None = None,
         has_pools: bool = False,
+        has_shares: bool = False,
         reaches: Callable[[Node], bool] | None = None,
     ) -> None:
         """With `has_pools` nodes belong to inference or training, and services live through a compressed day.
 
-        `reaches` says which nodes the policy takes for what a service is guaranteed.
+        With `has_shares` the workload that is drawn is the same, but some of its jobs and services hold a part of each
+        of their devices, whose memory counts. `reaches` says which nodes the policy takes for what a service is
+        guaranteed.
         """
         sequence = np.random.SeedSequence(seed)
         cluster_seed, workload_seed, fault_seed = sequence.spawn(3)
@@ -168,6 +178,10 @@ class FaultRun:
         mean_faults = drawn_faults if num_faults is None else num_faults
         if workload is None:
             workload = _draw(np.random.default_rng(workload_seed), self.nodes, horizon_s, has_pools=has_pools)
+        if has_shares:
+            # A stream of its own: what the seed draws besides is what it was without shares.
+            workload = with_shares(workload, np.random.default_rng(sequence.spawn(1)[0]))
+            self.nodes = tuple(_with_memory(node) for node in self.nodes)
         self.workload = workload
         for node in self.nodes:
             self.machine.add_node(node)
@@ -279,6 +293,11 @@ def _draw(rng: np.random.Generator, nodes: Sequence[Node], horizon_s: float, *, 
     return draw_workload(rng, sum(len(node.devices) for node in nodes), horizon_s)
 
 
+def _with_memory(node: Node) -> Node:
+    devices = tuple(msgspec.structs.replace(device, memory_mb=_SHARED_MEMORY_MB) for device in node.devices)
+    return msgspec.structs.replace(node, devices=devices)
+
+
 def _any_node(node: Node) -> bool:
     return True
 
@@ -319,6 +338,8 @@ def _describe(message: msgspec.Struct) -> str:
             words.append(str(getattr(value, "job_id", None) or value.service_id))
         elif name == "restore" and value is not None:
             words.append(f"restore=step {value.step}")
+        elif name == "share" and value is not None:
+            words.append(f"share={value.request:g}..{value.limit:g}")
         elif name == "node":
             words.append(str(value.node_id))
     return f"{type(message).__name__} {' '.join(words)}"
@@ -331,6 +352,7 @@ def run_seed(
     num_faults: float | None = None,
     tell: Callable[[str], None] | None = None,
     has_pools: bool | None = None,
+    has_shares: bool = False,
     reaches: Callable[[Node], bool] | None = None,
 ) -> Result:
     """Run one seed with all invariants on and return what became of it; a violation is in the result, not raised.
@@ -343,13 +365,15 @@ def run_seed(
         make: Callable[[], Policy] = lambda: make_policy(name)  # noqa: E731
     else:
         name, make = getattr(policy, "__name__", "custom"), policy
-    strategy, _, training = name.partition("/")
+    packer, _, rest = name.partition("/")
+    strategy, _, training = (rest if packer.partition(":")[0] in PACKER_NAMES else name).partition("/")
     run = FaultRun(
         seed,
         make,
         num_faults=num_faults,
         tell=tell,
         has_pools=bool(training) if has_pools is None else has_pools,
+        has_shares=has_shares,
         reaches=reaches or (_belongs_to_services if strategy.partition(":")[0] in _KEEP_TO_HOME else _any_node),
     )
     violation = detail = ""
@@ -371,6 +395,9 @@ def run_seed(
         virtual_s=run.clock.now_s(),
         num_loans=run.loans.num_labels,
         num_reclaims=run.loans.num_reclaims,
+        has_shares=has_shares,
+        num_share_changes=run.invariants.num_share_changes,
+        most_sharers=run.invariants.most_sharers,
         faults=dict(run.faults.counts),
         ends={job_id: str(record.state) for job_id, record in run.controller.state.jobs.items()},
     )

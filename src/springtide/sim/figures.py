@@ -14,6 +14,7 @@ from springtide.core.errors import InvalidRequest
 from springtide.core.ports import Journal
 from springtide.core.workload import WorkloadId
 from springtide.policies.registry import make_policy
+from springtide.policies.sharing import Sharing
 from springtide.sim.fluid_faults import NodeFaults
 from springtide.sim.fluid_figures import Setting, figures_of, met_deadlines
 from springtide.sim.fluid_play import Played, play
@@ -156,6 +157,7 @@ class _Stage:
                 draws=options.draws,
             )
         self._arrivals = jobs.arrivals
+        self._has_shares = any(job.share is not None for _, job in jobs.arrivals)
         self._nodes = cluster_nodes(cluster)
         self.answer = _header(trace, cluster, num_devices, options, self._rule, jobs)
 
@@ -202,7 +204,7 @@ class _Stage:
                 repair_hours=options.repair_hours,
             )
         return play(
-            policy,
+            Sharing(inner=policy) if self._has_shares and not isinstance(policy, Sharing) else policy,
             self._arrivals,
             self._nodes,
             rule=self._rule,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from springtide.core.actions import (
@@ -13,15 +12,15 @@ from springtide.core.actions import (
     LabelNode,
     PreemptJob,
     ResizeJob,
+    SetShare,
     StartReplica,
     StopReplica,
 )
 from springtide.core.events import (
-    CheckpointCommitted,
     Event,
     JobFinished,
-    JobResized,
     JobSubmitted,
+    LoadObserved,
     NodeJoined,
     NodeLost,
     ReplicaLost,
@@ -38,6 +37,7 @@ from springtide.sim.fluid_nodes import FluidNodes
 from springtide.sim.fluid_rules import OverheadRule, Speeds, Times
 from springtide.sim.fluid_runs import FluidReplica, FluidRun, Timeline, direction_of
 from springtide.sim.fluid_services import FluidServices
+from springtide.sim.shared_devices import SharedDevices
 
 # A turn of the loop in which nothing happens takes this long: no real clock stands still between two turns.
 TURN_S = 0.001
@@ -83,7 +83,9 @@ class FluidExecutor:
         self._faults = faults
         self.nodes = FluidNodes(nodes)
         self._times = times or Times()
-        self._services = FluidServices(clock, self._times, self._at, self.post, self._note_timeline)
+        self.sharing = SharedDevices(self._change_pace)
+        self._sharers = dict[ReplicaId, FluidRun]()
+        self._services = FluidServices(clock, self._times, self._at, self.post, self._note_timeline, self.sharing)
         self._inbox: list[Event] = [NodeJoined(node=node) for node in nodes]
         self._unacknowledged: list[Event] = []
         self._training = dict[WorkloadId, FluidRun]()
@@ -118,6 +120,8 @@ class FluidExecutor:
         self._services.keep_only(named)
         restarted = {action.replica_id for action in standing.actions if isinstance(action, StartReplica)}
         for start in standing.replicas:
+            if start.share is not None:
+                self.sharing.set_share(start.replica_id, start.share)
             known = self.runs.get(start.workload_id)
             lives = start.replica_id in self._services or (known is not None and start.replica_id in known.replicas)
             if not lives and start.replica_id not in restarted:
@@ -137,6 +141,8 @@ class FluidExecutor:
                 self._resize(action)
             case PreemptJob():
                 self._preempt(action)
+            case SetShare():
+                self.sharing.set_share(action.replica_id, action.share)
             case EndJob():
                 self._end(action)
             case LabelNode():
@@ -195,8 +201,10 @@ class FluidExecutor:
         return self.is_over
 
     def _note_timeline(self) -> None:
-        num_serving = self._services.num_held
-        self.timeline.note(self.clock.now_s(), self._num_held, len(self._training), self._efficiency, num_serving)
+        # A device counts once, and as the services' where one of them is on it.
+        num_serving, num_beside = self._services.num_held, self.sharing.num_beside
+        num_held, num_serving = max(0, self._num_held - num_beside), num_serving - max(0, num_beside - self._num_held)
+        self.timeline.note(self.clock.now_s(), num_held, len(self._training), self._efficiency, num_serving)
 
     # --- jobs --------------------------------------------------------------------------------------------------------
 
@@ -207,25 +215,13 @@ class FluidExecutor:
 
     def _happen(self, event: Event) -> None:
         self._num_to_come -= 1
+        if isinstance(event, LoadObserved):
+            self._services.note_load(event)
         self._inbox.append(event)
 
     def add_job(self, job: TrainingJob, *, done_steps: float = 0.0) -> FluidRun:
         """Open the books of a job, `done_steps` of which are done. Its true speed is drawn here."""
-        curve, single_steps_per_s, length = self.speeds.open(job)
-        run = FluidRun(
-            job=job,
-            submitted_s=self.clock.now_s(),
-            curve=curve,
-            single_steps_per_s=single_steps_per_s,
-            total_steps=math.ceil(length),
-            length=length,
-            boundary=length,
-            batch_size=job.global_batch_size,
-            error=self.speeds.draw_error(),
-            done_steps=done_steps,
-            saved_steps=done_steps,
-        )
-        self.runs[job.job_id] = run
+        run = self.runs[job.job_id] = self.speeds.open_run(job, self.clock.now_s(), done_steps)
         return run
 
     def _resize(self, action: ResizeJob) -> None:
@@ -246,18 +242,10 @@ class FluidExecutor:
         # The same workers on another batch go on at once, or when the change that they stand still for is over.
         left_s = max(0.0, run.resumed_s - now_s) if named == before and not action.forced else None
         run.count_change(direction, now_s, is_paid=left_s is None)
-        run.batch_size = action.global_batch_size
+        left_s = left_s if action.functions == run.functions else None
+        run.batch_size, run.functions = action.global_batch_size, action.functions
         pause_s = self._form(run, named, action.generation, now_s, left_s)
-        self._inbox.append(
-            JobResized(
-                job_id=action.job_id,
-                generation=action.generation,
-                world_size=len(named),
-                step=run.step,
-                pause_s=pause_s,
-                direction=direction,
-            )
-        )
+        self._inbox.append(run.resized_news(pause_s, direction))
 
     def _form(
         self, run: FluidRun, members: tuple[ReplicaId, ...], generation: int, now_s: float, left_s: float | None
@@ -267,12 +255,13 @@ class FluidExecutor:
         bits, run.placement = self.nodes.group(devices, keeps_order=self.speeds.rings_by_rank)
         pause_s = left_s
         if pause_s is None:
-            pause_s = self.rule.pause.cost_s(len(members), is_fresh=self.nodes.is_fresh(bits))
+            pause_s = self.rule.pause_s(run, len(members), is_fresh=self.nodes.is_fresh(bits))
         run.members, run.generation, run.device_bits = members, generation, bits
         run.formed_s = now_s
         run.resumed_s = now_s + pause_s
         run.token += 1
         self._training[run.job.job_id] = run
+        self.sharing.set_demand(members, 1.0)
         self._pace(run, run.resumed_s)
         if run.rate > 0.0:
             self._num_progressing += 1
@@ -282,20 +271,34 @@ class FluidExecutor:
 
     def _pace(self, run: FluidRun, since_s: float) -> None:
         """From `since_s` on the group trains as fast as it truly does now, up to where that changes or it is done."""
-        pace = self.speeds.pace(run)
-        self._efficiency += pace.efficiency
+        pace, share = self.speeds.pace(run), self.sharing.slowest(run.members)
         run.since_s = since_s
-        run.rate, run.efficiency, run.boundary = pace.rate, pace.efficiency, pace.until
+        run.rate, run.efficiency, run.boundary = pace.rate * share, pace.efficiency * share, pace.until
+        self._efficiency += run.efficiency
         run.is_scattered = pace.is_scattered
         self._note_timeline()
         if run.rate > 0.0:
             run.boundary_s = self.speeds.boundary_s(run)
             self._at(self.speeds.seen_s(run), self._reach, (run, run.token))
 
+    def _change_pace(self, replica_id: ReplicaId) -> None:
+        """A worker gets another part of its device than before, as others on it come, go, begin and rest."""
+        run, now_s = self._sharers.get(replica_id), self.clock.now_s()
+        if run is None or replica_id not in run.members:
+            return
+        run.settle(now_s)
+        run.commit_checkpoints(now_s)
+        self._efficiency -= run.efficiency
+        run.token += 1
+        self._pace(run, max(now_s, run.since_s))
+        if self._reports_progress:
+            self._at(run.since_s + self.speeds.first_report_s(run), self._report_first, (run, run.token))
+
     def _halt(self, run: FluidRun, now_s: float) -> None:
         """The group stands still from now on: its progress is settled, its agenda entries no longer count."""
         if not run.members:
             return
+        self.sharing.set_demand(run.members, 0.0)
         if now_s > run.formed_s:
             # A set that was only passed through within one instant has not been used.
             self.nodes.use(run.device_bits)
@@ -344,22 +347,13 @@ class FluidExecutor:
         leavers, run.saving = run.saving, ()
         if is_saved:
             run.saved_steps = run.done_steps
-            self._inbox.append(self._checkpoint(run, run.step))
+            self._inbox.append(run.checkpoint_news(run.step))
         else:
-            self._lose_unsaved(run)
+            self._inbox.append(run.lose_unsaved())
         for replica_id in [leaver for leaver in leavers if leaver in run.replicas]:
             run.paused_device_s += self.clock.now_s() - since_s
             self._release(run, replica_id)
             self._inbox.append(ReplicaStopped(workload_id=run.job.job_id, replica_id=replica_id))
-
-    def _lose_unsaved(self, run: FluidRun) -> None:
-        """All that is left of the job is its last periodic checkpoint."""
-        run.saved_steps = run.committed_steps
-        self._inbox.append(self._checkpoint(run, int(run.committed_steps)))
-
-    def _checkpoint(self, run: FluidRun, step: int) -> CheckpointCommitted:
-        job_id = run.job.job_id
-        return CheckpointCommitted(job_id=job_id, generation=run.generation, step=step, path=f"{job_id}/{step}")
 
     def _end(self, action: EndJob) -> None:
         run = self.runs.get(action.job_id)
@@ -394,6 +388,9 @@ class FluidExecutor:
         if not run.replicas:
             run.begin_afresh(now_s, action.restore.step if action.restore is not None else 0)
         run.replicas[replica_id] = FluidReplica(replica_id, action.device_id, now_s)
+        if action.share is not None:
+            self._sharers[replica_id] = run
+            self.sharing.hold(replica_id, action.device_id, action.share)
         self._num_held += 1
         self._note_timeline()
         if self.rule.cold_start_s:
@@ -421,7 +418,10 @@ class FluidExecutor:
         replica = run.replicas.pop(replica_id, None)
         if replica is None:
             return
-        run.device_s += self.clock.now_s() - replica.started_s
+        share = self.sharing.share_of(replica_id)
+        run.device_s += (self.clock.now_s() - replica.started_s) * (1.0 if share is None else share.request)
+        self.sharing.let_go(replica_id)
+        self._sharers.pop(replica_id, None)
         self._num_held -= 1
         self._note_timeline()
         if run.has_ended:
@@ -454,11 +454,11 @@ class FluidExecutor:
         if set(lost) & set(members):
             self._halt(run, self.clock.now_s())
             if set(members) <= set(lost):
-                self._lose_unsaved(run)
+                self._inbox.append(run.lose_unsaved())
         elif run.saving and set(run.saving) & set(run.replicas) <= set(lost):
             # The last of those who were writing the checkpoint.
             run.saving = ()
-            self._lose_unsaved(run)
+            self._inbox.append(run.lose_unsaved())
         for replica_id in lost:
             self._release(run, replica_id)
 

@@ -73,7 +73,8 @@ def miss_cause(run: FluidRun, setting: Setting, met_without: Mapping[str, Abstra
 
 def _could_alone(run: FluidRun, deadline_s: float, setting: Setting) -> bool:
     """Whether it makes its deadline alone on the empty cluster, as profiled, after one start on used devices."""
-    best = max(run.curve[: run.job.max_workers + 1], default=0.0)
+    part = 1.0 if run.job.share is None else run.job.share.limit
+    best = max(run.curve[: run.job.max_workers + 1], default=0.0) * part
     start_s = setting.rule.told.cost_s(1, is_fresh=False)
     return best > 0.0 and run.submitted_s + start_s + run.total_steps / best <= deadline_s + DEADLINE_TOLERANCE_S
 

@@ -48,6 +48,11 @@ class OverheadRule(msgspec.Struct, frozen=True, kw_only=True):
     pause: Overheads = Overheads()
     cold_start_s: float = 0.0
 
+    def pause_s(self, run: FluidRun, num_members: int, *, is_fresh: bool) -> float:
+        """How long a group stands still when it forms; functions take what their plan says."""
+        entry = run.entry
+        return self.pause.cost_s(num_members, is_fresh=is_fresh) if entry is None else entry.start_s
+
     @property
     def told(self) -> Overheads:
         """What a policy has to reckon with at every start, resize or move."""
@@ -143,8 +148,29 @@ class Speeds:
         curve = self.curve(job)
         return curve, single_speed(curve), float(job.total_steps or 0)
 
+    def open_run(self, job: TrainingJob, now_s: float, done_steps: float = 0.0) -> FluidRun:
+        """The books of a job that arrives now, `done_steps` of which are done. Its true speed is drawn here."""
+        curve, single_steps_per_s, length = self.open(job)
+        return FluidRun(
+            job=job,
+            submitted_s=now_s,
+            curve=curve,
+            single_steps_per_s=single_steps_per_s,
+            total_steps=math.ceil(length),
+            length=length,
+            boundary=length,
+            batch_size=job.global_batch_size,
+            error=self.draw_error(),
+            done_steps=done_steps,
+            saved_steps=done_steps,
+        )
+
     def pace(self, run: FluidRun) -> Pace:
         """How fast the group that has just been formed trains, or one that has come to the boundary of its pace."""
+        entry = run.entry
+        if entry is not None:
+            # It takes no machine, so it makes nobody's cluster better used.
+            return Pace(run.error / entry.step_s, 0.0, run.length)
         size = sum(run.placement)
         fraction = self.placed_fraction(size, len(run.placement))
         steps_per_s = run.curve[min(size, len(run.curve) - 1)] * fraction
@@ -170,7 +196,7 @@ class Speeds:
             generation=run.generation,
             step=run.step,
             total_steps=run.total_steps,
-            world_size=len(run.members),
+            world_size=len(run.members) if run.functions is None else run.functions.num_functions,
             samples_per_s=run.rate * run.job.global_batch_size,
         )
 
@@ -181,7 +207,9 @@ class Speeds:
         return math.exp(self._sigma * float(self._rng.standard_normal()) - self._sigma**2 / 2)
 
     def curve(self, job: TrainingJob) -> tuple[float, ...]:
-        """Steps a second on 0, 1, 2, .. devices, compactly placed, as profiled."""
+        """Steps a second on 0, 1, 2, .. devices, compactly placed, as profiled; on functions, as recommended."""
+        if job.menu is not None:
+            return 0.0, 1.0 / job.menu.options[job.menu.recommended].step_s
         key = tuple(job.profile_steps_per_s.items())
         known = self._curves.get(key)
         if known is None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from springtide.core.actions import ResizeJob
+from springtide.core.events import CheckpointCommitted, JobResized
+from springtide.core.functions import FunctionOption, FunctionPlan
 from springtide.core.resources import DeviceId
 from springtide.core.workload import JobState, ReplicaId, TrainingJob
 
@@ -32,12 +34,14 @@ class FluidRun:
 
     The group was formed at `formed_s` and stood still until `resumed_s`. Its rate holds until `boundary` is done (at
     `boundary_s`): its whole `length`, unless its pace changes on the way. `placement` counts its workers on each node,
-    in the order of the cluster; a step of it is made of `batch_size` samples.
+    in the order of the cluster; a step of it is made of `batch_size` samples. `functions` is what a job on a function
+    service runs as.
 
     `generation` is that of the last group formed; `token` tells an agenda entry about this group from older ones.
     `saved_steps` is what a fresh start at that very step goes on from, the fraction included. `saving` are the workers
     of a job that is being preempted, until its checkpoint is written. What it had done beyond the state that it went on
     from is lost: `lost_device_s` is what that work took, at the speed of the group that did it (`device_s_per_step`).
+    `device_s` is what was kept for it: of a part of a device, its request.
     """
 
     job: TrainingJob
@@ -49,6 +53,7 @@ class FluidRun:
     boundary: float = 0.0
     boundary_s: float = 0.0
     batch_size: int = 0
+    functions: FunctionPlan | None = None
     placement: tuple[int, ...] = ()
     error: float = 1.0
     done_steps: float = 0.0
@@ -83,6 +88,12 @@ class FluidRun:
     saving: tuple[ReplicaId, ...] = ()
     device_s_per_step: float = 0.0
     lost_device_s: float = 0.0
+
+    @property
+    def entry(self) -> FunctionOption | None:
+        """The entry of its menu that it runs as; None on machines."""
+        options = self.job.menu.options if self.job.menu is not None else ()
+        return next((option for option in options if option.plan == self.functions), None)
 
     @property
     def has_ended(self) -> bool:
@@ -140,6 +151,27 @@ class FluidRun:
         behind_s = max(0.0, self.since_s - self.committed_s) if self.rate else 0.0
         steps = self.done_steps - self.rate * behind_s
         self.committed_steps = max(self.committed_steps, float(int(max(0.0, steps))))
+
+    def lose_unsaved(self) -> CheckpointCommitted:
+        """All that is left of the job is its last periodic checkpoint, of which is told now."""
+        self.saved_steps = self.committed_steps
+        return self.checkpoint_news(int(self.committed_steps))
+
+    def checkpoint_news(self, step: int) -> CheckpointCommitted:
+        """A checkpoint of its first `step` steps is durable."""
+        job_id = self.job.job_id
+        return CheckpointCommitted(job_id=job_id, generation=self.generation, step=step, path=f"{job_id}/{step}")
+
+    def resized_news(self, pause_s: float, direction: Direction) -> JobResized:
+        """Its group has formed."""
+        return JobResized(
+            job_id=self.job.job_id,
+            generation=self.generation,
+            world_size=len(self.members),
+            step=self.step,
+            pause_s=pause_s,
+            direction=direction,
+        )
 
     def met_deadline(self, tolerance_s: float) -> bool:
         """Whether it succeeded by its deadline."""

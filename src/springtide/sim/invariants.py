@@ -7,13 +7,16 @@ from collections import Counter, defaultdict
 import numpy as np
 
 from springtide.control.controller import Controller
-from springtide.control.records import JobRecord
-from springtide.core.actions import EndJob, ResizeJob, StartReplica
+from springtide.control.records import JobRecord, PlatformState
+from springtide.core.actions import EndJob, ResizeJob, SetShare, StartReplica
 from springtide.core.errors import SpringtideError
 from springtide.core.events import CheckpointCommitted, Event, JobResized, JobSubmitted
 from springtide.core.ports import Step
+from springtide.core.resources import DeviceId
+from springtide.core.shares import Share
 from springtide.core.workload import Checkpoint, JobState, ReplicaId, TrainingJob, WorkloadId
 from springtide.sim.machine import Machine
+from springtide.sim.shared_devices import overfull
 
 # Sums of many floats, in another order than the control plane adds them up.
 _ACCOUNT_TOLERANCE_S = 1e-6
@@ -51,6 +54,7 @@ class Invariants:
         self._owner: dict[ReplicaId, WorkloadId] = {}
         self._jobs: dict[WorkloadId, JobRecord] = {}
         self._replay: tuple[object, ...] | None = None
+        self.num_share_changes = self.most_sharers = 0
 
     # --- at the moment at which a step becomes durable ---------------------------------------------------------------
 
@@ -72,6 +76,8 @@ class Invariants:
                     self._raise_generation(action.job_id, action.generation, must_rise=True)
                     if action.forced:
                         self._oldest[action.job_id] = action.generation
+                case SetShare():
+                    self.num_share_changes += 1
                 case StartReplica() if isinstance(action.workload, TrainingJob):
                     self._book_start(action)
         self._book_devices(step.now_s, controller)
@@ -147,18 +153,20 @@ class Invariants:
     def check(self, controller: Controller, acknowledged: list[Event]) -> None:
         """Every safety invariant over the present state."""
         state = controller.state
-        try:
-            state.holders()
-        except AssertionError as error:
-            complain("device-once", str(error))
-        known: set[ReplicaId] = set()
+        self._check_devices(state)
+        known: dict[ReplicaId, Share | None] = {}
         for record in state.records():
-            known.update(replica.replica_id for replica in record.replicas)
+            known.update((replica.replica_id, replica.share) for replica in record.replicas)
         for process in self.machine.alive.values():
-            if not process.is_fenced and process.replica_id not in known:
+            if process.is_fenced:
+                continue
+            if process.replica_id not in known:
                 complain(
                     "device-freed-late", f"{process.replica_id} lives on {process.device_id}, which counts as free"
                 )
+            if known[process.replica_id] != process.share:
+                detail = f"{process.replica_id} holds {process.share} and is to hold {known[process.replica_id]}"
+                complain("share-kept", detail)
         for job_id, job in state.jobs.items():
             if self._jobs.get(job_id) is not job:
                 self._check_job(job)
@@ -169,6 +177,22 @@ class Invariants:
         for event in acknowledged:
             if isinstance(event, JobSubmitted) and event.job.job_id not in state.jobs:
                 complain("submit-kept", f"{event.job.job_id} was acknowledged and is not known")
+
+    def _check_devices(self, state: PlatformState) -> None:
+        """Whoever holds a whole device is alone on it; parts of one keep the bounds of their sums."""
+        try:
+            state.holders()
+        except AssertionError as error:
+            complain("device-once", str(error))
+        held: dict[DeviceId, list[Share | None]] = {}
+        for record in state.live_records():
+            for replica in record.replicas:
+                held.setdefault(replica.device_id, []).append(replica.share)
+        for device_id, shares in held.items():
+            self.most_sharers = max(self.most_sharers, len(shares))
+            wrong = overfull(shares, state.topology().memory_of.get(device_id, 0))
+            if wrong:
+                complain("device-once", f"{device_id}: {wrong}")
 
     def _check_job(self, job: JobRecord) -> None:
         ended = self._terminal.get(job.workload_id)

@@ -13,16 +13,19 @@ from springtide.core.actions import (
     LabelNode,
     PreemptJob,
     ResizeJob,
+    SetShare,
     StartReplica,
 )
 from springtide.core.decision import EMPTY
 from springtide.core.events import JobSubmitted, NodeJoined, NodeLost, ReplicaLost, ReplicaStopped
 from springtide.core.ports import Step
 from springtide.core.resources import DeviceId, Node, NodeId
+from springtide.core.shares import Share
 from springtide.core.workload import JobState, ReplicaId, TrainingJob, WorkloadId
 from springtide.sim.fluid_rules import DEADLINE_TOLERANCE_S
 from springtide.sim.invariants import InvariantViolation
 from springtide.sim.invariants_pools import PoolBooks
+from springtide.sim.shared_devices import overfull
 
 # So many turns in which nothing happens but what the policy itself wants, on average this close to each other, spin.
 MAX_TURNS_OF_ITS_OWN = 10_000
@@ -43,12 +46,14 @@ class FluidInvariants:
         self.broken: list[WorkloadId] = []
         self._told = told
         self._keeps_promises = keeps_promises
+        nodes = tuple(nodes)
         self._home = {device.device_id: node.node_id for node in nodes for device in node.devices}
         self._num_happened = self._num_turns = 0
         self._since_s = 0.0
         self._alive: set[NodeId] = set()
         self._pools = PoolBooks(self._home, self._complain)
-        self._holder: dict[DeviceId, ReplicaId] = {}
+        self._memory_mb = {device.device_id: device.memory_mb for node in nodes for device in node.devices}
+        self._holders: dict[DeviceId, dict[ReplicaId, Share | None]] = {}
         self._serving: set[ReplicaId] = set()
         self._device: dict[ReplicaId, DeviceId] = {}
         self._jobs: dict[WorkloadId, TrainingJob] = {}
@@ -79,6 +84,8 @@ class FluidInvariants:
                 self._resize(action, now_s)
             case PreemptJob():
                 self._preempt(action, now_s)
+            case SetShare():
+                self._set_share(action, now_s)
             case AdmitJob():
                 self._admit(action, now_s)
             case EndJob():
@@ -86,7 +93,7 @@ class FluidInvariants:
             case DrainNode():
                 self._pools.drain(action, now_s)
             case LabelNode():
-                self._pools.label(action, self._holder, self._serving, now_s)
+                self._pools.label(action, self._holders, self._serving, now_s)
 
     def check_turn(self, now_s: float, num_happened: int) -> None:
         """Between two turns: a policy and the platform do not go round in circles while nothing else happens."""
@@ -116,7 +123,7 @@ class FluidInvariants:
             return
         self._alive.discard(event.node_id)
         self._pools.lose(event.node_id)
-        for replica_id in [r for d, r in self._holder.items() if self._home[d] == event.node_id]:
+        for replica_id in [r for d, held in self._holders.items() if self._home[d] == event.node_id for r in held]:
             self._free(replica_id)
 
     def _preempt(self, action: PreemptJob, now_s: float) -> None:
@@ -134,15 +141,31 @@ class FluidInvariants:
             self._complain("end-is-final", f"{workload_id} starts a worker after its end", now_s)
         if self._home.get(device_id) not in self._alive:
             self._complain("capacity", f"{workload_id} is given {device_id}, which is no living device", now_s)
-        holder = self._holder.setdefault(device_id, action.replica_id)
-        if holder != action.replica_id:
-            self._complain("device-once", f"{device_id} is held by {holder} and given to {action.replica_id}", now_s)
+        others = self._holders.setdefault(device_id, {})
+        if action.replica_id not in others:
+            wrong = overfull([*others.values(), action.share], self._memory_mb.get(device_id, 0))
+            if wrong:
+                names = ", ".join(others)
+                detail = f"{device_id} is held by {names} and given to {action.replica_id}: {wrong}"
+                self._complain("device-once", detail, now_s)
+            others[action.replica_id] = action.share
         self._device[action.replica_id] = device_id
         self._pools.start(action, now_s)
         if not isinstance(action.workload, TrainingJob):
             self._serving.add(action.replica_id)
         if self.reasons.get(workload_id):
             self._reasoned.add(action.replica_id)
+
+    def _set_share(self, action: SetShare, now_s: float) -> None:
+        device_id = self._device.get(action.replica_id)
+        if device_id is None:
+            detail = f"{action.replica_id} is given another share, and holds no device"
+            self._complain("capacity", detail, now_s)
+        held = self._holders[device_id]
+        held[action.replica_id] = action.share
+        wrong = overfull(tuple(held.values()), self._memory_mb.get(device_id, 0))
+        if wrong:
+            self._complain("device-once", f"{device_id}, with another share for {action.replica_id}: {wrong}", now_s)
 
     def _resize(self, action: ResizeJob, now_s: float) -> None:
         job_id = action.job_id
@@ -180,7 +203,7 @@ class FluidInvariants:
     def _free(self, replica_id: ReplicaId) -> None:
         device_id = self._device.pop(replica_id, None)
         if device_id is not None:
-            del self._holder[device_id]
+            del self._holders[device_id][replica_id]
             self._reasoned.discard(replica_id)
             self._serving.discard(replica_id)
 

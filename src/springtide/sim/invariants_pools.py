@@ -71,7 +71,7 @@ class PoolBooks:
     def label(
         self,
         action: LabelNode,
-        holders: Mapping[DeviceId, ReplicaId],
+        holders: Mapping[DeviceId, Collection[ReplicaId]],
         serving: Collection[ReplicaId],
         now_s: float,
     ) -> None:
@@ -83,8 +83,11 @@ class PoolBooks:
         self._labels[action.node_id] = action.pool
         if action.pool == "shared":
             return
-        for device_id, replica_id in holders.items():
-            if self._home[device_id] == action.node_id and not admits(action.pool, is_job=replica_id not in serving):
+        here = [
+            (d, replica_id) for d, held in holders.items() if self._home[d] == action.node_id for replica_id in held
+        ]
+        for device_id, replica_id in here:
+            if not admits(action.pool, is_job=replica_id not in serving):
                 detail = f"{action.node_id} is labelled for {action.pool} while {replica_id} holds {device_id}"
                 self._complain("right-pool", detail, now_s)
 

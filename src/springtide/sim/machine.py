@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -11,10 +11,12 @@ from msgspec.structs import replace
 from springtide.core.actions import StartReplica
 from springtide.core.events import Event, ReplicaReady
 from springtide.core.resources import DeviceId, Node, NodeId, Pool, admits
+from springtide.core.shares import Share
 from springtide.core.wire import Fence, FormGroup, Order, Preempt, Stop
 from springtide.core.workload import ReplicaId, TrainingJob, WorkloadId
 from springtide.sim.clock import Agenda, VirtualClock
 from springtide.sim.models import Delays
+from springtide.sim.shared_devices import SharedDevices, overfull
 from springtide.sim.training import TrainingRun
 
 
@@ -27,6 +29,7 @@ class Process:
         self.workload_id: WorkloadId = action.workload_id
         self.device_id: DeviceId = action.device_id
         self.node_id = node_id
+        self.share: Share | None = action.share
         self.generation = action.generation
         self.run: TrainingRun | None = None
         self.is_alive = True
@@ -108,6 +111,7 @@ class Machine:
         self.processes: dict[ReplicaId, Process] = {}
         self.alive: dict[ReplicaId, Process] = {}
         self.runs: dict[WorkloadId, TrainingRun] = {}
+        self.sharing = SharedDevices(self._change_pace)
         self.fails_to_spawn = False
 
     # --- nodes and processes -----------------------------------------------------------------------------------------
@@ -159,13 +163,11 @@ class Machine:
         if node_id is None or node_id not in self.nodes or node_id in self.partitioned or self.fails_to_spawn:
             return None
         process = Process(action, node_id)
-        for other in self.alive.values():
-            if other.device_id == process.device_id and not other.is_fenced:
-                self.complain(
-                    "device-once", f"{process.replica_id} starts on {process.device_id} beside {other.replica_id}"
-                )
+        self._check_room(process, action.share)
         self._check_place(process)
         self.processes[process.replica_id] = self.alive[process.replica_id] = process
+        if action.share is not None:
+            self.sharing.hold(process.replica_id, process.device_id, action.share)
         self.say("{} starts on {}", process.replica_id, process.device_id)
         if isinstance(action.workload, TrainingJob):
             process.run = self.run_of(action.workload)
@@ -173,6 +175,46 @@ class Machine:
         else:
             self.agenda.after(self.delays.spawn_s + self.delays.load_s, lambda: self._become_ready(process))
         return process
+
+    def _check_room(self, process: Process, share: Share | None) -> None:
+        """Whether the process may hold that of its device beside the others there that nobody has given up."""
+        others = [p for p in self.alive.values() if p.device_id == process.device_id and not p.is_fenced]
+        others = [other for other in others if other is not process]
+        if not others:
+            return
+        devices = self.known_nodes[process.node_id].devices
+        memory_mb = next(device.memory_mb for device in devices if device.device_id == process.device_id)
+        wrong = overfull([share, *(other.share for other in others)], memory_mb)
+        if wrong:
+            names = ", ".join(f"{other.replica_id} ({_told(other.share)})" for other in others)
+            self.complain(
+                "device-once",
+                f"{process.replica_id} gets {_told(share)} of {process.device_id} beside {names}: {wrong}",
+            )
+
+    def set_shares(self, shares: Sequence[tuple[Process, Share]]) -> None:
+        """These processes hold that of their devices from now on, all at once, and go on without a pause."""
+        changed = [(process, share) for process, share in shares if process.is_alive and process.share != share]
+        for process, share in changed:
+            self.say("{} holds {} of {}", process.replica_id, _told(share), process.device_id)
+            process.share = share
+            if process.replica_id in self.sharing:
+                self.sharing.set_share(process.replica_id, share)
+                continue
+            group = None if process.run is None else process.run.group
+            is_busy = group is not None and group.is_training and process in group.members
+            self.sharing.hold(process.replica_id, process.device_id, share, float(is_busy))
+            self._change_pace(process.replica_id)
+        for process, share in changed:
+            if not process.is_fenced:
+                self._check_room(process, share)
+
+    def _change_pace(self, replica_id: ReplicaId) -> None:
+        """The process gets another part of its device than before."""
+        process = self.alive.get(replica_id)
+        group = None if process is None or process.run is None else process.run.group
+        if process is not None and process.run is not None and group is not None and process in group.members:
+            process.run.change_pace()
 
     def _warm_up(self, process: Process) -> None:
         assert process.run is not None
@@ -204,6 +246,7 @@ class Machine:
         self.say("{} ends: {}", process.replica_id, why)
         process.is_alive = False
         del self.alive[process.replica_id]
+        self.sharing.let_go(process.replica_id)
         process.kept.clear()
         process.on_wake.clear()
         if process.run is not None:
@@ -385,3 +428,7 @@ class Machine:
 
 def _labelled(node: Node, pool: Pool) -> Node:
     return node if node.pool == pool else replace(node, pool=pool, home=node.owner)
+
+
+def _told(share: Share | None) -> str:
+    return "the whole" if share is None else f"{share.request:g}..{share.limit:g}"

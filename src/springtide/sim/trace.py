@@ -118,6 +118,7 @@ def _training_job(job: TraceJob, first_s: float, tables: Profiles | None, num_de
         total_steps=job.num_steps,
         profile_steps_per_s=profile,
         requested_workers=min(max(job.num_devices, least), num_devices),
+        share=job.share,
     )
 
 

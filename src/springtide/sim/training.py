@@ -25,32 +25,13 @@ from springtide.core.wire import FormGroup
 from springtide.core.workload import Checkpoint, TrainingJob
 from springtide.sim.models import batch_news, job_model
 from springtide.sim.store import JobStore
+from springtide.sim.training_group import Group
 
 if TYPE_CHECKING:
     from springtide.sim.machine import Machine, Process
 
 # Sums of float durations miss a step boundary by rounding; a step counts as complete this close to it.
 _CLOSE_S = 1e-9
-
-
-class Group:
-    """Workers that train together as one generation. Not training: it is stalled, broken or has finished."""
-
-    def __init__(self, generation: int, members: list[Process], step: int, num_seen: int, batch_size: int) -> None:
-        self.generation = generation
-        self.members = members
-        self.step = step
-        self.num_seen = num_seen
-        self.batch_size = batch_size
-        self.began_s = 0.0
-        self.step_s = 1.0
-        self.is_training = False
-        self.is_broken = False
-        self.broken_at_s = 0.0
-        self.is_finished = False
-        self.ticket = 0
-        self.checkpoint_due_s = math.inf
-        self.progress_due_s = math.inf
 
 
 class TrainingRun:
@@ -155,7 +136,8 @@ class TrainingRun:
             return
         now_s = self.machine.clock.now_s()
         delays = self.machine.delays
-        group.began_s, group.is_training = now_s, True
+        group.began_s = now_s
+        self._keep_busy(group, is_training=True)
         group.step_s = self._step_s(group)
         group.progress_due_s = now_s + delays.progress_s
         group.checkpoint_due_s = now_s + self.job.checkpoint_interval_s
@@ -176,7 +158,16 @@ class TrainingRun:
     # --- training ----------------------------------------------------------------------------------------------------
 
     def _step_s(self, group: Group) -> float:
-        return self.model.step_s(len(group.members), group.batch_size) * max(p.slowness for p in group.members)
+        """A step of the group: its slowest member, and the one that gets least of a device it shares, hold it up."""
+        alone_s = self.model.step_s(len(group.members), group.batch_size) * max(p.slowness for p in group.members)
+        return alone_s / self.machine.sharing.slowest([p.replica_id for p in group.members])
+
+    def _keep_busy(self, group: Group, *, is_training: bool) -> None:
+        """From now on the group uses its devices, or leaves them to others."""
+        # Whoever is told meanwhile that it gets another part must not look at a group that is half at work.
+        group.is_training = False
+        self.machine.sharing.set_demand([p.replica_id for p in group.members], float(is_training))
+        group.is_training = is_training
 
     def _num_left(self, group: Group) -> int:
         return self.model.num_steps_left(group.num_seen, group.batch_size)
@@ -194,7 +185,7 @@ class TrainingRun:
         try:
             self.store.commit(group.generation, group.step, group.step + done, num_seen)
         except Fenced:
-            group.is_training = False
+            self._keep_busy(group, is_training=False)
             group.is_broken = True
             self._flee(group.members)
             return
@@ -206,7 +197,7 @@ class TrainingRun:
     def _halt(self, group: Group) -> None:
         """Stop training; the step that is under way is lost."""
         self.settle(group)
-        group.is_training = False
+        self._keep_busy(group, is_training=False)
         group.ticket += 1
 
     def _flee(self, members: list[Process]) -> None:
@@ -282,7 +273,8 @@ class TrainingRun:
         self.machine.report(group.members[0], event, is_kept=False)
 
     def _finish(self, group: Group) -> None:
-        group.is_training, group.is_finished = False, True
+        self._keep_busy(group, is_training=False)
+        group.is_finished = True
         self.machine.say("{}: training returns at step {}", self.job.job_id, group.step)
         self.machine.report(
             group.members[0],
@@ -295,7 +287,8 @@ class TrainingRun:
         )
 
     def _fail(self, group: Group) -> None:
-        group.is_training, group.is_finished = False, True
+        self._keep_busy(group, is_training=False)
+        group.is_finished = True
         self.machine.report(
             group.members[0],
             JobFailed(job_id=self.job.job_id, generation=group.generation, error="ValueError: the user's code raised"),
@@ -448,16 +441,23 @@ class TrainingRun:
             return
         if group.checkpoint_due_s == math.inf:
             return  # Its first step has not begun: `_start` still waits for it.
-        group.is_training, group.began_s = True, self.machine.clock.now_s()
+        group.began_s = self.machine.clock.now_s()
+        self._keep_busy(group, is_training=True)
+        group.step_s = self._step_s(group)
         self._schedule(group)
 
     def change_pace(self) -> None:
-        """A member has become slower or faster."""
+        """A member has become slower or faster, or gets another part of its device. What is done of a step stays so."""
         group = self.group
-        if group is not None and group.is_training:
-            self.settle(group)
-            group.step_s = self._step_s(group)
-            self._schedule(group)
+        if group is None or not group.is_training:
+            return
+        self.settle(group)
+        if not group.is_training:
+            return
+        now_s, step_s = self.machine.clock.now_s(), self._step_s(group)
+        group.began_s = now_s - (now_s - group.began_s) / group.step_s * step_s
+        group.step_s = step_s
+        self._schedule(group)
 
     def write_late(self, process: Process) -> None:
         """A worker that was given up comes back and tries to commit and to publish as the generation it knows."""

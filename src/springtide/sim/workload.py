@@ -19,12 +19,16 @@ from springtide.core.events import (
     ServiceDeployed,
 )
 from springtide.core.resources import Node, Pool, make_node
+from springtide.core.shares import Share, make_share
 from springtide.core.workload import AdaptiveBatch, Entrypoint, Goal, InferenceService, TrainingJob, WorkloadId
 from springtide.sim.executor import SimExecutor
 from springtide.sim.machine import Machine
 from springtide.sim.models import describe
 
 ASK_AGAIN_S = 1.0
+# So many requests a replica with a device of its own answers at the same time.
+_AT_ONCE = 4.0
+_ROUNDING = 1e-9
 _SOURCE = Entrypoint(source_path="source/train.py", object_name="train")
 
 
@@ -130,15 +134,18 @@ class Gateway:
         rate = load.rate_per_s(now_s)
         if rate > 0:
             self._last_s[load.service_id] = now_s
-        ready = sum(process.is_ready for process in self.machine.of_workload(load.service_id))
-        wanted = rate * load.service_time_s
+        ready = [p.replica_id for p in self.machine.of_workload(load.service_id) if p.is_ready]
+        wanted, sharing = rate * load.service_time_s, self.machine.sharing
+        # Each answers so many at once on a whole device, and as much of that as it gets of one that it shares.
+        sharing.set_demand(ready, min(1.0, wanted / (_AT_ONCE * len(ready))) if ready else 0.0)
+        most = _AT_ONCE * sum(sharing.rate(replica_id) for replica_id in ready)
         if self.executor is not None:
             self.executor.post(
                 LoadObserved(
                     service_id=load.service_id,
                     arrivals_per_s=rate,
-                    in_flight=math.ceil(min(wanted, 4.0 * ready)),
-                    queued=math.ceil(max(0.0, wanted - 4.0 * ready)),
+                    in_flight=math.ceil(min(wanted, most)),
+                    queued=math.ceil(max(0.0, wanted - most) - _ROUNDING),
                     idle_s=now_s - self._last_s[load.service_id],
                 )
             )
@@ -223,6 +230,34 @@ def draw_workload(rng: np.random.Generator, num_devices: int, horizon_s: float) 
         loads.append(load)
     requests.sort(key=lambda request: request.at_s)
     return Workload(requests=tuple(requests), loads=tuple(loads))
+
+
+def with_shares(workload: Workload, rng: np.random.Generator) -> Workload:
+    """The scenario with shares for about two thirds of its jobs and services, drawn from a stream of their own.
+
+    Nothing else of it changes. A service that is deployed anew keeps its share, or is given another one then.
+    """
+    shares: dict[WorkloadId, Share | None] = {}
+    requests = []
+    for request in workload.requests:
+        event = request.event
+        if isinstance(event, JobSubmitted):
+            event = JobSubmitted(job=msgspec.structs.replace(event.job, share=_draw_share(rng)))
+        elif isinstance(event, ServiceDeployed):
+            service_id = event.service.service_id
+            if service_id not in shares or rng.random() < 0.5:
+                shares[service_id] = _draw_share(rng)
+            event = ServiceDeployed(service=msgspec.structs.replace(event.service, share=shares[service_id]))
+        requests.append(Request(at_s=request.at_s, event=event))
+    return msgspec.structs.replace(workload, requests=tuple(requests))
+
+
+def _draw_share(rng: np.random.Generator) -> Share | None:
+    request, stretch = round(float(rng.uniform(0.1, 0.7)), 2), float(rng.uniform(1.0, 2.5))
+    memory_mb, has_share = int(rng.choice([0, 200, 500])), bool(rng.random() < 0.67)
+    if not has_share:
+        return None
+    return make_share(request, min(1.0, round(request * stretch, 2)), memory_mb)
 
 
 def _draw_job(rng: np.random.Generator, index: int, num_devices: int, horizon_s: float) -> list[Request]:

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from springtide.core.actions import Action, DrainNode, LabelNode, PreemptJob, ResizeJob, StartReplica, StopReplica
+from msgspec.structs import replace
+
+from springtide.core.actions import (
+    Action,
+    DrainNode,
+    LabelNode,
+    PreemptJob,
+    ResizeJob,
+    SetShare,
+    StartReplica,
+    StopReplica,
+)
 from springtide.core.events import (
     CheckpointCommitted,
     Event,
@@ -18,6 +29,7 @@ from springtide.core.events import (
 )
 from springtide.core.ports import Clock, Executor, Standing
 from springtide.core.resources import DeviceId, NodeId, Pool
+from springtide.core.shares import Share
 from springtide.core.workload import InferenceService, ReplicaId, TrainingJob
 
 
@@ -50,6 +62,14 @@ class PooledWorld(World, Protocol):
 
     def label_of(self, node_id: NodeId) -> Pool:
         """What the machines, not the control plane, say that the node is labelled for."""
+        ...
+
+
+class SharedWorld(World, Protocol):
+    """A world whose devices can be held in parts."""
+
+    def share_of(self, replica_id: ReplicaId) -> Share | None:
+        """What the machines, not the control plane, hold a living replica to; None: nothing, it has the whole."""
         ...
 
 
@@ -258,4 +278,87 @@ POOL_CHECKS: tuple[Callable[[PooledWorld], None], ...] = (
     check_labels_are_kept,
     check_labels_outlive_the_control_plane,
     check_drain_leaves_replicas_alone,
+)
+
+
+_ONE = Share(request=0.3, limit=0.6)
+_OTHER = Share(request=0.4, limit=0.8)
+_CHANGED = Share(request=0.5, limit=0.7)
+
+
+def _share_a_device(world: SharedWorld) -> tuple[StartReplica, StartReplica]:
+    """A serving replica and a worker that trains, beside each other on the first device."""
+    serving = replace(start_of(world.service, world.devices[0]), share=_ONE)
+    worker = replace(start_of(world.long_job, world.devices[0]), share=_OTHER)
+    world.executor.start(serving)
+    world.executor.start(worker)
+    expect(world, world.executor, ReplicaReady, 2)
+    world.executor.start(resize_of(world.long_job, 1, 0))
+    expect(world, world.executor, JobResized)
+    return serving, worker
+
+
+def check_shares_change_in_place(world: SharedWorld) -> None:
+    """Two sit on a device, each held to its share; another share is no news, however often it is said."""
+    serving, worker = _share_a_device(world)
+    assert world.share_of(serving.replica_id) == _ONE
+    assert world.share_of(worker.replica_id) == _OTHER
+    change = SetShare(workload_id=worker.workload_id, replica_id=worker.replica_id, share=_CHANGED)
+    for _ in range(2):
+        world.executor.start(change)
+    # A repeated start is no way back to the share that it was started with.
+    world.executor.start(worker)
+    expect_none(world, world.executor, ReplicaReady, ReplicaLost, ReplicaStopped, JobResized)
+    assert world.share_of(worker.replica_id) == _CHANGED
+    assert world.share_of(serving.replica_id) == _ONE
+    world.executor.start(StopReplica(workload_id=serving.workload_id, replica_id=serving.replica_id, grace_s=1.0))
+    expect(world, world.executor, ReplicaStopped)
+    assert world.share_of(serving.replica_id) is None, "who is gone still holds a share"
+    assert world.share_of(worker.replica_id) == _CHANGED
+
+
+def check_whole_devices_have_no_share(world: SharedWorld) -> None:
+    """Whoever is started without a share has the device, and a share for somebody unknown changes nothing."""
+    start = start_of(world.service, world.devices[0])
+    world.executor.start(start)
+    expect(world, world.executor, ReplicaReady)
+    assert world.share_of(start.replica_id) is None
+    unknown = ReplicaId(f"{start.workload_id}.7")
+    world.executor.start(SetShare(workload_id=start.workload_id, replica_id=unknown, share=_ONE))
+    expect_none(world, world.executor, ReplicaReady, ReplicaLost, ReplicaStopped)
+    assert world.share_of(start.replica_id) is None
+    assert world.share_of(unknown) is None
+
+
+def check_shares_outlive_the_control_plane(world: SharedWorld) -> None:
+    """A new control plane finds everyone held to what the journal says, a change that a crash cut off included."""
+    serving, worker = _share_a_device(world)
+    fresh = world.restart()
+    generations = {world.long_job.job_id: 1}
+    changed = replace(worker, share=_CHANGED)
+    fresh.recover(Standing(replicas=(serving, changed), generations=generations))
+    expect_none(world, fresh, ReplicaLost, ReplicaStopped, JobResized)
+    assert world.share_of(serving.replica_id) == _ONE
+    assert world.share_of(worker.replica_id) == _CHANGED
+    fresh.start(SetShare(workload_id=serving.workload_id, replica_id=serving.replica_id, share=_OTHER))
+    expect_none(world, fresh, ReplicaLost, ReplicaStopped)
+    assert world.share_of(serving.replica_id) == _OTHER
+
+
+def check_sharers_die_alone(world: SharedWorld) -> None:
+    """One who is killed is lost, once; its neighbour on the device goes on."""
+    serving, worker = _share_a_device(world)
+    world.kill(serving.replica_id)
+    found = expect(world, world.executor, ReplicaLost)
+    assert [event.replica_id for event in found if isinstance(event, ReplicaLost)] == [serving.replica_id]
+    expect_none(world, world.executor, ReplicaLost, ReplicaStopped)
+    assert world.share_of(worker.replica_id) == _OTHER
+
+
+# For executors whose devices can be held in parts.
+SHARE_CHECKS: tuple[Callable[[SharedWorld], None], ...] = (
+    check_shares_change_in_place,
+    check_whole_devices_have_no_share,
+    check_shares_outlive_the_control_plane,
+    check_sharers_die_alone,
 )

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from msgspec.structs import replace
+
 from springtide.core.events import (
     CancelRequested,
     JobSubmitted,
@@ -17,6 +19,7 @@ from springtide.core.events import (
     ServiceDeployed,
 )
 from springtide.core.resources import make_node
+from springtide.core.shares import make_share
 from springtide.core.workload import WorkloadId
 from springtide.policies.registry import make_policy
 from springtide.sim.experiment import FaultRun, tell_step
@@ -92,14 +95,47 @@ def _loans() -> Workload:
     )
 
 
+def _shares() -> Workload:
+    """A service and a job on parts of one device, a job that has the other one whole, and a share that is changed."""
+    service = make_service("answers", min_replicas=1, max_replicas=2, share=make_share(0.3, 0.6, 300))
+    beside = make_job("beside", num_samples=1200, samples_per_s=100.0, share=make_share(0.4, 0.8, 400))
+    whole = make_job("whole", num_samples=1600, samples_per_s=100.0, workers=(1, 2))
+    late = make_job("late", num_samples=400, samples_per_s=100.0, share=make_share(0.5, 0.5, 500))
+    larger = replace(service, share=make_share(0.4, 0.6, 300))
+    return Workload(
+        requests=(
+            Request(at_s=0.0, event=ServiceDeployed(service=service)),
+            Request(at_s=1.0, event=JobSubmitted(job=beside)),
+            Request(at_s=2.0, event=JobSubmitted(job=whole)),
+            Request(at_s=6.0, event=JobSubmitted(job=late)),
+            Request(at_s=10.0, event=ServiceDeployed(service=larger)),
+            Request(at_s=45.0, event=CancelRequested(workload_id=service.service_id)),
+        ),
+        loads=(
+            Load(
+                service_id=service.service_id,
+                start_s=2.0,
+                end_s=40.0,
+                base_per_s=10.0,
+                wave_per_s=8.0,
+                period_s=20.0,
+                service_time_s=0.15,
+            ),
+        ),
+    )
+
+
 # The policies that people run platforms with; rivals of these are looked at in figures, not line by line.
 GOLDEN_POLICIES = ("edf", "elastic", "elasticflow", "fifo", "springtide")
 # Those under which servers change hands.
 LOANING_POLICIES = ("tide/springtide", "two-way/fifo")
+# Those under which devices are held in parts.
+SHARING_POLICIES = ("dilu/springtide",)
 SCENARIOS: Mapping[str, Workload] = MappingProxyType(
-    {"deadlines": _deadlines(), "service": _service(), "owners": _owners(), "loans": _loans()}
+    {"deadlines": _deadlines(), "service": _service(), "owners": _owners(), "loans": _loans(), "shares": _shares()}
 )
 _PLAIN = (make_node("node", 4),)
+_PAIR = (make_node("node", 2, memory_mb=1000),)
 _POOLED = (
     make_node("lent-0", 2, pool="inference"),
     make_node("lent-1", 2, pool="inference"),
@@ -109,7 +145,7 @@ _POOLED = (
 
 def golden_trace(scenario: str, policy: str) -> str:
     """The whole journal of a scenario under a policy, a line for each event and action."""
-    nodes = _POOLED if scenario == "loans" else _PLAIN
+    nodes = {"loans": _POOLED, "shares": _PAIR}.get(scenario, _PLAIN)
     run = FaultRun(0, lambda: make_policy(policy), num_faults=0.0, workload=SCENARIOS[scenario], nodes=nodes)
     run.run()
     lines = [f"# {scenario} under {policy}"]
@@ -121,11 +157,8 @@ def golden_trace(scenario: str, policy: str) -> str:
 
 def golden_names() -> list[tuple[str, str]]:
     """Every scenario with every policy that it is about."""
-    return [
-        (scenario, policy)
-        for scenario in SCENARIOS
-        for policy in (LOANING_POLICIES if scenario == "loans" else GOLDEN_POLICIES)
-    ]
+    special = {"loans": LOANING_POLICIES, "shares": SHARING_POLICIES}
+    return [(scenario, policy) for scenario in SCENARIOS for policy in special.get(scenario, GOLDEN_POLICIES)]
 
 
 def golden_file(scenario: str, policy: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import sys
 from collections.abc import Callable, Mapping
@@ -9,10 +10,12 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from springtide.control.controller import check_plan
 from springtide.core.decision import Allocation, JobView, Plan, Policy, PoolAllocation, ServiceView, Snapshot
 from springtide.core.resources import DeviceId, Topology, make_node
+from springtide.core.shares import Share, has_room, load_of, make_share
 from springtide.core.workload import (
     Entrypoint,
     Goal,
@@ -113,16 +116,128 @@ def draw_service(
     )
 
 
+Booked = Callable[[Share], Share]
+
+
+def _as_asked(share: Share) -> Share:
+    return share
+
+
+def draw_shared_snapshot(rng: np.random.Generator, booked: Booked = _as_asked) -> Snapshot:
+    """Draw a platform whose devices are held whole and in parts, within the bounds of their sums.
+
+    `booked` is what a policy gives for a share that is asked for.
+    """
+    nodes = tuple(
+        make_node(f"node-{index}", int(rng.integers(1, 6)), memory_mb=1000) for index in range(int(rng.integers(1, 4)))
+    )
+    cluster = Topology(nodes=nodes)
+    now_s = float(rng.uniform(0.0, 10_000.0))
+    held: dict[DeviceId, list[Share | None]] = {device_id: [] for device_id in cluster.device_ids()}
+    allocations: dict[WorkloadId, Allocation] = {}
+
+    def place(workload_id: WorkloadId, asked: Share | None, least: int, most: int) -> int:
+        share = None if asked is None else booked(asked)
+        room = [device for device, shares in held.items() if has_room(load_of(shares), share, 1000)]
+        rng.shuffle(room)
+        count = min(int(rng.integers(least, most + 1)), len(room)) if rng.random() < 0.6 else 0
+        if count < max(1, least):
+            return 0
+        for device in room[:count]:
+            held[device].append(share)
+        allocations[workload_id] = PoolAllocation(device_ids=tuple(room[:count]), share=share)
+        return count
+
+    jobs = []
+    for index in range(int(rng.integers(0, 10))):
+        view, share = draw_job(rng, index, now_s, [], {}), _draw_share(rng)
+        job = msgspec.structs.replace(view.job, share=share)
+        count = place(job.job_id, share, view.min_workers, view.max_workers)
+        state = JobState.RUNNING if count else JobState.PENDING
+        jobs.append(msgspec.structs.replace(view, job=job, state=state, num_replicas=count))
+    services = []
+    for index in range(int(rng.integers(0, 5))):
+        served, share = draw_service(rng, index, [], {}), _draw_share(rng)
+        service = msgspec.structs.replace(served.service, share=share)
+        count = place(service.service_id, share, 0, served.max_replicas)
+        wanted = int(rng.integers(0, served.max_replicas + 2)) if rng.random() < 0.4 else None
+        services.append(
+            msgspec.structs.replace(served, service=service, num_ready=count, num_starting=0, wanted_replicas=wanted)
+        )
+    return Snapshot(now_s=now_s, cluster=cluster, jobs=tuple(jobs), services=tuple(services), allocations=allocations)
+
+
+def _draw_share(rng: np.random.Generator) -> Share | None:
+    request, stretch = round(float(rng.uniform(0.05, 0.8)), 2), float(rng.uniform(1.0, 2.5))
+    memory_mb = int(rng.choice([0, 200, 500]))
+    return make_share(request, min(1.0, round(request * stretch, 2)), memory_mb) if rng.random() < 0.7 else None
+
+
+def check_shared_policy(
+    make: Callable[[], Policy], *, num_snapshots: int = 200, seed: int = 0, booked: Booked = _as_asked
+) -> None:
+    """Check a policy against random snapshots with parts of devices, as `check_policy` does with whole ones.
+
+    Besides, whoever asks for a share is given what the policy books for it (a job perhaps with a lower limit), and
+    nobody else is given a part; jobs stay on the parts that they hold, unless they are suspended for a service; and no
+    job with a share waits while enough devices for it are held by nobody.
+    """
+    check_more = functools.partial(_check_parts, booked)
+    _check_policy(make, lambda rng: draw_shared_snapshot(rng, booked), num_snapshots, seed, check_more)
+
+
+def _check_parts(booked: Booked, number: int, snapshot: Snapshot, plan: Plan) -> None:
+    check_plan_details(number, snapshot, plan)
+    jobs: dict[WorkloadId, Share | None] = {view.job.job_id: view.job.share for view in snapshot.jobs}
+    asked = jobs | {view.service.service_id: view.service.share for view in snapshot.services}
+    given: dict[DeviceId, list[Share | None]] = {device_id: [] for device_id in snapshot.cluster.device_ids()}
+    for workload_id, allocation in plan.allocations.items():
+        share, wanted = allocation.share, asked[workload_id]
+        due = None if wanted is None else booked(wanted)
+        is_due = share == due
+        if share is not None and due is not None and workload_id in jobs:
+            # What a job may use beyond its request may give way to others.
+            is_due = share.request <= share.limit <= due.limit and replace(share, limit=due.limit) == due
+        assert is_due, f"snapshot {number}: {workload_id} gets {share} for {wanted}"
+        for device_id in allocation.device_ids:
+            given[device_id].append(share)
+    for view in snapshot.jobs:
+        job_id, held = view.job.job_id, snapshot.allocations.get(view.job.job_id)
+        if held is not None and held.share is not None:
+            kept = plan.allocations.get(job_id, PoolAllocation(device_ids=())).device_ids
+            # For what a service is guaranteed a job may be suspended, and is told so.
+            is_suspended = not kept and bool(snapshot.services) and bool(plan.reasons.get(job_id))
+            assert kept == held.device_ids or is_suspended, (
+                f"snapshot {number}: {job_id} leaves the parts that it holds"
+            )
+        is_left_out = job_id not in plan.allocations and job_id not in plan.rejected
+        if view.job.share is not None and is_left_out and not any(other.job.share is None for other in snapshot.jobs):
+            # Where somebody waits for whole devices, empty ones may be kept for them.
+            held_now = {device for allocation in snapshot.allocations.values() for device in allocation.device_ids}
+            free = [device for device, shares in given.items() if not shares and device not in held_now]
+            assert len(free) < view.min_workers, f"snapshot {number}: {job_id} waits though {free} are free"
+
+
 def check_policy(make: Callable[[], Policy], *, num_snapshots: int = 200, seed: int = 0) -> None:
     """Check a policy against random snapshots. Raises PolicyError or AssertionError with the number of the snapshot.
 
     Every plan must be possible; deciding must leave the snapshot alone and give the same plan again, also from a
     policy that was built anew; the memory must survive the journal; a revisit must not lie in the past.
     """
+    _check_policy(make, draw_snapshot, num_snapshots, seed, check_plan_details)
+
+
+def _check_policy(
+    make: Callable[[], Policy],
+    draw: Callable[[np.random.Generator], Snapshot],
+    num_snapshots: int,
+    seed: int,
+    check_more: Callable[[int, Snapshot, Plan], None],
+) -> None:
     rng = np.random.default_rng(np.random.SeedSequence(seed))
     policy = make()
     for number in range(num_snapshots):
-        snapshot = draw_snapshot(rng)
+        snapshot = draw(rng)
         before = encode_plan(snapshot)
         plan = policy.decide(snapshot)
         check_plan(snapshot, plan)
@@ -131,7 +246,7 @@ def check_policy(make: Callable[[], Policy], *, num_snapshots: int = 200, seed: 
         assert encode_plan(make().decide(snapshot)) == encode_plan(plan), (
             f"snapshot {number}: a new policy decides otherwise"
         )
-        check_plan_details(number, snapshot, plan)
+        check_more(number, snapshot, plan)
 
 
 def check_plan_details(number: int, snapshot: Snapshot, plan: Plan) -> None:

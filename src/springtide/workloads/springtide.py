@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from springtide.core.errors import InvalidRequest
+from springtide.core.quantities import parse_fractions
+from springtide.core.shares import Share, make_share
 from springtide.workloads.collecting import Collected
 from springtide.workloads.rows import Row, read_rows
 from springtide.workloads.trace import MAX_STEPS, Trace, TraceJob
@@ -19,6 +22,7 @@ COLUMNS = (
     "samples_per_s_1",
     "parallel_fraction",
 )
+# A column `share` may be there, too.
 # More virtual shards than this no job of the platform has.
 MAX_WORKERS = 256
 
@@ -60,5 +64,16 @@ def _read_row(row: Row, collected: Collected) -> TraceJob:
         num_samples=num_samples,
         samples_per_s_1=rate,
         parallel_fraction=row.number("parallel_fraction", highest=1.0),
+        share=_read_share(row),
     )
     return job
+
+
+def _read_share(row: Row) -> Share | None:
+    """What each worker holds of its device, as people write it: 0.3, 30% or 0.3..0.6; empty or no column: the whole."""
+    if not row.has("share"):
+        return None
+    try:
+        return make_share(*parse_fractions(row.text("share")))
+    except InvalidRequest as error:
+        row.refuse("share", str(error))

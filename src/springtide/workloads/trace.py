@@ -8,6 +8,7 @@ import msgspec
 
 from springtide.core.errors import InvalidRequest
 from springtide.core.quantities import validate_name
+from springtide.core.shares import Share
 
 MAX_JOBS = 1_000_000
 # Beyond 3,000 years a float no longer holds a tenth of a millisecond, and something is wrong with the unit.
@@ -26,7 +27,8 @@ class TraceJob(msgspec.Struct, frozen=True, kw_only=True):
     deadline either is best effort, or (`is_best_effort` False) its deadline has not been drawn.
 
     The last fields are known to few formats: bounds on the workers, the length in samples, and a speed that is
-    written in the trace itself, `samples_per_s_1` on one worker of which `parallel_fraction` scales.
+    written in the trace itself, `samples_per_s_1` on one worker of which `parallel_fraction` scales; and the share of
+    each device that a worker holds (None: the whole, of which all speeds are).
     """
 
     job_id: str
@@ -44,6 +46,7 @@ class TraceJob(msgspec.Struct, frozen=True, kw_only=True):
     num_samples: int | None = None
     samples_per_s_1: float | None = None
     parallel_fraction: float | None = None
+    share: Share | None = None
 
     def __post_init__(self) -> None:
         validate_name(self.job_id, "the job id")

@@ -21,6 +21,7 @@ from springtide.backends.local.processes import live_stat
 from springtide.backends.local.reactor import Connection, Reactor
 from springtide.backends.local.recovery import Recovery
 from springtide.backends.local.reports import Reports
+from springtide.backends.local.shares import Shares
 from springtide.backends.local.sockets import listen, lock_directory, remove_outside, socket_directory
 from springtide.backends.local.watch import MAX_LOG_BYTES, Watch
 from springtide.backends.local.workers import Workers
@@ -30,6 +31,7 @@ from springtide.core.errors import BackendError
 from springtide.core.events import Event
 from springtide.core.ports import Clock, Standing
 from springtide.core.resources import Node
+from springtide.core.share_status import SharingStatus
 from springtide.core.wire import Preempt, Report, Stop
 from springtide.core.workload import TrainingJob
 
@@ -70,6 +72,7 @@ class LocalExecutor:
         self._nodes = nodes
         self._lease_s = lease_s
         self._max_log_bytes = max_log_bytes
+        self._python = python
         self._zygote_command = zygote_command or [python, "-m", "springtide.runtime", "zygote"]
         self._uses_zygote = zygote and worker_command is None
         self._worker_command = worker_command or [python, "-m", "springtide.runtime", "worker"]
@@ -94,14 +97,16 @@ class LocalExecutor:
         address = f"unix://{directory / 'control.sock'}"
         command = None if self._uses_zygote else self._worker_command
         nodes = self._nodes or (discover_node(),)
-        self._launcher = Launcher(self._workers, nodes, address, self._lease_s, command=command)
-        self._orders = Orders(self._workers, self._launcher)
+        self._shares = self._make_shares(nodes)
+        self._launcher = Launcher(self._workers, nodes, address, self._lease_s, command=command, shares=self._shares)
+        self._orders = Orders(self._workers, self._launcher, self._shares)
         self._reports = Reports(self._workers, self._orders.tell, self._launcher.pump)
         self._orders.reports = self._reports
         self._recovery = Recovery(self._workers, self._orders)
         self._watch = Watch(self._workers, max_log_bytes=self._max_log_bytes)
         self._workers.knows_exit_codes = self._launcher.knows_exit_codes
         self._workers.on_gone = self._on_gone
+        self._workers.on_process = self._shares.take
         self._reactor.on_late = self._watch.forgive
         if self._uses_zygote:
             zygote = self._make_zygote(directory / "zygote.sock")
@@ -137,6 +142,7 @@ class LocalExecutor:
         self._listener.close()
         if stop_workers:
             self._end_zygote()
+            self._shares.end_daemon()
             remove_outside(self._sockets, self._state_dir)
         os.close(self._lock)
 
@@ -178,6 +184,10 @@ class LocalExecutor:
         if sources:
             self._reactor.call(lambda: self._workers.settle(sources))
 
+    def sharing(self) -> SharingStatus:
+        """How this machine's devices are shared now, and what holds the sharers to that."""
+        return SharingStatus() if self._thread is None else self._shares.sharing()
+
     def counts(self) -> dict[str, int]:
         """How often what happened: spawns, adopted, lost, fenced, refused_hellos, repeated_reports and so on."""
         return {**self._workers.counts, "callback_errors": self._reactor.num_errors}
@@ -198,14 +208,27 @@ class LocalExecutor:
             on_stray=self._launcher.stray,
         )
 
+    def _make_shares(self, nodes: Sequence[Node]) -> Shares:
+        devices = [device for node in nodes for device in node.devices]
+        return Shares(
+            self._workers,
+            self._sockets,
+            min(1.0, (os.cpu_count() or 1) / max(1, len(devices))),
+            {device.device_id: device.kind for device in devices},
+            worker_environment() | {"OMP_NUM_THREADS": "1"},
+            self._python,
+        )
+
     def _on_gone(self, replica: Replica) -> None:
         self._reports.on_gone(replica)
+        self._shares.release(replica)
         self._launcher.release(replica)
 
     def _accept_from_now(self) -> None:
         self._is_accepting = True
         if self._is_closing:
             return
+        self._shares.begin()
         self._reactor.watch(self._listener.fileno(), selectors.EVENT_READ, self._accept)
 
     def _accept(self, mask: int) -> None:
@@ -249,6 +272,7 @@ class LocalExecutor:
         self._reactor.unwatch(self._listener.fileno())
         if self._launcher.zygote is not None:
             self._launcher.zygote.close()
+        self._shares.close()
         self._workers.let_go()
         self._reports.close()
 

@@ -14,6 +14,7 @@ import msgspec
 from springtide.backends.local.members import Phase, Replica
 from springtide.backends.local.processes import identify, signal_group, spawn_detached
 from springtide.backends.local.records import hash_token
+from springtide.backends.local.shares import Shares
 from springtide.backends.local.workers import Workers
 from springtide.backends.local.zygote import Zygote
 from springtide.core.actions import StartReplica
@@ -46,8 +47,10 @@ class Launcher:
         lease_s: float,
         *,
         command: Sequence[str] | None,
+        shares: Shares,
     ) -> None:
         self._workers = workers
+        self._shares = shares
         devices = [device for node in nodes for device in node.devices]
         self._kinds: Mapping[str, DeviceKind] = {device.device_id: device.kind for device in devices}
         # However the machine is cut into nodes: its devices are numbered as the driver numbers them.
@@ -69,6 +72,7 @@ class Launcher:
             return
         self._raise_fence(action)
         replica = workers.make_replica(action, "")
+        replica.ordered_at_s = time.monotonic()
         self._queue.append(replica)
         self.pump()
 
@@ -181,8 +185,9 @@ class Launcher:
         replica.born_at_s = time.monotonic()
         try:
             replica.log_path.parent.mkdir(parents=True, exist_ok=True)
+            slot = self._shares.slot_of(replica)
             workers.write_record(replica)
-            spec = self._make_spec(replica, token)
+            spec = self._make_spec(replica, token, slot)
             workers.crash_point("executor.spawn.before")
             workers.counts["spawns"] += 1
             if self._command is None:
@@ -209,12 +214,14 @@ class Launcher:
             # The worker lives and is watched; only a restart of the control plane could not verify it by number.
             self._workers.counts["record_errors"] += 1
 
-    def _make_spec(self, replica: Replica, token: str) -> WorkerSpec:
+    def _make_spec(self, replica: Replica, token: str, slot: tuple[str, int]) -> WorkerSpec:
         action = replica.action
         assert action is not None, "a foreigner is never spawned"
         index = self._numbers.get(action.device_id, 0)
         kind = self._kinds.get(action.device_id, "cpu")
-        environment = {"OMP_NUM_THREADS": str(self._num_threads)}
+        # A share is of one core at most: more threads would only use it up sooner and wait longer.
+        num_threads = self._num_threads if action.share is None else 1
+        environment = {"OMP_NUM_THREADS": str(num_threads)}
         if kind == "gpu":
             # The worker sees one device only, as number 0 of its own world.
             environment["CUDA_VISIBLE_DEVICES"] = str(index)
@@ -228,9 +235,13 @@ class Launcher:
             work_dir=str(replica.work_dir),
             log_path=str(replica.log_path),
             device_index=index,
-            device_kind=kind,
-            num_threads=self._num_threads,
+            device_kind="gpu" if kind == "gpu" else "cpu",
+            num_threads=num_threads,
             restore=action.restore,
             lease_s=self._lease_s,
             environment=environment,
+            share=action.share,
+            share_path=slot[0],
+            share_slot=slot[1],
+            ordered_at_s=replica.ordered_at_s,
         )

@@ -28,7 +28,8 @@ class Phase(enum.Enum):
 class Replica:
     """One worker. `token_sha256` is what it must prove itself by; `action` what it was started for.
 
-    A foreigner, a worker of the past that is about to be ended, has no `action`.
+    A foreigner, a worker of the past that is about to be ended, has no `action`. `share_slot` is where it tells what
+    it does, if it shares its device.
     """
 
     replica_id: ReplicaId
@@ -40,6 +41,8 @@ class Replica:
     token_sha256: str
     phase: Phase = Phase.QUEUED
     born_at_s: float = 0.0
+    ordered_at_s: float = 0.0
+    share_slot: int | None = None
 
     identity: ProcessIdentity | None = None
     pidfd: int | None = None

@@ -10,6 +10,7 @@ from functools import singledispatchmethod
 from springtide.backends.local.launcher import Launcher
 from springtide.backends.local.members import Group, Job, Phase, Replica
 from springtide.backends.local.reports import Reports
+from springtide.backends.local.shares import Shares
 from springtide.backends.local.sockets import free_tcp_port
 from springtide.backends.local.workers import Workers
 from springtide.core.actions import (
@@ -20,6 +21,7 @@ from springtide.core.actions import (
     LabelNode,
     PreemptJob,
     ResizeJob,
+    SetShare,
     StartReplica,
     StopReplica,
 )
@@ -38,9 +40,10 @@ _RETRY_S = 1.0
 class Orders:
     """Carries out actions. Runs on the I/O thread. Each action may come any number of times."""
 
-    def __init__(self, workers: Workers, launcher: Launcher) -> None:
+    def __init__(self, workers: Workers, launcher: Launcher, shares: Shares) -> None:
         self._workers = workers
         self._launcher = launcher
+        self._shares = shares
         self.reports: Reports
 
     def do(self, action: Action) -> None:
@@ -93,6 +96,10 @@ class Orders:
             self._workers.counts["repeated_actions"] += 1
             return
         self._launcher.start(action)
+
+    @_do.register
+    def _(self, action: SetShare) -> None:
+        self._shares.set_share(action)
 
     @_do.register
     def _(self, action: StopReplica) -> None:

@@ -17,13 +17,17 @@ _log = logging.getLogger(__name__)
 
 
 class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Who a worker is. `process` None: it was about to be started when this was written."""
+    """Who a worker is. `process` None: it was about to be started when this was written.
+
+    `share_slot` is where it tells what it does (None: it has its device to itself).
+    """
 
     replica_id: ReplicaId
     workload_id: WorkloadId
     generation: int
     token_sha256: str
     process: ProcessIdentity | None = None
+    share_slot: int | None = None
 
 
 def hash_token(token: str) -> str:

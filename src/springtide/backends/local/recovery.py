@@ -77,6 +77,7 @@ class Recovery:
     def _adopt(self, action: StartReplica, record: WorkerRecord) -> Replica:
         replica = self._workers.make_replica(action, record.token_sha256)
         replica.phase = Phase.ADOPTING
+        replica.share_slot = record.share_slot
         # It counts as silent from now on; the watch gives it the window to come back in.
         replica.heard_at_s = time.monotonic()
         self._workers.counts["adopted"] += 1

@@ -170,7 +170,7 @@ class Reports:
 
     @_take.register
     def _(self, report: wire.Ready, replica: Replica) -> None:
-        self._ready(replica, report.address, [(replica, report.seq)])
+        self._ready(replica, report.address, [(replica, report.seq)], report.phases_s)
 
     @_take.register
     def _(self, report: wire.Progress, replica: Replica) -> None:
@@ -288,10 +288,17 @@ class Reports:
             group.broke_before = is_before
             self._workers.reactor.after(_BREAK_CHECK_S, lambda: self._judge_break(job, group))
 
-    def _ready(self, replica: Replica, address: str, sources: list[Source]) -> None:
+    def _ready(
+        self, replica: Replica, address: str, sources: list[Source], phases_s: dict[str, float] | None = None
+    ) -> None:
         replica.is_ready = True
         replica.address = address or replica.address
-        event = ReplicaReady(workload_id=replica.workload_id, replica_id=replica.replica_id, address=replica.address)
+        event = ReplicaReady(
+            workload_id=replica.workload_id,
+            replica_id=replica.replica_id,
+            address=replica.address,
+            phases_s=phases_s or {},
+        )
         self._workers.post(event, sources)
 
     # --- groups ------------------------------------------------------------------------------------------------------

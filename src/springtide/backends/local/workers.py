@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import shutil
 import signal
 import time
 from collections import Counter, OrderedDict
@@ -57,6 +58,7 @@ class Workers:
         self.counts: Counter[str] = Counter()
         self.knows_exit_codes: Callable[[Replica], bool] = lambda replica: False
         self.on_gone: Callable[[Replica], None] = lambda replica: None
+        self.on_process: Callable[[Replica], None] = lambda replica: None
         self._gone: OrderedDict[ReplicaId, None] = OrderedDict()
 
     # --- the table ---------------------------------------------------------------------------------------------------
@@ -130,6 +132,7 @@ class Workers:
                 generation=replica.generation,
                 token_sha256=replica.token_sha256,
                 process=replica.identity,
+                share_slot=replica.share_slot,
             )
         )
         self.crash_point("executor.record.after")
@@ -183,6 +186,7 @@ class Workers:
             return
         replica.identity, replica.pidfd = identity, pidfd
         self.reactor.watch(pidfd, selectors.EVENT_READ, lambda mask: self.note_exit(replica))
+        self.on_process(replica)
 
     def note_exit(self, replica: Replica, exit_code: int | None = None) -> None:
         """The process has ended. What it still said is read first; its exit code may come a little later."""
@@ -268,11 +272,11 @@ class Workers:
         job = self.jobs.get(workload_id)
         if job is not None and job.has_ended and not self.of_workload(workload_id):
             for path in (job.work_dir / "rendezvous").glob("*"):
-                try:
-                    path.unlink()
-                except OSError:
+                if path.is_dir():
                     # Leftovers of a rendezvous cost a few bytes and confuse nobody: generations never repeat.
-                    continue
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
             del self.jobs[workload_id]
 
     def let_go(self) -> None:

@@ -73,7 +73,8 @@ export class Gantt {
     setAttributes(this.svg, { viewBox: `0 0 ${box.width} ${box.height}`, height: box.height });
     const range = rangeOf({ status, intervals, planned: timeline.planned ?? [], nowS, windowS });
     const scale = (atS) => box.left + ((atS - range.from) / (range.to - range.from)) * (box.width - box.left - RIGHT);
-    const context = { status, nowS, hueOf, box, range, scale, rowOf: new Map(devices.map((id, row) => [id, row])) };
+    const lanes = lanesOf(intervals, nowS);
+    const context = { status, nowS, hueOf, box, range, scale, lanes, rowOf: new Map(devices.map((id, row) => [id, row])) };
     this.drawRows(context, devices);
     this.drawGrid(context);
     this.drawLoans(context, timeline.loans ?? []);
@@ -114,7 +115,7 @@ export class Gantt {
     });
   }
 
-  drawBars({ nowS, hueOf, range, rowOf, scale, status }, intervals) {
+  drawBars({ nowS, hueOf, range, rowOf, scale, status, lanes }, intervals) {
     const shown = [];
     const lastPixel = new Map();
     for (const interval of intervals) {
@@ -125,19 +126,21 @@ export class Gantt {
       const width = Math.max(1.5, scale(Math.min(endS, range.to)) - x - 1);
       // Of many bars thinner than a pixel one is enough.
       const pixel = Math.round(x);
-      if (width < 2 && lastPixel.get(row) === pixel) continue;
-      lastPixel.set(row, pixel);
-      shown.push({ interval, x, width, y: TOP + row * ROW + (ROW - BAR) / 2 });
+      const lane = lanes.get(interval);
+      const strip = `${row}|${lane.index}`;
+      if (width < 2 && lastPixel.get(strip) === pixel) continue;
+      lastPixel.set(strip, pixel);
+      shown.push({ interval, x, width, lane, ...stripOf(row, lane) });
     }
     const keyOf = ({ interval }) => `${interval.device_id}|${interval.replica_id}|${interval.start_s}`;
-    this.bars.update(shown, keyOf, (group, { interval, x, width, y }) => {
+    this.bars.update(shown, keyOf, (group, { interval, x, width, lane, y, height }) => {
       const [bar, hatch, text] = group.children;
       const isOpen = interval.end_s === null;
-      const size = { x, y, width, height: BAR, rx: Math.min(4, width / 2) };
+      const size = { x, y, width, height, rx: Math.min(4, width / 2, height / 2) };
       setAttributes(bar, { class: `bar ${hueOf(interval.workload_id)}${isOpen ? " open" : ""}`, ...size });
       setAttributes(hatch, { class: interval.workload_kind === "service" ? "hatch" : "gone", ...size });
-      setAttributes(text, { class: "bar-label", x: x + 12, y: y + BAR / 2 + 4 });
-      setText(text, fit(interval.workload_name, width - 16));
+      setAttributes(text, { class: lane.count > 1 ? "bar-label in-lane" : "bar-label", x: x + 12, y: y + height / 2 + (lane.count > 1 ? 3 : 4) });
+      setText(text, lane.count > 2 ? "" : fit(interval.workload_name, width - 16));
       setTitle(group, describeInterval(interval, nowS, status.wall_clock_offset_s));
     });
   }
@@ -161,7 +164,7 @@ export class Gantt {
     });
   }
 
-  drawForecasts({ status, nowS, hueOf, range, rowOf, scale }, intervals, planned) {
+  drawForecasts({ status, nowS, hueOf, range, rowOf, scale, lanes }, intervals, planned) {
     // Where the policy has a plan, that is drawn instead.
     const isPlanned = new Set(planned.map((stretch) => stretch.workload_id));
     const remaining = new Map(status.jobs.filter((job) => job.state === "RUNNING" && job.eta_s > 0 && !isPlanned.has(job.job_id)).map((job) => [job.job_id, job]));
@@ -169,9 +172,9 @@ export class Gantt {
     this.forecasts.update(open, (interval) => `${interval.device_id}|${interval.replica_id}`, (group, interval) => {
       const job = remaining.get(interval.workload_id);
       const x = scale(nowS);
-      const y = TOP + (rowOf.get(interval.device_id) ?? 0) * ROW + (ROW - BAR) / 2;
+      const strip = stripOf(rowOf.get(interval.device_id) ?? 0, lanes.get(interval));
       const width = Math.max(0, scale(Math.min(nowS + job.eta_s, range.to)) - x);
-      setAttributes(group.firstChild, { class: `forecast ${hueOf(interval.workload_id)}`, x, y, width, height: BAR, rx: 4 });
+      setAttributes(group.firstChild, { class: `forecast ${hueOf(interval.workload_id)}`, x, width, rx: 4, ...strip });
       setTitle(group, `${job.name}: about ${duration(job.eta_s)} left at the present speed`);
     });
   }
@@ -236,6 +239,41 @@ export class Gantt {
       setTitle(group, `${clock(mark.at_s, status.wall_clock_offset_s)}  ${mark.text || mark.kind}`);
     });
   }
+}
+
+// Those who share a device lie in lanes of its row: as many as were there at once in a stretch without a gap.
+export function lanesOf(intervals, nowS) {
+  const lanes = new Map();
+  const ofDevice = new Map();
+  for (const interval of intervals) {
+    if (!ofDevice.has(interval.device_id)) ofDevice.set(interval.device_id, []);
+    ofDevice.get(interval.device_id).push(interval);
+  }
+  for (const mine of ofDevice.values()) {
+    let stretch = [];
+    let ends = [];
+    const close = () => stretch.forEach((lane) => { lane.count = ends.length; });
+    for (const interval of mine.sort((one, other) => one.start_s - other.start_s)) {
+      if (ends.every((endS) => endS <= interval.start_s)) {
+        close();
+        stretch = [];
+        ends = [];
+      }
+      const free = ends.findIndex((endS) => endS <= interval.start_s);
+      const lane = { index: free < 0 ? ends.length : free, count: 1 };
+      ends[lane.index] = interval.end_s ?? Math.max(nowS, interval.start_s) + 1e-9;
+      stretch.push(lane);
+      lanes.set(interval, lane);
+    }
+    close();
+  }
+  return lanes;
+}
+
+// Where a lane of a row is drawn.
+function stripOf(row, lane) {
+  const height = BAR / lane.count;
+  return { y: TOP + row * ROW + (ROW - BAR) / 2 + lane.index * height, height: lane.count > 1 ? height - 1 : height };
 }
 
 // A plan says how many devices, not which: a job's own rows first, then whichever are free all the time.

@@ -1,8 +1,10 @@
 // The page's state and when it draws: every status of the stream, and once a second for the growing edge.
 
 import { Connection, fetchJson } from "./connection.js";
+import { SharingSection, isShared } from "./devices.js";
 import { KeyedList, byId, element, setAttributes, setText } from "./dom.js";
-import { clock, plural } from "./format.js";
+import { clock, number, plural } from "./format.js";
+import { RunsSection } from "./functions.js";
 import { Gantt, shapeOf } from "./gantt.js";
 import { isEnded, makeJobTable, makeServiceTable } from "./tables.js";
 import { PoolsSection } from "./pools.js";
@@ -26,6 +28,8 @@ const view = {
 };
 const gantt = new Gantt(byId("gantt"));
 const pools = new PoolsSection();
+const functions = new RunsSection();
+const sharing = new SharingSection();
 const jobTable = makeJobTable(byId("jobs"));
 const serviceTable = makeServiceTable(byId("services"));
 const deviceCards = new KeyedList(byId("devices"), makeDeviceCard);
@@ -56,7 +60,14 @@ function fillDeviceCard(card, device) {
   const [id, holder, detail] = card.children;
   const isFree = device.workload_id === null;
   setAttributes(card, { class: `device ${isFree ? "free" : hueOf(device.workload_id)}` });
-  setText(id, `${device.device_id} · ${device.kind}`);
+  if (isShared(device)) {
+    setText(id, `${device.device_id} · ${device.kind}`);
+    setText(holder, device.holders.map((each) => each.workload_name).join(" + "));
+    const request = device.holders.reduce((total, each) => total + each.share.request, 0);
+    setText(detail, `${plural(device.holders.length, "sharer")}, requests ${number(request, 3)} of 1`);
+    return;
+  }
+  setText(id, `${device.device_id} · ${device.kind === "function" ? "place for a job" : device.kind}`);
   setText(holder, isFree ? "free" : device.workload_name);
   const owner = [...view.status.jobs, ...view.status.services].find((workload) => (workload.job_id ?? workload.service_id) === device.workload_id);
   const replica = owner?.replicas.find((candidate) => candidate.replica_id === device.replica_id);
@@ -68,8 +79,9 @@ function drawHeader(status) {
   setText(byId("version"), status.version);
   setText(byId("policy"), status.policy);
   setText(byId("seq"), status.seq.toLocaleString("en-US"));
-  const held = status.devices.filter((device) => device.workload_id !== null).length;
-  setText(byId("devices-held"), `${held} of ${status.devices.length}`);
+  const machines = status.devices.filter((device) => device.kind !== "function");
+  const held = machines.filter((device) => device.workload_id !== null).length;
+  setText(byId("devices-held"), `${held} of ${machines.length}`);
   const running = status.jobs.filter((job) => job.state === "RUNNING").length;
   const waiting = status.jobs.filter((job) => !isEnded(job)).length - running;
   setText(byId("jobs-summary"), `${running} running, ${waiting} waiting, ${status.jobs.length - running - waiting} ended`);
@@ -119,6 +131,8 @@ function draw() {
   assignHues(status);
   drawHeader(status);
   deviceCards.update(status.devices, (device) => device.device_id, fillDeviceCard);
+  sharing.draw(status, hueOf);
+  functions.draw(status, nowS());
   pools.draw(status, nowS());
   drawTables(status);
   drawGantt();

@@ -15,6 +15,7 @@ const EVERY_MS = 1000;
 // What a chart shows: lines of the points, each with the name of its style.
 const CHARTS = [
   { id: "series-progress", format: percent, lines: [{ class: "line", of: (point) => point.progress_fraction }], highest: 1, isPredicted: true },
+  { id: "series-loss", format: (value) => number(value, 4), lines: [{ class: "line", of: (point) => point.loss }] },
   {
     id: "series-goodput", format: (value) => number(value), lines: [
       { class: "line faint", of: (point) => point.samples_per_s },

@@ -111,13 +111,23 @@ function setSpeed(cell, job) {
   setLines(cell, number(job.samples_per_s), `batch ${job.global_batch_size} of ${low}..${high}\n${noise}`, title);
 }
 
+// How many workers now and the bounds in force; of a job on functions how many of them, in stages and replicas.
+function setWorkers(cell, job) {
+  if ((job.functions ?? null) === null) {
+    setLines(cell, isEnded(job) ? UNKNOWN : String(job.num_workers), job.min_workers === job.max_workers ? "" : `${job.min_workers}..${job.max_workers}`);
+    return;
+  }
+  const { stages, num_replicas: replicas } = job.functions.plan;
+  setLines(cell, plural(stages.length * replicas, "function"), `${stages.length} × ${replicas} at ${job.on}`, "stages times replicas");
+}
+
 const JOB_COLUMNS = [
   { title: "Job", isRowTitle: true, class: "name", fill: (cell, job, { hueOf }) => setName(cell, job.name, job.job_id, hueOf(job.job_id)) },
   { title: "State and reason", class: "why", fill: (cell, job) => setState(cell, job.job_id, job.state, job.reason, job.alternatives) },
   { title: "Progress", class: "progress", fill: setProgress },
   {
     title: "Workers", class: "number", help: "now, and the bounds in force",
-    fill: (cell, job) => setLines(cell, isEnded(job) ? UNKNOWN : String(job.num_workers), job.min_workers === job.max_workers ? "" : `${job.min_workers}..${job.max_workers}`),
+    fill: (cell, job) => setWorkers(cell, job),
   },
   { title: "Loss", class: "number", help: "and what the function reported with ctx.metrics()", fill: (cell, job) => setLines(cell, fixed(job.loss, 4), metricsOf(job)) },
   { title: "Samples/s", class: "number", help: "and the global batch; where it may change, what the gradient's noise leaves of the speed", fill: setSpeed },

@@ -1,0 +1,246 @@
+"""FunctionsExecutor: the Executor port for jobs on a function service. A job's one replica is its coordinator."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from functools import singledispatchmethod
+from pathlib import Path
+from urllib.parse import quote
+
+from springtide.backends.functions import coordinator_messages as messages
+from springtide.backends.functions.coordinator_crew import StreamRules
+from springtide.backends.functions.coordinator_errands import Wiring
+from springtide.backends.functions.coordinator_notes import NOTES_FILE, read_status
+from springtide.backends.functions.coordinator_shell import CoordinatorShell
+from springtide.backends.functions.coordinator_store import JobObjects
+from springtide.backends.functions.parameter_host import FixedHost, ParameterHost
+from springtide.backends.functions.provider import FunctionProvider
+from springtide.backends.local.inbox import Inbox
+from springtide.core.actions import (
+    Action,
+    AdmitJob,
+    DrainNode,
+    EndJob,
+    LabelNode,
+    PreemptJob,
+    ResizeJob,
+    StartReplica,
+    StopReplica,
+)
+from springtide.core.errors import StorageError
+from springtide.core.events import Event, ProgressReported, ReplicaStopped
+from springtide.core.function_status import FunctionRunStatus
+from springtide.core.function_wire import Keys
+from springtide.core.ports import Clock, Standing
+from springtide.core.resources import Node
+from springtide.core.workload import JobState, ReplicaId, TrainingJob, WorkloadId
+from springtide.storage.open import open_store
+
+_log = logging.getLogger(__name__)
+_END_S = 5.0
+
+
+class FunctionsExecutor:
+    """Runs jobs on the functions of one provider. `open`, then `recover` or `start`, `wait`; `close` at last.
+
+    `store_url` is the object store that functions reach, too. `parameter_host` runs the stores that take what travels
+    (None: the one at `parameter_url` does, or none where that is empty). `stream_rules` say when jobs on streams rest.
+    `node` is how the service stands in the cluster. Every method is thread-safe; none but `wait` and `close` blocks.
+    """
+
+    def __init__(
+        self,
+        state_dir: Path,
+        clock: Clock,
+        *,
+        provider: FunctionProvider,
+        store_url: str,
+        parameter_url: str = "",
+        parameter_host: ParameterHost | None = None,
+        stream_rules: StreamRules | None = None,
+        node: Node | None = None,
+    ) -> None:
+        self.node = node
+        self.provider = provider
+        self._state_dir = state_dir
+        self._clock = clock
+        self._store_url = store_url
+        self._parameter_url = parameter_url
+        self._parameter_host = parameter_host or (FixedHost(parameter_url) if parameter_url else None)
+        self._stream_rules = stream_rules or StreamRules()
+        self._inbox: Inbox[None] = Inbox(clock)
+        self._outlet: Callable[[Event], None] | None = None
+        self._lock = threading.Lock()
+        self._shells: dict[WorkloadId, CoordinatorShell] = {}
+        self._generations: dict[WorkloadId, int] = {}
+        self._gone: set[ReplicaId] = set()
+
+    def open(self) -> None:
+        """Nothing is held yet; here for the sake of those who open executors."""
+
+    def send_events_to(self, post: Callable[[Event], None]) -> None:
+        """From now on events go there instead of to `wait`, for executors that share one stream of them."""
+        self._outlet = post
+
+    def knows(self, job_id: WorkloadId) -> bool:
+        """Whether the job has ever been begun on functions here."""
+        return job_id in self._shells or (self._work_dir(job_id) / NOTES_FILE).exists()
+
+    def close(self, stop_workers: bool = False) -> None:
+        """End every coordinator. With `stop_workers` functions are told to stop first; otherwise they go on."""
+        with self._lock:
+            shells = list(self._shells.values())
+        if stop_workers:
+            for shell in shells:
+                shell.tell(messages.AskedToStop(grace_s=1.0))
+            for shell in shells:
+                shell.wait_stopped(_END_S)
+        for shell in shells:
+            shell.close()
+        if self._parameter_host is not None:
+            self._parameter_host.close(ends=stop_workers)
+        self._inbox.close()
+
+    def post(self, event: Event) -> None:
+        """Hand over an event; `wait` returns at once."""
+        if self._outlet is not None:
+            self._outlet(event)
+        elif not isinstance(event, ProgressReported):
+            self._inbox.post(event)
+        else:
+            self._inbox.progress(event)
+
+    def wait(self, deadline_s: float | None) -> Sequence[Event]:
+        """Return as soon as something happened, or nothing at the deadline (platform clock) or once closed."""
+        return self._inbox.wait(deadline_s)
+
+    def acknowledge(self, events: Sequence[Event]) -> None:
+        """What coordinators say they say again after a restart, from what is in the store: nobody waits for this."""
+
+    def status(self, job_id: WorkloadId) -> FunctionRunStatus | None:
+        """A job's functions as they are now, or as they were last; None for a job that never had any."""
+        with self._lock:
+            shell = self._shells.get(job_id)
+        status = shell.status() if shell is not None else None
+        return status if status is not None else read_status(self._work_dir(job_id))
+
+    def recover(self, standing: Standing) -> None:
+        """Take over the jobs whose functions may have gone on meanwhile, then begin cut-off effects anew."""
+        asked = {action.replica_id for action in standing.actions if isinstance(action, StartReplica)}
+        for start in standing.replicas:
+            if isinstance(start.workload, TrainingJob) and start.workload.is_on_functions:
+                generation = standing.generations.get(start.workload_id, start.generation)
+                self._begin(start, generation, is_adopting=start.replica_id not in asked)
+        for action in standing.actions:
+            self.start(action)
+
+    def start(self, action: Action) -> None:
+        """Begin an action; what became of it comes back as an event. Repeating an action is harmless."""
+        self._do(action)
+
+    # --- actions ---------------------------------------------------------------------------------------------------
+
+    @singledispatchmethod
+    def _do(self, action: Action) -> None:
+        raise AssertionError(f"no way to do {type(action).__name__}")
+
+    @_do.register
+    def _(self, action: StartReplica) -> None:
+        self._begin(action, action.generation, is_adopting=False)
+
+    @_do.register
+    def _(self, action: ResizeJob) -> None:
+        shell = self._shells.get(action.job_id)
+        if shell is not None and action.functions is not None and shell.replica_id in action.replica_ids:
+            shell.tell(messages.AskedToRun(generation=action.generation, plan=action.functions))
+
+    @_do.register
+    def _(self, action: PreemptJob) -> None:
+        self._end_replicas(
+            action.job_id,
+            action.replica_ids,
+            messages.AskedToPreempt(generation=action.generation, grace_s=action.grace_s),
+        )
+
+    @_do.register
+    def _(self, action: StopReplica) -> None:
+        self._end_replicas(action.workload_id, (action.replica_id,), messages.AskedToStop(grace_s=action.grace_s))
+
+    @_do.register
+    def _(self, action: EndJob) -> None:
+        shell = self._shells.get(action.job_id)
+        if shell is not None:
+            shell.tell(messages.AskedToStop())
+        self._inbox.forget_job(action.job_id)
+        keeps_states = action.state is not JobState.SUCCEEDED
+        threading.Thread(
+            target=self._clear, args=(action.job_id, shell, keeps_states), name=f"end-{action.job_id}", daemon=True
+        ).start()
+
+    @_do.register
+    def _(self, action: AdmitJob) -> None:
+        """A promise is the control plane's alone."""
+
+    @_do.register
+    def _(self, action: DrainNode) -> None:
+        """A function service changes no pool."""
+
+    @_do.register
+    def _(self, action: LabelNode) -> None:
+        """A function service changes no pool."""
+
+    def _begin(self, start: StartReplica, generation: int, *, is_adopting: bool) -> None:
+        with self._lock:
+            known = self._shells.get(start.workload_id)
+            if start.replica_id in self._gone or (known is not None and known.replica_id == start.replica_id):
+                return
+            wiring = Wiring(
+                provider=self.provider,
+                store_url=self._store_url,
+                parameter_url=self._parameter_url,
+                parameter_host=self._parameter_host,
+                stream_rules=self._stream_rules,
+                work_dir=self._work_dir(start.workload_id),
+                clock=self._clock,
+                post=self.post,
+            )
+            shell = CoordinatorShell(start, wiring, generation, is_adopting=is_adopting)
+            self._shells[start.workload_id] = shell
+            if known is not None:
+                self._gone.add(known.replica_id)
+        if known is not None:
+            # One that has given its place back; nothing of it runs any more but its thread.
+            known.close(timeout_s=0.0)
+        shell.start()
+
+    def _end_replicas(self, job_id: WorkloadId, replica_ids: Sequence[ReplicaId], asked: messages.Stimulus) -> None:
+        for replica_id in replica_ids:
+            shell = self._shells.get(job_id)
+            if shell is not None and shell.replica_id == replica_id and not shell.has_ended:
+                shell.tell(asked)
+            else:
+                self.post(ReplicaStopped(workload_id=job_id, replica_id=replica_id))
+
+    def _clear(self, job_id: WorkloadId, shell: CoordinatorShell | None, keeps_states: bool) -> None:
+        """Remove an ended job's objects once nobody writes any more."""
+        if shell is not None:
+            shell.wait_stopped(self.provider.service.lifetime_s)
+            shell.close()
+            with self._lock:
+                self._gone.add(shell.replica_id)
+                self._shells.pop(job_id, None)
+        if self._parameter_host is not None:
+            self._parameter_host.release(job_id, lingers=False)
+        try:
+            store = open_store(self._store_url)
+            try:
+                JobObjects(store, Keys(f"jobs/{job_id}"), self._parameter_url).clear(keeps_states=keeps_states)
+            finally:
+                store.close()
+        except StorageError as error:
+            _log.warning("the objects of %s could not be removed: %s", job_id, error)
+
+    def _work_dir(self, job_id: WorkloadId) -> Path:
+        return self._state_dir / "workloads" / quote(job_id, safe="")

@@ -1,0 +1,130 @@
+"""Holding processes to a rate without any rights: stop and continue them, by what they have used of what they may."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+# A tenant that used nothing may catch up by so much, one that used too much waits for no longer than that.
+_MAX_CREDIT_S = 0.010
+_MAX_DEBT_S = 0.050
+
+
+@dataclass
+class _Tenant:
+    """Its process leads a group; `credit_s` is CPU time that it may still use."""
+
+    pid: int
+    cpus: float | None = None
+    credit_s: float = 0.0
+    used_s: float | None = None
+    at_s: float = 0.0
+    stopped_at_s: float | None = None
+    throttled_s: float = 0.0
+
+
+class SignalEnforcer:
+    """SIGSTOP once the credit of a tenant is used up, SIGCONT once it has some again, at every tick.
+
+    Only process groups that a tenant's first process leads are stopped, so that nobody else ever is. What its workers
+    start in groups of their own is not held. Whoever dies must leave nobody stopped: the owner runs a guard.
+    """
+
+    mechanism = "signals"
+    enforced = (
+        "shares are held by stopping and continuing processes every 5 ms, on average and not for every moment; limits "
+        "hold, requests are not defended against other programs, nor is a device's sum of shares kept at every moment"
+    )
+
+    def __init__(self) -> None:
+        self._tenants: dict[str, _Tenant] = {}
+
+    @staticmethod
+    def works() -> bool:
+        """Signals to processes of the same user are always allowed; the system must have them."""
+        return hasattr(signal, "SIGSTOP") and hasattr(os, "killpg")
+
+    def admit(self, tenant: str, device: str, pid: int) -> None:
+        """Take note of the group that the process leads."""
+        held = self._tenants.get(tenant)
+        if held is None or held.pid != pid:
+            self._tenants[tenant] = _Tenant(pid)
+            # Whoever held it before may have died in between.
+            self._signal(self._tenants[tenant], signal.SIGCONT)
+
+    def set_device(self, device: str, cpus: float) -> None:
+        """There is nothing over the tenants that could be held."""
+
+    def set_weight(self, tenant: str, weight: float) -> None:
+        """Priorities cannot be given back without rights, so there are none."""
+
+    def hold(self, tenant: str, cpus: float, *, is_calm: bool = False) -> None:
+        """From now on its credit grows by this much a second."""
+        self._tenants[tenant].cpus = cpus
+
+    def lift(self, tenant: str) -> None:
+        """Continue it for good."""
+        held = self._tenants[tenant]
+        held.cpus = None
+        self._go_on(held, held.at_s)
+
+    def remove(self, tenant: str) -> None:
+        """Continue it and forget it."""
+        held = self._tenants.pop(tenant, None)
+        if held is not None:
+            self._go_on(held, held.at_s)
+
+    def turn(self, used_s: Callable[[str], float], now_s: float) -> None:
+        """Give every tenant its credit for the time since the last turn, and stop or continue it by what is left."""
+        for name, held in self._tenants.items():
+            used = used_s(name)
+            if held.used_s is not None and held.cpus is not None:
+                held.credit_s += held.cpus * (now_s - held.at_s) - (used - held.used_s)
+                held.credit_s = min(_MAX_CREDIT_S, max(-_MAX_DEBT_S, held.credit_s))
+                if held.credit_s < 0.0 and held.stopped_at_s is None:
+                    self._signal(held, signal.SIGSTOP)
+                    held.stopped_at_s = now_s
+                elif held.credit_s >= 0.0:
+                    self._go_on(held, now_s)
+            held.used_s, held.at_s = used, now_s
+
+    def pids(self, tenant: str) -> list[int]:
+        """The processes of the group."""
+        leader = self._tenants[tenant].pid
+        found = []
+        for entry in os.listdir("/proc"):
+            with contextlib.suppress(OSError, ValueError):
+                if os.getpgid(int(entry)) == leader:
+                    found.append(int(entry))
+        return sorted(found)
+
+    def throttled_s(self, tenant: str) -> float:
+        """How long it was stopped."""
+        held = self._tenants[tenant]
+        running_s = time.monotonic() - held.stopped_at_s if held.stopped_at_s is not None else 0.0
+        return held.throttled_s + running_s
+
+    def undo_files(self) -> list[tuple[str, str]]:
+        """There are none: the guard continues the processes."""
+        return []
+
+    def close(self) -> None:
+        """Continue everybody."""
+        for name in list(self._tenants):
+            self.remove(name)
+
+    def _go_on(self, held: _Tenant, now_s: float) -> None:
+        if held.stopped_at_s is not None:
+            held.throttled_s += max(0.0, now_s - held.stopped_at_s)
+            held.stopped_at_s = None
+            self._signal(held, signal.SIGCONT)
+
+    def _signal(self, held: _Tenant, number: int) -> None:
+        """Only a group that the process leads, and never the group this process is in itself."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.getpgid(held.pid) == held.pid != os.getpgrp():
+                os.killpg(held.pid, number)

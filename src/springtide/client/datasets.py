@@ -1,0 +1,236 @@
+"""Datasets by name in the platform's store: `st.dataset`, `st.stream`, and how samples get there."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import quote
+
+from springtide.core.errors import BackendError, InvalidRequest, NotFound
+from springtide.core.quantities import parse_size_bytes, validate_name
+from springtide.storage.dataset_manifest import (
+    DatasetArray,
+    DatasetChange,
+    DatasetStatus,
+    ShardEntry,
+    check_alike,
+)
+from springtide.storage.dataset_reference import DatasetReference
+
+if TYPE_CHECKING:
+    from springtide.client.api import Client
+
+# A shard of a quarter of a gigabyte on a slow disk.
+_SEND_TIMEOUT_S = 300.0
+_MAX_MIXED = 1_000_000
+Tell = Callable[[int, int], None]
+Verb = Literal["put", "append"]
+
+
+def dataset(name: str, *, mixed: int = 0) -> DatasetReference:
+    """The samples that were put under this name, for `st.Task(dataset=...)`: each of them once in every epoch.
+
+    Workers read only the shards that they need. An epoch's order shuffles shards, and samples within `mixed` of them
+    at a time (0: as many as a function's disk holds, which for small datasets is all). Raises InvalidRequest.
+    """
+    if isinstance(mixed, bool) or not isinstance(mixed, int) or not 0 <= mixed <= _MAX_MIXED:
+        raise InvalidRequest(f"mixed is a number of shards, from 0 (as many as fit) to {_MAX_MIXED:,}, not {mixed!r}")
+    return DatasetReference(name=validate_name(name, "the dataset's name"), num_mixed=mixed)
+
+
+def stream(name: str) -> DatasetReference:
+    """A dataset that grows, for `st.Task(dataset=...)`: each sample once, in order of arrival, until it is closed.
+
+    Raises InvalidRequest.
+    """
+    return DatasetReference(name=validate_name(name, "the stream's name"), is_stream=True)
+
+
+def upload_dataset(
+    name: str,
+    arrays: Mapping[str, Any] | None = None,
+    /,
+    *,
+    client: Client | None = None,
+    shard_size: str | int | None = None,
+    **named: Any,
+) -> DatasetStatus:
+    """Put named arrays as a whole dataset: `upload_dataset("digits", x=images, y=labels)`.
+
+    Their first dimension counts the samples. The same content again changes nothing. Raises InvalidRequest, Conflict
+    where the name holds something else, BackendError.
+    """
+    pieces = [_arrays_of(arrays, named)]
+    with _connected(client) as connected:
+        return send_pieces(connected, name, "put", pieces, shard_bytes=shard_bytes_of(shard_size))
+
+
+def append_dataset(
+    name: str,
+    arrays: Mapping[str, Any] | None = None,
+    /,
+    *,
+    client: Client | None = None,
+    shard_size: str | int | None = None,
+    **named: Any,
+) -> DatasetStatus:
+    """Add samples to a growing dataset, which the first append makes: `append_dataset("clicks", x=..., y=...)`.
+
+    All of them come into view at once, or none; none twice. Raises InvalidRequest, Conflict, BackendError.
+    """
+    pieces = [_arrays_of(arrays, named)]
+    with _connected(client) as connected:
+        return send_pieces(connected, name, "append", pieces, shard_bytes=shard_bytes_of(shard_size))
+
+
+def close_dataset(name: str, *, client: Client | None = None) -> DatasetStatus:
+    """Say that a growing dataset has all its samples: jobs train on the rest and finish. Raises NotFound, Conflict."""
+    with _connected(client) as connected:
+        change = DatasetChange(verb="close", part_id=secrets.token_hex(8))
+        return _change(connected, name, change)
+
+
+def remove_dataset(name: str, *, client: Client | None = None) -> None:
+    """Take a dataset and its shards away. Raises NotFound, and Conflict while a job trains on it as a stream."""
+    with _connected(client) as connected:
+        connected.ask("DELETE", _path(name), dict[str, str])
+
+
+def show_dataset(name: str, *, client: Client | None = None) -> DatasetStatus:
+    """One dataset. Raises NotFound."""
+    with _connected(client) as connected:
+        return connected.ask("GET", _path(name), DatasetStatus)
+
+
+def datasets(*, client: Client | None = None) -> list[DatasetStatus]:
+    """Every dataset of the platform, by name."""
+    with _connected(client) as connected:
+        return connected.ask("GET", "/v1/data", list[DatasetStatus])
+
+
+def send_pieces(
+    client: Client,
+    name: str,
+    verb: Verb,
+    pieces: Iterable[Mapping[str, Any]],
+    *,
+    shard_bytes: int,
+    tell: Tell = lambda num_samples, num_bytes: None,
+) -> DatasetStatus:
+    """Send named arrays piece by piece: all of them as one whole dataset ("put"), or each as one append.
+
+    `tell(num_samples, num_bytes)` is called after each shard, with what has been sent or found there so far. Raises
+    as `upload_dataset` does, InvalidRequest also where there is no piece.
+    """
+    sender = _Sender(client, name, shard_bytes, tell)
+    arrays: tuple[DatasetArray, ...] = ()
+    shards: list[ShardEntry] = []
+    status: DatasetStatus | None = None
+    for piece in pieces:
+        described, sent = sender.send(piece, verb)
+        if arrays and described != arrays:
+            raise InvalidRequest("the pieces of a dataset must have the same arrays, types and shapes of a sample")
+        arrays = described
+        shards += sent
+        if verb == "append":
+            status = sender.commit(verb, arrays, shards)
+            shards = []
+    if not arrays:
+        raise InvalidRequest("there is nothing to send: hand over at least one sample")
+    return status if status is not None else sender.commit(verb, arrays, shards)
+
+
+class _Sender:
+    """Cuts arrays into shards and sends those that are not there yet."""
+
+    def __init__(self, client: Client, name: str, shard_bytes: int, tell: Tell) -> None:
+        self._client = client
+        self._name = validate_name(name, "the dataset's name")
+        self._shard_bytes = shard_bytes
+        self._tell = tell
+        self._num_samples = 0
+        self._num_bytes = 0
+        # What stands under the name before anything is sent.
+        try:
+            self._standing: DatasetStatus | None = client.ask("GET", _path(name), DatasetStatus)
+        except NotFound:
+            self._standing = None
+
+    def send(self, piece: Mapping[str, Any], verb: Verb) -> tuple[tuple[DatasetArray, ...], list[ShardEntry]]:
+        """The piece's arrays, and its shards in order, which are then at the platform."""
+        # numpy is loaded for those who send.
+        from springtide.storage.dataset_cut import checked_arrays, cut, described
+
+        arrays = checked_arrays({name: _on_the_cpu(array) for name, array in piece.items()})
+        spec = described(arrays)
+        if verb == "append" and self._standing is not None:
+            check_alike(self._name, self._standing.arrays, spec)
+        # Where the name is taken nothing is put: the digests alone say whether it is the same.
+        writes = verb == "append" or self._standing is None
+        shards = []
+        for frame, num_samples in cut(arrays, self._shard_bytes):
+            entry = ShardEntry(hashlib.sha256(frame).hexdigest(), num_samples, len(frame))
+            if writes and not self._has(entry):
+                path = f"{_path(self._name)}/shards/{entry.sha256}"
+                self._client.ask("PUT", path, dict[str, Any], body=frame, timeout_s=_SEND_TIMEOUT_S)
+            shards.append(entry)
+            self._num_samples += num_samples
+            self._num_bytes += len(frame)
+            self._tell(self._num_samples, self._num_bytes)
+        return spec, shards
+
+    def commit(self, verb: Verb, arrays: tuple[DatasetArray, ...], shards: list[ShardEntry]) -> DatasetStatus:
+        """Make the shards count. Raises InvalidRequest, Conflict, BackendError."""
+        change = DatasetChange(verb=verb, part_id=secrets.token_hex(8), arrays=arrays, shards=tuple(shards))
+        try:
+            return _change(self._client, self._name, change)
+        except BackendError:
+            # The answer may have been lost: the same change again is not made twice.
+            return _change(self._client, self._name, change)
+
+    def _has(self, entry: ShardEntry) -> bool:
+        try:
+            self._client.ask("GET", f"{_path(self._name)}/shards/{entry.sha256}", dict[str, Any])
+        except NotFound:
+            return False
+        return True
+
+
+def shard_bytes_of(size: str | int | None) -> int:
+    """How large shards are to be: "32MB", a number of bytes, None for the usual size. Raises InvalidRequest."""
+    from springtide.storage.dataset_cut import DEFAULT_SHARD_BYTES
+
+    return DEFAULT_SHARD_BYTES if size is None else parse_size_bytes(size, "the size of a shard")
+
+
+def _change(client: Client, name: str, change: DatasetChange) -> DatasetStatus:
+    return client.ask("POST", _path(name), DatasetStatus, body=change, timeout_s=_SEND_TIMEOUT_S)
+
+
+def _arrays_of(arrays: Mapping[str, Any] | None, named: Mapping[str, Any]) -> Mapping[str, Any]:
+    if arrays is not None and named:
+        raise InvalidRequest("give the arrays as one mapping or by name, not both")
+    return named if arrays is None else arrays
+
+
+def _on_the_cpu(array: Any) -> Any:
+    """A tensor of torch as numpy sees it; anything else as it is."""
+    return array.detach().cpu().numpy() if hasattr(array, "detach") else array
+
+
+def _path(name: str) -> str:
+    return "/v1/data/" + quote(validate_name(name, "the dataset's name"), safe="")
+
+
+@contextmanager
+def _connected(client: Client | None) -> Iterator[Client]:
+    if client is not None:
+        yield client
+        return
+    from springtide.client.api import connect
+
+    with connect() as opened:
+        yield opened

@@ -1,0 +1,84 @@
+"""Layer profiles for jobs on functions: taken here in a process of its own, once for each text of the file."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from springtide.client.source import SourceFile
+from springtide.core.errors import InvalidRequest
+from springtide.core.workload import Entrypoint
+
+ONLY_DECLARED = (
+    "only a declared job can be cut into stages for functions; write it as st.Task(model=..., dataset=..., loss=..., "
+    "optimizer=...), as examples/functions_digits.py does"
+)
+
+
+def cache_folder() -> Path:
+    """Where profiles are kept: `springtide/layers` in the user's cache."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "springtide" / "layers"
+
+
+def with_layers(
+    request: dict[str, Any],
+    source: SourceFile,
+    name: str,
+    *,
+    micro_batch: int,
+    largest_micro_batch: int = 0,
+    state_dir: str = "",
+    profile: str | Path | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """The options of POST /v1/jobs with what a plan for functions is made from: the layers, and the dataset's length.
+
+    A task whose dataset is a stream names it instead. The layers are those of a model with the request's params; one
+    that is measured whole may take up to `largest_micro_batch` samples at a time (0: no more than `micro_batch`).
+    `state_dir` is that of the platform whose datasets the task names. `profile` is what
+    `springtide profile FILE --layers` wrote; without one the layers are measured, or known from an earlier time. `tell`
+    gets a line about what is done. Raises InvalidRequest, BackendError.
+    """
+    # What is measured with is loaded for those who need it.
+    from springtide.runtime.layer_profiling import cached_source_layers, read_layer_profile
+
+    params = dict(request.get("params", {}))
+    if profile is not None:
+        taken = read_layer_profile(Path(profile))
+        if taken.object_name != source.object_name:
+            raise InvalidRequest(
+                f"{profile} is a profile of {taken.object_name!r}, {source.filename} has {source.object_name!r}; "
+                "profile that one"
+            )
+        if taken.source_sha256 != hashlib.sha256(source.text.encode()).hexdigest():
+            tell(f"{source.filename} has changed since its layers were profiled; their times may be others")
+        if taken.params != params:
+            tell(f"{profile} was taken with params {taken.params}, the job has {params}; its layers may be others")
+    else:
+        entrypoint = Entrypoint(
+            source_path=str(Path(source.import_root) / source.filename),
+            object_name=source.object_name,
+            import_root=source.import_root,
+        )
+        taken = cached_source_layers(
+            entrypoint,
+            cache_folder(),
+            name=name,
+            micro_batch_size=micro_batch,
+            largest_micro_batch=largest_micro_batch,
+            params=params,
+            state_dir=state_dir,
+            tell=tell,
+        )
+    told = {**request, "layer_profile": msgspec.to_builtins(taken.profile)}
+    if taken.stream and told.get("on") == "functions":
+        told["stream"] = taken.stream
+    elif taken.num_samples is not None:
+        told.setdefault("num_samples", taken.num_samples)
+    return told

@@ -1,0 +1,115 @@
+"""What `share="auto"` stands for: share, batch and capacity as `springtide profile FILE --shares` found them."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from springtide.client.goals import TrainOptions
+from springtide.client.serving_goals import DEFAULT_MAX_BATCH, ServeOptions, objective_s
+from springtide.client.shares import NO_PROFILE, is_auto, share_text
+from springtide.client.source import SourceFile
+from springtide.core.errors import InvalidRequest
+from springtide.core.quantities import format_duration
+from springtide.perf.share_profile import (
+    InferenceShareProfile,
+    ShareProfile,
+    TrainingShareProfile,
+    find_share_profile,
+)
+
+Tell = Callable[[str], None]
+ProfileT = TypeVar("ProfileT", InferenceShareProfile, TrainingShareProfile)
+# Two devices that differ by less are the same to a profile.
+_SAME_DEVICE = 0.05
+
+
+def service_as_profiled(
+    options: ServeOptions, source: SourceFile, tell: Tell = lambda _: None, device_cpus: float = 0.0
+) -> ServeOptions:
+    """The options with what the file's profile says where the share is "auto"; any others as they are.
+
+    What the owner names beside it stands: an objective, a batch size, a capacity. `tell` gets a line where the profile
+    is of something else, `device_cpus` is how many cores make a device here (0: unknown). Raises InvalidRequest
+    where there is no profile.
+    """
+    if not is_auto(options.share):
+        return options
+    profile = _profile_of(source, InferenceShareProfile, "a service")
+    tell(
+        f"as profiled: {share_text(profile.share)} of a device, batches of {profile.batch_size}, "
+        f"{profile.capacity_per_s:.4g} samples/s of one replica at its limit"
+    )
+    for line in _differences(profile, source, device_cpus):
+        tell(line)
+    if options.slo is not None and objective_s(options.slo) < profile.slo_s * (1.0 - 1e-9):
+        tell(
+            f"{source.object_name} was profiled for {format_duration(profile.slo_s)}, longer than its "
+            f"objective of {format_duration(objective_s(options.slo))}; profile it anew with --slo "
+            f"{objective_s(options.slo) * 1000:g}ms"
+        )
+    is_free = options.max_batch == DEFAULT_MAX_BATCH
+    if not is_free and options.max_batch != profile.batch_size:
+        tell(f"its share was profiled in batches of {profile.batch_size}, and max_batch says {options.max_batch}")
+    return replace(
+        options,
+        share=(profile.share.request, profile.share.limit),
+        memory=_memory(profile) if options.memory is None else options.memory,
+        slo=profile.slo_s if options.slo is None else options.slo,
+        max_batch=profile.batch_size if is_free else options.max_batch,
+        capacity=profile.capacity_per_s if options.capacity is None else options.capacity,
+    )
+
+
+def job_as_profiled(
+    options: TrainOptions, source: SourceFile, tell: Tell = lambda _: None, device_cpus: float = 0.0
+) -> TrainOptions:
+    """As `service_as_profiled`, for a training job."""
+    if not is_auto(options.share):
+        return options
+    profile = _profile_of(source, TrainingShareProfile, "a training job")
+    tell(
+        f"as profiled: {share_text(profile.share)} of a device, {profile.request_throughput_per_s:.4g} to "
+        f"{profile.limit_throughput_per_s:.4g} samples/s of one worker"
+    )
+    for line in _differences(profile, source, device_cpus):
+        tell(line)
+    return replace(
+        options,
+        share=(profile.share.request, profile.share.limit),
+        memory=_memory(profile) if options.memory is None else options.memory,
+    )
+
+
+def _profile_of(source: SourceFile, kind: type[ProfileT], what: str) -> ProfileT:
+    found = find_share_profile(Path(source.import_root) / source.filename, source.object_name)
+    if found is None:
+        raise InvalidRequest(NO_PROFILE.replace("FILE", source.filename))
+    if not isinstance(found, kind):
+        raise InvalidRequest(
+            f"the share profile of {source.object_name} in {source.filename} is not one of {what}; "
+            f"`springtide profile {source.filename} --shares` takes it anew"
+        )
+    return found
+
+
+def _memory(profile: ShareProfile) -> str | None:
+    return f"{profile.share.memory_mb}MB" if profile.share.memory_mb else None
+
+
+def _differences(profile: ShareProfile, source: SourceFile, device_cpus: float) -> list[str]:
+    """Why the profile may be of something else."""
+    told = []
+    if hashlib.sha256(source.text.encode()).hexdigest() != profile.source_sha256:
+        told.append(f"{source.filename} has changed since its share was profiled; another share may be right now")
+    is_known = device_cpus > 0.0 and profile.device_cpus > 0.0
+    if is_known and not math.isclose(device_cpus, profile.device_cpus, rel_tol=_SAME_DEVICE):
+        told.append(
+            f"its share was profiled on a device of {profile.device_cpus:.3g} cores, and one has {device_cpus:.3g} "
+            "here; profile it anew on such a device"
+        )
+    return told

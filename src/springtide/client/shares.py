@@ -1,0 +1,91 @@
+"""A share of a device as people ask for it: `gpu=0.3`, `share=(0.3, 0.6)`, `share="auto"`, `memory="4GB"`."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+import msgspec
+
+from springtide.core.errors import InvalidRequest
+from springtide.core.quantities import parse_fractions, parse_size_bytes
+from springtide.core.shares import Share, make_share
+
+# A fraction, a request with a limit, or "auto": as profiled.
+ShareAsked = float | str | tuple[float, float] | None
+MemoryAsked = str | int | None
+Auto = Literal["auto"]
+AUTO: Final[Auto] = "auto"
+NO_PROFILE = (
+    'share="auto" is what a profile says, and there is none of this file yet: `springtide profile FILE --shares` takes '
+    "one, or name the share yourself, like share=(0.3, 0.6) (--share 0.3..0.6)"
+)
+_MB: Final = 1_000_000
+
+
+def read_share(share: ShareAsked, memory: MemoryAsked = None, gpu: float | str = 1.0) -> Share | Auto | None:
+    """The share that was asked for; "auto": what a profile says; None: the whole of each device.
+
+    `gpu` is the short form: the request, with twice of it as the limit. Raises InvalidRequest.
+    """
+    request = _gpu_request(gpu)
+    if share is not None and request is not None:
+        raise InvalidRequest(
+            f"gpu={gpu!r} and share={share!r:.80} say the same thing twice; keep one (share=(0.3, 0.6) names the limit)"
+        )
+    memory_mb = read_memory_mb(memory)
+    if is_auto(share):
+        return AUTO
+    if share is not None:
+        return make_share(*parse_fractions(share), memory_mb)
+    if request is not None:
+        return make_share(request, None, memory_mb)
+    if memory is not None:
+        raise InvalidRequest(
+            f"memory={memory!r:.40} is what is held of a shared device: ask for a share beside it, like share=0.3, or "
+            "leave memory out, for whoever holds a whole device has all of its memory"
+        )
+    return None
+
+
+def settled_share(share: ShareAsked, memory: MemoryAsked = None, gpu: float | str = 1.0) -> Share | None:
+    """The share as it is sent. Raises InvalidRequest for one that a profile was to say and none has."""
+    found = read_share(share, memory, gpu)
+    if found == AUTO:
+        raise InvalidRequest(NO_PROFILE)
+    assert not isinstance(found, str)
+    return found
+
+
+def is_auto(share: ShareAsked) -> bool:
+    """Whether the share is to be as a profile says."""
+    return isinstance(share, str) and share.strip() == AUTO
+
+
+def read_memory_mb(memory: MemoryAsked) -> int:
+    """Device memory in whole MB, rounded up; 0 where nothing is said. Raises InvalidRequest."""
+    return 0 if memory is None else -(-parse_size_bytes(memory, "memory") // _MB)
+
+
+def share_text(share: Share) -> str:
+    """A share as it is typed: 0.3..0.6."""
+    return f"{share.request:g}..{share.limit:g}"
+
+
+def share_option(share: Share | None) -> dict[str, Any]:
+    """What the options of POST /v1/jobs and PUT /v1/services hold of a share; nothing for the whole device."""
+    return {} if share is None else {"share": msgspec.to_builtins(share)}
+
+
+def _gpu_request(gpu: float | str) -> float | None:
+    """The request that `gpu` stands for; None for the whole device."""
+    try:
+        request, limit = parse_fractions(gpu, "gpu")
+    except InvalidRequest as error:
+        raise InvalidRequest(str(error).partition(";")[0] + "; write it like gpu=0.3") from None
+    if limit is not None:
+        raise InvalidRequest(f"gpu={gpu!r} names a limit, too; write that as share=({request:g}, {limit:g})")
+    if request > 1.0:
+        raise InvalidRequest(
+            f"gpu={gpu!r} is more than one device, and each replica runs on one; for more of them use scale=(0, 4)"
+        )
+    return None if request == 1.0 else request

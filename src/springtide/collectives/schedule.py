@@ -1,0 +1,65 @@
+"""The all-reduces by name: each makes, for any number of workers and elements, what every rank does."""
+
+from __future__ import annotations
+
+from springtide.collectives.all_to_all import all_to_all_steps
+from springtide.collectives.duplex import duplex_steps
+from springtide.collectives.funcpipe import funcpipe_steps
+from springtide.collectives.lambdaml import lambdaml_steps
+from springtide.collectives.parameter_server import parameter_server_steps
+from springtide.collectives.smlt import smlt_steps
+from springtide.collectives.steps import Schedule, Step
+from springtide.core.errors import InvalidRequest
+from springtide.core.functions import Collective
+
+COLLECTIVES: tuple[Collective, ...] = ("lambdaml", "funcpipe", "smlt", "parameter-server", "duplex", "all-to-all")
+# More ranks or chunks than this is a slip, and a schedule of as many steps would not fit in memory.
+MAX_RANKS, MAX_CHUNKS, MAX_SHARDS = 4096, 4096, 16_384
+
+
+def rank_steps(
+    name: Collective, rank: int, n: int, num_elements: int, chunks: int = 1, shards: int = 0
+) -> tuple[Step, ...]:
+    """What `rank` of `n` workers does in the all-reduce of that name.
+
+    `chunks` is in how many parts each worker's split travels (duplex), or the whole gradient does (parameter-server,
+    all-to-all). `shards` is SMLT's m; where it is 0, each worker merges `chunks` of them (m = chunks x n). The
+    scatter-reduces of LambdaML and FuncPipe send whole splits whatever both say. Raises InvalidRequest.
+    """
+    if not 1 <= n <= MAX_RANKS or not 0 <= rank < n or num_elements < 0:
+        raise InvalidRequest(f"rank {rank} of {n} with {num_elements} elements is no place in an all-reduce")
+    if not 1 <= chunks <= MAX_CHUNKS:
+        raise InvalidRequest(f"{chunks} chunks are not possible; choose 1 to {MAX_CHUNKS}")
+    if not 0 <= shards <= MAX_SHARDS:
+        raise InvalidRequest(f"{shards} shards are not possible; choose 1 to {MAX_SHARDS}, or 0 for as many as workers")
+    if name == "duplex":
+        return duplex_steps(rank, n, num_elements, chunks)
+    if name == "funcpipe":
+        return funcpipe_steps(rank, n, num_elements)
+    if name == "lambdaml":
+        return lambdaml_steps(rank, n, num_elements)
+    if name == "smlt":
+        return smlt_steps(rank, n, num_elements, shards or chunks * n)
+    if name == "parameter-server":
+        return parameter_server_steps(rank, n, num_elements, chunks)
+    if name == "all-to-all":
+        return all_to_all_steps(rank, n, num_elements, chunks)
+    raise InvalidRequest(f"there is no collective {name!r}; choose one of {', '.join(COLLECTIVES)}")
+
+
+def make_schedule(name: Collective, n: int, num_elements: int, chunks: int = 1, shards: int = 0) -> Schedule:
+    """The all-reduce of that name among `n` workers, all ranks together (`rank_steps`). Raises InvalidRequest."""
+    ranks = tuple(rank_steps(name, rank, n, num_elements, chunks, shards) for rank in range(n))
+    return Schedule(name=name, num_workers=n, num_elements=num_elements, ranks=ranks)
+
+
+def make_smlt_schedule(n: int, num_elements: int, num_shards: int) -> Schedule:
+    """SMLT's aggregation with any number of shards."""
+    ranks = tuple(smlt_steps(rank, n, num_elements, num_shards) for rank in range(n))
+    return Schedule(name="smlt", num_workers=n, num_elements=num_elements, ranks=ranks)
+
+
+def make_served_schedule(n: int, num_elements: int, chunks: int = 1) -> Schedule:
+    """A parameter server of its own beside `n` workers (HybridPS): rank `n`, which adds nothing to the sum."""
+    ranks = tuple(parameter_server_steps(rank, n, num_elements, chunks, server=n) for rank in range(n + 1))
+    return Schedule(name="parameter-server", num_workers=n, num_elements=num_elements, ranks=ranks)

@@ -1,0 +1,99 @@
+"""A part of a device: what its holder is sure of, what it may use at most, and which shares fit together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import msgspec
+
+from springtide.core.errors import InvalidRequest
+
+# Sums of shares are compared with this much tolerance: 0.1 + 0.2 + 0.7 fills a device.
+TOLERANCE = 1e-9
+# What the limits of those who share a device may add up to (Dilu, section 3.3: the oversubscription gamma).
+MAX_LIMIT = 1.5
+
+
+class Share(msgspec.Struct, frozen=True, kw_only=True):
+    """What a replica or a worker holds of one device (Dilu, section 3.2).
+
+    `request` is the fraction of the device's computing rate (0 to 1) that it gets whenever it needs it, `limit` (from
+    `request` to 1) what it may use at most. `memory_mb` is the device memory it holds (0: nobody counts it).
+    """
+
+    request: float
+    limit: float
+    memory_mb: int = 0
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """What is taken of a device: the sums over its sharers. `is_exclusive`: somebody holds the whole of it."""
+
+    num_holders: int = 0
+    request: float = 0.0
+    limit: float = 0.0
+    memory_mb: int = 0
+    is_exclusive: bool = False
+
+
+FREE = Load()
+
+
+def load_of(shares: Iterable[Share | None]) -> Load:
+    """Sum up the holders of one device; None is somebody who holds the whole of it."""
+    held = list(shares)
+    if not held:
+        return FREE
+    parts = [share for share in held if share is not None]
+    return Load(
+        num_holders=len(held),
+        request=math.fsum(share.request for share in parts),
+        limit=math.fsum(share.limit for share in parts),
+        memory_mb=sum(share.memory_mb for share in parts),
+        is_exclusive=len(parts) < len(held),
+    )
+
+
+def has_room(
+    load: Load,
+    share: Share | None,
+    memory_mb: int = 0,
+    *,
+    max_request: float = 1.0,
+    max_limit: float = MAX_LIMIT,
+) -> bool:
+    """Whether one more holder fits on a device with `memory_mb` of memory (0: nobody counts it).
+
+    `max_request` and `max_limit` bound the sums of requests and limits (Dilu's Omega and gamma). Whoever takes the
+    whole (None) needs an empty device, and leaves no room.
+    """
+    if load.is_exclusive or (share is None and load.num_holders):
+        return False
+    if share is None:
+        return True
+    return (
+        load.request + share.request <= max_request + TOLERANCE
+        and load.limit + share.limit <= max_limit + TOLERANCE
+        and (not memory_mb or load.memory_mb + share.memory_mb <= memory_mb)
+    )
+
+
+def make_share(request: float, limit: float | None = None, memory_mb: int = 0) -> Share:
+    """Check a share that somebody asks for; without a limit it is twice the request (Dilu, section 3.2), at most 1.
+
+    Raises InvalidRequest.
+    """
+    if not (math.isfinite(request) and 0.0 < request <= 1.0):
+        raise InvalidRequest(
+            f"the request of a share is a fraction of a device, above 0 and at most 1, got {request:g}"
+        )
+    limit = min(1.0, 2.0 * request) if limit is None else limit
+    if not (math.isfinite(limit) and request <= limit <= 1.0):
+        raise InvalidRequest(
+            f"the limit of a share lies between its request ({request:g}) and 1, got {limit:g}; leave it out for twice "
+            "the request"
+        )
+    if memory_mb < 0:
+        raise InvalidRequest(f"the memory of a share is in MB and not negative, got {memory_mb}")
+    return Share(request=request, limit=limit, memory_mb=memory_mb)

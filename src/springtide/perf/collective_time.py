@@ -1,0 +1,260 @@
+"""How long an all-reduce over a store takes: closed forms, papers' formulas, the lower bound; and what requests cost.
+
+S is the gradient in bytes, w the bytes per second of each of a worker's two links, n the number of workers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from springtide.collectives.schedule import COLLECTIVES
+from springtide.core.errors import InvalidRequest
+from springtide.core.functions import Collective, FunctionPrices
+
+# Chunk counts worth trying: finer steps change the time by less than measurements do.
+CHUNK_CHOICES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+# What travels in as many chunks as asked for; the others' pieces are given by the number of workers, or of shards.
+CHUNKED: tuple[Collective, ...] = ("duplex", "parameter-server", "all-to-all")
+
+
+class SyncRequests(msgspec.Struct, frozen=True, kw_only=True):
+    """What all workers together ask of the store in one all-reduce; reads that find nothing are not counted."""
+
+    num_puts: int
+    num_gets: int
+
+    def usd(self, prices: FunctionPrices) -> float:
+        """What these requests cost. Deletes are free, as on all object stores that we know."""
+        return self.num_puts * prices.usd_per_put + self.num_gets * prices.usd_per_get
+
+
+def lower_bound_s(n: int, num_bytes: float, bytes_per_s: float) -> float:
+    """2 (n - 1) / n x S / w: no all-reduce over a store that cannot add is faster with a link each way.
+
+    Before the first worker has an element's sum, each other worker's part of it has been read at least once; each of
+    the others then reads at least once more: 2 (n - 1) reads of S over n links. One worker has nothing to do.
+    """
+    return 2.0 * (n - 1) / n * num_bytes / bytes_per_s
+
+
+def paper_lambdaml_s(n: int, num_bytes: float, bytes_per_s: float, latency_s: float = 0.0) -> float:
+    """FuncPipe, equation 1: LambdaML's three-phase scatter-reduce, 3 S/w - 2 S/(n w) + 4 t_lat."""
+    return (3.0 - 2.0 / n) * num_bytes / bytes_per_s + 4.0 * latency_s
+
+
+def paper_funcpipe_s(n: int, num_bytes: float, bytes_per_s: float, latency_s: float = 0.0) -> float:
+    """FuncPipe, equation 2: the pipelined scatter-reduce, 2 S/w + (2 + n) t_lat."""
+    return 2.0 * num_bytes / bytes_per_s + (2.0 + n) * latency_s
+
+
+def paper_smlt_s(n: int, num_bytes: float, bytes_per_s: float, latency_s: float = 0.0) -> float:
+    """SMLT's aggregation with as many shards as workers, figure 5: (3 + 1/n) S/w and four phases' latencies."""
+    return (3.0 + 1.0 / n) * num_bytes / bytes_per_s + 4.0 * latency_s
+
+
+def sync_time_s(
+    name: Collective,
+    n: int,
+    num_bytes: float,
+    bytes_per_s: float,
+    latency_s: float,
+    chunks: int = 1,
+    in_flight: int = 4,
+    *,
+    shards: int = 0,
+    total_bytes_per_s: float = math.inf,
+) -> float:
+    """Seconds of an all-reduce of `num_bytes` as the communicator walks it, among n workers with equal links.
+
+    Objects of one lane follow each other as fast as they are transferred, or, where too few requests are in flight to
+    hide the latency, so many in the time of a request. `shards` is SMLT's m (0: chunks x n). `total_bytes_per_s` is
+    what the store's machine carries each way for all workers together: it has one network card. Agrees with `walk_s`;
+    convex, piecewise linear and nondecreasing in `num_bytes`. Raises InvalidRequest.
+    """
+    if min(n, chunks, in_flight) < 1 or shards < 0 or not total_bytes_per_s > 0.0:
+        raise InvalidRequest(
+            f"{n} workers, {chunks} chunks, {in_flight} requests in flight: each must be at least 1, "
+            "and the store must carry something"
+        )
+    if name not in COLLECTIVES:
+        raise InvalidRequest(f"there is no collective {name!r}; choose one of {', '.join(COLLECTIVES)}")
+    if n == 1 or num_bytes <= 0:
+        return 0.0
+    sizes = (num_bytes, bytes_per_s, latency_s)
+    took_s: float = seconds_of(name, n, sizes, (chunks, shards, in_flight), total_bytes_per_s, max, min)
+    return took_s
+
+
+def seconds_of(
+    name: Collective,
+    n: Any,
+    sizes: tuple[Any, Any, Any],
+    counts: tuple[int, Any, int],
+    total_bytes_per_s: float,
+    most: Callable[[Any, Any], Any],
+    least: Callable[[Any, Any], Any],
+) -> Any:
+    """`sync_time_s` for numbers, or for arrays of them with NumPy's maximum and minimum; n is 2 or more, unchecked.
+
+    `sizes` are the gradient's bytes, a link's bytes per second and the latency; `counts` are chunks, shards (0: as the
+    chunks say) and requests in flight.
+    """
+    num_bytes, bytes_per_s, latency_s = sizes
+    chunks, shards, in_flight = counts
+    # All workers transfer at a time, and share what the store's machine carries.
+    shared = least(bytes_per_s, total_bytes_per_s / n)
+    piece_bytes = num_bytes / num_pieces(name, n, chunks, shards)
+
+    def more_s(num_objects: Any, rate: Any) -> Any:
+        piece_s = piece_bytes / rate
+        rounds_s = num_objects // in_flight * most(latency_s + piece_s, in_flight * piece_s)
+        return rounds_s + num_objects % in_flight * piece_s
+
+    def phase_s(num_objects: Any, rate: Any) -> Any:
+        return latency_s + piece_bytes / rate + more_s(num_objects - 1, rate)
+
+    if name == "lambdaml":
+        return 3.0 * phase_s(n - 1, shared) + phase_s(1, shared)
+    if name == "smlt":
+        m = num_pieces(name, n, chunks, shards)
+        per_worker = -(-m // n)
+        # Those who merge one shard more than others, or one where others have none, are alone on the store at last.
+        alone = least(bytes_per_s, total_bytes_per_s / (m - (per_worker - 1) * n))
+        left_s = n * piece_bytes * (1.0 / shared - 1.0 / alone)
+        merge_s = phase_s(per_worker * n, shared) - left_s
+        return 2.0 * phase_s(m, shared) + merge_s + phase_s(per_worker, alone)
+    if name == "parameter-server":
+        # The server's download link is what all wait for; before and after it a chunk goes up, and comes down. While
+        # workers take a sum, the server has its share of the store's link only.
+        many = least(bytes_per_s, total_bytes_per_s / most(n - 1, 1))
+        one = least(bytes_per_s, total_bytes_per_s)
+        beside_s = (chunks - 1) * piece_bytes * (1.0 / shared - 1.0 / one)
+        return 2.0 * phase_s(1, many) + phase_s((n - 1) * chunks, one) + phase_s(1, one) + beside_s
+    request_s = latency_s + piece_bytes / shared
+    if name == "all-to-all":
+        return 2.0 * request_s + more_s((n - 1) * chunks - 1, shared)
+    parts = chunks if name == "duplex" else 1
+    # Either the download link never pauses after its first piece, or the last sum is what everyone waits for.
+    return most(
+        2.0 * request_s + more_s(2 * (n - 1) * parts - 1, shared),
+        4.0 * request_s + more_s((n - 1) * parts - 1, shared) + more_s(n - 2, shared),
+    )
+
+
+def num_pieces(name: Collective, n: Any, chunks: int = 1, shards: Any = 0) -> Any:
+    """In how many objects a gradient travels, for a number of workers or an array of them."""
+    if name == "smlt":
+        return shards + (shards == 0) * (n * chunks)
+    if name == "duplex":
+        return n * chunks
+    return chunks if name in ("parameter-server", "all-to-all") else n
+
+
+def requests_of(name: Collective, n: Any, chunks: int = 1, shards: Any = 0) -> tuple[Any, Any]:
+    """Puts and gets of all workers in one all-reduce, for a number of workers or an array of them, 2 or more."""
+    if name == "parameter-server":
+        return n * chunks, 2 * (n - 1) * chunks
+    if name == "all-to-all":
+        return n * chunks, n * (n - 1) * chunks
+    if name == "smlt":
+        m = num_pieces(name, n, chunks, shards)
+        return m * (n + 1), 2 * n * m
+    parts = chunks if name == "duplex" else 1
+    return n * n * parts, 2 * n * (n - 1) * parts
+
+
+def sync_requests(name: Collective, n: int, chunks: int = 1, shards: int = 0) -> SyncRequests:
+    """The puts and gets of all workers in one all-reduce of at least n x chunks elements. Raises InvalidRequest."""
+    if name not in COLLECTIVES:
+        raise InvalidRequest(f"there is no collective {name!r}; choose one of {', '.join(COLLECTIVES)}")
+    if n == 1:
+        return SyncRequests(num_puts=0, num_gets=0)
+    num_puts, num_gets = requests_of(name, n, chunks, shards)
+    return SyncRequests(num_puts=num_puts, num_gets=num_gets)
+
+
+def held_bytes(
+    name: Collective, n: int, num_bytes: float, chunks: int = 1, in_flight: int = 4, *, shards: int = 0
+) -> float:
+    """The most memory that the busiest worker needs beside the gradient itself: addends that wait, and one sum."""
+    return 0.0 if n == 1 else float(held_of(name, n, num_bytes, (chunks, shards, in_flight), min))
+
+
+def held_of(
+    name: Collective, n: Any, num_bytes: Any, counts: tuple[int, Any, int], least: Callable[[Any, Any], Any]
+) -> Any:
+    """`held_bytes` for numbers, or for arrays of them with NumPy's minimum; n is 2 or more, `counts` as elsewhere."""
+    chunks, shards, in_flight = counts
+    pieces = num_pieces(name, n, chunks, shards)
+    if name == "smlt":
+        waiting = -(-pieces // n) * n
+    else:
+        parts = chunks if name in ("duplex", "parameter-server", "all-to-all") else 1
+        waiting = least((n - 1) * parts, n - 1 + in_flight)
+    return (waiting + 1) * num_bytes / pieces
+
+
+def sync_usd(
+    name: Collective,
+    n: int,
+    num_bytes: float,
+    bytes_per_s: float,
+    latency_s: float,
+    chunks: int,
+    in_flight: int,
+    usd_per_s: float,
+    prices: FunctionPrices,
+) -> float:
+    """US dollars of one all-reduce: its time at `usd_per_s` (all workers together), and its requests."""
+    took_s = sync_time_s(name, n, num_bytes, bytes_per_s, latency_s, chunks, in_flight)
+    return took_s * usd_per_s + sync_requests(name, n, chunks).usd(prices)
+
+
+def best_chunks(
+    name: Collective,
+    n: int,
+    num_bytes: float,
+    bytes_per_s: float,
+    latency_s: float,
+    in_flight: int,
+    usd_per_s: float,
+    prices: FunctionPrices,
+) -> int:
+    """The number of chunks for which an all-reduce is cheapest, time and requests together; the fewest of equals.
+
+    `usd_per_s` is what a second of all workers is worth: what they cost, or more if time matters more than money.
+    """
+    if n == 1 or num_bytes <= 0:
+        return 1
+    choices = CHUNK_CHOICES if name in CHUNKED else (1,)
+    costs = {
+        chunks: sync_usd(name, n, num_bytes, bytes_per_s, latency_s, chunks, in_flight, usd_per_s, prices)
+        for chunks in choices
+        if chunks == 1 or chunks * n <= num_bytes / 4
+    }
+    # A chunk more that saves less than a thousandth is not worth its overhead, which the model does not know.
+    least = min(costs.values())
+    return next(chunks for chunks, usd in costs.items() if usd <= least * 1.001)
+
+
+def enough_chunks(
+    name: Collective,
+    n: int,
+    num_bytes: float,
+    bytes_per_s: float,
+    latency_s: float,
+    in_flight: int,
+    tolerance_fraction: float,
+) -> int:
+    """The fewest chunks with which an all-reduce takes at most that much longer than with the best number of them.
+
+    For stores that charge nothing for requests but whose machine has to carry them.
+    """
+    choices = CHUNK_CHOICES if name in CHUNKED else (1,)
+    times_s = [sync_time_s(name, n, num_bytes, bytes_per_s, latency_s, chunks, in_flight) for chunks in choices]
+    enough_s = min(times_s) * (1.0 + tolerance_fraction)
+    return next(chunks for chunks, took_s in zip(choices, times_s, strict=True) if took_s <= enough_s)

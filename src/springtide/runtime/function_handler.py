@@ -1,0 +1,189 @@
+"""What a provider's function runs: an invocation's payload comes in as JSON, its outcome goes out as JSON.
+
+`handler(event, context)` is called as AWS calls it (docs.aws.amazon.com/lambda/latest/dg/python-handler.html). A warm
+process serves one invocation after another: nothing of one is left for the next.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Protocol
+
+import msgspec
+
+from springtide.core.errors import InvalidRequest, SpringtideError
+from springtide.core.function_wire import MAX_ORDER_BYTES, FunctionOrder, FunctionResult, Keys, Order, ProfileOrder
+from springtide.core.functions import ModelProfile
+from springtide.core.ports import Store
+from springtide.runtime.function_reporting import FunctionReporter
+from springtide.storage.linked import Lanes, Link, LinkedStore
+from springtide.storage.open import open_store
+
+_MAX_ERROR_CHARS = 2000
+
+
+class Invocation(Protocol):
+    """What providers tell of an invocation (the context object of AWS's Python runtime)."""
+
+    def get_remaining_time_in_millis(self) -> int:
+        """What is left of its lifetime."""
+        ...
+
+
+class ProfileResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What an invocation of a ProfileOrder returns (JSON): the profile and the dataset's length, or why not."""
+
+    profile: ModelProfile | None = None
+    num_samples: int = 0
+    error: str = ""
+
+
+def handler(event: Any, context: Invocation) -> dict[str, Any]:
+    """Carry out one order and return a FunctionResult or a ProfileResult. Raises InvalidRequest for no order."""
+    order = read_order(event)
+    stores = open_stores(order.store_url, getattr(order, "parameter_url", ""), os.environ)
+    try:
+        if isinstance(order, ProfileOrder):
+            return _as_json(_profile(order, stores[0], context))
+        return _as_json(_train(order, stores, context))
+    finally:
+        for store in stores:
+            store.close()
+
+
+def read_order(event: Any) -> Order:
+    """The order in an invocation's payload. Raises InvalidRequest for one that is none, or too large."""
+    try:
+        data = msgspec.json.encode(event)
+        if len(data) > MAX_ORDER_BYTES:
+            raise InvalidRequest(f"an order has at most {MAX_ORDER_BYTES:,} bytes, this one {len(data):,}")
+        # Decoded from text: the bounds that a value has hold for what came through a store's or a provider's hands.
+        order: Order = msgspec.json.decode(data, type=Order)
+    except (msgspec.MsgspecError, TypeError, RecursionError) as error:
+        raise InvalidRequest(f"the payload is no order for a function: {error}") from None
+    counts = (order.micro_batch_size - 1, order.num_rounds - 1) if isinstance(order, ProfileOrder) else _counts(order)
+    if min(counts) < 0:
+        raise InvalidRequest("the payload is no order for a function: its numbers must not be negative")
+    return order
+
+
+def _counts(order: FunctionOrder) -> tuple[int, ...]:
+    return (order.generation, order.attempt, order.stage, order.replica, order.incarnation, order.restore_step)
+
+
+def open_stores(store_url: str, parameter_url: str, environment: Mapping[str, str]) -> list[Store]:
+    """The object store, and the parameter store if there is one, behind this function's link if it has a capped one.
+
+    Raises InvalidRequest, StorageError.
+    """
+    link = Link.from_environment(environment)
+    lanes = Lanes(link) if link is not None else None
+    stores: list[Store] = []
+    for url in (store_url, parameter_url):
+        if url:
+            store = open_store(url)
+            stores.append(LinkedStore(store, lanes) if lanes is not None else store)
+    return stores
+
+
+def _train(order: FunctionOrder, stores: list[Store], context: Invocation) -> FunctionResult:
+    reporter = FunctionReporter(order, stores[0], stores, time.monotonic)
+    path = ""
+    try:
+        # It takes seconds to import on a small function: by now it is known that this one has begun.
+        from springtide.runtime.function_source import user_source
+        from springtide.runtime.function_worker import FunctionWorker
+
+        with user_source(stores[0], Keys(order.prefix)) as source:
+            path = source.path
+            worker = FunctionWorker(
+                order,
+                stores[0],
+                stores[-1],
+                source,
+                reporter,
+                lambda: context.get_remaining_time_in_millis() / 1000.0,
+                open_wire=partial(_another, stores),
+            )
+            return worker.run()
+    except (Exception, SystemExit) as error:
+        sentence = _sentence(error, path)
+        reporter.update("failed", error=sentence)
+        return FunctionResult(
+            stage=order.stage,
+            replica=order.replica,
+            incarnation=order.incarnation,
+            outcome="failed",
+            step=reporter.report.step,
+            error=sentence,
+            usage=reporter.usage(),
+        )
+    finally:
+        reporter.close()
+        sys.stdout.flush()
+
+
+def _another(stores: list[Store], url: str) -> Store:
+    """One more store behind the same link; it is closed and counted with the others."""
+    store = open_store(url)
+    if isinstance(stores[0], LinkedStore):
+        store = stores[0].beside(store)
+    stores.append(store)
+    return store
+
+
+def _profile(order: ProfileOrder, store: Store, context: Invocation) -> ProfileResult:
+    from springtide.runtime.function_source import user_source
+    from springtide.runtime.profiling_place import BYTES_PER_S, loopback_transfer
+    from springtide.runtime.task_profiler import profile_task
+
+    link = Link.from_environment(os.environ)
+    # Without a cap nobody says what the link carries; then it is the profiler's own figure.
+    bytes_per_s = min(link.up_bytes_per_s, link.down_bytes_per_s) if link is not None else BYTES_PER_S
+    bytes_per_s = bytes_per_s if math.isfinite(bytes_per_s) else BYTES_PER_S
+
+    path = ""
+    try:
+        with user_source(store, Keys(order.prefix)) as source:
+            path = source.path
+            taken = profile_task(
+                source.load(),
+                name=source.job.name,
+                micro_batch_size=order.micro_batch_size,
+                num_rounds=order.num_rounds,
+                memory_mb=int(getattr(context, "memory_limit_in_mb", 0) or 0),
+                bytes_per_s=bytes_per_s,
+                transfer=partial(loopback_transfer, bytes_per_s),
+                seed=source.job.seed,
+                params=source.job.params,
+                store=store,
+                tell=_tell,
+            )
+        return ProfileResult(profile=taken.profile, num_samples=taken.num_samples or 0)
+    except (Exception, SystemExit) as error:
+        return ProfileResult(error=_sentence(error, path))
+
+
+def _tell(line: str) -> None:
+    sys.stderr.write(line + "\n")
+
+
+def _sentence(error: BaseException, path: str) -> str:
+    """One sentence that begins with the error's type; the traceback goes to the log."""
+    from springtide.runtime.entry import describe_error
+
+    traceback.print_exception(error, file=sys.stderr)
+    if isinstance(error, SpringtideError):
+        return f"{type(error).__name__}: {error}"[:_MAX_ERROR_CHARS]
+    return describe_error(error, path)[:_MAX_ERROR_CHARS]
+
+
+def _as_json(result: msgspec.Struct) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.to_builtins(result)
+    return found

@@ -1,0 +1,92 @@
+"""Where the members of a group on one machine find each other: a directory with one file for each key.
+
+torch's FileStore appends records to one file. A member that is killed while it appends leaves half a record, and every
+other that looks at the file from then on reads for ever. Here a key is there whole or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+
+from torch._C import _distributed_c10d as c10d
+
+_POLL_S = 0.002
+_LOCK = "lock"
+_PRIVATE = "~"
+
+
+class MeetingPlace(c10d.Store):
+    """A c10d store in a directory that all members can reach. Safe between threads and processes.
+
+    Waiting raises RuntimeError when the time is over, as torch's stores do, and so does a directory that is gone.
+    """
+
+    def __init__(self, directory: Path, timeout_s: float) -> None:
+        super().__init__()
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._directory = directory
+        self._timeout_s = timeout_s
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Make the key, or replace its value."""
+        data = value.encode() if isinstance(value, str) else bytes(value)
+        path = self._path(key)
+        temporary = f"{path}{_PRIVATE}{os.getpid()}.{threading.get_ident()}"
+        try:
+            with open(temporary, "wb") as file:
+                file.write(data)
+            os.replace(temporary, path)
+        except OSError as error:
+            raise RuntimeError(f"the meeting place {self._directory} is gone: {error.strerror}") from error
+
+    def get(self, key: str) -> bytes:
+        """The value, once it is there."""
+        self.wait([key])
+        with open(self._path(key), "rb") as file:
+            return file.read()
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all keys are there."""
+        return all(os.path.exists(self._path(key)) for key in keys)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Wait until all keys are there."""
+        end_s = time.monotonic() + (self._timeout_s if timeout is None else timeout.total_seconds())
+        while not self.check(keys):
+            if time.monotonic() > end_s:
+                raise RuntimeError(f"nobody has set {', '.join(keys)} in time")
+            if not self._directory.is_dir():
+                raise RuntimeError(f"the meeting place {self._directory} is gone")
+            time.sleep(_POLL_S)
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number, which begins with 0; returns the sum."""
+        with open(self._directory / (_PRIVATE + _LOCK), "wb") as lock:
+            # The lock goes with whoever holds it, however they end.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            known = self.get(key) if self.check([key]) else b"0"
+            total = int(known) + amount
+            self.set(key, str(total))
+        return total
+
+    def delete_key(self, key: str) -> bool:
+        """Take the key away; whether it was there."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path(key))
+            return True
+        return False
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """How long waiting lasts where nothing else is said."""
+        self._timeout_s = timeout.total_seconds()
+
+    def _path(self, key: str) -> str:
+        # Any text can be a key, not any text a file's name.
+        return str(self._directory / key.encode().hex())

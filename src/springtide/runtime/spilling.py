@@ -1,0 +1,133 @@
+"""Building a model that is larger than the memory: what has been built waits in files until its stage asks for it.
+
+A function keeps one stage of a model, but the user's code builds all of it, and drawing the same initial weights needs
+every draw in its order. So each module leaves memory again as soon as the next one registers its first tensor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
+
+from springtide.core.errors import StorageError
+from springtide.core.functions import MIB
+
+# What a process of torch takes by itself, with what it imports; the rest of a function's memory is the job's.
+BASE_BYTES = 400 * MIB
+# Of what is left so much may hold finished modules: own parameters, gradients and the optimizer's state come later.
+_KEPT_FRACTION = 0.25
+_LEAST_KEPT_BYTES = 16 * MIB
+_SMALLEST_BYTES = 64 * 1024
+# glibc's allocator keeps large blocks that are freed, cut up by small ones; from this size on they go back at once.
+_M_MMAP_THRESHOLD = -3
+_GOES_BACK_BYTES = 256 * 1024
+_USUAL_BYTES = 32 * MIB
+
+
+def kept_bytes(memory_mb: int) -> int:
+    """How much of a model may stay in the memory of a function of this size while it is built."""
+    return max(_LEAST_KEPT_BYTES, int(_KEPT_FRACTION * (memory_mb * MIB - BASE_BYTES)))
+
+
+@contextmanager
+def spilled(folder: Path, keep_bytes: int) -> Iterator[None]:
+    """While models are built inside, whatever is finished beyond `keep_bytes` moves into files under `folder`.
+
+    The tensors stay what they are, with the same values, and may be read and written; `bring_back` takes a module's
+    into memory. The folder may go once its tensors have been brought back or are not needed. Raises StorageError where
+    the files cannot be written.
+    """
+    spill = _Spill(folder, keep_bytes)
+    handles = [
+        register_module_parameter_registration_hook(spill.take),
+        register_module_buffer_registration_hook(spill.take),
+    ]
+    _return_blocks_from(_GOES_BACK_BYTES)
+    try:
+        yield
+    finally:
+        _return_blocks_from(_USUAL_BYTES)
+        for handle in handles:
+            handle.remove()
+
+
+def bring_back(module: torch.nn.Module) -> None:
+    """Take the tensors of a module that lie in files into memory."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        if _file_of(tensor):
+            tensor.data = tensor.data.clone()
+
+
+class _Spill:
+    def __init__(self, folder: Path, keep_bytes: int) -> None:
+        self._folder = folder
+        self._keep_bytes = keep_bytes
+        self._held_bytes = 0
+        self._num_files = 0
+        # The module that registers at present, and its tensors: they are only now being drawn.
+        self._module: torch.nn.Module | None = None
+        self._pending: list[torch.Tensor] = []
+
+    def take(self, module: torch.nn.Module, name: str, tensor: torch.Tensor | None) -> None:
+        """A tensor is registered with its module. Should the module before not be finished, its tensors may be written
+        where they lie then.
+        """
+        if tensor is None:
+            return
+        if module is not self._module:
+            pending, self._module, self._pending = self._pending, module, []
+            for one in pending:
+                self._move(one)
+        self._pending.append(tensor)
+
+    def _move(self, tensor: torch.Tensor) -> None:
+        num_bytes = tensor.numel() * tensor.element_size()
+        if _file_of(tensor) or not _can_move(tensor, num_bytes):
+            return
+        if self._held_bytes + num_bytes <= self._keep_bytes:
+            self._held_bytes += num_bytes
+        else:
+            tensor.data = self._written(tensor.detach())
+
+    def _written(self, tensor: torch.Tensor) -> torch.Tensor:
+        path = self._folder / str(self._num_files)
+        self._num_files += 1
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with path.open("wb") as file:
+                tensor.reshape(-1).view(torch.uint8).numpy().tofile(file)
+        except OSError as error:
+            num_mib = tensor.numel() * tensor.element_size() / MIB
+            raise StorageError(
+                f"{num_mib:.0f} MB of the model do not fit the function's temporary storage ({error.strerror}); give "
+                "the function more of it, or memory for the whole model"
+            ) from error
+        mapped = torch.from_file(str(path), shared=True, size=tensor.numel(), dtype=tensor.dtype)
+        return mapped.view(tensor.shape)
+
+
+def _return_blocks_from(num_bytes: int) -> None:
+    """Have freed blocks of this size and more go back to the system, where the allocator is glibc's."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, num_bytes)
+
+
+def _can_move(tensor: torch.Tensor, num_bytes: int) -> bool:
+    """Whether the tensor has its memory to itself; what is small is not worth a file."""
+    is_plain = tensor.device.type == "cpu" and tensor.layout is torch.strided and tensor.is_contiguous()
+    return is_plain and num_bytes >= _SMALLEST_BYTES and tensor.untyped_storage().nbytes() == num_bytes
+
+
+def _file_of(tensor: torch.Tensor) -> str:
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        return ""
+    return tensor.untyped_storage().filename or ""

@@ -1,0 +1,186 @@
+"""How many replicas a service wants, lazily: bursts are left to the limits of the shares, starts to lasting load."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from springtide.core.workload import InferenceService
+
+
+class CoScalerRules(msgspec.Struct, frozen=True, kw_only=True):
+    """What the co-scaler goes by (Dilu, section 3.4.2, its numbers), and what is added to it.
+
+    `capacity_per_s` is how many requests a second one replica answers within the objective at the limit of its share.
+    A replica is planned to carry `planned_fraction` of that for long; what comes above is for vertical scaling.
+
+    One load is looked at each second: `num_above` of the last `window` above the plan of all replicas ask for more,
+    more than `num_below` since the last change below the plan of one replica less ask for one less. After `idle_s`
+    without anything to do, the minimum is kept. Ours: `num_surge` seconds in a row above what all replicas can do at
+    their limits ask for more at once (0: a surge waits like any load). And who had to start a replica within
+    `regret_s` seconds of having stopped one keeps the next one longer: its one replica less must have been enough for
+    `first_hold_s`, then twice as long, up to `max_hold_s` (`regret_s` 0: never).
+
+    `is_stepwise` is the published prototype: one more at a time, and the window begins anew after each change.
+    """
+
+    capacity_per_s: float
+    min_replicas: int = 0
+    max_replicas: int = 1
+    idle_s: float = 30.0
+    planned_fraction: float = 0.8
+    window: int = 40
+    num_above: int = 20
+    num_below: int = 30
+    num_surge: int = 2
+    regret_s: int = 200
+    first_hold_s: int = 120
+    max_hold_s: int = 320
+    is_stepwise: bool = False
+
+    @property
+    def planned_per_s(self) -> float:
+        """What a replica is planned to carry for long, requests a second."""
+        return self.planned_fraction * self.capacity_per_s
+
+
+class CoScalerState(msgspec.Struct, frozen=True, kw_only=True):
+    """What the co-scaler remembers. The state to begin with holds the number of replicas that run, as `wanted`.
+
+    `rates_per_s` are the newest requests a second, `loads_per_s` the same with those that waited, oldest first;
+    `num_seen` how many seconds have passed since the last change, `num_spare` for how many in a row one replica less
+    would have been enough, `hold_s` how many it takes; `stopped_s` how long ago replicas were stopped lately.
+    """
+
+    wanted: int = 0
+    rates_per_s: tuple[float, ...] = ()
+    loads_per_s: tuple[float, ...] = ()
+    num_seen: int = 0
+    num_spare: int = 0
+    hold_s: int = 1
+    stopped_s: tuple[int, ...] = ()
+
+
+class ScalerLook(msgspec.Struct, frozen=True, kw_only=True):
+    """One second of a service: requests that came in, requests that wait now, and for how long there has been none."""
+
+    rate_per_s: float
+    num_queued: int = 0
+    idle_s: float = 0.0
+
+
+class ScalerAdvice(msgspec.Struct, frozen=True, kw_only=True):
+    """How many replicas are wanted, with the reason as a part of a sentence where that has changed."""
+
+    wanted: int
+    reason: str = ""
+
+
+def rules_of(service: InferenceService) -> CoScalerRules | None:
+    """Return the rules for a service within its bounds; None where nobody knows what a replica can do."""
+    if service.capacity_per_s is None:
+        return None
+    return CoScalerRules(
+        capacity_per_s=service.capacity_per_s,
+        min_replicas=service.min_replicas,
+        max_replicas=service.max_replicas,
+        idle_s=service.idle_s,
+    )
+
+
+def published_rules(throughput_per_s: float, minimum: int, maximum: int) -> CoScalerRules:
+    """Return the rules of Dilu's prototype: `throughput_per_s` is what it profiles at a share's request.
+
+    It never leaves its last replica, changes one at a time, knows no surge and regrets nothing.
+    """
+    return CoScalerRules(
+        capacity_per_s=throughput_per_s,
+        min_replicas=max(1, minimum),
+        max_replicas=maximum,
+        idle_s=math.inf,
+        planned_fraction=1.0,
+        num_surge=0,
+        regret_s=0,
+        is_stepwise=True,
+    )
+
+
+def co_scale(rules: CoScalerRules, state: CoScalerState, look: ScalerLook) -> tuple[CoScalerState, ScalerAdvice]:
+    """Take in one more second and say how many replicas are wanted. The same values give the same answer."""
+    now = _bounded(rules, state.wanted)
+    state = msgspec.structs.replace(
+        state,
+        rates_per_s=(*state.rates_per_s, look.rate_per_s)[-max(1, rules.num_surge) :],
+        # What waits is load that comes again: a capacity profiled too high shows in the queue only.
+        loads_per_s=(*state.loads_per_s, look.rate_per_s + look.num_queued)[-rules.window :],
+        num_seen=state.num_seen + 1,
+        stopped_s=tuple(age_s + 1 for age_s in state.stopped_s if age_s < rules.regret_s),
+    )
+    since = state.loads_per_s[-state.num_seen :]
+    is_spare = now > 1 and _is_enough(rules, since, (now - 1) * rules.planned_per_s)
+    state = msgspec.structs.replace(state, num_spare=state.num_spare + 1 if is_spare else 0)
+    wanted, reason = _choose(rules, state, now, look)
+    wanted = _bounded(rules, wanted)
+    is_told = wanted != state.wanted
+    return _after(rules, state, now, wanted), ScalerAdvice(wanted=wanted, reason=reason if is_told else "")
+
+
+def _choose(rules: CoScalerRules, state: CoScalerState, now: int, look: ScalerLook) -> tuple[int, str]:
+    """How many, before the bounds, and why."""
+    is_quiet = look.rate_per_s == 0 and look.num_queued == 0
+    if now == 0:
+        if is_quiet:
+            return 0, ""
+        return max(1, math.ceil(look.rate_per_s / rules.capacity_per_s)), "requests wait and no replica runs"
+    if is_quiet and look.idle_s >= rules.idle_s:
+        return rules.min_replicas, f"nobody has asked for {look.idle_s:.0f} s"
+    surge = state.rates_per_s
+    if len(surge) == rules.num_surge and min(surge) > now * rules.capacity_per_s:
+        wanted = max(now + 1, math.ceil(math.fsum(surge) / len(surge) / rules.capacity_per_s))
+        return wanted, f"{surge[-1]:.0f} requests/s are more than {now} can answer in time at their limits"
+    loads = state.loads_per_s
+    if _num_above(loads, now * rules.planned_per_s) >= rules.num_above:
+        wanted = now + 1
+        while not rules.is_stepwise and _num_above(loads, wanted * rules.planned_per_s) >= rules.num_above:
+            wanted += 1
+        return wanted, f"over {now * rules.planned_per_s:.0f} requests/s in {rules.num_above} of {len(loads)} s"
+    if state.num_spare >= state.hold_s:
+        wanted = now - 1
+        return (
+            wanted,
+            f"under {wanted * rules.planned_per_s:.0f} requests/s in over {rules.num_below} of {len(loads)} s",
+        )
+    return now, ""
+
+
+def _after(rules: CoScalerRules, state: CoScalerState, now: int, wanted: int) -> CoScalerState:
+    """The state after the choice: a change begins the count anew, a start soon after a stop is regretted."""
+    if wanted == now:
+        return msgspec.structs.replace(state, wanted=wanted)
+    hold_s, stopped_s = state.hold_s, state.stopped_s
+    if wanted > now and stopped_s:
+        hold_s, stopped_s = min(rules.max_hold_s, max(rules.first_hold_s, 2 * hold_s)), ()
+    elif 0 < wanted < now:
+        stopped_s = (*stopped_s, 0)
+    if wanted == 0:
+        # What was measured and learnt before a sleep says nothing about the load after it.
+        return CoScalerState()
+    loads = () if rules.is_stepwise else state.loads_per_s
+    return msgspec.structs.replace(
+        state, wanted=wanted, loads_per_s=loads, num_seen=0, num_spare=0, hold_s=hold_s, stopped_s=stopped_s
+    )
+
+
+def _num_above(loads: tuple[float, ...], rate_per_s: float) -> int:
+    return sum(1 for load in loads if load > rate_per_s)
+
+
+def _is_enough(rules: CoScalerRules, loads: tuple[float, ...], rate_per_s: float) -> bool:
+    num_below = sum(1 for load in loads if load < rate_per_s)
+    # The paper says "more than 30 values"; its prototype, from 30 on.
+    return num_below >= rules.num_below if rules.is_stepwise else num_below > rules.num_below
+
+
+def _bounded(rules: CoScalerRules, count: int) -> int:
+    return max(rules.min_replicas, min(rules.max_replicas, count))

@@ -1,0 +1,83 @@
+"""When to ask again: growing, jittered intervals for stores that cannot wake whoever waits, and for servers in trouble.
+
+Clock, sleep and chance come from outside; `real_pace` is the machine's.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import msgspec
+
+Answer = TypeVar("Answer")
+
+
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
+    """A clock that never goes back (seconds), a way to sleep (seconds), and draws from [0, 1)."""
+
+    now_s: Callable[[], float]
+    sleep: Callable[[float], None]
+    draw: Callable[[], float]
+
+
+def real_pace() -> Pace:
+    """The machine's clock and sleep. The draws decide only when to ask again, never what comes out."""
+    # Waiting is a store's job, so this is where the clock of the machine comes in.
+    return Pace(now_s=time.monotonic, sleep=time.sleep, draw=_draw)  # noqa: TID251
+
+
+def _draw() -> float:
+    return int.from_bytes(os.urandom(4)) / 2.0**32
+
+
+class Intervals(msgspec.Struct, frozen=True, kw_only=True):
+    """The lengths of the pauses between two requests: from `first_s`, times `growth` each, up to `cap_s`.
+
+    With growth g the newest pause is (g-1)/g of the time waited so far: what is waited for is seen late by half of
+    that on average, one part in twenty. Slower growth costs requests, faster growth the time of all functions that
+    wait for this one. Each pause is drawn between 1 - `jitter_fraction` and 1 of its length, so that many waiters part.
+    """
+
+    first_s: float
+    cap_s: float
+    growth: float = 1.1
+    jitter_fraction: float = 0.25
+
+    def lengths(self, draw: Callable[[], float], begin_s: float = 0.0) -> Iterator[float]:
+        """Seconds to pause before the second request, the third, and so on, without end; from `begin_s` if given."""
+        length_s = max(self.first_s, min(begin_s, self.cap_s))
+        while True:
+            yield length_s * (1.0 - self.jitter_fraction * draw())
+            length_s = min(length_s * self.growth, self.cap_s)
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a waiter has come that gave up for now: when it asked last, and how long its last pause was."""
+
+    at_s: float
+    pause_s: float
+
+
+def ask_until(
+    ask: Callable[[], Answer | None], timeout_s: float, intervals: Intervals, pace: Pace, before: Asked | None = None
+) -> tuple[Answer | None, Asked]:
+    """Ask at growing intervals until there is an answer, and a last time at the timeout. None: there was none.
+
+    Who waits in slices gives what the slice `before` has come to: the pauses go on growing where they were.
+    """
+    deadline_s = pace.now_s() + timeout_s
+    lengths = intervals.lengths(pace.draw, before.pause_s if before else 0.0)
+    if before is not None:
+        rest_s = min(before.at_s + next(lengths), deadline_s) - pace.now_s()
+        if rest_s > 0.0:
+            pace.sleep(rest_s)
+    for length_s in lengths:
+        answer = ask()
+        now_s = pace.now_s()
+        if answer is not None or now_s >= deadline_s:
+            return answer, Asked(at_s=now_s, pause_s=length_s)
+        pace.sleep(min(length_s, deadline_s - now_s))
+    raise AssertionError("the intervals never end")

@@ -1,0 +1,106 @@
+"""Losses and states put together from reports: each step once, whatever is told late, twice or never."""
+
+from __future__ import annotations
+
+import pytest
+
+from springtide.backends.functions.coordinator_progress import Progress
+from springtide.core.function_wire import FunctionReport
+from springtide.core.functions import FunctionPlan, FunctionStage
+from springtide.core.workload import WorkloadId
+
+PLAN = FunctionPlan(stages=(FunctionStage(first_layer=0, end_layer=1, memory_mb=512),), num_replicas=2)
+
+
+def report(
+    replica: int, *losses: tuple[int, float, int], saved: int | None = None, stage: int = 0, step: int = 0
+) -> FunctionReport:
+    return FunctionReport(
+        stage=stage,
+        replica=replica,
+        incarnation=1,
+        generation=1,
+        attempt=1,
+        phase="training",
+        total_steps=10,
+        losses=losses,
+        step=step or saved or 0,
+        saved_step=saved,
+    )
+
+
+@pytest.fixture
+def progress() -> Progress:
+    return Progress(WorkloadId("j"))
+
+
+def test_a_step_s_loss_is_the_mean_over_its_samples(progress: Progress) -> None:
+    progress.saw(report(0, (1, 1.0, 3)), PLAN)
+    progress.commit(1, PLAN)
+    assert progress.losses == []
+    progress.saw(report(1, (1, 5.0, 1)), PLAN)
+    progress.commit(1, PLAN)
+    assert progress.losses == [(1, 2.0, 4)]
+    # Told again, it is not taken again.
+    progress.saw(report(1, (1, 5.0, 1)), PLAN)
+    progress.commit(1, PLAN)
+    assert progress.losses == [(1, 2.0, 4)]
+
+
+def test_what_one_never_told_holds_nobody_up(progress: Progress) -> None:
+    progress.saw(report(0, (1, 1.0, 2), (2, 1.0, 2), (3, 1.0, 2)), PLAN)
+    # The other replica was replaced after the second step.
+    progress.saw(report(1, (3, 3.0, 2)), PLAN)
+    progress.commit(3, PLAN)
+    assert progress.losses == [(1, 1.0, 2), (2, 1.0, 2), (3, 2.0, 4)]
+
+
+def test_what_is_not_committed_by_all_is_not_told(progress: Progress) -> None:
+    for replica in (0, 1):
+        progress.saw(report(replica, (1, 1.0, 2), (2, 1.0, 2)), PLAN)
+    progress.commit(1, PLAN)
+    assert [step for step, _, _ in progress.losses] == [1]
+
+
+def test_steps_that_are_redone_are_told_anew(progress: Progress) -> None:
+    for replica in (0, 1):
+        progress.saw(report(replica, (1, 1.0, 2), (2, 9.0, 2)), PLAN)
+    progress.commit(1, PLAN)
+    progress.new_attempt(1)
+    for replica in (0, 1):
+        progress.saw(report(replica, (2, 4.0, 2)), PLAN)
+    progress.commit(2, PLAN)
+    assert progress.losses == [(1, 1.0, 4), (2, 4.0, 4)]
+
+
+def test_after_the_last_step_nobody_is_waited_for(progress: Progress) -> None:
+    progress.saw(report(0, (1, 1.0, 2)), PLAN)
+    progress.commit(1, PLAN, is_last=True)
+    assert progress.losses == [(1, 1.0, 2)]
+
+
+def test_a_state_is_whole_when_every_stage_has_passed_its_step(progress: Progress) -> None:
+    progress.saw(report(0, saved=8), PLAN)
+    assert progress.complete_state(2, 4) == 0
+    progress.saw(report(0, saved=6, stage=1), PLAN)
+    # The other stage saved step 4, too, but nobody saved both 6 and 8.
+    assert progress.complete_state(2, 4) == 4
+    progress.saw(report(0, saved=8, stage=1), PLAN)
+    assert progress.complete_state(2, 4) == 8
+
+
+def test_progress_is_told_once(progress: Progress) -> None:
+    progress.saw(report(0), PLAN)
+    progress.commit(3, PLAN)
+    event = progress.event(1, PLAN, 0.5)
+    assert event is not None
+    assert (event.step, event.total_steps, event.world_size) == (3, 10, 2)
+    assert progress.event(1, PLAN, 0.5) is None
+
+
+def test_what_was_saved_of_later_steps_before_they_are_redone_is_no_state(progress: Progress) -> None:
+    progress.new_attempt(3)
+    progress.saw(report(0, saved=5, step=3), PLAN)
+    assert progress.complete_state(1, 1) == 0
+    progress.saw(report(0, saved=4, step=4), PLAN)
+    assert progress.complete_state(1, 1) == 4

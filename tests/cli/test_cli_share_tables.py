@@ -1,0 +1,123 @@
+"""What shared devices look like to people: `springtide devices`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from click.testing import Result
+from msgspec.structs import replace
+
+from springtide.cli.share_tables import devices_text, enforced_lines, share_bar
+from springtide.core.share_status import SharingStatus, TenantStatus
+from springtide.core.shares import Share
+from springtide.core.status import DeviceHolder, DeviceStatus
+
+Run = Callable[..., Result]
+READER = TenantStatus(
+    workload_id="reader",
+    replica_id="reader-1",
+    device_id="local/0",
+    request=0.25,
+    limit=0.5,
+    granted=0.5,
+    used=0.125,
+    state="EMERGENCY",
+    throttled_s=1.25,
+    reason="an iteration of 4 has run for 50 ms, 25 ms is usual",
+)
+DIGITS = TenantStatus(
+    workload_id="digits-3f2a",
+    replica_id="digits-3f2a-0",
+    device_id="local/0",
+    request=0.5,
+    limit=0.75,
+    granted=0.5,
+    used=0.5,
+    throttled_s=63.0,
+    reason="held to its request while reader is in trouble",
+)
+SHARING = SharingStatus(
+    mechanism="cgroup-v1",
+    enforced="CPU time of replicas and workers, not their memory",
+    device_cpus=0.5,
+    tick_s=0.005,
+    late_p99_s=0.0004,
+    reaction_p99_s=0.0061,
+    tenants=(READER, DIGITS),
+)
+
+
+def device(number: int, *holders: DeviceHolder, name: str | None = None) -> DeviceStatus:
+    first = holders[0].workload_name if holders else name
+    return DeviceStatus(
+        device_id=f"local/{number}",
+        node_id="local",
+        kind="cpu",
+        workload_id=first,
+        workload_name=first,
+        replica_id=None,
+        holders=holders,
+    )
+
+
+def holder(tenant: TenantStatus, name: str) -> DeviceHolder:
+    share = Share(request=tenant.request, limit=tenant.limit)
+    return DeviceHolder(workload_id=tenant.workload_id, workload_name=name, replica_id=tenant.replica_id, share=share)
+
+
+BOTH = (holder(READER, "reader"), holder(DIGITS, "digits"))
+DEVICES = (device(0, *BOTH), device(1, name="gpt"), device(2))
+
+
+def test_a_bar_is_a_device_with_what_is_used_granted_and_allowed():
+    assert share_bar(READER, 8) == "[█▒│▒    ]"
+    assert share_bar(replace(READER, used=0.0, granted=0.0), 8) == "[··│·    ]"
+    assert share_bar(DIGITS, 8) == "[████│·  ]"
+    assert share_bar(replace(DIGITS, used=7.0, granted=float("nan")), 8) == "[████████]", "never beyond the device"
+
+
+def test_every_device_says_who_holds_it():
+    text = devices_text(DEVICES, SHARING)
+    lines = text.splitlines()
+    assert lines[0] == "local/0 (cpu)  2 sharers, requests 0.75 of 1, limits 1.25, used 0.62"
+    assert lines[1].split() == ["WHO", "REQUEST", "LIMIT", "GRANTED", "USED", "STATE", "HELD", "BACK", "REASON"]
+    assert lines[2].split()[:5] == ["reader", "0.25", "0.50", "0.50", "0.12"]
+    assert "EMERGENCY" in lines[2]
+    assert "1m03" in lines[3]
+    assert "local/1 (cpu)  gpt, the whole of it" in lines
+    assert "local/2 (cpu)  free" in lines
+    assert "enforced: CPU time of replicas and workers, not their memory" in lines
+    assert lines[-1].startswith("by cgroup-v1; a device is 0.5 of a core; control every 5 ms")
+
+
+def test_who_has_just_been_placed_is_shown_before_it_is_held_to_its_share():
+    text = devices_text(DEVICES, replace(SHARING, tenants=(DIGITS,)))
+    assert "local/0 (cpu)  2 sharers, requests 0.75 of 1" in text
+    (row,) = [line for line in text.splitlines() if line.startswith("  reader")]
+    assert "starting" in row
+
+
+def test_where_nothing_is_enforced_that_is_said():
+    assert enforced_lines(SharingStatus()) == ["enforced: no device is shared"]
+    assert "█" not in devices_text((device(0),), SharingStatus())
+
+
+def test_no_line_leaves_a_narrow_terminal():
+    assert max(len(line) for line in devices_text(DEVICES, SHARING, 110).splitlines()[:4]) <= 110
+
+
+def test_the_command_answers_for_people_and_for_scripts(springtide: Run, client: Any):
+    client.devices_now, client.shared = DEVICES, SHARING
+    told = springtide("devices")
+    assert told.exit_code == 0
+    assert "EMERGENCY" in told.stdout
+    assert springtide("devices", "--watch").stdout == told.stdout, "off a terminal it prints once"
+    answer = json.loads(springtide("devices", "--json").stdout)
+    assert [tenant["state"] for tenant in answer["sharing"]["tenants"]] == ["EMERGENCY", "NONE"]
+    assert len(answer["devices"][0]["holders"]) == 2
+
+
+def test_a_pause_between_looks_that_is_none_is_refused(springtide: Run):
+    assert springtide("devices", "--watch", "--every", "0").exit_code == 2

@@ -1,0 +1,290 @@
+"""Parts of devices beside whole ones: who is packed where, what the inner policy is shown, what is claimed of it."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from springtide.control.controller import check_plan
+from springtide.core.decision import JobView, Plan, PoolAllocation, ServiceView, Snapshot
+from springtide.core.functions import FunctionPrices, FunctionService
+from springtide.core.resources import Topology, make_node
+from springtide.core.shares import Share
+from springtide.core.workload import Entrypoint, Goal, InferenceService, JobState, TrainingJob
+from springtide.policies.registry import make_live_policy, make_policy
+from springtide.policies.sharing import Sharing
+
+SOURCE = Entrypoint(source_path="job.py", object_name="fit")
+
+
+def service(name, share=None, *, wanted=1, ready=0, **options):
+    return ServiceView(
+        service=InferenceService(service_id=name, name=name, entrypoint=SOURCE, max_replicas=4, share=share),
+        min_replicas=options.get("min_replicas", 0),
+        max_replicas=4,
+        num_ready=ready,
+        wanted_replicas=wanted,
+    )
+
+
+def job(name, share=None, *, workers=(1, 1), submitted_at_s=0.0, **options):
+    goal = options.pop("goal", Goal())
+    described = TrainingJob(
+        job_id=name,
+        name=name,
+        entrypoint=SOURCE,
+        min_workers=workers[0],
+        max_workers=workers[1],
+        share=share,
+        goal=goal,
+        **options,
+    )
+    return JobView(
+        job=described,
+        state=JobState.PENDING,
+        submitted_at_s=submitted_at_s,
+        min_workers=workers[0],
+        max_workers=workers[1],
+        total_steps=described.total_steps,
+        total_progress=described.total_steps,
+        global_batch_size=described.global_batch_size,
+    )
+
+
+def decide(policy, jobs=(), services=(), held=None, nodes=None, memory=None, now_s=10.0):
+    allocations = {
+        name: PoolAllocation(device_ids=tuple(devices), share=share) for name, (devices, share) in (held or {}).items()
+    }
+    snapshot = Snapshot(
+        now_s=now_s,
+        cluster=Topology(nodes=tuple(nodes or (make_node("n", 4),))),
+        jobs=tuple(jobs),
+        services=tuple(services),
+        allocations=allocations,
+        memory=memory,
+    )
+    plan = policy.decide(snapshot)
+    check_plan(snapshot, plan)
+    return plan
+
+
+def places(plan):
+    return {name: list(given.device_ids) for name, given in plan.allocations.items()}
+
+
+SMALL = Share(request=0.3, limit=0.5)
+HALF = Share(request=0.5, limit=0.7)
+
+
+@pytest.fixture
+def policy():
+    return make_policy("dilu/fifo")
+
+
+def test_sharers_are_packed_on_one_device_and_whole_ones_get_the_others(policy):
+    plan = decide(policy, [job("t", HALF), job("w", workers=(1, 4))], [service("a", SMALL)])
+    assert plan.allocations["a"].device_ids == plan.allocations["t"].device_ids
+    assert (plan.allocations["a"].share, plan.allocations["t"].share) == (SMALL, HALF)
+    assert plan.allocations["w"].share is None
+    assert plan.allocations["w"].num_devices == 3
+    assert "beside 'a'" in plan.reasons["t"]
+
+
+def test_where_nobody_has_a_share_it_is_the_inner_policy():
+    class Inner:
+        def decide(self, snapshot):
+            self.seen = snapshot
+            self.plan = Plan(memory={"mine": 1})
+            return self.plan
+
+    inner = Inner()
+    sharing = Sharing(inner=inner)
+    snapshot = Snapshot(now_s=1.0, cluster=Topology(nodes=(make_node("n", 2),)), jobs=(job("w"),), memory=7)
+    assert sharing.decide(snapshot) is inner.plan
+    assert inner.seen is snapshot
+
+
+def test_who_holds_a_part_stays_where_it_is(policy):
+    held = {"a": (["n/2"], SMALL), "t": (["n/2"], HALF)}
+    plan = decide(policy, [job("t", HALF)], [service("a", SMALL, ready=1)], held)
+    assert places(plan) == {"t": ["n/2"], "a": ["n/2"]}
+    assert plan.reasons == {}
+
+
+def test_a_share_that_has_grown_too_large_for_its_device_moves(policy):
+    held = {"a": (["n/0"], SMALL), "b": (["n/0"], HALF)}
+    larger = Share(request=0.7, limit=0.8)
+    plan = decide(policy, (), [service("b", HALF, ready=1), service("a", larger, ready=1)], held)
+    assert places(plan) == {"b": ["n/0"], "a": ["n/1"]}
+
+
+def test_replicas_of_one_service_sit_on_devices_of_their_own(policy):
+    plan = decide(policy, (), [service("a", Share(request=0.1, limit=0.2), wanted=3)])
+    assert len(set(plan.allocations["a"].device_ids)) == 3
+
+
+def test_it_shrinks_where_a_device_is_emptied_by_it(policy):
+    held = {"a": (["n/0", "n/1"], SMALL), "t": (["n/1"], HALF)}
+    plan = decide(policy, [job("t", HALF)], [service("a", SMALL, wanted=1, ready=2)], held)
+    assert places(plan) == {"t": ["n/1"], "a": ["n/1"]}
+
+
+def test_what_waits_says_for_how_much_and_what_is_left(policy):
+    held = {"w": (["n/0"], None), "t": (["n/1"], HALF)}
+    nodes = [make_node("n", 2)]
+    waiting = [job("w"), job("t", HALF), job("u", Share(request=0.6, limit=0.8))]
+    plan = decide(policy, waiting, (), held, nodes)
+    assert "u" not in plan.allocations
+    assert (
+        plan.reasons["u"] == "waits for room: a worker needs 0.6 of a device, and the most that is left of one is 0.5"
+    )
+
+
+def test_a_first_replica_claims_a_device_of_an_elastic_job_until_it_is_free():
+    policy = make_policy("dilu/elastic")
+    nodes = [make_node("n", 2)]
+    trains = job("w", workers=(1, 2))
+    held = {"w": (["n/0", "n/1"], None)}
+    plan = decide(policy, [trains], [service("a", SMALL)], held, nodes)
+    assert places(plan) == {"w": ["n/0"], "a": ["n/1"]}
+    assert plan.memory == {"claimed": {"n/1": "a"}, "inner": None}
+    assert plan.reasons["w"] == "'a' needs a part of one of its devices"
+    # Still held: the claim stands. Free: it is a device of sharers like any other.
+    again = decide(policy, [trains], [service("a", SMALL)], held, nodes, plan.memory)
+    assert places(again) == places(plan)
+    free = decide(policy, [trains], [service("a", SMALL)], {"w": (["n/0"], None)}, nodes, plan.memory)
+    assert places(free) == places(plan)
+    assert free.memory is None
+
+
+def test_more_replicas_than_the_first_claim_nothing():
+    nodes = [make_node("n", 3)]
+    held = {"w": (["n/0", "n/1"], None), "a": (["n/2"], SMALL)}
+    plan = decide(
+        make_policy("dilu/elastic"), [job("w", workers=(1, 2))], [service("a", SMALL, wanted=3, ready=1)], held, nodes
+    )
+    assert places(plan) == {"w": ["n/0", "n/1"], "a": ["n/2"]}
+    assert plan.reasons["a"] == (
+        "waits for room: 2 replicas need 0.3 of a device, and none of the 3 is open to it: "
+        "others hold them as a whole, or it is on them already"
+    )
+
+
+def test_what_jobs_may_use_beyond_their_requests_gives_way_and_comes_back(policy):
+    nodes = [make_node("n", 1)]
+    wide, other = Share(request=0.3, limit=0.9), Share(request=0.2, limit=0.5)
+    alone = decide(policy, [job("t", wide)], (), nodes=nodes)
+    assert alone.allocations["t"].share == wide
+    jobs = [job("t", wide), job("u", other)]
+    held = {"t": (["n/0"], wide)}
+    both = decide(policy, jobs, (), held, nodes)
+    assert (both.allocations["t"].share, both.allocations["u"].share) == (wide, other)
+    # A service's limit is a wish with an objective behind it: theirs shrink in equal proportion, never below requests.
+    held = {"t": (["n/0"], wide), "u": (["n/0"], other)}
+    plan = decide(policy, jobs, [service("a", Share(request=0.4, limit=0.8))], held, nodes)
+    assert places(plan) == {"t": ["n/0"], "u": ["n/0"], "a": ["n/0"]}
+    assert plan.allocations["a"].share == Share(request=0.4, limit=0.8)
+    assert plan.allocations["t"].share == Share(request=0.3, limit=0.433)
+    assert plan.allocations["u"].share == Share(request=0.2, limit=0.266)
+    held = {who: (["n/0"], given.share) for who, given in plan.allocations.items()}
+    again = decide(policy, jobs, [service("a", Share(request=0.4, limit=0.8), ready=1)], held, nodes)
+    assert {who: given.share for who, given in again.allocations.items()} == {
+        who: given.share for who, given in plan.allocations.items()
+    }
+    left = decide(policy, jobs, (), {who: held[who] for who in ("t", "u")}, nodes)
+    assert left.allocations["t"].share == wide
+
+
+def test_a_limit_that_services_leave_no_room_for_is_named(policy):
+    nodes = [make_node("n", 1)]
+    held = {"b": (["n/0"], Share(request=0.4, limit=0.9))}
+    services = [service("b", Share(request=0.4, limit=0.9), ready=1), service("a", Share(request=0.3, limit=0.8))]
+    plan = decide(policy, (), services, held, nodes)
+    assert plan.reasons["a"] == (
+        "waits for room: a replica needs 0.3 of a device and up to 0.8, "
+        "and on n/0 there is a limit of 0.6 left: a lower one fits"
+    )
+
+
+def test_a_first_replica_goes_before_the_last_job_that_came_and_no_promise_is_broken(policy):
+    nodes = [make_node("n", 1)]
+    held = {"t": (["n/0"], HALF), "u": (["n/0"], SMALL)}
+    jobs = [job("t", HALF), job("u", SMALL)]
+    plan = decide(policy, jobs, [service("a", Share(request=0.4, limit=0.6))], held, nodes)
+    assert places(plan) == {"t": ["n/0"], "a": ["n/0"]}
+    assert plan.reasons["u"] == "makes room for 'a'"
+    promised = [jobs[0], replace(jobs[1], admitted_at_s=1.0)]
+    plan = decide(policy, promised, [service("a", Share(request=0.4, limit=0.6))], held, nodes)
+    assert places(plan) == {"u": ["n/0"], "a": ["n/0"]}
+    # What a service would like beyond its first replica displaces nobody.
+    nodes = [make_node("n", 2)]
+    held = {"t": (["n/0"], HALF), "u": (["n/0"], SMALL), "a": (["n/1"], Share(request=0.4, limit=0.6))}
+    plan = decide(policy, jobs, [service("a", Share(request=0.4, limit=0.6), wanted=2, ready=1)], held, nodes)
+    assert places(plan)["a"] == ["n/1"]
+    assert places(plan)["u"] == ["n/0"]
+
+
+def test_a_job_with_a_share_opens_no_device_before_one_that_came_earlier():
+    held = {"w": (["n/0"], None)}
+    nodes = [make_node("n", 2)]
+    early = job("early", workers=(2, 2), submitted_at_s=1.0)
+    late = job("late", SMALL, submitted_at_s=2.0)
+    plan = decide(make_policy("dilu/fifo"), [job("w"), early, late], (), held, nodes)
+    assert places(plan) == {"w": ["n/0"]}
+    assert "waits for room" in plan.reasons["late"]
+
+
+def test_workers_of_a_job_are_on_one_node_where_that_is_possible(policy):
+    nodes = [make_node("m", 2), make_node("n", 2)]
+    held = {"w": (["m/0"], None)}
+    plan = decide(policy, [job("w"), job("t", HALF, workers=(2, 2))], (), held, nodes)
+    assert places(plan)["t"] == ["n/0", "n/1"]
+    fewer = decide(policy, [job("w"), job("t", HALF, workers=(1, 3))], (), held, nodes)
+    assert len(fewer.allocations["t"].device_ids) == 3
+
+
+def test_a_deadline_is_promised_by_what_it_can_count_on(policy):
+    known = {"total_steps": 100, "profile_steps_per_s": {1: 10.0}}
+    plan = decide(policy, [job("t", HALF, goal=Goal(deadline_s=40.0), **known)])
+    assert plan.admitted == {"t": 30.0}
+    refused = decide(policy, [job("t", HALF, goal=Goal(deadline_s=20.0), **known)])
+    assert "takes 20 s" in refused.rejected["t"].reason
+    assert "--deadline 20s" in refused.rejected["t"].alternatives
+    assert decide(policy, [job("t", HALF, goal=Goal(deadline_s=20.0, is_soft=True), **known)]).allocations
+
+
+def test_where_nodes_have_labels_everyone_has_a_device_of_its_own():
+    policy = make_policy("dilu/tide/fifo")
+    nodes = [make_node("i", 2, pool="inference"), make_node("k", 1, pool="training")]
+    services = [service("part", SMALL), service("other", SMALL)]
+    plan = decide(policy, [job("t", SMALL)], services, nodes=nodes)
+    assert places(plan) == {"t": ["k/0"], "part": ["i/0"], "other": ["i/1"]}
+    assert {given.share for given in plan.allocations.values()} == {SMALL}
+    held = {who: (given.device_ids, given.share) for who, given in plan.allocations.items()}
+    views = [service("part", SMALL, ready=1), service("other", SMALL, ready=1)]
+    again = decide(policy, [job("t", SMALL)], views, held, nodes, plan.memory)
+    assert places(again) == places(plan)
+
+
+def test_places_for_jobs_on_functions_are_not_shared():
+    cloud = make_node("f", 2, kind="function")
+    cloud = type(cloud)(
+        node_id=cloud.node_id,
+        devices=cloud.devices,
+        functions=FunctionService(name="lambda", sizes=(), prices=FunctionPrices(usd_per_gb_s=0.1)),
+    )
+    plan = decide(make_policy("dilu/fifo"), [job("t", SMALL)], (), nodes=[cloud])
+    assert plan.allocations == {}
+
+
+@pytest.mark.parametrize("packer", ["infless-l", "infless-r", "fast-gs", "exclusive"])
+def test_every_packer_gives_everyone_a_place(packer):
+    plan = decide(make_policy(f"{packer}/fifo"), [job("t", HALF)], [service("a", SMALL)])
+    assert set(plan.allocations) == {"t", "a"}
+    if packer == "exclusive":
+        assert plan.allocations["t"].device_ids != plan.allocations["a"].device_ids
+
+
+def test_a_platform_packs_by_itself():
+    assert isinstance(make_live_policy("fifo"), Sharing)
+    assert make_live_policy("dilu/fifo") == make_live_policy("fifo")

@@ -1,0 +1,69 @@
+"""The servers of tests are real, private, and gone with the process that asked for them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from springtide.testing import servers
+from springtide.testing.servers import ask_s3, missing_redis, running_redis, running_s3
+
+
+def is_alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.slow
+def test_a_test_that_is_killed_takes_its_servers_with_it():
+    if missing_redis():
+        pytest.skip(missing_redis())
+    code = (
+        "import sys; from springtide.testing.servers import running_redis, running_s3\n"
+        "with running_redis() as redis, running_s3() as s3: print(redis.pid, s3.pid, flush=True); sys.stdin.read()"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    pids = [int(word) for word in child.stdout.readline().split()]
+    assert len(pids) == 2
+    assert all(is_alive(pid) for pid in pids)
+    os.kill(child.pid, signal.SIGKILL)
+    child.communicate()
+    pause = threading.Event()
+    while any(is_alive(pid) for pid in pids):
+        pause.wait(0.05)
+
+
+@pytest.mark.slow
+def test_an_s3_server_has_its_buckets_and_ends():
+    with running_s3(buckets=("one", "two")) as server:
+        assert ask_s3(server, "HEAD", "/one") == ask_s3(server, "HEAD", "/two") == 200
+        assert ask_s3(server, "HEAD", "/three") == 404
+        assert server.s3_url("one", "x").startswith(f"s3://one/x?endpoint=http://127.0.0.1:{server.port}&")
+    assert not is_alive(server.pid)
+
+
+def test_a_redis_asks_for_its_password_and_ends():
+    if missing_redis():
+        pytest.skip(missing_redis())
+    with running_redis() as server, socket.create_connection((server.host, server.port)) as connection:
+        connection.sendall(b"GET a\r\n")
+        assert connection.recv(100).startswith(b"-NOAUTH")
+        assert server.password in server.redis_url
+        with socket.socket() as elsewhere, pytest.raises(OSError):
+            elsewhere.bind((server.host, server.port))
+    assert not is_alive(server.pid)
+
+
+def test_why_there_is_no_redis_is_said(monkeypatch):
+    monkeypatch.setattr(servers.shutil, "which", lambda name: None)
+    assert missing_redis() == "there is no redis-server on this machine"
