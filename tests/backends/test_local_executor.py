@@ -13,7 +13,7 @@ from local_platform import Platform, open_descriptors, start
 from msgspec.structs import replace
 
 from springtide.backends.local import split_node, watch
-from springtide.backends.local.sockets import socket_directory
+from springtide.backends.sockets import socket_directory
 from springtide.core.actions import DrainNode, EndJob, LabelNode, PreemptJob, ResizeJob, StopReplica
 from springtide.core.errors import BackendError
 from springtide.core.events import (

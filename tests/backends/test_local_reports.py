@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from local_platform import Platform, start
 
-from springtide.backends.local.sockets import socket_directory
+from springtide.backends.sockets import socket_directory
 from springtide.core import wire
 from springtide.core.actions import ResizeJob
 from springtide.core.events import CheckpointCommitted, JobResized, ReplicaLost, ReplicaReady

@@ -12,10 +12,10 @@ import pytest
 from local_platform import Platform, start
 from msgspec.structs import replace
 
-from springtide.backends.local.processes import read_stat
 from springtide.backends.local.share_enforcers import describe_enforcer
 from springtide.backends.local.share_table import STATUS_NAME, DaemonStatus, group_name, read_status
-from springtide.backends.local.sockets import socket_directory
+from springtide.backends.processes import read_stat
+from springtide.backends.sockets import socket_directory
 from springtide.core.actions import SetShare, StartReplica, StopReplica
 from springtide.core.events import ReplicaReady, ReplicaStopped
 from springtide.core.ports import Standing

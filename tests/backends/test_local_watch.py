@@ -13,8 +13,8 @@ import pytest
 
 from springtide.backends.local import watch
 from springtide.backends.local.members import Phase, Replica
-from springtide.backends.local.processes import ProcessStat, identify
 from springtide.backends.local.reactor import Reactor
+from springtide.backends.processes import ProcessStat, identify
 from springtide.core.workload import ReplicaId, WorkloadId
 
 

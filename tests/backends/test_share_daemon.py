@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from springtide.backends.local.processes import ProcessIdentity, identify, process_clock_s, read_stat
 from springtide.backends.local.share_daemon import MachineLoad
 from springtide.backends.local.share_table import (
     SOCKET_NAME,
@@ -24,7 +23,8 @@ from springtide.backends.local.share_table import (
     read_status,
     slots_path,
 )
-from springtide.backends.local.sockets import socket_directory
+from springtide.backends.processes import ProcessIdentity, identify, process_clock_s, read_stat
+from springtide.backends.sockets import socket_directory
 from springtide.core.share_wire import SlotWriter, make_slots
 from springtide.core.shares import Share
 from springtide.core.wire import encode_frame

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from springtide.backends.local.fixed_share import FixedShare
-from springtide.backends.local.processes import process_clock_s, read_stat
 from springtide.backends.local.share_enforcers import NoEnforcer, choose_enforcer
 from springtide.backends.local.share_groups import GroupEnforcer, GroupV1Enforcer, GroupV2Enforcer, read_pids
 from springtide.backends.local.share_guard import Guard, start_ticks_of, undo
 from springtide.backends.local.share_signals import SignalEnforcer
+from springtide.backends.processes import process_clock_s, read_stat
 from springtide.core.errors import BackendError, InvalidRequest
 
 LIMIT_S = 60.0

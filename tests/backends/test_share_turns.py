@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from springtide.backends.local import share_turns
-from springtide.backends.local.processes import ProcessIdentity
 from springtide.backends.local.share_enforcers import NoEnforcer
 from springtide.backends.local.share_table import DaemonStatus, SharerEntry, read_status, write_status
 from springtide.backends.local.share_turns import Turns
+from springtide.backends.processes import ProcessIdentity
 from springtide.core.errors import BackendError
 from springtide.core.share_status import SharingStatus
 from springtide.core.share_wire import SlotReader, SlotWriter, make_slots

@@ -13,7 +13,7 @@ import pytest
 
 from springtide.backends.local import LocalExecutor
 from springtide.backends.local.share_table import STATUS_NAME, read_status
-from springtide.backends.local.sockets import socket_directory
+from springtide.backends.sockets import socket_directory
 from springtide.core.resources import make_node
 from springtide.core.shares import Share
 from springtide.core.workload import Entrypoint, InferenceService, ReplicaId, TrainingJob

@@ -27,7 +27,7 @@ from springtide.backends.functions.emulator.launch import (
     kill_instance,
     set_faults,
 )
-from springtide.backends.local.processes import ProcessIdentity, live_stat
+from springtide.backends.processes import ProcessIdentity, live_stat
 from springtide.client.api import Client, connect
 from springtide.core.function_search import BatchPhase
 from springtide.core.functions import Bill, LayerProfile, ModelProfile

@@ -17,7 +17,7 @@ import httpx2
 import pytest
 from conftest import ECHO, TINY, LivePlatform, artifact_digest, assert_exactly_once, wait_for
 
-from springtide.backends.local.sockets import socket_directory
+from springtide.backends.sockets import socket_directory
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from springtide.backends.inbox import Inbox
 from springtide.backends.local.executor import LocalExecutor
-from springtide.backends.local.inbox import Inbox
 from springtide.core.events import JobSubmitted, ProgressReported
 from springtide.core.resources import make_node
 from springtide.core.workload import AdaptiveBatch, Entrypoint, TrainingJob

@@ -25,7 +25,7 @@ from springtide.backends.functions.emulator.launch import (
     stop_emulator,
 )
 from springtide.backends.functions.emulator.limits import make_cpu_groups
-from springtide.backends.local.processes import read_stat
+from springtide.backends.processes import read_stat
 
 LIMIT_S = 30.0
 

@@ -26,7 +26,7 @@ from springtide.backends.functions.emulator.limits import (
 )
 from springtide.backends.functions.emulator.logs import LogBook, OutputPipe
 from springtide.backends.functions.emulator.sweeper import end_group, follow
-from springtide.backends.local.processes import read_stat
+from springtide.backends.processes import read_stat
 from springtide.core.errors import InvalidRequest
 from springtide.core.functions import FunctionPrices, FunctionService
 from springtide.perf.function_services import emulator

@@ -8,7 +8,7 @@ import pytest
 from emulated_service import Caller, running_emulator, small_service
 
 from springtide.backends.functions.emulator.launch import emulator_status, inject, stop_emulator
-from springtide.backends.local.processes import read_stat
+from springtide.backends.processes import read_stat
 
 LIMIT_S = 30.0
 

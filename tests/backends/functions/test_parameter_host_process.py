@@ -15,7 +15,7 @@ from springtide.backends.functions.parameter_address import make_parameter_host
 from springtide.backends.functions.parameter_host import HostedParameters
 from springtide.backends.functions.parameter_host_process import RedisProcesses, find_binary
 from springtide.backends.functions.redis_ping import answers, user_words
-from springtide.backends.local.processes import identify
+from springtide.backends.processes import identify
 from springtide.collectives.communicator import Communicator
 from springtide.core.errors import InvalidRequest, StorageError
 from springtide.storage.open import open_store

@@ -17,7 +17,7 @@ from springtide.backends.functions.coordinator_shell import CoordinatorShell
 from springtide.backends.functions.coordinator_store import JobObjects
 from springtide.backends.functions.parameter_host import FixedHost, ParameterHost
 from springtide.backends.functions.provider import FunctionProvider
-from springtide.backends.local.inbox import Inbox
+from springtide.backends.inbox import Inbox
 from springtide.core.actions import (
     Action,
     AdmitJob,

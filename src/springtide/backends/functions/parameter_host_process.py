@@ -16,7 +16,7 @@ import msgspec
 
 from springtide.backends.functions.parameter_host import PING_LIMIT_S, ParameterServer
 from springtide.backends.functions.redis_ping import answers, user_words
-from springtide.backends.local.processes import (
+from springtide.backends.processes import (
     ProcessIdentity,
     identify,
     live_stat,

@@ -12,20 +12,20 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from springtide.backends.inbox import Inbox
 from springtide.backends.local.devices import discover_node
-from springtide.backends.local.inbox import Inbox
 from springtide.backends.local.launcher import Launcher, worker_environment
 from springtide.backends.local.members import Job, Replica, Source
 from springtide.backends.local.orders import Orders
-from springtide.backends.local.processes import live_stat
 from springtide.backends.local.reactor import Connection, Reactor
 from springtide.backends.local.recovery import Recovery
 from springtide.backends.local.reports import Reports
 from springtide.backends.local.shares import Shares
-from springtide.backends.local.sockets import listen, lock_directory, remove_outside, socket_directory
 from springtide.backends.local.watch import MAX_LOG_BYTES, Watch
 from springtide.backends.local.workers import Workers
 from springtide.backends.local.zygote import Zygote
+from springtide.backends.processes import live_stat
+from springtide.backends.sockets import listen, lock_directory, remove_outside, socket_directory
 from springtide.core.actions import Action
 from springtide.core.errors import BackendError
 from springtide.core.events import Event

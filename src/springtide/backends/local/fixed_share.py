@@ -8,10 +8,10 @@ import threading
 import time
 from types import TracebackType
 
-from springtide.backends.local.processes import process_clock_s
 from springtide.backends.local.share_enforcers import Enforcer, choose_enforcer
 from springtide.backends.local.share_groups import GroupEnforcer
 from springtide.backends.local.share_guard import Guard, start_ticks_of
+from springtide.backends.processes import process_clock_s
 from springtide.core.errors import BackendError, InvalidRequest
 
 _TICK_S = 0.005

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from springtide.backends.local.members import Phase, Replica
-from springtide.backends.local.processes import identify, signal_group, spawn_detached
 from springtide.backends.local.records import hash_token
 from springtide.backends.local.shares import Shares
 from springtide.backends.local.workers import Workers
 from springtide.backends.local.zygote import Zygote
+from springtide.backends.processes import identify, signal_group, spawn_detached
 from springtide.core.actions import StartReplica
 from springtide.core.errors import BackendError, StorageError
 from springtide.core.resources import DeviceKind, Node

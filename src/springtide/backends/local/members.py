@@ -6,8 +6,8 @@ import enum
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from springtide.backends.local.processes import ProcessIdentity
 from springtide.backends.local.reactor import Connection, Timer
+from springtide.backends.processes import ProcessIdentity
 from springtide.core.actions import StartReplica
 from springtide.core.events import JobFinished
 from springtide.core.wire import FormGroup, Order, Report, Switched

@@ -11,8 +11,8 @@ from springtide.backends.local.launcher import Launcher
 from springtide.backends.local.members import Group, Job, Phase, Replica
 from springtide.backends.local.reports import Reports
 from springtide.backends.local.shares import Shares
-from springtide.backends.local.sockets import free_tcp_port
 from springtide.backends.local.workers import Workers
+from springtide.backends.sockets import free_tcp_port
 from springtide.core.actions import (
     Action,
     AdmitJob,

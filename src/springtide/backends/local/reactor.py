@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from springtide.backends.local.sockets import peer_process
+from springtide.backends.sockets import peer_process
 from springtide.core.errors import BackendError
 from springtide.core.wire import FrameDecoder, encode_frame
 

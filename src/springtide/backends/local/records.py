@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from springtide.backends.local.processes import ProcessIdentity
+from springtide.backends.processes import ProcessIdentity
 from springtide.core.workload import ReplicaId, WorkloadId
 from springtide.storage.files import write_durable
 

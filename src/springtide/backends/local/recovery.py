@@ -8,9 +8,9 @@ from pathlib import Path
 
 from springtide.backends.local.members import Phase, Replica
 from springtide.backends.local.orders import Orders
-from springtide.backends.local.processes import boot_id, live_stat
 from springtide.backends.local.records import WorkerRecord
 from springtide.backends.local.workers import Workers
+from springtide.backends.processes import boot_id, live_stat
 from springtide.core.actions import EndJob, PreemptJob, StartReplica, StopReplica
 from springtide.core.events import CheckpointCommitted, ReplicaLost, ReplicaStopped
 from springtide.core.ports import Standing

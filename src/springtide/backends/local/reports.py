@@ -11,10 +11,10 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from springtide.backends.local.members import Group, Job, Phase, Replica, Source
-from springtide.backends.local.processes import identify
 from springtide.backends.local.reactor import Connection
 from springtide.backends.local.records import hash_token
 from springtide.backends.local.workers import Workers
+from springtide.backends.processes import identify
 from springtide.core import wire
 from springtide.core.errors import StorageError
 from springtide.core.events import (

@@ -18,7 +18,6 @@ import time
 from collections import deque
 from pathlib import Path
 
-from springtide.backends.local.processes import live_stat
 from springtide.backends.local.share_enforcers import Enforcer, choose_enforcer
 from springtide.backends.local.share_guard import Guard
 from springtide.backends.local.share_table import (
@@ -32,7 +31,8 @@ from springtide.backends.local.share_table import (
     write_status,
 )
 from springtide.backends.local.share_turns import Turns
-from springtide.backends.local.sockets import peer_process
+from springtide.backends.processes import live_stat
+from springtide.backends.sockets import peer_process
 from springtide.core.errors import BackendError
 from springtide.core.share_status import SharingStatus
 from springtide.core.share_wire import SlotReader

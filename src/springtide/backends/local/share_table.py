@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from springtide.backends.local.processes import ProcessIdentity
+from springtide.backends.processes import ProcessIdentity
 from springtide.core.errors import BackendError
 from springtide.core.resources import DeviceId
 from springtide.core.share_status import SharingStatus

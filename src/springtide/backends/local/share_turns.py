@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from springtide.backends.local.processes import process_clock_s
 from springtide.backends.local.share_enforcers import Enforcer
 from springtide.backends.local.share_table import SharerEntry
+from springtide.backends.processes import process_clock_s
 from springtide.core.errors import BackendError
 from springtide.core.resources import DeviceId
 from springtide.core.share_status import TenantStatus

@@ -14,15 +14,6 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from springtide.backends.local.members import Phase, Replica
-from springtide.backends.local.processes import (
-    ProcessIdentity,
-    identify,
-    last_line,
-    live_stat,
-    reap,
-    signal_group,
-    spawn_detached,
-)
 from springtide.backends.local.reactor import Connection, Timer
 from springtide.backends.local.share_enforcers import describe_enforcer
 from springtide.backends.local.share_table import (
@@ -35,6 +26,15 @@ from springtide.backends.local.share_table import (
     slots_path,
 )
 from springtide.backends.local.workers import Workers
+from springtide.backends.processes import (
+    ProcessIdentity,
+    identify,
+    last_line,
+    live_stat,
+    reap,
+    signal_group,
+    spawn_detached,
+)
 from springtide.core.actions import SetShare
 from springtide.core.errors import BackendError
 from springtide.core.resources import DeviceKind

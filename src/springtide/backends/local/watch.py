@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from springtide.backends.local.members import Phase, Replica
-from springtide.backends.local.processes import bound_log, is_starved, live_stat
 from springtide.backends.local.workers import Workers
+from springtide.backends.processes import bound_log, is_starved, live_stat
 from springtide.core.wire import LOST_AFTER_S
 
 TICK_S = 0.25

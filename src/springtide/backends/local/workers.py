@@ -12,17 +12,17 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote
 
-from springtide.backends.local.inbox import Inbox
+from springtide.backends.inbox import Inbox
 from springtide.backends.local.members import Job, Phase, Replica, Source
-from springtide.backends.local.processes import (
+from springtide.backends.local.reactor import Reactor
+from springtide.backends.local.records import WorkerRecord, WorkerRecords
+from springtide.backends.processes import (
     ProcessIdentity,
     describe_exit,
     open_pidfd,
     reap,
     signal_group,
 )
-from springtide.backends.local.reactor import Reactor
-from springtide.backends.local.records import WorkerRecord, WorkerRecords
 from springtide.core.actions import StartReplica
 from springtide.core.events import Event, ReplicaLost, ReplicaStopped
 from springtide.core.wire import Acknowledge, Fence, Order

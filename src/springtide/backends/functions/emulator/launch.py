@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from springtide.backends.functions.emulator.config import EmulatorConfig, Faults
-from springtide.backends.local.processes import (
+from springtide.backends.processes import (
     ProcessIdentity,
     last_line,
     live_stat,

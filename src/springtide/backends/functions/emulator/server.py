@@ -28,7 +28,7 @@ from springtide.backends.functions.emulator.lambda_api import LambdaApi
 from springtide.backends.functions.emulator.launch import RECORD_NAME, EmulatorAddress
 from springtide.backends.functions.emulator.logs import LogBook
 from springtide.backends.functions.emulator.runtime_api import RuntimeApi
-from springtide.backends.local.processes import identify
+from springtide.backends.processes import identify
 from springtide.core.errors import BackendError
 
 _MAX_INSTANCES = 512

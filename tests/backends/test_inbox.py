@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from springtide.backends.local.inbox import NUM_PROMPT_REPORTS, Inbox
+from springtide.backends.inbox import NUM_PROMPT_REPORTS, Inbox
 from springtide.core.events import JobFinished, PauseRequested, ProgressReported
 from springtide.core.workload import WorkloadId
 
@@ -46,7 +46,7 @@ def test_the_first_progress_comes_at_once_and_the_newest_of_the_rest_later() -> 
 def test_a_group_is_heard_of_soon_and_then_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     inbox = Inbox[int](FrozenClock())
     now_s = [50.0]
-    monkeypatch.setattr("springtide.backends.local.inbox.time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("springtide.backends.inbox.time.monotonic", lambda: now_s[0])
 
     def num_delivered(generation: int, seconds: int) -> int:
         number = 0

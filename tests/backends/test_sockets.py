@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from springtide.backends.local import devices
-from springtide.backends.local.sockets import MAX_SOCKET_PATH_BYTES, remove_outside, socket_directory
+from springtide.backends.sockets import MAX_SOCKET_PATH_BYTES, remove_outside, socket_directory
 from springtide.core.errors import BackendError, InvalidRequest
 from springtide.core.resources import make_node
 

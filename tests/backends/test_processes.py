@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from springtide.backends.local import processes
+from springtide.backends import processes
 
 
 def test_an_identity_is_of_one_process_only() -> None:
