@@ -7,7 +7,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 STAMP := $(VENV)/.installed
 COMPUTING := tests/control tests/sim tests/simulation tests/solvers tests/perf tests/policies
 
-.PHONY: setup demo check test slow examples gpu golden bench ci clean browser servers
+.PHONY: setup demo check test slow examples gpu golden bench ci clean browser servers compiler
 
 setup: $(STAMP)
 
@@ -28,18 +28,18 @@ check: setup
 	$(BIN)/lint-imports
 	$(PYTEST) tests/test_tidy.py
 
-test: setup servers
+test: setup servers compiler
 	$(PYTEST) -n 2 --dist loadgroup
 
 # What only computes runs two at a time; real processes have the machine to themselves.
-slow: setup browser servers
+slow: setup browser servers compiler
 	$(PYTEST) -m slow --timeout 600 -n 2 --dist loadgroup $(COMPUTING)
 	$(PYTEST) -m slow --timeout 600 $(COMPUTING:%=--ignore=%)
 
 examples: setup servers
 	$(PYTEST) -m examples --timeout 600
 
-gpu: setup
+gpu: setup compiler
 	$(PYTEST) -m gpu -rs --timeout 600
 
 golden: setup
@@ -58,6 +58,13 @@ browser:
 servers:
 	@command -v redis-server >/dev/null || (apt-get update -qq && apt-get install -y -qq redis-server >/dev/null) || \
 	  echo "redis-server is not installed and cannot be: its tests will be skipped"
+
+# A C compiler for the library that holds shares of GPUs; without it and without the right to install it its tests say that
+# they are skipped. CUDA's headers come with the dev extra.
+compiler:
+	@command -v cc >/dev/null || command -v gcc >/dev/null || \
+	  (apt-get update -qq && apt-get install -y -qq gcc libc6-dev >/dev/null) || \
+	  echo "there is no C compiler and it cannot be installed: the tests of native/ will be skipped"
 
 ci: check test slow examples
 

@@ -68,7 +68,10 @@ struct st_usage {
     _Atomic uint64_t num_denied;   /* allocations refused because of the memory limit */
     _Atomic uint64_t measured_ns;  /* device time of the launches that were measured by events ... */
     _Atomic uint64_t estimated_ns; /* ... and what these had been counted as */
-    uint64_t unused_1[18];
+    /* Who of the tenant's processes adds up its memory right now: its slot + 1, 0: nobody. A hint that keeps two that
+     * allocate at once from both being refused; a wrong one costs microseconds and never exactness. */
+    _Atomic uint64_t memory_turn;
+    uint64_t unused_1[17];
     struct st_process processes[ST_NUM_PROCESSES]; /* offset 256 */
     /* Launch cycles: from the first launch after a synchronisation to the end of the next one. Only a few threads write
      * here, each whole cycle at once; a torn reading costs the daemon one wrong measurement. Offset 4352. */

@@ -86,6 +86,7 @@ struct st_bucket {
     const struct st_grant *grant;
     struct st_usage *usage;
     struct st_process *process; /* this process's slot in the usage */
+    _Atomic uint64_t cycle_started_ns; /* cycle.c: 0 if no launch cycle of this process runs */
 };
 
 /* Take `cost_ns` of the device's tokens, waiting for them if it must, and count one launch. Without a daemon it returns
@@ -100,8 +101,11 @@ static inline struct st_bucket *st_gate(struct st_device *device, uint64_t cost_
         }
     }
     uint64_t used_ns = atomic_fetch_add_explicit(&bucket->usage->used_ns, cost_ns, memory_order_relaxed);
-    atomic_fetch_add_explicit(&bucket->process->num_launches, 1, memory_order_relaxed);
-    if (ST_LIKELY(used_ns < atomic_load_explicit(&bucket->grant->granted_ns, memory_order_relaxed))) {
+    uint64_t number = atomic_fetch_add_explicit(&bucket->process->num_launches, 1, memory_order_relaxed);
+    /* Every 64th launch goes the slow way, so that whoever never has to wait finds out as well that the daemon has gone
+     * or has given these files up. */
+    if (ST_LIKELY(used_ns < atomic_load_explicit(&bucket->grant->granted_ns, memory_order_relaxed)) &&
+        ST_LIKELY((number & 63) != 63)) {
         return bucket;
     }
     return st_gate_slowly(device, bucket, used_ns);
@@ -146,14 +150,25 @@ bool st_is_capturing(CUstream stream, bool per_thread);
 
 /* --- cycle.c ------------------------------------------------------------------------------------------------------- */
 
-/* A launch was made: begins a cycle if none runs in this process. A load and a branch where one does. */
-extern _Atomic bool st_is_in_cycle;
+/* A launch is about to be made: begins a cycle of this process on this device if none runs. A load and a branch where one
+ * does. Called before the gate, so that waiting there is part of the cycle; `bucket` may be NULL. */
 void st_cycle_begin_slowly(struct st_bucket *bucket);
 static inline void st_cycle_begin(struct st_bucket *bucket) {
-    if (ST_UNLIKELY(!atomic_load_explicit(&st_is_in_cycle, memory_order_relaxed))) {
+    if (bucket != NULL && ST_UNLIKELY(atomic_load_explicit(&bucket->cycle_started_ns, memory_order_relaxed) == 0)) {
         st_cycle_begin_slowly(bucket);
     }
 }
+
+/* --- memory.c ------------------------------------------------------------------------------------------------------ */
+
+/* A context of the device was destroyed, and all its memory with it; NULL: the device's primary context. */
+void st_memory_context_gone(struct st_device *device, CUcontext context);
+/* device->bucket has just become this one: whatever this process holds on the device is counted there from now on. */
+void st_memory_attached(struct st_device *device, struct st_bucket *bucket);
+/* Our function in place of this one of NVML, whose true address is remembered; NULL to leave it as it is. */
+void *st_nvml_ours(const char *name, void *true_address);
+/* resolve.c: the C library's own dlsym. In this library `dlsym` is ours. */
+extern void *(*st_true_dlsym)(void *handle, const char *name);
 
 /* --- after a fork -------------------------------------------------------------------------------------------------- *
  * Each room puts its own state right in the child; device.c calls them in this order, before anything else runs there. */

@@ -195,7 +195,7 @@ def test_a_daemon_that_does_not_come_up_is_told_of(
     platform_of: Callable[..., Platform], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     platform = platform_of()
-    platform.executor._shares._command = ["/bin/false"]
+    platform.executor._shares.cpu.keeper.command = ["/bin/false"]
     platform.executor.recover(Standing())
     platform.executor.start(sharing("r0", "job-r0"))
     platform.until(ReplicaReady)

@@ -82,7 +82,7 @@ def settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPa
         monkeypatch.delenv(f"SPRINGTIDE_{name}", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
-    monkeypatch.setattr("springtide.backends.local.devices.count_gpus", lambda: 0)
+    monkeypatch.setattr("springtide.backends.local.devices.discover_gpus", lambda: ())
     _torch(monkeypatch, GOOD)
     return monkeypatch
 

@@ -1,4 +1,6 @@
 import hashlib
+import threading
+import time
 import uuid
 
 import msgspec
@@ -13,6 +15,7 @@ from springtide.core.functions import FunctionPlan, FunctionStage
 from springtide.runtime import function_watch, pipeline_executor, pipeline_worker
 from springtide.runtime.function_worker import FunctionWorker
 from springtide.runtime.inprocess import run_local
+from springtide.runtime.pipeline_state import StageTraining
 from springtide.runtime.pipeline_worker import PipelineWorker
 from springtide.runtime.shards import Schedule
 
@@ -159,6 +162,46 @@ def test_a_function_that_dies_in_a_step_is_replaced(
     assert all(torch.equal(found[name], tensor) for name, tensor in model.items())
     assert plane.report(place, 1).attempt >= 1
     assert plane.report(Place(0, 0), plane.record.incarnations["0.0"]).ids_digest == plane.meta(9, 0).ids_digest
+
+
+def test_an_update_is_made_once_when_the_step_is_given_up_before_all_of_it_has_gone_out(make_plane, monkeypatch):
+    """The last stage has updated and still sends its gradient when the one that waits for it dies."""
+    plan = plan_of(2, 1)
+    expected = make_plane(plan=plan)
+    expected.start()
+    expected.run()
+
+    work, update = PipelineWorker._work, StageTraining.update
+    num_updates, updated, killed = [], threading.Event(), []
+    plane = make_plane(plan=plan)
+
+    def updating(self):
+        update(self)
+        if self.stage.first_layer and not updated.is_set():
+            num_updates.append(1)
+            if len(num_updates) == 5:
+                updated.set()
+
+    def working(self, task, is_ended):
+        is_it = self.position.step == 4 and not killed
+        if is_it and (self.place, task.kind, task.micro_batch) == (Place(1, 0), "send-gradient", 0):
+            while not is_ended():
+                time.sleep(0.01)
+            return
+        if is_it and (self.place, task.kind, task.micro_batch) == (Place(0, 0), "take-gradient", 0):
+            assert updated.wait(20)
+            killed.append(True)
+            raise Killed
+        work(self, task, is_ended)
+
+    monkeypatch.setattr(StageTraining, "update", updating)
+    monkeypatch.setattr(PipelineWorker, "_work", working)
+    plane.start()
+    plane.run()
+    assert killed
+    assert plane.losses() == expected.losses()
+    found, model = model_of(plane, 9), model_of(expected, 9)
+    assert all(torch.equal(found[name], tensor) for name, tensor in model.items())
 
 
 def test_a_function_near_the_end_of_its_lifetime_hands_over_to_a_warm_one(make_plane, monkeypatch, undisturbed):

@@ -8,10 +8,11 @@ import sys
 import time
 from collections.abc import Iterator
 
-from springtide.backends.local.devices import count_gpus
+from springtide.backends.local.devices import discover_gpus
 from springtide.backends.local.fixed_share import FixedShare
 from springtide.backends.local.share_table import MECHANISM_VARIABLE
 from springtide.cli.doctor_functions import Check
+from springtide.cli.doctor_gpu import check_gpu_shares
 from springtide.core.errors import SpringtideError
 
 _RATE = 0.3
@@ -26,6 +27,12 @@ _WITHOUT = (
 
 
 def check_shares(trial_s: float = _TRIAL_S) -> Iterator[Check]:
+    """Say what holds sharers of this machine's devices: its GPUs, or its CPU slots where it has none."""
+    gpus = discover_gpus()
+    yield from check_gpu_shares(gpus) if gpus else _check_cpu_shares(trial_s)
+
+
+def _check_cpu_shares(trial_s: float) -> Iterator[Check]:
     """Hold a spinning child to 30 % of a core and say what it used."""
     child = subprocess.Popen(
         [sys.executable, "-S", "-c", "while True: pass"], stdin=subprocess.DEVNULL, start_new_session=True
@@ -42,8 +49,6 @@ def check_shares(trial_s: float = _TRIAL_S) -> Iterator[Check]:
     finally:
         child.kill()
         child.wait()
-    if count_gpus():
-        yield Check("shares", "warn", "shares of a GPU are planned and counted, not enforced", "")
 
 
 def _judge(held: FixedShare, used: float, trial_s: float) -> Check:

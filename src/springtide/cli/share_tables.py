@@ -53,7 +53,11 @@ def _device(device: DeviceStatus, tenants: Sequence[TenantStatus], names: dict[s
     used = math.fsum(tenant.used for tenant in tenants)
     sums = f"requests {number(requests, 3)} of 1, limits {number(limits, 3)}, used {used:.2f}"
     rows = [_tenant_row(tenant, names) for tenant in tenants] + [_coming_row(holder) for holder in coming]
-    header = ("  WHO", "REQUEST", "LIMIT", "GRANTED", "USED", "", "STATE", "HELD BACK", "REASON")
+    header: tuple[str, ...] = ("  WHO", "REQUEST", "LIMIT", "GRANTED", "USED", "", "STATE", "HELD BACK", "REASON")
+    if device.kind == "gpu":
+        counted = [_gpu_cells(tenant) for tenant in tenants] + [(UNKNOWN, UNKNOWN)] * len(coming)
+        rows = [(*row[:-1], *cells, row[-1]) for row, cells in zip(rows, counted, strict=True)]
+        header = (*header[:-1], "LAUNCHES", "MEMORY", header[-1])
     table = align(header, rows, width)
     return f"{head}  {count(len(rows), 'sharer')}, {sums}\n{table}"
 
@@ -68,8 +72,24 @@ def _tenant_row(tenant: TenantStatus, names: dict[str, str]) -> tuple[str, ...]:
         share_bar(tenant),
         UNKNOWN if tenant.state == "NONE" else tenant.state,
         format_duration(tenant.throttled_s),
-        tenant.reason or UNKNOWN,
+        _reason(tenant) or UNKNOWN,
     )
+
+
+def _gpu_cells(tenant: TenantStatus) -> tuple[str, str]:
+    """How often it launched, and what it holds of the device's memory."""
+    of = f" of {tenant.memory_mb}" if tenant.memory_mb else ""
+    return str(tenant.num_launches), f"{tenant.memory_used_mb}{of} MB"
+
+
+def _reason(tenant: TenantStatus) -> str:
+    """Why it is granted what it is, and what went past its share or was refused."""
+    parts = [tenant.reason] if tenant.reason else []
+    if tenant.num_open:
+        parts.append(f"{tenant.num_open} {'launch' if tenant.num_open == 1 else 'launches'} let through unheld")
+    if tenant.num_denied:
+        parts.append(f"{count(tenant.num_denied, 'allocation')} refused for its memory")
+    return "; ".join(parts)
 
 
 def _coming_row(holder: DeviceHolder) -> tuple[str, ...]:

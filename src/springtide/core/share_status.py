@@ -15,6 +15,10 @@ class TenantStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     `granted` is what it may use at this moment, `used` what it has used over the last second. `throttled_s` is how
     long it was held back since it started. `reason` is a sentence.
+
+    On a GPU, since it started: `num_launches` of kernels and graphs, `num_open` of them let through because nobody
+    could say how much it may use, and `num_denied` allocations refused because of its memory limit; `memory_used_mb` is
+    what it has allocated now.
     """
 
     workload_id: str
@@ -28,14 +32,18 @@ class TenantStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: ShareState = "NONE"
     throttled_s: float = 0.0
     reason: str = ""
+    num_launches: int = 0
+    num_open: int = 0
+    num_denied: int = 0
+    memory_used_mb: int = 0
 
 
 class SharingStatus(msgspec.Struct, frozen=True, kw_only=True):
     """How this platform shares devices now.
 
-    `mechanism` names what enforces shares (`cgroup-v2`, `cgroup-v1`, `signals`, `none`), `enforced` says in one
-    sentence what that holds people to and what not. `device_cpus` is how many CPU cores make one device. A turn of the
-    control is due every `tick_s`; `late_p99_s` is by how much it was late lately, `reaction_p99_s` how long a new grant
+    `mechanism` names what enforces shares (`cgroup-v2`, `cgroup-v1`, `signals`, `cuda-preload`, `mps`, `none`),
+    `enforced` says in one sentence what that holds people to and what not. `device_cpus` is how many CPU cores make one
+    device. A turn of the control is due every `tick_s`; `late_p99_s` is by how much it was late lately, `reaction_p99_s` how long a new grant
     took from its decision until it was in force.
     """
 

@@ -1,6 +1,7 @@
 """One function's work at its place: steps, saves, attempts, hand-over and the end, as the control record says.
 
-The place's state changes only when a step is committed; whatever interrupts a step leaves it as it was before.
+Whatever interrupts a step leaves the place's state as it was before or as it is after it, as its position says; an
+attempt begins from what is in memory where the position is that of its first step, else from what was saved.
 """
 
 from __future__ import annotations
@@ -355,8 +356,9 @@ class FunctionWorker:
         self._step_s = min(done.lanes.step_s, 2 * computed_s) if self._is_first_step else done.lanes.step_s
         self._is_first_step = False
         self._num_samples += done.num_samples
-        if done.loss is not None:
-            self._reporter.add_loss(worker.position.step, done.loss, done.num_samples)
+        if self._place.stage == len(worker.plan.stages) - 1:
+            # Whoever had no samples in the step says so: otherwise it would be waited for.
+            self._reporter.add_loss(worker.position.step, done.loss or 0.0, done.num_samples)
         self._reporter.update(
             step=worker.position.step,
             total_steps=worker.total_steps or 0,
@@ -408,8 +410,9 @@ class FunctionWorker:
     def _leave(self) -> Outcome:
         """Save for a successor and tell it; it may be there already."""
         step = self._worker.position.step
+        # What it has done is told before its successor can be heard of, and done steps are never told again.
+        self._reporter.update("leaving")
         if step not in self._saved_steps and not self._worker.has_state(self._store, self._keys, step):
-            self._reporter.update("leaving")
             self._save()
         # The record may have changed meanwhile: whoever is not named any more leaves nothing.
         self._watch_before_leaving()

@@ -61,6 +61,7 @@ class PipelineWorker:
 
     `wire` carries messages, `exchange` adds up the replicas' gradients (None where there is one replica). `check` is
     asked about twice a second while the place waits; what it raises ends the step, which leaves the state as it was.
+    Where the update was made and only messages were still on their way it is left as after the step, with its position.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class PipelineWorker:
         self._batch = GlobalBatch(0, 0, torch.empty(0).numpy())
         self._micro_batches: list[_MicroBatch] = []
         self._prefix = ""
-        self._ends = False
+        self._ends = self._is_updated = False
         self._read: list[str] = []
         self._sweeper: threading.Thread | None = None
 
@@ -166,7 +167,7 @@ class PipelineWorker:
         self._micro_batches = [_MicroBatch(low, high, (high - low) / len(batch.ids)) for low, high in bounds]
         # Whoever has no samples has nobody to tell: the decision is another replica's.
         self._ends = ends_here and bool(bounds)
-        self._read = []
+        self._read, self._is_updated = [], False
         tasks = step_tasks(self.place, len(self.plan.stages), self.plan.num_replicas, len(bounds))
         self._gradients.begin_step()
         try:
@@ -174,13 +175,17 @@ class PipelineWorker:
         except BaseException:
             # An exchange that is still at work would write into the next attempt's gradients.
             self._executor.close()
-            self._gradients.drop()
             self._micro_batches = []
+            if self._is_updated:
+                # What was still on its way out has not arrived, so the step is done again, but this state is the one
+                # after it: under its old position it would be taken for the one before, and updated a second time.
+                self._commit(batch)
+            else:
+                self._gradients.drop()
             raise
         loss = self._own_loss()
         self._micro_batches = []
-        digest = hashlib.sha256((self.position.ids_digest + batch.ids_digest).encode()).hexdigest()[:16]
-        self.position = Position(step + 1, self.position.num_seen + len(batch.ids), digest if self._is_first else "")
+        self._commit(batch)
         self._sweep()
         return StepOutcome(
             batch=batch,
@@ -189,6 +194,11 @@ class PipelineWorker:
             is_last=self._ends,
             lanes=_lanes(took_s, self._now_s() - began_s),
         )
+
+    def _commit(self, batch: GlobalBatch) -> None:
+        before = self.position
+        digest = hashlib.sha256((before.ids_digest + batch.ids_digest).encode()).hexdigest()[:16]
+        self.position = Position(before.step + 1, before.num_seen + len(batch.ids), digest if self._is_first else "")
 
     def save_state(self, store: Store, keys: Keys) -> None:
         """Write the stage's state at the present position. Raises StorageError."""
@@ -246,6 +256,7 @@ class PipelineWorker:
                 self._gradients.seal(flag=self._ends)
             self._ends = self._gradients.take()
             self.training.update()
+            self._is_updated = True
         else:
             self._transfer(task, self._micro_batches[task.micro_batch], is_ended)
 

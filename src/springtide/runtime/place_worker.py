@@ -56,8 +56,8 @@ class StepOutcome:
 class PlaceWorker(Protocol):
     """The work of one place under one plan: it holds the training state of its part of the model, and its position.
 
-    What interrupts a step leaves the state as it was before. `exchange` is set by whoever runs it, for the plan in
-    force, and None with one replica.
+    What interrupts a step leaves the state as it was before it, or as it is after it: `position` says which. `exchange`
+    is set by whoever runs it, for the plan in force, and None with one replica.
     """
 
     position: Position

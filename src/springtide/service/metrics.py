@@ -13,6 +13,7 @@ from springtide.control.records import JobRecord, ServiceRecord, ServiceState
 from springtide.core.workload import JobState
 from springtide.service.contract import PlatformLike
 from springtide.service.function_metrics import function_families
+from springtide.service.gpu_metrics import gpu_families
 from springtide.service.histogram import Histogram
 from springtide.service.history import PAUSE_BOUNDS_S, HistoryIndex
 from springtide.service.pool_metrics import pool_families
@@ -107,7 +108,10 @@ class PlatformCollector(Collector):
         shown = self._platform.snapshot()
         coming = self._pools.coming(shown.tide.day_s / 24)
         yield from pool_families(view.nodes, len(shown.drains), shown.tide, coming, totals.pools)
-        yield from self._shares.families(self._platform.sharing(), view.jobs.keys())
+        sharing = self._platform.sharing()
+        yield from self._shares.families(sharing, view.jobs.keys())
+        gpu_ids = {device.device_id for node in view.nodes for device in node.devices if device.kind == "gpu"}
+        yield from gpu_families(sharing, gpu_ids)
         yield from function_families(view.nodes, view.jobs.values(), self._platform.function_status)
         yield GaugeMetricFamily("springtide_journal_seq", "The number of the journal's newest step.", view.seq)
 

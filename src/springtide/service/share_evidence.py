@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from springtide.control.records import JobRecord, ReplicaRecord, ServiceRecord
-from springtide.core.share_status import SharingStatus
+from springtide.core.share_status import SharingStatus, TenantStatus
 from springtide.core.shares import Share, load_of
 from springtide.service.contract import ViewLike
 from springtide.service.shares import devices_of
@@ -54,8 +54,23 @@ def _granted(replica: ReplicaRecord, sharing: SharingStatus) -> list[str]:
         if tenant.replica_id == replica.replica_id:
             state = "" if tenant.state == "NONE" else f", {tenant.state}"
             reason = f": {tenant.reason}" if tenant.reason else ""
-            return [f"is granted {tenant.granted:.2f} there now and uses {tenant.used:.2f}{state}{reason}"]
+            told = [f"is granted {tenant.granted:.2f} there now and uses {tenant.used:.2f}{state}{reason}"]
+            return told + _on_gpu(tenant)
     return []
+
+
+def _on_gpu(tenant: TenantStatus) -> list[str]:
+    """What a GPU's sharer launched and holds, and what of it was not held or was refused; nothing on a CPU device."""
+    told = []
+    if tenant.num_launches or tenant.memory_used_mb:
+        of = f" of its {tenant.memory_mb}" if tenant.memory_mb else ""
+        held = f"holds {tenant.memory_used_mb}{of} MB of the GPU's memory"
+        told.append(f"has launched {tenant.num_launches} kernels and graphs since it started and {held}")
+    if tenant.num_open:
+        told.append(f"{tenant.num_open} of its launches were not held, because nobody could say what it may use")
+    if tenant.num_denied:
+        told.append(f"{tenant.num_denied} of its allocations were refused: --memory is what it may have")
+    return told
 
 
 def _wanted(asked: Share, view: ViewLike) -> str:

@@ -75,6 +75,8 @@ class World(Functions):
         self.commits: set[tuple[tuple[int, int], Place, int]] = set()
         self.functions: list[Function] = []
         self.events: list[events.Event] = []
+        self.losses: list[tuple[int, float, int]] = []
+        self.num_samples: dict[int, set[int]] = {}
         self.model: list[int] | None = None
         self.is_over = False
         self.budget_usd = budget_usd
@@ -106,8 +108,12 @@ class World(Functions):
 
     def new_coordinator(self) -> None:
         used = max((function.order.incarnation for function in self.functions), default=0)
+        last: list[tuple[int, float, int]] = []
         if self.num_coordinators:
             self.base = self.coordinator.ledger.usage(self.now_s)
+            # What is on the platform's disk by then, of which the next one reads the end.
+            self.losses += self.coordinator.progress.losses[len(self.losses[-1:]) :]
+            last = self.losses[-1:]
         self.num_coordinators += 1
         self.facts = JobFacts(
             job_id=WorkloadId("j"),
@@ -123,6 +129,7 @@ class World(Functions):
             stream_rules=self.stream_rules,
         )
         self.coordinator = Coordinator(self.facts, self.now_s, self.base)
+        self.coordinator.progress.losses += last
         if self.num_coordinators == 1:
             self.after(0.25, self.tick)
             self.after(1.0, self.read)
@@ -208,6 +215,13 @@ class World(Functions):
         elif isinstance(event, events.ReplicaStopped):
             self.is_over = True
 
+    def check_told(self) -> None:
+        """Each step's loss is told once, in order, over all samples of one of the plans under which it was made."""
+        told = [*self.losses, *self.coordinator.progress.losses[len(self.losses[-1:]) :]]
+        assert [step for step, _, _ in told] == list(range(1, self.total_steps + 1))
+        missing = [(step, count) for step, _, count in told if count not in self.num_samples[step]]
+        assert not missing, f"steps whose losses are not over all their samples: {missing}"
+
     def of(self, kind: type) -> list:
         return [event for event in self.events if isinstance(event, kind)]
 
@@ -226,7 +240,7 @@ class World(Functions):
         steps = sorted({int(key.split("/")[-2]) for key in self.states}, reverse=True)
         whole = [step for step in steps if self.complete(step, order.num_layers)]
         newest = whole[0] if whole and order.newest is None else order.newest or 0
-        found = next((step for step in whole if step <= newest), whole[0] if whole else 0)
+        found = next((step for step in whole if step <= newest), whole[0] if whole and order.newest != 0 else 0)
         torn = tuple(key for key in self.states if int(key.split("/")[-2]) > found)
         self.tell(messages.StatesFound(number=order.number, step=found, num_bytes=1 << 20, torn=torn))
 

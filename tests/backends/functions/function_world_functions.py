@@ -14,6 +14,7 @@ from springtide.core.function_wire import (
 from springtide.core.functions import (
     Usage,
 )
+from springtide.runtime.function_reporting import LEAST_INTERVAL_S
 
 
 class Functions:
@@ -68,9 +69,25 @@ class Functions:
             self.turn(function)
 
     def report(self, function: Function, error: str = "") -> None:
+        """A change of phase is written at once, anything else so often at most: who dies before has not told it."""
+        key = function.place, function.order.incarnation
+        written = self.reports.get(key)
+        left_s = function.reported_at_s + LEAST_INTERVAL_S - self.now_s
+        if written is None or written.phase != function.phase or left_s <= 0.0:
+            function.reported_at_s, function.owes_report = self.now_s, False
+            self.reports[key] = self.report_of(function, error)
+        elif not function.owes_report:
+            function.owes_report = True
+            self.after(left_s, lambda: self.report_if_owed(function))
+
+    def report_if_owed(self, function: Function) -> None:
+        if function.owes_report and not function.done:
+            self.report(function)
+
+    def report_of(self, function: Function, error: str) -> FunctionReport:
         joined = function.joined or (function.order.generation, function.order.attempt)
         is_last = function.order.stage == len((function.plan or self.plan).stages) - 1
-        self.reports[function.place, function.order.incarnation] = FunctionReport(
+        return FunctionReport(
             stage=function.order.stage,
             replica=function.order.replica,
             incarnation=function.order.incarnation,
@@ -125,10 +142,14 @@ class Functions:
         self.charge(function)
         if not function.is_contact_lost:
             lasted_s = self.now_s - function.invoked_at_s
-            self.after(
-                self.random.uniform(0.01, 0.5),
-                lambda: self.end_of(function.invoke, outcome, error=f"it was {outcome}", duration_s=lasted_s, **fields),
-            )
+            last = self.reports.get((function.place, function.order.incarnation))
+
+            def tell() -> None:
+                if last is not None:
+                    self.tell(messages.ReportSeen(report=last))
+                self.end_of(function.invoke, outcome, error=f"it was {outcome}", duration_s=lasted_s, **fields)
+
+            self.after(self.random.uniform(0.01, 0.5), tell)
 
     def turn(self, function: Function) -> None:
         """Look at the control record, and go on with what is to be done."""
@@ -238,7 +259,6 @@ class Functions:
             function.applied = list(self.states[own if own in self.states else first][0]) if step else []
         assert function.applied == list(range(1, step + 1))
         function.phase = "training"
-        function.losses = []
         self.report(function)
 
     def at_boundary(self, function: Function) -> None:
@@ -349,7 +369,9 @@ class Functions:
         assert step == function.step + 1
         function.step = step
         function.applied.append(step)
-        function.losses.append((step, 1.0 / step, BATCH))
+        # As the reporter of a real one: what was told of a step that is redone is replaced, the rest stands.
+        function.losses = sorted([*(told for told in function.losses if told[0] != step), (step, 1.0 / step, BATCH)])
+        self.num_samples.setdefault(step, set()).add(BATCH * function.plan.num_replicas)
         function.timer.committed(self.now_s, LaneTimes(forward_s=function.computed_s), BATCH, 1000)
         if step % control.save_every == 0:
             self.save_if_due(function)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from springtide.backends.functions import coordinator_messages as messages
@@ -92,6 +93,8 @@ class Function:
     wire_url: str = ""
     waits_since_s: float | None = None
     stuck_until_s: float | None = None
+    reported_at_s: float = -math.inf
+    owes_report: bool = False
 
     @property
     def place(self) -> Place:

@@ -30,6 +30,7 @@ def at_step(world: World, step: int) -> None:
 def check_finished(world: World) -> None:
     assert len(world.of(events.JobFinished)) == 1
     assert world.model == list(range(1, world.total_steps + 1))
+    world.check_told()
     assert all(function.done for function in world.functions)
 
 

@@ -24,7 +24,7 @@ def report(
         phase="training",
         total_steps=10,
         losses=losses,
-        step=step or saved or 0,
+        step=step or saved or max([0, *(one for one, _, _ in losses)]),
         saved_step=saved,
     )
 
@@ -35,47 +35,47 @@ def progress() -> Progress:
 
 
 def test_a_step_s_loss_is_the_mean_over_its_samples(progress: Progress) -> None:
-    progress.saw(report(0, (1, 1.0, 3)), PLAN)
-    progress.commit(1, PLAN)
+    progress.saw_losses(report(0, (1, 1.0, 3)), PLAN)
+    progress.commit(1)
     assert progress.losses == []
-    progress.saw(report(1, (1, 5.0, 1)), PLAN)
-    progress.commit(1, PLAN)
+    progress.saw_losses(report(1, (1, 5.0, 1)), PLAN)
+    progress.commit(1)
     assert progress.losses == [(1, 2.0, 4)]
     # Told again, it is not taken again.
-    progress.saw(report(1, (1, 5.0, 1)), PLAN)
-    progress.commit(1, PLAN)
+    progress.saw_losses(report(1, (1, 5.0, 1)), PLAN)
+    progress.commit(1)
     assert progress.losses == [(1, 2.0, 4)]
 
 
 def test_what_one_never_told_holds_nobody_up(progress: Progress) -> None:
-    progress.saw(report(0, (1, 1.0, 2), (2, 1.0, 2), (3, 1.0, 2)), PLAN)
+    progress.saw_losses(report(0, (1, 1.0, 2), (2, 1.0, 2), (3, 1.0, 2)), PLAN)
     # The other replica was replaced after the second step.
-    progress.saw(report(1, (3, 3.0, 2)), PLAN)
-    progress.commit(3, PLAN)
+    progress.saw_losses(report(1, (3, 3.0, 2)), PLAN)
+    progress.commit(3)
     assert progress.losses == [(1, 1.0, 2), (2, 1.0, 2), (3, 2.0, 4)]
 
 
 def test_what_is_not_committed_by_all_is_not_told(progress: Progress) -> None:
     for replica in (0, 1):
-        progress.saw(report(replica, (1, 1.0, 2), (2, 1.0, 2)), PLAN)
-    progress.commit(1, PLAN)
+        progress.saw_losses(report(replica, (1, 1.0, 2), (2, 1.0, 2)), PLAN)
+    progress.commit(1)
     assert [step for step, _, _ in progress.losses] == [1]
 
 
 def test_steps_that_are_redone_are_told_anew(progress: Progress) -> None:
     for replica in (0, 1):
-        progress.saw(report(replica, (1, 1.0, 2), (2, 9.0, 2)), PLAN)
-    progress.commit(1, PLAN)
+        progress.saw_losses(report(replica, (1, 1.0, 2), (2, 9.0, 2)), PLAN)
+    progress.commit(1)
     progress.new_attempt(1)
     for replica in (0, 1):
-        progress.saw(report(replica, (2, 4.0, 2)), PLAN)
-    progress.commit(2, PLAN)
+        progress.saw_losses(report(replica, (2, 4.0, 2)), PLAN)
+    progress.commit(2)
     assert progress.losses == [(1, 1.0, 4), (2, 4.0, 4)]
 
 
 def test_after_the_last_step_nobody_is_waited_for(progress: Progress) -> None:
-    progress.saw(report(0, (1, 1.0, 2)), PLAN)
-    progress.commit(1, PLAN, is_last=True)
+    progress.saw_losses(report(0, (1, 1.0, 2)), PLAN)
+    progress.commit(1, is_last=True)
     assert progress.losses == [(1, 1.0, 2)]
 
 
@@ -91,7 +91,7 @@ def test_a_state_is_whole_when_every_stage_has_passed_its_step(progress: Progres
 
 def test_progress_is_told_once(progress: Progress) -> None:
     progress.saw(report(0), PLAN)
-    progress.commit(3, PLAN)
+    progress.commit(3)
     event = progress.event(1, PLAN, 0.5)
     assert event is not None
     assert (event.step, event.total_steps, event.world_size) == (3, 10, 2)

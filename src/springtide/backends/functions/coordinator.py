@@ -280,6 +280,11 @@ class Coordinator(Watch):
         if life is filling.successor and report.phase in WORKED and filling.life is not None:
             # It goes on, so the one before has left.
             self._left(filling, filling.life)
+        record = self.record
+        if record is not None and (report.generation, report.attempt) == (record.generation, record.attempt):
+            # Of whom it is does not matter: one whose successor was heard of first, or who only ends what is under way
+            # because another plan was asked for, has made these steps all the same.
+            self.progress.saw_losses(report, record.plan)
         if life is filling.life:
             self._saw_work(filling, life, report)
         if report.phase == "failed" and life.is_uncertain:
@@ -329,7 +334,7 @@ class Coordinator(Watch):
                 filling.num_deaths = 0
         if committed > self.record.restore_step:
             self._sweep()
-        self.progress.commit(committed, self._plan)
+        self.progress.commit(committed)
         if self._change is None and committed > self.record.restore_step:
             # Until the first step is made, and while others warm up beside them, what is spent is not what steps cost.
             self.ledger.learn(committed, self.ledger.bill(self.ledger.usage(self._now_s)).total_usd)

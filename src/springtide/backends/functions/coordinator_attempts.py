@@ -88,6 +88,8 @@ class Attempts:
         self._paused_at_s: float | None = None
         self._checkpoint_step = 0
         self._swept_step = 0
+        # The steps of states that are known to be whole, the newest last; older ones are not needed any more.
+        self._known_states: list[int] = []
         self._saved_bytes = 0
         self._throttled_since_s: float | None = None
         self._next_plan: FunctionPlan | None = None
@@ -142,17 +144,21 @@ class Attempts:
 
     def _checkpoint(self, step: int) -> None:
         assert self._plan is not None
-        before, self._checkpoint_step = self._checkpoint_step, step
+        known, self._checkpoint_step = [*self._known_states, step], step
         path = f"{self.facts.store_url}/{self.keys.prefix}/state/{step:09d}"
         self._emit(
             CheckpointCommitted(
                 job_id=self.facts.job_id, generation=self.generation, step=step, path=path, num_bytes=self._saved_bytes
             )
         )
-        if not self._saved_bytes:
-            # How much lies there is asked once, for the bill.
+        if not self._saved_bytes and self.mode == "running":
+            # How much lies there is asked once, for the bill. Not while an attempt waits for another answer: this one
+            # would be taken for it.
             self._ask_for_states()
-        # The newest two stay: a function may be reading the one before.
+        # The newest two stay: a function may be reading the one before. So does what lies behind the steps whose losses
+        # are not final: what a place has not told of them before it dies is told only if they are done again.
+        before = max((one for one in known[:-1] if one <= self.progress.final_step), default=0)
+        self._known_states = [one for one in known if one >= before]
         old = range(self._swept_step, before)
         keys = [key for k in old for stage in range(len(self._plan.stages)) for key in self._state_keys(k, stage)]
         self._swept_step = max(before, self._swept_step)
@@ -166,12 +172,17 @@ class Attempts:
 
     def _look(self) -> None:
         """Find out from which step an attempt can begin."""
-        assert self._plan is not None
         self.mode = "looking"
-        # What a function did in its last half second nobody may have heard of: done again, it is told again.
-        total, told = self.progress.total_steps, self.progress.told_step(self._plan)
+        self._ask_for_states(self._newest_told())
+
+    def _newest_told(self) -> int | None:
+        """The newest step to begin from; None where any will do.
+
+        What a function did in its last half second nobody may have heard of: done again, it is told again.
+        """
+        total, told = self.progress.total_steps, self.progress.told_step
         is_at_end = total is not None and told is not None and told >= total
-        self._ask_for_states(None if is_at_end else told)
+        return None if is_at_end else told
 
     def _ask_for_states(self, newest: int | None = None) -> None:
         assert self._plan is not None
@@ -242,6 +253,8 @@ class Attempts:
         self.mode = "running"
         self._checkpoint_step = max(self._checkpoint_step, restore_step)
         self._swept_step = max(self._swept_step, restore_step - 1)
+        # Later ones were removed, or are of steps that are done again.
+        self._known_states = [*(one for one in self._known_states if one < restore_step), restore_step]
         self.num_redone_steps += max(0, self.progress.furthest - restore_step)
         self.progress.new_attempt(restore_step)
         self.measuring.new_attempt(plan)
@@ -353,7 +366,7 @@ class Attempts:
             self._conclude(self._checkpoint_step)
             return
         self.mode = "looking_last"
-        self._ask_for_states()
+        self._ask_for_states(self._newest_told())
 
     def _conclude(self, step: int) -> None:
         """Nobody runs any more, and the newest state is that of `step`."""
@@ -437,7 +450,7 @@ class Attempts:
             self._conclude_lost()
             return
         self.mode = "over"
-        self.progress.commit(step, self._plan, is_last=True)
+        self.progress.commit(step, is_last=True)
         event = self.progress.event(self.generation, self._plan, self.pace.measured_step_s)
         if event is not None:
             self._emit(event)

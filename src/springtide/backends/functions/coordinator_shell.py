@@ -268,7 +268,7 @@ class CoordinatorShell:
         self.tell(messages.ReportSeen(report=report))
         if report.phase == "training" and self._lines_of.get(place, 0) < report.step:
             self._lines_of[place] = report.step
-            loss = f"  loss {report.losses[-1][1]:.4g}" if report.losses else ""
+            loss = f"  loss {report.losses[-1][1]:.4g}" if report.losses and report.losses[-1][2] else ""
             line = f"step {report.step}/{report.total_steps}{loss}  {report.lanes.step_s:.2f} s"
             self._notebook.add_lines(str(place), [f"({incarnation}) {line}"])
 

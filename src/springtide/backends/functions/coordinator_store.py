@@ -87,7 +87,7 @@ class JobObjects:
     def find_states(self, num_layers: int, newest: int | None = None) -> FoundStates:
         """Look for the newest step of which every stage's record is there. One list, and the records of a few steps.
 
-        A step after `newest` is taken only where there is no earlier one.
+        A step after `newest` is taken only where there is no earlier one, and none is where that is 0, the beginning.
         """
         prefix = f"{self.keys.prefix}/state/"
         names = self.store.keys(prefix)
@@ -98,6 +98,8 @@ class JobObjects:
                 by_step.setdefault(int(number), []).append(key)
         found = FoundStates(step=0)
         for step in sorted(by_step, reverse=True):
+            if newest == 0:
+                break
             metas = self._chain(step, set(by_step[step]), num_layers)
             if metas and (found.step == 0 or step <= (newest or 0)):
                 found = FoundStates(step=step, metas=metas)

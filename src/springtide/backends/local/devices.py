@@ -3,14 +3,40 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+from msgspec.structs import replace
 
 from springtide.core.errors import InvalidRequest
 from springtide.core.resources import Device, DeviceId, Node, NodeId, Pool, make_node
 
+VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 _QUERY_TIMEOUT_S = 10.0
+_UUID_PREFIX = "GPU-"
+_LISTED = re.compile(r"GPU (?P<number>\d+):(?P<name>[^(]*)(?:\(UUID: (?P<uuid>GPU-[^)\s]+)\))?")
+_MIB = 1 << 20
+_MB = 1_000_000
+
+
+class Gpu(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU of this machine: its place in the driver's list, its UUID as the driver writes it ("": not told).
+
+    `memory_mb` is in MB of a million bytes (0: not told).
+    """
+
+    number: int
+    uuid: str
+    memory_mb: int = 0
+    name: str = ""
+
+    @property
+    def visible_as(self) -> str:
+        """What CUDA_VISIBLE_DEVICES calls it: by UUID where that is known, as CUDA's numbers are not the list's."""
+        return self.uuid or str(self.number)
 
 
 def discover_node(num_slots: int | None = None, *, name: str = "local") -> Node:
@@ -20,10 +46,18 @@ def discover_node(num_slots: int | None = None, *, name: str = "local") -> Node:
     """
     if num_slots is not None and num_slots < 1:
         raise InvalidRequest(f"a machine needs at least one slot, got {num_slots}; for example 2")
-    num_gpus = count_gpus()
-    if num_gpus:
-        return make_node(name, min(num_gpus, num_slots or num_gpus), kind="gpu")
-    return make_node(name, num_slots or os.cpu_count() or 1, kind="cpu")
+    gpus = discover_gpus()[:num_slots]
+    if not gpus:
+        return make_node(name, num_slots or os.cpu_count() or 1, kind="cpu")
+    node = make_node(name, len(gpus), kind="gpu")
+    devices = [replace(device, memory_mb=gpu.memory_mb) for device, gpu in zip(node.devices, gpus, strict=True)]
+    return replace(node, devices=tuple(devices))
+
+
+def gpus_of(nodes: Sequence[Node], gpus: Sequence[Gpu]) -> dict[DeviceId, Gpu]:
+    """Which GPU each device of this machine is, however it is cut into nodes: both are in the driver's order."""
+    devices = [device for node in nodes for device in node.devices if device.kind == "gpu"]
+    return {device.device_id: gpu for device, gpu in zip(devices, gpus, strict=False)}
 
 
 def split_node(node: Node, pools: Mapping[Pool, int]) -> tuple[Node, ...]:
@@ -49,21 +83,67 @@ def split_node(node: Node, pools: Mapping[Pool, int]) -> tuple[Node, ...]:
 
 def _part_of(node: Node, device: Device, pool: Pool) -> Node:
     name = NodeId(f"{node.node_id}-{device.index}")
-    part = Device(device_id=DeviceId(f"{name}/0"), node_id=name, index=0, kind=device.kind)
+    part = Device(device_id=DeviceId(f"{name}/0"), node_id=name, index=0, kind=device.kind, memory_mb=device.memory_mb)
     return Node(node_id=name, devices=(part,), pool=pool, home=pool, switches=node.switches)
 
 
-def count_gpus() -> int:
-    """Return how many GPUs the driver lists; 0 where there is no driver or it does not answer."""
+def discover_gpus() -> tuple[Gpu, ...]:
+    """Return the GPUs that the driver lists, in its order; none where there is no driver or it does not answer.
+
+    CUDA_VISIBLE_DEVICES of this process bounds them, by UUID or by number, as it does for every CUDA program.
+    """
+    found = tuple(_asked_of_driver()) or tuple(_listed_by_driver())
+    return _visible(found, os.environ.get(VISIBLE_VARIABLE))
+
+
+def _asked_of_driver() -> Iterator[Gpu]:
+    """GPUs with their memory. An old driver may not know the question."""
+    for number, line in enumerate(_lines_of("--query-gpu=uuid,memory.total,name", "--format=csv,noheader,nounits")):
+        uuid, memory, name = ([field.strip() for field in line.split(",", 2)] + ["", ""])[:3]
+        if uuid.startswith(_UUID_PREFIX):
+            # In MiB; what has no memory of its own says so in words.
+            memory_mb = int(memory) * _MIB // _MB if memory.isdecimal() else 0
+            yield Gpu(number=number, uuid=uuid, memory_mb=memory_mb, name=name)
+
+
+def _listed_by_driver() -> Iterator[Gpu]:
+    """`GPU 0: NVIDIA H200 (UUID: GPU-...)`, one a line; whatever is indented below is a part of a GPU."""
+    for line in _lines_of("-L"):
+        found = _LISTED.match(line)
+        if found is not None:
+            yield Gpu(number=int(found["number"]), uuid=found["uuid"] or "", name=found["name"].strip())
+
+
+def _lines_of(*arguments: str) -> list[str]:
     program = shutil.which("nvidia-smi")
     if program is None:
-        return 0
+        return []
     try:
-        listing = subprocess.run(
-            [program, "-L"], capture_output=True, text=True, timeout=_QUERY_TIMEOUT_S, check=False, errors="replace"
+        asked = subprocess.run(
+            [program, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=_QUERY_TIMEOUT_S,
+            check=False,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return 0
-    if listing.returncode != 0:
-        return 0
-    return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
+        return []
+    return asked.stdout.splitlines() if asked.returncode == 0 else []
+
+
+def _visible(gpus: tuple[Gpu, ...], asked: str | None) -> tuple[Gpu, ...]:
+    """Those that CUDA would show, in its order: it stops at the first entry that names none."""
+    if asked is None:
+        return gpus
+    shown: list[Gpu] = []
+    for entry in (entry.strip() for entry in asked.split(",")):
+        if entry.isdecimal():
+            named = [gpus[int(entry)]] if int(entry) < len(gpus) else []
+        else:
+            named = [gpu for gpu in gpus if entry.startswith(_UUID_PREFIX) and gpu.uuid.startswith(entry)]
+        if len(named) != 1 or named[0] in shown:
+            break
+        shown += named
+    return tuple(shown)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from springtide.backends.inbox import Inbox
-from springtide.backends.local.devices import discover_node
+from springtide.backends.local.devices import Gpu, discover_gpus, discover_node
 from springtide.backends.local.launcher import Launcher, worker_environment
 from springtide.backends.local.members import Job, Replica, Source
 from springtide.backends.local.orders import Orders
@@ -45,7 +45,8 @@ _POLL_S = 0.01
 class LocalExecutor:
     """Runs replicas as processes. `open` it, `recover` or `start`, then `wait` and `acknowledge`; `close` it at last.
 
-    `nodes` are what this machine is cut into, in the order of its devices; by default it is one.
+    `nodes` are what this machine is cut into, in the order of its devices; by default it is one. `gpus` are its GPUs in
+    that order; by default the driver is asked.
     Every method is thread-safe and none but `wait`, `open` and `close` blocks. `worker_command` starts workers as
     `[*worker_command, "--spec", FILE]` instead of through the zygote; `zygote=False` does so with the runtime itself.
     `zygote_command` is what a zygote is started by, as `[*zygote_command, "--socket", PATH]`.
@@ -62,6 +63,7 @@ class LocalExecutor:
         lease_s: float = 30.0,
         crash_point: Callable[[str], None] | None = None,
         nodes: Sequence[Node] | None = None,
+        gpus: Sequence[Gpu] | None = None,
         worker_command: Sequence[str] | None = None,
         zygote_command: Sequence[str] | None = None,
         max_log_bytes: int = MAX_LOG_BYTES,
@@ -70,6 +72,7 @@ class LocalExecutor:
         self._inbox: Inbox[Source] = Inbox(clock)
         self._crash_point = crash_point or (lambda name: None)
         self._nodes = nodes
+        self._gpus = gpus
         self._lease_s = lease_s
         self._max_log_bytes = max_log_bytes
         self._python = python
@@ -142,7 +145,7 @@ class LocalExecutor:
         self._listener.close()
         if stop_workers:
             self._end_zygote()
-            self._shares.end_daemon()
+            self._shares.end_daemons()
             remove_outside(self._sockets, self._state_dir)
         os.close(self._lock)
 
@@ -198,7 +201,7 @@ class LocalExecutor:
         return Zygote(
             self._reactor,
             self._zygote_command,
-            worker_environment() | {"OMP_NUM_THREADS": "1"},
+            worker_environment() | {"OMP_NUM_THREADS": "1", **self._shares.gpu.additions},
             socket_path,
             self._state_dir / "zygote.log",
             on_spawned=self._launcher.spawned,
@@ -209,15 +212,12 @@ class LocalExecutor:
         )
 
     def _make_shares(self, nodes: Sequence[Node]) -> Shares:
-        devices = [device for node in nodes for device in node.devices]
-        return Shares(
-            self._workers,
-            self._sockets,
-            min(1.0, (os.cpu_count() or 1) / max(1, len(devices))),
-            {device.device_id: device.kind for device in devices},
-            worker_environment() | {"OMP_NUM_THREADS": "1"},
-            self._python,
-        )
+        gpus = self._gpus
+        if gpus is None:
+            has_gpus = any(device.kind == "gpu" for node in nodes for device in node.devices)
+            gpus = discover_gpus() if has_gpus else ()
+        environment = worker_environment() | {"OMP_NUM_THREADS": "1"}
+        return Shares(self._workers, self._sockets, nodes, gpus, environment, self._python)
 
     def _on_gone(self, replica: Replica) -> None:
         self._reports.on_gone(replica)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from springtide.backends.local.devices import VISIBLE_VARIABLE
 from springtide.backends.local.members import Phase, Replica
 from springtide.backends.local.records import hash_token
 from springtide.backends.local.shares import Shares
@@ -219,12 +220,14 @@ class Launcher:
         assert action is not None, "a foreigner is never spawned"
         index = self._numbers.get(action.device_id, 0)
         kind = self._kinds.get(action.device_id, "cpu")
-        # A share is of one core at most: more threads would only use it up sooner and wait longer.
-        num_threads = self._num_threads if action.share is None else 1
+        # A share of a CPU device is of one core at most: more threads would only use it up sooner and wait longer.
+        num_threads = self._num_threads if action.share is None or kind == "gpu" else 1
         environment = {"OMP_NUM_THREADS": str(num_threads)}
         if kind == "gpu":
             # The worker sees one device only, as number 0 of its own world.
-            environment["CUDA_VISIBLE_DEVICES"] = str(index)
+            gpu = self._shares.gpu_of(action.device_id)
+            environment[VISIBLE_VARIABLE] = str(index) if gpu is None else gpu.visible_as
+            environment |= self._shares.gpu.additions
             index = 0
         return WorkerSpec(
             workload=action.workload,

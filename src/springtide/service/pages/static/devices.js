@@ -83,8 +83,16 @@ function fillSharer(row, tenant, history, context) {
   setText(head.children[3], `${number(tenant.request, 2)} to ${number(tenant.limit, 2)}${now}`);
   fillBar(bar, tenant);
   fillChart(chart, tenant, history);
+  // What a sharer of a GPU does there; on a CPU device nobody counts it.
+  const onGpu = [];
+  if (tenant.num_launches > 0 || tenant.memory_used_mb > 0) {
+    const limit = tenant.memory_mb > 0 ? ` of ${tenant.memory_mb}` : "";
+    onGpu.push(`${tenant.num_launches} ${tenant.num_launches === 1 ? "launch" : "launches"}, ${tenant.memory_used_mb}${limit} MB of its memory`);
+  }
+  if (tenant.num_open > 0) onGpu.push(`${tenant.num_open} let through unheld`);
+  if (tenant.num_denied > 0) onGpu.push(`${plural(tenant.num_denied, "allocation")} refused for its memory`);
   const heldBack = tenant.throttled_s > 0 ? `held back for ${duration(tenant.throttled_s)} so far` : "";
-  setText(reason, [tenant.reason, heldBack].filter(Boolean).join(" · "));
+  setText(reason, [tenant.reason, ...onGpu, heldBack].filter(Boolean).join(" · "));
 }
 
 function seenS(history) {

@@ -1,0 +1,212 @@
+/* Launches that are measured: an event before and an event behind, read when they are over.
+ *
+ * Nobody ever waits for a measurement: it is read when a later launch is measured, as far as it is done by then, and
+ * where every pair of events is still out, nothing is measured. Events belong to a context, so each context has its own
+ * pool of them, which is touched only while that context is the current one and therefore alive.
+ */
+#include "hooks.h"
+#include "work.h"
+
+#define NUM_POOLS 16u
+#define NUM_SAMPLES 16u
+/* At most so many measurements are read at one launch. */
+#define NUM_READ 4u
+
+enum state { FREE, RECORDING, PENDING };
+
+struct st_sample {
+    _Atomic uint32_t state;
+    CUevent begin;
+    CUevent end;
+    struct st_work *work;
+    uint32_t generation;
+    uint64_t charged_ns;
+    struct st_bucket *bucket;
+};
+
+struct pool {
+    CUcontext context;
+    unsigned long long context_id; /* the driver uses a context's address again, but never its number */
+    uint32_t epoch;
+    uint64_t last_used;
+    struct st_sample samples[NUM_SAMPLES];
+};
+
+/* Whoever does not get it measures nothing: it is never waited for. It guards the pools; a sample that is RECORDING
+ * belongs to the thread that launches. */
+static atomic_flag is_busy = ATOMIC_FLAG_INIT;
+static struct pool pools[NUM_POOLS];
+static uint64_t num_uses;
+
+/* Another thread may begin to capture in the global mode between our look and our calls, and then they would break its
+ * capture; a thread in the relaxed mode is left out of that. */
+static bool relax(CUstreamCaptureMode *mode) {
+    *mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    return st_real_cuThreadExchangeStreamCaptureMode != NULL &&
+           st_real_cuThreadExchangeStreamCaptureMode(mode) == CUDA_SUCCESS;
+}
+
+static void unrelax(bool was_relaxed, CUstreamCaptureMode mode) {
+    if (was_relaxed) {
+        (void)st_real_cuThreadExchangeStreamCaptureMode(&mode);
+    }
+}
+
+static CUresult record(CUevent event, CUstream stream, bool per_thread) {
+    __typeof__(cuEventRecord) *real = per_thread ? st_real_cuEventRecord_ptsz : st_real_cuEventRecord;
+    return real == NULL ? ST_MISSING : real(event, stream);
+}
+
+static CUresult elapsed(float *milliseconds, CUevent begin, CUevent end) {
+    if (st_real_cuEventElapsedTime_v2 != NULL) {
+        return st_real_cuEventElapsedTime_v2(milliseconds, begin, end);
+    }
+    return st_real_cuEventElapsedTime == NULL ? ST_MISSING : st_real_cuEventElapsedTime(milliseconds, begin, end);
+}
+
+static bool is_recording(const struct pool *pool) {
+    for (unsigned i = 0; i < NUM_SAMPLES; i++) {
+        if (atomic_load_explicit(&pool->samples[i].state, memory_order_acquire) == RECORDING) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Forget events without a call: their context is gone, or nobody knows. */
+static void clear_pool(struct pool *pool) {
+    for (unsigned i = 0; i < NUM_SAMPLES; i++) {
+        struct st_sample *sample = &pool->samples[i];
+        sample->begin = NULL;
+        sample->end = NULL;
+        atomic_store_explicit(&sample->state, FREE, memory_order_relaxed);
+    }
+}
+
+/* The pool of the current context; NULL where there is none to be had. */
+static struct pool *current_pool(void) {
+    CUcontext context = NULL;
+    unsigned long long context_id = 0;
+    if (st_real_cuCtxGetCurrent == NULL || st_real_cuCtxGetCurrent(&context) != CUDA_SUCCESS || context == NULL) {
+        return NULL;
+    }
+    if (st_real_cuCtxGetId != NULL && st_real_cuCtxGetId(context, &context_id) != CUDA_SUCCESS) {
+        context_id = 0;
+    }
+    uint32_t epoch = atomic_load_explicit(&st_context_epoch, memory_order_acquire);
+    struct pool *pool = NULL;
+    for (unsigned i = 0; i < NUM_POOLS && (pool == NULL || pool->context != context); i++) {
+        if (pools[i].context == context || pool == NULL || pools[i].last_used < pool->last_used) {
+            pool = &pools[i];
+        }
+    }
+    /* A primary context that was reset has lost its events and kept its address, perhaps even its number. So whenever
+     * contexts went, even others, everyone's events are given up; at worst a few stay unused in a living context. */
+    bool is_same = pool->context == context && pool->context_id == context_id && pool->epoch == epoch;
+    if (!is_same) {
+        if (is_recording(pool)) {
+            return NULL;
+        }
+        clear_pool(pool);
+        pool->context = context;
+        pool->context_id = context_id;
+    }
+    pool->epoch = epoch;
+    pool->last_used = ++num_uses;
+    return pool;
+}
+
+static void read_samples(struct pool *pool) {
+    unsigned num_read = 0;
+    for (unsigned i = 0; i < NUM_SAMPLES && num_read < NUM_READ; i++) {
+        struct st_sample *sample = &pool->samples[i];
+        if (atomic_load_explicit(&sample->state, memory_order_acquire) != PENDING) {
+            continue;
+        }
+        num_read++;
+        float milliseconds = 0.0f;
+        CUresult result = elapsed(&milliseconds, sample->begin, sample->end);
+        if (result == CUDA_ERROR_NOT_READY) {
+            continue;
+        }
+        atomic_store_explicit(&sample->state, FREE, memory_order_relaxed);
+        /* The comparison is false for a NaN, too. A day is no time that a kernel takes. */
+        if (result == CUDA_SUCCESS && milliseconds >= 0.0f && milliseconds < 86400000.0f) {
+            uint64_t measured_ns = (uint64_t)((double)milliseconds * 1e6);
+            st_work_measured(sample->work, sample->generation, measured_ns, sample->charged_ns, sample->bucket);
+        }
+    }
+}
+
+/* A free sample whose two events exist. */
+static struct st_sample *free_sample(struct pool *pool) {
+    for (unsigned i = 0; i < NUM_SAMPLES; i++) {
+        struct st_sample *sample = &pool->samples[i];
+        if (atomic_load_explicit(&sample->state, memory_order_acquire) != FREE) {
+            continue;
+        }
+        if (sample->begin == NULL && st_real_cuEventCreate(&sample->begin, CU_EVENT_DEFAULT) != CUDA_SUCCESS) {
+            sample->begin = NULL;
+            return NULL;
+        }
+        if (sample->end == NULL && st_real_cuEventCreate(&sample->end, CU_EVENT_DEFAULT) != CUDA_SUCCESS) {
+            sample->end = NULL;
+            return NULL;
+        }
+        return sample;
+    }
+    return NULL;
+}
+
+static struct st_sample *begin_in_pool(const struct st_ticket *ticket, CUstream stream, bool per_thread,
+                                       bool only_read) {
+    struct pool *pool = current_pool();
+    if (pool == NULL) {
+        return NULL;
+    }
+    read_samples(pool);
+    struct st_sample *sample = only_read ? NULL : free_sample(pool);
+    if (sample == NULL || record(sample->begin, stream, per_thread) != CUDA_SUCCESS) {
+        return NULL;
+    }
+    sample->work = ticket->work;
+    sample->generation = atomic_load_explicit(&ticket->work->generation, memory_order_relaxed);
+    sample->charged_ns = ticket->cost_ns;
+    sample->bucket = ticket->bucket;
+    atomic_store_explicit(&sample->state, RECORDING, memory_order_release);
+    return sample;
+}
+
+struct st_sample *st_sample_begin(const struct st_ticket *ticket, CUstream stream, bool per_thread, bool only_read) {
+    if (st_real_cuEventCreate == NULL || atomic_load_explicit(&st_num_captures, memory_order_acquire) != 0 ||
+        atomic_flag_test_and_set_explicit(&is_busy, memory_order_acquire)) {
+        return NULL;
+    }
+    CUstreamCaptureMode mode;
+    bool was_relaxed = relax(&mode);
+    struct st_sample *sample = begin_in_pool(ticket, stream, per_thread, only_read);
+    unrelax(was_relaxed, mode);
+    atomic_flag_clear_explicit(&is_busy, memory_order_release);
+    return sample;
+}
+
+void st_sample_end(struct st_sample *sample, CUstream stream, bool per_thread, bool was_launched) {
+    bool is_recorded = false;
+    if (was_launched && atomic_load_explicit(&st_num_captures, memory_order_acquire) == 0) {
+        CUstreamCaptureMode mode;
+        bool was_relaxed = relax(&mode);
+        is_recorded = record(sample->end, stream, per_thread) == CUDA_SUCCESS;
+        unrelax(was_relaxed, mode);
+    }
+    atomic_store_explicit(&sample->state, is_recorded ? PENDING : FREE, memory_order_release);
+}
+
+void st_sample_forked(void) {
+    for (unsigned i = 0; i < NUM_POOLS; i++) {
+        clear_pool(&pools[i]);
+        pools[i].context = NULL;
+        pools[i].context_id = 0;
+        pools[i].last_used = 0;
+    }
+    atomic_flag_clear_explicit(&is_busy, memory_order_release);
+}

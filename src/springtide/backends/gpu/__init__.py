@@ -1,0 +1,1 @@
+"""What holds the shares of a GPU: the interposition library, its daemon, and how both are built and found."""

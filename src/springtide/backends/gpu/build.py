@@ -1,0 +1,115 @@
+"""Compile the interposition library, and whatever else is C, where a compiler and the CUDA headers are there."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from springtide.core.errors import BackendError
+
+LIBRARY_NAME = "libspringtide_gpu.so"
+# What the library is compiled with wherever it runs.
+LIBRARY_FLAGS = (
+    "-std=gnu11",
+    "-O2",
+    "-g",
+    "-fPIC",
+    "-shared",
+    "-pthread",
+    "-fvisibility=hidden",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+)
+# -Bsymbolic: the library's tables of its own functions mean its own, whoever else is preloaded.
+LIBRARY_LINKS = ("-ldl", "-lpthread", "-Wl,-Bsymbolic", "-Wl,-z,defs", "-Wl,-soname," + LIBRARY_NAME)
+COMPILERS = ("cc", "gcc", "clang")
+MAX_ERROR_CHARACTERS = 2000
+COMPILE_TIMEOUT_S = 300.0
+
+
+def find_compiler() -> Path:
+    """The C compiler: `CC` if it is set, else the first of the usual names."""
+    wanted = os.environ.get("CC", "").split()
+    for name in (wanted[0],) if wanted else COMPILERS:
+        found = shutil.which(name)
+        if found is not None:
+            return Path(found)
+    asked = f"CC={wanted[0]} is not there" if wanted else "there is no C compiler (cc, gcc or clang)"
+    raise BackendError(f"{asked}: install one, for example `apt-get install gcc libc6-dev`")
+
+
+def find_headers() -> Path:
+    """The folder with cuda.h: the toolkit of `CUDA_HOME`, the package from PyPI, or the installed toolkit."""
+    for folder in _header_folders():
+        if (folder / "cuda.h").is_file():
+            return folder
+    raise BackendError(
+        "there is no cuda.h: `pip install 'nvidia-cuda-runtime>=13'`, or install the CUDA toolkit and set CUDA_HOME"
+    )
+
+
+def _header_folders() -> Iterator[Path]:
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        if os.environ.get(variable):
+            yield Path(os.environ[variable]) / "include"
+    package = importlib.util.find_spec("nvidia")
+    for place in (package.submodule_search_locations or ()) if package is not None else ():
+        for name in ("cu13", "cuda_runtime"):
+            yield Path(place) / name / "include"
+    yield Path("/usr/local/cuda/include")
+    yield Path("/usr/include")
+
+
+def headers_version(headers: Path) -> int:
+    """The CUDA version of a folder of headers, as in 13000."""
+    found = re.search(r"^#define\s+CUDA_VERSION\s+(\d+)", (headers / "cuda.h").read_text(encoding="utf-8"), re.MULTILINE)
+    if found is None:
+        raise BackendError(f"{headers / 'cuda.h'} does not say its CUDA_VERSION: it is no cuda.h of a toolkit")
+    return int(found[1])
+
+
+def build_library(
+    target: Path,
+    *,
+    sources: Sequence[Path],
+    headers: Sequence[Path],
+    flags: Sequence[str] = LIBRARY_FLAGS,
+    links: Sequence[str] = (),
+) -> Path:
+    """Compile `sources` into `target`, which is there whole or not at all, whoever else compiles it at the same time."""
+    compiler = find_compiler()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as folder:
+        unfinished = Path(folder) / target.name
+        includes = [f"-I{header}" for header in headers]
+        command = [str(compiler), *flags, *includes, "-o", str(unfinished), *map(str, sources), *links]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise BackendError(f"{compiler} could not compile {target.name}: {error}") from error
+        if done.returncode != 0:
+            said = (done.stderr or done.stdout).strip()[:MAX_ERROR_CHARACTERS]
+            raise BackendError(f"{compiler} could not compile {target.name}:\n{said}")
+        os.replace(unfinished, target)
+    return target
+
+
+def build_interposer(target: Path, *, native: Path, headers: Path | None = None, flags: Sequence[str] = ()) -> Path:
+    """Compile the interposition library from the folder `native` (with `src` and `include`)."""
+    sources = sorted((native / "src").glob("*.c"))
+    if not sources:
+        raise BackendError(f"there are no sources of the interposition library in {native / 'src'}")
+    return build_library(
+        target,
+        sources=sources,
+        headers=[native / "include", native / "src", headers or find_headers()],
+        flags=[*LIBRARY_FLAGS, *flags],
+        links=LIBRARY_LINKS,
+    )

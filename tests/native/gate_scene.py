@@ -1,0 +1,107 @@
+"""One process with the token bucket in it, and the stand-in daemon that it asks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from grant_stand_in import GrantStandIn, Segment
+from native_build import PROGRAM_FLAGS, PROGRAMS, SANITIZE, Native
+
+from springtide.backends.gpu.build import build_library
+
+UUID = bytes(range(16))
+MS = 1_000_000
+# Far more than any stated bound, and far less than waiting for ever: what a busy machine may add is between the two.
+HANGS_NS = 1_500 * MS
+
+
+class Probe:
+    """One process with the gate in it, told what to do line by line."""
+
+    def __init__(self, program: Path, address: Path | str | None, device_uuid: bytes = UUID) -> None:
+        environment = {"PATH": os.environ["PATH"], "ASAN_OPTIONS": "detect_leaks=0"}
+        if address is not None:
+            environment["SPRINGTIDE_GPU_SOCKET"] = str(address)
+        self.process = subprocess.Popen(
+            [program, device_uuid.hex()], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+
+    def begin(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def end(self) -> dict[str, int]:
+        assert self.process.stdout is not None
+        answer = self.process.stdout.readline()
+        assert answer, f"the probe ended with {self.process.wait(5)}"
+        found: dict[str, int] = json.loads(answer)
+        return found
+
+    def say(self, line: str) -> dict[str, int]:
+        self.begin(line)
+        return self.end()
+
+    def close(self) -> None:
+        """End it, and a child that goes on in its place: that reads the same lines and ends with them."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(10)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            self.process.stdout.close()
+
+
+class Scene:
+    """A stand-in daemon and the processes that ask it."""
+
+    def __init__(self, program: Path, daemon: GrantStandIn) -> None:
+        self.program = program
+        self.daemon = daemon
+        self.probes: list[Probe] = []
+
+    def probe(self, *, is_addressed: bool = True, device_uuid: bytes = UUID) -> Probe:
+        probe = Probe(self.program, self.daemon.path if is_addressed else None, device_uuid)
+        self.probes.append(probe)
+        return probe
+
+
+def build_probe(native: Native) -> Path:
+    """The gate and the client with native/tests/gate_probe.c around them: no driver, always under the sanitizers."""
+    target = native.folder / "programs" / "gate_probe"
+    if not target.exists():
+        names = ("gate.c", "client.c")
+        build_library(
+            target,
+            sources=[PROGRAMS / "gate_probe.c", *(native.native / "src" / name for name in names)],
+            headers=[native.native / "include", native.native / "src", native.headers],
+            flags=[*PROGRAM_FLAGS, *SANITIZE],
+        )
+    return target
+
+
+@contextlib.contextmanager
+def open_scene(native: Native, directory: Path) -> Iterator[Scene]:
+    with GrantStandIn(directory) as daemon:
+        found = Scene(build_probe(native), daemon)
+        try:
+            yield found
+        finally:
+            for probe in found.probes:
+                probe.close()
+
+
+def wait_for_waiting(segment: Segment, slot: int, number: int) -> None:
+    deadline_s = time.monotonic() + 5.0
+    while segment.process(slot)[1] != number:
+        assert time.monotonic() < deadline_s, f"{segment.process(slot)[1]} threads wait, not {number}"
+        time.sleep(0.001)

@@ -1,0 +1,442 @@
+"""The GPU share daemon as a process, with programs under the stub driver: limits hold, and nothing that dies matters."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gpu_daemon_kit import LIMIT_S, MS, UUIDS, Client, Daemon, Held, ask, entry, running_daemon, until
+from native_build import Native
+
+from springtide.backends.gpu.gpu_table import EXIT_TAKEN, SOCKET_NAME, STATUS_NAME, TENANT_SOCKET_NAME
+from springtide.backends.gpu.segments import (
+    BAD,
+    CLOSED,
+    FULL,
+    HELLO,
+    LAYOUT,
+    MAGIC,
+    NUM_PROCESSES,
+    OK,
+    UNKNOWN,
+    UNLIMITED,
+)
+from springtide.core.share_wire import SlotWriter, make_slots
+
+SLEEP = "import time; time.sleep(600)"
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    with running_daemon(tmp_path) as found:
+        yield found
+
+
+def held(daemon: Daemon, uuid: str = UUIDS[0]) -> Held:
+    found = ask(daemon.address, uuid)
+    assert found is not None and found.status == OK
+    return found
+
+
+# --- who is who -----------------------------------------------------------------------------------------------------
+
+
+def test_a_process_gets_the_grant_of_its_replica_on_its_device_and_nothing_else(daemon: Daemon) -> None:
+    daemon.send(entry(os.getpid(), "r0"), entry(os.getpid(), "r0", device=1))
+    first, again, other = held(daemon), held(daemon), held(daemon, UUIDS[1])
+    assert (first.slot, first.segment_id) == (again.slot, again.segment_id)
+    assert first.process("pid") == os.getpid()
+    assert other.segment_id != first.segment_id
+    # The grant cannot be written through what a tenant is given.
+    with pytest.raises(PermissionError):
+        os.pwrite(first.descriptors[0], b"1", 0)
+    unknown = ask(daemon.address, UUIDS[2])
+    assert unknown is not None and (unknown.status, unknown.descriptors) == (UNKNOWN, []) and unknown.retry_ms > 0
+    for each in (first, again, other):
+        each.close()
+
+
+ASKS = """
+import os, sys
+from gpu_daemon_kit import ask
+if sys.argv[2] == "session": os.setsid()
+if sys.argv[2] == "orphan" and os.fork(): os._exit(0)
+while sys.argv[2] == "orphan" and os.getppid() == int(sys.argv[3]): pass
+found = ask(sys.argv[1])
+print(found.status, found.process("pid") if found.descriptors else 0, os.getpid(), flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["child", "session", "orphan"])
+def test_children_and_orphans_of_a_replica_belong_to_it(daemon: Daemon, how: str) -> None:
+    """By ancestors where these live, by the session where they do not."""
+    code = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {ASKS!r}, *sys.argv[1:], str(__import__('os').getpid())]); time.sleep(600)"
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as stranger:
+        daemon.send(entry(stranger.pid, "other"))
+        leader = subprocess.Popen(
+            [sys.executable, "-c", f"input()\n{code}", str(daemon.address), how],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        assert leader.stdin is not None and leader.stdout is not None
+        daemon.send(entry(leader.pid, "r0"), entry(stranger.pid, "other"))
+        leader.stdin.write("\n")
+        leader.stdin.flush()
+        status, pid_in_slot, pid = map(int, leader.stdout.readline().split())
+        assert (status, pid_in_slot) == (OK, pid)
+        os.killpg(leader.pid, signal.SIGKILL)
+        leader.communicate()
+        stranger.kill()
+
+
+def test_whoever_is_in_nobodys_family_is_unknown_and_that_is_said(daemon: Daemon) -> None:
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as stranger:
+        daemon.send(entry(stranger.pid))
+        found = ask(daemon.address)
+        assert found is not None and found.status == UNKNOWN
+        status = daemon.next_status()
+        assert status.num_unknown == 1
+        assert "1 processes that hold no share" in status.sharing.enforced
+        stranger.kill()
+
+
+def test_a_process_cannot_name_itself_somebody_else(daemon: Daemon) -> None:
+    """The question has no room for a name or a quota, and a replaced leader's number is not enough."""
+    me = entry(os.getpid())
+    daemon.send(me)
+    from msgspec.structs import replace
+
+    other = replace(me, process=replace(me.process, start_ticks=me.process.start_ticks + 1))
+    assert daemon.stream is not None
+    from springtide.backends.gpu.gpu_table import GpuTable
+    from springtide.core.wire import encode_frame
+
+    daemon.stream.sendall(encode_frame(GpuTable(tenants=(other,))))
+    until(lambda: not daemon.next_status().sharing.tenants, "the entry of a process that is gone is dropped")
+    found = ask(daemon.address)
+    assert found is not None and found.status == UNKNOWN
+
+
+# --- bad company ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "data", [b"abc", b"\0" * HELLO.size, b"\0" * 5000, HELLO.pack(MAGIC, LAYOUT, bytes(16)) + b"x"]
+)
+def test_a_question_that_is_none_is_answered_by_closing(daemon: Daemon, data: bytes) -> None:
+    daemon.send(entry(os.getpid()))
+    assert ask(daemon.address, data=data) is None
+    held(daemon).close()
+
+
+def test_another_layout_is_told_so(daemon: Daemon) -> None:
+    found = ask(daemon.address, data=HELLO.pack(MAGIC, LAYOUT + 1, bytes(16)))
+    assert found is not None and found.status == BAD
+
+
+def test_descriptors_that_a_process_sends_do_not_stay_with_the_daemon(daemon: Daemon) -> None:
+    daemon.send(entry(os.getpid()))
+    held(daemon).close()
+    num_files = daemon.num_files()
+    for _ in range(20):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stream:
+            stream.connect(str(daemon.address))
+            socket.send_fds(stream, [b"abc"], [0, 1, 2])
+            stream.recv(100)
+    until(lambda: daemon.num_files() == num_files, "it holds as many as before")
+
+
+def test_those_who_connect_and_say_nothing_keep_nobody_waiting(daemon: Daemon) -> None:
+    daemon.send(entry(os.getpid()))
+    silent = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(300)]
+    num_files = daemon.num_files()
+    for stream in silent:
+        stream.connect(str(daemon.address))
+    held(daemon).close()
+    assert daemon.num_files() - num_files < 150
+    until(lambda: daemon.num_files() <= num_files + 1, "they are turned away")
+    for stream in silent:
+        stream.close()
+
+
+def test_a_client_that_closes_before_the_answer_hurts_nobody(daemon: Daemon) -> None:
+    """The daemon that this replaces was killed by SIGPIPE here."""
+    daemon.send(entry(os.getpid()))
+    for _ in range(200):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stream:
+            stream.connect(str(daemon.address))
+            stream.send(HELLO.pack(MAGIC, LAYOUT, bytes(16)))
+    held(daemon).close()
+    assert daemon.process is not None and daemon.process.poll() is None
+
+
+def test_the_platforms_connection_may_break_anywhere(daemon: Daemon) -> None:
+    daemon.send(entry(os.getpid()))
+    for data in (b"\xff\xff\xff\xff", b"\0\0\0\4abcd", b"\0\0"):
+        stream = daemon.connect()
+        stream.sendall(data)
+    daemon.disconnect()
+    held(daemon).close()
+
+
+@pytest.mark.slow
+def test_a_tenant_can_hurt_nobody_but_itself(daemon: Daemon) -> None:
+    """It writes nonsense everywhere it can write, cuts its file off and grows it: the other is served as before."""
+    child = subprocess.Popen([sys.executable, "-c", SLEEP], start_new_session=True)
+    daemon.send(entry(os.getpid(), "bad"), entry(child.pid, "good", device=0, is_slo=True))
+    bad = held(daemon)
+    for nonsense in (b"\xff", b"\x80", b"\x01"):
+        os.pwrite(bad.descriptors[1], nonsense * 4544, 0)
+        time.sleep(0.05)
+        status = daemon.next_status()
+        assert {tenant.replica_id for tenant in status.sharing.tenants} == {"bad", "good"}
+    os.ftruncate(bad.descriptors[1], 0)
+    until(lambda: bool(bad.granted("flags") & CLOSED), "its old files are given up")
+    fresh = held(daemon)
+    assert fresh.segment_id != bad.segment_id
+    assert daemon.next_status().sharing.late_p99_s < 1.0
+    child.kill()
+    child.wait()
+
+
+def test_a_tenant_with_more_processes_than_slots_is_told_that_it_is_full(daemon: Daemon, native: Native) -> None:
+    daemon.send(entry(os.getpid()))
+    read, write = os.pipe()
+    children = []
+    for _ in range(NUM_PROCESSES + 2):
+        child = os.fork()
+        if child == 0:
+            found = ask(daemon.address)
+            os.write(write, bytes([found.status if found is not None else 99]))
+            time.sleep(600)
+            os._exit(0)
+        children.append(child)
+    answers = b""
+    while len(answers) < len(children):
+        answers += os.read(read, 100)
+    assert sorted(answers) == [OK] * NUM_PROCESSES + [FULL] * 2
+    assert "more than 64 processes" in daemon.tenant("r0").reason
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    until(lambda: daemon.next_status().num_processes == 0, "their slots are free")
+    os.close(read)
+    os.close(write)
+    held(daemon).close()
+
+
+# --- tokens ---------------------------------------------------------------------------------------------------------
+
+
+def test_whoever_is_alone_with_the_whole_device_never_waits_and_whoever_has_a_limit_does(daemon: Daemon) -> None:
+    daemon.send(entry(os.getpid(), share=(0.5, 1.0)))
+    mine = held(daemon)
+    assert mine.granted("flags") == UNLIMITED
+    assert mine.granted("granted_ns") >= mine.used() + 50 * MS
+    daemon.send(entry(os.getpid(), share=(0.5, 0.8)))
+    assert mine.granted("flags") == 0
+    assert daemon.tenant("r0").granted == pytest.approx(0.8)
+    mine.close()
+
+
+def test_nobody_saves_up(daemon: Daemon) -> None:
+    """However long a tenant does nothing, it has the stock of a few turns and no more."""
+    daemon.send(entry(os.getpid(), share=(0.3, 0.6)))
+    mine = held(daemon)
+    time.sleep(0.3)
+    assert 0 < mine.granted("granted_ns") - mine.used() <= 0.6 * 10 * MS
+    mine.close()
+
+
+@pytest.mark.slow
+def test_launches_are_held_to_the_limit_and_the_limit_can_change(daemon: Daemon, native: Native) -> None:
+    client = Client(native, daemon)
+    daemon.send(entry(client.pid, share=(0.2, 0.4)))
+    client.say("launch 50")
+    told = client.say("run 2000")
+    used_s = told["launches"] / 1000
+    assert used_s / (told["took_ns"] / 1e9) == pytest.approx(0.4, abs=0.04)
+    daemon.send(entry(client.pid, share=(0.2, 0.8)))
+    told = client.say("run 2000")
+    assert told["launches"] / 1000 / (told["took_ns"] / 1e9) == pytest.approx(0.8, abs=0.06)
+    tenant = daemon.tenant("r0")
+    assert tenant.num_launches > 2000
+    assert tenant.throttled_s > 1.0
+    assert tenant.num_open == 0
+    client.close()
+
+
+@pytest.mark.slow
+def test_two_who_want_everything_get_by_their_shares_and_another_device_is_not_touched(
+    daemon: Daemon, native: Native
+) -> None:
+    clients = [Client(native, daemon), Client(native, daemon), Client(native, daemon, device=1)]
+    entries = [
+        entry(clients[0].pid, "r0", share=(0.25, 1.0)),
+        entry(clients[1].pid, "r1", share=(0.75, 1.0)),
+        entry(clients[2].pid, "r2", device=1, share=(0.5, 1.0)),
+    ]
+    daemon.send(*entries)
+    for client in clients:
+        client.say("launch 20")
+    for client in clients:
+        client.begin("run 2000")
+    told = [client.end() for client in clients]
+    rates = [each["launches"] / 1000 / (each["took_ns"] / 1e9) for each in told]
+    assert rates[0] == pytest.approx(0.25, abs=0.05)
+    assert rates[1] == pytest.approx(0.75, abs=0.08)
+    # It has the device for itself, and the stub's launches take no time.
+    assert rates[2] > 5.0
+    for client in clients:
+        client.close()
+
+
+@pytest.mark.slow
+def test_a_service_in_trouble_is_granted_its_limit_at_once(daemon: Daemon, tmp_path: Path) -> None:
+    """It says through its slot that an iteration takes too long: the job beside it gives way in the same turns."""
+    slots = tmp_path / "slots"
+    make_slots(slots, 4)
+    children = [subprocess.Popen([sys.executable, "-c", SLEEP], start_new_session=True) for _ in range(2)]
+    service = entry(children[0].pid, "service", share=(0.3, 0.6), is_slo=True, slot=1)
+    job = entry(children[1].pid, "job", share=(0.4, 0.9))
+    daemon.send(service, job, slots_path=str(slots))
+    writer = SlotWriter(str(slots), 1, time.monotonic)
+    for _ in range(5):
+        writer.begin(4)
+        time.sleep(0.01)
+        writer.end()
+    time.sleep(0.2)
+    writer.begin(4)
+    until(lambda: daemon.tenant("service").state == "EMERGENCY", "it is seen")
+    assert daemon.tenant("service").granted == pytest.approx(0.6)
+    writer.end()
+    writer.close()
+    for child in children:
+        child.kill()
+        child.wait()
+
+
+def test_a_memory_limit_is_in_the_grant_and_can_change(daemon: Daemon) -> None:
+    daemon.send(entry(os.getpid(), memory_mb=100))
+    mine = held(daemon)
+    assert mine.granted("memory_limit_bytes") == 100_000_000
+    daemon.send(entry(os.getpid(), memory_mb=200))
+    assert mine.granted("memory_limit_bytes") == 200_000_000
+    mine.set_process("memory_bytes", 1_500_001)
+    assert daemon.tenant("r0").memory_used_mb == 2
+    mine.close()
+
+
+# --- what dies ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_what_a_killed_client_held_is_free_at_once(daemon: Daemon, native: Native) -> None:
+    keeper = subprocess.Popen([sys.executable, "-c", SLEEP], start_new_session=True)
+    client = Client(native, daemon)
+    other = Client(native, daemon)
+    daemon.send(entry(client.pid, memory_mb=100), entry(other.pid, "r1"), entry(keeper.pid, "r2", device=1))
+    assert client.say("alloc 80")["result"] == 0
+    assert client.say("alloc 80")["result"] == 2
+    assert daemon.tenant("r0").memory_used_mb == 80
+    num_files = daemon.num_files()
+    client.kill()
+    until(lambda: {tenant.replica_id for tenant in daemon.next_status().sharing.tenants} == {"r1", "r2"}, "it is gone")
+    assert daemon.num_files() < num_files
+    assert len(list(daemon.place.iterdir())) == 4
+    other.close()
+    keeper.kill()
+    keeper.wait()
+
+
+@pytest.mark.slow
+def test_nobody_stops_when_the_daemon_is_killed_and_the_next_one_goes_on_where_it_stopped(
+    daemon: Daemon, native: Native
+) -> None:
+    client = Client(native, daemon)
+    mine = entry(client.pid, share=(0.2, 0.4), memory_mb=100)
+    daemon.send(mine)
+    assert client.say("alloc 60")["result"] == 0
+    client.say("launch 200")
+    files = {path.name: path.stat().st_ino for path in daemon.place.iterdir()}
+    before = daemon.tenant("r0")
+    client.begin("run 3000")
+    time.sleep(0.3)
+    daemon.kill()
+    time.sleep(0.5)
+    # It knows its tenants before anybody has told it.
+    daemon.start(connect=False)
+    status = daemon.next_status()
+    assert (status.num_adopted, status.num_made, status.num_processes) == (1, 0, 1)
+    told = client.end()
+    assert told["longest_ns"] < 1000 * MS
+    assert {path.name: path.stat().st_ino for path in daemon.place.iterdir()} == files
+    after = daemon.tenant("r0")
+    assert after.memory_used_mb == 60
+    assert after.num_launches >= before.num_launches + told["launches"]
+    assert after.num_open > 0
+    # Held again, as the platform said to the one before.
+    told = client.say("run 1000")
+    assert told["launches"] / 1000 / (told["took_ns"] / 1e9) == pytest.approx(0.4, abs=0.05)
+    client.close()
+
+
+def test_whoever_dies_while_there_is_no_daemon_is_found_by_the_next_one(daemon: Daemon) -> None:
+    daemon.send(entry(os.getpid()))
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        found = ask(daemon.address)
+        assert found is not None
+        found.set_process("memory_bytes", 7_000_000)
+        os.write(write, b"x")
+        time.sleep(600)
+    os.read(read, 1)
+    assert daemon.tenant("r0").memory_used_mb == 7
+    daemon.kill()
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    daemon.start()
+    told = daemon.next_status()
+    assert (told.num_processes, told.num_deaths) == (0, 1)
+    assert daemon.tenant("r0").memory_used_mb == 0
+    os.close(read)
+    os.close(write)
+
+
+def test_asked_to_end_it_lets_everybody_go_and_leaves_nothing(daemon: Daemon) -> None:
+    daemon.send(entry(os.getpid()))
+    mine = held(daemon)
+    place = daemon.place
+    daemon.end()
+    assert mine.granted("flags") == UNLIMITED | CLOSED
+    assert mine.granted("granted_ns") > 10**18
+    assert not place.exists()
+    assert sorted(path.name for path in daemon.directory.iterdir()) == ["gpu.lock"]
+    mine.close()
+
+
+def test_a_second_daemon_leaves_the_first_one_alone(daemon: Daemon) -> None:
+    daemon.send(entry(os.getpid()))
+    command = [sys.executable, "-m", "springtide.backends.gpu.gpu_daemon", str(daemon.directory)]
+    assert subprocess.run(command, stderr=subprocess.DEVNULL, timeout=LIMIT_S).returncode == EXIT_TAKEN
+    held(daemon).close()
+
+
+def test_a_daemon_whose_socket_is_somebody_elses_ends(daemon: Daemon) -> None:
+    assert daemon.process is not None
+    (daemon.directory / TENANT_SOCKET_NAME).unlink()
+    assert daemon.process.wait(LIMIT_S) == 0
+    assert not (daemon.directory / SOCKET_NAME).exists()
+    assert not (daemon.directory / STATUS_NAME).exists()

@@ -1,0 +1,247 @@
+"""Finding the daemon, and finding it again: wrong answers, no answers, and files that are given up."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gate_scene import HANGS_NS, UUID, Probe, Scene, build_probe, open_scene, wait_for_waiting
+from grant_stand_in import CLOSED, FULL, LAYOUT, MAGIC, SEGMENT_BYTES, UNKNOWN
+from native_build import NATIVE, Native
+
+
+@pytest.fixture
+def scene(native: Native, tmp_path: Path) -> Iterator[Scene]:
+    with open_scene(native, tmp_path) as found:
+        yield found
+
+
+# --- finding the daemon ---------------------------------------------------------------------------------------------
+
+
+def test_without_an_address_nothing_is_asked_and_nobody_held(scene: Scene) -> None:
+    scene.daemon.add(UUID, 7)
+    probe = scene.probe(is_addressed=False)
+    assert probe.say("launch 1000 50 4")["charged"] == 0
+    assert probe.say("bucket") == {"segment": None, "attached": 0}
+    assert scene.daemon.num_questions == 0
+
+
+@pytest.mark.parametrize("address", ["", "/nowhere/at/all", "x" * 300])
+def test_an_address_where_nobody_is_holds_nobody(native: Native, address: str) -> None:
+    probe = Probe(build_probe(native), address)
+    try:
+        answer = probe.say("launch 1000 50 4")
+        assert (answer["charged"], answer["keeps_errno"]) == (0, True)
+        assert answer["total_ns"] < HANGS_NS
+    finally:
+        probe.close()
+
+
+def test_who_is_unknown_is_not_held_and_found_later(scene: Scene) -> None:
+    probe = scene.probe()
+    assert probe.say("launch 100 50 1")["charged"] == 0
+    assert scene.daemon.num_questions == 1
+    segment = scene.daemon.add(UUID, 7)
+    segment.granted_ns = 2**62
+    probe.say("sleep 120")
+    assert probe.say("launch 100 50 1")["charged"] > 80
+    assert probe.say("bucket")["attached"] == 1
+    assert segment.process(0)[2] == 4096
+
+
+def test_a_full_tenant_says_so_and_is_left_in_peace(scene: Scene) -> None:
+    scene.daemon.answers = lambda client, question: scene.daemon.say_no(client, FULL, retry_ms=60_000)
+    probe = scene.probe()
+    assert probe.say("launch 1000 50 1")["charged"] == 0
+    probe.say("sleep 150")
+    probe.say("launch 1000 50 1")
+    assert scene.daemon.num_questions == 1
+
+
+def test_a_daemon_that_never_answers_is_asked_less_and_less(scene: Scene) -> None:
+    scene.daemon.answers = lambda client, question: time.sleep(0.2)
+    probe = scene.probe()
+    answer = probe.say("launch 1000 50 8")
+    assert answer["charged"] == 0
+    assert answer["longest_ns"] < HANGS_NS
+    for _ in range(20):
+        probe.say("sleep 50")
+        probe.say("launch 32 50 1")
+    assert scene.daemon.num_questions <= 5
+
+
+def test_the_first_launches_of_all_threads_wait_for_the_first_answer(scene: Scene) -> None:
+    segment = scene.daemon.add(UUID, 7)
+    segment.granted_ns = 2**62
+    scene.daemon.answers = lambda client, question: (time.sleep(0.02), scene.daemon.answer(client, question))[1]
+    answer = scene.probe().say("launch 1 50 16")
+    assert answer["charged"] == 16
+    assert scene.daemon.num_questions == 1
+    assert segment.used_ns == 16 * 50
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["closed", "short answer", "long answer", "other magic", "no files", "one file", "five files", "small files",
+     "other segment", "other device", "slot out of range"],
+)  # fmt: skip
+def test_a_wrong_answer_holds_nobody_and_costs_no_descriptor(scene: Scene, wrong: str) -> None:
+    segment = scene.daemon.add(UUID, 7)
+    other = scene.daemon.add(bytes(16), 8)
+    small = scene.daemon.directory / "small"
+    small.write_bytes(bytes(100))
+
+    def answer(client: socket.socket, question: bytes) -> None:
+        if wrong == "short answer":
+            client.send(b"abc")
+        elif wrong == "long answer":
+            client.send(bytes(4096))
+        elif wrong == "other magic":
+            client.send(bytes(32))
+        elif wrong == "no files":
+            scene.daemon.send_files(client, segment, 0, ())
+        elif wrong == "one file":
+            scene.daemon.send_files(client, segment, 0, segment.paths[:1])
+        elif wrong == "five files":
+            scene.daemon.send_files(client, segment, 0, segment.paths * 2 + segment.paths[:1])
+        elif wrong == "small files":
+            scene.daemon.send_files(client, segment, 0, (small, small))
+        elif wrong == "other segment":
+            scene.daemon.send_files(client, segment, 0, (segment.paths[0], other.paths[1]))
+        elif wrong == "other device":
+            scene.daemon.send_files(client, other, 0)
+        elif wrong == "slot out of range":
+            scene.daemon.send_files(client, segment, 64)
+
+    probe = scene.probe(is_addressed=True)
+    scene.daemon.answers = answer
+    assert probe.say("launch 100 50 1")["charged"] == 0
+    before = probe.say("descriptors")["open"]
+    for _ in range(3):
+        probe.say("sleep 110")
+        assert probe.say("launch 32 50 1")["charged"] == 0
+    assert scene.daemon.num_questions >= 2
+    assert probe.say("descriptors")["open"] == before
+    assert segment.used_ns == 0
+    # And the right one is taken afterwards.
+    scene.daemon.answers = scene.daemon.answer
+    segment.granted_ns = 2**62
+    probe.say("sleep 120")
+    assert probe.say("launch 64 50 1")["charged"] > 0
+
+
+# --- new files ------------------------------------------------------------------------------------------------------
+
+
+def test_closed_files_are_left_for_new_ones(scene: Scene) -> None:
+    old = scene.daemon.add(UUID, 7)
+    old.granted_ns = 2**62
+    probe = scene.probe()
+    probe.say("launch 10 50 2")
+    fresh = scene.daemon.add(UUID, 8)
+    fresh.granted_ns = 2**62
+    old.flags = CLOSED
+    probe.say("sleep 110")
+    # A process that never has to wait looks once in 64 launches.
+    probe.say("launch 128 50 1")
+    assert probe.say("bucket") == {"segment": 8, "slot": 0, "attached": 2}
+    used_ns = old.used_ns
+    probe.say("launch 100 50 1")
+    assert old.used_ns == used_ns
+    assert fresh.used_ns >= 100 * 50
+    assert fresh.process(0)[2] == 4096
+
+
+def test_whoever_waits_is_let_go_when_the_files_are_closed(scene: Scene) -> None:
+    segment = scene.daemon.add(UUID, 7)
+    probe = scene.probe()
+    segment.granted_ns = 1
+    probe.say("launch 1 50 1")
+    probe.begin("launch 1 50 4")
+    wait_for_waiting(segment, 0, 4)
+    segment.flags = CLOSED
+    segment.wake()
+    assert probe.end()["longest_ns"] < HANGS_NS
+    del scene.daemon.segments[UUID]
+    probe.say("sleep 110")
+    assert probe.say("bucket")["segment"] is None
+
+
+def test_a_daemon_that_does_not_know_us_yet_leaves_us_our_files(scene: Scene) -> None:
+    segment = scene.daemon.add(UUID, 7)
+    segment.granted_ns = 1
+    probe = scene.probe()
+    probe.say("launch 1 50 1")
+    probe.say("sleep 110")
+    scene.daemon.is_frozen = True
+    scene.daemon.answers = lambda client, question: scene.daemon.say_no(client, UNKNOWN)
+    probe.say("launch 1 50 1")
+    probe.say("sleep 110")
+    probe.say("launch 100 50 1")
+    assert scene.daemon.num_questions > 1
+    segment.granted_ns = segment.used_ns
+    scene.daemon.is_frozen = False
+    segment.beat()
+    probe.begin("launch 1 50 1")
+    wait_for_waiting(segment, 0, 1)
+    segment.granted_ns += 1
+    segment.wake()
+    probe.end()
+
+
+def test_lost_files_are_replaced_while_threads_launch(scene: Scene) -> None:
+    scene.daemon.add(UUID, 7).granted_ns = 2**62
+    probe = scene.probe()
+    probe.say("bucket")
+    segment = scene.daemon.segments[UUID]
+    probe.begin("launch 150000 1 4")
+    for number in range(8, 12):
+        old = segment
+        segment = scene.daemon.add(UUID, number)
+        segment.granted_ns = 2**62
+        old.flags = CLOSED
+        time.sleep(0.12)
+    assert probe.end()["longest_ns"] < HANGS_NS
+    assert probe.say("bucket")["segment"] in range(8, 12)
+
+
+@pytest.mark.slow
+def test_a_thousand_new_files_leave_nothing_behind(scene: Scene) -> None:
+    probe = scene.probe()
+    scene.daemon.add(UUID, 1).granted_ns = 2**62
+    probe.say("bucket")
+    before = probe.say("descriptors")
+    for number in range(2, 60):
+        old = scene.daemon.segments[UUID]
+        scene.daemon.add(UUID, number).granted_ns = 2**62
+        old.flags = CLOSED
+        probe.say("sleep 100")
+        assert probe.say("bucket")["segment"] == number
+    after = probe.say("descriptors")
+    assert after["open"] == before["open"]
+
+
+def test_the_layout_is_the_one_of_the_stand_in() -> None:
+    header = (NATIVE / "include" / "springtide_share.h").read_text()
+    assert f"#define ST_MAGIC {MAGIC:#x}u" in header
+    assert f"#define ST_LAYOUT {LAYOUT}u" in header
+    assert f"#define ST_SEGMENT_BYTES {SEGMENT_BYTES}" in header
+
+
+def test_two_devices_have_two_buckets(scene: Scene) -> None:
+    other = bytes(range(16, 32))
+    segments = scene.daemon.add(UUID, 7), scene.daemon.add(other, 8)
+    for segment in segments:
+        segment.granted_ns = 2**62
+    probes = scene.probe(), scene.probe(device_uuid=other)
+    threads = [threading.Thread(target=probe.say, args=("launch 100 50 1",)) for probe in probes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [segment.used_ns for segment in segments] == [5000, 5000]
