@@ -16,11 +16,6 @@ void st_gate_forked(void);
  * like a daemon that is gone, so that a thread that still holds the bucket harms nobody and is not held. */
 void st_retire_bucket(struct st_bucket *bucket);
 
-/* memory.c. After a bucket came to a device: what is held is counted in it from now on. */
-__attribute__((weak)) void st_memory_attached(struct st_device *device, struct st_bucket *bucket);
-/* Before anybody forgets a context of this device; NULL: its primary one. */
-__attribute__((weak)) void st_memory_context_gone(struct st_device *device, CUcontext context);
-
 /* A lock that is never held for longer than one question takes, never waited for longer than that, and that a child of
  * a fork can simply set free. */
 struct st_lock {

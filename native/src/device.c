@@ -131,7 +131,7 @@ static struct st_device *device_of_context(CUcontext context) {
 /* A context of this device has ended, `context` NULL being its primary one. The driver gives the address of a dead
  * context to the next one, perhaps of another device. */
 static void forget_context(struct st_device *device, CUcontext context) {
-    if (device != NULL && st_memory_context_gone != NULL) {
+    if (device != NULL) {
         st_memory_context_gone(device, context);
     }
     atomic_fetch_add(&st_context_epoch, 1);

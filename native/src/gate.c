@@ -52,7 +52,7 @@ static void replace(struct st_device *device, struct st_bucket *old, struct st_b
         return;
     }
     atomic_store_explicit(&device->bucket, fresh, memory_order_release);
-    if (fresh != NULL && st_memory_attached != NULL) {
+    if (fresh != NULL) {
         st_memory_attached(device, fresh); /* what was allocated before this bucket came counts in it, too */
     }
     if (old != NULL) {

@@ -225,9 +225,8 @@ static void change_node(CUgraphExec handle, CUgraphNode node, void (*change)(str
     struct graph *graph = graph_of(handle);
     for (size_t i = 0; graph != NULL && i < graph->nodes.num; i++) {
         if (graph->nodes.all[i].handle == node) {
-            uint64_t before_ns = sum_of(&graph->nodes);
             change(&graph->nodes, i, data);
-            st_work_change_graph(handle, before_ns, sum_of(&graph->nodes));
+            st_work_change_graph(handle, sum_of(&graph->nodes));
             break;
         }
     }
@@ -281,9 +280,8 @@ static CUresult updated(CUresult result, CUgraphExec handle, CUgraph source) {
     pthread_mutex_lock(&mutex);
     struct graph *graph = graph_of(handle);
     if (graph != NULL) {
-        uint64_t before_ns = sum_of(&graph->nodes);
         set_all(&graph->nodes, &nodes);
-        st_work_change_graph(handle, before_ns, sum_of(&graph->nodes));
+        st_work_change_graph(handle, sum_of(&graph->nodes));
     }
     pthread_mutex_unlock(&mutex);
     free(nodes.all);

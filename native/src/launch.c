@@ -1,18 +1,23 @@
 /* Every way to launch a kernel: each hook asks for tokens, calls its own twin in the driver, and says how that went.
  *
- * Numbers of blocks are products of three 32-bit numbers: 64 bits, and held at the largest where even those do not
- * suffice, for a grid that big is refused by the driver anyway.
+ * Numbers of blocks are products of three 32-bit numbers, as 64 bits: the largest grid of any device fits. What does not
+ * fit is no grid, the driver refuses it, and whatever it was counted as is given back.
  */
 #include "hooks.h"
 
 static inline uint64_t st_product(uint32_t x, uint32_t y, uint32_t z) {
-    uint64_t product;
-    return __builtin_mul_overflow((uint64_t)x * y, (uint64_t)z, &product) ? UINT64_MAX : product;
+    return (uint64_t)x * y * z;
 }
 
 static inline uint32_t st_threads(uint32_t x, uint32_t y, uint32_t z) {
-    uint64_t product = st_product(x, y, z);
-    return product > UINT32_MAX ? UINT32_MAX : (uint32_t)product;
+    return x * y * z;
+}
+
+/* Of most launches there is nothing to be said afterwards. */
+static inline void st_launched(struct st_ticket *ticket, CUstream stream, bool per_thread, CUresult result) {
+    if (ST_UNLIKELY(ticket->sample != NULL || result != CUDA_SUCCESS)) {
+        st_launch_end(ticket, stream, per_thread, result);
+    }
 }
 
 #define ST_SHAPE uint32_t gx, uint32_t gy, uint32_t gz, uint32_t bx, uint32_t by, uint32_t bz, uint32_t shared_bytes
@@ -28,7 +33,7 @@ static inline uint32_t st_threads(uint32_t x, uint32_t y, uint32_t z) {
                         per_thread);                                                                                   \
         CUresult result =                                                                                              \
             st_real_##symbol(function, gx, gy, gz, bx, by, bz, shared_bytes, stream, parameters, extra);               \
-        st_launch_end(&ticket, stream, per_thread, result);                                                            \
+        st_launched(&ticket, stream, per_thread, result);                                                              \
         return result;                                                                                                 \
     }
 
@@ -44,7 +49,7 @@ ST_LAUNCH_KERNEL(cuLaunchKernel_ptsz, true)
         st_launch_begin(&ticket, st_work_of_kernel(function, st_product(gx, gy, gz), st_threads(bx, by, bz)), stream,  \
                         per_thread);                                                                                   \
         CUresult result = st_real_##symbol(function, gx, gy, gz, bx, by, bz, shared_bytes, stream, parameters);        \
-        st_launch_end(&ticket, stream, per_thread, result);                                                            \
+        st_launched(&ticket, stream, per_thread, result);                                                              \
         return result;                                                                                                 \
     }
 
@@ -67,7 +72,7 @@ ST_LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel_ptsz, true)
                                           st_threads(config->blockDimX, config->blockDimY, config->blockDimZ)),        \
                         stream, per_thread);                                                                           \
         CUresult result = st_real_##symbol(config, function, parameters, extra);                                       \
-        st_launch_end(&ticket, stream, per_thread, result);                                                            \
+        st_launched(&ticket, stream, per_thread, result);                                                              \
         return result;                                                                                                 \
     }
 
@@ -85,7 +90,7 @@ ST_EXPORT CUresult CUDAAPI cuLaunch(CUfunction function) {
     struct st_ticket ticket;
     st_launch_begin(&ticket, st_work_of_kernel(function, 1, 0), NULL, false);
     CUresult result = st_real_cuLaunch(function);
-    st_launch_end(&ticket, NULL, false, result);
+    st_launched(&ticket, NULL, false, result);
     return result;
 }
 
@@ -100,7 +105,7 @@ ST_EXPORT CUresult CUDAAPI cuLaunchGrid(CUfunction function, int width, int heig
     struct st_ticket ticket;
     st_launch_begin(&ticket, st_work_of_kernel(function, st_blocks(width, height), 0), NULL, false);
     CUresult result = st_real_cuLaunchGrid(function, width, height);
-    st_launch_end(&ticket, NULL, false, result);
+    st_launched(&ticket, NULL, false, result);
     return result;
 }
 
@@ -111,7 +116,7 @@ ST_EXPORT CUresult CUDAAPI cuLaunchGridAsync(CUfunction function, int width, int
     struct st_ticket ticket;
     st_launch_begin(&ticket, st_work_of_kernel(function, st_blocks(width, height), 0), stream, false);
     CUresult result = st_real_cuLaunchGridAsync(function, width, height, stream);
-    st_launch_end(&ticket, stream, false, result);
+    st_launched(&ticket, stream, false, result);
     return result;
 }
 
@@ -160,7 +165,7 @@ ST_EXPORT CUresult CUDAAPI cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARA
     CUresult result = st_real_cuLaunchCooperativeKernelMultiDevice(parts, num_parts, flags);
     for (unsigned int k = 0; k < num_parts; k++) {
         is_entered[k] = st_enter_context(parts[k].hStream);
-        st_launch_end(&tickets[k], parts[k].hStream, false, result);
+        st_launched(&tickets[k], parts[k].hStream, false, result);
         if (is_entered[k]) {
             st_leave_context();
         }

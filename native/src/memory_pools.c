@@ -1,7 +1,7 @@
 /* Stream-ordered memory. A pool has more of the device than the program has of the pool: what was freed stays in it
  * until a synchronisation, or for good. What counts is what the pool has; the driver is asked, and where it does not
- * say, it is what the program has. So a pool can grow past the limit by the step in which the driver grows it, once:
- * what it has then is counted, and the next allocation is refused.
+ * say, it is what the program has. Room is taken in pages of the device. A driver that grows its pools in longer steps
+ * can pass the limit by such a step, once: what the pool has then is counted, and the next allocation is refused.
  *
  * What graphs allocate is had when they run, by the device and not by a pool; it is looked at after every
  * synchronisation once there is such a graph. Nothing is asked while a stream captures.
@@ -9,6 +9,8 @@
 #include "memory_rooms.h"
 
 #define NUM_POOLS 256
+/* A pool grows by whole pages of the device, the driver's own steps may be longer. */
+#define STEP_BYTES (2u << 20)
 
 struct pool {
     CUmemoryPool handle; /* NULL: destroyed, and only what was taken from it is left */
@@ -180,6 +182,9 @@ static bool grow(struct pool *pool, uint64_t bytes) {
         return true;
     }
     uint64_t had = had_by(pool);
+    if (had > pool->reserved && had < UINT64_MAX - STEP_BYTES) {
+        had = (had + STEP_BYTES - 1) / STEP_BYTES * STEP_BYTES;
+    }
     if (had > pool->counted) {
         if (!st_account_take(pool->account, had - pool->counted)) {
             pool->used = used;

@@ -195,19 +195,26 @@ static void *st_ask_driver(void *get_v2, void *get_v1, const char *api, int vers
     return result == CUDA_SUCCESS ? address : NULL;
 }
 
-static cuuint64_t st_flags_of(const struct st_hook *hook) {
-    return hook->is_per_thread ? CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM : CU_GET_PROC_ADDRESS_LEGACY_STREAM;
-}
-
-/* Whether one of the first `count` addresses is this one: the driver answers a question for a twin that it does not have
- * with the function itself. */
-static bool st_is_taken(void *const *addresses, size_t count, const void *address) {
-    for (size_t k = 0; k < count; k++) {
-        if (addresses[k] == address) {
+/* Whether this is a function that was found already, or even one of ours: a driver that was linked carelessly takes our
+ * names for its own. */
+static bool st_is_taken(void *const *addresses, size_t but, const void *address) {
+    for (size_t k = 0; k < ST_NUM_HOOKS; k++) {
+        if ((k != but && addresses[k] == address) || st_hooks[k].ours == address) {
             return true;
         }
     }
     return false;
+}
+
+/* What the driver does not export it may yet give away. It answers a question for a twin that it does not have with the
+ * function itself. */
+static void *st_look_up_unnamed(void *get_v2, void *get_v1, const struct st_hook *hook) {
+    const cuuint64_t twin = CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, plain = CU_GET_PROC_ADDRESS_LEGACY_STREAM;
+    void *found = st_ask_driver(get_v2, get_v1, hook->api, hook->since, hook->is_per_thread ? twin : plain);
+    if (hook->is_per_thread && found == st_ask_driver(get_v2, get_v1, hook->api, hook->since, plain)) {
+        return NULL;
+    }
+    return found;
 }
 
 static void st_look_up(void *handle, void **hooked, void **plain) {
@@ -221,8 +228,8 @@ static void st_look_up(void *handle, void **hooked, void **plain) {
     void *get_v1 = st_true_dlsym(handle, "cuGetProcAddress");
     for (size_t k = 0; k < ST_NUM_HOOKS; k++) {
         if (hooked[k] == NULL && strcmp(st_hooks[k].api, "cuGetProcAddress") != 0) {
-            void *found = st_ask_driver(get_v2, get_v1, st_hooks[k].api, st_hooks[k].since, st_flags_of(&st_hooks[k]));
-            hooked[k] = found != NULL && !st_is_taken(hooked, ST_NUM_HOOKS, found) ? found : NULL;
+            hooked[k] = st_look_up_unnamed(get_v2, get_v1, &st_hooks[k]);
+            hooked[k] = st_is_taken(hooked, k, hooked[k]) ? NULL : hooked[k];
         }
     }
 }
@@ -320,7 +327,8 @@ static void *st_find_hook(void **handle, const struct st_hook *hook, const char 
     if (*handle == RTLD_NEXT) {
         return asking != NULL && st_is_before_us(asking) ? NULL : hook->ours;
     }
-    void *first = st_look(RTLD_DEFAULT, hook->symbol, version);
+    /* What the program's own scope has first. (Ours is no measure: we are linked to find ourselves first.) */
+    void *first = st_look(dlopen(NULL, RTLD_LAZY), hook->symbol, version);
     return first == NULL || first == hook->ours || first == *hook->real ? hook->ours : NULL;
 }
 
@@ -418,6 +426,9 @@ static const struct st_hook *st_hook_at(const void *address, const char *api, bo
     const struct st_hook *found = NULL;
     for (size_t k = 0; k < ST_NUM_HOOKS; k++) {
         const struct st_hook *hook = &st_hooks[k];
+        if (hook->ours == address) {
+            return hook;
+        }
         if (*hook->real == address && (strcmp(hook->api, api) == 0 || strcmp(hook->symbol, api) == 0) &&
             (found == NULL || hook->is_per_thread == is_per_thread)) {
             found = hook;

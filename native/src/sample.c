@@ -14,16 +14,6 @@
 
 enum state { FREE, RECORDING, PENDING };
 
-struct st_sample {
-    _Atomic uint32_t state;
-    CUevent begin;
-    CUevent end;
-    struct st_work *work;
-    uint32_t generation;
-    uint64_t charged_ns;
-    struct st_bucket *bucket;
-};
-
 struct pool {
     CUcontext context;
     unsigned long long context_id; /* the driver uses a context's address again, but never its number */
@@ -133,7 +123,7 @@ static void read_samples(struct pool *pool) {
         /* The comparison is false for a NaN, too. A day is no time that a kernel takes. */
         if (result == CUDA_SUCCESS && milliseconds >= 0.0f && milliseconds < 86400000.0f) {
             uint64_t measured_ns = (uint64_t)((double)milliseconds * 1e6);
-            st_work_measured(sample->work, sample->generation, measured_ns, sample->charged_ns, sample->bucket);
+            st_work_measured(sample, measured_ns);
         }
     }
 }
@@ -171,6 +161,7 @@ static struct st_sample *begin_in_pool(const struct st_ticket *ticket, CUstream 
     }
     sample->work = ticket->work;
     sample->generation = atomic_load_explicit(&ticket->work->generation, memory_order_relaxed);
+    sample->size = atomic_load_explicit(&ticket->work->size, memory_order_relaxed);
     sample->charged_ns = ticket->cost_ns;
     sample->bucket = ticket->bucket;
     atomic_store_explicit(&sample->state, RECORDING, memory_order_release);

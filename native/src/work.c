@@ -14,6 +14,7 @@
 
 #define NUM_SETS 2048u /* a power of two */
 #define NUM_WAYS 8u
+#define AGE_EVERY 16u /* of so many entries driven out, one makes the others older */
 /* The guess for a kernel nobody has measured: so much at least, and so much for each wave of threads of a large device. */
 #define FIRST_GUESS_NS 3000u
 #define WAVE_NS 2000u
@@ -64,8 +65,8 @@ static inline struct st_work *find(uint64_t key) {
     return NULL;
 }
 
-/* The entry of this set that a new key may have: a free one, else the least launched that is no graph. The others'
- * counts are halved then, so that what was busy long ago does not stay for ever. */
+/* The entry of this set that a new key may have: a free one, else the least launched that is no graph. Now and then the
+ * others' counts are halved, so that what was busy long ago does not stay for ever. */
 static struct st_work *victim_of(struct st_work *set, uint64_t key) {
     struct st_work *victim = NULL;
     uint32_t fewest = UINT32_MAX;
@@ -85,6 +86,9 @@ static struct st_work *victim_of(struct st_work *set, uint64_t key) {
     if (victim == NULL) {
         return &set[first % NUM_WAYS];
     }
+    if ((key >> 20) % AGE_EVERY != 0) {
+        return victim;
+    }
     for (unsigned way = 0; way < NUM_WAYS; way++) {
         uint32_t num_launches = atomic_load_explicit(&set[way].num_launches, memory_order_relaxed);
         uint32_t next_sample = atomic_load_explicit(&set[way].next_sample, memory_order_relaxed);
@@ -97,7 +101,7 @@ static struct st_work *victim_of(struct st_work *set, uint64_t key) {
 
 /* The entry of this key, taken if it had none. `cost_ns` is used only for a new one. Where two threads take entries for
  * the same key at once, the one that is found first stays in use and the other is driven out in time. */
-static struct st_work *insert(uint64_t key, const void *function, uint64_t num_blocks, uint64_t cost_ns, bool is_graph) {
+static struct st_work *insert(uint64_t key, const void *function, uint64_t size, uint64_t cost_ns, bool is_graph) {
     struct st_work *set = set_of(key);
     for (;;) {
         struct st_work *work = find(key);
@@ -114,7 +118,7 @@ static struct st_work *insert(uint64_t key, const void *function, uint64_t num_b
         atomic_store_explicit(&work->next_sample, 1, memory_order_relaxed);
         atomic_store_explicit(&work->num_samples, 0, memory_order_relaxed);
         atomic_store_explicit(&work->function, function, memory_order_relaxed);
-        atomic_store_explicit(&work->num_blocks, num_blocks, memory_order_relaxed);
+        atomic_store_explicit(&work->size, size, memory_order_relaxed);
         atomic_store_explicit(&work->is_graph, is_graph, memory_order_relaxed);
         atomic_store_explicit(&work->cost_ns, cost_ns, memory_order_release);
         return work;
@@ -165,7 +169,8 @@ struct st_work *st_work_of_graph(CUgraphExec graph, uint64_t first_guess_ns) {
     if (ST_LIKELY(work != NULL)) {
         return work;
     }
-    return insert(key, NULL, 0, first_guess_ns < ST_LEAST_COST_NS ? ST_LEAST_COST_NS : first_guess_ns, true);
+    first_guess_ns = first_guess_ns < ST_LEAST_COST_NS ? ST_LEAST_COST_NS : first_guess_ns;
+    return insert(key, NULL, first_guess_ns, first_guess_ns, true);
 }
 
 void st_work_forget_graph(CUgraphExec graph) {
@@ -182,18 +187,15 @@ void st_work_begin_graph(CUgraphExec graph, uint64_t first_guess_ns) {
     (void)st_work_of_graph(graph, first_guess_ns);
 }
 
-void st_work_change_graph(CUgraphExec graph, uint64_t before_ns, uint64_t after_ns) {
+void st_work_change_graph(CUgraphExec graph, uint64_t after_ns) {
+    after_ns = after_ns < ST_LEAST_COST_NS ? ST_LEAST_COST_NS : after_ns;
     struct st_work *work = st_work_of_graph(graph, after_ns);
-    uint64_t cost_ns = st_work_cost_ns(work);
-    if (atomic_load_explicit(&work->num_samples, memory_order_relaxed) == 0) {
-        cost_ns = after_ns;
-    } else if (before_ns != 0) {
-        cost_ns = scaled(cost_ns, after_ns, before_ns, UINT64_MAX / 4);
-    }
+    uint64_t before_ns = atomic_load_explicit(&work->size, memory_order_relaxed);
+    uint64_t cost_ns = scaled(st_work_cost_ns(work), after_ns, before_ns, UINT64_MAX / 4);
     cost_ns = cost_ns < ST_LEAST_COST_NS ? ST_LEAST_COST_NS : cost_ns;
+    atomic_store_explicit(&work->size, after_ns, memory_order_relaxed);
     atomic_store_explicit(&work->cost_ns, cost_ns, memory_order_relaxed);
     if (before_ns != after_ns) {
-        atomic_fetch_add_explicit(&work->generation, 1, memory_order_relaxed);
         uint32_t num_launches = atomic_load_explicit(&work->num_launches, memory_order_relaxed);
         atomic_store_explicit(&work->next_sample, num_launches, memory_order_relaxed);
     }
@@ -246,7 +248,7 @@ static void remember_function(const struct st_work *work, uint64_t measured_ns) 
     if (function == NULL) {
         return;
     }
-    uint64_t num_blocks = atomic_load_explicit(&work->num_blocks, memory_order_relaxed);
+    uint64_t num_blocks = atomic_load_explicit(&work->size, memory_order_relaxed);
     uint64_t blocks = num_blocks < SMALL_BLOCKS ? SMALL_BLOCKS : num_blocks;
     uint64_t cost_ns = scaled(measured_ns, SMALL_BLOCKS, blocks, HIGHEST_GUESS_NS);
     cost_ns = cost_ns < ST_LEAST_COST_NS ? ST_LEAST_COST_NS : cost_ns;
@@ -257,18 +259,25 @@ static void remember_function(const struct st_work *work, uint64_t measured_ns) 
     atomic_store_explicit(&known->num_launches, num_launches, memory_order_relaxed);
 }
 
-void st_work_measured(struct st_work *work, uint32_t generation, uint64_t measured_ns, uint64_t charged_ns,
-                      struct st_bucket *bucket) {
-    atomic_fetch_add_explicit(&bucket->usage->measured_ns, measured_ns, memory_order_relaxed);
-    atomic_fetch_add_explicit(&bucket->usage->estimated_ns, charged_ns, memory_order_relaxed);
-    if (atomic_load_explicit(&work->generation, memory_order_relaxed) != generation) {
-        return; /* The entry belongs to other work by now, or the graph was changed. */
+void st_work_measured(const struct st_sample *sample, uint64_t measured_ns) {
+    struct st_work *work = sample->work;
+    atomic_fetch_add_explicit(&sample->bucket->usage->measured_ns, measured_ns, memory_order_relaxed);
+    atomic_fetch_add_explicit(&sample->bucket->usage->estimated_ns, sample->charged_ns, memory_order_relaxed);
+    if (atomic_load_explicit(&work->generation, memory_order_relaxed) != sample->generation) {
+        return; /* The entry belongs to other work by now. */
+    }
+    uint32_t num_samples = atomic_load_explicit(&work->num_samples, memory_order_relaxed);
+    if (num_samples == 0) {
+        uint32_t num_launches = atomic_load_explicit(&work->num_launches, memory_order_relaxed);
+        settle(sample->bucket, measured_ns, sample->charged_ns, num_launches);
+    }
+    uint64_t size = atomic_load_explicit(&work->size, memory_order_relaxed);
+    if (size != sample->size) {
+        measured_ns = scaled(measured_ns, size, sample->size, UINT64_MAX / 4); /* A graph that was changed meanwhile. */
     }
     measured_ns = measured_ns < ST_LEAST_COST_NS ? ST_LEAST_COST_NS : measured_ns;
-    uint32_t num_samples = atomic_load_explicit(&work->num_samples, memory_order_relaxed);
     uint64_t cost_ns = st_work_cost_ns(work);
     if (num_samples == 0) {
-        settle(bucket, measured_ns, charged_ns, atomic_load_explicit(&work->num_launches, memory_order_relaxed));
         cost_ns = measured_ns;
     } else if (measured_ns < cost_ns) {
         cost_ns -= (cost_ns - measured_ns + 1) / 2;

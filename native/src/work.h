@@ -11,23 +11,31 @@
 
 /* Begin anew with this graph: its handle may have belonged to another one before. */
 void st_work_begin_graph(CUgraphExec graph, uint64_t first_guess_ns);
-/* The graph's nodes were changed: by the first guess it weighs `after_ns` where it weighed `before_ns`. What was
- * measured is changed in the same proportion, and measured anew soon. */
-void st_work_change_graph(CUgraphExec graph, uint64_t before_ns, uint64_t after_ns);
+/* The graph's nodes were changed, by the first guess it weighs `after_ns` now. What was measured is changed in the same
+ * proportion, and measured anew soon. */
+void st_work_change_graph(CUgraphExec graph, uint64_t after_ns);
 /* The graph is gone. */
 void st_work_forget_graph(CUgraphExec graph);
 
 /* sample.c. Called only where a launch is due to be measured. */
-struct st_sample;
+struct st_sample {
+    _Atomic uint32_t state;
+    CUevent begin;
+    CUevent end;
+    struct st_work *work;
+    uint32_t generation; /* of the work, as it was */
+    uint64_t size;       /* the same */
+    uint64_t charged_ns;
+    struct st_bucket *bucket;
+};
 /* Read what was measured in this context meanwhile, and put an event before the launch unless it is only about reading;
  * NULL where this is no moment for it. */
 struct st_sample *st_sample_begin(const struct st_ticket *ticket, CUstream stream, bool per_thread, bool only_read);
 /* Put an event behind it, or forget it where the launch failed. */
 void st_sample_end(struct st_sample *sample, CUstream stream, bool per_thread, bool was_launched);
 void st_sample_forked(void);
-/* A launch of `work` (as long as it is of the same generation) took so long and had been counted as `charged_ns`. */
-void st_work_measured(struct st_work *work, uint32_t generation, uint64_t measured_ns, uint64_t charged_ns,
-                      struct st_bucket *bucket);
+/* A launch took `measured_ns`. */
+void st_work_measured(const struct st_sample *sample, uint64_t measured_ns);
 
 /* capture.c */
 void st_capture_forked(void);
@@ -38,11 +46,11 @@ struct st_work {
     _Alignas(64) _Atomic uint64_t key; /* 0: free */
     _Atomic uint64_t cost_ns;          /* 0: being filled */
     _Atomic(const void *) function;    /* NULL for a graph */
-    _Atomic uint64_t num_blocks;
+    _Atomic uint64_t size; /* a kernel's blocks; a graph's first guess */
     _Atomic uint32_t num_launches;
     _Atomic uint32_t next_sample; /* measured at the first launch that is not before this one */
     _Atomic uint32_t num_samples;
-    _Atomic uint32_t generation; /* rises when the entry becomes other work: measurements of the old one are void */
+    _Atomic uint32_t generation; /* rises when the entry becomes other work: measurements under way are void */
     _Atomic bool is_graph; /* graphs are not driven out by other work: their first guess costs a walk */
 };
 

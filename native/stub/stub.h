@@ -157,6 +157,7 @@ struct CUevent_st {
     bool is_recorded;
     _Atomic uint64_t ns;
     struct stub_capture *capture;
+    struct CUevent_st *next;
 };
 
 extern _Atomic uint64_t stub_num_events, stub_num_streams, stub_num_graphs, stub_num_execs, stub_num_contexts;
@@ -170,6 +171,7 @@ struct CUstream_st *stub_stream(CUstream handle, bool per_thread);
 struct CUfunc_st *stub_function(CUfunction handle);
 void stub_drop_memory_of(struct CUctx_st *context);
 void stub_drop_streams_of(struct CUctx_st *context);
+void stub_drop_events_of(struct CUctx_st *context);
 struct CUstream_st *stub_new_stream(struct CUctx_st *context, unsigned int flags, int priority);
 uint64_t stub_context_ready_ns(struct CUctx_st *context);
 /* What a real driver forbids while anybody captures in a mode that concerns this thread: ends those captures. */

@@ -8,6 +8,7 @@
 static _Thread_local struct CUctx_st *stack[64];
 static _Thread_local int stack_depth;
 static struct CUctx_st *contexts;
+static struct CUctx_st *newest_dead;
 static struct CUctx_st *primaries[STUB_MAX_DEVICES];
 static struct CUmod_st *modules;
 
@@ -135,27 +136,36 @@ CUresult stub_check_context(void) {
 
 static struct CUctx_st *new_context(int device, unsigned int flags, unsigned int version) {
     static uint64_t last_id;
-    struct CUctx_st *context = calloc(1, sizeof(*context));
     pthread_mutex_lock(&stub_lock);
+    struct CUctx_st *context = newest_dead;
+    newest_dead = NULL;
+    if (context == NULL) {
+        context = calloc(1, sizeof(*context));
+        context->next = contexts;
+        contexts = context;
+        context->legacy = stub_new_stream(context, 0, 0);
+    }
+    context->is_dead = context->is_primary = false;
+    context->num_retained = 0;
     context->device = device;
     context->flags = flags;
     context->version = version;
     context->id = ++last_id;
-    context->next = contexts;
-    contexts = context;
-    context->legacy = stub_new_stream(context, 0, 0);
     atomic_fetch_add(&stub_num_contexts, 1);
     pthread_mutex_unlock(&stub_lock);
     return context;
 }
 
-/* The struct itself stays: a program may still ask about it, and is told that it is destroyed. */
+/* The struct itself stays: a program may still ask about it, and is told that it is destroyed. The next context that is
+ * made takes its address, as may happen with a real driver. */
 static void end_context(struct CUctx_st *context) {
     pthread_mutex_lock(&stub_lock);
     if (!context->is_dead) {
         stub_drop_memory_of(context);
         stub_drop_streams_of(context);
+        stub_drop_events_of(context);
         context->is_dead = true;
+        newest_dead = context;
         atomic_fetch_sub(&stub_num_contexts, 1);
     }
     pthread_mutex_unlock(&stub_lock);
@@ -333,7 +343,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     ENTER(cuDevicePrimaryCtxRetain);
     NEED_DEVICE(device);
     pthread_mutex_lock(&stub_lock);
-    if (primaries[device] == NULL || primaries[device]->is_dead) {
+    if (primaries[device] == NULL) {
         primaries[device] = new_context(device, 0, 3020);
         primaries[device]->is_primary = true;
     }
@@ -348,11 +358,12 @@ static CUresult release_primary(CUdevice device, bool at_once) {
     CUresult result = CUDA_ERROR_INVALID_CONTEXT;
     pthread_mutex_lock(&stub_lock);
     struct CUctx_st *primary = primaries[device];
-    if (primary != NULL && !primary->is_dead) {
+    if (primary != NULL) {
         result = CUDA_SUCCESS;
         primary->num_retained -= at_once ? primary->num_retained : 1;
         if (primary->num_retained == 0) {
             end_context(primary);
+            primaries[device] = NULL;
         }
     } else if (at_once) {
         result = CUDA_SUCCESS;
@@ -385,7 +396,7 @@ CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *flags, int *i
     ENTER(cuDevicePrimaryCtxGetState);
     NEED_DEVICE(device);
     *flags = 0;
-    *is_active = primaries[device] != NULL && !primaries[device]->is_dead;
+    *is_active = primaries[device] != NULL;
     return CUDA_SUCCESS;
 }
 

@@ -5,7 +5,8 @@
  *   bucket                          the bucket, as others than launches ask for it
  *   fork                            goes on as a child; the parent ends with the child's status
  *   interrupt MILLISECONDS          from now on a signal every so often, 0: no more
- *   descriptors                     how many are open
+ *   descriptors                     how many are open, with the mappings and the memory that is in use
+ *   patience                        the time until the next question is over
  *   sleep MILLISECONDS
  * The device has the UUID of the first argument.
  */
@@ -107,7 +108,14 @@ static void show_descriptors(void) {
         num_mappings += c == '\n';
     }
     fclose(maps);
-    printf("{\"open\": %d, \"mappings\": %d}\n", count, num_mappings);
+    long num_pages = 0;
+    FILE *sizes = fopen("/proc/self/statm", "r");
+    if (fscanf(sizes, "%*d %ld", &num_pages) != 1) {
+        abort();
+    }
+    fclose(sizes);
+    printf("{\"open\": %d, \"mappings\": %d, \"resident_kib\": %ld}\n", count, num_mappings,
+           num_pages * sysconf(_SC_PAGESIZE) / 1024);
 }
 
 static void heard(int number) {
@@ -153,6 +161,9 @@ static bool obey(const char *line) {
         interrupt_every(number);
     } else if (sscanf(line, "sleep %ld", &number) == 1) {
         usleep((useconds_t)number * 1000);
+        printf("{}\n");
+    } else if (strncmp(line, "patience", 8) == 0) {
+        atomic_store(&device.ask_again_ns, 1);
         printf("{}\n");
     } else if (strncmp(line, "bucket", 6) == 0) {
         show_bucket();

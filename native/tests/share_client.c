@@ -1,8 +1,8 @@
 /* A program of a tenant, told what to do line by line; it answers each line with one line of JSON. It says its process
  * number first, and uses the device from its first order on.
  *
- *   run MILLISECONDS   launches kernels, one after the other, for so long
- *   launch NUMBER      so many launches
+ *   run MILLISECONDS   launches kernels, one after the other, for so long, and waits for the device after every tenth
+ *   launch NUMBER      so many launches, in the same way
  *   sync               waits for the device
  *   alloc MEGABYTES    allocates; free gives back what was allocated last
  *   fork               goes on as a child, which uses the device anew; the parent waits for it
@@ -58,6 +58,9 @@ static void launch(long most, long long limit_ns) {
     long long began_ns = now_ns();
     for (long long at_ns = began_ns; num_launches < most && at_ns - began_ns < limit_ns;) {
         num_failed += cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL) != CUDA_SUCCESS;
+        if (num_launches % 10 == 9) {
+            num_failed += cuCtxSynchronize() != CUDA_SUCCESS;
+        }
         long long after_ns = now_ns();
         longest_ns = after_ns - at_ns > longest_ns ? after_ns - at_ns : longest_ns;
         at_ns = after_ns;

@@ -42,16 +42,31 @@ def test_an_old_driver_lists_and_does_not_know_the_question(smi: Path) -> None:
     assert discover_node().devices[0].memory_mb == 0
 
 
-def test_parts_of_a_gpu_are_no_gpus(smi: Path) -> None:
+def test_parts_of_a_divided_gpu_are_devices(smi: Path) -> None:
+    part = "MIG-0b2c3d4e-0000-4000-8000-00000000000"
     smi.write_text(
-        "#!/bin/sh\n[ \"$1\" = -L ] || exit 2\necho 'GPU 0: H200 (UUID: GPU-aa)'\n"
-        "echo '  MIG 1g.18gb     Device  0: (UUID: MIG-bb)'\necho 'GPU 1: H200'\n"
+        "#!/bin/sh\ncase $1 in\n-L)\n"
+        f"echo 'GPU 0: H200 (UUID: {FIRST})'\n"
+        f"echo '  MIG 3g.71gb     Device  0: (UUID: {part}1)'\n"
+        f"echo '  MIG 1g.18gb+me  Device  1: (UUID: {part}2)'\n"
+        f"echo 'GPU 1: H200 (UUID: {SECOND})' ;;\n"
+        f"*) echo '{FIRST}, 143771, Enabled, H200'; echo '{SECOND}, 143771, Disabled, H200' ;;\nesac\n"
     )
-    assert discover_gpus() == (Gpu(number=0, uuid="GPU-aa", name="H200"), Gpu(number=1, uuid="", name="H200"))
+    whole_mb = 143771 * (1 << 20) // 1_000_000
+    assert [(gpu.visible_as, gpu.memory_mb, gpu.name) for gpu in discover_gpus()] == [
+        (f"{part}1", 71_000, "MIG 3g.71gb"),
+        (f"{part}2", 18_000, "MIG 1g.18gb+me"),
+        (SECOND, whole_mb, "H200"),
+    ]
+
+
+def test_a_list_without_uuids_is_told_by_number(smi: Path) -> None:
+    smi.write_text("#!/bin/sh\n[ \"$1\" = -L ] || exit 2\necho 'GPU 0: H200'\necho 'GPU 1: H200 (UUID: GPU-aa)'\n")
+    assert discover_gpus() == (Gpu(number=0, uuid="", name="H200"), Gpu(number=1, uuid="GPU-aa", name="H200"))
 
 
 def test_memory_that_is_not_told_is_not_counted(smi: Path) -> None:
-    smi.write_text("#!/bin/sh\necho 'GPU-aa, [N/A], NVIDIA GB10'\n")
+    smi.write_text("#!/bin/sh\necho 'GPU-aa, [N/A], [N/A], NVIDIA GB10'\n")
     assert discover_gpus() == (Gpu(number=0, uuid="GPU-aa", memory_mb=0, name="NVIDIA GB10"),)
 
 

@@ -104,6 +104,22 @@ def test_where_nothing_is_enforced_that_is_said():
     assert "█" not in devices_text((device(0),), SharingStatus())
 
 
+def test_a_gpu_says_what_is_launched_and_held_there():
+    onto = replace(READER, memory_mb=4000, memory_used_mb=900, num_launches=1234, num_open=1, num_denied=2)
+    beside = replace(DIGITS, num_launches=0, memory_used_mb=512)
+    gpu = replace(device(0, *BOTH), kind="gpu")
+    text = devices_text((gpu,), replace(SHARING, tenants=(onto, beside)))
+    header, first, second = text.splitlines()[1:4]
+    assert header.split()[-3:] == ["LAUNCHES", "MEMORY", "REASON"]
+    assert " 1234 " in first
+    assert " 900 of 4000 MB " in first
+    assert first.endswith("25 ms is usual; 1 launch let through unheld; 2 allocations refused for its memory")
+    assert " 512 MB " in second
+    coming = devices_text((gpu,), replace(SHARING, tenants=(onto,)))
+    assert "starting" in coming.splitlines()[3]
+    assert "LAUNCHES" not in devices_text(DEVICES, SHARING), "nobody counts them on a CPU device"
+
+
 def test_no_line_leaves_a_narrow_terminal():
     assert max(len(line) for line in devices_text(DEVICES, SHARING, 110).splitlines()[:4]) <= 110
 

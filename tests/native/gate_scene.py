@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from grant_stand_in import GrantStandIn, Segment
@@ -16,20 +16,18 @@ from native_build import PROGRAM_FLAGS, PROGRAMS, SANITIZE, Native
 from springtide.backends.gpu.build import build_library
 
 UUID = bytes(range(16))
+VARIABLE = "SPRINGTIDE_GPU_SOCKET"
 MS = 1_000_000
 # Far more than any stated bound, and far less than waiting for ever: what a busy machine may add is between the two.
 HANGS_NS = 1_500 * MS
 
 
 class Probe:
-    """One process with the gate in it, told what to do line by line."""
+    """One process that is told what to do line by line, and answers each line with one of JSON."""
 
-    def __init__(self, program: Path, address: Path | str | None, device_uuid: bytes = UUID) -> None:
-        environment = {"PATH": os.environ["PATH"], "ASAN_OPTIONS": "detect_leaks=0"}
-        if address is not None:
-            environment["SPRINGTIDE_GPU_SOCKET"] = str(address)
+    def __init__(self, program: Path, environment: Mapping[str, str], *arguments: str) -> None:
         self.process = subprocess.Popen(
-            [program, device_uuid.hex()], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            [str(program), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(environment)
         )
 
     def begin(self, line: str) -> None:
@@ -69,14 +67,16 @@ class Scene:
         self.daemon = daemon
         self.probes: list[Probe] = []
 
-    def probe(self, *, is_addressed: bool = True, device_uuid: bytes = UUID) -> Probe:
-        probe = Probe(self.program, self.daemon.path if is_addressed else None, device_uuid)
+    def probe(self, *, address: Path | str | None = None, device_uuid: bytes = UUID) -> Probe:
+        """A process whose environment names the stand-in, or another address, "" for none."""
+        environment = {"PATH": os.environ["PATH"], VARIABLE: str(self.daemon.path if address is None else address)}
+        probe = Probe(self.program, environment, device_uuid.hex())
         self.probes.append(probe)
         return probe
 
 
 def build_probe(native: Native) -> Path:
-    """The gate and the client with native/tests/gate_probe.c around them: no driver, always under the sanitizers."""
+    """The gate and the client with native/tests/gate_probe.c around them: no driver."""
     target = native.folder / "programs" / "gate_probe"
     if not target.exists():
         names = ("gate.c", "client.c")
@@ -84,7 +84,7 @@ def build_probe(native: Native) -> Path:
             target,
             sources=[PROGRAMS / "gate_probe.c", *(native.native / "src" / name for name in names)],
             headers=[native.native / "include", native.native / "src", native.headers],
-            flags=[*PROGRAM_FLAGS, *SANITIZE],
+            flags=[*PROGRAM_FLAGS, *(SANITIZE if native.sanitize else ())],
         )
     return target
 
@@ -105,3 +105,41 @@ def wait_for_waiting(segment: Segment, slot: int, number: int) -> None:
     while segment.process(slot)[1] != number:
         assert time.monotonic() < deadline_s, f"{segment.process(slot)[1]} threads wait, not {number}"
         time.sleep(0.001)
+
+
+def stub_uuid(number: int) -> bytes:
+    """The UUID of the stub driver's device with this number on the machine, whatever a process calls it."""
+    return bytes.fromhex("53545542000040008000") + (number + 1).to_bytes(6, "big")
+
+
+class DeviceScene:
+    """The whole library on the stub driver, and a stand-in daemon that gives out both of the machine's devices."""
+
+    def __init__(self, native: Native, daemon: GrantStandIn) -> None:
+        self.native = native
+        self.daemon = daemon
+        self.probes: list[Probe] = []
+        self.segments = [daemon.add(stub_uuid(number), 10 + number) for number in range(2)]
+        for segment in self.segments:
+            segment.granted_ns = 2**62
+
+    def probe(self, **environment: object) -> Probe:
+        around = {VARIABLE: self.daemon.path, "STUB_CLOCK": "off", **environment}
+        probe = Probe(self.native.program("device_probe"), self.native.environment(around))
+        self.probes.append(probe)
+        return probe
+
+    def num_launches(self, number: int) -> int:
+        """Launches on a device of the machine, of all processes."""
+        return sum(self.segments[number].process(slot)[3] for slot in range(64))
+
+
+@contextlib.contextmanager
+def open_devices(native: Native, directory: Path) -> Iterator[DeviceScene]:
+    with GrantStandIn(directory) as daemon:
+        found = DeviceScene(native, daemon)
+        try:
+            yield found
+        finally:
+            for probe in found.probes:
+                probe.close()

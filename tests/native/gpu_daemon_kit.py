@@ -6,6 +6,7 @@ import contextlib
 import json
 import mmap
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -46,8 +47,10 @@ from springtide.core.wire import encode_frame
 
 LIMIT_S = 30.0
 MS = 1_000_000
+# Far more than the stated bound on a launch's wait, and far less than for ever: a busy machine may add what it likes.
+HANGS_NS = 1_500 * MS
 # The stub driver's devices.
-UUIDS = tuple(f"GPU-53545542-0000-0000-0000-{number:012x}" for number in range(8))
+UUIDS = tuple(f"GPU-53545542-0000-4000-8000-{number:012x}" for number in range(1, 9))
 _GRANT, _USAGE, _PROCESS = offsets_of(GRANT_FIELDS), offsets_of(USAGE_FIELDS), offsets_of(PROCESS_FIELDS)
 
 
@@ -66,6 +69,7 @@ class Daemon:
         self.address = directory / TENANT_SOCKET_NAME
         self.process: subprocess.Popen[bytes] | None = None
         self.stream: socket.socket | None = None
+        self.children: list[subprocess.Popen[str]] = []
         self.start()
 
     @property
@@ -127,6 +131,19 @@ class Daemon:
     def tenant(self, replica_id: str) -> TenantStatus:
         return next(each for each in self.next_status().sharing.tenants if each.replica_id == replica_id)
 
+    def leader(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        """A process that leads a session, as a replica's does; by default one that does nothing. Ended with this."""
+        child = subprocess.Popen(
+            arguments or ("sleep", "600"),
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.children.append(child)
+        return child
+
     def num_files(self) -> int:
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
@@ -136,6 +153,17 @@ class Daemon:
         self.process.kill()
         self.process.wait(LIMIT_S)
         self.disconnect()
+
+    def end_children(self) -> None:
+        for child in self.children:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            for stream in (child.stdin, child.stdout):
+                if stream is not None:
+                    with contextlib.suppress(BrokenPipeError):
+                        stream.close()
+            child.wait(LIMIT_S)
+        self.children.clear()
 
     def end(self) -> None:
         assert self.process is not None
@@ -151,6 +179,8 @@ def running_daemon(directory: Path) -> Iterator[Daemon]:
     try:
         yield daemon
     finally:
+        daemon.end_children()
+        daemon.disconnect()
         if daemon.process is not None and daemon.process.poll() is None:
             daemon.end()
         place = segment_directory(directory)
@@ -247,18 +277,11 @@ class Client:
         *,
         device: int = 0,
         kernel: str = "layer@1000000",
-        env: Mapping[str, object] = {},
+        env: Mapping[str, object] | None = None,
     ) -> None:
-        environment = native.environment({SOCKET_VARIABLE: daemon.address, "STUB_CLOCK": "off", **env})
+        environment = native.environment({SOCKET_VARIABLE: daemon.address, "STUB_CLOCK": "virtual", **(env or {})})
         # It waits for its first order, so that it can be put into the table before it uses the device.
-        self.process = subprocess.Popen(
-            [str(native.program("share_client")), str(device), kernel],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        self.process = daemon.leader(str(native.program("share_client")), str(device), kernel, env=environment)
         self.pid: int = self.end()["pid"]
 
     def begin(self, order: str) -> None:
@@ -279,15 +302,11 @@ class Client:
 
     def kill(self) -> None:
         self.process.kill()
-        self.close()
+        self.process.wait(LIMIT_S)
 
     def close(self) -> None:
-        assert self.process.stdin is not None and self.process.stdout is not None
+        """Let it end by itself."""
+        assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
-        try:
-            self.process.wait(LIMIT_S)
-        finally:
-            self.process.kill()
-            self.process.wait()
-            self.process.stdout.close()
+        self.process.wait(LIMIT_S)

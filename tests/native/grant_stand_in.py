@@ -54,6 +54,10 @@ class Segment:
         struct.pack_into("<IIQ", self._maps[1], 0, MAGIC, LAYOUT, segment_id)
         self.beat()
 
+    def remove(self) -> None:
+        for path in self.paths:
+            path.unlink()
+
     @staticmethod
     def _map(path: Path) -> mmap.mmap:
         with path.open("r+b") as file:

@@ -12,23 +12,62 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from springtide.backends.gpu.build import LIBRARY_NAME, build_interposer, build_library, find_compiler, find_headers
+from springtide.backends.gpu.build import LIBRARY_NAME, build_interposer, build_library, find_compiler
 
 ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "native"
 STUB = NATIVE / "stub"
 PROGRAMS = NATIVE / "tests"
-STUB_FLAGS = ("-std=gnu11", "-O2", "-g", "-fPIC", "-shared", "-pthread", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror")
-PROGRAM_FLAGS = ("-std=gnu11", "-O1", "-g", "-pthread", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-deprecated-declarations")
+# A broken source tree to build the library from, and where the stub driver and the programs lie ready.
+BROKEN_TREE = "SPRINGTIDE_TEST_TREE"
+SHARED_BUILD = "SPRINGTIDE_TEST_BUILD"
+STUB_FLAGS = (
+    "-std=gnu11",
+    "-O2",
+    "-g",
+    "-fPIC",
+    "-shared",
+    "-pthread",
+    "-Wall",
+    "-Wextra",
+    "-Wno-unused-parameter",
+    "-Werror",
+)
+PROGRAM_FLAGS = (
+    "-std=gnu11",
+    "-O1",
+    "-g",
+    "-pthread",
+    "-Wall",
+    "-Wextra",
+    "-Wno-unused-parameter",
+    "-Wno-deprecated-declarations",
+)
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer")
 ASAN_OPTIONS = "detect_leaks=1:abort_on_error=0:exitcode=99:handle_segv=1:verify_asan_link_order=0"
 UBSAN_OPTIONS = "print_stacktrace=1:halt_on_error=1:exitcode=98"
 # What an old driver did not have: cudart falls back to dlsym where cuGetProcAddress_v2 is missing.
-OLD_DRIVER_LACKS = ("cuGetProcAddress_v2", "cuLaunchKernelEx", "cuLaunchKernelEx_ptsz", "cuGraphInstantiateWithParams",
-                    "cuGraphInstantiateWithParams_ptsz", "cuGraphExecUpdate_v2", "cuGraphAddNode", "cuGraphAddNode_v2",
-                    "cuGraphExecNodeSetParams", "cuStreamBeginCaptureToGraph", "cuStreamBeginCaptureToGraph_ptsz",
-                    "cuCtxGetId", "cuCtxGetDevice_v2", "cuCtxSynchronize_v2", "cuEventElapsedTime_v2", "cuLibraryLoadData",
-                    "cuLibraryGetKernel", "cuKernelGetFunction", "cuFuncGetName")  # fmt: skip
+OLD_DRIVER_LACKS = (
+    "cuGetProcAddress_v2",
+    "cuLaunchKernelEx",
+    "cuLaunchKernelEx_ptsz",
+    "cuGraphInstantiateWithParams",
+    "cuGraphInstantiateWithParams_ptsz",
+    "cuGraphExecUpdate_v2",
+    "cuGraphAddNode",
+    "cuGraphAddNode_v2",
+    "cuGraphExecNodeSetParams",
+    "cuStreamBeginCaptureToGraph",
+    "cuStreamBeginCaptureToGraph_ptsz",
+    "cuCtxGetId",
+    "cuCtxGetDevice_v2",
+    "cuCtxSynchronize_v2",
+    "cuEventElapsedTime_v2",
+    "cuLibraryLoadData",
+    "cuLibraryGetKernel",
+    "cuKernelGetFunction",
+    "cuFuncGetName",
+)
 
 
 @dataclass(frozen=True)
@@ -53,27 +92,31 @@ class Outcome:
 class Native:
     """Everything built from one source tree with one set of flags, in one folder; each thing on first use."""
 
-    def __init__(self, folder: Path, headers: Path, *, native: Path = NATIVE, sanitize: bool = False) -> None:
+    def __init__(
+        self, folder: Path, headers: Path, *, native: Path = NATIVE, sanitize: bool = False, shared: Path | None = None
+    ) -> None:
         self.folder = folder
         self.headers = headers
         self.native = native
+        # Where the stub drivers and the programs lie: another build's folder where only the library differs.
+        self.shared = shared or folder
         self.sanitize = sanitize
         self._flags = SANITIZE if sanitize else ()
 
     @functools.cached_property
     def stub_dir(self) -> Path:
         """Holds libcuda.so.1 (and libcuda.so, to link with) and libnvidia-ml.so.1: for LD_LIBRARY_PATH."""
-        return self._build_stub(self.folder / "stub", hidden=())
+        return self._build_stub(self.shared / "stub", hidden=())
 
     @functools.cached_property
     def old_stub_dir(self) -> Path:
         """A driver from before CUDA 11.6: no cuGetProcAddress_v2, no cuLaunchKernelEx."""
-        return self._build_stub(self.folder / "stub-old", hidden=OLD_DRIVER_LACKS)
+        return self._build_stub(self.shared / "stub-old", hidden=OLD_DRIVER_LACKS)
 
     @functools.cached_property
     def ancient_stub_dir(self) -> Path:
         """A driver from before CUDA 11.3: no cuGetProcAddress at all."""
-        return self._build_stub(self.folder / "stub-ancient", hidden=(*OLD_DRIVER_LACKS, "cuGetProcAddress"))
+        return self._build_stub(self.shared / "stub-ancient", hidden=(*OLD_DRIVER_LACKS, "cuGetProcAddress"))
 
     @functools.cached_property
     def library(self) -> Path:
@@ -122,7 +165,7 @@ class Native:
         text = source if "\n" in source else path.read_text(encoding="utf-8")
         helpers = "".join(each.read_text(encoding="utf-8") for each in sorted(PROGRAMS.glob("*.h")))
         mark = hashlib.sha256("\0".join([text, helpers, *links, *flags]).encode()).hexdigest()[:16]
-        target = self.folder / "programs" / mark
+        target = self.shared / "programs" / mark
         if not target.exists():
             file = path
             if "\n" in source:
@@ -138,8 +181,10 @@ class Native:
             )
         return target
 
-    def environment(self, env: Mapping[str, object] | None = None, *, preload: bool = True, stub: Path | None = None) -> dict[str, str]:
-        """What a program needs around it: the stub driver first, the library preloaded, nothing of the caller's CUDA."""
+    def environment(
+        self, env: Mapping[str, object] | None = None, *, preload: bool = True, stub: Path | None = None
+    ) -> dict[str, str]:
+        """What a program needs around it: the stub driver, the library preloaded, nothing of the caller's CUDA."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("STUB_", "CUDA_", "SPRINGTIDE_", "LD_"))}
         kept["LD_LIBRARY_PATH"] = str(stub or self.stub_dir)
         preloads = [self._sanitizer] if self.sanitize else []
@@ -181,14 +226,3 @@ class Native:
 
 
 RunProgram = Callable[..., Outcome]
-
-
-def headers_or_none() -> Path | None:
-    """The CUDA headers, or None where there are none or no compiler: the tests then skip."""
-    from springtide.core.errors import BackendError
-
-    try:
-        find_compiler()
-        return find_headers()
-    except BackendError:
-        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 
@@ -19,7 +20,9 @@ from springtide.core.function_wire import (
     StageState,
 )
 from springtide.core.functions import FunctionPlan, FunctionStage
+from springtide.runtime import function_worker
 from springtide.runtime.function_handler import handler
+from springtide.runtime.function_source import UserSource
 from springtide.storage.bundles import pack
 from springtide.storage.open import open_store
 
@@ -53,6 +56,22 @@ task = st.Task(
 """
 NUM_LAYERS = 6
 KEYS = Keys("jobs/job-1")
+_PROCESS = threading.RLock()
+
+
+def _one_at_a_time(work):
+    @functools.wraps(work)
+    def alone(*arguments, **options):
+        with _PROCESS:
+            return work(*arguments, **options)
+
+    return alone
+
+
+# The functions of a test are threads, in truth each is a process of its own: what importing, building and forgetting do
+# to the whole process (modules, paths, seeds, torch's hooks) must not meet what another one's do.
+function_worker.build_place_worker = _one_at_a_time(function_worker.build_place_worker)
+UserSource.forget = _one_at_a_time(UserSource.forget)
 
 
 class Killed(BaseException):

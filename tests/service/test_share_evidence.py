@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from springtide.control.records import JobRecord, ReplicaRecord, ReplicaState, ServiceRecord, ServiceState
 from springtide.core.resources import make_node
 from springtide.core.share_status import SharingStatus, TenantStatus
@@ -83,6 +85,23 @@ def test_who_shares_a_device_is_told_with_whom_and_what_it_is_granted_now():
         "holds 0.3 of a device (up to 0.5) on local/0, beside digits (0.4 to 0.6)",
         "is granted 0.50 there now and uses 0.41, EMERGENCY: a batch of 4 has run for 50 ms, 25 ms is usual",
         "shares are enforced by cgroup-v1: CPU time, not memory",
+    ]
+
+
+def test_who_shares_a_gpu_is_told_what_it_launches_and_holds_there():
+    service = a_service(SMALL, "local/0")
+    (reader,) = SHARING.tenants
+    quiet = replace(reader, num_launches=810, memory_mb=1000, memory_used_mb=900)
+    told = share_evidence(service, view_of(service), replace(SHARING, tenants=(quiet,)))
+    assert told[2:-1] == [
+        "has launched 810 kernels and graphs since it started and holds 900 of its 1000 MB of the GPU's memory"
+    ]
+    loud = replace(quiet, memory_mb=0, num_open=3, num_denied=1)
+    told = share_evidence(service, view_of(service), replace(SHARING, tenants=(loud,)))
+    assert told[2:-1] == [
+        "has launched 810 kernels and graphs since it started and holds 900 MB of the GPU's memory",
+        "launches that nothing held back, since nobody could say what it may use: 3",
+        "allocations refused, since --memory is what it may have: 1",
     ]
 
 

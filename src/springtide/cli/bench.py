@@ -29,6 +29,7 @@ BENCHES: Mapping[str, str] = MappingProxyType(
         "funcpipe": "functions in a pipeline beside LambdaML, HybridPS, TPDMP and Bayes, as in FuncPipe's figures",
         "gateway": "what the gateway adds to a call of a replica: time and CPU",
         "goals": "goals met by search in a world that is not its model, beside the best of all and other methods",
+        "interpose": "what the CUDA interposition library adds to a launch, beside a stub driver; on no device",
         "jct": "how long jobs take under each policy that chooses workers and batch sizes, beside Pollux and the bound",
         "packing": "devices that instances share at the peak, beside other packers and the bound; CPU of each decision",
         "pipeline-plan": "how long the best plan of a pipeline of functions takes to find, and whether it is the best",
@@ -63,6 +64,7 @@ _OPTIONS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "figures",
             "funcpipe",
             "goals",
+            "interpose",
             "packing",
             "pipeline-plan",
             "sharing",
@@ -92,6 +94,7 @@ _OPTIONS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "without_bound": ("jct",),
         "seeds": ("goals", "smlt"),
         "scenario": ("goals",),
+        "launches": ("interpose",),
     }
 )
 
@@ -139,7 +142,9 @@ _OPTIONS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
     help="All but gateway, jct and resize: where chance comes from.",
 )
 @click.option(
-    "--markdown", is_flag=True, help="All but gateway, resize, sharing and sync: print tables for a page of results."
+    "--markdown",
+    is_flag=True,
+    help="All but gateway, interpose, resize, sharing and sync: print tables for a page of results.",
 )
 @click.option("--data", metavar="DIR", help="jct: the folder with profiles/ and workloads-osdi21/; packing: workload/.")
 @click.option("--workloads", metavar="N,N", help="jct: these of the folder instead of all.")
@@ -149,6 +154,7 @@ _OPTIONS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
 @click.option("--tables", metavar="RULE", help="jct: raw (default), or packed: no layout beats the compact one.")
 @click.option("--seeds", type=click.IntRange(min=1), metavar="N", help="goals, smlt: so many worlds. [default: 20, 5]")
 @click.option("--scenario", metavar="NAME", help="goals: cheapest (within a deadline) or fastest (within a budget).")
+@click.option("--launches", type=click.IntRange(min=1), metavar="N", help="interpose: on each path. [default: 1000000]")
 @click.option("--without-bound", is_flag=True, help="jct: do not look for the bound, which takes a minute a workload.")
 @common_options
 @click.pass_obj
@@ -169,8 +175,8 @@ def bench(session: Session, /, name: str | None, is_listed: bool, **options: Any
     session.note(f"measuring {name}; other work on this machine makes the numbers worse ...")
     if name == "gateway":
         report = _gateway_bench()
-    elif name == "sharing":
-        report = _sharing_bench(session, small=options["small"], seed=options["seed"] or 0)
+    elif name in ("interpose", "sharing"):
+        report = _client_bench(session, name, options)
     elif name == "resize":
         report = _probe("probe-resize", small=options["small"])
     elif name in ("smlt-sync", "sync"):
@@ -408,10 +414,14 @@ def _gateway_bench() -> dict[str, Any]:
     return plain
 
 
-def _sharing_bench(session: Session, *, small: bool, seed: int) -> dict[str, Any]:
-    measured: dict[str, Any] = importlib.import_module("springtide.client.sharing_bench").run_sharing_bench(
-        seed=seed, is_small=small, tell=session.note
-    )
+def _client_bench(session: Session, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    module, seed = importlib.import_module(f"springtide.client.{name}_bench"), options["seed"] or 0
+    measured: dict[str, Any]
+    if name == "sharing":
+        measured = module.run_sharing_bench(seed=seed, is_small=options["small"], tell=session.note)
+    else:
+        num_launches = options["launches"] or module.NUM_LAUNCHES
+        measured = module.run_interpose_bench(num_launches=num_launches, seed=seed, tell=session.note)
     return measured
 
 

@@ -88,7 +88,17 @@ def _check_torch() -> Iterator[Check]:
         yield Check("gloo", "ok", "workers can exchange gradients")
     else:
         yield Check("gloo", "fail", "this torch was built without it", "install a torch from pytorch.org or PyPI")
-    yield Check("gpu", "ok", ", ".join(torch.gpus) if torch.gpus else "none: workers run on CPU slots")
+    if torch.gpus:
+        yield Check("gpu", "ok", ", ".join(torch.gpus))
+        return
+    from springtide.backends.local.devices import discover_gpus
+
+    gpus = discover_gpus()
+    if not gpus:
+        yield Check("gpu", "ok", "none: workers run on CPU slots")
+        return
+    told = f"the driver lists {len(gpus)}, and this torch sees none: whoever uses torch on a worker's GPU will fail"
+    yield Check("gpu", "warn", told, "install a CUDA build of torch from pytorch.org")
 
 
 def _check_machine() -> Iterator[Check]:

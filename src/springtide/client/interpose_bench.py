@@ -28,13 +28,17 @@ from springtide.core.errors import BackendError
 
 # Asked for at which name of the driver each path's launches arrive is up to native/bench/interpose.c.
 PATHS = ("named", "legacy", "ptsz", "ex", "ex_ptsz", "cooperative", "cooperative_ptsz", "graph", "graph_ptsz")
-BARE, INERT, LOST, HELD = "bare", "inert", "no daemon", "unthrottled"
+BARE, INERT, LOST, HELD, HELD_OF_TWO = "bare", "inert", "no daemon", "unthrottled", "unthrottled of two"
 ARMS: Mapping[str, str] = {
     BARE: "the stub driver alone",
     INERT: "the library, told of no daemon",
     LOST: "the library, whose daemon is not there",
     HELD: "the library, with tokens of a running daemon that grants all it can use",
+    HELD_OF_TWO: "the same in a process that sees two devices, where each launch has to ask whose context is current",
 }
+_HELD = (HELD, HELD_OF_TWO)
+# The first device for all but the last arm, which begins with the second one and so is alone there.
+_VISIBLE = {HELD_OF_TWO: "1,0"}
 NUM_LAUNCHES = 1_000_000
 # One turn: long beside the reading of the clock, short beside a time slice of the machine.
 LAUNCHES_A_TURN = 5_000
@@ -62,12 +66,17 @@ class _Ready(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Launcher:
-    """One running program that launches when it is asked to."""
+    """One running program that launches when it is asked to.
+
+    `num_counted` is what the library counted in shared memory; the few launches before the daemon knew the process,
+    which nobody can count there, are added to it.
+    """
 
     process: subprocess.Popen[bytes]
     uuid: str = ""
     num_asked: int = 0
     num_arrived: int = 0
+    num_counted: int = 0
     ns: dict[str, list[float]] = field(default_factory=dict)
 
     def ask(self, path: str, count: int) -> Turn:
@@ -81,6 +90,11 @@ class Launcher:
         self.num_asked += count
         self.num_arrived += turn.calls or 0
         return turn
+
+    @property
+    def num_held(self) -> int:
+        """How many launches the daemon should have seen counted."""
+        return self.num_arrived - self.num_counted
 
     def begin(self) -> None:
         """Wait until it is ready to be asked."""
@@ -114,36 +128,34 @@ def run_interpose_bench(*, num_launches: int, seed: int, tell: Callable[[str], N
         program, stub = _build(folder)
         library = find_library()
         with RunningDaemon(folder) as daemon, _launchers(program, stub, library, daemon) as launchers:
-            held = launchers[HELD]
-            daemon.grant(held.process.pid, held.uuid)
-            daemon.wait_until_held(lambda: held.ask(PATHS[0], 1).count)
-            num_before = held.num_arrived - daemon.num_launches()
+            daemon.grant({arm: (launchers[arm].process.pid, launchers[arm].uuid) for arm in _HELD})
+            for arm in _HELD:
+                _wait_until_held(daemon, arm, launchers[arm])
             tell(f"{num_launches:,} launches on each of {len(PATHS)} paths in each of {len(ARMS)} arms ...")
             _play(launchers, num_launches, seed)
-            num_counted = num_before + daemon.num_launches(at_least=held.num_arrived - num_before)
+            for arm in _HELD:
+                launchers[arm].num_counted += daemon.num_launches(arm, at_least=launchers[arm].num_held)
     machine = {
         "cpus": os.cpu_count(),
         "machine": platform.machine(),
         "compiler": _compiler_version(),
         "load_1m_before": round(load_before, 2),
     }
-    return make_report(launchers, num_counted, machine, num_launches)
+    return make_report(launchers, machine, num_launches)
 
 
-def make_report(
-    launchers: Mapping[str, Launcher], num_counted: int, machine: Mapping[str, Any], num_launches: int
-) -> dict[str, Any]:
-    """From the turns to the verdict. `num_counted` is what the held arm launched as the library counts it in its usage,
-    beside the few launches with which it was waited for until the daemon knew it."""
+def make_report(launchers: Mapping[str, Launcher], machine: Mapping[str, Any], num_launches: int) -> dict[str, Any]:
+    """From the turns to the verdict."""
     rows = []
-    for arm in (HELD, INERT, LOST):
+    for arm in (*_HELD, INERT, LOST):
         for path in PATHS:
             rows.append(_row(arm, path, launchers[arm].ns[path], launchers[BARE].ns[path]))
     counts = {
         arm: {"asked": launcher.num_asked, "arrived_at_the_driver": launcher.num_arrived}
         for arm, launcher in launchers.items()
     }
-    counts[HELD]["counted_by_the_library"] = num_counted
+    for arm in _HELD:
+        counts[arm]["counted_by_the_library"] = launchers[arm].num_counted
     is_exact = all(len(set(numbers.values())) == 1 for numbers in counts.values())
     return {
         "bench": "interpose",
@@ -186,9 +198,14 @@ def _row(arm: str, path: str, ours: Sequence[float], bare: Sequence[float]) -> d
         "num_turns": len(ours),
         "unit": "ns of CPU a launch",
     }
-    if arm == HELD:
+    if arm in _HELD:
         row |= {"bound": round(statistics.median(bare) + MOST_ADDED_NS, 2), "is_met": high <= MOST_ADDED_NS}
     return row
+
+
+def _wait_until_held(daemon: RunningDaemon, arm: str, launcher: Launcher) -> None:
+    daemon.until(lambda: launcher.ask(PATHS[0], 1).count > 0 and daemon.num_launches(arm) > 0, "no launch is counted")
+    launcher.num_counted = launcher.num_arrived - daemon.num_launches(arm)
 
 
 def _play(launchers: Mapping[str, Launcher], num_launches: int, seed: int) -> None:
@@ -219,12 +236,16 @@ def _launchers(program: Path, stub: Path, library: Path, daemon: RunningDaemon) 
         INERT: preloaded,
         LOST: {**preloaded, **daemon.environment(is_there=False)},
         HELD: {**preloaded, **daemon.environment(is_there=True)},
+        HELD_OF_TWO: {**preloaded, **daemon.environment(is_there=True)},
     }
     launchers: dict[str, Launcher] = {}
     try:
         for arm, environment in environments.items():
+            visible = {"CUDA_VISIBLE_DEVICES": _VISIBLE.get(arm, "0")}
             launchers[arm] = Launcher(
-                subprocess.Popen([str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+                subprocess.Popen(
+                    [str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**environment, **visible}
+                )
             )
             launchers[arm].begin()
         yield launchers
@@ -238,7 +259,7 @@ def _build(folder: Path) -> tuple[Path, Path]:
     native = sources_directory()
     sources = [path for path in sorted((native / "stub").glob("stub_*.c")) if path.name != "stub_nvml.c"]
     if not sources or not (native / "bench" / "interpose.c").is_file():
-        raise BackendError("the stub driver's sources are not in this installation; measure in a checkout of the sources")
+        raise BackendError("the stub driver's sources are not in this installation: measure in a checkout")
     headers = find_headers()
     stub = folder / "stub" / "libcuda.so.1"
     exports = folder / "exports.map"

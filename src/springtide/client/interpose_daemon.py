@@ -1,4 +1,4 @@
-"""A GPU share daemon of one's own with one tenant, for measuring and trying out; no platform is needed."""
+"""A GPU share daemon with tenants of one's own, for measuring and trying out; no platform is needed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -25,10 +25,12 @@ from springtide.backends.gpu.segments import SOCKET_VARIABLE
 from springtide.backends.processes import identify
 from springtide.core.errors import BackendError
 from springtide.core.resources import DeviceId
+from springtide.core.share_status import TenantStatus
 from springtide.core.shares import Share
 from springtide.core.wire import encode_frame
 from springtide.core.workload import ReplicaId, WorkloadId
 
+WHOLE = Share(request=1.0, limit=1.0)
 _PATIENCE_S = 10.0
 _POLL_S = 0.01
 # The daemon writes its status this often, at the least.
@@ -47,7 +49,7 @@ class RunningDaemon:
     def __enter__(self) -> RunningDaemon:
         command = [sys.executable, "-m", "springtide.backends.gpu.gpu_daemon", str(self._directory)]
         self._process = subprocess.Popen(command)
-        self._until(self._connects, "the GPU share daemon does not answer")
+        self.until(self._connects, "the GPU share daemon does not answer")
         return self
 
     def __exit__(
@@ -63,45 +65,30 @@ class RunningDaemon:
         name = TENANT_SOCKET_NAME if is_there else f"no-{TENANT_SOCKET_NAME}"
         return {SOCKET_VARIABLE: str(self._directory / name)}
 
-    def grant(self, pid: int, device: str, share: Share | None = None) -> None:
-        """From now on this process holds a share (all of it by default) of the device with this UUID, and nobody else.
+    def grant(self, tenants: Mapping[str, tuple[int, str]], share: Share = WHOLE) -> None:
+        """From now on these processes hold a share of their devices, and nobody else: name to (pid, UUID in hex).
 
         Raises BackendError if there is no such process.
         """
-        process = identify(pid)
-        if process is None:
-            raise BackendError(f"there is no process {pid}")
-        entry = GpuTenantEntry(
-            workload_id=WorkloadId("bench"),
-            replica_id=ReplicaId("bench-0"),
-            device_id=DeviceId("gpu-0"),
-            device_uuid=f"GPU-{uuid.UUID(device)}",
-            share=share or Share(request=1.0, limit=1.0),
-            process=process,
-            is_slo=False,
-        )
-        self._connection.sendall(encode_frame(GpuTable(tenants=(entry,), sent_at_s=time.monotonic())))
-        self._until(lambda: bool(self._tenants()), "the GPU share daemon does not take its table")
+        entries = tuple(_entry(name, pid, device, share) for name, (pid, device) in tenants.items())
+        self._connection.sendall(encode_frame(GpuTable(tenants=entries, sent_at_s=time.monotonic())))
+        self.until(lambda: len(self._tenants()) == len(entries), "the GPU share daemon does not take its table")
 
-    def wait_until_held(self, launch: Callable[[], int]) -> None:
-        """Have `launch` called now and then until the daemon sees launches counted."""
-        self._until(lambda: bool(launch()) and self.num_launches() > 0, "no launch is counted", poll_s=_SETTLE_S)
-
-    def num_launches(self, at_least: int = 0) -> int:
+    def num_launches(self, name: str, at_least: int = 0) -> int:
         """How many launches the tenant's processes have counted; waits a while for it to become `at_least`."""
         time.sleep(_SETTLE_S)
         with contextlib.suppress(BackendError):
-            self._until(lambda: self._counted() >= at_least, "")
-        return self._counted()
+            self.until(lambda: self._counted(name) >= at_least, "")
+        return self._counted(name)
 
     def status(self) -> GpuDaemonStatus | None:
         """What the daemon last said."""
         return read_status(self._directory / STATUS_NAME)
 
-    def _counted(self) -> int:
-        return sum(tenant.num_launches for tenant in self._tenants())
+    def _counted(self, name: str) -> int:
+        return sum(tenant.num_launches for tenant in self._tenants() if tenant.workload_id == name)
 
-    def _tenants(self) -> tuple:
+    def _tenants(self) -> tuple[TenantStatus, ...]:
         found = self.status()
         return () if found is None else found.sharing.tenants
 
@@ -112,9 +99,26 @@ class RunningDaemon:
             return False
         return True
 
-    def _until(self, is_so: Callable[[], bool], otherwise: str, poll_s: float = _POLL_S) -> None:
+    def until(self, is_so: Callable[[], bool], otherwise: str) -> None:
+        """Look again and again. Raises BackendError if it does not become so, or the daemon ends."""
         until_s = time.monotonic() + _PATIENCE_S
         while not is_so():
-            if time.monotonic() > until_s or (self._process is not None and self._process.poll() is not None):
-                raise BackendError(f"{otherwise} (its process: {self._process and self._process.poll()})")
-            time.sleep(poll_s)
+            code = None if self._process is None else self._process.poll()
+            if code is not None or time.monotonic() > until_s:
+                raise BackendError(otherwise if code is None else f"{otherwise}: it ended with code {code}")
+            time.sleep(_POLL_S)
+
+
+def _entry(name: str, pid: int, device: str, share: Share) -> GpuTenantEntry:
+    process = identify(pid)
+    if process is None:
+        raise BackendError(f"there is no process {pid}")
+    return GpuTenantEntry(
+        workload_id=WorkloadId(name),
+        replica_id=ReplicaId(f"{name}-0"),
+        device_id=DeviceId(f"{name} GPU"),
+        device_uuid=f"GPU-{uuid.UUID(device)}",
+        share=share,
+        process=process,
+        is_slo=False,
+    )

@@ -67,9 +67,9 @@ def _on_gpu(tenant: TenantStatus) -> list[str]:
         held = f"holds {tenant.memory_used_mb}{of} MB of the GPU's memory"
         told.append(f"has launched {tenant.num_launches} kernels and graphs since it started and {held}")
     if tenant.num_open:
-        told.append(f"{tenant.num_open} of its launches were not held, because nobody could say what it may use")
+        told.append(f"launches that nothing held back, since nobody could say what it may use: {tenant.num_open}")
     if tenant.num_denied:
-        told.append(f"{tenant.num_denied} of its allocations were refused: --memory is what it may have")
+        told.append(f"allocations refused, since --memory is what it may have: {tenant.num_denied}")
     return told
 
 

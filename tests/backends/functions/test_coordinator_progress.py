@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from springtide.backends.functions.coordinator_progress import Progress
@@ -96,6 +97,16 @@ def test_progress_is_told_once(progress: Progress) -> None:
     assert event is not None
     assert (event.step, event.total_steps, event.world_size) == (3, 10, 2)
     assert progress.event(1, PLAN, 0.5) is None
+
+
+def test_an_older_report_that_is_read_later_takes_no_sample_back(progress: Progress) -> None:
+    older, newer = (msgspec.structs.replace(report(0, step=step), ids_digest=f"to {step}") for step in (4, 5))
+    progress.saw(newer, PLAN)
+    progress.saw(older, PLAN)
+    assert progress.ids_digest == "to 5"
+    progress.new_attempt(4)
+    progress.saw(older, PLAN)
+    assert progress.ids_digest == "to 4"
 
 
 def test_what_was_saved_of_later_steps_before_they_are_redone_is_no_state(progress: Progress) -> None:

@@ -26,6 +26,7 @@ from springtide.backends.functions.emulator.limits import (
 )
 from springtide.backends.functions.emulator.logs import LogBook, OutputPipe
 from springtide.backends.functions.emulator.sweeper import end_group, follow
+from springtide.backends.local.share_enforcers import describe_enforcer
 from springtide.backends.processes import read_stat
 from springtide.core.errors import InvalidRequest
 from springtide.core.functions import FunctionPrices, FunctionService
@@ -160,6 +161,23 @@ def test_memory_is_what_is_held_and_the_gone_hold_none():
     block[::4096] = b"\x01" * len(block[::4096])
     assert memory_bytes([os.getpid()]) >= own + (30 << 20)
     assert memory_bytes([2**22 + 1]) == 0
+
+
+def test_groups_between_two_functions_are_not_cleared_away_with_those_that_were_left_behind():
+    groups = make_cpu_groups(f"springtide-test-kept-{os.getpid()}")
+    if groups is None:
+        pytest.skip("control groups cannot be made here")
+    left = groups.parent.with_name(f"springtide-test-left-{os.getpid()}")
+    left.mkdir()
+    try:
+        # Another platform begins on this machine.
+        describe_enforcer()
+        assert not left.exists()
+        share = groups.share("f1")
+        assert share.remove()
+    finally:
+        groups.remove()
+    assert not groups.parent.exists()
 
 
 def test_killing_by_number_never_means_a_group(monkeypatch):

@@ -31,6 +31,7 @@ class Progress:
         self.total_steps: int | None = None
         self.losses: list[tuple[int, float, int]] = []
         self.ids_digest = ""
+        self._digest_of = 0
         self._open: dict[int, _Told] = {}
         self._begun_at: int | None = None
         self._told = furthest
@@ -69,8 +70,9 @@ class Progress:
         self._batch = report.global_batch_size or self._batch
         if report.metrics:
             self._metrics = dict(report.metrics)
-        if report.ids_digest and report.stage == 0:
-            self.ids_digest = report.ids_digest
+        if report.ids_digest and report.stage == 0 and report.step >= self._digest_of:
+            # Reports are read side by side: an older one may come after a newer one.
+            self.ids_digest, self._digest_of = report.ids_digest, report.step
         if report.saved_step is not None and report.saved_step <= report.step:
             self._saved[report.stage] = max(self._saved.get(report.stage, 0), report.saved_step)
 
@@ -101,7 +103,7 @@ class Progress:
     def new_attempt(self, restore_step: int) -> None:
         """What was told of steps that are to be redone is told again."""
         self._open = {step: told for step, told in self._open.items() if step <= restore_step}
-        self._begun_at = restore_step
+        self._begun_at = self._digest_of = restore_step
         self._saved = {}
 
     def complete_state(self, num_stages: int, save_every: int) -> int:

@@ -69,7 +69,9 @@ def _header_folders() -> Iterator[Path]:
 
 def headers_version(headers: Path) -> int:
     """The CUDA version of a folder of headers, as in 13000."""
-    found = re.search(r"^#define\s+CUDA_VERSION\s+(\d+)", (headers / "cuda.h").read_text(encoding="utf-8"), re.MULTILINE)
+    found = re.search(
+        r"^#define\s+CUDA_VERSION\s+(\d+)", (headers / "cuda.h").read_text(encoding="utf-8"), re.MULTILINE
+    )
     if found is None:
         raise BackendError(f"{headers / 'cuda.h'} does not say its CUDA_VERSION: it is no cuda.h of a toolkit")
     return int(found[1])
@@ -83,7 +85,7 @@ def build_library(
     flags: Sequence[str] = LIBRARY_FLAGS,
     links: Sequence[str] = (),
 ) -> Path:
-    """Compile `sources` into `target`, which is there whole or not at all, whoever else compiles it at the same time."""
+    """Compile `sources` into `target`, which is there whole or not at all, whoever else compiles it meanwhile."""
     compiler = find_compiler()
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as folder:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,9 +12,9 @@ from springtide.core.errors import BackendError
 
 MECHANISM = "cuda-preload"
 HELD = (
-    "shares of a GPU are held by a library between programs and CUDA's driver: device time by tokens that a daemon "
-    "gives out every 5 ms, memory= as a limit on what is allocated; memory bandwidth and caches are not divided, and "
-    "programs that are linked statically or take the library out of their environment are not held"
+    "shares of a GPU are held by a library before CUDA's driver: device time by tokens every 5 ms, memory= on every "
+    "way to allocate; memory bandwidth and caches are not divided, and what gets around it (static programs, an "
+    "environment without the preload) is not held"
 )
 _ON_GPU = (
     "shares of a GPU are planned and counted, not enforced: processes on it take turns as its driver lets them, and "
@@ -27,7 +26,9 @@ _UNDER_MPS = (
 )
 _MPS_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"
 _MPS_USUAL = "/tmp/nvidia-mps"
-_MPS_PROGRAM = "nvidia-cuda-mps"
+_MPS_PROGRAM = "nvidia-cuda-mps-control"
+# The kernel keeps so much of a program's name.
+_NAME_CHARACTERS = 15
 MEND = (
     "install a C compiler (apt-get install gcc) and CUDA's headers (pip install 'springtide[gpu]'), then start the "
     "platform again"
@@ -55,7 +56,7 @@ def choose_enforcement(
     Building the library takes some seconds, once; without `builds` what is there already is taken.
     """
     if only not in ("", MECHANISM):
-        return _without(environment, f"the setting asks for {only}", "")
+        return _without(environment, f"the setting asks for {only}", "unset SPRINGTIDE_SHARE_MECHANISM")
     if not are_known:
         return _without(environment, "nvidia-smi does not tell the UUIDs of the GPUs", "try nvidia-smi -L")
     try:
@@ -82,20 +83,19 @@ def is_mps_there(environment: Mapping[str, str]) -> bool:
     """Whether MPS's control daemon runs where programs with this environment look for it. Nothing is asked of it."""
     directory = Path(environment.get(_MPS_DIRECTORY) or _MPS_USUAL)
     try:
-        pid = int((directory / f"{_MPS_PROGRAM}-control.pid").read_text())
-        return Path(f"/proc/{pid}/comm").read_text().strip() == f"{_MPS_PROGRAM}-control"[:15]
+        pid = int((directory / f"{_MPS_PROGRAM}.pid").read_text())
+        return _name_of(Path(f"/proc/{pid}/comm")) == _MPS_PROGRAM[:_NAME_CHARACTERS]
     except (OSError, ValueError):
-        pass
-    # Another user's pid file cannot be read; the pipe lies there all the same.
-    return (directory / "control").exists() and _runs(f"{_MPS_PROGRAM}-control"[:15])
+        # Another user's number cannot be read; the pipe lies there all the same.
+        return (directory / "control").exists() and _runs(_MPS_PROGRAM[:_NAME_CHARACTERS])
 
 
 def _runs(name: str) -> bool:
-    for entry in os.scandir("/proc"):
-        if entry.name.isdecimal():
-            try:
-                if Path(entry.path, "comm").read_text().strip() == name:
-                    return True
-            except OSError:
-                continue
-    return False
+    return any(_name_of(comm) == name for comm in Path("/proc").glob("[0-9]*/comm"))
+
+
+def _name_of(comm: Path) -> str:
+    try:
+        return comm.read_text().strip()
+    except OSError:
+        return ""

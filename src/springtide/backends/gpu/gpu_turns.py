@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from springtide.backends.gpu.gpu_tenants import MAX_WAIT_NS, GpuTenant, GpuTenants
+from springtide.backends.gpu.gpu_tenants import MAX_WAIT_NS, STALE_AFTER_NS, GpuTenant, GpuTenants
 from springtide.backends.gpu.segments import NUM_PROCESSES, UNLIMITED, Segments
 from springtide.core.errors import BackendError
 from springtide.core.share_status import TenantStatus
@@ -88,12 +88,11 @@ class GpuTurns:
             now_s = self._clock_ns() / 1e9
             if device.is_free and now_s - device.at_s < _FREE_S:
                 continue
-            if device.is_quiet and not device.is_free:
-                if _has_stirred(device):
-                    # What somebody begins now is not measured against the quiet time before it.
-                    device.at_s = max(device.at_s, now_s - _STOCK_NS / 2e9)
-                elif now_s - device.at_s < _QUIET_S:
+            if device.is_quiet and not device.is_free and now_s - device.at_s < _QUIET_S:
+                if not self._has_stirred(device):
                     continue
+                # What somebody begins now is not measured against the quiet time before it.
+                device.at_s = max(device.at_s, now_s - _STOCK_NS / 2e9)
             self._look(device, due_s)
 
     def statuses(self) -> tuple[TenantStatus, ...]:
@@ -111,7 +110,8 @@ class GpuTurns:
     def _look(self, device: _Device, due_s: float) -> None:
         now_ns = self._clock_ns()
         now_s = now_ns / 1e9
-        elapsed_s = min(_MAX_TURN_S, max(_MIN_TURN_S, now_s - device.at_s))
+        missed_s = now_s - device.at_s
+        elapsed_s = min(_MAX_TURN_S, max(_MIN_TURN_S, missed_s))
         device.at_s = now_s
         seen: dict[str, Observation] = {}
         is_quiet = True
@@ -124,8 +124,21 @@ class GpuTurns:
         grants = self._decide(device, seen, elapsed_s)
         for tenant in device.tenants:
             tenant.grant = grants[tenant.entry.replica_id]
+            if missed_s > STALE_AFTER_NS / 1e9:
+                # Meanwhile nobody was held: nobody has to wait for what was launched in that time.
+                _open_segments(tenant).forgive(tenant.usage.used_ns)
             self._put_in_force(tenant, elapsed_s, stock_s, is_free=device.is_free)
         self.reactions_s.append(max(0.0, self._clock_ns() / 1e9 - due_s))
+
+    def _has_stirred(self, device: _Device) -> bool:
+        """Whether somebody may have begun to work since the last look; the cheapest of looks."""
+        for tenant in device.tenants:
+            if _open_segments(tenant).has_used(tenant.usage.used_ns):
+                return True
+            slot = tenant.entry.slot
+            if tenant.control.is_slo and slot >= 0 and self.reader is not None and self.reader.has_changed(slot):
+                return True
+        return False
 
     def _observe(self, tenant: GpuTenant, now_s: float, elapsed_s: float) -> Observation:
         segments = _open_segments(tenant)
@@ -183,10 +196,6 @@ def _open_segments(tenant: GpuTenant) -> Segments:
     if tenant.segments is None:
         raise BackendError(f"{tenant.entry.replica_id} has no shared memory")
     return tenant.segments
-
-
-def _has_stirred(device: _Device) -> bool:
-    return any(_open_segments(tenant).has_used(tenant.usage.used_ns) for tenant in device.tenants)
 
 
 def _has_work(seen: Observation) -> bool:

@@ -205,10 +205,9 @@ class Segments:
         data = _TURN.pack(now_ns, self.granted_ns, self._wake, flags, rate_ppm)
         os.pwrite(self._grant, data, _GRANT_AT["heartbeat_ns"])
 
-    def write_heartbeat(self, now_ns: int) -> None:
-        """Say that the daemon lives, and nothing else."""
-        self.heartbeat_ns = now_ns
-        os.pwrite(self._grant, _WORD.pack(now_ns), _GRANT_AT["heartbeat_ns"])
+    def forgive(self, used_ns: int) -> None:
+        """What was used is granted, with the next turn that is written."""
+        self.granted_ns = max(self.granted_ns, min(used_ns, _MAX_NS))
 
     def wake(self) -> None:
         """Let everybody who waits look at the grant again."""

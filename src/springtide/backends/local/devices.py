@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -16,8 +16,11 @@ from springtide.core.resources import Device, DeviceId, Node, NodeId, Pool, make
 
 VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 _QUERY_TIMEOUT_S = 10.0
-_UUID_PREFIX = "GPU-"
+_UUID_PREFIXES = ("GPU-", "MIG-")
+_QUERY = ("--query-gpu=uuid,memory.total,mig.mode.current,name", "--format=csv,noheader,nounits")
+_NUM_FIELDS = 4
 _LISTED = re.compile(r"GPU (?P<number>\d+):(?P<name>[^(]*)(?:\(UUID: (?P<uuid>GPU-[^)\s]+)\))?")
+_LISTED_PART = re.compile(r"\s+(?P<name>MIG \d+g\.(?P<gb>\d+)gb\S*)\s.*\(UUID: (?P<uuid>MIG-[0-9a-f-]+)\)")
 _MIB = 1 << 20
 _MB = 1_000_000
 
@@ -90,28 +93,46 @@ def _part_of(node: Node, device: Device, pool: Pool) -> Node:
 def discover_gpus() -> tuple[Gpu, ...]:
     """Return the GPUs that the driver lists, in its order; none where there is no driver or it does not answer.
 
-    CUDA_VISIBLE_DEVICES of this process bounds them, by UUID or by number, as it does for every CUDA program.
+    A GPU that is divided by MIG is its parts, each like a GPU of its own. CUDA_VISIBLE_DEVICES of this process bounds
+    them, by UUID or by number, as it does for every CUDA program.
     """
-    found = tuple(_asked_of_driver()) or tuple(_listed_by_driver())
-    return _visible(found, os.environ.get(VISIBLE_VARIABLE))
+    rows = [[field.strip() for field in line.split(",")] for line in _lines_of(*_QUERY)]
+    rows = [row for row in rows if len(row) == _NUM_FIELDS and row[0].startswith(_UUID_PREFIXES)]
+    is_divided = any(row[2] == "Enabled" for row in rows)
+    if rows and not is_divided:
+        gpus = tuple(
+            Gpu(number=number, uuid=uuid, memory_mb=_in_mb(memory), name=name)
+            for number, (uuid, memory, _, name) in enumerate(rows)
+        )
+    else:
+        # An old driver may not know the question.
+        gpus = _listed({uuid: _in_mb(memory) for uuid, memory, _, _ in rows})
+    return _visible(gpus, os.environ.get(VISIBLE_VARIABLE))
 
 
-def _asked_of_driver() -> Iterator[Gpu]:
-    """GPUs with their memory. An old driver may not know the question."""
-    for number, line in enumerate(_lines_of("--query-gpu=uuid,memory.total,name", "--format=csv,noheader,nounits")):
-        uuid, memory, name = ([field.strip() for field in line.split(",", 2)] + ["", ""])[:3]
-        if uuid.startswith(_UUID_PREFIX):
-            # In MiB; what has no memory of its own says so in words.
-            memory_mb = int(memory) * _MIB // _MB if memory.isdecimal() else 0
-            yield Gpu(number=number, uuid=uuid, memory_mb=memory_mb, name=name)
+def _in_mb(memory: str) -> int:
+    """The driver counts in MiB; what has no memory of its own says so in words."""
+    return int(memory) * _MIB // _MB if memory.isdecimal() else 0
 
 
-def _listed_by_driver() -> Iterator[Gpu]:
-    """`GPU 0: NVIDIA H200 (UUID: GPU-...)`, one a line; whatever is indented below is a part of a GPU."""
+def _listed(memory_mb: Mapping[str, int]) -> tuple[Gpu, ...]:
+    """What is listed a line each: `GPU 0: NVIDIA H200 (UUID: GPU-...)`, and below it, indented, the parts of it.
+
+    `memory_mb` is that of each GPU by its UUID, as far as it is known; of a part it is in its name.
+    """
+    found: list[Gpu] = []
     for line in _lines_of("-L"):
-        found = _LISTED.match(line)
-        if found is not None:
-            yield Gpu(number=int(found["number"]), uuid=found["uuid"] or "", name=found["name"].strip())
+        whole, part = _LISTED.match(line), _LISTED_PART.match(line)
+        if whole is not None:
+            uuid = whole["uuid"] or ""
+            memory = memory_mb.get(uuid, 0)
+            found.append(Gpu(number=int(whole["number"]), uuid=uuid, memory_mb=memory, name=whole["name"].strip()))
+        elif part is not None and found:
+            if found[-1].uuid.startswith("GPU-"):
+                # Nobody can use the whole any more.
+                found.pop()
+            found.append(Gpu(number=len(found), uuid=part["uuid"], memory_mb=int(part["gb"]) * 1000, name=part["name"]))
+    return tuple(found)
 
 
 def _lines_of(*arguments: str) -> list[str]:
@@ -142,7 +163,7 @@ def _visible(gpus: tuple[Gpu, ...], asked: str | None) -> tuple[Gpu, ...]:
         if entry.isdecimal():
             named = [gpus[int(entry)]] if int(entry) < len(gpus) else []
         else:
-            named = [gpu for gpu in gpus if entry.startswith(_UUID_PREFIX) and gpu.uuid.startswith(entry)]
+            named = [gpu for gpu in gpus if entry.startswith(_UUID_PREFIXES) and gpu.uuid.startswith(entry)]
         if len(named) != 1 or named[0] in shown:
             break
         shown += named

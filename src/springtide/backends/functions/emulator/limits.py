@@ -6,6 +6,7 @@ Memory is measured, not reserved: a limit on addresses would end torch, which ma
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 from collections.abc import Iterator
@@ -159,11 +160,26 @@ class StopAndGo:
 
 
 class CpuGroups:
-    """A directory of control groups of the emulator's own, one group a function in it."""
+    """A directory of control groups of the emulator's own, one group a function in it.
+
+    It is locked for as long as its owner lives: whoever clears away what others have left behind takes only what
+    nobody has locked, and between two functions this one is as empty as one that was left behind. Raises OSError.
+    """
 
     def __init__(self, parent: Path, *, is_unified: bool) -> None:
         self.parent = parent
         self._is_unified = is_unified
+        self._lock: int | None = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._unlock()
+            raise
+
+    def _unlock(self) -> None:
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
 
     def share(self, name: str) -> GroupShare:
         """A new group. Raises OSError."""
@@ -171,6 +187,7 @@ class CpuGroups:
 
     def remove(self) -> None:
         """Remove the directory, if everybody has ended."""
+        self._unlock()
         with contextlib.suppress(OSError):
             self.parent.rmdir()
 
@@ -180,8 +197,10 @@ def make_cpu_groups(name: str) -> CpuGroups | None:
     for directory, is_unified in _own_groups():
         parent = directory / name
         file_name = "cpu.max" if is_unified else "cpu.cfs_quota_us"
+        groups: CpuGroups | None = None
         try:
             parent.mkdir()
+            groups = CpuGroups(parent, is_unified=is_unified)
             if is_unified:
                 (parent / "cgroup.subtree_control").write_text("+cpu")
             probe = parent / "probe"
@@ -189,9 +208,11 @@ def make_cpu_groups(name: str) -> CpuGroups | None:
             is_usable = os.access(probe / file_name, os.W_OK)
             probe.rmdir()
             if is_usable:
-                return CpuGroups(parent, is_unified=is_unified)
+                return groups
         except OSError:
             pass
+        if groups is not None:
+            groups.remove()
         with contextlib.suppress(OSError):
             parent.rmdir()
     return None

@@ -1,0 +1,93 @@
+"""A test that cannot fail proves nothing: each of these builds is broken on purpose, and the test named must fail on it.
+
+Every broken_*.py in this folder has a tuple BROKEN: what is broken in words, the file, the text that stands there once,
+the text put in its place, and the test that must see it. The stub driver and the programs are those of the whole tree.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from native_build import BROKEN_TREE, ROOT, SHARED_BUILD, Native
+
+SANITIZED = False
+LIMIT_S = 240.0
+FAILED = 1  # pytest's exit code where tests ran and one failed; anything else is no verdict
+
+
+class Broken(NamedTuple):
+    """One point of the source and the test that guards it."""
+
+    what: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+
+def all_broken() -> list[Broken]:
+    modules = sorted(path.stem for path in Path(__file__).parent.glob("broken_*.py"))
+    return [Broken(*each) for name in modules for each in importlib.import_module(name).BROKEN]
+
+
+ALL_BROKEN = all_broken()
+
+
+def run_test(test: str, environment: dict[str, str], folder: Path) -> subprocess.CompletedProcess[str]:
+    path, _, name = test.partition("::")
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--basetemp", str(folder)]
+    command += ["-m", "slow or not slow", "--timeout", "90", str(ROOT / path)]
+    if name:
+        command[-1] += f"::{name}"
+    if "[" not in name:
+        command += ["-k", "not sanitized"]
+    return subprocess.run(
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+
+
+def environment_of(tree: Path, native: Native) -> dict[str, str]:
+    around = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")}
+    python_path = os.pathsep.join([str(tree / "src"), around.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    return around | {BROKEN_TREE: str(tree), SHARED_BUILD: str(native.shared), "PYTHONPATH": python_path}
+
+
+def copy_tree(target: Path) -> Path:
+    ignored = shutil.ignore_patterns("__pycache__", "*.so")
+    shutil.copytree(ROOT / "native", target / "native", ignore=ignored)
+    shutil.copytree(ROOT / "src", target / "src", ignore=ignored)
+    return target
+
+
+@pytest.mark.parametrize("broken", ALL_BROKEN, ids=lambda broken: broken.what.replace(" ", "-"))
+def test_the_text_that_is_broken_stands_there_once(broken: Broken) -> None:
+    assert (ROOT / broken.file).read_text(encoding="utf-8").count(broken.old) == 1
+    assert broken.new != broken.old
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("broken", ALL_BROKEN, ids=lambda broken: broken.what.replace(" ", "-"))
+def test_a_broken_build_is_found_out(broken: Broken, native: Native, tmp_path: Path) -> None:
+    _ = native.stub_dir
+    tree = copy_tree(tmp_path / "tree")
+    file = tree / broken.file
+    file.write_text(file.read_text(encoding="utf-8").replace(broken.old, broken.new), encoding="utf-8")
+    done = run_test(broken.test, environment_of(tree, native), tmp_path / "pytest")
+    assert done.returncode == FAILED, done.stdout[-3000:] + done.stderr[-1000:]
+    assert "could not compile" not in done.stdout, done.stdout[-3000:]
+
+
+@pytest.mark.slow
+def test_the_tests_named_pass_on_the_tree_as_it_is(native: Native, tmp_path: Path) -> None:
+    _ = native.stub_dir
+    environment = environment_of(copy_tree(tmp_path / "tree"), native)
+    for number, test in enumerate(sorted({broken.test for broken in ALL_BROKEN})):
+        done = run_test(test, environment, tmp_path / f"pytest-{number}")
+        assert done.returncode == 0, f"{test}\n{done.stdout[-3000:]}"

@@ -1,0 +1,15 @@
+"""Scenes of the C programs about work and graphs: each plays its own daemon and says in JSON what was counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from native_build import Native
+
+
+def play(native: Native, tmp_path: Path, program: str, scene: str = "", **env: object) -> dict[str, int]:
+    """Run one scene on the stub driver with the library preloaded."""
+    around = {"SPRINGTIDE_GPU_SOCKET": tmp_path / "s", **env}
+    outcome = native.run(program, *([scene] if scene else []), env=around)
+    found: dict[str, int] = outcome.json()
+    return found
