@@ -114,6 +114,12 @@ static void find_launches(void) {
 KERNEL(named, named)
 KERNEL(legacy, legacy)
 KERNEL(ptsz, ptsz)
+/* Not the same work again and again: 256 shapes by turns, as in a large model. */
+static CUresult run_shapes(void) {
+    static unsigned number;
+    number = (number + 1) % 256;
+    return of.legacy(function, 1 + number, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL);
+}
 static CUresult run_ex(void) {
     return of.ex(&config, function, NULL, NULL);
 }
@@ -140,6 +146,7 @@ static const struct path {
 } paths[] = {
     {"named", "cuLaunchKernel", run_named},
     {"legacy", "cuLaunchKernel", run_legacy},
+    {"shapes", "cuLaunchKernel", run_shapes},
     {"ptsz", "cuLaunchKernel_ptsz", run_ptsz},
     {"ex", "cuLaunchKernelEx", run_ex},
     {"ex_ptsz", "cuLaunchKernelEx_ptsz", run_ex_ptsz},

@@ -143,7 +143,8 @@ static CUresult end(__typeof__(cuStreamEndCapture) *real, CUstream stream, CUgra
     }
     CUstreamCaptureStatus before;
     CUstreamCaptureStatus after;
-    bool was_capturing = status_of(stream, per_thread, &before) == CUDA_SUCCESS && before != CU_STREAM_CAPTURE_STATUS_NONE;
+    bool is_known = status_of(stream, per_thread, &before) == CUDA_SUCCESS;
+    bool was_capturing = is_known && before != CU_STREAM_CAPTURE_STATUS_NONE;
     CUresult result = real(stream, graph);
     bool is_over = result == CUDA_SUCCESS;
     if (!is_over && was_capturing) {

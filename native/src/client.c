@@ -283,8 +283,8 @@ static struct st_bucket *map_files(const int descriptors[2], const struct st_wel
         .usage = fresh->bucket.usage,
         .process = &fresh->bucket.usage->processes[answer->process_slot],
     };
-    /* A program that replaced itself (exec) has its old slot and none of its memory. */
-    atomic_store(&fresh->bucket.process->memory_bytes, 0);
+    /* A program that replaced itself (exec) has its old slot, and none of the threads that waited. What it holds of the
+     * device's memory is told as soon as the bucket is its device's. */
     atomic_store(&fresh->bucket.process->num_waiting, 0);
     atomic_store(&fresh->is_retired, false);
     return &fresh->bucket;

@@ -13,9 +13,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#define LOOK_NS 20000000ull        /* a thread that waits looks around at least this often */
-#define FIRST_PATIENCE_NS 50000000ull /* for the first question of all; later ones must not hold a launch for longer */
-#define AGAIN_PATIENCE_NS 15000000ull /* than is promised */
+#define LOOK_NS 20000000ull            /* a thread that waits looks around at least this often */
+#define FIRST_PATIENCE_NS 110000000ull /* for the first question of all: as long as the bound that is stated allows */
+#define AGAIN_PATIENCE_NS 15000000ull  /* for later ones: a daemon that stands still must not cost much */
 #define MAX_STALE_NS 5000000000ull
 #define MAX_WAIT_NS 10000000000ull
 #define LAUNCHES_PER_LOOK 16u /* without a bucket: the clock is read once in so many launches of a thread */
@@ -187,10 +187,15 @@ struct st_bucket *st_gate_slowly(struct st_device *device, struct st_bucket *buc
     }
     int error = errno;
     uint64_t now_ns = st_now_ns();
+    uint64_t went_ns = now_ns;
     if (!is_granted(bucket, used_before_ns) && !has_flag(bucket->grant, ST_UNLIMITED)) {
-        now_ns = hold(bucket, used_before_ns, now_ns);
+        went_ns = hold(bucket, used_before_ns, now_ns);
     }
-    look_after(device, bucket, now_ns); /* the next launch finds new files where these are given up */
+    /* Where these files are given up the next launch finds new ones. Who has just waited for tokens does not wait for an
+     * answer as well. */
+    if (went_ns - now_ns < LOOK_NS) {
+        look_after(device, bucket, went_ns);
+    }
     errno = error;
     return bucket;
 }

@@ -3,7 +3,7 @@
  * An instantiated graph counts as the sum of its kernels, those of child graphs with them, until launches of the whole
  * are measured. When nodes of it change, the sum changes and what was measured changes in the same proportion. So for
  * each instantiated graph its nodes are remembered; on the launch path nobody looks at them. Copies and memsets count
- * nothing, as outside of graphs; a conditional node counts as unknown work, since only the device knows what it will do.
+ * nothing, as outside of graphs; a conditional node counts as unknown work, since only the device knows what it does.
  */
 #include <pthread.h>
 #include <stdlib.h>

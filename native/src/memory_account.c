@@ -4,7 +4,8 @@
  * a process that dies is out of it as soon as the daemon clears its slot. Whoever wants more writes it into its slot
  * first and adds up then: of two processes that come at once at least one sees the other, so the limit is never passed.
  * That both see each other and both give up, where one of them would have had room, is what the turn word is for:
- * whoever has it adds up alone. It is a hint and no lock: one who died with it is waited for a few milliseconds, once.
+ * whoever has it adds up alone. It is a hint and no lock: one who died with it is not waited for, one who was stopped
+ * with it a quarter of a second, once.
  */
 #include <pthread.h>
 #include <sched.h>
@@ -14,9 +15,9 @@
 #include "memory_rooms.h"
 
 #define MAX_ACCOUNTS 64
-#define SPINS 100
-#define NAPS 100
-#define NAP_NS 20000
+#define NUM_YIELDS 100
+#define NAP_NS 50000
+#define PATIENCE_NS 250000000u
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct st_account accounts[MAX_ACCOUNTS];
@@ -56,21 +57,37 @@ static uint64_t turn_number(const struct st_bucket *bucket) {
     return (uint64_t)(bucket->process - bucket->usage->processes) + 1;
 }
 
+/* Whether nobody lives in this slot; the daemon clears those of the dead. */
+static bool is_nobody(const struct st_bucket *bucket, uint64_t slot) {
+    if (slot == 0 || slot > ST_NUM_PROCESSES) {
+        return true;
+    }
+    return atomic_load(&bucket->usage->processes[slot - 1].pid) == 0;
+}
+
 static void turn_take(const struct st_bucket *bucket) {
+    _Atomic uint64_t *turn = &bucket->usage->memory_turn;
     uint64_t mine = turn_number(bucket);
-    for (int i = 0; i < SPINS + NAPS; i++) {
-        uint64_t nobody = 0;
-        if (atomic_compare_exchange_strong(&bucket->usage->memory_turn, &nobody, mine)) {
+    uint64_t began_ns = 0;
+    for (int i = 0;; i++) {
+        uint64_t whose = atomic_load(turn);
+        if (is_nobody(bucket, whose) && atomic_compare_exchange_strong(turn, &whose, mine)) {
             return;
         }
-        if (i < SPINS) {
+        uint64_t now_ns = st_now_ns();
+        began_ns = began_ns == 0 ? now_ns : began_ns;
+        if (now_ns - began_ns > PATIENCE_NS) {
+            break;
+        }
+        if (i < NUM_YIELDS) {
             sched_yield();
         } else {
             const struct timespec nap = {.tv_nsec = NAP_NS};
             nanosleep(&nap, NULL);
         }
     }
-    atomic_store(&bucket->usage->memory_turn, mine);
+    /* Stopped in the middle of it, for all that can be seen. */
+    atomic_store(turn, mine);
 }
 
 static void turn_give(const struct st_bucket *bucket) {
@@ -116,6 +133,7 @@ struct st_account *st_account_of(struct st_device *device) {
         tell(account);
     }
     st_memory_unlock();
+    st_memory_settle();
     return account;
 }
 

@@ -131,6 +131,10 @@ static struct st_bucket *bucket_of_unused(const uint8_t uuid[ST_UUID_BYTES]) {
             uint32_t retry_ms = 0;
             unused[i].bucket = st_ask_daemon(uuid, &retry_ms);
             unused[i].ask_again_ns = now_ns + (uint64_t)retry_ms * 1000000;
+            if (unused[i].bucket != NULL) {
+                /* Whatever program ran in this process before, what it held is gone; this one holds nothing here. */
+                atomic_store(&unused[i].bucket->process->memory_bytes, 0);
+            }
         }
         bucket = unused[i].bucket;
     }

@@ -21,6 +21,8 @@ struct pool {
     bool is_taken;
 };
 
+/* Whether what pools or graphs have can change without us: while a pool has more than is in use of it, which may go at
+ * any synchronisation, and for good once there are graphs with memory. */
 _Atomic bool st_memory_is_unsettled;
 static struct pool pools[NUM_POOLS];
 
@@ -82,22 +84,20 @@ static void settle_graphs(struct st_account *account) {
 }
 
 void st_memory_settle_slowly(void) {
-    bool has_graph_memory = false;
+    bool is_unsettled = false;
+    struct st_account *account;
     st_memory_lock();
-    atomic_store(&st_memory_is_unsettled, false);
     for (size_t i = 0; i < NUM_POOLS; i++) {
         if (pools[i].is_taken) {
             settle(&pools[i]);
+            is_unsettled = is_unsettled || pools[i].reserved > pools[i].used;
         }
     }
-    struct st_account *account;
     for (size_t i = 0; (account = st_account_at(i)) != NULL; i++) {
         settle_graphs(account);
-        has_graph_memory = has_graph_memory || account->has_graph_memory;
+        is_unsettled = is_unsettled || account->has_graph_memory;
     }
-    if (has_graph_memory) {
-        atomic_store(&st_memory_is_unsettled, true);
-    }
+    atomic_store(&st_memory_is_unsettled, is_unsettled);
     st_memory_unlock();
 }
 
@@ -123,7 +123,6 @@ void st_pool_freed(uint64_t pool, uint64_t bytes) {
     if (pool < NUM_POOLS && pools[pool].is_taken) {
         pools[pool].used -= bytes < pools[pool].used ? bytes : pools[pool].used;
         settle(&pools[pool]);
-        /* What the pool keeps may go at the next synchronisation. */
         atomic_store(&st_memory_is_unsettled, true);
     }
 }
@@ -248,6 +247,7 @@ static CUresult claim_of_pool_end(struct st_claim *claim, struct pool *pool, con
                                      .bytes = claim->bytes,
                                      .owner = (uint64_t)(pool - pools)};
         is_held = st_table_put(&held);
+        atomic_store(&st_memory_is_unsettled, true);
     }
     if (!is_held) {
         pool->used -= claim->bytes < pool->used ? claim->bytes : pool->used;

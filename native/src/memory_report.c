@@ -14,7 +14,6 @@ static void within_limit(struct st_device *device, uint64_t *free_bytes, uint64_
         return;
     }
     uint64_t limit, used;
-    st_memory_settle();
     st_memory_lock();
     if (account->bucket != NULL && st_memory_of_tenant(account->bucket, &limit, &used)) {
         *total_bytes = least(*total_bytes, limit);

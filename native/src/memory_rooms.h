@@ -39,7 +39,8 @@ void st_memory_lock(void);
 void st_memory_unlock(void);
 /* Whether memory is counted at all in this process. */
 bool st_memory_is_counted(void);
-/* The account of a device, as its bucket is now; NULL for no device, or where nothing is counted. Not locked. */
+/* The account of a device, as its bucket and its pools are now; NULL for no device, or where nothing is counted. Not
+ * locked. */
 struct st_account *st_account_of(struct st_device *device);
 /* The same account, without a look at its bucket; NULL if nothing was ever held there. Locked. */
 struct st_account *st_account_known(const struct st_device *device);

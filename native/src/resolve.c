@@ -197,9 +197,9 @@ static void *st_ask_driver(void *get_v2, void *get_v1, const char *api, int vers
 
 /* Whether this is a function that was found already, or even one of ours: a driver that was linked carelessly takes our
  * names for its own. */
-static bool st_is_taken(void *const *addresses, size_t but, const void *address) {
+static bool st_is_taken(void *const *addresses, const struct st_hook *but, const void *address) {
     for (size_t k = 0; k < ST_NUM_HOOKS; k++) {
-        if ((k != but && addresses[k] == address) || st_hooks[k].ours == address) {
+        if ((st_hooks[k].real != but->real && addresses[k] == address) || st_hooks[k].ours == address) {
             return true;
         }
     }
@@ -229,7 +229,7 @@ static void st_look_up(void *handle, void **hooked, void **plain) {
     for (size_t k = 0; k < ST_NUM_HOOKS; k++) {
         if (hooked[k] == NULL && strcmp(st_hooks[k].api, "cuGetProcAddress") != 0) {
             hooked[k] = st_look_up_unnamed(get_v2, get_v1, &st_hooks[k]);
-            hooked[k] = st_is_taken(hooked, k, hooked[k]) ? NULL : hooked[k];
+            hooked[k] = st_is_taken(hooked, &st_hooks[k], hooked[k]) ? NULL : hooked[k];
         }
     }
 }
@@ -329,6 +329,7 @@ static void *st_find_hook(void **handle, const struct st_hook *hook, const char 
     }
     /* What the program's own scope has first. (Ours is no measure: we are linked to find ourselves first.) */
     void *first = st_look(dlopen(NULL, RTLD_LAZY), hook->symbol, version);
+    dlerror();
     return first == NULL || first == hook->ours || first == *hook->real ? hook->ours : NULL;
 }
 
@@ -340,18 +341,15 @@ static void *st_find_replaced(void **handle, const char *name, const char *versi
         st_num_inside--; /* to look for the driver is allowed in here, and guards itself */
         ours = st_find_hook(handle, hook, version, caller);
         st_num_inside++;
-    } else if (*handle != RTLD_DEFAULT && *handle != RTLD_NEXT) {
+    } else if (name[0] != 'c' && *handle != RTLD_DEFAULT && *handle != RTLD_NEXT) {
         void *found = st_look(*handle, name, version);
         if (found != NULL && found == (void *)st_true_dlsym) {
             ours = (void *)&dlsym;
         } else if (found != NULL && found == (void *)st_true_dlvsym) {
             ours = (void *)&dlvsym;
-        } else if (found != NULL && name[0] == 'n') {
+        } else if (found != NULL) {
             ours = st_nvml_ours(name, found);
         }
-    }
-    if (ours != NULL) {
-        dlerror();
     }
     st_num_inside--;
     return ours;

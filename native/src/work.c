@@ -7,7 +7,7 @@
  * A new shape costs what other shapes of the same function lead one to expect, or else a guess by its blocks. Of its
  * launches a few are measured (sample.c), the second one first: the very first may load the module. The estimate then
  * follows lower times quickly and higher ones slowly, since another process's time slices only ever add to what the
- * events say. The first measurement also settles what the launches before it had been counted as.
+ * events say; and no single measurement raises it by more than an eighth. The first measurement also settles what the launches before it had been counted as.
  */
 #include "hooks.h"
 #include "work.h"
@@ -15,7 +15,8 @@
 #define NUM_SETS 2048u /* a power of two */
 #define NUM_WAYS 8u
 #define AGE_EVERY 16u /* of so many entries driven out, one makes the others older */
-/* The guess for a kernel nobody has measured: so much at least, and so much for each wave of threads of a large device. */
+/* The guess for a kernel nobody has measured: so much at least, and so much for each wave of threads of a large
+ * device. */
 #define FIRST_GUESS_NS 3000u
 #define WAVE_NS 2000u
 #define WAVE_THREADS (1u << 18)
@@ -117,6 +118,7 @@ static struct st_work *insert(uint64_t key, const void *function, uint64_t size,
         atomic_store_explicit(&work->num_launches, 0, memory_order_relaxed);
         atomic_store_explicit(&work->next_sample, 1, memory_order_relaxed);
         atomic_store_explicit(&work->num_samples, 0, memory_order_relaxed);
+        atomic_store_explicit(&work->call_ns, 0, memory_order_relaxed);
         atomic_store_explicit(&work->function, function, memory_order_relaxed);
         atomic_store_explicit(&work->size, size, memory_order_relaxed);
         atomic_store_explicit(&work->is_graph, is_graph, memory_order_relaxed);
@@ -282,7 +284,8 @@ void st_work_measured(const struct st_sample *sample, uint64_t measured_ns) {
     } else if (measured_ns < cost_ns) {
         cost_ns -= (cost_ns - measured_ns + 1) / 2;
     } else {
-        cost_ns += (measured_ns - cost_ns) / 8;
+        uint64_t more_ns = measured_ns - cost_ns;
+        cost_ns += (more_ns < cost_ns ? more_ns : cost_ns) / 8;
     }
     atomic_store_explicit(&work->cost_ns, cost_ns, memory_order_relaxed);
     atomic_store_explicit(&work->num_samples, num_samples + 1, memory_order_relaxed);

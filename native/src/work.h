@@ -27,6 +27,10 @@ struct st_sample {
     uint64_t size;       /* the same */
     uint64_t charged_ns;
     struct st_bucket *bucket;
+    bool was_idle;        /* nothing was under way in the stream before */
+    uint64_t recorded_ns; /* the event before the launch stands in the stream ... */
+    uint64_t ready_ns;    /* ... and the launch itself begins */
+    uint64_t gap_ns;      /* how long the device had to wait for it in between */
 };
 /* Read what was measured in this context meanwhile, and put an event before the launch unless it is only about reading;
  * NULL where this is no moment for it. */
@@ -51,7 +55,10 @@ struct st_work {
     _Atomic uint32_t next_sample; /* measured at the first launch that is not before this one */
     _Atomic uint32_t num_samples;
     _Atomic uint32_t generation; /* rises when the entry becomes other work: measurements under way are void */
+    _Atomic uint32_t call_ns; /* what the driver needs to launch it, as a rule; 0: never seen */
     _Atomic bool is_graph; /* graphs are not driven out by other work: their first guess costs a walk */
 };
+
+_Static_assert(sizeof(struct st_work) == 64, "one line of the cache");
 
 #endif

@@ -19,6 +19,10 @@ static const struct entry entries[STUB_NUM_SYMBOLS] = {
 #undef STUB
 };
 
+/* From CUDA 12 on the old name means another symbol. */
+static const struct entry renamed = {"cuGraphInstantiate", "cuGraphInstantiateWithFlags", 12000, false,
+                                     (void *)cuGraphInstantiateWithFlags};
+
 static CUresult not_here(void) {
     return CUDA_ERROR_NOT_SUPPORTED;
 }
@@ -48,8 +52,8 @@ static void note_lookup(const char *api, int version, cuuint64_t flags, const ch
 
 static const struct entry *newest(const char *api, int version, bool per_thread) {
     const struct entry *best = NULL;
-    for (int i = 0; i < STUB_NUM_SYMBOLS; i++) {
-        const struct entry *entry = &entries[i];
+    for (int i = 0; i <= STUB_NUM_SYMBOLS; i++) {
+        const struct entry *entry = i == STUB_NUM_SYMBOLS ? &renamed : &entries[i];
         if (entry->per_thread == per_thread && entry->since <= version && strcmp(entry->api, api) == 0 &&
             !is_in_list("STUB_WITHOUT", entry->symbol) && (best == NULL || entry->since > best->since)) {
             best = entry;

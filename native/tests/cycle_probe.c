@@ -1,5 +1,5 @@
 /* A program that launches and waits in every way there is, told line by line what to do; it answers each line with the
- * driver's result, and twice 0.
+ * driver's result, a value (a child its number), and 0.
  */
 #define _GNU_SOURCE
 #define __CUDA_API_VERSION_INTERNAL
@@ -125,25 +125,40 @@ static CUresult wait_for(const char *way) {
     return CUDA_ERROR_NOT_FOUND;
 }
 
-static void *wait_in_thread(void *unused) {
+#define NUM_WAITERS 4
+static pthread_barrier_t together;
+static int num_rounds;
+
+static void *wait_in_thread(void *number) {
     MUST(cuCtxSetCurrent(contexts[0]));
-    MUST(cuCtxSynchronize());
-    return unused;
+    for (int i = 0; i < num_rounds; i++) {
+        if (number == &together) { /* one of them launches for all */
+            MUST(launch(0, NULL));
+        }
+        pthread_barrier_wait(&together);
+        MUST(cuCtxSynchronize());
+        pthread_barrier_wait(&together);
+    }
+    return NULL;
 }
 
-static CUresult many_wait(void) {
-    pthread_t threads[8];
-    for (int i = 0; i < 8; i++) {
-        pthread_create(&threads[i], NULL, wait_in_thread, NULL);
+static CUresult many_wait(int rounds) {
+    pthread_t threads[NUM_WAITERS];
+    num_rounds = rounds;
+    pthread_barrier_init(&together, NULL, NUM_WAITERS);
+    for (int i = 0; i < NUM_WAITERS; i++) {
+        pthread_create(&threads[i], NULL, wait_in_thread, i == 0 ? &together : NULL);
     }
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < NUM_WAITERS; i++) {
         pthread_join(threads[i], NULL);
     }
+    pthread_barrier_destroy(&together);
     return CUDA_SUCCESS;
 }
 
 static CUresult obey(const char *word, const char *more) {
     CUgraph graph;
+    size_t total_bytes;
     if (strcmp(word, "launch") == 0) {
         return launch(0, NULL);
     } else if (strcmp(word, "launch_long") == 0) {
@@ -154,8 +169,10 @@ static CUresult obey(const char *word, const char *more) {
         return launch(atoi(more), NULL);
     } else if (strcmp(word, "wait") == 0) {
         return wait_for(more);
+    } else if (strcmp(word, "total") == 0) {
+        return cuDeviceTotalMem_v2(&total_bytes, atoi(more));
     } else if (strcmp(word, "many_wait") == 0) {
-        return many_wait();
+        return many_wait(atoi(more));
     } else if (strcmp(word, "capture") == 0) {
         return cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED);
     } else if (strcmp(word, "launch_captured") == 0) {
@@ -183,7 +200,7 @@ int main(void) {
                 return WIFEXITED(status) ? WEXITSTATUS(status) : 3;
             }
             begin();
-            printf("[0, 0, 0]\n");
+            printf("[0, %d, 0]\n", (int)getpid());
         } else {
             printf("[%d, 0, 0]\n", (int)obey(word, more));
         }

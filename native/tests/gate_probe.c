@@ -109,13 +109,15 @@ static void show_descriptors(void) {
     }
     fclose(maps);
     long num_pages = 0;
+    long num_resident = 0;
     FILE *sizes = fopen("/proc/self/statm", "r");
-    if (fscanf(sizes, "%*d %ld", &num_pages) != 1) {
+    if (fscanf(sizes, "%ld %ld", &num_pages, &num_resident) != 2) {
         abort();
     }
     fclose(sizes);
-    printf("{\"open\": %d, \"mappings\": %d, \"resident_kib\": %ld}\n", count, num_mappings,
-           num_pages * sysconf(_SC_PAGESIZE) / 1024);
+    long page_kib = sysconf(_SC_PAGESIZE) / 1024;
+    printf("{\"open\": %d, \"mappings\": %d, \"resident_kib\": %ld, \"virtual_kib\": %ld}\n", count, num_mappings,
+           num_resident * page_kib, num_pages * page_kib);
 }
 
 static void heard(int number) {

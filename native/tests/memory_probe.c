@@ -239,6 +239,31 @@ static CUresult ask_nvml(bool is_v2, unsigned int number) {
     return (CUresult)result;
 }
 
+/* Memory of one process in another: the handle goes through a file. */
+static CUresult do_shared(const char *word, const uint64_t *n) {
+    CUipcMemHandle handle;
+    CUresult result = CUDA_ERROR_NOT_FOUND;
+    const char *path = getenv("PROBE_HANDLE");
+    FILE *file = NULL;
+    if (path == NULL || strncmp(word, "ipc_", 4) != 0) {
+        return result;
+    }
+    if (strcmp(word, "ipc_give") == 0 && (file = fopen(path, "w")) != NULL) {
+        result = cuIpcGetMemHandle(&handle, at(n[0])->address);
+        fwrite(&handle, sizeof(handle), 1, file);
+    } else if (strcmp(word, "ipc_take") == 0 && (file = fopen(path, "r")) != NULL) {
+        result = fread(&handle, sizeof(handle), 1, file) == 1
+                     ? cuIpcOpenMemHandle_v2(&made()->address, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)
+                     : CUDA_ERROR_INVALID_HANDLE;
+    } else if (strcmp(word, "ipc_close") == 0) {
+        result = cuIpcCloseMemHandle(at(n[0])->address);
+    }
+    if (file != NULL) {
+        fclose(file);
+    }
+    return result;
+}
+
 static CUresult do_report(const char *word, const uint64_t *n) {
     CUresult result = CUDA_ERROR_NOT_FOUND;
     size_t free_bytes = 0, total_bytes = 0;
@@ -305,8 +330,8 @@ static CUresult do_storm(const char *word, const uint64_t *n) {
 }
 
 static CUresult obey(const char *word, const uint64_t *n) {
-    CUresult (*const rooms[])(const char *, const uint64_t *) = {do_plain,   do_array, do_mapped, do_pool,
-                                                                 do_context, do_graph, do_report, do_storm};
+    CUresult (*const rooms[])(const char *, const uint64_t *) = {
+        do_plain, do_array, do_mapped, do_pool, do_context, do_graph, do_report, do_shared, do_storm};
     CUresult result = CUDA_ERROR_NOT_FOUND;
     for (size_t i = 0; i < sizeof(rooms) / sizeof(rooms[0]) && result == CUDA_ERROR_NOT_FOUND; i++) {
         result = rooms[i](word, n);

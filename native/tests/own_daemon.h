@@ -1,7 +1,7 @@
 /* A share daemon inside the test program itself: it gives this process tokens and lets the test read what was used.
  *
- * Needs _GNU_SOURCE before the first header. Call own_daemon_start before the driver's first call; the environment must name the socket. Every device that is asked
- * for gets files of its own, in the order of the questions.
+ * Needs _GNU_SOURCE before the first header. Call own_daemon_start before the driver's first call; the environment must
+ * name the socket. Every device that is asked for gets files of its own, in the order of the questions.
  */
 #ifndef OWN_DAEMON_H
 #define OWN_DAEMON_H
@@ -91,7 +91,7 @@ static void own_answer(int client) {
     struct iovec part = {&welcome, sizeof(welcome)};
     _Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof(files->descriptors))];
     memset(control, 0, sizeof(control));
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof(control)};
+    struct msghdr message = {NULL, 0, &part, 1, control, sizeof(control), 0};
     struct cmsghdr *head = CMSG_FIRSTHDR(&message);
     head->cmsg_level = SOL_SOCKET;
     head->cmsg_type = SCM_RIGHTS;

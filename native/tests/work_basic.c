@@ -1,6 +1,8 @@
 /* Launches of several kernels, and what each was counted as. The first argument chooses the scene. */
 #include "work_probe.h"
 
+#include <sys/wait.h>
+
 static void learn(void) {
     CUfunction kernel = probe_kernel("layer@250000");
     say("first_ns", probe_launch(kernel, 64, NULL));
@@ -129,13 +131,73 @@ static void contexts(void) {
     say("most_events", most_events);
 }
 
+/* Two devices in turn: each context has events of its own. */
+static void devices(void) {
+    CUcontext contexts[2];
+    CUmodule module;
+    CUfunction kernels[2];
+    CUdevice device;
+    for (int i = 0; i < 2; i++) {
+        MUST(cuDeviceGet(&device, i));
+        MUST(cuDevicePrimaryCtxRetain(&contexts[i], device));
+        MUST(cuCtxSetCurrent(contexts[i]));
+        probe_wait();
+        MUST(cuModuleLoadData(&module, "each"));
+        MUST(cuModuleGetFunction(&kernels[i], module, i == 0 ? "layer@40000" : "layer@90000"));
+    }
+    for (int i = 0; i < 200; i++) {
+        MUST(cuCtxSetCurrent(contexts[i % 2]));
+        MUST(probe_try(kernels[i % 2], 64, NULL));
+        MUST(cuCtxSynchronize());
+    }
+    for (int i = 0; i < 2; i++) {
+        say(i == 0 ? "first_used_ns" : "second_used_ns", atomic_load(&own_files[i].usage->used_ns));
+        say(i == 0 ? "first_measured_ns" : "second_measured_ns", atomic_load(&own_files[i].usage->measured_ns));
+    }
+}
+
+/* A child that begins anew, forked while its parent had measurements under way and a stream that captured. */
+static void forked(void) {
+    CUstream stream;
+    CUcontext context;
+    CUdevice device;
+    CUmodule module;
+    CUfunction kernel = probe_kernel("layer@50000");
+    MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    for (int i = 0; i < 40; i++) {
+        MUST(probe_try(kernel, 64, NULL));
+    }
+    MUST(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+    fflush(stdout);
+    pid_t child = fork();
+    if (child != 0) {
+        int status = 0;
+        waitpid(child, &status, 0);
+        exit(WIFEXITED(status) ? WEXITSTATUS(status) : 99);
+    }
+    uint64_t num_records = stub_calls("cuEventRecord");
+    uint64_t num_asked = stub_calls("cuStreamIsCapturing");
+    MUST(cuInit(0));
+    MUST(cuDeviceGet(&device, 0));
+    MUST(cuDevicePrimaryCtxRetain(&context, device));
+    MUST(cuCtxSetCurrent(context));
+    probe_wait();
+    MUST(cuModuleLoadData(&module, "the child's"));
+    MUST(cuModuleGetFunction(&kernel, module, "layer@70000"));
+    probe_loop(kernel, 64, 60);
+    say("last_ns", probe_launch(kernel, 64, NULL));
+    say("child_records", stub_calls("cuEventRecord") - num_records);
+    say("child_asked", stub_calls("cuStreamIsCapturing") - num_asked);
+}
+
 int main(int count, char **values) {
     const struct {
         const char *name;
         void (*play)(void);
     } scenes[] = {{"learn", learn},     {"follow", follow},   {"shapes", shapes},
                   {"huge", huge},       {"many", many},       {"never_synchronised", never_synchronised},
-                  {"failing", failing}, {"twins", twins},     {"contexts", contexts}};
+                  {"failing", failing}, {"twins", twins},     {"contexts", contexts},
+                  {"devices", devices}, {"forked", forked}};
     probe_begin(UINT64_MAX / 4);
     for (size_t i = 0; count == 2 && i < sizeof(scenes) / sizeof(scenes[0]); i++) {
         if (strcmp(scenes[i].name, values[1]) == 0) {

@@ -1,7 +1,6 @@
 /* Graphs: what a launch of one is counted as. The first argument chooses the scene.
  *
- * Kernels are learnt first, so that the sum of a graph's nodes says something: on the stub's clock two calls lie between
- * the events, so each is measured at most 2 microseconds too long.
+ * Kernels are learnt first, so that the sum of a graph's nodes says something.
  */
 #include "work_probe.h"
 
@@ -37,7 +36,7 @@ static CUgraphExec keep_exec(CUgraphExec exec) {
 
 static CUDA_KERNEL_NODE_PARAMS_v2 params_of(CUfunction function) {
     return (CUDA_KERNEL_NODE_PARAMS_v2){
-        .func = function, .gridDimX = 64, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 128, .blockDimY = 1, .blockDimZ = 1};
+        function, 64, 1, 1, 128, 1, 1, .sharedMemBytes = 0, .kernelParams = NULL, .extra = NULL};
 }
 
 static CUgraph graph_of(int num_brief, int num_lengthy) {

@@ -1,8 +1,8 @@
 /* The law on the launch path: no system call, no lock, no allocation, no look at the environment, once it is warm.
  *
  * Allocations, locks and getenv are counted by definitions of this program's own, which come before the C library's. A
- * system call ends the program by a filter of the kernel's; but for the clock, which is none where the machine lets it be
- * read directly.
+ * system call ends the program by a filter of the kernel's; but for the clock, which is none where the machine lets it
+ * be read directly.
  */
 #include "work_probe.h"
 
@@ -63,7 +63,7 @@ static void launch_all(int count) {
     for (int i = 0; i < count; i++) {
         CUfunction kernel = kernels[i % 32];
         unsigned blocks = 1 + i % 7;
-        CUlaunchConfig config = {.gridDimX = blocks, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 64, .blockDimY = 1, .blockDimZ = 1};
+        CUlaunchConfig config = {blocks, 1, 1, 64, 1, 1, .sharedMemBytes = 0, .hStream = NULL};
         MUST(cuLaunchKernel(kernel, blocks, 1, 1, 64, 1, 1, 0, NULL, NULL, NULL));
         MUST(cuLaunchKernel_ptsz(kernel, blocks, 1, 1, 64, 1, 1, 0, NULL, NULL, NULL));
         MUST(cuLaunchKernelEx(&config, kernel, NULL, NULL));
@@ -110,7 +110,7 @@ int main(void) {
         snprintf(name, sizeof(name), "layer%d", i);
         kernels[i] = probe_kernel(name);
     }
-    CUDA_KERNEL_NODE_PARAMS_v2 params = {.func = kernels[0], .gridDimX = 1, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1, .blockDimY = 1, .blockDimZ = 1};
+    CUDA_KERNEL_NODE_PARAMS_v2 params = {kernels[0], 1, 1, 1, 1, 1, 1, .sharedMemBytes = 0};
     MUST(cuGraphCreate(&graph, 0));
     MUST(cuGraphAddKernelNode_v2(&node, graph, NULL, 0, &params));
     MUST(cuGraphInstantiateWithFlags(&exec, graph, 0));

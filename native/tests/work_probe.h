@@ -1,4 +1,4 @@
-/* What the programs about work and graphs have in common: a context, kernels by name, and checks that say what failed. */
+/* What the programs about work and graphs have in common: a context, kernels by name, checks that say what failed. */
 #ifndef WORK_PROBE_H
 #define WORK_PROBE_H
 
@@ -23,6 +23,29 @@
 
 static CUmodule probe_module;
 
+/* Until the library has this device's files: on a busy machine its first question may go unanswered for too long. It is
+ * seen by a memory limit for a moment, without any launch. */
+static void probe_wait(void) {
+    const uint64_t limit_bytes = 123456789;
+    size_t free_bytes, total_bytes = 0;
+    for (int tries = 0; tries < 500 && total_bytes != limit_bytes; tries++) {
+        for (unsigned i = 0; i < atomic_load(&own_num_files); i++) {
+            atomic_store(&own_files[i].grant->memory_limit_bytes, limit_bytes);
+        }
+        MUST(cuMemGetInfo_v2(&free_bytes, &total_bytes));
+        if (total_bytes != limit_bytes) {
+            usleep(20000);
+        }
+    }
+    for (unsigned i = 0; i < atomic_load(&own_num_files); i++) {
+        atomic_store(&own_files[i].grant->memory_limit_bytes, 0);
+    }
+    if (total_bytes != limit_bytes) {
+        fprintf(stderr, "the library has not found the daemon\n");
+        exit(3);
+    }
+}
+
 static CUcontext probe_begin(uint64_t granted_ns) {
     CUcontext context;
     CUdevice device;
@@ -31,6 +54,7 @@ static CUcontext probe_begin(uint64_t granted_ns) {
     MUST(cuDeviceGet(&device, 0));
     MUST(cuDevicePrimaryCtxRetain(&context, device));
     MUST(cuCtxSetCurrent(context));
+    probe_wait();
     MUST(cuModuleLoadData(&probe_module, "probe"));
     return context;
 }

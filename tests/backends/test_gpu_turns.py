@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,16 @@ from springtide.backends.gpu.gpu_meter import Meter, work_size
 from springtide.backends.gpu.gpu_table import GpuTenantEntry, uuid_bytes
 from springtide.backends.gpu.gpu_tenants import GpuTenant, GpuTenants
 from springtide.backends.gpu.gpu_turns import GpuTurns, tokens
-from springtide.backends.gpu.segments import OK, UNLIMITED, USAGE, USAGE_FIELDS, Usage, offsets_of, segment_directory
+from springtide.backends.gpu.segments import (
+    OK,
+    UNKNOWN,
+    UNLIMITED,
+    USAGE,
+    USAGE_FIELDS,
+    Usage,
+    offsets_of,
+    segment_directory,
+)
 from springtide.backends.processes import ProcessIdentity, identify
 from springtide.core.errors import BackendError
 from springtide.core.resources import DeviceId
@@ -27,8 +37,9 @@ UUID = "GPU-00000000-0000-0000-0000-000000000001"
 _AT = offsets_of(USAGE_FIELDS)
 
 
-def usage(used_ns: int = 0, **fields: int) -> Usage:
+def usage(used_ns: int = 0, cycles_ns: tuple[int, ...] = (), **fields: int) -> Usage:
     data = bytearray(USAGE.size)
+    struct.pack_into(f"={len(cycles_ns)}Q", data, _AT["cycle_ns"], *cycles_ns)
     for name, value in {"used_ns": used_ns, **fields}.items():
         struct.pack_into("=Q", data, _AT[name], value)
     return Usage(used_ns, 0, 0, 0, 0, 0, bytes(data))
@@ -76,7 +87,7 @@ def test_whoever_uses_all_gets_exactly_its_rate() -> None:
 
 
 def test_a_large_kernel_is_paid_for_afterwards_but_not_for_ever() -> None:
-    """40 ms at a rate of a tenth are 400 ms of waiting; what would be more than nine tenths of two seconds is let off."""
+    """40 ms at a rate of a tenth are 400 ms of waiting; what would be more than nine tenths of 2 s is let off."""
     assert tokens(0, 40 * MS, 0.1, 0.1, 0.005, 0.010) == int(0.5 * MS)
     assert tokens(0, 10_000 * MS, 0.1, 0.1, 0.005, 0.010) == 10_000 * MS - 180 * MS
 
@@ -122,11 +133,25 @@ def test_lies_are_bounded(used_ns: int) -> None:
     assert seen.used_fraction == 0.0
 
 
+def test_whatever_lies_in_the_usage_the_meter_goes_on() -> None:
+    """Bytes drawn at random, for ever other ones: no exception, and nothing beyond what a device can do."""
+    drawn = random.Random(9)
+    watched = Watched()
+    for _ in range(300):
+        data = drawn.randbytes(USAGE.size) if drawn.random() < 0.7 else bytes(USAGE.size)
+        head = struct.unpack_from("=6Q", data, _AT["used_ns"])
+        seen = watched.see(Usage(*head, data), granted_ns=drawn.randrange(1 << 63), waits=drawn.random() < 0.5)
+        assert 0.0 <= seen.used_fraction <= 1.0
+        assert seen.iteration_s >= 0.0
+        assert all(0.0 < each.duration_s < 1e6 for each in seen.finished)
+        assert 0.0 <= watched.meter.used_fraction() <= 1.0
+
+
 def test_the_workers_own_word_comes_before_its_cycles() -> None:
     watched = Watched()
     told = SlotReading(num_begun=3, num_ended=2, started_s=100.0, batch_size=4, num_queued=5)
     ended = SlotReading(num_begun=3, num_ended=3, num_queued=5, finished=(EndedIteration(4, 0.02),))
-    first = watched.see(usage(MS, num_cycles_ended=1, cycle_ns=7), told=told)
+    first = watched.see(usage(MS, (7,), num_cycles_ended=1), told=told)
     assert (first.batch_size, first.num_queued, first.iteration_s) == (4, 5, pytest.approx(0.005))
     second = watched.see(usage(MS), told=ended)
     assert [each.duration_s for each in second.finished] == [0.02]
@@ -139,12 +164,12 @@ def test_cycles_stand_for_iterations_and_their_device_time_for_the_batch() -> No
     started_ns = int(watched.now_s * 1e9)
     running = watched.see(usage(2 * MS, cycle_started_ns=started_ns))
     assert running.iteration_s == pytest.approx(0.005)
-    ended = watched.see(usage(2 * MS, num_cycles_ended=1, cycle_ns=9 * MS))
+    ended = watched.see(usage(2 * MS, (9 * MS,), num_cycles_ended=1))
     assert [(each.batch_size, each.duration_s) for each in ended.finished] == [(work_size(2 * MS), 0.009)]
     assert running.batch_size == work_size(2 * MS)
-    again = watched.see(usage(6 * MS, num_cycles_ended=3, cycle_ns=9 * MS))
-    assert len(again.finished) == 1, "the second cycle left no length: nothing was written to its place"
-    assert again.finished[0].batch_size == work_size(2 * MS)
+    again = watched.see(usage(6 * MS, (9 * MS, 7 * MS, 8 * MS), num_cycles_ended=3))
+    assert [each.duration_s for each in again.finished] == [0.007, 0.008]
+    assert {each.batch_size for each in again.finished} == {work_size(2 * MS)}
 
 
 def test_a_program_that_never_synchronises_is_in_no_trouble() -> None:
@@ -260,6 +285,17 @@ def test_a_late_turn_counts_whole_and_a_daemon_that_stood_still_forgives(tenants
     assert machine.granted_ns("a") >= 10**10
 
 
+def test_what_ran_while_the_daemon_stood_still_is_over_when_it_goes_on(tenants: GpuTenants) -> None:
+    machine = Machine(tenants)
+    machine.take(entry("a", 0.5))
+    machine.run(0.5)
+    machine.use("a", 2 * 10**9)
+    machine.run(4.0, tick_ns=4 * 10**9)
+    machine.run(0.1)
+    assert machine.tenant("a").meter.used_s == pytest.approx(2.0)
+    assert machine.turns.statuses()[0].used == pytest.approx(0.5, abs=0.02)
+
+
 def test_what_somebody_begins_after_a_quiet_time_is_seen_at_the_next_turn(tenants: GpuTenants) -> None:
     machine = Machine(tenants)
     machine.take(entry("a", 0.5, is_slo=True), entry("b", 1.0))
@@ -296,6 +332,24 @@ def test_a_uuid_that_is_none_is_said_and_does_nobody_harm(tenants: GpuTenants) -
     assert "UUID" not in told["b"]
     with pytest.raises(BackendError):
         uuid_bytes("GPU-12")
+
+
+def test_a_leader_whose_number_is_another_ones_now_leads_nobody(tenants: GpuTenants) -> None:
+    me = identify(os.getpid())
+    assert me is not None
+    machine = Machine(tenants)
+    machine.take(entry("a", 0.5, process=ProcessIdentity(me.pid, me.start_ticks + 1, me.boot_id)))
+    assert tenants.answer(os.getpid(), os.getuid(), uuid_bytes(UUID)).status == UNKNOWN
+
+
+def test_somebody_elses_processes_get_nothing(tenants: GpuTenants) -> None:
+    """Root's daemon serves everybody who is in the table, another one its own user alone."""
+    machine = Machine(tenants)
+    machine.take(entry("a", 0.5))
+    stranger = os.getuid() + 1
+    expected = OK if os.getuid() == 0 else UNKNOWN
+    assert tenants.answer(os.getpid(), stranger, uuid_bytes(UUID)).status == expected
+    assert tenants.answer(0, os.getuid(), uuid_bytes(UUID)).status == UNKNOWN
 
 
 def test_a_replica_of_another_process_begins_anew(tenants: GpuTenants) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +20,8 @@ from msgspec.structs import replace
 
 from springtide.backends.gpu import enforcement
 from springtide.backends.gpu.build import LIBRARY_FLAGS, LIBRARY_NAME, build_library
-from springtide.backends.gpu.gpu_table import STATUS_NAME, TENANT_SOCKET_NAME, GpuDaemonStatus, read_status
-from springtide.backends.gpu.segments import SOCKET_VARIABLE, segment_directory
+from springtide.backends.gpu.gpu_table import STATUS_NAME, TENANT_SOCKET_NAME, GpuDaemonStatus, read_status, uuid_bytes
+from springtide.backends.gpu.segments import HELLO, LAYOUT, MAGIC, SOCKET_VARIABLE, UNKNOWN, WELCOME, segment_directory
 from springtide.backends.local.devices import Gpu
 from springtide.backends.processes import read_stat
 from springtide.backends.sockets import socket_directory
@@ -36,6 +38,7 @@ from springtide.testing.nvidia_smi import STUB_UUIDS
 THIRD = Share(request=0.3, limit=0.6, memory_mb=1000)
 GPUS = [Gpu(number=number, uuid=uuid, memory_mb=16_000) for number, uuid in enumerate(STUB_UUIDS[:2])]
 LIMIT_S = 60.0
+FAKE_ZYGOTE = [sys.executable, str(Path(__file__).with_name("fake_zygote.py"))]
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +143,12 @@ def test_sharers_are_told_of_changed_and_let_go(gpu_platform: Callable[[], Platf
         ("r0", "local/0", 1000),
         ("r1", "local/0", 1000),
     }
+    asked = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    asked.connect(str(socket_directory(platform.state_dir) / TENANT_SOCKET_NAME))
+    asked.send(HELLO.pack(MAGIC, LAYOUT, uuid_bytes(STUB_UUIDS[0])))
+    assert WELCOME.unpack(asked.recv(WELCOME.size))[2] == UNKNOWN, "this process holds no share"
+    asked.close()
+    until(lambda: "not held: 1 process" in platform.executor.sharing().enforced, "who is not held is told of")
     pid = platform.pid("r0")
     half = Share(request=0.5, limit=0.5)
     platform.executor.start(SetShare(workload_id=WorkloadId("job-r0"), replica_id=ReplicaId("r0"), share=half))
@@ -220,6 +229,39 @@ def test_a_process_from_before_the_library_is_told_of(
         lambda: any("without the library" in tenant.reason for tenant in second.executor.sharing().tenants),
         "who cannot be held is told of",
     )
+
+
+def test_a_zygote_from_before_the_library_is_replaced_and_its_workers_live_on(
+    platform_of: Callable[..., Platform], library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build() -> Platform:
+        nodes = [make_node("local", 2, kind="gpu")]
+        return platform_of(nodes=nodes, gpus=GPUS, worker_command=None, zygote_command=FAKE_ZYGOTE)
+
+    def zygote(platform: Platform) -> int:
+        process = platform.executor._launcher.zygote.process
+        assert process is not None
+        return int(process.pid)
+
+    with monkeypatch.context() as patch:
+        patch.setenv("SPRINGTIDE_SHARE_MECHANISM", "none")
+        first = build()
+        run(first, sharing("r0"))
+        before = zygote(first)
+        first.executor.close()
+    second = build()
+    second.executor.recover(Standing(replicas=(sharing("r0"),), generations={}))
+    second.executor.start(sharing("r1"))
+    second.until(ReplicaReady, lambda event: event.replica_id == "r1")
+    assert zygote(second) != before
+    assert str(library) in environment_of(zygote(second))["LD_PRELOAD"]
+    until(lambda: "without the library" in told(second, "r0").reason, "who cannot be held is told of")
+    assert second.executor.counts()["adopted"] == 1
+    second.executor.close()
+    third = build()
+    third.executor.recover(Standing(replicas=(sharing("r0"), sharing("r1")), generations={}))
+    until(lambda: third.executor._launcher.zygote.is_connected, "the zygote that fits is taken over")
+    assert zygote(third) == zygote(second)
 
 
 def test_without_a_library_shares_are_planned_and_the_reason_is_told(

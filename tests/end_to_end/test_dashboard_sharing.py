@@ -86,8 +86,9 @@ def tenants(number: int, *, is_urgent: bool) -> tuple[TenantStatus, ...]:
 class SharedDouble(PlatformDouble):
     """The busy platform with shared devices, whose tenants change from look to look."""
 
-    def __init__(self, *, always_urgent: bool = False) -> None:
+    def __init__(self, *, always_urgent: bool = False, on_gpu: bool = False) -> None:
         super().__init__(shared_status(), busy_timeline())
+        self.on_gpu = on_gpu
         self.num_looks = 0
         self.always_urgent = always_urgent
         self.has_tenants = True
@@ -98,17 +99,23 @@ class SharedDouble(PlatformDouble):
     async def answer_sharing(self, request: Request) -> Response:
         self.num_looks += 1
         is_urgent = self.always_urgent or math.sin(self.num_looks / 6) > 0.6
-        return self._json(
-            SharingStatus(
-                mechanism="cgroup-v1",
-                enforced="CPU time of each replica and worker with a share; not memory, not caches",
-                device_cpus=0.5,
-                tick_s=0.005,
-                late_p99_s=0.0004,
-                reaction_p99_s=0.0071,
-                tenants=tenants(self.num_looks, is_urgent=is_urgent) if self.has_tenants else (),
-            )
+        told = SharingStatus(
+            mechanism="cgroup-v1",
+            enforced="CPU time of each replica and worker with a share; not memory, not caches",
+            device_cpus=0.5,
+            tick_s=0.005,
+            late_p99_s=0.0004,
+            reaction_p99_s=0.0071,
+            tenants=tenants(self.num_looks, is_urgent=is_urgent) if self.has_tenants else (),
         )
+        return self._json(_on_gpu(told) if self.on_gpu else told)
+
+
+def _on_gpu(told: SharingStatus) -> SharingStatus:
+    first, second, third = told.tenants
+    busy = replace(first, memory_mb=1000, num_launches=810, memory_used_mb=900, num_open=3, num_denied=1)
+    tenants = (busy, replace(second, num_launches=1), third)
+    return replace(told, mechanism="cuda-preload", device_cpus=0.0, tenants=tenants)
 
 
 SHARED = f"{DRAWN} && document.querySelectorAll('#shared-devices .sharer').length"
@@ -186,6 +193,19 @@ def test_who_has_just_been_placed_is_there_before_it_is_held_to_its_share(tmp_pa
         browser.wait_for(SHARED)
         assert count(browser, "#shared-devices .sharer") == 3
         assert "starting" in text(browser, "#shared-devices .sharer")
+
+
+def test_a_sharer_of_a_gpu_says_what_it_launches_and_holds(tmp_path: Path) -> None:
+    double = SharedDouble(on_gpu=True)
+    with serving(double) as address, browsing(address, tmp_path) as browser:
+        browser.wait_for(SHARED)
+        told = browser.evaluate("[...document.querySelectorAll('.share-reason')].map((line) => line.textContent)")
+        assert "810 launches, 900 of 1000 MB of its memory" in told[0]
+        assert "3 let through unheld · 1 allocation refused for its memory · held back" in told[0]
+        assert "1 launch, 0 MB of its memory" in told[1]
+        assert "launch" not in told[2], "whoever launched nothing says nothing of it"
+        assert "by cuda-preload · control every 5 ms" in text(browser, "#sharing-enforced")
+        keep_picture(browser, "sharing-gpu")
 
 
 def test_on_a_narrow_screen_nothing_sticks_out(tmp_path: Path) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
+import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from grant_stand_in import GrantStandIn, Segment
@@ -20,6 +22,7 @@ VARIABLE = "SPRINGTIDE_GPU_SOCKET"
 MS = 1_000_000
 # Far more than any stated bound, and far less than waiting for ever: what a busy machine may add is between the two.
 HANGS_NS = 1_500 * MS
+SILENCE_S = 30.0
 
 
 class Probe:
@@ -37,6 +40,9 @@ class Probe:
 
     def end(self) -> dict[str, int]:
         assert self.process.stdout is not None
+        if not select.select([self.process.stdout], [], [], SILENCE_S)[0]:
+            self.process.kill()
+            raise AssertionError(f"the probe has said nothing for {SILENCE_S:.0f} s")
         answer = self.process.stdout.readline()
         assert answer, f"the probe ended with {self.process.wait(5)}"
         found: dict[str, int] = json.loads(answer)
@@ -48,7 +54,8 @@ class Probe:
 
     def close(self) -> None:
         """End it, and a child that goes on in its place: that reads the same lines and ends with them."""
-        assert self.process.stdin is not None and self.process.stdout is not None
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
         try:
@@ -73,6 +80,31 @@ class Scene:
         probe = Probe(self.program, environment, device_uuid.hex())
         self.probes.append(probe)
         return probe
+
+    def ready(self, segment: Segment) -> Probe:
+        """A process that has its bucket. On a busy machine the first answer may come too late, and tests that count
+        launches must not begin before one came."""
+        probe = self.probe(device_uuid=segment.device_uuid)
+        ask_until(probe, segment.segment_id)
+        return probe
+
+
+def ask_until(probe: Probe, segment_id: int) -> None:
+    """Let the probe ask until it has these files."""
+    deadline_s = time.monotonic() + SILENCE_S
+    while probe.say("bucket")["segment"] != segment_id:
+        assert time.monotonic() < deadline_s, f"the probe never had the files {segment_id}"
+        probe.say("patience")
+
+
+def slowly(daemon: GrantStandIn, pause_s: float) -> Callable[[socket.socket, bytes], None]:
+    """The daemon's answers, each this much later."""
+
+    def answer(client: socket.socket, question: bytes) -> None:
+        time.sleep(pause_s)
+        daemon.answer(client, question)
+
+    return answer
 
 
 def build_probe(native: Native) -> Path:
@@ -128,6 +160,15 @@ class DeviceScene:
         probe = Probe(self.native.program("device_probe"), self.native.environment(around))
         self.probes.append(probe)
         return probe
+
+    def settle(self, probe: Probe, number: int) -> None:
+        """Let the process, whose current context is on this device of the machine, ask until it has its bucket."""
+        segment, pid = self.segments[number], probe.say("pid")["pid"]
+        deadline_s = time.monotonic() + SILENCE_S
+        while not any(segment.process(slot)[0] == pid and segment.process(slot)[2] > 0 for slot in range(64)):
+            assert time.monotonic() < deadline_s, f"device {number} never counted what the probe allocates"
+            probe.say("alloc 1")
+            time.sleep(0.005)
 
     def num_launches(self, number: int) -> int:
         """Launches on a device of the machine, of all processes."""

@@ -64,8 +64,9 @@ def until(condition: Callable[[], bool], what: str, limit_s: float = LIMIT_S) ->
 class Daemon:
     """A daemon of its own directory. `restart` after `kill` is what the platform does."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, max_files: int = 0) -> None:
         self.directory = directory
+        self._max_files = max_files
         self.address = directory / TENANT_SOCKET_NAME
         self.process: subprocess.Popen[bytes] | None = None
         self.stream: socket.socket | None = None
@@ -84,6 +85,8 @@ class Daemon:
     def start(self, *, connect: bool = True) -> None:
         environment = {name: value for name, value in os.environ.items() if name != "SPRINGTIDE_SHARE_CONTROL"}
         command = [sys.executable, "-m", "springtide.backends.gpu.gpu_daemon", str(self.directory)]
+        if self._max_files:
+            command = ["sh", "-c", f'ulimit -n {self._max_files}; exec "$@"', "sh", *command]
         self.process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
         until(lambda: self.status() is not None, "the daemon says something")
         if connect:
@@ -173,9 +176,9 @@ class Daemon:
 
 
 @contextlib.contextmanager
-def running_daemon(directory: Path) -> Iterator[Daemon]:
-    """Short paths for sockets: `directory` should be pytest's. Nothing is left behind in shared memory."""
-    daemon = Daemon(directory)
+def running_daemon(directory: Path, *, max_files: int = 0) -> Iterator[Daemon]:
+    """With at most so many descriptors (0: as they come). Nothing is left behind in shared memory."""
+    daemon = Daemon(directory, max_files=max_files)
     try:
         yield daemon
     finally:
@@ -280,6 +283,7 @@ class Client:
         env: Mapping[str, object] | None = None,
     ) -> None:
         environment = native.environment({SOCKET_VARIABLE: daemon.address, "STUB_CLOCK": "virtual", **(env or {})})
+        self._daemon = daemon
         # It waits for its first order, so that it can be put into the table before it uses the device.
         self.process = daemon.leader(str(native.program("share_client")), str(device), kernel, env=environment)
         self.pid: int = self.end()["pid"]
@@ -303,6 +307,14 @@ class Client:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait(LIMIT_S)
+
+    def forget(self) -> None:
+        """It has ended: keep no pipe of it."""
+        for stream in (self.process.stdin, self.process.stdout):
+            assert stream is not None
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
+        self._daemon.children.remove(self.process)
 
     def close(self) -> None:
         """Let it end by itself."""

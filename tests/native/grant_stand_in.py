@@ -18,14 +18,11 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-MAGIC = 0x53545348
-LAYOUT = 1
-SEGMENT_BYTES = 8192
-UNLIMITED = 1
-CLOSED = 2
-OK, UNKNOWN, FULL, BAD = range(4)
-STALE_AFTER_NS = 100_000_000
-MAX_WAIT_NS = 2_000_000_000
+from springtide.backends.gpu.segments import BAD, CLOSED, LAYOUT, MAGIC, OK, SEGMENT_BYTES, UNKNOWN
+
+# Segments begin with bounds that no busy machine reaches, so that only those tests see launches let through without
+# tokens that are about it.
+_PATIENT_NS = 5_000_000_000
 TURN_S = 0.005
 
 _HELLO = struct.Struct("<II16s")
@@ -50,7 +47,7 @@ class Segment:
             path.write_bytes(bytes(SEGMENT_BYTES))
         self._maps = tuple(self._map(path) for path in self.paths)
         struct.pack_into("<IIQ16s", self._maps[0], 0, MAGIC, LAYOUT, segment_id, device_uuid)
-        struct.pack_into("<QQQ", self._maps[0], 96, 0, STALE_AFTER_NS, MAX_WAIT_NS)
+        struct.pack_into("<QQQ", self._maps[0], 96, 0, _PATIENT_NS, 2 * _PATIENT_NS)
         struct.pack_into("<IIQ", self._maps[1], 0, MAGIC, LAYOUT, segment_id)
         self.beat()
 
@@ -63,17 +60,28 @@ class Segment:
         with path.open("r+b") as file:
             return mmap.mmap(file.fileno(), SEGMENT_BYTES)
 
+    # One store for each number, as a daemon that runs beside the reader must have it: struct writes byte by byte.
+
     def read_grant(self, offset: int) -> int:
-        return int(struct.unpack_from("<Q", self._maps[0], offset)[0])
+        return int(ctypes.c_uint64.from_buffer(self._maps[0], offset).value)
 
-    def write_grant(self, offset: int, value: int, form: str = "<Q") -> None:
-        struct.pack_into(form, self._maps[0], offset, value)
+    def write_grant(
+        self, offset: int, value: int, kind: type[ctypes.c_uint32] | type[ctypes.c_uint64] = ctypes.c_uint64
+    ) -> None:
+        kind.from_buffer(self._maps[0], offset).value = value
 
-    def read_usage(self, offset: int, form: str = "<Q") -> int:
-        return int(struct.unpack_from(form, self._maps[1], offset)[0])
+    def read_usage(self, offset: int) -> int:
+        return int(ctypes.c_uint64.from_buffer(self._maps[1], offset).value)
 
-    def write_usage(self, offset: int, value: int, form: str = "<Q") -> None:
-        struct.pack_into(form, self._maps[1], offset, value)
+    def write_usage(
+        self, offset: int, value: int, kind: type[ctypes.c_uint32] | type[ctypes.c_uint64] = ctypes.c_uint64
+    ) -> None:
+        kind.from_buffer(self._maps[1], offset).value = value
+
+    def bound(self, stale_after_ns: int = _PATIENT_NS, max_wait_ns: int = 2 * _PATIENT_NS) -> None:
+        """How long launches may be held without a heartbeat, and at all."""
+        self.write_grant(104, stale_after_ns)
+        self.write_grant(112, max_wait_ns)
 
     def beat(self) -> None:
         self.write_grant(128, now_ns())
@@ -88,11 +96,11 @@ class Segment:
 
     @property
     def flags(self) -> int:
-        return int(struct.unpack_from("<I", self._maps[0], 148)[0])
+        return int(ctypes.c_uint32.from_buffer(self._maps[0], 148).value)
 
     @flags.setter
     def flags(self, value: int) -> None:
-        self.write_grant(148, value, "<I")
+        self.write_grant(148, value, ctypes.c_uint32)
 
     @property
     def used_ns(self) -> int:
@@ -113,8 +121,8 @@ class Segment:
 
     def wake(self) -> None:
         """Raise the futex word and wake whoever sleeps on it, in whatever process."""
-        (word,) = struct.unpack_from("<I", self._maps[0], 144)
-        self.write_grant(144, (word + 1) & 0xFFFFFFFF, "<I")
+        word = ctypes.c_uint32.from_buffer(self._maps[0], 144)
+        word.value += 1
         place = (ctypes.c_char * SEGMENT_BYTES).from_buffer(self._maps[0])
         try:
             _libc.syscall(_FUTEX_CALL, ctypes.byref(place, 144), _FUTEX_WAKE, 2**31 - 1, None, None, 0)
@@ -129,6 +137,7 @@ class GrantStandIn:
         self.directory = directory
         self.path = directory / "gpu.sock"
         self.segments: dict[bytes, Segment] = {}
+        self._beating: list[Segment] = []
         self.answers: Callable[[socket.socket, bytes], None] = self.answer
         self.slots: dict[int, int] = {}
         self.num_questions = 0
@@ -164,7 +173,14 @@ class GrantStandIn:
     def add(self, device_uuid: bytes, segment_id: int) -> Segment:
         segment = Segment(self.directory, device_uuid, segment_id)
         self.segments[device_uuid] = segment
+        self._beating.append(segment)
         return segment
+
+    def drop(self, segment: Segment) -> None:
+        """Give the files up and look after them no more."""
+        segment.flags = CLOSED
+        self._beating.remove(segment)
+        segment.remove()
 
     def stop_answering(self) -> None:
         """As when the daemon is killed: nobody listens any longer."""
@@ -194,7 +210,7 @@ class GrantStandIn:
             turn_ns, last_ns = now_ns() - last_ns, now_ns()
             if self.is_frozen:
                 continue
-            for segment in list(self.segments.values()):
+            for segment in list(self._beating):
                 segment.beat()
                 if self.rate > 0.0:
                     most_ns = segment.used_ns + self.burst_ns
@@ -212,7 +228,7 @@ class GrantStandIn:
         credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         pid = int(struct.unpack("3i", credentials)[0])
         slot = self.slots.setdefault(pid, len(self.slots) % 64)
-        segment.write_usage(256 + 64 * slot, pid, "<I")
+        segment.write_usage(256 + 64 * slot, pid, ctypes.c_uint32)
         self.send_files(client, segment, slot)
 
     def say_no(self, client: socket.socket, status: int, retry_ms: int = 100) -> None:

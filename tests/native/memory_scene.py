@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
+import struct
 import subprocess
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +18,12 @@ from native_build import Native
 MIB = 1 << 20
 OUT_OF_MEMORY = 2
 PLENTY_NS = 1 << 60
+ATTACH_S = 10.0
+_UNATTACHED = 0xFEED
+_HELLO_BYTES = 24
 _LIMIT_AT = 96
 _DENIED_AT = 88
-_PROCESSES_AT, _PROCESS_BYTES = 256, 64
+_PROCESSES_AT, _PROCESS_BYTES, _BYTES_AT = 256, 64, 16
 
 
 # How to get something, what it takes of the device, and how to free it.
@@ -112,6 +118,8 @@ class MemoryScene:
         self.native = native
         self.daemon = daemon
         self.probes: list[MemoryProbe] = []
+        self._asked: set[tuple[int, bytes]] = set()
+        daemon.answers = self._answer
         self.environment: dict[str, object] = {
             "SPRINGTIDE_GPU_SOCKET": daemon.path,
             "STUB_SHARED": daemon.directory / "machine",
@@ -128,7 +136,31 @@ class MemoryScene:
     def probe(self, *args: str, source: str = "memory_probe", **env: object) -> MemoryProbe:
         probe = MemoryProbe(self.native, {**self.environment, **env}, *args, source=source)
         self.probes.append(probe)
+        if "bare" not in args:
+            self.attach(probe, probe.process.pid)
         return probe
+
+    def attach(self, probe: MemoryProbe, pid: int) -> None:
+        """Until the process has the files of every device: on a busy machine a question may be given up first."""
+        deadline_s = time.monotonic() + ATTACH_S
+        for segment in list(self.daemon.segments.values()):
+            while (pid, segment.device_uuid) not in self._asked or (
+                segment.process(self.daemon.slots[pid])[2] == _UNATTACHED
+            ):
+                assert time.monotonic() < deadline_s, "the process has not found the daemon"
+                probe.ask("total", segment.device_uuid[-1] - 1)
+                time.sleep(0.001)
+
+    def _answer(self, client: socket.socket, question: bytes) -> None:
+        """As the daemon does, with a mark in the slot that goes away as soon as the process counts in it."""
+        device_uuid = question[_HELLO_BYTES - 16 :]
+        segment = self.daemon.segments.get(device_uuid)
+        pid = int(struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0])
+        if segment is not None and (pid, device_uuid) not in self._asked:
+            slot = self.daemon.slots.setdefault(pid, len(self.daemon.slots) % 64)
+            segment.write_usage(_PROCESSES_AT + _PROCESS_BYTES * slot + _BYTES_AT, _UNATTACHED)
+            self._asked.add((pid, device_uuid))
+        self.daemon.answer(client, question)
 
 
 def slot_bytes(scene: MemoryScene, slot: int = 0, device: int = 0) -> int:

@@ -12,7 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from springtide.backends.gpu.build import LIBRARY_NAME, build_interposer, build_library, find_compiler
+from springtide.backends.gpu.build import (
+    LIBRARY_FLAGS,
+    LIBRARY_LINKS,
+    LIBRARY_NAME,
+    build_interposer,
+    build_library,
+    find_compiler,
+)
 
 ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "native"
@@ -122,8 +129,32 @@ class Native:
     def library(self) -> Path:
         """The interposition library."""
         target = self.folder / LIBRARY_NAME
+        if target.exists():
+            return target
+        if self.shared == self.folder:
+            return build_interposer(target, native=self.native, headers=self.headers, flags=self._flags)
+        # A tree of which little differs from what was built before: what is the same is not compiled again.
+        objects = [self._object(source) for source in sorted((self.native / "src").glob("*.c"))]
+        return build_library(target, sources=objects, headers=[], flags=LIBRARY_FLAGS, links=LIBRARY_LINKS)
+
+    def _object(self, source: Path) -> Path:
+        include = self.native / "include"
+        others = [*sorted(source.parent.glob("*.h")), *sorted(source.parent.glob("*.def")), *sorted(include.iterdir())]
+        mark = hashlib.sha256(b"\0".join(path.read_bytes() for path in (source, *others))).hexdigest()[:16]
+        target = self.shared / "objects" / f"{source.stem}-{mark}.o"
         if not target.exists():
-            build_interposer(target, native=self.native, headers=self.headers, flags=self._flags)
+            flags = [*(flag for flag in LIBRARY_FLAGS if flag != "-shared"), "-c"]
+            build_library(target, sources=[source], headers=[include, source.parent, self.headers], flags=flags)
+        return target
+
+    @functools.cached_property
+    def _stub_object(self) -> Path:
+        """The stub driver, compiled once for all drivers that are linked of it."""
+        target = self.shared / "stub.o"
+        if not target.exists():
+            sources = sorted(path for path in STUB.glob("stub_*.c") if path.name != "stub_nvml.c")
+            flags = [*(flag for flag in STUB_FLAGS if flag != "-shared"), "-r", *self._flags]
+            build_library(target, sources=sources, headers=[STUB, self.headers], flags=flags)
         return target
 
     def _build_stub(self, folder: Path, *, hidden: Sequence[str]) -> Path:
@@ -132,20 +163,14 @@ class Native:
         script = folder / "exports.map"
         hide = " ".join(f"{name};" for name in hidden)
         script.write_text(f"{{ global: cu*; stub_*; {'local: ' + hide if hide else ''} }};\n", encoding="utf-8")
-        sources = sorted(path for path in STUB.glob("stub_*.c") if path.name != "stub_nvml.c")
         if not driver.exists():
-            build_library(
-                driver,
-                sources=sources,
-                headers=[STUB, self.headers],
-                flags=[*STUB_FLAGS, *self._flags],
-                links=["-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic", f"-Wl,--version-script={script}"],
-            )
-        nvml = STUB / "stub_nvml.c"
-        if nvml.exists() and not management.exists():
+            links = ["-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic", f"-Wl,--version-script={script}"]
+            flags = [*STUB_FLAGS, *self._flags]
+            build_library(driver, sources=[self._stub_object], headers=[], flags=flags, links=links)
+        if not management.exists():
             build_library(
                 management,
-                sources=[nvml],
+                sources=[STUB / "stub_nvml.c"],
                 headers=[STUB, self.headers],
                 flags=[*STUB_FLAGS, *self._flags],
                 links=["-Wl,-soname,libnvidia-ml.so.1", "-Wl,-Bsymbolic"],

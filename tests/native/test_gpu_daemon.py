@@ -185,6 +185,50 @@ def test_those_who_connect_and_say_nothing_keep_nobody_waiting(daemon: Daemon) -
         stream.close()
 
 
+@pytest.mark.slow
+def test_without_descriptors_it_turns_people_away_and_recovers(tmp_path: Path) -> None:
+    """Thirty-two descriptors, and more who connect than that: it neither dies nor spins, and serves again."""
+    with running_daemon(tmp_path, max_files=32) as daemon:
+        daemon.send(entry(os.getpid()))
+        held(daemon).close()
+        num_files = daemon.num_files()
+        silent = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(100)]
+        for stream in silent:
+            stream.connect(str(daemon.address))
+        # A tenant that comes now cannot get files of its own, and is told when there are some again.
+        daemon.send(entry(os.getpid()), entry(daemon.leader().pid, "r1", device=1))
+        for stream in silent:
+            stream.close()
+        until(lambda: daemon.num_files() <= num_files + 3, "they are forgotten")
+        held(daemon).close()
+        until(lambda: "not enforced" not in daemon.tenant("r1").reason, "the other has its files")
+        assert daemon.next_status().cpu_fraction < 0.5
+
+
+@pytest.mark.slow
+def test_whoever_has_no_pidfd_is_buried_as_well(tmp_path: Path) -> None:
+    """Where descriptors are short, deaths are looked for."""
+    with running_daemon(tmp_path, max_files=24) as daemon:
+        daemon.send(entry(os.getpid()))
+        children = []
+        for _ in range(30):
+            read, write = os.pipe()
+            child = os.fork()
+            if child == 0:
+                found = ask(daemon.address)
+                os.write(write, bytes([found.status if found is not None else 99]))
+                time.sleep(600)
+            children.append(child)
+            assert os.read(read, 1) == bytes([OK])
+            os.close(read)
+            os.close(write)
+        until(lambda: daemon.next_status().num_processes == 30, "all have a slot")
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        until(lambda: daemon.next_status().num_processes == 0, "all slots are free")
+
+
 def test_a_client_that_closes_before_the_answer_hurts_nobody(daemon: Daemon) -> None:
     """The daemon that this replaces was killed by SIGPIPE here."""
     daemon.send(entry(os.getpid()))

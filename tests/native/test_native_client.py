@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gate_scene import HANGS_NS, UUID, Scene, open_scene, wait_for_waiting
-from grant_stand_in import CLOSED, FULL, LAYOUT, MAGIC, SEGMENT_BYTES, UNKNOWN
-from native_build import NATIVE, Native
+from gate_scene import HANGS_NS, MS, UUID, Scene, ask_until, open_scene, slowly, wait_for_waiting
+from native_build import Native
+
+from springtide.backends.gpu.gpu_tenants import STALE_AFTER_NS
+from springtide.backends.gpu.segments import CLOSED, FULL, UNKNOWN
 
 
 @pytest.fixture
@@ -44,8 +46,9 @@ def test_who_is_unknown_is_not_held_and_found_later(scene: Scene) -> None:
     assert scene.daemon.num_questions == 1
     segment = scene.daemon.add(UUID, 7)
     segment.granted_ns = 2**62
-    probe.say("sleep 120")
-    assert probe.say("launch 100 50 1")["charged"] > 80
+    deadline_s = time.monotonic() + 10.0
+    while not probe.say("launch 20 50 1")["charged"]:
+        assert time.monotonic() < deadline_s
     assert probe.say("bucket")["attached"] == 1
     assert segment.process(0)[2] == 4096
 
@@ -72,13 +75,13 @@ def test_a_daemon_that_never_answers_is_asked_less_and_less(scene: Scene) -> Non
 
 
 def test_the_first_launches_of_all_threads_wait_for_the_first_answer(scene: Scene) -> None:
-    segment = scene.daemon.add(UUID, 7)
-    segment.granted_ns = 2**62
-    scene.daemon.answers = lambda client, question: (time.sleep(0.02), scene.daemon.answer(client, question))[1]
-    answer = scene.probe().say("launch 1 50 16")
-    assert answer["charged"] == 16
-    assert scene.daemon.num_questions == 1
-    assert segment.used_ns == 16 * 50
+    scene.daemon.add(UUID, 7).granted_ns = 2**62
+    scene.daemon.answers = slowly(scene.daemon, 0.03)
+    # All or, where a busy machine answers too late, none; but never some.
+    charged = [scene.probe().say("launch 1 50 16")["charged"] for _ in range(3)]
+    assert set(charged) <= {0, 16}
+    assert 16 in charged
+    assert scene.daemon.num_questions == 3
 
 
 @pytest.mark.parametrize(
@@ -89,8 +92,11 @@ def test_the_first_launches_of_all_threads_wait_for_the_first_answer(scene: Scen
 def test_a_wrong_answer_holds_nobody_and_costs_no_descriptor(scene: Scene, wrong: str) -> None:
     segment = scene.daemon.add(UUID, 7)
     other = scene.daemon.add(bytes(16), 8)
-    small = scene.daemon.directory / "small"
-    small.write_bytes(bytes(100))
+    for one in (segment, other):
+        one.bound(max_wait_ns=5 * MS)  # so that a wrong one that is taken fails this test soon
+    small = tuple(path.with_suffix(".small") for path in segment.paths)
+    for whole, part in zip(segment.paths, small, strict=True):
+        part.write_bytes(whole.read_bytes()[:4096])  # the usage goes on behind this
 
     def answer(client: socket.socket, question: bytes) -> None:
         if wrong == "short answer":
@@ -106,7 +112,7 @@ def test_a_wrong_answer_holds_nobody_and_costs_no_descriptor(scene: Scene, wrong
         elif wrong == "five files":
             scene.daemon.send_files(client, segment, 0, segment.paths * 2 + segment.paths[:1])
         elif wrong == "small files":
-            scene.daemon.send_files(client, segment, 0, (small, small))
+            scene.daemon.send_files(client, segment, 63, small)
         elif wrong == "other segment":
             scene.daemon.send_files(client, segment, 0, (segment.paths[0], other.paths[1]))
         elif wrong == "other device":
@@ -127,8 +133,9 @@ def test_a_wrong_answer_holds_nobody_and_costs_no_descriptor(scene: Scene, wrong
     # And the right one is taken afterwards.
     scene.daemon.answers = scene.daemon.answer
     segment.granted_ns = 2**62
-    probe.say("sleep 120")
-    assert probe.say("launch 64 50 1")["charged"] > 0
+    deadline_s = time.monotonic() + 10.0
+    while not probe.say("launch 64 50 1")["charged"]:
+        assert time.monotonic() < deadline_s
 
 
 # --- new files ------------------------------------------------------------------------------------------------------
@@ -137,14 +144,17 @@ def test_a_wrong_answer_holds_nobody_and_costs_no_descriptor(scene: Scene, wrong
 def test_closed_files_are_left_for_new_ones(scene: Scene) -> None:
     old = scene.daemon.add(UUID, 7)
     old.granted_ns = 2**62
-    probe = scene.probe()
+    probe = scene.ready(old)
     probe.say("launch 10 50 2")
     fresh = scene.daemon.add(UUID, 8)
     fresh.granted_ns = 2**62
     old.flags = CLOSED
     probe.say("sleep 110")
     # A process that never has to wait looks once in 64 launches.
-    probe.say("launch 128 50 1")
+    deadline_s = time.monotonic() + 10.0
+    while not fresh.used_ns:
+        assert time.monotonic() < deadline_s
+        probe.say("launch 128 50 1")
     assert probe.say("bucket") == {"segment": 8, "slot": 0, "attached": 2}
     used_ns = old.used_ns
     probe.say("launch 100 50 1")
@@ -155,7 +165,7 @@ def test_closed_files_are_left_for_new_ones(scene: Scene) -> None:
 
 def test_whoever_waits_is_let_go_when_the_files_are_closed(scene: Scene) -> None:
     segment = scene.daemon.add(UUID, 7)
-    probe = scene.probe()
+    probe = scene.ready(segment)
     segment.granted_ns = 1
     probe.say("launch 1 50 1")
     probe.begin("launch 1 50 4")
@@ -171,18 +181,20 @@ def test_whoever_waits_is_let_go_when_the_files_are_closed(scene: Scene) -> None
 def test_a_daemon_that_does_not_know_us_yet_leaves_us_our_files(scene: Scene) -> None:
     segment = scene.daemon.add(UUID, 7)
     segment.granted_ns = 1
-    probe = scene.probe()
+    probe = scene.ready(segment)
     probe.say("launch 1 50 1")
     probe.say("sleep 110")
     scene.daemon.is_frozen = True
     scene.daemon.answers = lambda client, question: scene.daemon.say_no(client, UNKNOWN)
+    segment.bound(STALE_AFTER_NS)
     probe.say("launch 1 50 1")
     probe.say("sleep 110")
     probe.say("launch 100 50 1")
     assert scene.daemon.num_questions > 1
     segment.granted_ns = segment.used_ns
-    scene.daemon.is_frozen = False
+    segment.bound()
     segment.beat()
+    scene.daemon.is_frozen = False
     probe.begin("launch 1 50 1")
     wait_for_waiting(segment, 0, 1)
     segment.granted_ns += 1
@@ -191,10 +203,9 @@ def test_a_daemon_that_does_not_know_us_yet_leaves_us_our_files(scene: Scene) ->
 
 
 def test_lost_files_are_replaced_while_threads_launch(scene: Scene) -> None:
-    scene.daemon.add(UUID, 7).granted_ns = 2**62
-    probe = scene.probe()
-    probe.say("bucket")
-    segment = scene.daemon.segments[UUID]
+    segment = scene.daemon.add(UUID, 7)
+    segment.granted_ns = 2**62
+    probe = scene.ready(segment)
     probe.begin("launch 150000 1 4")
     for number in range(8, 12):
         old = segment
@@ -202,22 +213,22 @@ def test_lost_files_are_replaced_while_threads_launch(scene: Scene) -> None:
         segment.granted_ns = 2**62
         old.flags = CLOSED
         time.sleep(0.12)
-    assert probe.end()["longest_ns"] < HANGS_NS
+    answer = probe.end()
+    assert answer["longest_ns"] < HANGS_NS
+    assert answer["keeps_errno"]
     assert probe.say("bucket")["segment"] in range(8, 12)
 
 
 def test_a_thousand_new_files_leave_no_descriptor_and_no_memory(scene: Scene) -> None:
-    probe = scene.probe()
-    scene.daemon.add(UUID, 1).granted_ns = 2**62
-    probe.say("bucket")
+    segment = scene.daemon.add(UUID, 1)
+    segment.granted_ns = 2**62
+    probe = scene.ready(segment)
     before = probe.say("descriptors")
     for number in range(2, 1002):
         old = scene.daemon.segments[UUID]
         scene.daemon.add(UUID, number).granted_ns = 2**62
-        old.flags = CLOSED
-        old.remove()
-        probe.say("patience")
-        assert probe.say("bucket")["segment"] == number
+        scene.daemon.drop(old)
+        ask_until(probe, number)
     after = probe.say("descriptors")
     assert after["open"] == before["open"]
     # What stays of an old pair of files is room in the address space, side by side, and its small description.
@@ -228,24 +239,16 @@ def test_a_thousand_new_files_leave_no_descriptor_and_no_memory(scene: Scene) ->
 def test_a_thousand_answers_about_the_same_files_map_them_once(scene: Scene) -> None:
     segment = scene.daemon.add(UUID, 7)
     segment.granted_ns = 2**62
-    probe = scene.probe()
-    probe.say("bucket")
+    probe = scene.ready(segment)
     before = probe.say("descriptors")
     scene.daemon.is_frozen = True
-    time.sleep(0.11)
+    segment.bound(stale_after_ns=1)
     for _ in range(1000):
         probe.say("patience")
         assert probe.say("bucket")["attached"] == 1
-    assert scene.daemon.num_questions == 1001
+    assert scene.daemon.num_questions > 900
     after = probe.say("descriptors")
     assert (after["open"], after["mappings"]) == (before["open"], before["mappings"])
-
-
-def test_the_layout_is_the_one_of_the_stand_in() -> None:
-    header = (NATIVE / "include" / "springtide_share.h").read_text()
-    assert f"#define ST_MAGIC {MAGIC:#x}u" in header
-    assert f"#define ST_LAYOUT {LAYOUT}u" in header
-    assert f"#define ST_SEGMENT_BYTES {SEGMENT_BYTES}" in header
 
 
 def test_two_devices_have_two_buckets(scene: Scene) -> None:
@@ -253,7 +256,7 @@ def test_two_devices_have_two_buckets(scene: Scene) -> None:
     segments = scene.daemon.add(UUID, 7), scene.daemon.add(other, 8)
     for segment in segments:
         segment.granted_ns = 2**62
-    probes = scene.probe(), scene.probe(device_uuid=other)
+    probes = [scene.ready(segment) for segment in segments]
     threads = [threading.Thread(target=probe.say, args=("launch 100 50 1",)) for probe in probes]
     for thread in threads:
         thread.start()

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gate_scene import HANGS_NS, MS, UUID, Scene, open_scene, wait_for_waiting
-from grant_stand_in import UNLIMITED
+from gate_scene import HANGS_NS, MS, UUID, Scene, open_scene, slowly, wait_for_waiting
 from native_build import Native
+
+from springtide.backends.gpu.gpu_tenants import STALE_AFTER_NS
+from springtide.backends.gpu.segments import UNLIMITED
 
 
 @pytest.fixture
@@ -25,7 +27,7 @@ def scene(native: Native, tmp_path: Path) -> Iterator[Scene]:
 def test_launches_go_while_there_are_tokens(scene: Scene) -> None:
     segment = scene.daemon.add(UUID, 7)
     segment.granted_ns = 10_000
-    answer = scene.probe().say("launch 100 100 1")
+    answer = scene.ready(segment).say("launch 100 100 1")
     assert answer["charged"] == 100
     assert segment.used_ns == 10_000
     assert segment.process(0)[3] == 100
@@ -35,7 +37,7 @@ def test_launches_go_while_there_are_tokens(scene: Scene) -> None:
 
 def test_a_launch_without_tokens_waits_for_them(scene: Scene) -> None:
     segment = scene.daemon.add(UUID, 7)
-    probe = scene.probe()
+    probe = scene.ready(segment)
     segment.granted_ns = 1
     probe.say("launch 1 50 1")
     probe.begin("launch 1 50 1")
@@ -56,10 +58,9 @@ def test_a_launch_without_tokens_waits_for_them(scene: Scene) -> None:
 
 def test_waiting_is_in_the_order_of_arrival(scene: Scene) -> None:
     segment = scene.daemon.add(UUID, 7)
-    probe, later = scene.probe(), scene.probe()
+    probe, later = scene.ready(segment), scene.ready(segment)
     segment.granted_ns = 1
     probe.say("launch 1 100 1")
-    later.say("bucket")
     probe.begin("launch 1 100 1")
     wait_for_waiting(segment, 0, 1)
     later.begin("launch 1 100 1")
@@ -76,7 +77,7 @@ def test_waiting_is_in_the_order_of_arrival(scene: Scene) -> None:
 
 def test_a_big_launch_goes_into_debt_which_the_next_pays(scene: Scene) -> None:
     segment = scene.daemon.add(UUID, 7)
-    probe = scene.probe()
+    probe = scene.ready(segment)
     segment.granted_ns = 1
     assert probe.say("launch 1 1000000 1")["longest_ns"] < HANGS_NS
     assert segment.num_open == 0
@@ -91,7 +92,7 @@ def test_a_big_launch_goes_into_debt_which_the_next_pays(scene: Scene) -> None:
 def test_a_rate_of_tokens_is_a_rate_of_device_time(scene: Scene) -> None:
     segment = scene.daemon.add(UUID, 7)
     scene.daemon.rate = 0.5
-    answer = scene.probe().say("launch 100 1000000 4")
+    answer = scene.ready(segment).say("launch 100 1000000 4")
     assert segment.used_ns == 400 * MS
     # Half a device's time: 400 launches of 1 ms take 800 ms, but for the burst at the beginning and the last launches.
     assert answer["total_ns"] >= (400 * MS - scene.daemon.burst_ns - 4 * MS) / 0.5
@@ -101,7 +102,7 @@ def test_a_rate_of_tokens_is_a_rate_of_device_time(scene: Scene) -> None:
 def test_threads_are_counted_exactly(scene: Scene) -> None:
     segment = scene.daemon.add(UUID, 7)
     segment.granted_ns = 2**62
-    probes = [scene.probe() for _ in range(2)]
+    probes = [scene.ready(segment) for _ in range(2)]
     for probe in probes:
         probe.begin("launch 20000 3 8")
     for probe in probes:
@@ -113,9 +114,8 @@ def test_threads_are_counted_exactly(scene: Scene) -> None:
 
 def test_a_launch_that_fails_is_given_back_and_holds_nobody(scene: Scene) -> None:
     segment = scene.daemon.add(UUID, 7)
-    probe, other = scene.probe(), scene.probe()
+    _other, probe = scene.ready(segment), scene.ready(segment)
     segment.granted_ns = 1
-    assert other.say("bucket")["slot"] == 0
     probe.say("refund 1000000000")
     assert (segment.used_ns, segment.process(1)[3]) == (0, 0)
     # What waits behind a launch that fails afterwards began at a value that is never granted.
@@ -131,7 +131,7 @@ def test_a_launch_that_fails_is_given_back_and_holds_nobody(scene: Scene) -> Non
 
 def test_unlimited_ends_waiting(scene: Scene) -> None:
     segment = scene.daemon.add(UUID, 7)
-    probe = scene.probe()
+    probe = scene.ready(segment)
     segment.granted_ns = 1
     probe.say("launch 1 50 1")
     probe.begin("launch 1 50 1")
@@ -145,7 +145,7 @@ def test_unlimited_ends_waiting(scene: Scene) -> None:
 
 def test_signals_do_not_end_waiting(scene: Scene) -> None:
     segment = scene.daemon.add(UUID, 7)
-    probe = scene.probe()
+    probe = scene.ready(segment)
     segment.granted_ns = 1
     probe.say("launch 1 50 1")
     probe.say("interrupt 2")
@@ -162,13 +162,14 @@ def test_signals_do_not_end_waiting(scene: Scene) -> None:
 
 
 def test_signals_do_not_end_a_question(scene: Scene) -> None:
-    segment = scene.daemon.add(UUID, 7)
-    segment.granted_ns = 1000
-    scene.daemon.answers = lambda client, question: (time.sleep(0.03), scene.daemon.answer(client, question))[1]
-    probe = scene.probe()
-    probe.say("interrupt 2")
-    assert probe.say("bucket")["segment"] == 7
-    assert scene.daemon.num_questions == 1
+    scene.daemon.add(UUID, 7)
+    scene.daemon.answers = slowly(scene.daemon, 0.04)
+    found = []
+    for _ in range(5):  # a busy machine may be too late for some of them
+        probe = scene.probe()
+        probe.say("interrupt 2")
+        found.append(probe.say("bucket")["segment"])
+    assert 7 in found
 
 
 # --- the stated bounds ----------------------------------------------------------------------------------------------
@@ -176,11 +177,12 @@ def test_signals_do_not_end_a_question(scene: Scene) -> None:
 
 def test_a_frozen_daemon_holds_a_launch_no_longer_than_stated(scene: Scene) -> None:
     segment = scene.daemon.add(UUID, 7)
-    probe = scene.probe()
+    probe = scene.ready(segment)
     segment.granted_ns = 1
     probe.say("launch 1 50 1")
     scene.daemon.is_frozen = True
     scene.daemon.answers = lambda client, question: time.sleep(0.3)
+    segment.bound(STALE_AFTER_NS)
     answer = probe.say("launch 1 50 1")
     assert answer["longest_ns"] < HANGS_NS
     assert segment.num_open == 1
@@ -192,18 +194,20 @@ def test_a_frozen_daemon_holds_a_launch_no_longer_than_stated(scene: Scene) -> N
 
 def test_a_dead_daemon_holds_nobody_and_is_followed_when_it_returns(scene: Scene) -> None:
     segment = scene.daemon.add(UUID, 7)
-    probe = scene.probe()
+    probe = scene.ready(segment)
     segment.granted_ns = 1
     probe.say("launch 1 50 1")
     scene.daemon.is_frozen = True
     scene.daemon.stop_answering()
+    segment.bound(STALE_AFTER_NS)
     assert probe.say("launch 1000 50 4")["total_ns"] < HANGS_NS
     assert segment.num_open == 4000
     # It comes back, with the files as they were: its heartbeat is enough, nobody asks again.
     num_questions = scene.daemon.num_questions
     segment.granted_ns = segment.used_ns
-    scene.daemon.is_frozen = False
+    segment.bound()
     segment.beat()
+    scene.daemon.is_frozen = False
     probe.begin("launch 1 50 1")
     wait_for_waiting(segment, 0, 1)
     segment.granted_ns += 1
@@ -215,32 +219,45 @@ def test_a_dead_daemon_holds_nobody_and_is_followed_when_it_returns(scene: Scene
 
 def test_a_living_daemon_that_grants_nothing_holds_a_launch_for_max_wait(scene: Scene) -> None:
     segment = scene.daemon.add(UUID, 7)
-    segment.write_grant(112, 300 * MS)
-    probe = scene.probe()
+    segment.bound(max_wait_ns=300 * MS)
+    probe = scene.ready(segment)
     segment.granted_ns = 1
     probe.say("launch 1 50 1")
     answer = probe.say("launch 1 50 1")
-    assert answer["longest_ns"] >= 300 * MS
-    assert answer["longest_ns"] < 300 * MS + HANGS_NS
+    assert 300 * MS <= answer["longest_ns"] < 300 * MS + HANGS_NS
     assert segment.num_open == 1
 
 
+def test_a_heartbeat_of_another_clock_holds_nobody(scene: Scene) -> None:
+    """As in a container with a time of its own: what is far in the future is as stale as what is long past."""
+    segment = scene.daemon.add(UUID, 7)
+    segment.granted_ns = 1
+    probe = scene.ready(segment)
+    scene.daemon.is_frozen = True
+    time.sleep(0.02)  # a turn that had begun is over
+    segment.bound(STALE_AFTER_NS)
+    segment.write_grant(128, 2**63)
+    assert probe.say("launch 2 50 1")["longest_ns"] < HANGS_NS
+    assert segment.num_open == 1
+
+
+@pytest.mark.slow
 def test_whatever_the_grant_says_nobody_waits_for_ever(scene: Scene) -> None:
     segment = scene.daemon.add(UUID, 7)
-    segment.write_grant(104, 2**64 - 1)  # stale after
-    segment.write_grant(112, 200 * MS)
-    scene.daemon.is_frozen = True
-    segment.write_grant(128, 2**63)  # a heartbeat of another clock
-    probe = scene.probe()
+    segment.bound(2**64 - 1, 2**64 - 1)
     segment.granted_ns = 1
-    answer = probe.say("launch 2 50 1")
-    assert answer["longest_ns"] < HANGS_NS
-    assert segment.num_open == 1
+    probe = scene.ready(segment)
+    probe.say("launch 1 50 1")
+    # A living daemon holds a launch for ten seconds at most, a dead one for five, whatever it wrote.
+    assert probe.say("launch 1 50 1")["longest_ns"] < 20_000 * MS
+    scene.daemon.is_frozen = True
+    assert probe.say("launch 1 50 1")["longest_ns"] < 9_000 * MS
+    assert segment.num_open == 2
 
 
 def test_a_process_that_was_stopped_goes_on(scene: Scene) -> None:
     segment = scene.daemon.add(UUID, 7)
-    probe = scene.probe()
+    probe = scene.ready(segment)
     segment.granted_ns = 1
     probe.say("launch 1 50 1")
     probe.begin("launch 1 50 1")

@@ -15,9 +15,9 @@ ILLEGAL_STATE, UNSUPPORTED, INVALIDATED, UNMATCHED = 401, 900, 901, 903
 
 
 def weighs(found: int, num_brief: int, num_lengthy: int) -> bool:
-    """Each kernel was measured at most 2 microseconds too long, the whole within 3 percent."""
+    """Each kernel was measured to about 3 microseconds, the whole within 4 percent."""
     true_ns = num_brief * BRIEF_NS + num_lengthy * LENGTHY_NS
-    return 0.98 * true_ns <= found <= 1.03 * true_ns
+    return 0.96 * true_ns <= found <= 1.04 * true_ns
 
 
 @pytest.mark.parametrize("variant", ["v1", "v2", "flags", "params", "params_ptsz", "twin"])

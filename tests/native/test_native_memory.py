@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -121,6 +122,22 @@ def test_freeing_twice_gives_back_once(scene: MemoryScene) -> None:
     assert slot_bytes(scene) == MIB
     probe.do("free", kept)
     assert slot_bytes(scene) == 0
+
+
+def test_thousands_of_pieces_are_each_found_again(scene: MemoryScene) -> None:
+    scene.limit(64 * MIB)
+    probe = scene.probe()
+    draw = random.Random(5)
+    sizes = [512 * draw.randrange(1, 60) for _ in range(1500)]
+    numbers = [probe.do("alloc", size) for size in sizes]
+    assert slot_bytes(scene) == probe.held() == sum(sizes)
+    draw.shuffle(numbers)
+    for number in numbers[:1000]:
+        probe.do("free", number)
+    assert slot_bytes(scene) == probe.held() > 0
+    for number in numbers[1000:]:
+        probe.do("free", number)
+    assert slot_bytes(scene) == probe.held() == 0
 
 
 def test_what_could_not_be_freed_still_counts(scene: MemoryScene) -> None:
@@ -258,6 +275,16 @@ def test_what_is_allocated_while_capturing_counts_when_the_graph_runs(scene: Mem
     assert slot_bytes(scene) == probe.held() == 4 * MIB
     assert probe.ask("alloc", 6 * MIB)[0] == OUT_OF_MEMORY
     assert num_denied(segment) == 1
+
+
+def test_what_a_graph_has_counts_before_anybody_waits(scene: MemoryScene) -> None:
+    scene.limit(8 * MIB)
+    probe = scene.probe()
+    graph = probe.do("graph")
+    probe.do("graph_alloc", graph, 6 * MIB)
+    probe.do("launch_graph", probe.do("instantiate", graph))
+    assert probe.ask("alloc", 4 * MIB)[0] == OUT_OF_MEMORY
+    assert slot_bytes(scene) == probe.held() == 6 * MIB
 
 
 @pytest.mark.parametrize("word", ["graph_alloc", "graph_alloc_any"])

@@ -189,8 +189,11 @@ def _profile_training(
 
 
 def _trials(session: Session, spec: ShareSpec, limit_s: float | None, options: Mapping[str, Any]) -> ShareTrials:
+    from springtide.backends.local.devices import discover_gpus
     from springtide.backends.local.share_trials import DEADLINE_S, ShareTrials
 
+    if discover_gpus():
+        session.note("trials are held to parts of a processor's time: of a GPU, as here, what they find says nothing")
     return ShareTrials(spec, device_cpus=options["cpus"] or 1.0, deadline_s=limit_s or DEADLINE_S, tell=session.note)
 
 

@@ -23,11 +23,12 @@ import msgspec
 
 from springtide.backends.gpu.build import build_library, find_compiler, find_headers
 from springtide.backends.gpu.library import find_library, preload, sources_directory
-from springtide.client.interpose_daemon import RunningDaemon
+from springtide.client.interpose_daemon import RunningDaemon, Tenant
 from springtide.core.errors import BackendError
 
 # Asked for at which name of the driver each path's launches arrive is up to native/bench/interpose.c.
-PATHS = ("named", "legacy", "ptsz", "ex", "ex_ptsz", "cooperative", "cooperative_ptsz", "graph", "graph_ptsz")
+# "shapes" is the legacy path with 256 kernels by turns.
+PATHS = ("named", "legacy", "shapes", "ptsz", "ex", "ex_ptsz", "cooperative", "cooperative_ptsz", "graph", "graph_ptsz")
 BARE, INERT, LOST, HELD, HELD_OF_TWO = "bare", "inert", "no daemon", "unthrottled", "unthrottled of two"
 ARMS: Mapping[str, str] = {
     BARE: "the stub driver alone",
@@ -102,9 +103,8 @@ class Launcher:
 
     def end(self) -> None:
         """Let it end."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
+        with contextlib.suppress(BrokenPipeError):
+            self.process.communicate()
 
     def _line(self) -> bytes:
         assert self.process.stdout is not None
@@ -128,7 +128,7 @@ def run_interpose_bench(*, num_launches: int, seed: int, tell: Callable[[str], N
         program, stub = _build(folder)
         library = find_library()
         with RunningDaemon(folder) as daemon, _launchers(program, stub, library, daemon) as launchers:
-            daemon.grant({arm: (launchers[arm].process.pid, launchers[arm].uuid) for arm in _HELD})
+            daemon.grant({arm: Tenant(launchers[arm].process.pid, launchers[arm].uuid) for arm in _HELD})
             for arm in _HELD:
                 _wait_until_held(daemon, arm, launchers[arm])
             tell(f"{num_launches:,} launches on each of {len(PATHS)} paths in each of {len(ARMS)} arms ...")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 from springtide.backends.gpu.gpu_table import (
     SOCKET_NAME,
@@ -37,10 +39,23 @@ _POLL_S = 0.01
 _SETTLE_S = 0.6
 
 
-class RunningDaemon:
-    """The daemon of `directory`, as a process that ends with this object."""
+class Tenant(NamedTuple):
+    """A process that holds a share of the device with this UUID (32 hexadecimal digits)."""
 
-    def __init__(self, directory: Path) -> None:
+    pid: int
+    device: str
+    share: Share = WHOLE
+    is_slo: bool = False
+
+
+class RunningDaemon:
+    """The daemon of `directory`, as a process that ends with this object.
+
+    `environment` is added to this process's own for it, for example to turn its control off.
+    """
+
+    def __init__(self, directory: Path, environment: Mapping[str, str] | None = None) -> None:
+        self._environment = {**os.environ, **(environment or {})}
         self._directory = directory / "daemon"
         self._directory.mkdir(mode=0o700)
         self._process: subprocess.Popen[bytes] | None = None
@@ -48,7 +63,7 @@ class RunningDaemon:
 
     def __enter__(self) -> RunningDaemon:
         command = [sys.executable, "-m", "springtide.backends.gpu.gpu_daemon", str(self._directory)]
-        self._process = subprocess.Popen(command)
+        self._process = subprocess.Popen(command, env=self._environment)
         self.until(self._connects, "the GPU share daemon does not answer")
         return self
 
@@ -65,12 +80,9 @@ class RunningDaemon:
         name = TENANT_SOCKET_NAME if is_there else f"no-{TENANT_SOCKET_NAME}"
         return {SOCKET_VARIABLE: str(self._directory / name)}
 
-    def grant(self, tenants: Mapping[str, tuple[int, str]], share: Share = WHOLE) -> None:
-        """From now on these processes hold a share of their devices, and nobody else: name to (pid, UUID in hex).
-
-        Raises BackendError if there is no such process.
-        """
-        entries = tuple(_entry(name, pid, device, share) for name, (pid, device) in tenants.items())
+    def grant(self, tenants: Mapping[str, Tenant]) -> None:
+        """From now on these hold shares, by name, and nobody else. Raises BackendError if there is no such process."""
+        entries = tuple(_entry(name, tenant) for name, tenant in tenants.items())
         self._connection.sendall(encode_frame(GpuTable(tenants=entries, sent_at_s=time.monotonic())))
         self.until(lambda: len(self._tenants()) == len(entries), "the GPU share daemon does not take its table")
 
@@ -109,16 +121,16 @@ class RunningDaemon:
             time.sleep(_POLL_S)
 
 
-def _entry(name: str, pid: int, device: str, share: Share) -> GpuTenantEntry:
-    process = identify(pid)
+def _entry(name: str, tenant: Tenant) -> GpuTenantEntry:
+    process = identify(tenant.pid)
     if process is None:
-        raise BackendError(f"there is no process {pid}")
+        raise BackendError(f"there is no process {tenant.pid}")
     return GpuTenantEntry(
         workload_id=WorkloadId(name),
         replica_id=ReplicaId(f"{name}-0"),
         device_id=DeviceId(f"{name} GPU"),
-        device_uuid=f"GPU-{uuid.UUID(device)}",
-        share=share,
+        device_uuid=f"GPU-{uuid.UUID(tenant.device)}",
+        share=tenant.share,
         process=process,
-        is_slo=False,
+        is_slo=tenant.is_slo,
     )

@@ -268,7 +268,7 @@ def _problems(arms: Sequence[Arm], trials: Sequence[Trial], told: Mapping[str, M
         meant = len(trial.devices) if trial.arm == EXCLUSIVE else 1
         if num_devices != meant or len(trial.devices) != len(SERVICES) + 1:
             problems.append(f"{trial.arm} {trial.repetition + 1}: {num_devices} devices held where {meant} was meant")
-    if any(trial.sharing.mechanism == "none" for trial in trials):
+    if any(trial.sharing.mechanism in ("none", "mps") for trial in trials):
         problems.append(f"nobody is held to a share on this machine ({trials[-1].sharing.enforced}): nothing compares")
     for arm in told.values():
         most = max(arm["device_used"].values()) if arm["arm"] == EXCLUSIVE else arm["device_used_sum"]

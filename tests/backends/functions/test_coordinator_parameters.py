@@ -90,3 +90,20 @@ def test_what_its_host_counts_is_what_is_charged() -> None:
     at_step(world, 5)
     world.tell(messages.TimePassed(parameter_store_s=1000.0))
     assert world.coordinator.ledger.usage(world.now_s).parameter_store_s == 1000.0
+
+
+def test_who_dies_while_it_is_brought_up_is_counted_like_any_other() -> None:
+    world = storing(total_steps=40)
+    world.start()
+    at_step(world, 10)
+    world.is_store_up = False
+    world.run(until=lambda: world.coordinator.mode == "opening")
+    world.die(world.functions[0], "killed")
+    world.tell(messages.InvocationEnded(number=1, place=world.functions[0].place, incarnation=1, outcome="killed"))
+    world.run()
+    assert world.of(events.JobFinished)
+    world.check_told()
+    status = world.coordinator.status()
+    assert status is not None
+    assert status.num_replaced == 1
+    assert [place.num_replaced for place in status.places] == [1, 0]

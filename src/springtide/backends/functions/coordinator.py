@@ -442,7 +442,7 @@ class Coordinator(Watch):
                 self._stop_now(self.after)
             self._check_closed()
             return
-        if self.mode not in ("running", "looking"):
+        if self.mode not in ("running", "looking", "opening"):
             return
         filling.num_deaths += 1
         if how == "out_of_memory" and not self._enlarge(filling, life):

@@ -11,7 +11,7 @@ from springtide.core.share_wire import SlotReading
 from springtide.serving.share_control import Iteration, Observation
 
 _WINDOW_S = 1.0
-# Nobody is believed to have launched more than this at once.
+# Nobody is believed to have launched more than this ahead of the device.
 _MAX_BACKLOG_NS = 2_000_000_000
 _MAX_CYCLE_NS = 10**15
 # A launch cycle counts as running while its work runs, or waits, or this short after: a program that launches and
@@ -80,18 +80,20 @@ class Meter:
         if is_waiting:
             # Some of what is counted has not been launched yet, but nothing that has tokens waits.
             launched_ns = max(self._launched_ns, min(launched_ns, granted_ns))
-        added_ns = min(_MAX_BACKLOG_NS, max(0, launched_ns - self._launched_ns))
+        added_ns = max(0, launched_ns - self._launched_ns)
         self._launched_ns = launched_ns
         if added_ns:
             self._used_at_s = now_s
-        backlog_ns = min(_MAX_BACKLOG_NS, self._backlog_ns + added_ns)
-        done_ns = min(backlog_ns, int(turn_s * 1e9))
+        passed_ns = int(turn_s * 1e9)
+        backlog_ns = min(passed_ns + _MAX_BACKLOG_NS, self._backlog_ns + added_ns)
+        done_ns = min(backlog_ns, passed_ns)
         self._backlog_ns = backlog_ns - done_ns
         self.used_s += done_ns / 1e9
         window = self._window
         if not window or now_s - window[-1][0] > _WINDOW_S / 20:
             window.append((now_s, self.used_s))
-            while now_s - window[0][0] > _WINDOW_S * 1.1:
+            # The first look is the newest of those that are older than the window.
+            while len(window) > 2 and now_s - window[1][0] > _WINDOW_S:
                 window.popleft()
         return done_ns / 1e9
 

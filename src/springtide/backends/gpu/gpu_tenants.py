@@ -50,7 +50,10 @@ class Member:
 
 @dataclass
 class GpuTenant:
-    """One replica on one device. `gone_launches` are those of its processes that are dead."""
+    """One replica on one device.
+
+    `gone_launches` are those of its processes that are dead; `num_full` counts who got no slot since one was last free.
+    """
 
     entry: GpuTenantEntry
     uuid: bytes
@@ -314,6 +317,7 @@ class GpuTenants:
 
     def _bury(self, tenant: GpuTenant, slot: int) -> None:
         member = tenant.members.pop(slot)
+        tenant.num_full = 0
         self._unwatch(member)
         self.num_deaths += 1
         if tenant.segments is not None:

@@ -38,12 +38,16 @@ _FULL = f"it has more than {NUM_PROCESSES} processes on the GPU: those beyond ar
 
 @dataclass
 class _Device:
-    """A device and who shares it. `is_quiet`: nobody had work when it was last looked at in full."""
+    """A device and who shares it. `is_quiet`: nobody had work when it was last looked at in full.
+
+    `was_away`: nobody was held for some time before that, because this daemon stood still or was not there.
+    """
 
     tenants: list[GpuTenant]
     at_s: float
     control: DeviceControl = field(default_factory=DeviceControl)
     is_quiet: bool = False
+    was_away: bool = False
 
     @property
     def is_free(self) -> bool:
@@ -77,8 +81,9 @@ class GpuTurns:
         now_s = self._clock_ns() / 1e9
         for uuid, tenants in by_uuid.items():
             known = before.get(uuid)
-            device = _Device(tenants, now_s if known is None else known.at_s)
-            device.control = known.control if known is not None else DeviceControl()
+            device = _Device(tenants, now_s, was_away=True)
+            if known is not None:
+                device.at_s, device.control, device.was_away = known.at_s, known.control, known.was_away
             self._devices[uuid] = device
             self._look(device, sent_at_s)
 
@@ -113,10 +118,11 @@ class GpuTurns:
         missed_s = now_s - device.at_s
         elapsed_s = min(_MAX_TURN_S, max(_MIN_TURN_S, missed_s))
         device.at_s = now_s
+        was_away = missed_s > STALE_AFTER_NS / 1e9
         seen: dict[str, Observation] = {}
         is_quiet = True
         for tenant in device.tenants:
-            seen[tenant.entry.replica_id] = found = self._observe(tenant, now_s, elapsed_s)
+            seen[tenant.entry.replica_id] = found = self._observe(tenant, now_s, max(_MIN_TURN_S, missed_s))
             is_quiet &= not (_has_work(found) or tenant.meter.is_active(now_s))
         # Time in which nobody had work brings nobody a larger stock.
         stock_s = _STOCK_NS / 1e9 if is_quiet else max(_STOCK_NS / 1e9, _STOCK_TURNS * elapsed_s)
@@ -124,10 +130,11 @@ class GpuTurns:
         grants = self._decide(device, seen, elapsed_s)
         for tenant in device.tenants:
             tenant.grant = grants[tenant.entry.replica_id]
-            if missed_s > STALE_AFTER_NS / 1e9:
-                # Meanwhile nobody was held: nobody has to wait for what was launched in that time.
+            if was_away or device.was_away:
+                # Nobody was held meanwhile, nor until this turn was written: nobody waits for what was launched then.
                 _open_segments(tenant).forgive(tenant.usage.used_ns)
             self._put_in_force(tenant, elapsed_s, stock_s, is_free=device.is_free)
+        device.was_away = was_away
         self.reactions_s.append(max(0.0, self._clock_ns() / 1e9 - due_s))
 
     def _has_stirred(self, device: _Device) -> bool:

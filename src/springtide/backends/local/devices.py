@@ -96,7 +96,7 @@ def discover_gpus() -> tuple[Gpu, ...]:
     A GPU that is divided by MIG is its parts, each like a GPU of its own. CUDA_VISIBLE_DEVICES of this process bounds
     them, by UUID or by number, as it does for every CUDA program.
     """
-    rows = [[field.strip() for field in line.split(",")] for line in _lines_of(*_QUERY)]
+    rows = [[field.strip() for field in line.split(",", _NUM_FIELDS - 1)] for line in _lines_of(*_QUERY)]
     rows = [row for row in rows if len(row) == _NUM_FIELDS and row[0].startswith(_UUID_PREFIXES)]
     is_divided = any(row[2] == "Enabled" for row in rows)
     if rows and not is_divided:

@@ -209,6 +209,7 @@ class LocalExecutor:
             on_failed=self._launcher.failed,
             on_forgotten=self._launcher.forgotten,
             on_stray=self._launcher.stray,
+            is_fit=self._shares.gpu.is_fit,
         )
 
     def _make_shares(self, nodes: Sequence[Node]) -> Shares:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,7 @@ from springtide.core.share_status import SharingStatus, TenantStatus
 DAEMON = "springtide.backends.gpu.gpu_daemon"
 _WITHOUT_LIBRARY = "its process was started without the library that would hold it: it is held from its next start on"
 _LOOK_S = 1.0
+_log = logging.getLogger(__name__)
 
 
 class GpuShares:
@@ -60,6 +62,8 @@ class GpuShares:
         self._loaded: dict[ProcessIdentity, tuple[bool, float]] = {}
         self._enforcement = self._choose(environment)
         self._additions = self._additions_to(environment)
+        if self.is_here:
+            _log.log(logging.INFO if self._enforcement.library else logging.WARNING, "%s", self._enforcement.enforced)
         self.keeper = Keeper(
             workers,
             "GPU share daemon",
@@ -76,6 +80,10 @@ class GpuShares:
     def additions(self) -> Mapping[str, str]:
         """What the environment of every process that may use a GPU gets: the library, and where its daemon listens."""
         return self._additions
+
+    def is_fit(self, pid: int) -> bool:
+        """Whether what this process forks can be held: it has the library, or none is needed."""
+        return self._enforcement.library is None or is_loaded(pid)
 
     def ensure(self) -> None:
         """Have the daemon come up, before the first sharer uses its device."""
@@ -114,7 +122,7 @@ class GpuShares:
         enforced = chosen.enforced
         if found.num_unknown:
             number = "1 process" if found.num_unknown == 1 else f"{found.num_unknown} processes"
-            enforced += f"; {number} without a share on a GPU, not held"
+            enforced += f"; not held: {number} with a whole GPU or without any share"
         return replace(found.sharing, mechanism=chosen.mechanism, enforced=enforced, tenants=tenants)
 
     def nobody(self) -> SharingStatus:

@@ -7,7 +7,6 @@ outlives it: the sharers that it leaves go on under the grants of this daemon un
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import os
 import select
@@ -18,10 +17,10 @@ import time
 from collections import deque
 from pathlib import Path
 
+from springtide.backends.daemons import CONTROL_VARIABLE, OwnLoad, be_on_time, p99
 from springtide.backends.local.share_enforcers import Enforcer, choose_enforcer
 from springtide.backends.local.share_guard import Guard
 from springtide.backends.local.share_table import (
-    CONTROL_VARIABLE,
     MECHANISM_VARIABLE,
     SOCKET_NAME,
     STATUS_NAME,
@@ -51,7 +50,6 @@ _STATUS_S = 0.5
 _CHECK_S = 0.5
 _IDLE_S = 0.5
 _IDLE_EXIT_S = 10.0
-_PRIORITY = -15
 _RECEIVE_BYTES = 1 << 16
 _BUSY_FRACTION = 0.95
 
@@ -72,7 +70,7 @@ class ShareDaemon:
         self._connection: socket.socket | None = None
         self._decoder: FrameDecoder[ShareTable] = FrameDecoder(ShareTable)
         self._machine = MachineLoad()
-        self._own_cpu: deque[tuple[float, float]] = deque(maxlen=20)
+        self._own_load = OwnLoad()
         path = directory / SOCKET_NAME
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         temporary = path.with_name(f"{path.name}.{os.getpid()}")
@@ -212,9 +210,6 @@ class ShareDaemon:
             self._turns.take(living, self._device_cpus, time.monotonic())
 
     def _tell(self, now_s: float) -> None:
-        used_s = time.process_time()
-        self._own_cpu.append((now_s, used_s))
-        begin_s, begin_used_s = self._own_cpu[0]
         others = self._machine.others(sum(sharer.used_s for sharer in self._turns.sharers.values()), now_s)
         enforced = self._enforcer.enforced if self._turns.sharers else f"no device is shared; {self._enforcer.enforced}"
         status = SharingStatus(
@@ -222,11 +217,10 @@ class ShareDaemon:
             enforced=f"{enforced}{others}",
             device_cpus=self._device_cpus,
             tick_s=self._tick_s(),
-            late_p99_s=_p99(self._late_s),
-            reaction_p99_s=_p99(self._turns.reactions_s),
+            late_p99_s=p99(self._late_s),
+            reaction_p99_s=p99(self._turns.reactions_s),
             tenants=self._turns.statuses(),
         )
-        cpu_fraction = (used_s - begin_used_s) / (now_s - begin_s) if now_s > begin_s else 0.0
         with contextlib.suppress(BackendError):
             write_status(
                 self._directory / STATUS_NAME,
@@ -234,7 +228,7 @@ class ShareDaemon:
                     pid=os.getpid(),
                     written_at_s=now_s,
                     sharing=status,
-                    cpu_fraction=cpu_fraction,
+                    cpu_fraction=self._own_load.fraction(now_s, time.process_time()),
                     num_ticks=self._num_ticks,
                     num_writes=self._turns.num_writes,
                 ),
@@ -280,33 +274,11 @@ def _busy_and_total_s() -> tuple[float, float] | None:
     return total - fields[3] - fields[4], total
 
 
-def _p99(values_s: deque[float]) -> float:
-    if not values_s:
-        return 0.0
-    return sorted(values_s)[min(len(values_s) - 1, int(0.99 * len(values_s)))]
-
-
-def _be_on_time() -> None:
-    """Come before all ordinary programs, as far as the rights go: a late turn holds nobody back (late_p99_s counts it).
-
-    It works for well under a tenth of the time, and the kernel stops even those that come first at 95 %.
-    """
-    try:
-        flags = os.SCHED_RR | os.SCHED_RESET_ON_FORK
-        os.sched_setscheduler(0, flags, os.sched_param(os.sched_get_priority_min(os.SCHED_RR)))
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, 0, _PRIORITY)
-
-
 def main() -> int:
     """Serve the platform of the directory named on the command line."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s share daemon: %(message)s")
     directory = Path(sys.argv[1])
-    _be_on_time()
-    # Nothing here is in cycles, and a collection at the wrong moment is a late turn.
-    gc.freeze()
-    gc.set_threshold(100_000, 50, 50)
+    be_on_time()
     enforcer = choose_enforcer(group_name(directory), os.environ.get(MECHANISM_VARIABLE, ""))
     _log.info("%s: %s", enforcer.mechanism, enforcer.enforced)
     ShareDaemon(directory, enforcer, is_controlled=os.environ.get(CONTROL_VARIABLE, "") != "off").run()

@@ -15,8 +15,6 @@ from springtide.core.share_status import SharingStatus
 from springtide.core.shares import Share
 from springtide.core.workload import ReplicaId, WorkloadId
 
-# Everything turned off but the limits: every sharer may use its limit at all times, as under a static partition.
-CONTROL_VARIABLE = "SPRINGTIDE_SHARE_CONTROL"
 # One mechanism instead of the best: for tests, and for machines whose control groups are somebody else's.
 MECHANISM_VARIABLE = "SPRINGTIDE_SHARE_MECHANISM"
 SOCKET_NAME = "shares.sock"

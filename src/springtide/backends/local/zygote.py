@@ -30,7 +30,8 @@ class Zygote:
 
     `on_spawned(replica_id, pid)`, `on_exited(replica_id, pid, exit_code)` and `on_failed(replica_id, reason)` tell
     what became of a request; `on_forgotten(replica_id)` says that a zygote died with it and it must be made anew;
-    `on_stray(replica_id, pid)` that there is a worker which nobody waits for.
+    `on_stray(replica_id, pid)` that there is a worker which nobody waits for. A zygote of the past that is not `is_fit`
+    is replaced by a new one; its workers live on.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Zygote:
         on_failed: Callable[[ReplicaId, str], None],
         on_forgotten: Callable[[ReplicaId], None],
         on_stray: Callable[[ReplicaId, int], None],
+        is_fit: Callable[[int], bool] = lambda pid: True,
     ) -> None:
         self._reactor = reactor
         self._command = [*command, "--socket", str(socket_path)]
@@ -54,6 +56,7 @@ class Zygote:
         self._log_path = log_path
         self._on_spawned, self._on_exited = on_spawned, on_exited
         self._on_failed, self._on_forgotten, self._on_stray = on_failed, on_forgotten, on_stray
+        self._is_fit = is_fit
         self._connection: Connection[ZygoteMessage] | None = None
         self._child: ProcessIdentity | None = None
         self._started_pid: int | None = None
@@ -151,7 +154,10 @@ class Zygote:
             self._connection.close("the zygote belongs to somebody else")
             return
         self._child = identify(self._connection.peer_pid)
-        if self._num_starts == 0:
+        if self._num_starts == 0 and not self._is_fit(self._connection.peer_pid):
+            self.kill()
+            self._connection.close("it was started for other workers than are needed now")
+        elif self._num_starts == 0:
             # A zygote of the past first tells of the births that an earlier control plane asked for. Those must not
             # be taken for answers to requests of this one.
             self._reactor.after(_NEWS_S, self._ask_waiting)
