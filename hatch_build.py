@@ -43,8 +43,8 @@ class InterpositionLibrary(BuildHookInterface):  # type: ignore[type-arg]
             compile_library(library)
         except BackendError as error:
             self.app.display_warning(
-                f"this wheel comes without {LIBRARY_NAME}, which is built at its first use where there are a C compiler "
-                f"and springtide[gpu]: {error}"
+                f"this wheel comes without {LIBRARY_NAME}, which is built at its first use where there are a C "
+                f"compiler and springtide[gpu]: {error}"
             )
             return
         included[str(library)] = f"{PLACE}/lib/{LIBRARY_NAME}"

@@ -1,9 +1,9 @@
 /* What a launch costs the thread that makes it, on each path, asked for by lines on the standard input.
  *
- * The functions are found as the CUDA runtime finds them: dlopen, dlsym of cuGetProcAddress_v2, and through that all the
- * rest with version and flags. Whether the interposition library is preloaded is not this program's business: somebody
- * runs it with and without, asks both by turns and compares. It begins with a line {"uuid": "HEX"} that names the device;
- * then every line "PATH COUNT" is answered with one of JSON:
+ * The functions are found as the CUDA runtime finds them: dlopen, dlsym of cuGetProcAddress_v2, and through that all
+ * the rest with version and flags. Whether the interposition library is preloaded is not this program's business:
+ * somebody runs it with and without, asks both by turns and compares. It begins with a line {"uuid": "HEX"} that names
+ * the device; then every line "PATH COUNT" is answered with one of JSON:
  *   {"path": "legacy", "count": 10000, "cpu_ns": 123456, "wall_ns": 123999, "calls": 10000}
  * where `calls` is how many arrived at the driver, if it is one that counts (null otherwise). It runs on a device, too.
  */

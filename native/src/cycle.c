@@ -1,7 +1,8 @@
 /* Launch cycles: from the first launch after a synchronisation to the end of the next synchronisation. Their lengths
  * are how the daemon sees that a tenant has become slower. What ends one is a call in which the program waits for
- * results: the synchronisations, and the copies to host memory that return only when they are done. Asking whether
- * something is done (cuStreamQuery, cuEventQuery) ends none: allocators ask that of long finished events all the time.
+ * results: the synchronisations, the copies to host memory that return only when they are done, and, for programs that
+ * would rather look again and again, a stream that is found to be empty. An event that is found to have happened ends
+ * none: allocators ask that of long finished events all the time.
  */
 #include "hooks.h"
 #include "memory_rooms.h"
@@ -89,6 +90,8 @@ WAITS(cuCtxSynchronize, (void), ())
 WAITS(cuCtxSynchronize_v2, (CUcontext context), (context))
 WAITS(cuStreamSynchronize, (CUstream stream), (stream))
 WAITS(cuStreamSynchronize_ptsz, (CUstream stream), (stream))
+WAITS(cuStreamQuery, (CUstream stream), (stream))
+WAITS(cuStreamQuery_ptsz, (CUstream stream), (stream))
 WAITS(cuEventSynchronize, (CUevent event), (event))
 WAITS(cuMemcpyDtoH_v2, (void *to, CUdeviceptr from, size_t bytes), (to, from, bytes))
 WAITS(cuMemcpyDtoH_v2_ptds, (void *to, CUdeviceptr from, size_t bytes), (to, from, bytes))

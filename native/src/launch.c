@@ -1,7 +1,7 @@
 /* Every way to launch a kernel: each hook asks for tokens, calls its own twin in the driver, and says how that went.
  *
- * Numbers of blocks are products of three 32-bit numbers, as 64 bits: the largest grid of any device fits. What does not
- * fit is no grid, the driver refuses it, and whatever it was counted as is given back.
+ * Numbers of blocks are products of three 32-bit numbers, as 64 bits: the largest grid of any device fits. What does
+ * not fit is no grid, the driver refuses it, and whatever it was counted as is given back.
  */
 #include "hooks.h"
 

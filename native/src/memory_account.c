@@ -5,7 +5,7 @@
  * first and adds up then: of two processes that come at once at least one sees the other, so the limit is never passed.
  * That both see each other and both give up, where one of them would have had room, is what the turn word is for:
  * whoever has it adds up alone. It is a hint and no lock: one who died with it is not waited for, one who was stopped
- * with it a quarter of a second, once.
+ * with it half a second, once.
  */
 #include <pthread.h>
 #include <sched.h>
@@ -17,7 +17,7 @@
 #define MAX_ACCOUNTS 64
 #define NUM_YIELDS 100
 #define NAP_NS 50000
-#define PATIENCE_NS 250000000u
+#define PATIENCE_NS 500000000u
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct st_account accounts[MAX_ACCOUNTS];

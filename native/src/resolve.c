@@ -70,11 +70,11 @@ static const struct st_plain st_plains[] = {
 _Atomic bool st_is_resolved;
 static _Atomic(struct link_map *) st_driver_map; /* a handle of dlopen is a link_map, in this linker */
 static pthread_mutex_t st_publishing = PTHREAD_MUTEX_INITIALIZER;
-/* Above 0 while this thread is inside of the driver or the dynamic linker on our behalf: what is asked for then is asked
- * for by the driver, or by us, and answered without a replacement. */
+/* Above 0 while this thread is inside of the driver or the dynamic linker on our behalf: what is asked for then the
+ * driver asks, or we do, and it is answered without a replacement. */
 static __thread int st_num_inside __attribute__((tls_model("initial-exec")));
 
-/* --- the true dlsym and dlvsym ------------------------------------------------------------------------------------- */
+/* --- the true dlsym and dlvsym ------------------------------------------------------------------------------------ */
 
 ST_HIDDEN void *(*st_true_dlsym)(void *handle, const char *name);
 ST_HIDDEN void *(*st_true_dlvsym)(void *handle, const char *name, const char *version);
@@ -157,7 +157,7 @@ __attribute__((constructor(101))) static void st_begin(void) {
     }
 }
 
-/* --- the driver ---------------------------------------------------------------------------------------------------- */
+/* --- the driver --------------------------------------------------------------------------------------------------- */
 
 static void *st_load_driver(void) {
     static const char *const names[] = {"libcuda.so.1", "libcuda.so"};
@@ -270,7 +270,7 @@ void st_resolve_forked(void) {
     st_num_inside = 0;
 }
 
-/* --- dlsym and dlvsym ---------------------------------------------------------------------------------------------- */
+/* --- dlsym and dlvsym --------------------------------------------------------------------------------------------- */
 
 ST_EARLY static const struct st_hook *st_hook_named(const char *symbol) {
     for (size_t k = 0; k < ST_NUM_HOOKS; k++) {
@@ -403,7 +403,7 @@ ST_ASK(dlvsym, "", st_true_dlvsym);
 #error "the interposition library knows the calling convention of x86-64 and of aarch64"
 #endif
 
-/* --- cuGetProcAddress ---------------------------------------------------------------------------------------------- */
+/* --- cuGetProcAddress --------------------------------------------------------------------------------------------- */
 
 /* Which of our functions this version of a name means: the newest that the driver has. */
 static const struct st_hook *st_hook_for(const char *api, int version, bool is_per_thread) {

@@ -35,9 +35,11 @@
 /* And no two measured launches of a process are closer together than this many launches. */
 #define GAP 32u
 #define GAP_UNMEASURED 4u
+#define NUM_DEVICES 16u
 
 static struct st_work table[NUM_SETS * NUM_WAYS];
-static _Atomic uint64_t last_sample_at;
+/* The number of the last measured launch on each device; devices beyond share. */
+static _Atomic uint64_t last_samples[NUM_DEVICES];
 
 static inline uint64_t key_of(const void *handle, uint64_t num_blocks, uint32_t num_threads) {
     uint64_t blocks = num_blocks * 0xC2B2AE3D27D4EB4Full;
@@ -199,7 +201,7 @@ void st_work_change_graph(CUgraphExec graph, uint64_t after_ns) {
     atomic_store_explicit(&work->cost_ns, cost_ns, memory_order_relaxed);
     if (before_ns != after_ns) {
         uint32_t num_launches = atomic_load_explicit(&work->num_launches, memory_order_relaxed);
-        atomic_store_explicit(&work->next_sample, num_launches, memory_order_relaxed);
+        atomic_store_explicit(&work->next_sample, num_launches == 0 ? 1 : num_launches, memory_order_relaxed);
     }
 }
 
@@ -296,7 +298,8 @@ void st_work_measured(const struct st_sample *sample, uint64_t measured_ns) {
 
 static __attribute__((noinline)) void consider_sample(struct st_ticket *ticket, CUstream stream, bool per_thread) {
     uint64_t now = atomic_load_explicit(&ticket->bucket->process->num_launches, memory_order_relaxed);
-    uint64_t last = atomic_load_explicit(&last_sample_at, memory_order_relaxed);
+    _Atomic uint64_t *last_sample = &last_samples[(unsigned)ticket->device->ordinal % NUM_DEVICES];
+    uint64_t last = atomic_load_explicit(last_sample, memory_order_relaxed);
     bool is_measured = atomic_load_explicit(&ticket->work->num_samples, memory_order_relaxed) != 0;
     /* Another daemon's files count from 0 again. */
     bool is_soon = now >= last && now - last < (is_measured ? GAP : GAP_UNMEASURED);
@@ -305,7 +308,7 @@ static __attribute__((noinline)) void consider_sample(struct st_ticket *ticket, 
     }
     ticket->sample = st_sample_begin(ticket, stream, per_thread, is_soon);
     if (ticket->sample != NULL) {
-        atomic_store_explicit(&last_sample_at, now, memory_order_relaxed);
+        atomic_store_explicit(last_sample, now, memory_order_relaxed);
     }
     schedule(ticket->work);
 }
@@ -359,6 +362,8 @@ void st_launch_end(struct st_ticket *ticket, CUstream stream, bool per_thread, C
 void st_work_forked(void) {
     /* Handles of functions and graphs are the parent's, and what they cost here is still the best guess: the table
      * stays. Events are not: they must never be touched again. */
-    atomic_store_explicit(&last_sample_at, 0, memory_order_relaxed);
+    for (unsigned i = 0; i < NUM_DEVICES; i++) {
+        atomic_store_explicit(&last_samples[i], 0, memory_order_relaxed);
+    }
     st_sample_forked();
 }

@@ -1,20 +1,20 @@
 /* Where the real CUDA runtime's pointers lead after it has looked its names up.
  *
- * The runtime is made to look for devices. On a stub driver that ends with an error, after all names were resolved: that
- * is all that is wanted. Then every word of writable memory that points into code of the driver or of the interposition
- * library is printed, as "OBJECT HEX-OFFSET", except those in these two objects themselves. Whoever runs this knows from
- * the objects' symbol tables which functions these are. The first line is the runtime's error code.
+ * The runtime is made to look for devices. On a stub driver that ends with an error, after all names were resolved:
+ * that is all that is wanted. Then every word of writable memory that points into code of the driver or of the
+ * interposition library is printed, as "OBJECT HEX-OFFSET", except those in these two objects themselves. Whoever runs
+ * this knows from the objects' symbol tables which functions these are. The first line is the runtime's error code.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 int cudaGetDeviceCount(int *count);
@@ -71,12 +71,11 @@ static void print_word(uintptr_t word) {
     }
 }
 
-/* Through a system call: what cannot be read is skipped and does not end the program. */
-static void search(const struct range *range) {
+/* By a system call: what cannot be read is skipped and does not end the program. */
+static void search(int memory, const struct range *range) {
     uintptr_t words[PAGE / sizeof(uintptr_t)];
     for (uintptr_t at = range->begin; at < range->end; at += PAGE) {
-        struct iovec to = {words, PAGE}, from = {(void *)at, PAGE};
-        if (process_vm_readv(getpid(), &to, 1, &from, 1, 0) != PAGE) {
+        if (pread(memory, words, PAGE, (off_t)at) != PAGE) {
             continue;
         }
         for (size_t k = 0; k < PAGE / sizeof(uintptr_t); k++) {
@@ -92,11 +91,11 @@ int main(void) {
     }
     printf("error %d\n", cudaGetDeviceCount(&count));
     read_ranges();
+    int memory = open("/proc/self/mem", O_RDONLY);
     for (int k = 0; k < num_ranges; k++) {
-        if (ranges[k].is_writable && !is_watched(&ranges[k]) && ranges[k].object[0] != '[') {
-            search(&ranges[k]);
-        } else if (strcmp(ranges[k].object, "[heap]") == 0) {
-            search(&ranges[k]);
+        bool is_special = ranges[k].object[0] == '[' && strcmp(ranges[k].object, "[heap]") != 0;
+        if (ranges[k].is_writable && !is_watched(&ranges[k]) && !is_special) {
+            search(memory, &ranges[k]);
         }
     }
     return 0;

@@ -119,8 +119,15 @@ static CUresult wait_for(const char *way) {
     } else if (strcmp(way, "async") == 0) {
         return cuMemcpyDtoHAsync_v2(pinned_memory, device_memory[0], 64, stream);
     } else if (strcmp(way, "query") == 0) {
-        CUresult result = cuStreamQuery(stream);
-        return result == CUDA_ERROR_NOT_READY ? CUDA_SUCCESS : result;
+        return cuStreamQuery(NULL);
+    } else if (strncmp(way, "look", 4) == 0) { /* until there is nothing left to do */
+        CUresult result = CUDA_ERROR_NOT_READY;
+        while (result == CUDA_ERROR_NOT_READY) {
+            result = per_thread ? cuStreamQuery_ptsz(stream) : cuStreamQuery(stream);
+        }
+        return result;
+    } else if (strcmp(way, "event_query") == 0) {
+        return cuEventQuery(event);
     }
     return CUDA_ERROR_NOT_FOUND;
 }
@@ -187,6 +194,7 @@ static CUresult obey(const char *word, const char *more) {
 int main(void) {
     char line[256], word[64], more[64];
     begin();
+    MUST(cuEventSynchronize(event));
     while (fgets(line, sizeof(line), stdin) != NULL) {
         more[0] = 0;
         if (sscanf(line, "%63s %63s", word, more) < 1) {

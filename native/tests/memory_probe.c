@@ -342,6 +342,7 @@ static CUresult obey(const char *word, const uint64_t *n) {
 int main(int argc, char **argv) {
     char line[256], word[64];
     CUcontext context;
+    setvbuf(stdin, NULL, _IONBF, 0); /* what was not obeyed yet is left for who comes after an exec or a fork */
     bool is_bare = argc > 1 && strcmp(argv[1], "bare") == 0; /* no driver before a line asks for it */
     if (!is_bare && (cuInit(0) != CUDA_SUCCESS || cuDevicePrimaryCtxRetain(&context, 0) != CUDA_SUCCESS ||
                      cuCtxSetCurrent(context) != CUDA_SUCCESS)) {
@@ -352,6 +353,10 @@ int main(int argc, char **argv) {
         value = value_2 = 0;
         if (sscanf(line, "%63s %lu %lu %lu %lu", word, &n[0], &n[1], &n[2], &n[3]) < 1) {
             return 2;
+        }
+        if (strcmp(word, "exec") == 0) { /* the same process, another program: nothing of what was held is left */
+            execv("/proc/self/exe", argv);
+            return 4;
         }
         if (strcmp(word, "fork") == 0) { /* the child goes on in the parent's place */
             pid_t child = fork();

@@ -209,6 +209,56 @@ static void handles(void) {
     say("execs", stub_alive("execs"));
 }
 
+#define THREADS 4
+#define ROUNDS 300
+
+struct task {
+    CUcontext context;
+    CUgraph small, large;
+};
+
+/* Makes, launches, changes, launches and destroys: 1 and 5 kernels in each round. */
+static void *make_and_launch(void *data) {
+    struct task *task = data;
+    CUgraphExecUpdateResultInfo info;
+    CUstream stream;
+    MUST(cuCtxSetCurrent(task->context));
+    MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    for (int i = 0; i < ROUNDS; i++) {
+        CUgraphExec exec = instance_of(task->small);
+        MUST(cuGraphLaunch(exec, stream));
+        (void)cuGraphExecUpdate_v2(exec, task->large, &info); /* refused: it has other nodes */
+        MUST(cuGraphExecDestroy(exec));
+        exec = instance_of(task->large);
+        MUST(cuGraphNodeSetEnabled(exec, nodes[0], 0));
+        MUST(cuGraphNodeSetEnabled(exec, nodes[0], 1));
+        MUST(cuGraphLaunch(exec, stream));
+        MUST(cuGraphExecDestroy(exec));
+        MUST(cuStreamSynchronize(stream));
+    }
+    MUST(cuStreamDestroy_v2(stream));
+    return NULL;
+}
+
+static void threads(void) {
+    struct task task;
+    pthread_t all[THREADS];
+    MUST(cuCtxGetCurrent(&task.context));
+    task.small = graph_of(1, 0);
+    task.large = graph_of(5, 0);
+    uint64_t used_ns = own_used_ns();
+    uint64_t num_launches = own_launches();
+    for (int i = 0; i < THREADS; i++) {
+        pthread_create(&all[i], NULL, make_and_launch, &task);
+    }
+    for (int i = 0; i < THREADS; i++) {
+        pthread_join(all[i], NULL);
+    }
+    say("graphs_launched", own_launches() - num_launches);
+    say("used_ns", own_used_ns() - used_ns);
+    say("execs", stub_alive("execs"));
+}
+
 int main(int count, char **values) {
     const struct {
         const char *name;
@@ -218,7 +268,8 @@ int main(int count, char **values) {
                   {"changes_unmeasured", changes_unmeasured},
                   {"changes_measured", changes_measured},
                   {"children", children},
-                  {"handles", handles}};
+                  {"handles", handles},
+                  {"threads", threads}};
     probe_begin(UINT64_MAX / 4);
     learn_kernels();
     for (size_t i = 0; count == 2 && i < sizeof(scenes) / sizeof(scenes[0]); i++) {

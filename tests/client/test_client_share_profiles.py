@@ -13,6 +13,7 @@ from springtide.client.serving_goals import ServeOptions
 from springtide.client.share_profiles import job_as_profiled, service_as_profiled
 from springtide.client.source import SourceFile, read_source
 from springtide.core.errors import InvalidRequest
+from springtide.core.share_status import SharingStatus
 from springtide.core.shares import Share
 from springtide.perf.share_profile import (
     InferenceShareProfile,
@@ -114,12 +115,27 @@ def test_without_a_profile_the_way_to_one_is_told(source: SourceFile) -> None:
 def test_a_profile_of_something_else_is_used_and_told(source: SourceFile) -> None:
     told: list[str] = []
     changed = replace_source(source, text=TEXT + "\n")
-    service_as_profiled(ServeOptions(share="auto", slo="100ms"), changed, told.append, device_cpus=0.5)
+    service_as_profiled(
+        ServeOptions(share="auto", slo="100ms"), changed, told.append, sharing=SharingStatus(device_cpus=0.5)
+    )
     assert told[1:] == [
         "work.py has changed since its share was profiled; another share may be right now",
         "its share was profiled on a device of 1 cores, and one has 0.5 here; profile it anew on such a device",
         "Reader was profiled for 200 ms, longer than its objective of 100 ms; profile it anew with --slo 100ms",
     ]
     told.clear()
-    job_as_profiled(TrainOptions(share="auto"), job_source(source), told.append, device_cpus=1.0)
+    job_as_profiled(TrainOptions(share="auto"), job_source(source), told.append, sharing=SharingStatus(device_cpus=1.0))
     assert told == ["as profiled: 0.5..0.8 of a device, 80 to 99 samples/s of one worker"]
+
+
+@pytest.mark.parametrize("mechanism", ["cuda-preload", "mps", "cgroup-v1 and cuda-preload"])
+def test_memory_of_a_processor_is_no_limit_on_a_gpu(source: SourceFile, mechanism: str) -> None:
+    told: list[str] = []
+    gpus = SharingStatus(mechanism=mechanism)
+    options = service_as_profiled(ServeOptions(share="auto"), source, told.append, gpus)
+    assert options.memory is None
+    assert any("profiled on processors" in line for line in told)
+    named = job_as_profiled(TrainOptions(share="auto", memory="2GB"), job_source(source), told.append, gpus)
+    assert named.memory == "2GB"
+    on_cpu = service_as_profiled(ServeOptions(share="auto"), source, told.append, SharingStatus(mechanism="cgroup-v1"))
+    assert on_cpu.memory == "700MB"

@@ -199,30 +199,57 @@ def test_both_are_on_one_gpu_by_uuid_and_are_told_so(shared: Gpus, machine: dict
     assert 'springtide_gpu_share{device="local/0",what="limit",workload="scorer"} 0.6' in figures
     assert 'springtide_gpu_memory_bytes{device="local/0",what="limit",workload="scorer"} 1e+09' in figures
 
+    devices = command(shared.platform, "devices")
+    assert "local/0 (gpu)  2 sharers" in devices
+    assert "LAUNCHES" in devices
+    assert " of 1000 MB" in devices
+    assert "by cuda-preload" in devices
+    assert "cuda-preload on 2 GPUs, known by UUID" in command(shared.platform, "doctor")
+
+
+def command(platform: LivePlatform, *words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "springtide", *words, "--state", str(platform.state_dir)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
 
 def test_device_time_stays_within_the_limit(gpus: Gpus) -> None:
-    """By the program's own count and clock: other work on this machine can only make it less."""
+    """By the program's own count and clock: other work on this machine can only make it less.
+
+    Launches while the daemon could not say anything for a tenth of a second are held by nobody, and told of.
+    """
     gpus.submit(request=0.1, limit=0.2)
     gpus.wait_launches()
     count, since_s, _ = gpus.launched()[-1]
     wait_for(lambda: gpus.launched()[-1][1] - since_s > 4.0, 60.0, "four seconds of launches")
     now_count, now_s, _ = gpus.launched()[-1]
-    assert (now_count - count) * KERNEL_S / (now_s - since_s) <= 0.2 * 1.1
     told = gpus.tenant("burn")
     assert told["throttled_s"] > 0.0
-    assert told["num_open"] == 0
+    num_held = now_count - count - told["num_open"]
+    assert num_held * KERNEL_S / (now_s - since_s) <= 0.2 * 1.1
+    assert told["num_open"] < num_held / 4
 
 
-def test_memory_stays_within_the_limit_and_is_free_again_after_a_kill(shared: Gpus) -> None:
+def test_memory_stays_within_the_limit_which_can_be_changed_and_is_free_again_after_a_kill(shared: Gpus) -> None:
     assert shared.ask(-600) == [0.0]
     assert shared.ask(-600) == [OUT_OF_MEMORY]
     assert shared.ask(-300) == [0.0]
     wait_for(lambda: shared.tenant("scorer").get("memory_used_mb") == 900, 60.0, "what it holds to be told")
     assert shared.tenant("scorer")["num_denied"] == 1
+    pids = shared.platform.worker_pids()
+    shared.deploy(request=0.5, limit=0.7, memory_mb=2000)
+    wait_for(lambda: shared.tenant("scorer").get("memory_mb") == 2000, 60.0, "the new share to be in force")
+    assert shared.ask(-1000) == [0.0]
+    assert shared.platform.worker_pids() == pids, "it is changed in place"
     pid = shared.pid("scorer")
     os.kill(pid, signal.SIGKILL)
     wait_for(lambda: pid not in shared.platform.worker_pids().values(), 60.0, "the replica to be gone")
-    assert shared.ask(-900) == [0.0]
+    assert shared.ask(-1900) == [0.0]
     shared.wait_launches()
 
 
@@ -249,14 +276,6 @@ def test_a_surge_is_met_by_the_limit_and_the_job_gives_way(shared: Gpus) -> None
     wait_for(lambda: shared.tenant("burn").get("granted") == 0.8, 60.0, "the job to have its limit again")
 
 
-def test_a_share_is_changed_in_place(shared: Gpus) -> None:
-    pids = shared.platform.worker_pids()
-    shared.deploy(request=0.5, limit=0.7, memory_mb=2000)
-    wait_for(lambda: shared.tenant("scorer").get("memory_mb") == 2000, 60.0, "the new share to be in force")
-    assert shared.ask(-1800) == [0.0]
-    assert shared.platform.worker_pids() == pids
-
-
 def test_nobody_stops_when_the_daemon_is_killed_and_it_comes_back(shared: Gpus) -> None:
     pids = shared.platform.worker_pids()
     before = shared.daemon()
@@ -266,7 +285,6 @@ def test_nobody_stops_when_the_daemon_is_killed_and_it_comes_back(shared: Gpus) 
     wait_for(lambda: shared.daemon().pid != before.pid, 60.0, "another daemon")
     after = shared.daemon()
     assert (after.num_made, after.num_adopted) == (0, 2), "the files of both are the same"
-    wait_for(lambda: shared.tenant("burn").get("num_open", 0) > 0, 60.0, "what was let through to be told")
     shared.wait_launches()
     launched = shared.launched()
     longest_s = max(later[1] - earlier[1] for earlier, later in itertools.pairwise(launched))
@@ -295,22 +313,3 @@ def test_whoever_turns_it_off_is_told_that_nothing_is_held(gpus: Gpus, monkeypat
     assert sharing["mechanism"] == "none"
     assert "not enforced" in sharing["enforced"]
     assert b"libspringtide_gpu" not in Path(f"/proc/{gpus.pid('burn')}/maps").read_bytes()
-
-
-def test_the_commands_tell_what_holds_a_gpu(shared: Gpus) -> None:
-    def command(*words: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "springtide", *words, "--state", str(shared.platform.state_dir)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    devices = command("devices")
-    assert "local/0 (gpu)  2 sharers" in devices
-    assert "LAUNCHES" in devices
-    assert " of 1000 MB" in devices
-    assert "by cuda-preload" in devices
-    assert "cuda-preload on 2 GPUs, known by UUID" in command("doctor")

@@ -108,16 +108,16 @@ BROKEN = (
     (
         "estimates follow every time slice of others",
         _WORK,
-        "cost_ns += (measured_ns - cost_ns) / 8;",
-        "cost_ns = measured_ns;",
-        "tests/native/test_native_work.py::test_estimates_follow_lower_times_quickly_and_higher_ones_slowly",
+        "cost_ns += (more_ns < cost_ns ? more_ns : cost_ns) / 8;",
+        "cost_ns += more_ns;",
+        "tests/native/test_native_work.py::test_time_slices_of_others_are_hardly_counted",
     ),
     (
         "whoever finds no daemon waits for one",
         _GATE,
-        "        return bucket_now(device, st_now_ns(), AGAIN_PATIENCE_NS);\n    }\n    int error",
+        "        return bucket_now(device, st_now_ns(), AGAIN_PATIENCE_NS);\n",
         "        while ((bucket = bucket_now(device, st_now_ns(), AGAIN_PATIENCE_NS)) == NULL) {\n        }\n"
-        "        return bucket;\n    }\n    int error",
+        "        return bucket;\n",
         _FAULTS + "test_without_a_daemon_nobody_is_held",
     ),
     (
@@ -131,7 +131,8 @@ BROKEN = (
         "launches of several threads are counted one over the other",
         _HOOKS,
         "atomic_fetch_add_explicit(&bucket->process->num_launches, 1, memory_order_relaxed);",
-        "atomic_load(&bucket->process->num_launches);\n    bucket->process->num_launches = number + 1;",
+        "atomic_load(&bucket->process->num_launches);\n    for (volatile int k = 0; k < 300; k++) {\n    }\n"
+        "    bucket->process->num_launches = number + 1;",
         "tests/native/test_native_gate.py::test_threads_are_counted_exactly",
     ),
     (

@@ -6,13 +6,6 @@ GRAPH_TESTS = "tests/native/test_native_graphs.py"
 
 BROKEN = (
     (
-        "nothing is ever measured",
-        WORK,
-        "if (ST_UNLIKELY((int32_t)(num_launches - next_sample) >= 0)) {",
-        "if (false && (int32_t)(num_launches - next_sample) >= 0) {",
-        f"{WORK_TESTS}::test_a_kernel_is_guessed_first_and_then_known",
-    ),
-    (
         "every launch is measured",
         WORK,
         "    atomic_store_explicit(&work->next_sample, num_launches + (uint32_t)interval, memory_order_relaxed);",
@@ -25,13 +18,6 @@ BROKEN = (
         "    uint64_t key = key_of(function, num_blocks, num_threads);",
         "    (void)num_threads, num_blocks = 1;\n    uint64_t key = key_of(function, num_blocks, num_threads);",
         f"{WORK_TESTS}::test_every_shape_has_its_own_cost",
-    ),
-    (
-        "the grid is a number of 32 bits",
-        "native/src/launch.c",
-        "    return (uint64_t)x * y * z;",
-        "    return x * y * z;",
-        f"{WORK_TESTS}::test_a_grid_of_two_to_the_32_blocks_is_not_taken_for_a_small_one",
     ),
     (
         "the processor's time counts as the device's",
@@ -55,14 +41,6 @@ BROKEN = (
         f"{WORK_TESTS}::test_a_launch_that_fails_costs_nothing",
     ),
     (
-        "the launch path looks at the environment",
-        WORK,
-        "    ticket->bucket = NULL;\n    ticket->sample = NULL;",
-        '    extern char *getenv(const char *);\n    ticket->bucket = (void *)getenv("NOBODY_SETS_THIS");\n'
-        "    ticket->sample = NULL;",
-        "tests/native/test_native_law.py",
-    ),
-    (
         "graphs are not weighed",
         GRAPH,
         "    st_work_begin_graph(*handle, sum_of(&nodes));",
@@ -75,13 +53,6 @@ BROKEN = (
         "        set_all(&graph->nodes, &nodes);",
         "        (void)set_all;",
         f"{GRAPH_TESTS}::test_a_changed_graph_weighs_otherwise",
-    ),
-    (
-        "launches are counted and held back while they are captured",
-        WORK,
-        "        st_is_capturing(stream, per_thread)) {",
-        "        st_is_capturing(stream, per_thread) && false) {",
-        f"{GRAPH_TESTS}::test_nobody_waits_for_tokens_on_a_capturing_stream",
     ),
     (
         "events are recorded while others capture",

@@ -173,6 +173,7 @@ OF_TODAYS_DRIVERS = (
     _row("NVML tells of memory it cannot have", _SHARED + "test_nvml_is_limited_before_the_driver_is_initialised"),
     _row(
         "time slices of others make work dearer for good",
+        _WORK + "test_time_slices_of_others_are_hardly_counted",
         _WORK + "test_estimates_follow_lower_times_quickly_and_higher_ones_slowly",
     ),
     _row(

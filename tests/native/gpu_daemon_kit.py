@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import mmap
 import os
@@ -31,6 +32,7 @@ from springtide.backends.gpu.segments import (
     HELLO,
     LAYOUT,
     MAGIC,
+    OK,
     PROCESS,
     PROCESS_FIELDS,
     SEGMENT_BYTES,
@@ -46,6 +48,7 @@ from springtide.core.shares import Share
 from springtide.core.wire import encode_frame
 
 LIMIT_S = 30.0
+_PARENT_DEATH_SIGNAL = 1
 MS = 1_000_000
 # Far more than the stated bound on a launch's wait, and far less than for ever: a busy machine may add what it likes.
 HANGS_NS = 1_500 * MS
@@ -268,6 +271,44 @@ def ask(address: Path, uuid: str = UUIDS[0], data: bytes | None = None) -> Held 
         except ConnectionResetError:
             return None
         return Held(answer, list(descriptors)) if answer else None
+
+
+def held(daemon: Daemon, uuid: str = UUIDS[0]) -> Held:
+    """What this process holds of the device, which has to be something."""
+    found = ask(daemon.address, uuid)
+    assert found is not None
+    assert found.status == OK
+    return found
+
+
+def fork_asker(daemon: Daemon, memory_bytes: int = 0) -> tuple[int, int]:
+    """A child of this process that asks once and then does nothing. Returns its number and what it was told."""
+    read, write = os.pipe()
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        status = 99
+        with contextlib.suppress(BaseException):
+            # It never outlives the test, however that ends.
+            ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+            found = ask(daemon.address)
+            status = found.status if found is not None else 98
+            if found is not None and found.descriptors and memory_bytes:
+                found.set_process("memory_bytes", memory_bytes)
+        with contextlib.suppress(BaseException):
+            os.write(write, bytes([status]))
+            while os.getppid() == parent:
+                time.sleep(0.1)
+        os._exit(0)
+    os.close(write)
+    answer = os.read(read, 1)
+    os.close(read)
+    return child, answer[0] if answer else 97
+
+
+def kill_asker(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
 
 
 class Client:

@@ -13,7 +13,7 @@ from gate_scene import HANGS_NS, MS, UUID, Scene, ask_until, open_scene, slowly,
 from native_build import Native
 
 from springtide.backends.gpu.gpu_tenants import STALE_AFTER_NS
-from springtide.backends.gpu.segments import CLOSED, FULL, UNKNOWN
+from springtide.backends.gpu.segments import CLOSED, FULL, UNKNOWN, UNLIMITED
 
 
 @pytest.fixture
@@ -263,3 +263,19 @@ def test_two_devices_have_two_buckets(scene: Scene) -> None:
     for thread in threads:
         thread.join()
     assert [segment.used_ns for segment in segments] == [5000, 5000]
+
+
+def test_who_runs_ahead_without_a_limit_still_finds_new_files(scene: Scene) -> None:
+    """Such a program is past its tokens all the time, and looks after its files in one launch of 64."""
+    old = scene.daemon.add(UUID, 7)
+    old.flags = UNLIMITED
+    probe = scene.ready(old)
+    probe.say("launch 1000 1000000 2")
+    assert old.num_open == 0
+    fresh = scene.daemon.add(UUID, 8)
+    fresh.flags = UNLIMITED
+    old.flags = UNLIMITED | CLOSED
+    deadline_s = time.monotonic() + 10.0
+    while not fresh.used_ns:
+        assert time.monotonic() < deadline_s
+        probe.say("launch 128 50 1")

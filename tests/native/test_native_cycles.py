@@ -11,14 +11,15 @@ from memory_scene import MemoryProbe, MemoryScene, open_memory_scene
 from native_build import Native
 
 MS = 1_000_000
+NOT_READY = 600
 _BEGUN_AT, _ENDED_AT, _STARTED_AT, _CYCLES_AT, _NUM_CYCLES = 4352, 4360, 4368, 4416, 16
 WAITS = [
     *("context", "context_v2", "stream", "stream_per_thread", "event"),
     *("to_host", "to_host_per_thread", "array_to_host", "array_to_host_per_thread"),
     *("unified", "unified_per_thread", "2d", "2d_per_thread", "2d_unaligned", "2d_unaligned_per_thread", "3d"),
-    *("3d_per_thread", "2d_unified", "3d_unified"),
+    *("3d_per_thread", "2d_unified", "3d_unified", "look", "look_per_thread"),
 ]
-GOES_ON = ["inside", "2d_inside", "3d_inside", "to_device", "async", "query"]
+GOES_ON = ["inside", "2d_inside", "3d_inside", "to_device", "async", "event_query"]
 
 
 @pytest.fixture
@@ -71,6 +72,14 @@ def test_what_does_not_wait_for_results_ends_none(scene: MemoryScene, way: str) 
     probe.do("wait", way)
     assert counts(segment) == (1, 0)
     assert started_ns(segment) != 0
+
+
+def test_looking_at_a_stream_that_still_works_ends_none(scene: MemoryScene) -> None:
+    segment = scene.limit(0)
+    probe = cycle_probe(scene, STUB_CLOCK="real", STUB_COPY_NS=1)
+    probe.do("launch_long")
+    assert probe.ask("wait", "query")[0] == NOT_READY
+    assert counts(segment) == (1, 0)
 
 
 def test_waiting_without_a_launch_is_no_cycle(scene: MemoryScene) -> None:

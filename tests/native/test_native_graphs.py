@@ -71,6 +71,14 @@ def test_the_address_of_a_graph_that_is_gone_says_nothing(native: Native, tmp_pa
     assert native.sanitize or said["num_same"] > 0
 
 
+def test_threads_make_launch_and_destroy_graphs_at_once(native: Native, tmp_path: Path) -> None:
+    said = play(native, tmp_path, "work_graphs", "threads")
+    assert said["graphs_launched"] == 4 * 300 * 2
+    assert said["execs"] == 0
+    # 6 brief kernels a round; where one thread's graph is measured behind another's, it counts longer for once.
+    assert 0.9 <= said["used_ns"] / (4 * 300 * 6 * BRIEF_NS) <= 1.3
+
+
 # --- capture --------------------------------------------------------------------------------------------------------
 
 

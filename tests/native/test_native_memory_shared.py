@@ -24,7 +24,7 @@ from memory_scene import (
 from native_build import Native
 
 _TURN_AT = 112
-PATIENCE_NS = 250_000_000
+PATIENCE_NS = 500_000_000
 
 
 @pytest.fixture
@@ -102,12 +102,12 @@ def test_one_who_died_while_adding_up_holds_nobody_up(scene: MemoryScene) -> Non
     segment = scene.limit(8 * MIB)
     probe = scene.probe()
     probe.do("alloc", MIB)
-    for left_by_the_dead in (64, 2**64 - 1):
+    before_ns = now_ns()
+    for left_by_the_dead in (*[64] * 12, 2**64 - 1):
         segment.write_usage(_TURN_AT, left_by_the_dead)
-        before_ns = now_ns()
         probe.do("free", probe.do("alloc", MIB))
-        assert now_ns() - before_ns < PATIENCE_NS
         assert segment.read_usage(_TURN_AT) == 0
+    assert now_ns() - before_ns < 10 * PATIENCE_NS
 
 
 def test_one_who_was_stopped_while_adding_up_is_waited_for_once(scene: MemoryScene) -> None:
@@ -204,6 +204,16 @@ def test_old_drivers_are_limited_too(scene: MemoryScene, driver: str) -> None:
         probe.do("sync")
     assert probe.ask("alloc", 9 * MIB)[0] == OUT_OF_MEMORY
     assert slot_bytes(scene) == probe.held() == 0
+
+
+def test_another_program_in_the_same_process_begins_with_nothing(scene: MemoryScene) -> None:
+    scene.limit(8 * MIB)
+    probe = scene.probe()
+    probe.do("alloc", 5 * MIB)
+    probe.send("exec")
+    assert wait_for_bytes(scene, probe, 0)
+    probe.do("alloc", 7 * MIB)
+    assert slot_bytes(scene) == 7 * MIB
 
 
 # --- what a program is told -------------------------------------------------------------------------------------------

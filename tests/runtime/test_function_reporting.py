@@ -71,6 +71,13 @@ def test_losses_are_numbers_the_newest_and_each_once(store, reporter):
     assert written(store).losses == reporter.report.losses
 
 
+def test_what_the_one_before_has_told_is_told_on(store, reporter):
+    reporter.take_losses([(3, 0.5, 4), (4, 0.25, 4)])
+    reporter.add_loss(5, 0.125, 4)
+    reporter.update("training", step=5)
+    assert written(store).losses == ((3, 0.5, 4), (4, 0.25, 4), (5, 0.125, 4))
+
+
 def test_requests_of_the_object_store_are_told(store, reporter):
     store.put("x", b"12")
     store.get("x")

@@ -231,6 +231,25 @@ def test_a_function_near_the_end_of_its_lifetime_hands_over_to_a_warm_one(make_p
     assert all(torch.equal(found[name], tensor) for name, tensor in model.items())
 
 
+def test_a_successor_tells_on_what_the_one_before_it_has_told(make_plane, monkeypatch):
+    """Its last report need not have been read by the time its successor is heard of."""
+    context = Context()
+    committed = FunctionWorker._committed
+
+    def later(self, done):
+        if self._order.incarnation == 0 and self._place == Place(1, 1) and self._worker.position.step == 4:
+            context.remaining_s = 1.0
+        return committed(self, done)
+
+    monkeypatch.setattr(FunctionWorker, "_committed", later)
+    plane = make_plane()
+    plane.start({Place(1, 1): context})
+    plane.invoke(Place(1, 1), 1, is_successor=True)
+    plane.run()
+    told, others = plane.report(Place(1, 1), 1).losses, plane.report(Place(1, 0), 0).losses
+    assert [step for step, _, _ in told] == [step for step, _, _ in others] == list(range(1, 10))
+
+
 def test_a_successor_whose_forerunner_dies_takes_the_records_state(make_plane, monkeypatch, undisturbed):
     kill_once(monkeypatch, Place(1, 0), 5, "forward")
     plane = make_plane()

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 # Everything turned off but the limits: every sharer may use its limit at all times, as under a static partition.
 CONTROL_VARIABLE = "SPRINGTIDE_SHARE_CONTROL"
 _PRIORITY = -15
+_SPARE_FILES = 16
 
 
 def be_on_time() -> None:
@@ -35,6 +36,14 @@ def allow_many_files() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def may_keep(descriptor: int) -> bool:
+    """Whether a descriptor leaves enough for what is opened and closed all the time: files of /proc, the status.
+
+    The kernel gives out the lowest number that is free.
+    """
+    return descriptor < resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _SPARE_FILES
 
 
 def p99(values: Iterable[float]) -> float:

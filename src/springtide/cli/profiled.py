@@ -42,7 +42,7 @@ def profiled_request(session: Session, asked: Asked, path: Path) -> dict[str, An
     if is_auto(asked.options.share):
         from springtide.client.share_profiles import job_as_profiled
 
-        settled = job_as_profiled(asked.options, source, session.note, session.client.sharing().device_cpus)
+        settled = job_as_profiled(asked.options, source, session.note, session.client.sharing())
         asked = replace(asked, options=settled)
     num_machines = sum(device.kind != "function" for device in session.client.status().devices)
     options = asked.options.as_request(num_machines, datetime.now())

@@ -358,7 +358,7 @@ def job_request(
     if is_auto(options.share):
         from springtide.client.share_profiles import job_as_profiled
 
-        options = job_as_profiled(options, source, tell, client.sharing().device_cpus)
+        options = job_as_profiled(options, source, tell, client.sharing())
     devices = client.status().devices
     has_functions = any(device.kind == "function" for device in devices)
     # What `auto` may grow to: a place at a function service is no device for a worker.
@@ -394,7 +394,7 @@ def deploy_service(
     if is_auto(options.share):
         from springtide.client.share_profiles import service_as_profiled
 
-        options = service_as_profiled(options, source, tell, connected.sharing().device_cpus)
+        options = service_as_profiled(options, source, tell, connected.sharing())
     status = connected.deploy_service(
         name=validate_name(options.name or name), source=source, options=options.as_request()
     )

@@ -15,6 +15,7 @@ from springtide.client.shares import NO_PROFILE, is_auto, share_text
 from springtide.client.source import SourceFile
 from springtide.core.errors import InvalidRequest
 from springtide.core.quantities import format_duration
+from springtide.core.share_status import SharingStatus
 from springtide.perf.share_profile import (
     InferenceShareProfile,
     ShareProfile,
@@ -24,18 +25,18 @@ from springtide.perf.share_profile import (
 
 Tell = Callable[[str], None]
 ProfileT = TypeVar("ProfileT", InferenceShareProfile, TrainingShareProfile)
+UNKNOWN = SharingStatus()
 # Two devices that differ by less are the same to a profile.
 _SAME_DEVICE = 0.05
 
 
 def service_as_profiled(
-    options: ServeOptions, source: SourceFile, tell: Tell = lambda _: None, device_cpus: float = 0.0
+    options: ServeOptions, source: SourceFile, tell: Tell = lambda _: None, sharing: SharingStatus = UNKNOWN
 ) -> ServeOptions:
     """The options with what the file's profile says where the share is "auto"; any others as they are.
 
     What the owner names beside it stands: an objective, a batch size, a capacity. `tell` gets a line where the profile
-    is of something else, `device_cpus` is how many cores make a device here (0: unknown). Raises InvalidRequest
-    where there is no profile.
+    is of something else, `sharing` says what devices are here. Raises InvalidRequest where there is no profile.
     """
     if not is_auto(options.share):
         return options
@@ -44,7 +45,7 @@ def service_as_profiled(
         f"as profiled: {share_text(profile.share)} of a device, batches of {profile.batch_size}, "
         f"{profile.capacity_per_s:.4g} samples/s of one replica at its limit"
     )
-    for line in _differences(profile, source, device_cpus):
+    for line in _differences(profile, source, sharing):
         tell(line)
     if options.slo is not None and objective_s(options.slo) < profile.slo_s * (1.0 - 1e-9):
         tell(
@@ -58,7 +59,7 @@ def service_as_profiled(
     return replace(
         options,
         share=(profile.share.request, profile.share.limit),
-        memory=_memory(profile) if options.memory is None else options.memory,
+        memory=_memory(profile, sharing) if options.memory is None else options.memory,
         slo=profile.slo_s if options.slo is None else options.slo,
         max_batch=profile.batch_size if is_free else options.max_batch,
         capacity=profile.capacity_per_s if options.capacity is None else options.capacity,
@@ -66,7 +67,7 @@ def service_as_profiled(
 
 
 def job_as_profiled(
-    options: TrainOptions, source: SourceFile, tell: Tell = lambda _: None, device_cpus: float = 0.0
+    options: TrainOptions, source: SourceFile, tell: Tell = lambda _: None, sharing: SharingStatus = UNKNOWN
 ) -> TrainOptions:
     """As `service_as_profiled`, for a training job."""
     if not is_auto(options.share):
@@ -76,12 +77,12 @@ def job_as_profiled(
         f"as profiled: {share_text(profile.share)} of a device, {profile.request_throughput_per_s:.4g} to "
         f"{profile.limit_throughput_per_s:.4g} samples/s of one worker"
     )
-    for line in _differences(profile, source, device_cpus):
+    for line in _differences(profile, source, sharing):
         tell(line)
     return replace(
         options,
         share=(profile.share.request, profile.share.limit),
-        memory=_memory(profile) if options.memory is None else options.memory,
+        memory=_memory(profile, sharing) if options.memory is None else options.memory,
     )
 
 
@@ -97,15 +98,29 @@ def _profile_of(source: SourceFile, kind: type[ProfileT], what: str) -> ProfileT
     return found
 
 
-def _memory(profile: ShareProfile) -> str | None:
+def _memory(profile: ShareProfile, sharing: SharingStatus) -> str | None:
+    """What was seen of a process's memory says nothing of a GPU's, where a limit is held."""
+    if _is_on_gpu(sharing):
+        return None
     return f"{profile.share.memory_mb}MB" if profile.share.memory_mb else None
 
 
-def _differences(profile: ShareProfile, source: SourceFile, device_cpus: float) -> list[str]:
+def _is_on_gpu(sharing: SharingStatus) -> bool:
+    return any(mechanism in sharing.mechanism for mechanism in ("cuda-preload", "mps"))
+
+
+def _differences(profile: ShareProfile, source: SourceFile, sharing: SharingStatus) -> list[str]:
     """Why the profile may be of something else."""
     told = []
     if hashlib.sha256(source.text.encode()).hexdigest() != profile.source_sha256:
         told.append(f"{source.filename} has changed since its share was profiled; another share may be right now")
+    if _is_on_gpu(sharing):
+        told.append(
+            "its share was profiled on processors, and the devices here are GPUs: try it, and change it while it runs; "
+            "the memory of the profile is left out, name --memory"
+        )
+        return told
+    device_cpus = sharing.device_cpus
     is_known = device_cpus > 0.0 and profile.device_cpus > 0.0
     if is_known and not math.isclose(device_cpus, profile.device_cpus, rel_tol=_SAME_DEVICE):
         told.append(

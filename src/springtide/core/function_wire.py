@@ -254,5 +254,5 @@ class Keys:
         return f"{self.prefix}/wire/{generation}.{attempt}/{step:09d}"
 
     def left(self, place: Place, incarnation: int) -> str:
-        """Written by an incarnation that has left for its successor: the step it stopped after, as JSON."""
+        """Written by an incarnation that has left for its successor: the step it stopped after, its losses, as JSON."""
         return f"{self.prefix}/left/{place}.{incarnation}"

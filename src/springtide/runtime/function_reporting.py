@@ -6,7 +6,7 @@ import math
 import resource
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -80,6 +80,11 @@ class FunctionReporter:
         self._losses[step] = (step, max(-_LARGEST, min(_LARGEST, told)), num_samples)
         if len(self._losses) > MAX_LOSSES:
             del self._losses[min(self._losses)]
+        self.update(losses=tuple(self._losses[at] for at in sorted(self._losses)))
+
+    def take_losses(self, losses: Iterable[tuple[int, float, int]]) -> None:
+        """What the one before has told at this place is told on, as if it were this one's own."""
+        self._losses = {**{told[0]: told for told in losses}, **self._losses}
         self.update(losses=tuple(self._losses[at] for at in sorted(self._losses)))
 
     def usage(self) -> Usage:

@@ -15,7 +15,7 @@ import msgspec
 
 from springtide.collectives.communicator import Communicator
 from springtide.core.errors import CollectiveError, InvalidRequest, ObjectMissing, StorageError
-from springtide.core.function_wire import FunctionOrder, FunctionResult, Keys, LaneTimes, Place
+from springtide.core.function_wire import Finite, FunctionOrder, FunctionResult, Keys, LaneTimes, Place
 from springtide.core.functions import FunctionPlan
 from springtide.core.ports import Store
 from springtide.runtime.function_reporting import FunctionReporter
@@ -40,10 +40,14 @@ Outcome = Literal["left", "finished", "stopped", "superseded"]
 
 
 class _Left(msgspec.Struct, frozen=True, kw_only=True):
-    """Written by a function that leaves for its successor: the step it stopped after, and under which attempt."""
+    """Written by a function that leaves for its successor: the step it stopped after, and under which attempt.
+
+    Nobody need have read its last report by the time its successor is heard of, who tells its `losses` on.
+    """
 
     step: int
     attempt: int = -1
+    losses: tuple[tuple[int, Finite, int], ...] = ()
 
 
 class FunctionWorker:
@@ -152,6 +156,7 @@ class FunctionWorker:
             watch.look()
             if left is not None:
                 watch.has_taken_over = True
+                self._reporter.take_losses(left.losses)
                 self._begin(left.step if left.attempt == watch.record.attempt else watch.record.restore_step)
                 return
         # Named by the record: in the attempt in which the one before has left, or in a new one without it.
@@ -161,6 +166,7 @@ class FunctionWorker:
             for candidate in candidates:
                 left = self._read_left(candidate, timeout_s=0.0)
                 if left is not None:
+                    self._reporter.take_losses(left.losses)
                     step = left.step if left.attempt == watch.record.attempt else step
                     break
         self._begin(step)
@@ -410,13 +416,12 @@ class FunctionWorker:
     def _leave(self) -> Outcome:
         """Save for a successor and tell it; it may be there already."""
         step = self._worker.position.step
-        # What it has done is told before its successor can be heard of, and done steps are never told again.
-        self._reporter.update("leaving")
         if step not in self._saved_steps and not self._worker.has_state(self._store, self._keys, step):
+            self._reporter.update("leaving")
             self._save()
         # The record may have changed meanwhile: whoever is not named any more leaves nothing.
         self._watch_before_leaving()
-        left = _Left(step=step, attempt=self._watch.attempt)
+        left = _Left(step=step, attempt=self._watch.attempt, losses=self._reporter.report.losses)
         self._store.put(self._keys.left(self._place, self._order.incarnation), msgspec.json.encode(left))
         return "left"
 

@@ -68,7 +68,7 @@ class World(Functions):
         self.number = 0
         self.control: ControlRecord | None = None
         self.reports: dict[tuple[Place, int], FunctionReport] = {}
-        self.left: dict[tuple[Place, int], tuple[int, int]] = {}
+        self.left: dict[tuple[Place, int], tuple[int, int, list[tuple[int, float, int]]]] = {}
         self.states: dict[str, tuple[list[int], tuple[int, int]]] = {}
         self.contributions: set[tuple[tuple[int, int], int, Place]] = set()
         self.stops: dict[tuple[int, int], int] = {}
@@ -240,7 +240,8 @@ class World(Functions):
         steps = sorted({int(key.split("/")[-2]) for key in self.states}, reverse=True)
         whole = [step for step in steps if self.complete(step, order.num_layers)]
         newest = whole[0] if whole and order.newest is None else order.newest or 0
-        found = next((step for step in whole if step <= newest), whole[0] if whole and order.newest != 0 else 0)
+        latest = whole[0] if whole and not order.may_begin_anew else 0
+        found = next((step for step in whole if step <= newest), latest)
         torn = tuple(key for key in self.states if int(key.split("/")[-2]) > found)
         self.tell(messages.StatesFound(number=order.number, step=found, num_bytes=1 << 20, torn=torn))
 

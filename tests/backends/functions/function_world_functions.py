@@ -204,6 +204,9 @@ class Functions:
         if function.joined == current:
             return True
         named, is_awaited, _ = self.claims(function)
+        before = self.left.get((function.place, function.order.follows))
+        if before is not None and function.joined is None:
+            function.losses = before[2]
         if function.order.incarnation == named:
             self.join(function, current, control.restore_step)
             return True
@@ -286,7 +289,11 @@ class Functions:
             self.contributions
         ):
             self.save(function)
-            self.left[function.place, function.order.incarnation] = (function.step, function.joined[1])
+            self.left[function.place, function.order.incarnation] = (
+                function.step,
+                function.joined[1],
+                function.losses,
+            )
             self.leave(function, "left")
             return
         joined, step = function.joined, function.step + 1

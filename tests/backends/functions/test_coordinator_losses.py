@@ -176,6 +176,19 @@ def test_an_attempt_begins_with_the_answer_to_its_own_question() -> None:
     assert (script.coordinator.record.attempt, script.coordinator.record.restore_step) == (2, 3)
 
 
+def test_no_state_goes_while_one_is_looked_for() -> None:
+    script = Script()
+    script.work(FIRST, 3, saved=2)
+    script.work(SECOND, 5, saved=5)
+    script.end(SECOND, "killed")
+    [*_, look] = script.looks()
+    assert look.newest == 3
+    # By now the losses up to the fifth step are known, but the answer may be a state before it.
+    script.work(FIRST, 6, saved=6)
+    assert script.coordinator.progress.final_step == 5
+    assert not [order for order in script.orders if isinstance(order, messages.DeleteKeys)]
+
+
 def test_what_one_did_before_it_left_counts_when_its_successor_was_heard_of_first() -> None:
     script = Script()
     for replica in (FIRST, SECOND):

@@ -66,6 +66,10 @@ def test_a_step_of_which_not_all_is_known_is_done_again(objects: JobObjects) -> 
     assert objects.find_states(4, newest=9).step == 6
     # There is no earlier one: better with a gap than from the beginning.
     assert objects.find_states(4, newest=1).step == 6
+    # Where nothing has been removed yet, the beginning is earlier than all of them.
+    anew = objects.find_states(4, newest=1, may_begin_anew=True)
+    assert (anew.step, anew.metas) == (0, ())
+    assert objects.find_states(4, newest=5, may_begin_anew=True).step == 4
 
 
 def test_parts_of_two_cuts_are_no_state(objects: JobObjects) -> None:

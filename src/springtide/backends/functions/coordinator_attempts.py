@@ -151,13 +151,16 @@ class Attempts:
                 job_id=self.facts.job_id, generation=self.generation, step=step, path=path, num_bytes=self._saved_bytes
             )
         )
-        if not self._saved_bytes and self.mode == "running":
-            # How much lies there is asked once, for the bill. Not while an attempt waits for another answer: this one
-            # would be taken for it.
+        # While states are looked for, an answer to another question would be taken for the one that is waited for, and
+        # what may be found must not go.
+        is_looking = self.mode not in ("running", "closing")
+        if not self._saved_bytes and not is_looking:
+            # How much lies there is asked once, for the bill.
             self._ask_for_states()
         # The newest two stay: a function may be reading the one before. So does what lies behind the steps whose losses
         # are not final: what a place has not told of them before it dies is told only if they are done again.
-        before = max((one for one in known[:-1] if one <= self.progress.final_step), default=0)
+        final = 0 if is_looking else self.progress.final_step
+        before = max((one for one in known[:-1] if one <= final), default=0)
         self._known_states = [one for one in known if one >= before]
         old = range(self._swept_step, before)
         keys = [key for k in old for stage in range(len(self._plan.stages)) for key in self._state_keys(k, stage)]
@@ -176,10 +179,7 @@ class Attempts:
         self._ask_for_states(self._newest_told())
 
     def _newest_told(self) -> int | None:
-        """The newest step to begin from; None where any will do.
-
-        What a function did in its last half second nobody may have heard of: done again, it is told again.
-        """
+        """The newest step to begin from; None where any will do. What was not told of is told when it is done again."""
         total, told = self.progress.total_steps, self.progress.told_step
         is_at_end = total is not None and told is not None and told >= total
         return None if is_at_end else told
@@ -187,8 +187,9 @@ class Attempts:
     def _ask_for_states(self, newest: int | None = None) -> None:
         assert self._plan is not None
         self._num_looks += 1
-        num_layers = self._plan.stages[-1].end_layer
-        self._orders.append(LookForStates(number=self._num_looks, num_layers=num_layers, newest=newest))
+        number, num_layers, anew = self._num_looks, self._plan.stages[-1].end_layer, 0 in self._known_states
+        order = LookForStates(number=number, num_layers=num_layers, newest=newest, may_begin_anew=anew)
+        self._orders.append(order)
 
     def _expect(self, plan: FunctionPlan) -> None:
         option = self.facts.option(plan)

@@ -74,7 +74,7 @@ class Errands:
         give_up_s = time.monotonic() + STORE_PATIENCE_S
         while not self._is_closed.is_set():
             try:
-                found = self._objects.find_states(order.num_layers, order.newest)
+                found = self._objects.find_states(order.num_layers, order.newest, may_begin_anew=order.may_begin_anew)
             except StorageError as error:
                 if time.monotonic() > give_up_s:
                     self.tell(messages.StoreFailed(error=f"the saved states cannot be found: {error}"))

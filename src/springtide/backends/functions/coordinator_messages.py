@@ -155,12 +155,13 @@ class LookForStates(_Value, frozen=True, kw_only=True):
     """Find the newest step with a complete state of `num_layers` layers; answer StatesFound with this number.
 
     A step after `newest` will do only where there is no earlier one: what happened up to there is not known in full.
-    Where that is 0, the beginning is such a one: nothing is known of any step.
+    With `may_begin_anew` the beginning is such a one: then no state has been removed since.
     """
 
     number: int
     num_layers: int
     newest: int | None = None
+    may_begin_anew: bool = False
 
 
 class Assemble(_Value, frozen=True, kw_only=True):

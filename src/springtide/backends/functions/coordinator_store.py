@@ -84,10 +84,10 @@ class JobObjects:
             return None
         return _decoded(data, FunctionReport, f"report of {place}")
 
-    def find_states(self, num_layers: int, newest: int | None = None) -> FoundStates:
+    def find_states(self, num_layers: int, newest: int | None = None, *, may_begin_anew: bool = False) -> FoundStates:
         """Look for the newest step of which every stage's record is there. One list, and the records of a few steps.
 
-        A step after `newest` is taken only where there is no earlier one, and none is where that is 0, the beginning.
+        A step after `newest` is taken only where there is no earlier one, and not where one `may_begin_anew`.
         """
         prefix = f"{self.keys.prefix}/state/"
         names = self.store.keys(prefix)
@@ -98,12 +98,13 @@ class JobObjects:
                 by_step.setdefault(int(number), []).append(key)
         found = FoundStates(step=0)
         for step in sorted(by_step, reverse=True):
-            if newest == 0:
-                break
+            is_later = newest is not None and step > newest
+            if is_later and (may_begin_anew or found.step):
+                continue
             metas = self._chain(step, set(by_step[step]), num_layers)
-            if metas and (found.step == 0 or step <= (newest or 0)):
+            if metas:
                 found = FoundStates(step=step, metas=metas)
-            if metas and (newest is None or step <= newest):
+            if metas and not is_later:
                 break
         torn = tuple(key for step in sorted(by_step) if step > found.step for key in by_step[step])
         return FoundStates(step=found.step, metas=found.metas, torn=torn)

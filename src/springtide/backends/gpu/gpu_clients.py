@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from springtide.backends.daemons import may_keep
 from springtide.backends.gpu.gpu_tenants import RETRY_MS, Answer
 from springtide.backends.gpu.segments import BAD, HELLO, LAYOUT, MAGIC, OK, UNKNOWN, WELCOME
 from springtide.backends.sockets import peer_process
@@ -99,6 +100,9 @@ class Clients:
                     self._turn_away()
                 return
             stream.setblocking(False)
+            if not may_keep(stream.fileno()):
+                self._refuse(stream)
+                continue
             if len(self._silent) >= _MAX_SILENT:
                 self._refuse(next(iter(self._silent.values()))[0])
             self._silent[stream.fileno()] = (stream, time.monotonic())

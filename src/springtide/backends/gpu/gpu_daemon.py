@@ -153,7 +153,9 @@ class GpuDaemon:
         return due_s + tick_s if due_s + tick_s > now_s else now_s + tick_s
 
     def _tick_s(self) -> float:
-        """How long to the next turn: longer where a turn takes long itself."""
+        """How long to the next turn: longer where nobody has to be spared, and where a turn takes long itself."""
+        if self._turns.is_free:
+            return _CALM_TICK_S
         return min(_CALM_TICK_S, max(TICK_S, self._cost_s / _MAX_COST_FRACTION))
 
     def _end(self, number: int, frame: object) -> None:

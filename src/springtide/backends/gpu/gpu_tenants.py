@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import time
@@ -9,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from springtide.backends.daemons import may_keep
 from springtide.backends.gpu.gpu_meter import Meter
 from springtide.backends.gpu.gpu_table import GpuTenantEntry, uuid_bytes
 from springtide.backends.gpu.segments import (
@@ -284,11 +286,13 @@ class GpuTenants:
         """Take note of a process and of its death, which may have come already."""
         member = Member(pid, start_ticks, None)
         tenant.members[slot] = member
-        try:
-            member.pidfd = os.pidfd_open(pid)
-        except OSError:
-            # It is gone, or there are no descriptors left: `check` looks for it then.
-            pass
+        # Without one (it is gone, or there are no descriptors left) `check` looks for its death.
+        with contextlib.suppress(OSError):
+            pidfd = os.pidfd_open(pid)
+            if may_keep(pidfd):
+                member.pidfd = pidfd
+            else:
+                os.close(pidfd)
         if not _is_alive(pid, start_ticks):
             self._bury(tenant, slot)
         elif member.pidfd is not None:

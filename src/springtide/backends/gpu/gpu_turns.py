@@ -67,9 +67,9 @@ class GpuTurns:
         self.reactions_s: deque[float] = deque(maxlen=_NUM_LATE)
 
     @property
-    def is_calm(self) -> bool:
-        """Whether nobody has work that anybody else could be spared for."""
-        return all(device.is_free or device.is_quiet for device in self._devices.values())
+    def is_free(self) -> bool:
+        """Whether nobody has to be spared on any device."""
+        return all(device.is_free for device in self._devices.values())
 
     def arrange(self, sent_at_s: float) -> None:
         """Tenants have come, gone or changed: put what they may do now in force at once."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import hashlib
 import mmap
 import os
@@ -19,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from springtide.backends.daemons import may_keep
 from springtide.core.errors import BackendError
 
 MAGIC = 0x53545348
@@ -313,7 +315,7 @@ def make_segments(
         raise BackendError(f"cannot make the shared memory of {tenant} in {directory}: {error.strerror}") from error
     made = adopt_segments(directory, name)
     if made is None:
-        raise BackendError(f"somebody changes the shared memory of {tenant} in {directory}")
+        raise BackendError(f"cannot keep the shared memory of {tenant} in {directory} open")
     return made
 
 
@@ -324,6 +326,8 @@ def adopt_segments(directory: Path, name: str) -> Segments | None:
     try:
         for path, mode in ((grant_path, os.O_RDWR), (grant_path, os.O_RDONLY), (usage_path, os.O_RDWR)):
             opened.append(os.open(path, mode | os.O_CLOEXEC | os.O_NOFOLLOW))
+        if not may_keep(max(opened)):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         sizes = [os.fstat(descriptor).st_size for descriptor in opened]
         grant, usage = os.pread(opened[0], GRANT.size, 0), os.pread(opened[2], _START.size, 0)
         is_whole = (
