@@ -5,9 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 STAMP := $(VENV)/.installed
-COMPUTING := tests/control tests/sim tests/simulation tests/solvers tests/perf tests/policies
+COMPUTING := tests/control tests/sim tests/simulation tests/solvers tests/perf tests/policies tests/native
 
-.PHONY: setup demo check test slow examples gpu golden bench ci clean browser servers compiler
+.PHONY: setup demo check test slow examples gpu broken golden bench ci clean browser servers compiler
 
 setup: $(STAMP)
 
@@ -38,6 +38,10 @@ slow: setup browser servers compiler
 
 examples: setup servers
 	$(PYTEST) -m examples --timeout 600
+
+# Every deliberately broken build of the interposition library, each found out by the test that is named beside it.
+broken: setup compiler
+	$(PYTEST) -m "broken or slow" --timeout 600 -n 2 tests/native/test_native_broken_builds.py
 
 gpu: setup compiler
 	$(PYTEST) -m gpu -rs --timeout 600

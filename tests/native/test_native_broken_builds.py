@@ -2,6 +2,7 @@
 
 Every broken_*.py in this folder has a tuple BROKEN: what is broken in words, the file, the text that stands there once,
 the text put in its place, and the test that must see it. The stub driver and the programs are those of the whole tree.
+The first of each file is built in the slow lane; all of them, which takes a quarter of an hour, by `make broken`.
 """
 
 from __future__ import annotations
@@ -33,12 +34,19 @@ class Broken(NamedTuple):
     test: str
 
 
-def all_broken() -> list[Broken]:
+def all_broken() -> list[list[Broken]]:
+    """Those of each file."""
     modules = sorted(path.stem for path in Path(__file__).parent.glob("broken_*.py"))
-    return [Broken(*each) for name in modules for each in importlib.import_module(name).BROKEN]
+    return [[Broken(*each) for each in importlib.import_module(name).BROKEN] for name in modules]
 
 
-ALL_BROKEN = all_broken()
+BROKEN_BY_FILE = all_broken()
+ALL_BROKEN = [broken for of_file in BROKEN_BY_FILE for broken in of_file]
+MARKED = [
+    pytest.param(broken, marks=pytest.mark.slow if broken is of_file[0] else pytest.mark.broken)
+    for of_file in BROKEN_BY_FILE
+    for broken in of_file
+]
 
 
 def run_tests(
@@ -70,8 +78,7 @@ def test_the_text_that_is_broken_stands_there_once(broken: Broken) -> None:
     assert broken.new != broken.old
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("broken", ALL_BROKEN, ids=lambda broken: broken.what.replace(" ", "-"))
+@pytest.mark.parametrize("broken", MARKED, ids=lambda broken: broken.what.replace(" ", "-"))
 def test_a_broken_build_is_found_out(broken: Broken, native: Native, tmp_path: Path) -> None:
     _ = native.stub_dir
     tree = copy_tree(tmp_path / "tree")
@@ -84,7 +91,7 @@ def test_a_broken_build_is_found_out(broken: Broken, native: Native, tmp_path: P
     assert "could not compile" not in done.stdout, done.stdout[-3000:]
 
 
-@pytest.mark.slow
+@pytest.mark.broken
 @pytest.mark.timeout(1200)
 def test_the_tests_named_pass_where_nothing_is_broken(native: Native, tmp_path: Path) -> None:
     """Else they would fail on a broken build for another reason than what is broken."""
