@@ -91,7 +91,11 @@ class Daemon:
         if self._max_files:
             command = ["sh", "-c", f'ulimit -n {self._max_files}; exec "$@"', "sh", *command]
         self.process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
-        until(lambda: self.status() is not None, "the daemon says something")
+        try:
+            until(lambda: self.status() is not None, "the daemon says something")
+        except AssertionError:
+            self.kill()
+            raise
         if connect:
             self.connect()
 

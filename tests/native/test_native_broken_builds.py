@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -50,13 +51,15 @@ MARKED = [
 
 
 def run_tests(
-    tests: Sequence[str], environment: dict[str, str], folder: Path, limit_s: float = LIMIT_S
+    tests: Sequence[str], environment: dict[str, str], limit_s: float = LIMIT_S
 ) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--basetemp", str(folder)]
-    command += ["-m", "slow or not slow", "-k", "not sanitized", "--timeout", "90", *tests]
-    return subprocess.run(
-        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=limit_s, check=False
-    )
+    # The path of a socket has at most 107 characters: a test's folder within another test's would be too deep.
+    with tempfile.TemporaryDirectory(prefix="st-") as folder:
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--basetemp", f"{folder}/t"]
+        command += ["-m", "slow or not slow", "-k", "not sanitized", "--timeout", "90", *tests]
+        return subprocess.run(
+            command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=limit_s, check=False
+        )
 
 
 def environment_of(tree: Path, native: Native) -> dict[str, str]:
@@ -84,7 +87,7 @@ def test_a_broken_build_is_found_out(broken: Broken, native: Native, tmp_path: P
     tree = copy_tree(tmp_path / "tree")
     file = tree / broken.file
     file.write_text(file.read_text(encoding="utf-8").replace(broken.old, broken.new), encoding="utf-8")
-    done = run_tests(["-x", broken.test], environment_of(tree, native), tmp_path / "pytest")
+    done = run_tests(["-x", broken.test], environment_of(tree, native))
     # Failed, not merely unable to begin.
     is_found_out = done.returncode == FAILED and "\nFAILED " in done.stdout
     assert is_found_out, done.stdout[-3000:] + done.stderr[-1000:]
@@ -98,5 +101,5 @@ def test_the_tests_named_pass_where_nothing_is_broken(native: Native, tmp_path: 
     _ = native.stub_dir
     environment = environment_of(copy_tree(tmp_path / "tree"), native)
     tests = sorted({broken.test for broken in ALL_BROKEN})
-    done = run_tests(tests, environment, tmp_path / "pytest", limit_s=1100.0)
+    done = run_tests(tests, environment, limit_s=1100.0)
     assert done.returncode == 0, done.stdout[-3000:]
