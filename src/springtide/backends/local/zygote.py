@@ -149,14 +149,19 @@ class Zygote:
             stream.close()
             self._start_or_wait()
             return
-        self._connection = Connection(self._reactor, stream, ZygoteMessage, self._on_message, self._on_close)
-        if self._connection.peer_uid != os.getuid():
-            self._connection.close("the zygote belongs to somebody else")
-            return
-        self._child = identify(self._connection.peer_pid)
-        if self._num_starts == 0 and not self._is_fit(self._connection.peer_pid):
+        connection = Connection(self._reactor, stream, ZygoteMessage, self._on_message, self._on_close)
+        is_ours = connection.peer_uid == os.getuid()
+        if is_ours:
+            self._child = identify(connection.peer_pid)
+        self._connection = connection
+        if not is_ours:
+            self._look_again()
+            connection.close("the zygote belongs to somebody else")
+        elif self._num_starts == 0 and not self._is_fit(connection.peer_pid):
             self.kill()
-            self._connection.close("it was started for other workers than are needed now")
+            # Until it is dead its socket goes on accepting.
+            self._look_again()
+            connection.close("it was started for other workers than are needed now")
         elif self._num_starts == 0:
             # A zygote of the past first tells of the births that an earlier control plane asked for. Those must not
             # be taken for answers to requests of this one.
@@ -193,6 +198,9 @@ class Zygote:
                 return
             self._child = identify(self._started_pid)
         self._num_attempts += 1
+        self._look_again()
+
+    def _look_again(self) -> None:
         self._retry = self._reactor.after(CONNECT_INTERVAL_S, self._try_connect)
 
     def _fail_waiting(self) -> None:
