@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 from local_platform import Platform, start
 
+from springtide.backends.local.reactor import Reactor
+from springtide.backends.local.zygote import Zygote
 from springtide.core.actions import StopReplica
 from springtide.core.events import ReplicaLost, ReplicaReady, ReplicaStopped
 from springtide.core.ports import Standing
@@ -92,6 +95,30 @@ def test_the_next_executor_takes_over_the_zygote(zygote_platform_of: Callable[..
     while second.executor._launcher.zygote.process is None and time.monotonic() < end_s:
         time.sleep(0.01)
     assert zygote_pid(second) == first
+
+
+def test_a_zygote_that_does_not_fit_is_looked_for_again_only_after_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes its time to die, and its socket accepts until then."""
+    looks: list[int] = []
+
+    def is_fit(pid: int) -> bool:
+        looks.append(pid)
+        return False
+
+    monkeypatch.setattr(Zygote, "kill", lambda self: None)
+    reactor = Reactor()
+    told = dict.fromkeys(("on_spawned", "on_exited", "on_failed", "on_forgotten", "on_stray"), looks.append)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(tmp_path / "zygote.sock"))
+        listener.listen()
+        zygote = Zygote(reactor, ["true"], {}, tmp_path / "zygote.sock", tmp_path / "log", is_fit=is_fit, **told)
+        zygote.ensure()
+        assert looks == [os.getpid()]
+        assert not zygote.is_connected
+        zygote.close()
+    reactor.close()
 
 
 def test_the_end_of_an_earlier_process_of_the_same_replica_is_no_loss(
