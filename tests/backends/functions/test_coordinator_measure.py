@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from function_world import whole_plan
+from msgspec.structs import replace
 
 from springtide.backends.functions.coordinator_measure import Measuring
 from springtide.core.events import FunctionsMeasured
@@ -66,6 +67,20 @@ def test_several_steps_between_two_reports_change_nothing(measuring: Measuring) 
     assert (found.compute_s, found.sync_s) == (pytest.approx(0.5), pytest.approx(0.3))
     # Two seconds of the plan, and four puts of each of the two functions.
     assert found.usd == pytest.approx(0.02 + 2 * 4 * 0.001)
+
+
+def test_whoever_is_done_before_its_first_report_is_measured_by_the_last_one(measuring: Measuring) -> None:
+    measuring.saw(replace(report(299), phase="finished"))
+    [event] = due(measuring)
+    assert (event.measurement.num_steps, event.measurement.step_s) == (299, 2.0)
+
+
+def test_what_ending_asks_for_is_no_part_of_a_step(measuring: Measuring) -> None:
+    for num_steps in (5, 15):
+        measuring.saw(report(num_steps))
+    measuring.saw(replace(report(15), phase="finished", usage=Usage(num_puts=1000)))
+    [event] = due(measuring)
+    assert event.measurement.usd == pytest.approx(0.02 + 2 * 4 * 0.001)
 
 
 def test_the_slowest_says_what_is_computed_and_the_longest_view_what_a_step_takes(measuring: Measuring) -> None:

@@ -59,12 +59,15 @@ class Measuring:
     def saw(self, report: FunctionReport) -> None:
         """Take in a report of the present attempt."""
         totals, place = report.totals, Place(report.stage, report.replica)
-        if report.phase != "training" or not report.step:
+        # Whoever is done before its first report is due tells all of it in the last one.
+        if report.phase not in ("training", "finished") or not report.step:
             return
-        asked = _Asked(report.step, report.usage)
         known = self._asked.get(place)
         is_known = known is not None and known[0] == report.incarnation
-        self._asked[place] = (report.incarnation, known[1] if known is not None and is_known else asked, asked)
+        if report.phase == "training" or not is_known:
+            # Ending asks for more than a step does: it is left out where there is something else to go by.
+            asked = _Asked(report.step, report.usage)
+            self._asked[place] = (report.incarnation, known[1] if known is not None and is_known else asked, asked)
         if not totals.num_steps:
             return
         size = (totals.global_batch_size, totals.gradient_bytes)
