@@ -43,6 +43,10 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     `environment` holds torchrun's variables for scripts and whatever the user set. `share` is what the worker holds of
     its device (None: the whole); it then tells what it does through slot `share_slot` of the file `share_path`
     (core/share_wire.py). `ordered_at_s` is when its start was ordered, on the machine's monotonic clock (0: unknown).
+
+    A worker that shares no file system with the platform has a `store_url`: what has to outlive it is in that object
+    store under the workload's prefix (storage/workload_store.py), and `work_dir` is its own. `listen_host` is the
+    address at which others reach it (empty: they are on its machine, and sockets of that machine will do).
     """
 
     workload: TrainingJob | InferenceService
@@ -62,6 +66,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     share_path: str = ""
     share_slot: int = 0
     ordered_at_s: float = 0.0
+    store_url: str = ""
+    listen_host: str = ""
 
     @property
     def workload_id(self) -> WorkloadId:

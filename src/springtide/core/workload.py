@@ -7,6 +7,7 @@ from typing import Literal, NewType
 
 import msgspec
 
+from springtide.core.containers import ContainerSettings
 from springtide.core.function_search import BatchPhase, FunctionSearch
 from springtide.core.functions import FunctionMenu
 from springtide.core.shares import Share
@@ -114,7 +115,7 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload
     `batch_schedule` changes the global batch with the epoch (on functions); `num_samples` is the length of the dataset
     where it is known. `stream` names the growing dataset that it trains on, each sample once, until that is closed.
     `study` names the search over jobs that it is a trial of. `share` is what each of its workers holds of a device
-    (None: the whole).
+    (None: the whole). `container` is what its pods are made of, on Kubernetes.
     """
 
     job_id: WorkloadId
@@ -148,6 +149,7 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload
     stream: str = ""
     study: str = ""
     share: Share | None = None
+    container: ContainerSettings | None = None
 
     @property
     def is_on_functions(self) -> bool:
@@ -161,6 +163,7 @@ class InferenceService(msgspec.Struct, frozen=True, kw_only=True, tag_field="wor
     `share` is what each replica holds of a device (None: the whole). `capacity_per_s` is how many requests a second
     one replica answers within the objective at the limit of its share, as profiled (None: nobody knows); then the
     number of replicas follows the co-scaler (serving/co_scaler.py) instead of the number of requests at once.
+    `container` is what its pods are made of, on Kubernetes.
     """
 
     service_id: WorkloadId
@@ -179,6 +182,7 @@ class InferenceService(msgspec.Struct, frozen=True, kw_only=True, tag_field="wor
     params: dict[str, str] = {}
     share: Share | None = None
     capacity_per_s: float | None = None
+    container: ContainerSettings | None = None
 
 
 def replicas_for(service: InferenceService, demand: int, minimum: int, maximum: int) -> int:

@@ -1,0 +1,84 @@
+"""What an operator settles about a platform on Kubernetes: one file, for the platform and for its manifests."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+GROUP = "springtide.dev"
+VERSION = "v1alpha1"
+SCHEDULER_NAME = "springtide"
+FIELD_MANAGER = "springtide"
+
+# Labels of nodes. The first says that the platform may use a node at all; the second which pool it is labelled for now
+# (the platform's to write), the third which pool owns it (the operator's).
+NODE_LABEL = f"{GROUP}/node"
+POOL_LABEL = f"{GROUP}/pool"
+HOME_LABEL = f"{GROUP}/home-pool"
+# Labels of pods and of whatever else the platform makes. GENERATION_LABEL is the job's epoch, TERM_LABEL the number of
+# the leadership under which the object was written.
+MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
+PLATFORM_LABEL = f"{GROUP}/platform"
+WORKLOAD_LABEL = f"{GROUP}/workload"
+REPLICA_LABEL = f"{GROUP}/replica"
+ROLE_LABEL = f"{GROUP}/role"
+GENERATION_LABEL = f"{GROUP}/generation"
+TERM_LABEL = f"{GROUP}/term"
+# Annotations of pods: ids in full, whatever their length.
+REPLICA_ANNOTATION = f"{GROUP}/replica-id"
+WORKLOAD_ANNOTATION = f"{GROUP}/workload-id"
+DEVICE_ANNOTATION = f"{GROUP}/device"
+DEVICE_INDEX_ANNOTATION = f"{GROUP}/device-index"
+# Annotations of nodes, the operator's or a discovery daemon's to write.
+SWITCHES_ANNOTATION = f"{GROUP}/switches"
+LINK_GROUPS_ANNOTATION = f"{GROUP}/link-groups"
+
+
+class PodSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What every pod of one role is made of. `overlay` is merged over the pod's spec last (lists by name)."""
+
+    image: str = ""
+    image_pull_policy: Literal["", "Always", "IfNotPresent", "Never"] = ""
+    command: tuple[str, ...] = ()
+    cpu: str = ""
+    memory: str = ""
+    service_account: str = ""
+    overlay: dict[str, Any] = {}
+
+
+class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A platform on Kubernetes.
+
+    `namespace` is the platform's own, `namespaces` those whose objects it reconciles (empty: all). `advertise` is the
+    host at which pods reach the control plane, `control_port` where it takes workers, `port` where API and gateway are.
+    `device_resource` is the extended resource that is a device; `devices_per_node` counts instead where a node has no
+    such resource (0: such nodes are left alone). `node_selector` are the labels that a node must bear. `store_url` is
+    the object store, `journal_url` the journal (empty: SQLite in the state directory), `parameter_store_url` a Redis.
+    `store_secret` is a Secret in the platform's namespace whose values are the object store's credentials.
+    """
+
+    name: str = "springtide"
+    namespace: str = "springtide"
+    namespaces: tuple[str, ...] = ()
+    advertise: str = ""
+    control_port: int = 8788
+    port: int = 8787
+    policy: str = "springtide"
+    device_resource: str = "nvidia.com/gpu"
+    device_kind: Literal["gpu", "cpu"] = "gpu"
+    devices_per_node: int = 0
+    node_selector: dict[str, str] = {}
+    pools: bool = False
+    store_url: str = ""
+    store_secret: str = ""
+    journal_url: str = ""
+    parameter_store_url: str = ""
+    usd_per_device_hour: float | None = None
+    grace_s: float = 15.0
+    worker_lease_s: float = 60.0
+    worker_lost_after_s: float = 10.0
+    node_lost_after_s: float = 40.0
+    lease_s: float = 15.0
+    pod: PodSettings = PodSettings()
+    controller: PodSettings = PodSettings()

@@ -1,0 +1,28 @@
+"""Keys of workloads and replicas: derived, distinct, and none of them tells another."""
+
+from __future__ import annotations
+
+from springtide.core.tokens import gateway_token, replica_token, workload_key
+from springtide.core.workload import ReplicaId, WorkloadId
+
+MASTER = b"0123456789abcdef0123456789abcdef"
+FIT = workload_key(MASTER, WorkloadId("fit"))
+
+
+def test_the_same_secret_gives_the_same_keys_after_a_restart() -> None:
+    assert workload_key(bytes(MASTER), WorkloadId("fit")) == FIT
+    assert replica_token(FIT, ReplicaId("fit.0")) == replica_token(FIT, ReplicaId("fit.0"))
+
+
+def test_no_two_names_or_purposes_share_a_key() -> None:
+    keys = {
+        FIT,
+        workload_key(MASTER, WorkloadId("fit2")),
+        workload_key(MASTER[::-1], WorkloadId("fit")),
+        replica_token(FIT, ReplicaId("fit.0")),
+        replica_token(FIT, ReplicaId("fit.1")),
+        replica_token(FIT, ReplicaId("")),
+        gateway_token(FIT),
+    }
+    assert len(keys) == 7
+    assert all(len(key) == 64 for key in keys)
