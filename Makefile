@@ -7,7 +7,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 STAMP := $(VENV)/.installed
 COMPUTING := tests/control tests/sim tests/simulation tests/solvers tests/perf tests/policies tests/native
 
-.PHONY: setup demo check test slow examples gpu broken golden bench ci clean browser servers compiler
+.PHONY: setup demo check test slow examples kubernetes gpu broken golden bench ci clean browser servers compiler
 
 setup: $(STAMP)
 
@@ -43,6 +43,11 @@ examples: setup servers
 broken: setup compiler
 	$(PYTEST) -m "broken or slow" --timeout 600 -n 2 tests/native/test_native_broken_builds.py
 
+# The cluster that KUBECONFIG names, or a lab of this machine's own where there is one; otherwise its tests say that they
+# are skipped.
+kubernetes: setup servers
+	$(PYTEST) -m kubernetes -rs --timeout 900 tests/kubernetes
+
 gpu: setup compiler
 	$(PYTEST) -m gpu -rs --timeout 600
 
@@ -58,10 +63,14 @@ browser:
 	@command -v chromium >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium >/dev/null) || \
 	  echo "chromium is not installed and cannot be: the browser test will be skipped"
 
-# A real Redis for the parameter store's tests: Debian's; without the right to install it they say that they are skipped.
+# A real Redis for the parameter store's tests and a real PostgreSQL for the journal's: Debian's; without the right to
+# install them their tests say that they are skipped.
 servers:
 	@command -v redis-server >/dev/null || (apt-get update -qq && apt-get install -y -qq redis-server >/dev/null) || \
 	  echo "redis-server is not installed and cannot be: its tests will be skipped"
+	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || \
+	  (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq postgresql >/dev/null) || \
+	  echo "postgresql is not installed and cannot be: its tests will be skipped"
 
 # A C compiler for the library that holds shares of GPUs; without it and without the right to install it its tests say that
 # they are skipped. CUDA's headers come with the dev extra.
@@ -70,7 +79,7 @@ compiler:
 	  (apt-get update -qq && apt-get install -y -qq gcc libc6-dev >/dev/null) || \
 	  echo "there is no C compiler and it cannot be installed: the tests of native/ will be skipped"
 
-ci: check test slow examples
+ci: check test slow kubernetes examples
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -11,9 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from springtide.backends.crew.members import Phase
+from springtide.backends.crew.reactor import Reactor
 from springtide.backends.local import watch
-from springtide.backends.local.members import Phase, Replica
-from springtide.backends.local.reactor import Reactor
+from springtide.backends.local.members import Worker
 from springtide.backends.processes import ProcessStat, identify
 from springtide.core.workload import ReplicaId, WorkloadId
 
@@ -21,18 +22,18 @@ from springtide.core.workload import ReplicaId, WorkloadId
 class Table:
     """Stands for the table of workers: remembers who was given up, and why."""
 
-    def __init__(self, *replicas: Replica) -> None:
+    def __init__(self, *replicas: Worker) -> None:
         self.replicas = {replica.replica_id: replica for replica in replicas}
         self.counts: Counter[str] = Counter()
         self.lost: list[str] = []
         self.reactor = SimpleNamespace(after=lambda delay_s, function: None)
 
-    def lose(self, replica: Replica, reason: str) -> None:
+    def lose(self, replica: Worker, reason: str) -> None:
         self.lost.append(reason)
 
 
-def make_replica(phase: Phase = Phase.RUNNING, *, silent_s: float) -> Replica:
-    return Replica(
+def make_replica(phase: Phase = Phase.RUNNING, *, silent_s: float) -> Worker:
+    return Worker(
         replica_id=ReplicaId("r0"),
         workload_id=WorkloadId("job"),
         generation=1,
@@ -104,7 +105,7 @@ def test_after_a_pause_of_its_own_the_watch_forgives(monkeypatch: pytest.MonkeyP
 
 
 def test_the_reactor_notices_that_it_was_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("springtide.backends.local.reactor.LATE_S", 0.05)
+    monkeypatch.setattr("springtide.backends.crew.reactor.LATE_S", 0.05)
     reactor = Reactor()
     order: list[str] = []
     reactor.on_late = lambda: order.append("late")

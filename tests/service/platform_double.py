@@ -13,6 +13,8 @@ from springtide.core.errors import BackendError
 from springtide.core.events import JobResized, NodeJoined, ReplicaReady, ReplicaStopped
 from springtide.core.resources import make_node
 from springtide.core.share_status import SharingStatus
+from springtide.service.shelves import DirectoryShelf
+from springtide.storage.dataset_place import data_store_url
 
 
 class ArrivalOrder:
@@ -62,6 +64,8 @@ class PlatformDouble:
 
     def __init__(self, state_dir: Path, num_devices: int = 2, policy=ArrivalOrder) -> None:
         self.state_dir = state_dir
+        self.shelf = DirectoryShelf(state_dir)
+        self.cluster_status = None
         self.clock_s = 100.0
         self.make_policy = policy
         self.controller = Controller(policy())
@@ -86,6 +90,12 @@ class PlatformDouble:
 
     def sharing(self):
         return self.shares
+
+    def cluster(self):
+        return self.cluster_status
+
+    def data_store_url(self):
+        return data_store_url(self.state_dir)
 
     def subscribe(self, listener):
         for seq, step in self.journal.read():

@@ -1,4 +1,4 @@
-"""The private directory of the control and zygote sockets, and the listener that workers connect to."""
+"""The private directory of the control and zygote sockets, and the listeners that workers connect to."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ MAX_SOCKET_PATH_BYTES = 100
 _LONGEST_NAME = "zygote.sock.4194304"
 _CREDENTIALS = struct.Struct("3i")
 _BACKLOG = 256
+_KEEPALIVE_S = 10
 
 
 def socket_directory(state_dir: Path) -> Path:
@@ -97,3 +98,32 @@ def free_tcp_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def listen_tcp(host: str, port: int) -> socket.socket:
+    """Return a listening TCP socket; port 0 takes a free one. Raises BackendError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setblocking(False)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise BackendError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return listener
+
+
+def prepare_tcp(connection: socket.socket) -> str:
+    """Make a TCP connection send at once and notice a dead other end; return the host at that end."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    try:
+        return str(connection.getpeername()[0])
+    except OSError:
+        # It is gone already; whoever reads from it finds that out.
+        return ""

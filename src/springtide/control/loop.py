@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from springtide.control.controller import Controller
+from springtide.control.journal import Superseded
 from springtide.core.errors import JournalError
 from springtide.core.events import Event
 from springtide.core.ports import Clock, Executor, Journal, Step
@@ -27,7 +28,8 @@ def run(
     The order is the safety argument: a step is durable before anybody is told of it (acknowledge) and before any
     of its effects begins (start). A crash anywhere leaves effects undone, never effects unrecorded. `on_step` is
     told of every journaled step, after it is durable. A journal that cannot be written (a full disk) halts
-    decisions, not training: the step is tried again until it is durable, and what happens meanwhile is kept.
+    decisions, not training: the step is tried again until it is durable, and what happens meanwhile is kept. A journal
+    that another control plane has taken over ends the loop: raises Superseded, and nothing of the step has begun.
     """
     kept: list[Event] = []
     while not until():
@@ -43,6 +45,8 @@ def run(
         while is_news:
             try:
                 seq = journal.append(step)
+            except Superseded:
+                raise
             except JournalError as error:
                 if until():
                     return

@@ -14,6 +14,7 @@
     ├── CollectiveError         a collective did not complete before its deadline
     │   └── PeerLost            a member of the group went away
     ├── JournalError            the journal is unreadable or belongs to another platform
+    │   └── Superseded          a newer term owns the journal: another control plane has taken over
     └── PolicyError             a policy returned a plan that cannot be (a programmer's error in the policy)
 
 Users get `InvalidRequest`-like errors whose sentence carries the mend; programmers get `assert`.
@@ -92,6 +93,10 @@ class PeerLost(CollectiveError):
 
 class JournalError(SpringtideError):
     """The journal is unreadable or belongs to another platform."""
+
+
+class Superseded(JournalError):
+    """A newer term owns the journal: another control plane has taken over, and this one may act no more."""
 
 
 class PolicyError(SpringtideError):

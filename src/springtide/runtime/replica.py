@@ -1,18 +1,15 @@
-"""A serving replica: loads the user's class and answers batches on a private unix socket until it is told to stop.
+"""A serving replica: loads the user's class and answers batches until it is told to stop.
 
-The main thread runs the user's code and nothing else does; one thread per connection reads, so that health and
-draining are answered while a prediction runs. No torch here: what a model needs, the user's file imports.
+The main thread runs the user's code and nothing else does; where it listens and what it reads is replica_server.py.
+No torch here: what a model needs, the user's file imports.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import queue
 import signal
-import socket
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,35 +18,19 @@ from typing import Any
 
 import msgspec
 
-from springtide.core.errors import BackendError, InvalidRequest, SpringtideError
+from springtide.core.errors import InvalidRequest, SpringtideError
 from springtide.core.share_wire import SlotWriter
 from springtide.core.wire import Failed, Fence, Left, Order, Preempt, Ready, Stop, WorkerSpec
-from springtide.core.workload import Entrypoint, InferenceService, ReplicaId
+from springtide.core.workload import Entrypoint, InferenceService
 from springtide.runtime.entry import describe_error, load_object
 from springtide.runtime.link import ControlLink
+from springtide.runtime.replica_doors import Door, Guard, GuardedDoor, PrivateDoor
+from springtide.runtime.replica_server import ReplicaServer
 from springtide.runtime.share_slot import iteration, open_slot
-from springtide.serving.frames import (
-    MAX_FRAME_BYTES,
-    Answered,
-    Draining,
-    FrameReader,
-    Outcome,
-    Ping,
-    Pong,
-    Predict,
-    Question,
-    Reply,
-    Welcome,
-    encode_frame,
-)
+from springtide.serving.frames import MAX_FRAME_BYTES, Outcome
 from springtide.serving.schema import ServiceSchema, call_decoder, derive_schema
 
 _LOG = logging.getLogger("springtide.replica")
-_MAX_CONNECTIONS = 16
-_MAX_OUTSTANDING = 64
-_MAX_SOCKET_PATH_BYTES = 100
-_READ_BYTES = 1 << 18
-_SEND_TIMEOUT_S = 10.0
 _ACKNOWLEDGE_S = 5.0
 _EXIT_MARGIN_FRACTION = 0.1
 
@@ -220,182 +201,19 @@ def _failure(error: BaseException) -> Outcome:
     return Outcome("error", f"{type(error).__name__}: {sentence}".encode("utf-8", "replace"))
 
 
-class ReplicaServer:
-    """Listens, reads, and hands batches to the thread that calls `run`. `drain` and `address` may be used by any."""
-
-    def __init__(self, replica_id: ReplicaId, model: Model, directory: Path) -> None:
-        self._model = model
-        self._welcome = encode_frame(Welcome(replica_id=replica_id, schema=model.schema))
-        self._batches: queue.SimpleQueue[tuple[_Peer, Predict] | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._num_outstanding = 0
-        self._is_draining = False
-        self._peers: set[_Peer] = set()
-        self._path, self._own_directory = _socket_path(directory, replica_id)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            # The directory is private before the socket is in it, so there is no instant at which it is not.
-            self._listener.bind(str(self._path))
-            os.chmod(self._path, 0o600)
-            self._listener.listen(_MAX_CONNECTIONS)
-        except OSError:
-            self._listener.close()
-            raise
-        self.address = f"unix://{self._path}"
-        threading.Thread(target=self._accept, name="springtide-accept", daemon=True).start()
-
-    def run(self) -> None:
-        """Answer batches until drained: what was accepted before `drain` is answered, then this returns."""
-        while True:
-            entry = self._batches.get()
-            if entry is None:
-                return
-            peer, predict = entry
-            self._model.waits(self._num_outstanding - 1)
-            started_s = time.perf_counter()
-            outcomes = self._model.answer(predict.calls)
-            took_s = time.perf_counter() - started_s
-            # Before the answer goes out: whoever has it must not hear the batch counted as outstanding.
-            with self._lock:
-                self._num_outstanding -= 1
-            peer.send(Answered(batch_id=predict.batch_id, outcomes=outcomes, predict_s=took_s))
-
-    def drain(self) -> None:
-        """Take nothing new from now on; `run` returns once everything accepted is answered."""
-        with self._lock:
-            if self._is_draining:
-                return
-            self._is_draining = True
-            peers, num_outstanding = list(self._peers), self._num_outstanding
-        for peer in peers:
-            # Unasked, so that a gateway stops sending before the first batch has to be turned away.
-            peer.send(Pong(nonce=0, num_outstanding=num_outstanding, is_draining=True))
-        # Last, because `run` may return at once: whatever was accepted lies before this mark.
-        self._batches.put(None)
-
-    def close(self) -> None:
-        """Close every connection and remove the socket."""
-        with self._lock:
-            self._is_draining = True
-            peers = list(self._peers)
-        _shut(self._listener)
-        for peer in peers:
-            peer.close()
-        self._path.unlink(missing_ok=True)
-        if self._own_directory is not None:
-            self._own_directory.cleanup()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            with self._lock:
-                is_welcome = len(self._peers) < _MAX_CONNECTIONS
-                peer = _Peer(connection)
-                if is_welcome:
-                    self._peers.add(peer)
-            if not is_welcome:
-                peer.close()
-                continue
-            threading.Thread(target=self._read, args=(peer,), name="springtide-read", daemon=True).start()
-
-    def _read(self, peer: _Peer) -> None:
-        reader: FrameReader[Question] = FrameReader(Question)
-        peer.send_bytes(self._welcome)
-        if self._is_draining:
-            peer.send(Pong(nonce=0, is_draining=True))
-        try:
-            while data := peer.connection.recv(_READ_BYTES):
-                for question in reader.feed(data):
-                    self._take(peer, question)
-        except (OSError, BackendError) as error:
-            _LOG.info("a connection ended: %s", error)
-        finally:
-            with self._lock:
-                self._peers.discard(peer)
-            peer.close()
-
-    def _take(self, peer: _Peer, question: Question) -> None:
-        with self._lock:
-            is_draining, num_outstanding = self._is_draining, self._num_outstanding
-            if isinstance(question, Predict) and num_outstanding >= _MAX_OUTSTANDING:
-                raise BackendError(f"more than {_MAX_OUTSTANDING} batches at a time")
-            if isinstance(question, Predict) and not is_draining:
-                # Under the lock: an accepted batch lies before the mark that ends `run`.
-                self._num_outstanding += 1
-                self._batches.put((peer, question))
-                self._model.waits(num_outstanding)
-                return
-        if isinstance(question, Ping):
-            peer.send(Pong(nonce=question.nonce, num_outstanding=num_outstanding, is_draining=is_draining))
-        else:
-            peer.send(Draining(batch_id=question.batch_id))
-
-
-class _Peer:
-    """One connection: frames may be sent from several threads, whole."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self.connection = connection
-        self._lock = threading.Lock()
-        seconds = int(_SEND_TIMEOUT_S)
-        timeout = seconds.to_bytes(8, sys.byteorder) + bytes(8)
-        # Only sending is bounded: a gateway that does not read must not stop the replica.
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
-
-    def send(self, reply: Reply) -> None:
-        """Send a reply, or drop the connection if that cannot be done."""
-        try:
-            frame = encode_frame(reply)
-        except BackendError as error:
-            assert isinstance(reply, Answered)
-            outcomes = tuple(Outcome("error", str(error).encode()) for _ in reply.outcomes)
-            frame = encode_frame(Answered(batch_id=reply.batch_id, outcomes=outcomes, predict_s=reply.predict_s))
-        self.send_bytes(frame)
-
-    def send_bytes(self, frame: bytes) -> None:
-        """Send a whole frame."""
-        try:
-            with self._lock:
-                self.connection.sendall(frame)
-        except OSError as error:
-            _LOG.info("an answer could not be sent: %s", error)
-            self.close()
-
-    def close(self) -> None:
-        """Close the connection; the reading thread then ends."""
-        _shut(self.connection)
-
-
-def _shut(sock: socket.socket) -> None:
-    try:
-        # Closing alone does not wake a thread that is blocked in accept or recv.
-        sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass
-    sock.close()
-
-
-def _socket_path(directory: Path, replica_id: ReplicaId) -> tuple[Path, tempfile.TemporaryDirectory[str] | None]:
-    """Return a path short enough for a unix socket, in a directory that only this user can enter."""
-    private = directory / "sockets"
-    path = private / f"{replica_id}.sock"
-    if len(os.fsencode(path)) < _MAX_SOCKET_PATH_BYTES:
-        private.mkdir(mode=0o700, parents=True, exist_ok=True)
-        private.chmod(0o700)
-        path.unlink(missing_ok=True)
-        return path, None
-    own = tempfile.TemporaryDirectory(prefix="springtide-")
-    return Path(own.name) / "replica.sock", own
-
-
-def run_replica(spec: WorkerSpec, link: ControlLink, *, terminate: Callable[[int], None] = os._exit) -> int:
+def run_replica(
+    spec: WorkerSpec,
+    link: ControlLink,
+    *,
+    guard: Guard | None = None,
+    on_serving: Callable[[ReplicaServer], None] = lambda server: None,
+    terminate: Callable[[int], None] = os._exit,
+) -> int:
     """Load the service's class, serve it, and return the exit code: 0 after a drain, 1 if the class does not load.
 
     The caller has started `link` and closes it. Loading counts as starting: Ready is reported only when the socket
-    answers. A Stop (or SIGTERM) ends the process within its grace even if the user's code hangs, through `terminate`.
+    answers, and `on_serving` gets what answers there. It listens at `guard`'s address, or privately on its machine.
+    A Stop (or SIGTERM) ends the process within its grace even if the user's code hangs, through `terminate`.
     """
     service = spec.workload
     assert isinstance(service, InferenceService), "run_replica is for services"
@@ -411,26 +229,35 @@ def run_replica(spec: WorkerSpec, link: ControlLink, *, terminate: Callable[[int
             signal.SIGTERM, lambda *_: threading.Thread(target=stop.begin, args=(service.grace_s,), daemon=True).start()
         )
     try:
-        return _serve(spec, service, link, stop)
+        server = _load(spec, service, link, guard)
+        if server is None:
+            return 1
+        on_serving(server)
+        return _serve(spec, link, stop, server)
     finally:
         stop.end()
         sys.stdout.flush()
         sys.stderr.flush()
 
 
-def _serve(spec: WorkerSpec, service: InferenceService, link: ControlLink, stop: _Stopping) -> int:
+def _load(spec: WorkerSpec, service: InferenceService, link: ControlLink, guard: Guard | None) -> ReplicaServer | None:
+    """Return what listens for the loaded model; None, after a report of why, if that came to nothing."""
     try:
         served = load_served_class(service.entrypoint)
         link.phases.ended("import")
         model = Model(served, service.max_batch_size, service.params, open_slot(spec))
-        server = ReplicaServer(spec.replica_id, model, Path(spec.work_dir))
+        door: Door = GuardedDoor(guard) if guard else PrivateDoor(Path(spec.work_dir), spec.replica_id)
+        return ReplicaServer(spec.replica_id, model, door)
     except (Exception, SystemExit) as error:
         _LOG.error("the service %s does not load", service.name, exc_info=error)
         is_ours = isinstance(error, SpringtideError)
         sentence = str(error) if is_ours else describe_error(error, service.entrypoint.source_path)
         seq = link.send(Failed(generation=spec.generation, error=f"the service does not load: {sentence:.500}"))
         link.wait_acknowledged(seq, _ACKNOWLEDGE_S)
-        return 1
+        return None
+
+
+def _serve(spec: WorkerSpec, link: ControlLink, stop: _Stopping, server: ReplicaServer) -> int:
     try:
         stop.attach(server)
         link.update(is_ready=True, address=server.address)

@@ -2,49 +2,38 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import signal
-import socket
-import sys
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
-import uvicorn
-from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 import springtide
 from springtide.backends.local import LocalExecutor
 from springtide.backends.local.devices import discover_node, split_node
-from springtide.control.records import ReplicaState, ServiceState
-from springtide.core.errors import BackendError, InvalidRequest
 from springtide.core.function_status import FunctionRunStatus
-from springtide.core.ports import Step
 from springtide.core.resources import Node, Pool
 from springtide.core.share_status import SharingStatus
 from springtide.core.workload import WorkloadId
 from springtide.service.api import build_api
 from springtide.service.auth import load_or_create_token
-from springtide.service.connections import connection_class, raise_descriptor_limit
 from springtide.service.dashboard import dashboard_routes
 from springtide.service.function_assembly import Connection, connect, node_of
 from springtide.service.function_settings import FunctionSettings
-from springtide.service.gateway import Gateway, ReplicaRoute, ServiceRoute
+from springtide.service.gateway import Gateway
+from springtide.service.gateway_routes import service_routes
 from springtide.service.owners import policy_with_pools, tide_of
-from springtide.service.platform import EventExecutor, Platform, PlatformClock, PlatformView
+from springtide.service.platform import EventExecutor, Platform, PlatformClock
+from springtide.service.server import CRASH_AT, LOOPBACK, bind, crash_point_of, lifespan_of, server_of, signals_end
 from springtide.storage.files import write_durable
 
 if TYPE_CHECKING:
     from springtide.backends.functions.executor import FunctionsExecutor
 
 LOG = logging.getLogger("springtide")
-LOOPBACK = "127.0.0.1"
-CRASH_AT = "SPRINGTIDE_CRASH_AT"
 # What clouds ask on demand for a virtual core, and for a GPU of the data centre, in round figures.
 USUAL_USD_PER_CPU_HOUR = 0.05
 USUAL_USD_PER_GPU_HOUR = 2.50
@@ -87,7 +76,7 @@ def serve(options: Options) -> int:
     machine = discover_node(options.num_slots)
     nodes = split_node(machine, options.pools) if options.pools else (machine,)
     tide = tide_of(options.day_s)
-    listener = _bind(options.port)
+    listener = bind(options.port)
     hands = _Hands(options.state_dir, nodes, crash_point, options.functions)
     if options.functions is not None:
         nodes = (*nodes, node_of(options.functions))
@@ -107,25 +96,25 @@ def serve(options: Options) -> int:
     )
     registry = CollectorRegistry()
     gateway = Gateway(platform.post, registry=registry)
-    platform.subscribe(lambda seq, step, view: _route(gateway, step, view))
+    platform.subscribe(lambda seq, step, view: gateway.update(service_routes(view)))
     app = build_api(
         platform,
         token=token,
         extra_routes=[*gateway.routes(), *dashboard_routes()],
         registry=registry,
         function_paths=gateway.openapi_paths,
-        lifespan=_lifespan(gateway),
+        lifespan=lifespan_of(gateway),
         first_answer_s=gateway.first_answer_s,
     )
-    server = _server_of(app)
+    server = server_of(app)
     url = f"http://{LOOPBACK}:{listener.getsockname()[1]}"
     try:
         platform.start(on_stop=lambda: setattr(server, "should_exit", True))
-        _route(gateway, None, platform.view())
+        gateway.update(service_routes(platform.view()))
         address = Address(pid=os.getpid(), url=url, version=springtide.__version__)
         write_durable(options.state_dir / "platform.json", msgspec.json.encode(address))
         LOG.info("springtide %s is up at %s with %d devices", springtide.__version__, url, len(machine.devices))
-        with _signals_end(server):
+        with signals_end(server):
             server.run(sockets=[listener])
             platform.request_shutdown(stop_workers=True)
             platform.join(timeout_s=60.0)
@@ -138,20 +127,6 @@ def serve(options: Options) -> int:
         LOG.error("the control loop failed: %s", platform.failure)
         return 1
     return 0
-
-
-def _server_of(app: FastAPI) -> uvicorn.Server:
-    return uvicorn.Server(
-        uvicorn.Config(
-            app,
-            http=connection_class(raise_descriptor_limit()),
-            ws="none",
-            log_level="warning",
-            access_log=False,
-            timeout_graceful_shutdown=2,
-            lifespan="on",
-        )
-    )
 
 
 class _Hands:
@@ -220,99 +195,3 @@ def usual_price_usd(node: Node) -> float:
     """What an hour of one of the node's devices usually costs."""
     has_gpus = any(device.kind == "gpu" for device in node.devices)
     return USUAL_USD_PER_GPU_HOUR if has_gpus else USUAL_USD_PER_CPU_HOUR
-
-
-def crash_point_of(setting: str) -> Callable[[str], None]:
-    """Read "name:n": end the process without any clean-up when the named crash point is passed for the n-th time.
-
-    For the tests that kill the control plane between any two effects. Empty: nothing happens.
-    Raises InvalidRequest if n is no number.
-    """
-    if not setting:
-        return lambda name: None
-    wanted, _, count = setting.rpartition(":")
-    if not count.isdigit():
-        raise InvalidRequest(f"{CRASH_AT} must read name:n, got {setting!r}")
-    left = [int(count)]
-    lock = threading.Lock()
-
-    def crash_point(name: str) -> None:
-        if name != wanted:
-            return
-        with lock:
-            left[0] -= 1
-            if left[0] == 0:
-                os._exit(137)
-
-    return crash_point
-
-
-def _route(gateway: Gateway, step: Step | None, view: PlatformView) -> None:
-    """Tell the gateway which replicas there are. A replica that is asked to stop is out of the routes at once."""
-    gateway.update(
-        [
-            ServiceRoute(
-                service=record.service,
-                replicas=tuple(
-                    ReplicaRoute(
-                        replica_id=replica.replica_id,
-                        address=replica.address,
-                        is_ready=replica.state is ReplicaState.READY,
-                    )
-                    for replica in record.replicas
-                    if replica.state is not ReplicaState.STOPPING
-                ),
-                failure=record.reason if record.state is ServiceState.FAILED else "",
-                # What sleeps says so; whoever is asked for a share and has none waits for room.
-                waits=record.reason if record.queued and record.service.share and not record.replicas else "",
-            )
-            for record in view.services.values()
-            if not record.is_removed
-        ]
-    )
-
-
-def _lifespan(gateway: Gateway) -> Callable[[Any], contextlib.AbstractAsyncContextManager[None]]:
-    @contextlib.asynccontextmanager
-    async def lifespan(app: object) -> AsyncIterator[None]:
-        await gateway.startup()
-        try:
-            yield
-        finally:
-            await gateway.shutdown()
-
-    return lifespan
-
-
-def _bind(port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((LOOPBACK, port))
-        listener.listen(128)
-    except OSError as error:
-        listener.close()
-        raise BackendError(
-            f"port {port} of {LOOPBACK} cannot be used ({error.strerror}); choose another with --port, or --port 0"
-        ) from error
-    return listener
-
-
-@contextlib.contextmanager
-def _signals_end(server: uvicorn.Server) -> Iterator[None]:
-    """SIGTERM, SIGINT and SIGHUP (a closed terminal) end the serving; what comes after it is never cut short.
-
-    uvicorn raises what it caught once more when it has ended: these handlers are what it then finds.
-    """
-    names = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    before = {name: signal.signal(name, lambda *_: setattr(server, "should_exit", True)) for name in names}
-    try:
-        yield
-    finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)
-
-
-def configure_logging() -> None:
-    """Lines with time and level on standard error; `springtide up` sends them to platform.log."""
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

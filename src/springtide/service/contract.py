@@ -10,10 +10,12 @@ from springtide.control.records import JobRecord, ServiceRecord
 from springtide.core.decision import Policy, Schedule, Snapshot
 from springtide.core.events import Event
 from springtide.core.function_status import FunctionRunStatus
+from springtide.core.pod_status import ClusterStatus
 from springtide.core.ports import Step
 from springtide.core.resources import Node
 from springtide.core.share_status import SharingStatus
 from springtide.core.workload import WorkloadId
+from springtide.service.shelves import Shelf
 
 
 class ViewLike(Protocol):
@@ -103,6 +105,19 @@ class PlatformLike(Protocol):
 
     def sharing(self) -> SharingStatus:
         """Who shares which device now, what is granted to each, and what enforces it."""
+        ...
+
+    @property
+    def shelf(self) -> Shelf:
+        """Where sources are kept, and logs of those who are gone."""
+        ...
+
+    def data_store_url(self) -> str:
+        """The URL of the store for datasets. Raises InvalidRequest."""
+        ...
+
+    def cluster(self) -> ClusterStatus | None:
+        """How the platform stands with its cluster; None where it is one machine's."""
         ...
 
     def workload_dir(self, workload_id: WorkloadId) -> Path:

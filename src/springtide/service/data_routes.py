@@ -38,7 +38,6 @@ from springtide.storage.dataset_manifest import (
     DatasetStatus,
     status_of,
 )
-from springtide.storage.dataset_place import data_store_url
 from springtide.storage.datasets import appended_part, closing_part, list_datasets, remove_dataset, whole_part
 from springtide.storage.open import open_store
 
@@ -67,7 +66,7 @@ class DataDesk:
         with self._lock:
             if self._store is None:
                 try:
-                    self._store = open_store(data_store_url(self._state_dir))
+                    self._store = open_store(self._platform.data_store_url())
                 except ModuleNotFoundError as error:
                     raise InvalidRequest(
                         f"the platform's store needs {error.name}: pip install 'springtide[functions]'"
@@ -168,7 +167,7 @@ class DataDesk:
 
     def _is_there(self) -> bool:
         """Whether there is a store to look into: a directory is made with the first shard, not by looking."""
-        parts = urlsplit(data_store_url(self._state_dir))
+        parts = urlsplit(self._platform.data_store_url())
         return self._store is not None or parts.scheme != "file" or Path(unquote(parts.path)).is_dir()
 
 

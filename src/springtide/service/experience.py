@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 
 import msgspec
 import numpy as np
@@ -41,13 +40,14 @@ class Experience(msgspec.Struct, frozen=True, kw_only=True):
     spread: Spread = Spread(source="unknown")
 
 
-def experience_of(view: ViewLike, request: JobIn) -> Experience:
+def experience_of(view: ViewLike, request: JobIn, holds: Callable[[str, str], bool]) -> Experience:
     """Return what is known of the job: what the request declares, else what earlier runs of the same code measured.
 
-    Runs count whose name, source text, function, parameters and global batch size are the same.
+    Runs count whose name, source text, function, parameters and global batch size are the same. `holds(address, text)`
+    says whether the source at an address is this text.
     """
     options = request.options
-    runs = _earlier_runs(view, request)
+    runs = _earlier_runs(view, request, holds)
     total_steps = declared_steps(options)
     if total_steps is None:
         total_steps = next((_scaled(run, options.num_epochs) for run in runs if _length(run)), None)
@@ -87,7 +87,7 @@ def phases_of(options: JobOptionsIn) -> tuple[BatchPhase, ...]:
     return tuple(BatchPhase(**phase.model_dump()) for phase in options.batch_schedule)
 
 
-def _earlier_runs(view: ViewLike, request: JobIn) -> list[JobRecord]:
+def _earlier_runs(view: ViewLike, request: JobIn, holds: Callable[[str, str], bool]) -> list[JobRecord]:
     """The newest first."""
     found: list[JobRecord] = []
     num_compared = 0
@@ -108,19 +108,11 @@ def _earlier_runs(view: ViewLike, request: JobIn) -> list[JobRecord]:
         if not is_alike:
             continue
         num_compared += 1
-        if _has_source(job.entrypoint.source_path, request.source.text):
+        if holds(job.entrypoint.source_path, request.source.text):
             found.append(record)
         if len(found) == MAX_RUNS or num_compared == MAX_COMPARED:
             break
     return found
-
-
-def _has_source(path: str, text: str) -> bool:
-    try:
-        return Path(path).read_bytes() == text.encode()
-    except OSError:
-        # Its directory was cleared away: then nobody knows whether it was the same code.
-        return False
 
 
 def _scaled(run: JobRecord, num_epochs: int) -> int:

@@ -118,6 +118,7 @@ class ServiceQueue:
                 self._clients[replica_id] = ReplicaClient(
                     replica_id,
                     replica.address,
+                    token=replica.token,
                     on_ready=self._on_ready,
                     on_answer=self._on_answer,
                     on_lost=self._on_lost,
@@ -286,7 +287,8 @@ class ServiceQueue:
         if pending.is_sent:
             error = RequestRefused(504, f"the model did not answer within the {waited_s:.1f} s that the request allows")
         elif self.num_ready == 0:
-            waits = f" ({self._waits})" if self._waits else ""
+            why = self._waits or next((client.problem for client in self._clients.values() if client.problem), "")
+            waits = f" ({why})" if why else ""
             error = RequestRefused(
                 503,
                 f"no replica of {self.service.name!r} became ready within the {waited_s:.1f} s that the request "

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from springtide.control.budget import WithinBudget
 from springtide.control.controller import Controller
-from springtide.control.journal import SqliteJournal
+from springtide.control.journal import DurableJournal, SqliteJournal, Superseded
 from springtide.control.loop import recover, run
 from springtide.control.records import JobRecord, ServiceRecord
 from springtide.core.actions import Action, StartReplica
@@ -26,6 +26,7 @@ from springtide.core.decision import Overheads, Policy, Schedule, Snapshot
 from springtide.core.errors import BackendError
 from springtide.core.events import Event, NodeJoined, NodeLost, PlatformStarted, PlatformStopping
 from springtide.core.function_status import FunctionRunStatus
+from springtide.core.pod_status import ClusterStatus
 from springtide.core.ports import Executor, Standing, Step
 from springtide.core.resources import DeviceId, Node
 from springtide.core.share_status import SharingStatus
@@ -34,6 +35,8 @@ from springtide.core.workload import WorkloadId
 from springtide.policies.functions import WithFunctions
 from springtide.policies.registry import make_live_policy
 from springtide.service.owners import midnight_before_s
+from springtide.service.shelves import DirectoryShelf, Shelf
+from springtide.storage.dataset_place import data_store_url
 
 LOG = logging.getLogger("springtide.platform")
 _CLOCK_BEGAN = "clock_began_unix_s"
@@ -52,6 +55,24 @@ class EventExecutor(Executor, Protocol):
     def post(self, event: Event) -> None:
         """Hand an event to the loop; thread-safe, wakes it."""
         ...
+
+
+class Ground(msgspec.Struct, frozen=True, kw_only=True):
+    """What a platform stands on where that is not one machine and its state directory.
+
+    `journal` is the platform's to close. `nodes` says, once the executor is there, what there is to hold now; from its
+    `recover` on the executor tells what joins and what is lost. `store_url` is where datasets live. `cluster` says how
+    the platform stands with its cluster, from any thread. `on_superseded` is called on the loop's thread, before
+    anything else, when another control plane has taken the journal over.
+    """
+
+    journal: DurableJournal
+    shelf: Shelf
+    nodes: Callable[[], Sequence[Node]]
+    store_url: str
+    overheads: Overheads
+    cluster: Callable[[], ClusterStatus | None] = lambda: None
+    on_superseded: Callable[[Superseded], None] = lambda error: None
 
 
 class PlatformView(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,22 +118,26 @@ class Platform:
         function_status: Callable[[WorkloadId], FunctionRunStatus | None] = lambda workload_id: None,
         has_parameter_store: bool = False,
         sharing: Callable[[], SharingStatus] = SharingStatus,
+        ground: Ground | None = None,
     ) -> None:
         """`nodes` are those of this machine, `tide` the empty memory of days that the past is folded into.
 
         `function_status` says who fills the places of a job on functions, and `sharing` who shares which device, from
-        any thread; with `has_parameter_store` what functions tell each other goes through one.
+        any thread; with `has_parameter_store` what functions tell each other goes through one. `ground` is there where
+        the platform is more than this machine: then `nodes` are those beside its own.
         """
         self.state_dir = state_dir
         self.policy_name = policy_name
         self.usd_per_device_hour = usd_per_device_hour
+        self._ground = ground
         self._nodes = {node.node_id: node for node in nodes}
+        self.shelf: Shelf = DirectoryShelf(state_dir) if ground is None else ground.shelf
         self._crash_point = crash_point or (lambda name: None)
         self._function_status = function_status
         self._sharing = sharing
         self.has_parameter_store = has_parameter_store
         self._lock_file = _lock(state_dir)
-        self._journal = SqliteJournal(state_dir / "journal.db")
+        self._journal: DurableJournal = SqliteJournal(state_dir / "journal.db") if ground is None else ground.journal
         began = self._journal.meta(_CLOCK_BEGAN)
         if began is None:
             began = repr(time.time())
@@ -126,7 +151,7 @@ class Platform:
             tide = replace(tide, midnight_s=float(midnight))
         self._controller = Controller(
             self.make_policy(),
-            overheads=LOCAL_OVERHEADS,
+            overheads=LOCAL_OVERHEADS if ground is None else ground.overheads,
             on_policy_error=lambda error: LOG.error(
                 "policy %s is broken, everyone keeps what they hold: %s", policy_name, error
             ),
@@ -135,6 +160,8 @@ class Platform:
         self.clock = PlatformClock(float(began), self._journal.last_now_s())
         self.wall_clock_offset_s = time.time() - self.clock.now_s()
         self._executor = make_executor(self.clock)
+        if ground is not None:
+            self._nodes |= {node.node_id: node for node in ground.nodes()}
         self._listeners: list[Callable[[int, Step, PlatformView], None]] = []
         self._tickets: dict[int, tuple[Event, Future[int]]] = {}
         self._tickets_lock = threading.Lock()
@@ -161,6 +188,13 @@ class Platform:
         seq = recover(self._controller, self._guarded_executor(), self._journal, on_step=self._tell)
         self._view = self._make_view(seq)
         self._shown = self._controller.snapshot(self.clock.now_s())
+        if self._ground is None:
+            self._post_nodes()
+        self._executor.post(PlatformStarted())
+        self._thread.start()
+
+    def _post_nodes(self) -> None:
+        """Tell the loop what there is now that the journal does not know, and what is gone that it does."""
         known = self._controller.state.nodes
         for node_id in known:
             if node_id not in self._nodes:
@@ -169,8 +203,6 @@ class Platform:
             # A node that was on loan is still: its label is what the journal says.
             if node_id not in known or replace(known[node_id], pool=node.pool) != node:
                 self._executor.post(NodeJoined(node=node))
-        self._executor.post(PlatformStarted())
-        self._thread.start()
 
     def now_s(self) -> float:
         """The present instant on the platform's clock."""
@@ -225,17 +257,17 @@ class Platform:
             self._changed.wait_for(lambda: self._view.seq > after_seq or self._stopping.is_set(), timeout_s)
             return self._view.seq
 
-    def read_journal(self, after_seq: int = 0) -> Iterator[tuple[int, Step]]:
-        """Read the journal on a connection of its own."""
-        journal = SqliteJournal(self.state_dir / "journal.db", read_only=True)
-        try:
-            yield from journal.read(after_seq)
-        finally:
-            journal.close()
-
     def workload_dir(self, workload_id: WorkloadId) -> Path:
         """Where everything of one workload lives."""
         return self.state_dir / "workloads" / workload_id
+
+    def data_store_url(self) -> str:
+        """The URL of the store for datasets. Raises InvalidRequest."""
+        return data_store_url(self.state_dir) if self._ground is None else self._ground.store_url
+
+    def cluster(self) -> ClusterStatus | None:
+        """How the platform stands with its cluster; None where it is one machine's. Any thread may ask."""
+        return None if self._ground is None else self._ground.cluster()
 
     def request_shutdown(self, *, stop_workers: bool) -> None:
         """Ask the loop to end: at once, or once every job has checkpointed and every replica is gone."""
@@ -248,6 +280,9 @@ class Platform:
         self._executor.post(PlatformStopping() if stop_workers else PlatformStarted())
 
     def _guarded_executor(self) -> _CrashPoints:
+        if self._ground is not None:
+            # What joins or is lost from the executor's recovery on comes after what is told here.
+            return _CrashPoints(self._executor, self._crash_point, self._is_draining, None, self._post_nodes)
         devices = frozenset(device.device_id for node in self._nodes.values() for device in node.devices)
         return _CrashPoints(self._executor, self._crash_point, self._is_draining, devices)
 
@@ -281,6 +316,10 @@ class Platform:
                 on_step=self._on_step,
                 on_journal_error=lambda error: LOG.error("decisions wait: %s", error),
             )
+        except Superseded as error:
+            self.failure = error
+            if self._ground is not None:
+                self._ground.on_superseded(error)
         except Exception as error:
             LOG.exception("the control loop failed")
             self.failure = error
@@ -323,7 +362,7 @@ class Platform:
 class _CrashingJournal:
     """The journal with a named crash point on either side of every append."""
 
-    def __init__(self, journal: SqliteJournal, crash_point: Callable[[str], None]) -> None:
+    def __init__(self, journal: DurableJournal, crash_point: Callable[[str], None]) -> None:
         self._journal = journal
         self._crash_point = crash_point
 
@@ -341,7 +380,8 @@ class _CrashPoints:
     """The executor with a named crash point on either side of every effect that the loop starts.
 
     After a restart it takes over only who is on one of `devices`: where the machine was cut into other nodes before,
-    the control plane learns that those are lost, and whoever is left on them must end.
+    the control plane learns that those are lost, and whoever is left on them must end. None: the executor knows itself
+    what there is. `before_recovery` is called before the executor recovers.
     """
 
     def __init__(
@@ -349,14 +389,20 @@ class _CrashPoints:
         executor: EventExecutor,
         crash_point: Callable[[str], None],
         draining: Callable[[], float | None],
-        devices: Collection[DeviceId],
+        devices: Collection[DeviceId] | None,
+        before_recovery: Callable[[], None] = lambda: None,
     ) -> None:
         self._executor = executor
         self._crash_point = crash_point
         self._draining = draining
         self._devices = devices
+        self._before_recovery = before_recovery
 
     def recover(self, standing: Standing) -> None:
+        self._before_recovery()
+        if self._devices is None:
+            self._executor.recover(standing)
+            return
         self._executor.recover(
             replace(
                 standing,

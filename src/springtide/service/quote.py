@@ -40,10 +40,10 @@ class QuoteDesk:
         check_job(request)
         check_functions(request)
         sources.check_source(request.source)
-        sources.check_import_root(request.source.import_root)
+        self._platform.shelf.import_root(request.source.import_root)
         with self._turn(PATIENCE_S):
             view = self._platform.view()
-            known = experience_of(view, request)
+            known = experience_of(view, request, self._platform.shelf.holds)
             snapshot = self._platform.snapshot()
             entrypoint = Entrypoint(source_path="", object_name=request.source.object_name, kind=request.source.kind)
             job_id = WorkloadId(f"{request.name}-asked")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from typing import cast
 
@@ -10,8 +11,10 @@ from springtide.core.errors import BackendError
 from springtide.core.workload import ReplicaId
 from springtide.serving.frames import (
     Answered,
+    Challenge,
     Draining,
     FrameReader,
+    Greet,
     Ping,
     Pong,
     Predict,
@@ -19,11 +22,17 @@ from springtide.serving.frames import (
     Welcome,
     encode_frame,
 )
+from springtide.serving.greeting import gateway_proof, is_proof, new_nonce, replica_proof
 from springtide.serving.schema import ServiceSchema
 
 _FIRST_BACKOFF_S = 0.02
 _LAST_BACKOFF_S = 1.0
 _CONNECT_TIMEOUT_S = 5.0
+# A machine that is gone says nothing. Its kernel answers these even while a model keeps its process from running.
+_KEEPALIVE_IDLE_S = 2
+_KEEPALIVE_INTERVAL_S = 1
+_KEEPALIVE_PROBES = 3
+_UNACKNOWLEDGED_MS = 5000
 
 
 class ReplicaClient:
@@ -32,6 +41,8 @@ class ReplicaClient:
     `on_ready` follows each Welcome; `on_answer` each Answered or Draining; `on_draining` when the replica says that
     it ends; `on_lost` gets the ids of the batches that a broken connection left without an answer.
     `is_retired` is the owner's word: nothing new goes there, and the connection is not opened again.
+
+    With a `token` each side proves to the other that it knows that (serving/greeting.py), before anything is asked.
     """
 
     def __init__(
@@ -39,6 +50,7 @@ class ReplicaClient:
         replica_id: ReplicaId,
         address: str,
         *,
+        token: str = "",
         on_ready: Callable[[ReplicaClient, ServiceSchema], None],
         on_answer: Callable[[ReplicaClient, Answered | Draining], None],
         on_lost: Callable[[ReplicaClient, tuple[int, ...]], None],
@@ -51,6 +63,10 @@ class ReplicaClient:
         self.is_retired = False
         self.is_closed = False
         self.outstanding: dict[int, None] = {}
+        self.problem = ""
+        self._token = token
+        self._expected_proof = b""
+        self._backoff_s = _FIRST_BACKOFF_S
         self._on_ready = on_ready
         self._on_answer = on_answer
         self._on_lost = on_lost
@@ -107,13 +123,43 @@ class ReplicaClient:
             if reply.is_draining and not self.is_draining:
                 self.is_draining = True
                 self._on_draining(self)
-        elif isinstance(reply, Welcome):
-            self.is_connected = True
-            self._on_ready(self, reply.schema)
+        elif isinstance(reply, Challenge):
+            self._prove(reply)
+        else:
+            self._welcome(reply)
+
+    def _prove(self, challenge: Challenge) -> None:
+        """Show that this is the gateway. Raises BackendError where nothing is known to show."""
+        if not self._token or self.is_connected:
+            raise BackendError("it asks for a proof, and there is no secret between it and this gateway")
+        assert self._transport is not None
+        nonce = new_nonce()
+        proofs = (self._token, self.replica_id, challenge.nonce, nonce)
+        self._expected_proof = replica_proof(*proofs)
+        self._transport.write(encode_frame(Greet(nonce=nonce, proof=gateway_proof(*proofs))))
+
+    def _welcome(self, welcome: Welcome) -> None:
+        """The replica is ready. Raises BackendError if it is another one, or does not know the secret."""
+        if self._token:
+            is_right = bool(self._expected_proof) and is_proof(welcome.proof, self._expected_proof)
+            if not is_right or welcome.replica_id != self.replica_id:
+                raise BackendError(f"who answers at {self.address} is not {self.replica_id}")
+        self.is_connected = True
+        self.problem = ""
+        self._backoff_s = _FIRST_BACKOFF_S
+        self._on_ready(self, welcome.schema)
 
     def connected(self, transport: asyncio.Transport) -> None:
         """The socket is open; the replica is ready once it has said Welcome."""
         self._transport = transport
+        self._expected_proof = b""
+        raw = transport.get_extra_info("socket")
+        if raw is not None and raw.family != socket.AF_UNIX:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE_S)
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_INTERVAL_S)
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEPALIVE_PROBES)
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
 
     def lost(self) -> None:
         """The socket is gone: tell what was unanswered and, unless closed, connect anew."""
@@ -126,7 +172,9 @@ class ReplicaClient:
         self._on_lost(self, unanswered)
 
     async def _reconnect(self) -> None:
-        await asyncio.sleep(_FIRST_BACKOFF_S)
+        """Where somebody takes the connection and not the proof, less and less often."""
+        backoff_s, self._backoff_s = self._backoff_s, min(self._backoff_s * 2, _LAST_BACKOFF_S)
+        await asyncio.sleep(backoff_s)
         await self._connect()
 
 
@@ -149,9 +197,10 @@ class _Wire(asyncio.Protocol):
         try:
             for reply in self._reader.feed(data):
                 self._client.take(reply)
-        except BackendError:
+        except BackendError as error:
             # A peer that speaks nonsense is no replica: drop it, and begin with a clean stream.
             assert self._transport is not None
+            self._client.problem = str(error)
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:

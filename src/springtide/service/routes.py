@@ -280,6 +280,7 @@ def workload_routes(counter: Counter) -> APIRouter:
     ) -> Response:
         workload_id = find_workload(platform.view(), id).workload_id
         folder = platform.workload_dir(workload_id) / "logs"
+        await run_in_threadpool(platform.shelf.fetch_logs, workload_id)
         media_type = "text/plain; charset=utf-8"
         if not follow:
             lines, _ = await run_in_threadpool(logs.read_tail, folder, tail, replica)

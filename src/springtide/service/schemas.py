@@ -29,6 +29,7 @@ MAX_JOB_NAME_CHARS = 56
 MAX_PARAMS = 64
 MAX_ARGS = 256
 MAX_MEMORY_SIZES = 64
+MAX_FILES = 64
 MAX_PHASES = 1000
 TEN_YEARS_S = 10 * 365 * 86400.0
 
@@ -36,6 +37,8 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 PositiveSeconds = Annotated[float, Field(gt=0, le=TEN_YEARS_S, allow_inf_nan=False)]
 ShortText = Annotated[str, Field(max_length=4096)]
 ParamName = Annotated[str, Field(min_length=1, max_length=128)]
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
+ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
 WorkerCount = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,2}$")]
 StepsPerSecond = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 
@@ -52,6 +55,11 @@ class SourceIn(_Model):
     object_name: str = Field(default="", max_length=128, description="the function or class", examples=["fit"])
     args: tuple[ShortText, ...] = Field(default=(), max_length=MAX_ARGS, description="command line of a script")
     import_root: str = Field(default="", max_length=4096, description="absolute directory to import neighbours from")
+    files: dict[FileName, str] = Field(
+        default={},
+        max_length=MAX_FILES,
+        description="further files beside it, by name: text, all together at most 1 MiB",
+    )
 
 
 class JobSourceIn(SourceIn):
@@ -146,6 +154,20 @@ class ShareIn(_Model):
     request: Fraction
     limit: Fraction | None = Field(default=None, description="twice the request, at most 1, where it is left out")
     memory_mb: int = Field(default=0, ge=0, le=10**9, description="of the device's memory; 0: nobody counts it")
+
+
+class ContainerIn(_Model):
+    """What the pods of a workload are made of, on Kubernetes; what is left out is the platform's own."""
+
+    namespace: ObjectName | None = Field(default=None, description="where its object and its pods are")
+    image: str = Field(default="", max_length=1024)
+    cpu: str = Field(default="", max_length=32, description="cores that each pod is limited to", examples=["500m"])
+    memory: str = Field(default="", max_length=32, description="main memory of each pod", examples=["2Gi"])
+    service_account: ObjectName | None = None
+    environment: dict[ParamName, ShortText] = Field(default={}, max_length=256)
+    secrets: tuple[ObjectName, ...] = Field(
+        default=(), max_length=64, description="Secrets whose values become environment variables"
+    )
 
 
 SearchedWorkers = Annotated[int, Field(ge=1, le=10_000)]
@@ -243,6 +265,7 @@ class JobIn(_Model):
     name: str = Field(max_length=128, description="1 to 56 of a-z 0-9 . _ -", examples=["digits"])
     source: JobSourceIn
     options: JobOptionsIn = JobOptionsIn()
+    container: ContainerIn | None = None
 
 
 class ResumeIn(_Model):
@@ -258,6 +281,7 @@ class ServiceIn(_Model):
 
     source: ServiceSourceIn
     options: ServiceOptionsIn = ServiceOptionsIn()
+    container: ContainerIn | None = None
 
 
 class ScaleIn(_Model):

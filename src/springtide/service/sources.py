@@ -1,19 +1,16 @@
-"""The user's source files: checked without ever being run here, and written once to where workers read them."""
+"""The user's source files: checked without ever being run here, and where each has its place."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import re
-import stat
-from pathlib import Path
+from pathlib import PurePosixPath
 
-from springtide.core.errors import InvalidRequest, StorageError
+from springtide.core.errors import InvalidRequest
 from springtide.core.workload import Entrypoint, WorkloadId
-from springtide.service.contract import PlatformLike
 from springtide.service.problems import TooLarge
 from springtide.service.schemas import MAX_SOURCE_BYTES, JobSourceIn, ServiceSourceIn
-from springtide.storage.files import fsync_directory, write_durable
 
 _FILENAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}\.py")
 
@@ -28,8 +25,10 @@ def check_source(source: JobSourceIn | ServiceSourceIn) -> None:
             f"source.filename {source.filename!r:.80} is not allowed; "
             "send the bare name of a Python file, like 'train.py'"
         )
-    if len(source.text.encode()) > MAX_SOURCE_BYTES:
-        raise TooLarge("source.text is larger than 1 MiB; put data into files and read them from the function")
+    if source.filename in source.files:
+        raise InvalidRequest(f"source.files holds {source.filename} once more; its text belongs into source.text alone")
+    if len(source.text.encode()) + sum(len(text.encode()) for text in source.files.values()) > MAX_SOURCE_BYTES:
+        raise TooLarge("the source is larger than 1 MiB; put data into a dataset and read it from the function")
     if not source.text.strip():
         raise InvalidRequest("source.text is empty; send the whole content of the file")
     if source.kind == "script":
@@ -43,14 +42,21 @@ def check_source(source: JobSourceIn | ServiceSourceIn) -> None:
     for argument in source.args:
         if "\0" in argument:
             raise InvalidRequest("source.args must not hold NUL characters; remove them")
+    _check_python(source.filename, source.text)
+    for name, text in source.files.items():
+        if name.endswith(".py"):
+            _check_python(name, text)
+
+
+def _check_python(name: str, text: str) -> None:
     try:
-        compile(source.text, source.filename, "exec", dont_inherit=True)
+        compile(text, name, "exec", dont_inherit=True)
     except SyntaxError as error:
-        raise InvalidRequest(f"{source.filename} line {error.lineno} is not valid Python: {error.msg}") from None
+        raise InvalidRequest(f"{name} line {error.lineno} is not valid Python: {error.msg}") from None
     except (ValueError, OverflowError) as error:
-        raise InvalidRequest(f"{source.filename} is not valid Python: {error}") from None
+        raise InvalidRequest(f"{name} is not valid Python: {error}") from None
     except (RecursionError, MemoryError):
-        raise InvalidRequest(f"{source.filename} is nested too deeply to be compiled; flatten it") from None
+        raise InvalidRequest(f"{name} is nested too deeply to be compiled; flatten it") from None
 
 
 def check_import_root(import_root: str) -> None:
@@ -64,60 +70,30 @@ def check_import_root(import_root: str) -> None:
         )
 
 
-def entrypoint_of(source: JobSourceIn | ServiceSourceIn, path: Path) -> Entrypoint:
-    """Return where workers find the user's code, once it is written to `path`."""
+def entrypoint_of(source: JobSourceIn | ServiceSourceIn, address: str, import_root: str) -> Entrypoint:
+    """Return where workers find the user's code: at `address`, its neighbours in `import_root`."""
     return Entrypoint(
-        source_path=str(path),
+        source_path=address,
         object_name=source.object_name,
         kind=source.kind,
         args=source.args,
-        import_root=source.import_root,
+        import_root=import_root,
     )
 
 
-def job_source_path(platform: PlatformLike, job_id: WorkloadId, source: JobSourceIn) -> Path:
+def job_place(job_id: WorkloadId, source: JobSourceIn) -> PurePosixPath:
     """Where a job's source goes; it never changes after submission."""
-    return platform.workload_dir(job_id) / "source" / source.filename
+    return PurePosixPath("workloads", job_id, "source", source.filename)
 
 
-def service_source_path(platform: PlatformLike, service_id: WorkloadId, source: ServiceSourceIn) -> Path:
+def service_place(service_id: WorkloadId, source: ServiceSourceIn) -> PurePosixPath:
     """Where this revision's source goes: replicas of the revision before go on reading theirs."""
-    digest = hashlib.sha256(source.text.encode()).hexdigest()[:16]
-    return platform.workload_dir(service_id) / "source" / digest / source.filename
+    return PurePosixPath("workloads", service_id, "source", source_digest(source)[:16], source.filename)
 
 
-def may_write(path: Path, text: str) -> bool:
-    """Whether there is no source at `path` yet, or this very one."""
-    try:
-        return path.read_bytes() == text.encode()
-    except FileNotFoundError:
-        return True
-    except OSError as error:
-        raise StorageError(f"cannot read {path}: {error.strerror}") from error
-
-
-def write_source(workload_dir: Path, path: Path, text: str) -> None:
-    """Write a source file durably, 0600, in 0700 directories. Raises StorageError.
-
-    Neither the workload's directory nor anything in it may be a symbolic link.
-    """
-    root = workload_dir.parent
-    try:
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder = root
-        for part in path.parent.relative_to(root).parts:
-            folder /= part
-            _make_private_directory(folder)
-    except OSError as error:
-        raise StorageError(f"cannot make the directory {path.parent}: {error.strerror}") from error
-    write_durable(path, text.encode(), mode=0o600)
-
-
-def _make_private_directory(path: Path) -> None:
-    try:
-        os.mkdir(path, 0o700)
-    except FileExistsError:
-        if not stat.S_ISDIR(os.lstat(path).st_mode):
-            raise StorageError(f"{path} is in the way: it is not a directory; remove it") from None
-    else:
-        fsync_directory(path.parent)
+def source_digest(source: JobSourceIn | ServiceSourceIn) -> str:
+    """What tells one source from another: of the one file, or of all of them."""
+    digest = hashlib.sha256(source.text.encode())
+    for name, text in sorted(source.files.items()):
+        digest.update(f"\0{name}\0{text}".encode())
+    return digest.hexdigest()

@@ -7,10 +7,12 @@ import secrets
 import threading
 
 import msgspec
+from msgspec.structs import replace
 from pydantic import BaseModel
 
 from springtide.control.budget import money
 from springtide.control.records import JobRecord, ServiceRecord
+from springtide.core.containers import ContainerSettings
 from springtide.core.errors import Conflict, InvalidRequest
 from springtide.core.events import (
     CancelRequested,
@@ -42,6 +44,7 @@ from springtide.service.function_menus import menus_of
 from springtide.service.guarantees import check_guarantee
 from springtide.service.lookup import find_job, find_service, find_workload
 from springtide.service.schemas import (
+    ContainerIn,
     JobIn,
     JobOptionsIn,
     ScaleIn,
@@ -66,19 +69,24 @@ class Desk:
         self._platform = platform
         self._one_at_a_time = threading.Lock()
 
-    def submit_job(self, request: JobIn, key: str | None) -> tuple[JobRecord, bool]:
+    def submit_job(
+        self, request: JobIn, key: str | None, container: ContainerSettings | None = None
+    ) -> tuple[JobRecord, bool]:
         """Hand a job over. Returns its record and whether it is new; False: the key was used for it before.
+
+        `container` is what its pods are made of, where the platform has any.
 
         Raises InvalidRequest, Conflict (the key belongs to another request), BackendError, StorageError.
         """
         check_job(request)
         check_functions(request)
+        _check_container(request.container, container)
         if request.options.on == "cluster" and request.options.layer_profile is not None:
             raise InvalidRequest(
                 "options.layer_profile is for a job on functions: send on 'functions', or leave it out"
             )
         sources.check_source(request.source)
-        sources.check_import_root(request.source.import_root)
+        import_root = self._platform.shelf.import_root(request.source.import_root)
         submit_key = _submit_key(key, request)
         with self._one_at_a_time:
             view = self._platform.view()
@@ -102,28 +110,34 @@ class Desk:
                 )
                 menu, search = menus.menu, menus.search
             job_id = self._draw_job_id(view, request.name, submit_key)
-            path = sources.job_source_path(self._platform, job_id, request.source)
-            if not sources.may_write(path, request.source.text):
+            shelf, place = self._platform.shelf, sources.job_place(job_id, request.source)
+            if not shelf.may_write(place, request.source):
                 # A submission that was given up on may still be on its way in: its source must stay as it is.
                 raise Conflict(f"this Idempotency-Key was used for {job_id} with another source; use a new key")
-            sources.write_source(self._platform.workload_dir(job_id), path, request.source.text)
-            entrypoint = sources.entrypoint_of(request.source, path)
-            experience = experience_of(view, request)
+            shelf.write(place, request.source)
+            entrypoint = sources.entrypoint_of(request.source, shelf.address(place), import_root)
+            experience = experience_of(view, request, shelf.holds)
             job = make_job(request, job_id, entrypoint, self._platform.now_s(), experience, submit_key, menu, search)
+            job = replace(job, container=container)
             record = self._hand_over(JobSubmitted(job=job)).jobs[job_id]
         if record.job.submit_key != submit_key:
             raise Conflict(f"this Idempotency-Key was used for {job_id} with another body; use a new key")
         return record, True
 
-    def deploy_service(self, name: str, request: ServiceIn) -> ServiceRecord:
+    def deploy_service(
+        self, name: str, request: ServiceIn, container: ContainerSettings | None = None
+    ) -> ServiceRecord:
         """Deploy a service, or a new revision of it. The same request again changes nothing.
+
+        `container` is what its pods are made of, where the platform has any.
 
         Raises InvalidRequest, Conflict (a job has that id), BackendError, StorageError.
         """
         validate_name(name, "the service's name")
         check_service(request)
+        _check_container(request.container, container)
         sources.check_source(request.source)
-        sources.check_import_root(request.source.import_root)
+        import_root = self._platform.shelf.import_root(request.source.import_root)
         service_id = WorkloadId(name)
         with self._one_at_a_time:
             view = self._platform.view()
@@ -132,14 +146,14 @@ class Desk:
             share = share_of(request.options.share)
             check_share(view, share, 1, name)
             check_guarantee(view, service_id, request.options.min_replicas, share)
-            path = sources.service_source_path(self._platform, service_id, request.source)
-            sources.write_source(self._platform.workload_dir(service_id), path, request.source.text)
+            shelf, place = self._platform.shelf, sources.service_place(service_id, request.source)
+            shelf.write(place, request.source)
             options = request.options
             old = view.services.get(service_id)
             service = InferenceService(
                 service_id=service_id,
                 name=name,
-                entrypoint=sources.entrypoint_of(request.source, path),
+                entrypoint=sources.entrypoint_of(request.source, shelf.address(place), import_root),
                 slo_s=options.slo_s,
                 min_replicas=options.min_replicas,
                 max_replicas=options.max_replicas,
@@ -154,6 +168,7 @@ class Desk:
                 params=options.params,
                 share=share,
                 capacity_per_s=options.capacity_per_s,
+                container=container,
             )
             view = self._hand_over(ServiceDeployed(service=service))
         return view.services[service_id]
@@ -242,8 +257,8 @@ class Desk:
             digits = _digest(f"{key} {draw}") if key else secrets.token_hex(16)
             job_id = WorkloadId(f"{name}-{digits[: min(6, 4 + draw)]}")
             is_taken = job_id in view.jobs or job_id in view.services
-            # Without a key a directory of that name belongs to somebody else's attempt.
-            if not is_taken and (key or not self._platform.workload_dir(job_id).exists()):
+            # Without a key what is kept under that name belongs to somebody else's attempt.
+            if not is_taken and (key or not self._platform.shelf.has(job_id)):
                 return job_id
             draw += 1
 
@@ -307,6 +322,14 @@ def make_job(
     )
 
 
+def _check_container(asked: ContainerIn | None, container: ContainerSettings | None) -> None:
+    if asked is not None and container is None:
+        raise InvalidRequest(
+            "this platform runs workers as processes of one machine, not as pods: leave out container, or send it to a "
+            "platform on Kubernetes"
+        )
+
+
 def _step_profile(options: JobOptionsIn) -> StepProfile | None:
     if options.step_profile is None:
         return None
@@ -321,7 +344,8 @@ def family_of(request: JobIn) -> str:
     # On a part of a device it is another speed.
     share = share_of(request.options.share)
     size = "" if share is None else f" {share.request:g} {share.limit:g}"
-    return f"{request.name}-{_digest(source.object_name + source.text + size)[:12]}"
+    files = "".join(f"\0{name}\0{text}" for name, text in sorted(source.files.items()))
+    return f"{request.name}-{_digest(source.object_name + source.text + files + size)[:12]}"
 
 
 def _refuse_ended(record: JobRecord, verb: str) -> None:

@@ -1,8 +1,9 @@
 """The messages between the gateway and a serving replica, and their framing: four bytes of length, then msgpack.
 
-One connection carries many batches at a time; `batch_id` pairs an answer with its question. The replica speaks first
-(Welcome). What users send and get travels as JSON inside the frames, so that the gateway copies it and never has to
-understand it.
+One connection carries many batches at a time; `batch_id` pairs an answer with its question. The replica speaks first:
+Welcome on a socket of its machine, which only its own user can reach; Challenge where anybody could connect, and
+Welcome once the gateway has proved itself (serving/greeting.py). What users send and get travels as JSON inside the
+frames, so that the gateway copies it and never has to understand it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,11 @@ from springtide.core.workload import ReplicaId
 from springtide.serving.schema import ServiceSchema
 
 MAX_FRAME_BYTES = 16 << 20
+# Nobody who has not proved anything yet makes the other side keep more than this.
+MAX_GREETING_BYTES = 1 << 10
+# Where a replica with an address of its own listens for gateways, and where it tells how it is.
+SERVING_PORT = 8789
+HEALTH_PORT = 8790
 _LENGTH = struct.Struct(">I")
 M = TypeVar("M")
 
@@ -38,11 +44,28 @@ class Ping(_Frame, frozen=True, kw_only=True):
     nonce: int = 0
 
 
+class Greet(_Frame, frozen=True, kw_only=True):
+    """To the replica, in answer to its Challenge: the sender knows the secret of the gateway. `nonce` is its own."""
+
+    nonce: bytes
+    proof: bytes
+
+
+class Challenge(_Frame, frozen=True, kw_only=True):
+    """From the replica, first on a connection over a network: prove that you know the secret, with this nonce."""
+
+    nonce: bytes
+
+
 class Welcome(_Frame, frozen=True, kw_only=True):
-    """From the replica, first on every connection: who it is and what it can be asked."""
+    """From the replica, before any answer: who it is and what it can be asked.
+
+    `proof` says, over a network, that it knows the secret as well: an address may have become somebody else's.
+    """
 
     replica_id: ReplicaId
     schema: ServiceSchema
+    proof: bytes = b""
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True):
@@ -77,8 +100,8 @@ class Pong(_Frame, frozen=True, kw_only=True):
     is_draining: bool = False
 
 
-Question = Predict | Ping
-Reply = Welcome | Answered | Draining | Pong
+Question = Predict | Ping | Greet
+Reply = Challenge | Welcome | Answered | Draining | Pong
 
 _ENCODER = msgspec.msgpack.Encoder()
 
@@ -92,11 +115,15 @@ def encode_frame(message: Question | Reply) -> bytes:
 
 
 class FrameReader(Generic[M]):
-    """Cuts a byte stream into messages of the given type union. Raises BackendError on anything malformed."""
+    """Cuts a byte stream into messages of the given type union. Raises BackendError on anything malformed.
 
-    def __init__(self, message_type: object) -> None:
+    `max_frame_bytes` may be changed between two calls, for what comes afterwards.
+    """
+
+    def __init__(self, message_type: object, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(message_type)
         self._buffer = bytearray()
+        self.max_frame_bytes = max_frame_bytes
 
     def feed(self, data: bytes) -> list[M]:
         """Add received bytes and return the messages that are now complete."""
@@ -106,8 +133,8 @@ class FrameReader(Generic[M]):
         start = 0
         while len(buffer) - start >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(buffer, start)
-            if length > MAX_FRAME_BYTES:
-                raise BackendError(f"a frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
+            if length > self.max_frame_bytes:
+                raise BackendError(f"a frame of {length} bytes is over the limit of {self.max_frame_bytes}")
             end = start + _LENGTH.size + length
             if len(buffer) < end:
                 break

@@ -10,11 +10,15 @@ from springtide.core.workload import InferenceService, ReplicaId
 
 
 class ReplicaRoute(msgspec.Struct, frozen=True, kw_only=True):
-    """One replica of a service as the platform sees it. `address` is empty until it has reported Ready."""
+    """One replica of a service as the platform sees it. `address` is empty until it has reported Ready.
+
+    `token` is the secret that gateway and replica share; empty where the address itself is private to the platform.
+    """
 
     replica_id: ReplicaId
     address: str = ""
     is_ready: bool = False
+    token: str = ""
 
 
 class ServiceRoute(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import mmap
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 
 from springtide.core.errors import ObjectMissing, StorageError
 from springtide.core.ports import StoreRequests
@@ -20,8 +23,9 @@ MAX_WAITS_KNOWN = 1000
 class CheckedStore(ABC):
     """A `Store` (core/ports.py) but for the four steps that a subclass adds, for keys that are known to be names.
 
-    `title` names the store in sentences. A store that can block overrides `_wait`, too. `max_object_bytes` is what it
-    takes in one put.
+    `title` names the store in sentences. A store that can block overrides `_wait`, too; one that can replace an object
+    only where nobody else has done so overrides `_read_version` and `_replace`. `max_object_bytes` is what it takes in
+    one put.
     """
 
     max_object_bytes: int = 1 << 62
@@ -49,6 +53,14 @@ class CheckedStore(ABC):
     @abstractmethod
     def _names(self, prefix: str) -> list[str]:
         """At least all keys that begin so, in any order; as many as had to be listed for them."""
+
+    def _read_version(self, key: str) -> tuple[bytes, str] | None:
+        """The object with the name of its version, or None where there is none."""
+        raise StorageError(f"{self.title} cannot tell versions of an object apart; use s3://, file:// or memory://")
+
+    def _replace(self, key: str, data: memoryview, version: str) -> str | None:
+        """Write the object if it still is of that version (empty: is not there); its new version, None if it is not."""
+        raise StorageError(f"{self.title} cannot tell versions of an object apart; use s3://, file:// or memory://")
 
     def _wait(self, key: str, timeout_s: float) -> bytes | None:
         """The object once it is there, or None at the timeout. Counts its requests by itself."""
@@ -106,6 +118,50 @@ class CheckedStore(ABC):
             raise ObjectMissing(f"{self.title} holds no object {key}")
         return data
 
+    def get_version(self, key: str) -> tuple[bytes, str] | None:
+        """Read an object and what names its version, which `replace` asks for; None where there is none.
+
+        Raises StorageError, also where the store knows no versions.
+        """
+        self.counts.add(gets=1)
+        found = self._read_version(checked_key(key))
+        if found is None:
+            self.counts.add(misses=1)
+        else:
+            self.counts.add_bytes(down=len(found[0]))
+        return found
+
+    def replace(self, key: str, data: bytes, version: str) -> str | None:
+        """Write an object if it still is of this version (empty: if there is none); its new version.
+
+        None where somebody else was faster: nothing was written then. Of all who replace the same version exactly one
+        gets through. Raises StorageError; whether it was written is not known then.
+        """
+        self.counts.add(puts=1)
+        replaced = self._replace(checked_key(key), memoryview(data), version)
+        self.counts.add_bytes(up=len(data))
+        return replaced
+
+    def put_file(self, key: str, path: Path) -> None:
+        """Write an object from a file, without reading all of it into memory. Raises StorageError."""
+        try:
+            with path.open("rb") as file:
+                if not path.stat().st_size:
+                    self.put(key, b"")
+                    return
+                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
+                    self.put(key, view)
+        except OSError as error:
+            raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
+
+    def get_file(self, key: str, path: Path) -> None:
+        """Read an object into a file. Raises ObjectMissing, StorageError; what is in the file then is no use."""
+        data = self.get(key)
+        try:
+            path.write_bytes(data)
+        except OSError as error:
+            raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
+
     def wait(self, key: str, timeout_s: float) -> bytes:
         """Read an object as soon as it is there. Raises ObjectMissing at the timeout, or StorageError."""
         data = self._wait(checked_key(key), timeout_s)
@@ -133,3 +189,8 @@ class CheckedStore(ABC):
     def close(self) -> None:
         """Let go of what is held; what was put stays."""
         return
+
+
+def content_version(data: bytes | memoryview) -> str:
+    """What names a version where nothing else does: the same bytes are the same version."""
+    return hashlib.sha256(data).hexdigest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import secrets
 from collections.abc import Iterator, Sequence
@@ -107,6 +108,19 @@ class ObjectDirectory:
             return None
         except OSError as error:
             raise self._trouble("read", key, error) from error
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the store's one lock, which goes with its holder however that ends. Raises StorageError."""
+        try:
+            descriptor = os.open(self.root / f"{PRIVATE_MARK}lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise self._trouble("lock", "what is to be replaced", error) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
 
     def holds(self, key: str) -> bool:
         """Whether the object is there; much cheaper than reading it."""

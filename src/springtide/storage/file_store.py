@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from springtide.storage.checked import CheckedStore
+from springtide.storage.checked import CheckedStore, content_version
 from springtide.storage.directory import ObjectDirectory
 from springtide.storage.pacing import Intervals, Pace
 
@@ -32,6 +32,18 @@ class FileStore(CheckedStore):
 
     def _read(self, key: str) -> bytes | None:
         return self._directory.read(key)
+
+    def _read_version(self, key: str) -> tuple[bytes, str] | None:
+        data = self._directory.read(key)
+        return None if data is None else (data, content_version(data))
+
+    def _replace(self, key: str, data: memoryview, version: str) -> str | None:
+        with self._directory.locked():
+            known = self._directory.read(key)
+            if version != ("" if known is None else content_version(known)):
+                return None
+            self._directory.write(key, data, only_if_absent=False)
+        return content_version(data)
 
     def _remove(self, keys: Sequence[str]) -> None:
         self._directory.remove(keys)

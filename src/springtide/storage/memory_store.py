@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from functools import cache
 
-from springtide.storage.checked import CheckedStore
+from springtide.storage.checked import CheckedStore, content_version
 from springtide.storage.pacing import Intervals, Pace
 
 
@@ -47,6 +47,20 @@ class MemoryStore(CheckedStore):
     def _read(self, key: str) -> bytes | None:
         with self._shelf.lock:
             return self._shelf.objects.get(key)
+
+    def _read_version(self, key: str) -> tuple[bytes, str] | None:
+        data = self._read(key)
+        return None if data is None else (data, content_version(data))
+
+    def _replace(self, key: str, data: memoryview, version: str) -> str | None:
+        with self._shelf.lock:
+            known = self._shelf.objects.get(key)
+            if version != ("" if known is None else content_version(known)):
+                return None
+            self._shelf.objects[key] = data.tobytes()
+            for woken in self._shelf.waiting.pop(key, ()):
+                woken.set()
+        return content_version(data)
 
     def _wait(self, key: str, timeout_s: float) -> bytes | None:
         deadline_s = self.pace.now_s() + timeout_s

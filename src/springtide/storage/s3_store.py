@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 
-from springtide.core.errors import InvalidRequest, StorageError
+from springtide.core.errors import InvalidRequest, ObjectMissing, StorageError
 from springtide.storage.checked import CheckedStore
+from springtide.storage.key_names import checked_key
 from springtide.storage.pacing import Intervals, Pace
 
 Answer = TypeVar("Answer")
@@ -24,6 +26,12 @@ RETRY_INTERVALS = Intervals(first_s=0.1, cap_s=5.0, growth=2.0, jitter_fraction=
 MAX_ATTEMPTS = 8
 # One PUT carries so much; a stage's state and an activation are far below.
 MAX_PUT_BYTES = 5 << 30
+# A file above this goes up in parts of that size, a few at a time.
+PART_BYTES = 64 << 20
+_PARTS_AT_ONCE = 4
+_READ_BYTES = 4 << 20
+# How a server says that an object is not the one that was to be replaced, or that two replace it at this moment.
+_CHANGED_CODES = frozenset({"PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey"})
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", re.ASCII)
 _CODE = re.compile(r"<Code>([A-Za-z]+)</Code>")
@@ -188,6 +196,83 @@ class S3Store(CheckedStore):
                 return None
 
         return self._insist(read, lambda: self.counts.add(gets=1, misses=1), f"read {key}")
+
+    def _read_version(self, key: str) -> tuple[bytes, str] | None:
+        import obstore
+
+        def read() -> tuple[bytes, str] | None:
+            try:
+                found = obstore.get(self._client, key)
+            except FileNotFoundError as error:
+                if _code_in(error) == "NoSuchBucket":
+                    raise
+                return None
+            version = found.meta["e_tag"]
+            if not version:
+                raise StorageError(f"{self._place.host} names no versions (ETag) of objects: use another server")
+            return bytes(found.bytes()), str(version)
+
+        return self._insist(read, lambda: self.counts.add(gets=1, misses=1), f"read {key}")
+
+    def _replace(self, key: str, data: memoryview, version: str) -> str | None:
+        import obstore
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+        def replace() -> str | None:
+            mode: Any = {"e_tag": version} if version else "create"
+            try:
+                put = obstore.put(self._client, key, data, mode=mode, use_multipart=False)
+            except (PreconditionError, AlreadyExistsError):
+                return None
+            except Exception as error:
+                if _code_in(error) in _CHANGED_CODES:
+                    return None
+                raise
+            return str(put["e_tag"])
+
+        return self._insist(replace, lambda: self.counts.add(puts=1), f"replace {key}", is_repeatable=False)
+
+    def put_file(self, key: str, path: Path) -> None:
+        """Write an object from a file, a large one in parts. Raises StorageError."""
+        import obstore
+
+        try:
+            num_bytes = path.stat().st_size
+        except OSError as error:
+            raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
+        if num_bytes <= PART_BYTES:
+            super().put_file(key, path)
+            return
+        # Besides its parts, an upload is begun and ended.
+        num_requests = -(-num_bytes // PART_BYTES) + 2
+        checked_key(key)
+        self.counts.add(puts=num_requests)
+        self._insist(
+            lambda: obstore.put(
+                self._client, key, path, use_multipart=True, chunk_size=PART_BYTES, max_concurrency=_PARTS_AT_ONCE
+            ),
+            lambda: self.counts.add(puts=num_requests),
+            f"write {key}",
+        )
+        self.counts.add_bytes(up=num_bytes)
+
+    def get_file(self, key: str, path: Path) -> None:
+        """Read an object into a file, part by part. Raises ObjectMissing, StorageError."""
+        import obstore
+
+        def read() -> int:
+            try:
+                stream = obstore.get(self._client, checked_key(key)).stream(min_chunk_size=_READ_BYTES)
+            except FileNotFoundError as error:
+                if _code_in(error) == "NoSuchBucket":
+                    raise
+                raise ObjectMissing(f"{self.title} holds no object {key}") from None
+            with path.open("wb") as file:
+                return sum(file.write(part) for part in stream)
+
+        self.counts.add(gets=1)
+        num_bytes = self._insist(read, lambda: self.counts.add(gets=1, misses=1), f"read {key}")
+        self.counts.add_bytes(down=num_bytes)
 
     def _remove(self, keys: Sequence[str]) -> None:
         import obstore

@@ -29,6 +29,7 @@ TERM_LABEL = f"{GROUP}/term"
 REPLICA_ANNOTATION = f"{GROUP}/replica-id"
 WORKLOAD_ANNOTATION = f"{GROUP}/workload-id"
 DEVICE_ANNOTATION = f"{GROUP}/device"
+SHARE_ANNOTATION = f"{GROUP}/share"
 DEVICE_INDEX_ANNOTATION = f"{GROUP}/device-index"
 # Annotations of nodes, the operator's or a discovery daemon's to write.
 SWITCHES_ANNOTATION = f"{GROUP}/switches"
@@ -55,6 +56,7 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     `device_resource` is the extended resource that is a device; `devices_per_node` counts instead where a node has no
     such resource (0: such nodes are left alone). `node_selector` are the labels that a node must bear. `store_url` is
     the object store, `journal_url` the journal (empty: SQLite in the state directory), `parameter_store_url` a Redis.
+    `share_directory` is the directory of a node in which its share daemon and sharers' pods meet (empty: no daemon).
     `store_secret` is a Secret in the platform's namespace whose values are the object store's credentials.
     """
 
@@ -80,5 +82,6 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     worker_lost_after_s: float = 10.0
     node_lost_after_s: float = 40.0
     lease_s: float = 15.0
+    share_directory: str = "/run/springtide"
     pod: PodSettings = PodSettings()
     controller: PodSettings = PodSettings()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from springtide.backends.local.members import Phase
+from springtide.backends.crew.members import Phase
 from springtide.backends.local.share_enforcers import describe_enforcer
 from springtide.backends.local.share_keeper import Keeper, all_starting, distrust, starting
 from springtide.backends.local.share_table import (

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import selectors
 import socket
 import sys
 import threading
@@ -12,14 +10,16 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from springtide.backends.crew.door import Door
+from springtide.backends.crew.members import Job, Source
+from springtide.backends.crew.orders import Orders
+from springtide.backends.crew.reactor import Connection, Reactor
+from springtide.backends.crew.reports import Reports
 from springtide.backends.inbox import Inbox
 from springtide.backends.local.devices import Gpu, discover_gpus, discover_node
 from springtide.backends.local.launcher import Launcher, worker_environment
-from springtide.backends.local.members import Job, Replica, Source
-from springtide.backends.local.orders import Orders
-from springtide.backends.local.reactor import Connection, Reactor
+from springtide.backends.local.members import Worker
 from springtide.backends.local.recovery import Recovery
-from springtide.backends.local.reports import Reports
 from springtide.backends.local.shares import Shares
 from springtide.backends.local.watch import MAX_LOG_BYTES, Watch
 from springtide.backends.local.workers import Workers
@@ -35,9 +35,6 @@ from springtide.core.share_status import SharingStatus
 from springtide.core.wire import Preempt, Report, Stop
 from springtide.core.workload import TrainingJob
 
-_log = logging.getLogger(__name__)
-
-_ACCEPT_PAUSE_S = 0.2
 _ZYGOTE_END_S = 3.0
 _POLL_S = 0.01
 
@@ -91,23 +88,24 @@ class LocalExecutor:
         self._sockets = directory
         self._lock = lock_directory(directory)
         try:
-            self._listener = listen(directory / "control.sock")
+            listener = listen(directory / "control.sock")
         except BackendError:
             os.close(self._lock)
             raise
         self._reactor = Reactor()
+        self._door = Door(self._reactor, listener, self._welcome)
         self._workers = Workers(self._state_dir, self._reactor, self._inbox, self._crash_point)
         address = f"unix://{directory / 'control.sock'}"
         command = None if self._uses_zygote else self._worker_command
         nodes = self._nodes or (discover_node(),)
         self._shares = self._make_shares(nodes)
         self._launcher = Launcher(self._workers, nodes, address, self._lease_s, command=command, shares=self._shares)
-        self._orders = Orders(self._workers, self._launcher, self._shares)
-        self._reports = Reports(self._workers, self._orders.tell, self._launcher.pump)
+        self._orders: Orders[Worker] = Orders(self._workers, self._launcher.start, self._shares.set_share)
+        self._reports: Reports[Worker] = Reports(self._workers, self._orders.tell, self._launcher.pump)
         self._orders.reports = self._reports
         self._recovery = Recovery(self._workers, self._orders)
         self._watch = Watch(self._workers, max_log_bytes=self._max_log_bytes)
-        self._workers.knows_exit_codes = self._launcher.knows_exit_codes
+        self._workers.exit_codes = self._launcher.knows_exit_codes
         self._workers.on_gone = self._on_gone
         self._workers.on_process = self._shares.take
         self._reactor.on_late = self._watch.forgive
@@ -142,7 +140,7 @@ class LocalExecutor:
         self._thread.join()
         self._thread = None
         self._reactor.close()
-        self._listener.close()
+        self._door.close()
         if stop_workers:
             self._end_zygote()
             self._shares.end_daemons()
@@ -220,7 +218,7 @@ class LocalExecutor:
         environment = worker_environment() | {"OMP_NUM_THREADS": "1"}
         return Shares(self._workers, self._sockets, nodes, gpus, environment, self._python)
 
-    def _on_gone(self, replica: Replica) -> None:
+    def _on_gone(self, replica: Worker) -> None:
         self._reports.on_gone(replica)
         self._shares.release(replica)
         self._launcher.release(replica)
@@ -230,21 +228,7 @@ class LocalExecutor:
         if self._is_closing:
             return
         self._shares.begin()
-        self._reactor.watch(self._listener.fileno(), selectors.EVENT_READ, self._accept)
-
-    def _accept(self, mask: int) -> None:
-        while True:
-            try:
-                stream, _ = self._listener.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as error:
-                # Most likely out of descriptors: workers wait in the backlog until there are some again.
-                _log.error("cannot accept a worker: %s", error.strerror)
-                self._reactor.unwatch(self._listener.fileno())
-                self._reactor.after(_ACCEPT_PAUSE_S, self._accept_from_now)
-                return
-            self._welcome(stream)
+        self._door.open()
 
     def _welcome(self, stream: socket.socket) -> None:
         connection: Connection[Report] = Connection(
@@ -270,7 +254,7 @@ class LocalExecutor:
         # First of all nobody new: a worker reconnects at once, and must find the next executor, not this one.
         self._is_accepting = True
         self._is_closing = True
-        self._reactor.unwatch(self._listener.fileno())
+        self._door.shut()
         if self._launcher.zygote is not None:
             self._launcher.zygote.close()
         self._shares.close()

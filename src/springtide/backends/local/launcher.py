@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from springtide.backends.crew.members import Phase
+from springtide.backends.crew.reports import hash_token
 from springtide.backends.local.devices import VISIBLE_VARIABLE
-from springtide.backends.local.members import Phase, Replica
-from springtide.backends.local.records import hash_token
+from springtide.backends.local.members import Worker
 from springtide.backends.local.shares import Shares
 from springtide.backends.local.workers import Workers
 from springtide.backends.local.zygote import Zygote
@@ -61,7 +62,7 @@ class Launcher:
         self._lease_s = lease_s
         self._command = command
         self.zygote: Zygote | None = None
-        self._queue: deque[Replica] = deque()
+        self._queue: deque[Worker] = deque()
         self._attempts: dict[ReplicaId, int] = {}
         self._pids: dict[ReplicaId, int] = {}
 
@@ -144,7 +145,7 @@ class Launcher:
         self._queue.append(replica)
         self.pump()
 
-    def release(self, replica: Replica) -> None:
+    def release(self, replica: Worker) -> None:
         """The replica is gone: there may be room for the next one."""
         self._attempts.pop(replica.replica_id, None)
         self._pids.pop(replica.replica_id, None)
@@ -152,12 +153,12 @@ class Launcher:
             self.zygote.withdraw(replica.replica_id)
         self.pump()
 
-    def knows_exit_codes(self, replica: Replica) -> bool:
+    def knows_exit_codes(self, replica: Worker) -> bool:
         """Whether somebody will still tell how this worker ended."""
         is_born = replica.identity is not None or replica.replica_id in self._pids
         return self.zygote is not None and self.zygote.is_connected and is_born
 
-    def _abandon(self, replica: Replica, reason: str) -> None:
+    def _abandon(self, replica: Worker, reason: str) -> None:
         """There is no process, and there will be none."""
         if replica.asked_to_stop:
             self._workers.note_exit(replica)
@@ -178,7 +179,7 @@ class Launcher:
         if is_fresh and action.generation > 0:
             workers.raise_fence(work_dir, action.generation)
 
-    def _spawn(self, replica: Replica) -> None:
+    def _spawn(self, replica: Worker) -> None:
         workers = self._workers
         token = secrets.token_hex(32)
         replica.token_sha256 = hash_token(token)
@@ -206,7 +207,7 @@ class Launcher:
         workers.take_process(replica, identify(pid))
         self._write_record(replica)
 
-    def _write_record(self, replica: Replica) -> None:
+    def _write_record(self, replica: Worker) -> None:
         if replica.phase is Phase.GONE:
             return
         try:
@@ -215,7 +216,7 @@ class Launcher:
             # The worker lives and is watched; only a restart of the control plane could not verify it by number.
             self._workers.counts["record_errors"] += 1
 
-    def _make_spec(self, replica: Replica, token: str, slot: tuple[str, int]) -> WorkerSpec:
+    def _make_spec(self, replica: Worker, token: str, slot: tuple[str, int]) -> WorkerSpec:
         action = replica.action
         assert action is not None, "a foreigner is never spawned"
         index = self._numbers.get(action.device_id, 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from pathlib import Path
 from urllib.parse import quote
@@ -28,11 +27,6 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     token_sha256: str
     process: ProcessIdentity | None = None
     share_slot: int | None = None
-
-
-def hash_token(token: str) -> str:
-    """Return what is kept of a worker's token."""
-    return hashlib.sha256(token.encode()).hexdigest()
 
 
 class WorkerRecords:

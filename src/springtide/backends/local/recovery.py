@@ -6,8 +6,9 @@ import re
 import time
 from pathlib import Path
 
-from springtide.backends.local.members import Phase, Replica
-from springtide.backends.local.orders import Orders
+from springtide.backends.crew.members import Phase
+from springtide.backends.crew.orders import Orders
+from springtide.backends.local.members import Worker
 from springtide.backends.local.records import WorkerRecord
 from springtide.backends.local.workers import Workers
 from springtide.backends.processes import boot_id, live_stat
@@ -23,7 +24,7 @@ _CHECKPOINT_NAME = re.compile(r"(\d+)-(\d+)")
 class Recovery:
     """Compares what should run with what does. Runs once, on the I/O thread."""
 
-    def __init__(self, workers: Workers, orders: Orders) -> None:
+    def __init__(self, workers: Workers, orders: Orders[Worker]) -> None:
         self._workers = workers
         self._orders = orders
 
@@ -74,7 +75,7 @@ class Recovery:
         reason = "the worker ended while the platform was away"
         workers.post(ReplicaLost(workload_id=action.workload_id, replica_id=action.replica_id, reason=reason))
 
-    def _adopt(self, action: StartReplica, record: WorkerRecord) -> Replica:
+    def _adopt(self, action: StartReplica, record: WorkerRecord) -> Worker:
         replica = self._workers.make_replica(action, record.token_sha256)
         replica.phase = Phase.ADOPTING
         replica.share_slot = record.share_slot

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from springtide.backends.local.reactor import Connection, Timer
+from springtide.backends.crew.reactor import Connection, Timer
 from springtide.backends.local.share_table import SharerEntry
 from springtide.backends.local.workers import Workers
 from springtide.backends.processes import ProcessIdentity, identify, last_line, live_stat, reap, spawn_detached

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from springtide.backends.local.cpu_shares import CpuShares
 from springtide.backends.local.devices import Gpu, gpus_of
 from springtide.backends.local.gpu_shares import GpuShares
-from springtide.backends.local.members import Replica
+from springtide.backends.local.members import Worker
 from springtide.backends.local.share_table import SharerEntry, slots_path
 from springtide.backends.local.workers import Workers
 from springtide.core.actions import SetShare
@@ -74,7 +74,7 @@ class Shares:
 
     # --- sharers -----------------------------------------------------------------------------------------------------
 
-    def slot_of(self, replica: Replica) -> tuple[str, int]:
+    def slot_of(self, replica: Worker) -> tuple[str, int]:
         """Return (path, slot) for a replica that is about to be started; an empty path if it needs none."""
         share = self._share_of(replica)
         if share is None:
@@ -98,7 +98,7 @@ class Shares:
         """The GPU that a device is, as far as the driver told."""
         return self._gpus.get(device_id)
 
-    def take(self, replica: Replica) -> None:
+    def take(self, replica: Worker) -> None:
         """A replica has its process now: if it holds a share, it is held to it from now on."""
         if self._share_of(replica) is not None:
             if replica.share_slot is None:
@@ -119,7 +119,7 @@ class Shares:
             replica.share_slot = self._free_slot()
         self._changed()
 
-    def release(self, replica: Replica) -> None:
+    def release(self, replica: Worker) -> None:
         """The replica is gone."""
         if any(entry.replica_id == replica.replica_id for entry in self._table):
             self._changed()
@@ -129,7 +129,7 @@ class Shares:
         self._may_tell = True
         self._changed()
 
-    def _share_of(self, replica: Replica) -> Share | None:
+    def _share_of(self, replica: Worker) -> Share | None:
         return replica.action.share if replica.action is not None else None
 
     def _free_slot(self) -> int:

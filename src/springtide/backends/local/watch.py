@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from springtide.backends.local.members import Phase, Replica
+from springtide.backends.crew.members import Phase
+from springtide.backends.local.members import Worker
 from springtide.backends.local.workers import Workers
 from springtide.backends.processes import bound_log, is_starved, live_stat
 from springtide.core.wire import LOST_AFTER_S
@@ -49,7 +50,7 @@ class Watch:
             if bound_log(replica.log_path, self._max_log_bytes, min(KEPT_LOG_BYTES, self._max_log_bytes)):
                 self._workers.counts["cut_logs"] += 1
 
-    def _look(self, replica: Replica, now_s: float) -> None:
+    def _look(self, replica: Worker, now_s: float) -> None:
         # Who was asked to stop has a grace period of its own.
         if replica.has_exited or replica.lost_reason is not None or replica.asked_to_stop:
             return

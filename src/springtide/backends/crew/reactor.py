@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from springtide.backends.sockets import peer_process
+from springtide.backends.sockets import peer_process, prepare_tcp
 from springtide.core.errors import BackendError
 from springtide.core.wire import FrameDecoder, encode_frame
 
@@ -153,9 +153,11 @@ class Reactor:
 
 
 class Connection(Generic[M]):
-    """A framed unix-socket connection. Owns the socket; never blocks.
+    """A framed connection over a unix socket or TCP. Owns the socket; never blocks.
 
-    `on_message` gets each message; `on_close` is called once, with an empty reason when the other end closed.
+    `peer_pid` and `peer_uid` are who is at the other end of a unix socket (0 over TCP), `peer_host` from where a TCP
+    connection comes. `on_message` gets each message; `on_close` is called once, with an empty reason when the other
+    end closed.
     """
 
     def __init__(
@@ -167,7 +169,11 @@ class Connection(Generic[M]):
         on_close: Callable[[Connection[M], str], None],
     ) -> None:
         stream.setblocking(False)
-        self.peer_pid, self.peer_uid = peer_process(stream)
+        self.peer_pid, self.peer_uid, self.peer_host = 0, 0, ""
+        if stream.family == socket.AF_UNIX:
+            self.peer_pid, self.peer_uid = peer_process(stream)
+        else:
+            self.peer_host = prepare_tcp(stream)
         self._reactor = reactor
         self._stream = stream
         self._descriptor = stream.fileno()

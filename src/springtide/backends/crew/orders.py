@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import signal
 import time
+from collections.abc import Callable
 from functools import singledispatchmethod
+from typing import Generic
 
-from springtide.backends.local.launcher import Launcher
-from springtide.backends.local.members import Group, Job, Phase, Replica
-from springtide.backends.local.reports import Reports
-from springtide.backends.local.shares import Shares
-from springtide.backends.local.workers import Workers
-from springtide.backends.sockets import free_tcp_port
+from springtide.backends.crew.crew import Crew, R
+from springtide.backends.crew.members import Group, Job, Phase
+from springtide.backends.crew.reports import Reports
 from springtide.core.actions import (
     Action,
     AdmitJob,
@@ -29,7 +28,6 @@ from springtide.core.errors import BackendError, StorageError
 from springtide.core.events import JobResized, ReplicaLost, ReplicaStopped
 from springtide.core.wire import FormGroup, Preempt, Stop
 from springtide.core.workload import ReplicaId
-from springtide.storage.files import write_durable
 
 _log = logging.getLogger(__name__)
 
@@ -37,14 +35,29 @@ END_GRACE_S = 5.0
 _RETRY_S = 1.0
 
 
-class Orders:
-    """Carries out actions. Runs on the I/O thread. Each action may come any number of times."""
+def _do_nothing(action: LabelNode) -> None:
+    """A label is the control plane's alone, which remembers it in its journal."""
 
-    def __init__(self, workers: Workers, launcher: Launcher, shares: Shares) -> None:
-        self._workers = workers
-        self._launcher = launcher
-        self._shares = shares
-        self.reports: Reports
+
+class Orders(Generic[R]):
+    """Carries out actions. Runs on the I/O thread. Each action may come any number of times.
+
+    `start` begins one worker and raises StorageError or BackendError; `set_share` changes what one holds of its device;
+    `label_node` tells a machine what it is labelled for, where machines want to know.
+    """
+
+    def __init__(
+        self,
+        crew: Crew[R],
+        start: Callable[[StartReplica], None],
+        set_share: Callable[[SetShare], None],
+        label_node: Callable[[LabelNode], None] = _do_nothing,
+    ) -> None:
+        self._crew = crew
+        self._start = start
+        self._set_share = set_share
+        self._label_node = label_node
+        self.reports: Reports[R]
 
     def do(self, action: Action) -> None:
         """Begin an action. What the disk refuses is tried again, except for a start, which is reported lost."""
@@ -52,33 +65,33 @@ class Orders:
             self._do(action)
         except (StorageError, BackendError, OSError) as error:
             _log.error("%s failed: %s", type(action).__name__, error)
-            self._workers.counts["action_errors"] += 1
+            self._crew.counts["action_errors"] += 1
             if isinstance(action, StartReplica):
-                self._workers.bury(action.replica_id)
+                self._crew.bury(action.replica_id)
                 reason = f"the worker could not be started: {error}"
-                self._workers.post(
+                self._crew.post(
                     ReplicaLost(workload_id=action.workload_id, replica_id=action.replica_id, reason=reason)
                 )
             else:
-                self._workers.reactor.after(_RETRY_S, lambda: self.do(action))
+                self._crew.reactor.after(_RETRY_S, lambda: self.do(action))
 
-    def tell(self, replica: Replica) -> None:
+    def tell(self, replica: R) -> None:
         """Send a worker that has just connected whatever it may have missed."""
         if replica.asked_to_stop and replica.order is None:
             # It was asked to stop before it was there to be asked.
-            self._workers.kill(replica)
+            self._crew.kill(replica)
             return
         if replica.order is not None and replica.kill_at_s is not None:
             left_s = max(0.0, replica.kill_at_s - time.monotonic())
             order = replica.order
-            self._workers.send(
+            self._crew.send(
                 replica,
                 Preempt(generation=order.generation, grace_s=left_s)
                 if isinstance(order, Preempt)
                 else Stop(grace_s=left_s),
             )
             return
-        job = self._workers.jobs.get(replica.workload_id)
+        job = self._crew.jobs.get(replica.workload_id)
         group = job.group if job is not None else None
         if job is None or group is None or replica.replica_id not in group.audience:
             return
@@ -91,50 +104,52 @@ class Orders:
 
     @_do.register
     def _(self, action: StartReplica) -> None:
-        job = self._workers.jobs.get(action.workload_id)
+        job = self._crew.jobs.get(action.workload_id)
         if job is not None and job.has_ended:
-            self._workers.counts["repeated_actions"] += 1
+            self._crew.counts["repeated_actions"] += 1
             return
-        self._launcher.start(action)
+        self._start(action)
 
     @_do.register
     def _(self, action: SetShare) -> None:
-        self._shares.set_share(action)
+        self._set_share(action)
 
     @_do.register
     def _(self, action: StopReplica) -> None:
-        replica = self._workers.replicas.get(action.replica_id)
+        replica = self._crew.replicas.get(action.replica_id)
         if replica is not None:
             self.stop(replica, Stop(grace_s=action.grace_s), action.grace_s)
-        elif not self._workers.was_here(action.replica_id):
-            self._workers.bury(action.replica_id)
-            self._workers.post(ReplicaStopped(workload_id=action.workload_id, replica_id=action.replica_id))
+        elif not self._crew.was_here(action.replica_id):
+            self._crew.bury(action.replica_id)
+            self._crew.post(ReplicaStopped(workload_id=action.workload_id, replica_id=action.replica_id))
         else:
-            self._workers.counts["repeated_actions"] += 1
+            self._crew.counts["repeated_actions"] += 1
 
     @_do.register
     def _(self, action: ResizeJob) -> None:
-        workers = self._workers
-        job = workers.jobs.get(action.job_id)
+        crew = self._crew
+        job = crew.jobs.get(action.job_id)
         if job is None or job.has_ended:
-            workers.counts["stale_actions"] += 1
+            crew.counts["stale_actions"] += 1
             return
         group = job.group
         if group is not None and group.order.generation == action.generation and group.order.members:
-            workers.counts["repeated_actions"] += 1
+            crew.counts["repeated_actions"] += 1
             self._tell_all(job, group)
             return
         if action.generation < max(job.generation, group.order.generation if group else 0):
-            workers.counts["stale_actions"] += 1
+            crew.counts["stale_actions"] += 1
             return
         if self.reports.repeat_finish(job, action.generation):
             job.generation = action.generation
             return
-        if action.forced:
-            workers.raise_fence(job.work_dir, action.generation)
+        if action.forced and job.fenced < action.generation:
+            if not crew.fence_storage(job, action.generation, lambda: self.do(action)):
+                return
+            job.fenced = action.generation
         job.generation = action.generation
         order = self._make_order(job, action)
-        living = [r for r in workers.of_workload(job.job_id) if not r.asked_to_stop and r.lost_reason is None]
+        living = [r for r in crew.of_workload(job.job_id) if not r.asked_to_stop and r.lost_reason is None]
         audience = {r.replica_id for r in living if r.group_generation > 0} | set(action.replica_ids)
         if group is not None:
             audience |= {r.replica_id for r in living if r.replica_id in group.order.members}
@@ -144,19 +159,19 @@ class Orders:
 
     @_do.register
     def _(self, action: PreemptJob) -> None:
-        job = self._workers.jobs.get(action.job_id)
+        job = self._crew.jobs.get(action.job_id)
         if job is not None:
             job.generation = max(job.generation, action.generation)
             if job.group is not None:
                 self.reports.supersede(job.group)
         for replica_id in action.replica_ids:
-            replica = self._workers.replicas.get(replica_id)
+            replica = self._crew.replicas.get(replica_id)
             if replica is not None:
                 order = Preempt(generation=action.generation, grace_s=action.grace_s)
                 self.stop(replica, order, action.grace_s + 1.0)
-            elif not self._workers.was_here(replica_id):
-                self._workers.bury(replica_id)
-                self._workers.post(ReplicaStopped(workload_id=action.job_id, replica_id=replica_id))
+            elif not self._crew.was_here(replica_id):
+                self._crew.bury(replica_id)
+                self._crew.post(ReplicaStopped(workload_id=action.job_id, replica_id=replica_id))
 
     @_do.register
     def _(self, action: AdmitJob) -> None:
@@ -168,65 +183,65 @@ class Orders:
 
     @_do.register
     def _(self, action: LabelNode) -> None:
-        """A label is the control plane's alone, which remembers it in its journal."""
+        self._label_node(action)
 
     @_do.register
     def _(self, action: EndJob) -> None:
-        job = self._workers.jobs.get(action.job_id)
-        self._workers.inbox.forget_job(action.job_id)
+        job = self._crew.jobs.get(action.job_id)
+        self._crew.inbox.forget_job(action.job_id)
         if job is None:
             return
-        for replica in self._workers.of_workload(action.job_id):
+        for replica in self._crew.of_workload(action.job_id):
             self.stop(replica, Stop(grace_s=END_GRACE_S), END_GRACE_S)
         if job.group is not None:
             self.reports.supersede(job.group)
-        self._workers.end_job(job)
+        self._crew.end_job(job)
 
-    def stop(self, replica: Replica, order: Preempt | Stop, limit_s: float) -> None:
+    def stop(self, replica: R, order: Preempt | Stop, limit_s: float) -> None:
         """Give a worker `limit_s` to end by itself. A later limit than the one in force changes nothing."""
-        workers = self._workers
+        crew = self._crew
         kill_at_s = time.monotonic() + limit_s
         replica.asked_to_stop = True
         if replica.lost_reason is not None or replica.has_exited:
             return
         if replica.phase is Phase.QUEUED:
-            workers.note_exit(replica)
+            crew.note_exit(replica)
             return
         if replica.phase is Phase.SPAWNING:
             # It never connected, so there is nothing to save and nobody to ask. Without a number yet, the news of
             # its birth ends it; without such news, this does.
-            workers.kill(replica)
-            if replica.identity is None and replica.kill_at_s is None:
+            crew.kill(replica)
+            if not replica.has_body and replica.kill_at_s is None:
                 replica.kill_at_s = kill_at_s
-                replica.timers.append(workers.reactor.after(limit_s, lambda: self._end(replica)))
+                replica.timers.append(crew.reactor.after(limit_s, lambda: self._end(replica)))
             return
         if replica.kill_at_s is not None and replica.kill_at_s <= kill_at_s:
-            workers.counts["repeated_actions"] += 1
+            crew.counts["repeated_actions"] += 1
             return
         replica.cancel_timers()
         replica.kill_at_s = kill_at_s
         replica.order = order
-        workers.send(replica, order)
+        crew.send(replica, order)
         if isinstance(order, Stop):
-            replica.timers.append(workers.reactor.after(limit_s / 2, lambda: workers.kill(replica, signal.SIGTERM)))
-        replica.timers.append(workers.reactor.after(limit_s, lambda: self._end(replica)))
+            replica.timers.append(crew.reactor.after(limit_s / 2, lambda: crew.kill(replica, signal.SIGTERM)))
+        replica.timers.append(crew.reactor.after(limit_s, lambda: self._end(replica)))
 
-    def _end(self, replica: Replica) -> None:
-        self._workers.counts["grace_kills"] += 1
-        if replica.identity is None:
-            self._workers.note_exit(replica)
+    def _end(self, replica: R) -> None:
+        self._crew.counts["grace_kills"] += 1
+        if not replica.has_body:
+            self._crew.note_exit(replica)
         else:
-            self._workers.kill(replica)
+            self._crew.kill(replica)
 
     def _tell_all(self, job: Job, group: Group) -> None:
         for replica_id in sorted(group.audience):
-            replica = self._workers.replicas.get(replica_id)
+            replica = self._crew.replicas.get(replica_id)
             if replica is not None and replica_id not in group.told:
                 self._tell_group(job, group, replica)
         self.reports.confirm(job, wait_for_repeats=True)
 
-    def _tell_group(self, job: Job, group: Group, replica: Replica) -> None:
-        if not self._workers.send(replica, group.order):
+    def _tell_group(self, job: Job, group: Group, replica: R) -> None:
+        if not self._crew.send(replica, group.order):
             return
         group.told.add(replica.replica_id)
         if not replica.is_script or group.is_confirmed:
@@ -236,7 +251,7 @@ class Orders:
             replica.group_generation = group.order.generation
         if all(member in group.told for member in group.order.members):
             group.is_confirmed = True
-            self._workers.post(
+            self._crew.post(
                 JobResized(
                     job_id=job.job_id,
                     generation=group.order.generation,
@@ -248,19 +263,11 @@ class Orders:
             )
 
     def _make_order(self, job: Job, action: ResizeJob) -> FormGroup:
-        replicas = self._workers.of_workload(job.job_id)
+        replicas = self._crew.of_workload(job.job_id)
         previous = max((r.group_generation for r in replicas if r.group_generation < action.generation), default=0)
         is_script = any(replica.is_script for replica in replicas)
-        directory = job.work_dir / "rendezvous"
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         members: tuple[ReplicaId, ...] = tuple(action.replica_ids)
-        rendezvous = f"file://{directory}/g{action.generation}"
-        if is_script:
-            # The address is kept, so that an order repeated after a restart names the same place.
-            path = directory / f"g{action.generation}.address"
-            if not path.exists():
-                write_durable(path, f"tcp://127.0.0.1:{free_tcp_port()}".encode())
-            rendezvous = path.read_text()
+        rendezvous = self._crew.rendezvous(job, action, is_script=is_script)
         return FormGroup(
             generation=action.generation,
             members=members,

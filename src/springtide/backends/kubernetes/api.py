@@ -1,0 +1,514 @@
+"""The API server, as coroutines on plain objects: every call of the platform to Kubernetes is one of these.
+
+lightkube finds out where the cluster is and how to trust it; the calls themselves are made here, because a reconciler
+needs what its client does not do: bookmarks, deletion under preconditions, listings of metadata alone, and objects that
+stay the dicts they came as.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import httpx2
+import msgspec
+from lightkube.config import client_adapter
+from lightkube.config.kubeconfig import KubeConfig, SingleConfig
+from lightkube.config.models import User
+from lightkube.core.exceptions import ConfigError
+
+from springtide.backends.kubernetes.api_auth import ClientCertificate, FixedToken, TokenCommand, TokenFile
+from springtide.backends.kubernetes.api_errors import ApiError, Expired, ServerFault, Unreachable, error_of
+from springtide.backends.kubernetes.kinds import ACCESS_REVIEW, POD, Key, Kind, Object, key_of
+from springtide.backends.kubernetes.settings import FIELD_MANAGER
+from springtide.core.errors import BackendError
+
+SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+HOME_KUBECONFIG = Path("~/.kube/config")
+CALL_TIMEOUT_S = 15.0
+CONNECT_TIMEOUT_S = 5.0
+# A watch says something, a bookmark at least, about once a minute; one that is silent for longer is begun anew.
+WATCH_SILENCE_S = 130.0
+PAGE_SIZE = 1000
+_METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+# A connection whose other end vanished without a word is found out in half a minute.
+_SOCKET_OPTIONS = [
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    *(
+        [
+            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
+            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000),
+        ]
+        if hasattr(socket, "TCP_USER_TIMEOUT")
+        else []
+    ),
+]
+
+PatchType = Literal["merge", "json", "apply", "strategic"]
+_PATCH_TYPES: dict[PatchType, str] = {
+    "merge": "application/merge-patch+json",
+    "json": "application/json-patch+json",
+    "apply": "application/apply-patch+yaml",
+    "strategic": "application/strategic-merge-patch+json",
+}
+
+
+class WatchEvent(NamedTuple):
+    """`type` is ADDED, MODIFIED, DELETED or BOOKMARK; of a bookmark only the object's resourceVersion counts."""
+
+    type: str
+    object: Object
+
+
+class Listing(NamedTuple):
+    """Objects of one kind, as they were together at `resource_version`."""
+
+    items: list[Object]
+    resource_version: str
+
+
+class _Event(msgspec.Struct):
+    type: str
+    object: Object
+
+
+class _ListMeta(msgspec.Struct):
+    resource_version: str = msgspec.field(default="", name="resourceVersion")
+    next_page: str = msgspec.field(default="", name="continue")
+
+
+class _List(msgspec.Struct):
+    metadata: _ListMeta
+    items: list[Object] | None = None
+
+
+_event_decoder = msgspec.json.Decoder(_Event)
+_list_decoder = msgspec.json.Decoder(_List)
+_decode = msgspec.json.Decoder(Object).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class KubeApi:
+    """One cluster. Used from one event loop; raises ApiError (api_errors.py), BackendError where no call came about.
+
+    `server` is its address, `namespace` the one that the configuration names. `heard_at_s` is when the server last said
+    anything (monotonic, -inf: never), `num_calls` how many calls were made.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        *,
+        verify: ssl.SSLContext | bool = True,
+        auth: httpx2.Auth | None = None,
+        namespace: str = "default",
+        proxy: str | None = None,
+        certificate: ClientCertificate | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self.server = server.rstrip("/")
+        self.namespace = namespace
+        self.heard_at_s = float("-inf")
+        self.num_calls = 0
+        self._certificate = certificate
+        self._client = httpx2.AsyncClient(
+            auth=auth,
+            timeout=httpx2.Timeout(CALL_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
+            headers={"Accept": "application/json", "User-Agent": "springtide", **(headers or {})},
+            follow_redirects=False,
+            trust_env=False,
+            transport=httpx2.AsyncHTTPTransport(
+                verify=verify,
+                proxy=proxy,
+                limits=httpx2.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=30.0),
+                socket_options=_SOCKET_OPTIONS,
+                trust_env=False,
+            ),
+        )
+
+    @classmethod
+    def connect(
+        cls,
+        kubeconfig: Path | str | None = None,
+        *,
+        context: str = "",
+        server: str = "",
+        token: str = "",
+        impersonate: str = "",
+    ) -> KubeApi:
+        """Where the cluster is: a kubeconfig, else $KUBECONFIG, else the pod's service account, else ~/.kube/config.
+
+        Reads files and makes no call. `server` is used instead of the configured address (a proxy in between), `token`
+        instead of the configured user; `impersonate` is the user to act as, for whoever may. Raises BackendError, with
+        what would do.
+        """
+        try:
+            config = _configuration(kubeconfig, context)
+            user = User(token=token) if token else config.user or User()
+            verify = client_adapter.verify_cluster(config.cluster, user, config.abs_file)
+            auth = _auth_of(config, user)
+        except (ConfigError, OSError, KeyError, ValueError, ssl.SSLError, msgspec.ValidationError) as error:
+            raise BackendError(f"no way to the Kubernetes cluster: {error}") from error
+        certificate = None
+        if user.client_cert and user.client_key:
+            paths = (Path(config.abs_file(user.client_cert)), Path(config.abs_file(user.client_key)))
+            certificate = ClientCertificate(verify, *paths)
+        address = server or config.cluster.server
+        return cls(
+            address,
+            verify=verify,
+            auth=auth,
+            namespace=config.namespace,
+            proxy=_proxy_for(address),
+            certificate=certificate,
+            headers={"Impersonate-User": impersonate} if impersonate else None,
+        )
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._client.aclose()
+
+    # --- objects -----------------------------------------------------------------------------------------------------
+
+    async def get(self, kind: Kind, name: str, namespace: str = "", *, subresource: str = "") -> Object:
+        """Read an object, as it is now. Raises NoSuchObject."""
+        return await self._call("GET", kind.path(namespace, name, subresource))
+
+    async def find(self, kind: Kind, name: str, namespace: str = "") -> Object | None:
+        """Read an object, as it is now; None where there is none."""
+        try:
+            return await self.get(kind, name, namespace)
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def list(
+        self,
+        kind: Kind,
+        namespace: str = "",
+        *,
+        labels: str = "",
+        fields: str = "",
+        not_older_than: str = "",
+        metadata_only: bool = False,
+    ) -> Listing:
+        """Every object of a kind, in a namespace or in all (empty).
+
+        Consistent: no older than any write that was answered before. With `not_older_than` a version, the server may
+        answer from memory as of that version or later (cheap). `metadata_only` leaves out spec and status.
+        """
+        path = kind.path(namespace)
+        params = _selectors(labels, fields)
+        headers = {"Accept": _METADATA_ONLY} if metadata_only else None
+        if not_older_than:
+            params |= {"resourceVersion": not_older_than, "resourceVersionMatch": "NotOlderThan"}
+        else:
+            params["limit"] = str(PAGE_SIZE)
+        items: list[Object] = []
+        while True:
+            try:
+                page = _list_decoder.decode(await self._call_raw("GET", path, params=params, headers=headers))
+            except Expired:
+                if "continue" not in params:
+                    raise
+                # The pages took longer than the server remembers: once more, in one piece.
+                params.pop("continue")
+                params.pop("limit")
+                items.clear()
+                continue
+            items += page.items or ()
+            if not page.metadata.next_page:
+                return Listing(items, page.metadata.resource_version)
+            params["continue"] = page.metadata.next_page
+
+    async def watch(
+        self,
+        kind: Kind,
+        namespace: str = "",
+        *,
+        resource_version: str,
+        labels: str = "",
+        fields: str = "",
+        timeout_s: float = 300.0,
+        silence_s: float = WATCH_SILENCE_S,
+    ) -> AsyncIterator[WatchEvent]:
+        """What happens after `resource_version`, bookmarks included; ends when the server ends it (`timeout_s`).
+
+        Raises Expired where the version is too old, Unreachable where the connection breaks or nothing at all comes
+        for `silence_s`.
+        """
+        params = _selectors(labels, fields) | {
+            "watch": "true",
+            "resourceVersion": resource_version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(max(1, int(timeout_s))),
+        }
+        timeout = httpx2.Timeout(CALL_TIMEOUT_S, connect=CONNECT_TIMEOUT_S, read=silence_s)
+        async for line in self._lines(kind.path(namespace), params, timeout):
+            event = _event_decoder.decode(line)
+            if event.type == "ERROR":
+                raise error_of(int(event.object.get("code", 0)), msgspec.json.encode(event.object))
+            yield WatchEvent(event.type, event.object)
+
+    async def create(self, kind: Kind, obj: Object, namespace: str = "") -> Object:
+        """Make an object. Raises AlreadyExists, Invalid, Forbidden, QuotaExceeded."""
+        where = namespace or obj["metadata"].get("namespace", "")
+        body = {"apiVersion": kind.api_version, "kind": kind.name, **obj}
+        return await self._call("POST", kind.path(where), body, params={"fieldManager": FIELD_MANAGER})
+
+    async def replace(self, kind: Kind, obj: Object, *, subresource: str = "") -> Object:
+        """Write an object whole. Raises VersionConflict where it is no longer the version that `obj` says."""
+        key = key_of(obj)
+        body = {"apiVersion": kind.api_version, "kind": kind.name, **obj}
+        return await self._call("PUT", kind.path(*key, subresource), body, params={"fieldManager": FIELD_MANAGER})
+
+    async def patch(
+        self,
+        kind: Kind,
+        name: str,
+        patch: Any,
+        namespace: str = "",
+        *,
+        how: PatchType = "merge",
+        subresource: str = "",
+        manager: str = FIELD_MANAGER,
+    ) -> Object:
+        """Change parts of an object. "apply" makes it where there is none, and takes fields over from others."""
+        params = {"fieldManager": manager}
+        if how == "apply":
+            params["force"] = "true"
+            patch = {"apiVersion": kind.api_version, "kind": kind.name, **patch}
+        headers = {"Content-Type": _PATCH_TYPES[how]}
+        path = kind.path(namespace, name, subresource)
+        return await self._call("PATCH", path, patch, params=params, headers=headers)
+
+    async def delete(
+        self,
+        kind: Kind,
+        name: str,
+        namespace: str = "",
+        *,
+        grace_s: float | None = None,
+        uid: str = "",
+        resource_version: str = "",
+        propagation: Literal["", "Background", "Foreground", "Orphan"] = "",
+    ) -> bool:
+        """Ask an object to go; False where there is none. Raises VersionConflict: it has another uid or version.
+
+        `grace_s` of a pod is in whole seconds; 0 forgets the object at once, whatever its containers do.
+        """
+        options: Object = {"kind": "DeleteOptions", "apiVersion": "v1"}
+        if grace_s is not None:
+            options["gracePeriodSeconds"] = int(grace_s)
+        preconditions = {"uid": uid, "resourceVersion": resource_version}
+        if any(preconditions.values()):
+            options["preconditions"] = {name: value for name, value in preconditions.items() if value}
+        if propagation:
+            options["propagationPolicy"] = propagation
+        try:
+            await self._call_raw("DELETE", kind.path(namespace, name), options)
+        except ApiError as error:
+            if error.status == 404:
+                return False
+            raise
+        return True
+
+    async def bind(self, pod: Key, node: str, *, uid: str = "") -> None:
+        """Put a pod on a node; `uid` says which pod of that name. Raises VersionConflict: it is bound already."""
+        metadata: Object = {"name": pod.name, "namespace": pod.namespace}
+        if uid:
+            metadata["uid"] = uid
+        binding = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": metadata,
+            "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+        }
+        await self._call_raw("POST", POD.path(*pod, "binding"), binding)
+
+    async def logs(
+        self,
+        pod: Key,
+        *,
+        container: str = "",
+        follow: bool = False,
+        tail_lines: int | None = None,
+        limit_bytes: int | None = None,
+        since_time: str = "",
+        timestamps: bool = False,
+    ) -> AsyncIterator[bytes]:
+        """What a container wrote, line by line without the ends; with `follow` until it has ended."""
+        params = {"container": container, "sinceTime": since_time}
+        params = {name: value for name, value in params.items() if value}
+        numbers = {"tailLines": tail_lines, "limitBytes": limit_bytes}
+        params |= {name: str(value) for name, value in numbers.items() if value is not None}
+        params |= {name: "true" for name, value in (("follow", follow), ("timestamps", timestamps)) if value}
+        timeout = httpx2.Timeout(CALL_TIMEOUT_S, connect=CONNECT_TIMEOUT_S, read=None if follow else CALL_TIMEOUT_S)
+        async for line in self._lines(POD.path(*pod, "log"), params, timeout):
+            yield line
+
+    async def review(
+        self, verb: str, kind: Kind, namespace: str = "", *, name: str = "", subresource: str = ""
+    ) -> bool:
+        """Whether whoever asks may do that to objects of that kind."""
+        attributes = {
+            "verb": verb,
+            "group": kind.group,
+            "version": kind.version,
+            "resource": kind.plural,
+            "subresource": subresource,
+            "namespace": namespace,
+            "name": name,
+        }
+        review = {"spec": {"resourceAttributes": {key: value for key, value in attributes.items() if value}}}
+        body = {"apiVersion": ACCESS_REVIEW.api_version, "kind": ACCESS_REVIEW.name, **review}
+        answer = await self._call("POST", ACCESS_REVIEW.path(), body)
+        return bool(answer.get("status", {}).get("allowed"))
+
+    async def version(self) -> str:
+        """What the server is, such as `v1.30.2`; the cheapest way to ask whether it is there."""
+        return str((await self._call("GET", "/version")).get("gitVersion", ""))
+
+    # --- the wire ----------------------------------------------------------------------------------------------------
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        params: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Object:
+        return _decode(await self._call_raw(method, path, body, params=params, headers=headers))
+
+    async def _call_raw(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        params: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> bytes:
+        content = None if body is None else _encode(body)
+        sent = {"Content-Type": "application/json", **(headers or {})} if content is not None else headers
+        request = self._client.build_request(method, self.server + path, params=params, content=content, headers=sent)
+        self.num_calls += 1
+        if self._certificate is not None:
+            self._certificate.refresh()
+        try:
+            response = await self._client.send(request)
+        except httpx2.HTTPError as error:
+            raise _unreachable(self.server, error) from error
+        self.heard_at_s = time.monotonic()
+        if response.status_code >= 300:
+            raise error_of(response.status_code, response.content, response.headers.get("Retry-After", ""))
+        return response.content
+
+    async def _lines(self, path: str, params: Mapping[str, str], timeout: httpx2.Timeout) -> AsyncIterator[bytes]:
+        """The lines of an answer as they come."""
+        request = self._client.build_request("GET", self.server + path, params=params, timeout=timeout)
+        self.num_calls += 1
+        if self._certificate is not None:
+            self._certificate.refresh()
+        try:
+            response = await self._client.send(request, stream=True)
+            try:
+                self.heard_at_s = time.monotonic()
+                if response.status_code >= 300:
+                    body = await response.aread()
+                    raise error_of(response.status_code, body, response.headers.get("Retry-After", ""))
+                rest = b""
+                async for chunk in response.aiter_bytes():
+                    self.heard_at_s = time.monotonic()
+                    *lines, rest = (rest + chunk).split(b"\n") if rest else chunk.split(b"\n")
+                    for line in lines:
+                        if line:
+                            yield line
+                if rest:
+                    yield rest
+            finally:
+                await response.aclose()
+        except httpx2.HTTPError as error:
+            raise _unreachable(self.server, error) from error
+        except msgspec.MsgspecError as error:
+            raise ServerFault(502, "BadAnswer", f"the API server's answer cannot be read: {error}") from error
+
+
+def _selectors(labels: str, fields: str) -> dict[str, str]:
+    chosen = {"labelSelector": labels, "fieldSelector": fields}
+    return {name: value for name, value in chosen.items() if value}
+
+
+def _unreachable(server: str, error: httpx2.HTTPError) -> Unreachable:
+    told = str(error) or type(error).__name__
+    return Unreachable(f"the API server {server} does not answer: {told}")
+
+
+def _configuration(kubeconfig: Path | str | None, context: str) -> SingleConfig:
+    """The configuration that counts. Raises ConfigError."""
+    paths = (
+        [Path(kubeconfig)]
+        if kubeconfig
+        else [Path(part) for part in os.environ.get("KUBECONFIG", "").split(":") if part]
+    )
+    if not paths and os.environ.get("KUBERNETES_SERVICE_HOST") and (SERVICE_ACCOUNT_DIR / "token").exists():
+        config = KubeConfig.from_service_account(SERVICE_ACCOUNT_DIR)
+    else:
+        paths = paths or [HOME_KUBECONFIG]
+        config = _merged([path.expanduser() for path in paths])
+    chosen = config.get(context or None)
+    if chosen is None:
+        raise ConfigError("the kubeconfig has no current context")
+    return chosen
+
+
+def _merged(paths: list[Path]) -> KubeConfig:
+    """One configuration of several files: the first one that has a name is where the name is from."""
+    there = [path for path in paths if path.is_file()]
+    if not there:
+        named = ", ".join(str(path) for path in paths)
+        raise ConfigError(f"no kubeconfig at {named}; name one with KUBECONFIG, or run in a pod with a service account")
+    configs = [KubeConfig.from_file(path) for path in there]
+    for config in configs:
+        # A context of one file may name what another file has.
+        for other in configs:
+            config.clusters = {**other.clusters, **config.clusters}
+            config.users = {**other.users, **config.users}
+            config.contexts = {**other.contexts, **config.contexts}
+    return next((config for config in configs if config.current_context), configs[0])
+
+
+def _auth_of(config: SingleConfig, user: User) -> httpx2.Auth | None:
+    if user.token_file:
+        return TokenFile(Path(config.abs_file(user.token_file)))
+    if user.token:
+        return FixedToken(user.token)
+    if user.exec is not None:
+        environment = {each.name: each.value for each in user.exec.env or ()}
+        command = (user.exec.command, *(user.exec.args or ()))
+        return TokenCommand(command, environment, user.exec.apiVersion)
+    if user.username and user.password:
+        return httpx2.BasicAuth(user.username, user.password)
+    if user.auth_provider:
+        raise ConfigError("auth-provider in a kubeconfig is of the past: use `exec`")
+    return None
+
+
+def _proxy_for(server: str) -> str | None:
+    """The proxy that the environment names for an address (HTTPS_PROXY, NO_PROXY), if any."""
+    url = httpx2.URL(server)
+    if urllib.request.proxy_bypass(url.host):
+        return None
+    return urllib.request.getproxies().get(url.scheme)

@@ -1,0 +1,157 @@
+"""How calls prove who makes them, with secrets that change while the platform runs.
+
+A token in a file (a pod's service account) is replaced by the kubelet, one of a command (a cloud's) expires, a client
+certificate is renewed. Each is read again when it is due, and once when the server says 401.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import os
+import ssl
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from pathlib import Path
+
+import httpx2
+import msgspec
+
+from springtide.core.errors import BackendError
+
+# How long what was read from a file is believed: the kubelet renews a token at four fifths of its life.
+FILE_BELIEVED_S = 60.0
+_COMMAND_S = 60.0
+# A token that is about to expire is replaced before a call would be refused for it.
+_EXPIRY_MARGIN_S = 10.0
+
+
+class FixedToken(httpx2.Auth):
+    """A bearer token that stays as it is."""
+
+    def __init__(self, token: str) -> None:
+        self._bearer = f"Bearer {token}"
+
+    async def async_auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
+        """Say the token."""
+        request.headers["Authorization"] = self._bearer
+        yield request
+
+
+class TokenFile(httpx2.Auth):
+    """A bearer token in a file, which is read again every minute, and at once after a 401."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._bearer = ""
+        self._read_at_s = float("-inf")
+
+    async def async_auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
+        """Say the token; once more with the present one where it was refused. Raises BackendError: no such file."""
+        if time.monotonic() - self._read_at_s > FILE_BELIEVED_S:
+            self._read()
+        said = request.headers["Authorization"] = self._bearer
+        response = yield request
+        if response.status_code == 401:
+            self._read()
+            if self._bearer != said:
+                request.headers["Authorization"] = self._bearer
+                yield request
+
+    def _read(self) -> None:
+        try:
+            self._bearer = f"Bearer {self._path.read_text().strip()}"
+        except OSError as error:
+            if not self._bearer:
+                raise BackendError(f"the token {self._path} cannot be read: {error}") from error
+        self._read_at_s = time.monotonic()
+
+
+class _CredentialStatus(msgspec.Struct):
+    token: str = ""
+    expires_at: str = msgspec.field(default="", name="expirationTimestamp")
+
+
+class _Credential(msgspec.Struct):
+    status: _CredentialStatus = msgspec.field(default_factory=_CredentialStatus)
+
+
+class TokenCommand(httpx2.Auth):
+    """A bearer token that a command prints (`exec` in a kubeconfig), asked for again when it expires or is refused."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], api_version: str) -> None:
+        self._command = tuple(command)
+        self._environment = dict(environment)
+        self._api_version = api_version
+        self._bearer = ""
+        self._expires_at_s = float("inf")
+        self._lock = asyncio.Lock()
+
+    async def async_auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
+        """Say the token; once more with a new one where it was refused. Raises BackendError: the command failed."""
+        said = request.headers["Authorization"] = await self._token(refused="")
+        response = yield request
+        if response.status_code == 401:
+            request.headers["Authorization"] = await self._token(refused=said)
+            yield request
+
+    async def _token(self, refused: str) -> str:
+        async with self._lock:
+            is_stale = time.time() > self._expires_at_s - _EXPIRY_MARGIN_S
+            if not self._bearer or is_stale or self._bearer == refused:
+                await self._ask()
+            return self._bearer
+
+    async def _ask(self) -> None:
+        info = {"apiVersion": self._api_version, "kind": "ExecCredential", "spec": {"interactive": False}}
+        environment = {**os.environ, **self._environment, "KUBERNETES_EXEC_INFO": msgspec.json.encode(info).decode()}
+        pipe = asyncio.subprocess.PIPE
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._command, env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe
+            )
+            out, err = await asyncio.wait_for(process.communicate(), _COMMAND_S)
+        except (OSError, TimeoutError) as error:
+            raise BackendError(f"`{self._command[0]}` gave no credentials for the cluster: {error!r}") from error
+        try:
+            if process.returncode != 0:
+                raise ValueError(err.decode(errors="replace").strip() or f"exit code {process.returncode}")
+            status = msgspec.json.decode(out, type=_Credential).status
+            if not status.token:
+                raise ValueError("its answer has no token (client certificates by a command are not taken)")
+            expires_at_s = datetime.datetime.fromisoformat(status.expires_at).timestamp() if status.expires_at else None
+        except ValueError as error:
+            raise BackendError(f"`{self._command[0]}` gave no credentials for the cluster: {error}") from error
+        self._bearer = f"Bearer {status.token}"
+        self._expires_at_s = float("inf") if expires_at_s is None else expires_at_s
+
+
+class ClientCertificate:
+    """A client certificate in files, loaded again into its context when they change: connections made later use it."""
+
+    def __init__(self, context: ssl.SSLContext, certificate: Path, key: Path) -> None:
+        self._context = context
+        self._paths = (certificate, key)
+        self._seen = self._stamps()
+        self._looked_at_s = time.monotonic()
+
+    def refresh(self) -> None:
+        """Look, at most once a minute, whether the files are others than before."""
+        now_s = time.monotonic()
+        if now_s - self._looked_at_s < FILE_BELIEVED_S:
+            return
+        self._looked_at_s = now_s
+        stamps = self._stamps()
+        if stamps != self._seen and stamps:
+            try:
+                self._context.load_cert_chain(*self._paths)
+            except (OSError, ssl.SSLError):
+                # Half of a pair is there yet: the old one still stands, and the next look finds both.
+                return
+            self._seen = stamps
+
+    def _stamps(self) -> tuple[tuple[int, int], ...]:
+        try:
+            return tuple((stat.st_mtime_ns, stat.st_ino) for stat in (path.stat() for path in self._paths))
+        except OSError:
+            return ()

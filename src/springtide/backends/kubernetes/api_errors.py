@@ -1,0 +1,140 @@
+"""What an API server refuses with, by status; whether asking again the same way makes sense is said here once."""
+
+from __future__ import annotations
+
+import msgspec
+
+from springtide.core.errors import BackendError
+
+
+class ApiError(BackendError):
+    """A call did not do what it was asked.
+
+    `status` is HTTP's (0: no answer came), `reason` the server's word for it, `retry_after_s` when it wants to be asked
+    again (0: it did not say). `fields` are the paths in an object that were found wanting.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        reason: str,
+        message: str,
+        *,
+        retry_after_s: float = 0.0,
+        fields: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+        self.message = message
+        self.retry_after_s = retry_after_s
+        self.fields = fields
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether the same call may well succeed later: nothing is wrong with the call itself."""
+        return self.status in (0, 408, 429) or self.status >= 500
+
+
+class Unreachable(ApiError):
+    """No answer: the server is away, or the connection broke. The call may have been carried out all the same."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(0, "Unreachable", message)
+
+
+class NotAuthenticated(ApiError):
+    """401: the server does not know who asks."""
+
+
+class Forbidden(ApiError):
+    """403: whoever asks may not, or an admission rule says no."""
+
+
+class QuotaExceeded(Forbidden):
+    """403 for want of quota: the same call succeeds when the namespace has room."""
+
+
+class NoSuchObject(ApiError):
+    """404: no object of that name, or no such kind of object."""
+
+
+class AlreadyExists(ApiError):
+    """409 to a create: there is an object of that name."""
+
+
+class VersionConflict(ApiError):
+    """409: the object is another one than the caller saw (version, uid), or does not allow it in its present state."""
+
+
+class Expired(ApiError):
+    """410: the version to watch from, or to go on listing from, is too old for the server to know."""
+
+
+class Invalid(ApiError):
+    """422 or 400: the object cannot be; `fields` says where."""
+
+
+class TooManyRequests(ApiError):
+    """429: the server wants to be asked later, or a disruption budget does not allow an eviction now."""
+
+
+class ServerFault(ApiError):
+    """5xx: the server, or something that it asks, is not well."""
+
+
+_BY_STATUS: dict[int, type[ApiError]] = {
+    400: Invalid,
+    401: NotAuthenticated,
+    403: Forbidden,
+    404: NoSuchObject,
+    409: VersionConflict,
+    410: Expired,
+    422: Invalid,
+    429: TooManyRequests,
+}
+
+
+class _Cause(msgspec.Struct):
+    field: str = ""
+    message: str = ""
+
+
+class _Details(msgspec.Struct):
+    causes: list[_Cause] | None = None
+    retry_after_s: float = msgspec.field(default=0.0, name="retryAfterSeconds")
+
+
+class _Status(msgspec.Struct):
+    message: str = ""
+    reason: str = ""
+    code: int = 0
+    details: _Details | None = None
+
+
+def error_of(status: int, body: bytes, retry_after: str = "") -> ApiError:
+    """The error that an answer is. `retry_after` is the header of that name."""
+    try:
+        told = msgspec.json.decode(body, type=_Status)
+    except msgspec.MsgspecError:
+        # A proxy in between answers in its own words.
+        told = _Status(message=body[:300].decode(errors="replace").strip())
+    status = status or told.code
+    details = told.details or _Details()
+    waits_s = details.retry_after_s
+    try:
+        waits_s = max(waits_s, float(retry_after)) if retry_after else waits_s
+    except ValueError:
+        pass  # The header may be a date, too: then the caller's own back-off does.
+    kind = _BY_STATUS.get(status, ServerFault if status >= 500 else ApiError)
+    if status == 409 and told.reason == "AlreadyExists":
+        kind = AlreadyExists
+    elif status == 403 and "exceeded quota" in told.message:
+        kind = QuotaExceeded
+    return kind(
+        status,
+        told.reason or kind.__name__,
+        told.message or f"the API server answered {status}",
+        retry_after_s=waits_s,
+        fields=tuple(cause.field for cause in details.causes or () if cause.field),
+    )

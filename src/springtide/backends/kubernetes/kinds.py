@@ -1,0 +1,102 @@
+"""The kinds of objects that the platform reads and writes, and the paths under which an API server keeps them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from springtide.backends.kubernetes.settings import GROUP, VERSION
+
+# An object as the API server's JSON has it.
+Object = dict[str, Any]
+
+
+class Kind(NamedTuple):
+    """One kind of object. `group` is empty for the core group, `plural` is its name in paths, `name` in objects."""
+
+    group: str
+    version: str
+    plural: str
+    name: str
+    is_namespaced: bool = True
+
+    @property
+    def api_version(self) -> str:
+        """What objects of this kind say as `apiVersion`."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
+        """The path of an object, or of all of them where `name` is empty; of every namespace where that is empty."""
+        parts = [f"/apis/{self.group}" if self.group else "/api", self.version]
+        if self.is_namespaced and namespace:
+            parts += ["namespaces", namespace]
+        parts.append(self.plural)
+        if name:
+            parts.append(name)
+        if subresource:
+            parts.append(subresource)
+        return "/".join(parts)
+
+
+class Key(NamedTuple):
+    """Which object of a kind. `namespace` is empty where the kind has none."""
+
+    namespace: str
+    name: str
+
+
+POD = Kind("", "v1", "pods", "Pod")
+NODE = Kind("", "v1", "nodes", "Node", is_namespaced=False)
+NAMESPACE = Kind("", "v1", "namespaces", "Namespace", is_namespaced=False)
+SECRET = Kind("", "v1", "secrets", "Secret")
+CONFIG_MAP = Kind("", "v1", "configmaps", "ConfigMap")
+SERVICE = Kind("", "v1", "services", "Service")
+SERVICE_ACCOUNT = Kind("", "v1", "serviceaccounts", "ServiceAccount")
+RESOURCE_QUOTA = Kind("", "v1", "resourcequotas", "ResourceQuota")
+PERSISTENT_VOLUME_CLAIM = Kind("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
+EVENT = Kind("", "v1", "events", "Event")
+LEASE = Kind("coordination.k8s.io", "v1", "leases", "Lease")
+DEPLOYMENT = Kind("apps", "v1", "deployments", "Deployment")
+DAEMON_SET = Kind("apps", "v1", "daemonsets", "DaemonSet")
+ROLE = Kind("rbac.authorization.k8s.io", "v1", "roles", "Role")
+ROLE_BINDING = Kind("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
+CLUSTER_ROLE = Kind("rbac.authorization.k8s.io", "v1", "clusterroles", "ClusterRole", is_namespaced=False)
+CLUSTER_ROLE_BINDING = Kind(
+    "rbac.authorization.k8s.io", "v1", "clusterrolebindings", "ClusterRoleBinding", is_namespaced=False
+)
+NETWORK_POLICY = Kind("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
+CUSTOM_RESOURCE_DEFINITION = Kind(
+    "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", is_namespaced=False
+)
+ACCESS_REVIEW = Kind(
+    "authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview", is_namespaced=False
+)
+TRAINING_FUNCTION = Kind(GROUP, VERSION, "trainingfunctions", "TrainingFunction")
+INFERENCE_FUNCTION = Kind(GROUP, VERSION, "inferencefunctions", "InferenceFunction")
+
+
+def key_of(obj: Object) -> Key:
+    """Where an object is."""
+    metadata = obj["metadata"]
+    return Key(metadata.get("namespace", ""), metadata["name"])
+
+
+def uid_of(obj: Object) -> str:
+    """What tells an object from another one that had its name before; empty where the server has not seen it yet."""
+    return str(obj["metadata"].get("uid", ""))
+
+
+def version_of(obj: Object) -> int:
+    """An object's or a listing's resource version as a number: later is larger. 0 where it has none.
+
+    API servers promise that versions of one kind compare as numbers; one that writes something else gets -1, which
+    callers take for "cannot be compared".
+    """
+    text = obj.get("metadata", {}).get("resourceVersion", "")
+    if not text:
+        return 0
+    return int(text) if text.isdecimal() else -1
+
+
+def is_ending(obj: Object) -> bool:
+    """Whether the object was asked to go and is not gone yet."""
+    return "deletionTimestamp" in obj["metadata"]

@@ -1,0 +1,80 @@
+"""YAML as text: the one place that knows PyYAML. Reading builds plain values only; writing is stable, key by key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from springtide.core.errors import InvalidRequest
+
+_MAX_CHARACTERS = 4_000_000
+# What a text may become once its aliases are written out: a few lines of them can stand for billions of values.
+_MAX_VALUES = 200_000
+
+
+def read_yaml(text: str, place: str) -> list[Any]:
+    """The documents of a text of YAML or JSON, empty ones left out. `place` names the text in what people are told.
+
+    Raises InvalidRequest with line and column if it is no YAML, holds tags that would build objects, or is too long.
+    """
+    import yaml
+
+    if len(text) > _MAX_CHARACTERS:
+        raise InvalidRequest(f"{place} is longer than {_MAX_CHARACTERS // 1_000_000} million characters")
+    try:
+        documents = [document for document in yaml.safe_load_all(text) if document is not None]
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
+        raise InvalidRequest(f"{place} is not valid YAML{where}: {error.problem or error.context}") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        raise InvalidRequest(f"{place} is not valid YAML: {error}") from None
+    if not _is_bounded(documents):
+        raise InvalidRequest(f"{place} stands for more than {_MAX_VALUES:,} values; write it without aliases (*name)")
+    return documents
+
+
+def _is_bounded(documents: list[Any]) -> bool:
+    """Whether the values, each counted wherever an alias repeats it, are few enough. One that holds itself is not."""
+    waiting: list[Any] = list(documents)
+    num_values = 0
+    while waiting and num_values <= _MAX_VALUES:
+        value = waiting.pop()
+        num_values += 1
+        if isinstance(value, dict):
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+    return not waiting
+
+
+def write_yaml(documents: Iterable[Any], *, sorts_keys: bool = False) -> str:
+    """The documents as one text, separated by `---`. Texts of several lines are written as blocks."""
+    import yaml
+
+    class Writer(yaml.SafeDumper):  # type: ignore[misc]
+        """Blocks for texts of several lines, no anchors: what is meant twice is written twice."""
+
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
+
+        def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+            # Lists stand under their key with an indent of their own, as kubectl's users are used to write them.
+            super().increase_indent(flow, False)
+
+    def write_text(writer: yaml.SafeDumper, data: str) -> yaml.ScalarNode:
+        style = "|" if "\n" in data else None
+        return writer.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+
+    Writer.add_representer(str, write_text)
+    return str(
+        yaml.dump_all(
+            list(documents),
+            Dumper=Writer,
+            sort_keys=sorts_keys,
+            width=120,
+            allow_unicode=True,
+            explicit_start=True,
+            default_flow_style=False,
+        )
+    )

@@ -1,0 +1,112 @@
+"""Serving one application on one socket: the server, the signals that end it, and the points where tests crash it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from springtide.core.errors import BackendError, InvalidRequest
+from springtide.service.connections import connection_class, raise_descriptor_limit
+from springtide.service.gateway import Gateway
+
+LOOPBACK = "127.0.0.1"
+CRASH_AT = "SPRINGTIDE_CRASH_AT"
+
+
+def server_of(app: ASGIApp) -> uvicorn.Server:
+    """A server of the application on the sockets it will be given; it logs nothing but what is wrong."""
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            http=connection_class(raise_descriptor_limit()),
+            ws="none",
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=2,
+            lifespan="on",
+        )
+    )
+
+
+def lifespan_of(gateway: Gateway) -> Callable[[Any], contextlib.AbstractAsyncContextManager[None]]:
+    """What runs around the serving: the gateway's tasks."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: object) -> AsyncIterator[None]:
+        await gateway.startup()
+        try:
+            yield
+        finally:
+            await gateway.shutdown()
+
+    return lifespan
+
+
+def bind(port: int, host: str = LOOPBACK) -> socket.socket:
+    """Listen on a TCP port (0: a free one). Raises BackendError."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise BackendError(
+            f"port {port} of {host} cannot be used ({error.strerror}); choose another with --port, or --port 0"
+        ) from error
+    return listener
+
+
+@contextlib.contextmanager
+def signals_end(server: uvicorn.Server) -> Iterator[None]:
+    """SIGTERM, SIGINT and SIGHUP (a closed terminal) end the serving; what comes after it is never cut short.
+
+    uvicorn raises what it caught once more when it has ended: these handlers are what it then finds.
+    """
+    names = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = {name: signal.signal(name, lambda *_: setattr(server, "should_exit", True)) for name in names}
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+
+
+def crash_point_of(setting: str) -> Callable[[str], None]:
+    """Read "name:n": end the process without any clean-up when the named crash point is passed for the n-th time.
+
+    For the tests that kill the control plane between any two effects. Empty: nothing happens.
+    Raises InvalidRequest if n is no number.
+    """
+    if not setting:
+        return lambda name: None
+    wanted, _, count = setting.rpartition(":")
+    if not count.isdigit():
+        raise InvalidRequest(f"{CRASH_AT} must read name:n, got {setting!r}")
+    left = [int(count)]
+    lock = threading.Lock()
+
+    def crash_point(name: str) -> None:
+        if name != wanted:
+            return
+        with lock:
+            left[0] -= 1
+            if left[0] == 0:
+                os._exit(137)
+
+    return crash_point
+
+
+def configure_logging() -> None:
+    """Lines with time and level on standard error; `springtide up` sends them to platform.log."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -1,0 +1,208 @@
+"""Where a platform keeps what its workloads are made of: in its state directory, or in an object store.
+
+A place is a path like `workloads/<id>/source/<file>`, the same in both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Protocol
+
+from springtide.core.errors import ObjectMissing, StorageError
+from springtide.core.ports import Store
+from springtide.core.workload import WorkloadId
+from springtide.service import sources
+from springtide.service.schemas import JobSourceIn, ServiceSourceIn
+from springtide.storage.files import fsync_directory, write_durable
+
+MAX_FETCHED_LOGS = 64
+MAX_FETCHED_LOG_BYTES = 8 * 1024 * 1024
+
+Source = JobSourceIn | ServiceSourceIn
+
+
+class Shelf(Protocol):
+    """Keeps sources, and finds the logs of those who are gone. Every method raises StorageError. Thread-safe."""
+
+    def address(self, place: PurePosixPath) -> str:
+        """What workers are told of where the file is."""
+        ...
+
+    def holds(self, address: str, text: str) -> bool:
+        """Whether the file at an address is this text; False if it is not there any more."""
+        ...
+
+    def may_write(self, place: PurePosixPath, source: Source) -> bool:
+        """Whether there is no source at that place yet, or this very one."""
+        ...
+
+    def write(self, place: PurePosixPath, source: Source) -> None:
+        """Keep the main file at that place and the others beside it. They are durable when this returns."""
+        ...
+
+    def has(self, workload_id: WorkloadId) -> bool:
+        """Whether anything is kept of a workload of that id."""
+        ...
+
+    def import_root(self, asked: str) -> str:
+        """The directory that workers import neighbours from, asked for one. Raises InvalidRequest."""
+        ...
+
+    def fetch_logs(self, workload_id: WorkloadId) -> None:
+        """Bring the logs that are kept elsewhere to where they are read, as far as they are not there."""
+        ...
+
+
+class DirectoryShelf:
+    """The state directory, which workers see, too."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._state_dir = state_dir
+
+    def address(self, place: PurePosixPath) -> str:
+        """The file's path."""
+        return str(self._state_dir / place)
+
+    def holds(self, address: str, text: str) -> bool:
+        """Whether the file of that path is this text. One whose directory was cleared away is nobody knows what."""
+        try:
+            return Path(address).read_bytes() == text.encode()
+        except OSError:
+            return False
+
+    def may_write(self, place: PurePosixPath, source: Source) -> bool:
+        """Whether there is no source at that place yet, or this very one."""
+        return all(self._may_be(name, text) for name, text in _files(place, source))
+
+    def write(self, place: PurePosixPath, source: Source) -> None:
+        """Keep the files, 0600 in 0700 directories, none of which may be a symbolic link."""
+        for name, text in _files(place, source):
+            write_private(self._state_dir / "workloads", self._state_dir / name, text)
+
+    def has(self, workload_id: WorkloadId) -> bool:
+        """Whether there is a directory of that workload."""
+        return (self._state_dir / "workloads" / workload_id).exists()
+
+    def import_root(self, asked: str) -> str:
+        """The directory itself. Raises InvalidRequest unless it is one."""
+        sources.check_import_root(asked)
+        return asked
+
+    def fetch_logs(self, workload_id: WorkloadId) -> None:
+        """Nothing is kept elsewhere."""
+
+    def _may_be(self, place: PurePosixPath, text: str) -> bool:
+        path = self._state_dir / place
+        try:
+            return path.read_bytes() == text.encode()
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            raise StorageError(f"cannot read {path}: {error.strerror}") from error
+
+
+class StoreShelf:
+    """An object store, which workers fetch from; `state_dir` is a copy that may be lost at any time.
+
+    An address is the object's key, the place itself, so that it holds wherever the control plane runs next.
+    """
+
+    def __init__(self, store: Store, state_dir: Path) -> None:
+        self._store = store
+        self._state_dir = state_dir
+        self._digests: dict[str, bytes] = {}
+
+    def address(self, place: PurePosixPath) -> str:
+        """The key of the object."""
+        return str(place)
+
+    def holds(self, address: str, text: str) -> bool:
+        """Whether the object of that key is this text. What a key holds never changes, so it is asked for once."""
+        known = self._digests.get(address)
+        if known is None:
+            found = self._find(address)
+            if found is None:
+                return False
+            known = self._digests[address] = hashlib.sha256(found).digest()
+        return known == hashlib.sha256(text.encode()).digest()
+
+    def may_write(self, place: PurePosixPath, source: Source) -> bool:
+        """Whether there is no source at that place yet, or this very one."""
+        return all(self._find(str(name)) in (None, text.encode()) for name, text in _files(place, source))
+
+    def write(self, place: PurePosixPath, source: Source) -> None:
+        """Put the files, the main one last: who finds it finds the others."""
+        for name, text in reversed(list(_files(place, source))):
+            self._store.put(str(name), text.encode())
+
+    def has(self, workload_id: WorkloadId) -> bool:
+        """Whether there is any object of that workload."""
+        return bool(self._store.keys(f"workloads/{workload_id}/"))
+
+    def import_root(self, asked: str) -> str:
+        """None: pods see no directory of whoever asks. Neighbours are sent as further files of the source."""
+        return ""
+
+    def fetch_logs(self, workload_id: WorkloadId) -> None:
+        """Copy the newest logs of replicas that are gone, which their pods have put into the store when they ended.
+
+        A log that is here already is left alone: it is being written, or was followed to its end.
+        """
+        folder = self._state_dir / "workloads" / workload_id / "logs"
+        prefix = f"workloads/{workload_id}/logs/"
+        for key in self._store.keys(prefix)[-MAX_FETCHED_LOGS:]:
+            path = folder / key.removeprefix(prefix)
+            if path.parent != folder or path.suffix != ".log" or path.exists():
+                continue
+            with contextlib.suppress(ObjectMissing):
+                text = self._store.get(key)[-MAX_FETCHED_LOG_BYTES:]
+                make_private_directories(self._state_dir / "workloads", folder)
+                write_durable(path, text, mode=0o600)
+
+    def _find(self, key: str) -> bytes | None:
+        try:
+            return self._store.get(key)
+        except ObjectMissing:
+            return None
+
+
+def _files(place: PurePosixPath, source: Source) -> Iterator[tuple[PurePosixPath, str]]:
+    yield place, source.text
+    for name, text in source.files.items():
+        yield place.parent / name, text
+
+
+def write_private(root: Path, path: Path, text: str) -> None:
+    """Write a file durably, 0600, in 0700 directories below `root`. Raises StorageError.
+
+    Neither a directory on the way nor anything in it may be a symbolic link.
+    """
+    make_private_directories(root, path.parent)
+    write_durable(path, text.encode(), mode=0o600)
+
+
+def make_private_directories(root: Path, folder: Path) -> None:
+    """Make the directories from `root` down to `folder`, 0700. Raises StorageError where something else is there."""
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        made = root
+        for part in folder.relative_to(root).parts:
+            made /= part
+            _make_private_directory(made)
+    except OSError as error:
+        raise StorageError(f"cannot make the directory {folder}: {error.strerror}") from error
+
+
+def _make_private_directory(path: Path) -> None:
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            raise StorageError(f"{path} is in the way: it is not a directory; remove it") from None
+    else:
+        fsync_directory(path.parent)

@@ -1,0 +1,137 @@
+"""The lab itself: what the other tests take for granted of it, and that nothing of it stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from kube_http import wait_for
+from lab import missing_lab
+from lab_nodes import DEVICE_RESOURCE, NODES
+from lab_pods import plain_pod
+from lab_remains import CGROUPS, REGISTRY, mounts_below, processes_of
+
+from springtide.testing.servers import running_s3
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(300)]
+HERE = Path(__file__).parent
+ALL_REDUCE = """
+import os, torch, torch.distributed as dist
+dist.init_process_group(
+    "gloo", init_method=f"tcp://{os.environ.get('MASTER') or os.environ['POD_IP']}:29400",
+    rank=int(os.environ["RANK"]), world_size=2,
+)
+values = torch.full((4,), float(os.environ["RANK"]) + 1.0)
+dist.all_reduce(values)
+print("sum", values.tolist())
+dist.destroy_process_group()
+"""
+STORE = """
+import os
+from springtide.storage.open import open_store
+store = open_store(os.environ["STORE"])
+store.put("from-a-pod", b"hello")
+print("store", store.get("from-a-pod"))
+"""
+VICTIM = """
+import sys, time
+sys.path.insert(0, {here!r})
+from lab import Lab
+lab = Lab()
+lab.start()
+print(lab.folder, flush=True)
+time.sleep(1000)
+"""
+
+
+def pod_of(lab, namespace, name):
+    return lab.api.get(f"api/v1/namespaces/{namespace}/pods/{name}")
+
+
+def phase(lab, namespace, name):
+    return pod_of(lab, namespace, name)["status"]["phase"]
+
+
+def ended(lab, namespace, name):
+    return phase(lab, namespace, name) in ("Succeeded", "Failed")
+
+
+@pytest.fixture
+def place(node_lab):
+    from lab import Cluster
+
+    with Cluster(node_lab.kubeconfig, node_lab).namespace("lab") as name:
+        yield name
+
+
+def test_a_killed_test_leaves_nothing_behind():
+    if why := missing_lab():
+        pytest.skip(why)
+    child = subprocess.Popen(
+        [sys.executable, "-c", VICTIM.format(here=str(HERE))], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert child.stdout is not None
+    folder = Path(child.stdout.readline().strip())
+    assert len(list(processes_of(folder))) >= 3
+    child.kill()
+    child.wait()
+    child.stdout.close()
+    wait_for("the lab's end", lambda: not list(processes_of(folder)) and not folder.exists(), 60.0)
+    assert not mounts_below(folder)
+    assert not (REGISTRY / f"lab-{folder.name}").exists()
+    assert not list(CGROUPS.glob(f"*/springtide-{folder.name}-*"))
+
+
+def test_pods_of_two_nodes_form_a_group(node_lab, place):
+    api = node_lab.api
+    path = f"api/v1/namespaces/{place}/pods"
+    api.post(path, plain_pod("first", place, NODES[0], ALL_REDUCE, RANK="0"))
+    address = wait_for("its address", lambda: pod_of(node_lab, place, "first")["status"].get("podIP"))
+    api.post(path, plain_pod("second", place, NODES[1], ALL_REDUCE, RANK="1", MASTER=address))
+    for name in ("first", "second"):
+        wait_for("the sum", lambda name=name: ended(node_lab, place, name))
+        assert "sum [3.0, 3.0, 3.0, 3.0]" in api.logs(place, name)
+
+
+def test_a_pod_reaches_the_object_store(node_lab, place):
+    keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+    with running_s3(buckets=("springtide",), host=node_lab.host) as server:
+        url = f"{server.s3_url('springtide', 'lab')}&allow_http=true"
+        pod = plain_pod("store", place, NODES[1], STORE, STORE=url, **keys)
+        node_lab.api.post(f"api/v1/namespaces/{place}/pods", pod)
+        wait_for("its end", lambda: ended(node_lab, place, "store"))
+    assert "store b'hello'" in node_lab.api.logs(place, "store")
+
+
+def test_pods_outlive_a_kubelet_and_an_api_server(node_lab, place):
+    for node in NODES:
+        node_lab.offer(node, 2)
+    pod = plain_pod("sleeper", place, NODES[1], "import time; time.sleep(1000)")
+    pod["spec"]["containers"][0]["resources"] = {"limits": {DEVICE_RESOURCE: "1"}}
+    made = node_lab.api.post(f"api/v1/namespaces/{place}/pods", pod)
+    wait_for("it to run", lambda: phase(node_lab, place, "sleeper") == "Running")
+    (before,) = node_lab.container_pids(made["metadata"]["uid"])
+
+    node_lab.kill_kubelet(NODES[1])
+    wait_for("the node to be silent", lambda: not node_lab.is_ready(NODES[1]), 90.0)
+    assert node_lab.container_pids(made["metadata"]["uid"]) == [before]
+    node_lab.start_kubelet(NODES[1])
+    wait_for("the node to be back", lambda: node_lab.is_ready(NODES[1]), 90.0)
+    node_lab.kill_api_server()
+    time.sleep(0.5)
+    node_lab.start_api_server()
+    seen = pod_of(node_lab, place, "sleeper")
+    assert (seen["metadata"]["uid"], seen["status"]["phase"]) == (made["metadata"]["uid"], "Running")
+    assert node_lab.container_pids(seen["metadata"]["uid"]) == [before]
+    node = node_lab.api.get(f"api/v1/nodes/{NODES[1]}")
+    assert node["status"]["allocatable"][DEVICE_RESOURCE] == "2"
+
+    os.kill(before, signal.SIGKILL)
+    wait_for("its end to be known", lambda: phase(node_lab, place, "sleeper") == "Failed")
+    state = pod_of(node_lab, place, "sleeper")["status"]["containerStatuses"][0]["state"]
+    assert state["terminated"]["exitCode"] == 137
