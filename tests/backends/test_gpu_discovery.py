@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from springtide.backends.local import devices
+from springtide.backends.gpu import discovery
 from springtide.backends.local.devices import Gpu, discover_gpus, discover_node, gpus_of, split_node
 from springtide.core.resources import make_node
 from springtide.testing.nvidia_smi import STUB_UUIDS, install_nvidia_smi
@@ -94,7 +94,7 @@ def test_what_is_hidden_from_cuda_is_not_offered(
 
 @pytest.mark.parametrize("script", ["exit 9", "sleep 30", "echo nonsense", "printf '\\377\\376\\n'"])
 def test_a_driver_that_does_not_answer_has_no_gpus(script: str, smi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "_QUERY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(discovery, "_QUERY_TIMEOUT_S", 0.2)
     smi.write_text(f"#!/bin/sh\n{script}\n")
     assert discover_gpus() == ()
 

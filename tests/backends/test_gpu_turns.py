@@ -193,7 +193,7 @@ def test_sizes_are_steps_that_grow_with_the_work() -> None:
 
 @pytest.fixture
 def tenants(tmp_path: Path) -> Iterator[GpuTenants]:
-    found = GpuTenants(tmp_path)
+    found = GpuTenants(segment_directory(tmp_path))
     yield found
     found.close(is_giving_up=True)
     assert not any(segment_directory(tmp_path).iterdir())

@@ -1,4 +1,4 @@
-"""A Kubernetes for tests: the one that KUBECONFIG names, or a lab of this session's own, or a sentence why there is none."""
+"""A Kubernetes for tests: the one that KUBECONFIG names, a lab of this session, or a sentence why there is none."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def missing_lab() -> str:
     """Why no lab can be started here; "" if one can."""
     script = lab_folder() / "lab.sh"
     if not script.is_file():
-        return f"KUBECONFIG names no cluster, and there is no lab: {script} does not exist (SPRINGTIDE_K8S_LAB names it)"
+        return (
+            f"KUBECONFIG names no cluster, and there is no lab: {script} does not exist (SPRINGTIDE_K8S_LAB names it)"
+        )
     if all((binary_folder() / name).is_file() for name in BINARIES) and shutil.which("etcd"):
         return ""
     got = subprocess.run([script, "get"], capture_output=True, text=True, check=False, timeout=600)
@@ -88,7 +90,9 @@ class Lab:
         self._environment |= dict(zip(names, map(str, ports), strict=True))
         self._script("up")
         self._script("kcm")
-        wait_for("the default service account", lambda: self.api.find("api/v1/namespaces/default/serviceaccounts/default"))
+        wait_for(
+            "the default service account", lambda: self.api.find("api/v1/namespaces/default/serviceaccounts/default")
+        )
 
     def stop(self) -> None:
         """End it and take away what it left."""

@@ -245,7 +245,9 @@ def _free_subnets(count: int) -> list[ipaddress.IPv4Network]:
             known.append(ipaddress.IPv4Network(word, strict=False))
         except ValueError:
             continue
-    candidates = [ipaddress.IPv4Network(f"10.{second}.{third}.0/24") for second in (246, 247, 248) for third in range(8)]
+    candidates = [
+        ipaddress.IPv4Network(f"10.{second}.{third}.0/24") for second in (246, 247, 248) for third in range(8)
+    ]
     free = [one for one in candidates if not any(one.overlaps(other) for other in known)]
     assert len(free) >= count, "no free network is left for the lab's pods"
     return free[:count]

@@ -94,8 +94,9 @@ def test_pods_of_two_nodes_form_a_group(node_lab, place):
     address = wait_for("its address", lambda: pod_of(node_lab, place, "first")["status"].get("podIP"))
     api.post(path, plain_pod("second", place, NODES[1], ALL_REDUCE, RANK="1", MASTER=address))
     for name in ("first", "second"):
-        wait_for("the sum", lambda name=name: ended(node_lab, place, name))
-        assert "sum [3.0, 3.0, 3.0, 3.0]" in api.logs(place, name)
+        wait_for("its end", lambda name=name: ended(node_lab, place, name))
+        assert phase(node_lab, place, name) == "Succeeded", pod_of(node_lab, place, name)["status"]
+        wait_for("the sum", lambda name=name: "sum [3.0, 3.0, 3.0, 3.0]" in api.logs(place, name), 10.0)
 
 
 def test_a_pod_reaches_the_object_store(node_lab, place):
@@ -105,7 +106,7 @@ def test_a_pod_reaches_the_object_store(node_lab, place):
         pod = plain_pod("store", place, NODES[1], STORE, STORE=url, **keys)
         node_lab.api.post(f"api/v1/namespaces/{place}/pods", pod)
         wait_for("its end", lambda: ended(node_lab, place, "store"))
-    assert "store b'hello'" in node_lab.api.logs(place, "store")
+    wait_for("its words", lambda: "store b'hello'" in node_lab.api.logs(place, "store"), 10.0)
 
 
 def test_pods_outlive_a_kubelet_and_an_api_server(node_lab, place):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from functools import partial
 
 import pytest
 import torch
@@ -152,7 +153,7 @@ def forge(file, data):
 
 def test_a_failed_write_keeps_the_old_checkpoint_and_training_going(tmp_path, monkeypatch, capsys):
     written, state = [], make_state()
-    writer = CheckpointWriter(tmp_path, written.append, pytest.fail)
+    writer = CheckpointWriter(partial(write_checkpoint, tmp_path), written.append, pytest.fail)
     writer.write_now(state, Cursor(step=3), 0, 1)
 
     def full(*_):

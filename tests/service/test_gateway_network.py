@@ -157,7 +157,7 @@ def test_a_call_over_the_network_and_a_drain_that_loses_nothing(tmp_path):
             assert (await harness.call([1, 2])).json() == {"outputs": [2, 4]}
             pause = tmp_path / "pause"
             pause.touch()
-            held = [asyncio.create_task(harness.call([n], pause=str(pause))) for n in range(2)]
+            held = asyncio.create_task(harness.call([7], pause=str(pause)))
             queue = harness.gateway._queues["double"]
             await harness.until(lambda: queue.is_busy)
             busy = next(client for client in queue._clients.values() if client.outstanding)
@@ -171,7 +171,7 @@ def test_a_call_over_the_network_and_a_drain_that_loses_nothing(tmp_path):
                 (two if leaving is one else one).replica_id
             }
             pause.unlink()
-            assert [answer.json() for answer in await asyncio.gather(*held)] == [{"outputs": [0]}, {"outputs": [2]}]
+            assert (await held).json() == {"outputs": [14]}
             await asyncio.to_thread(leaving.process.wait, 30)
             assert leaving.process.returncode == 0
 
@@ -201,11 +201,9 @@ def test_a_gateway_without_the_right_secret_is_told_nothing(tmp_path):
             harness.gateway.update(routes(pod.route(token="")))
             answer = await harness.call([1], timeout="500ms")
             assert (answer.status_code, "there is no secret" in answer.json()["error"]["message"]) == (503, True)
-            harness.gateway.update(routes())
             harness.gateway.update(routes(pod.route(token=gateway_token("other"))))
             answer = await harness.call([1], timeout="500ms")
             assert answer.status_code == 503
-            harness.gateway.update(routes())
             await serving(harness, pod.route())
             assert (await harness.call([1])).json() == {"outputs": [2]}
 

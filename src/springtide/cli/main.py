@@ -57,6 +57,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "springtide.cli.package",
             "Write the recipe of a function's container image; say how large it gets.",
         ),
+        "k8s": ("springtide.cli.k8s", "Run on Kubernetes: manifests, checks, definitions, the control plane itself."),
         "bench": ("springtide.cli.bench", "Measure against a named baseline, side by side."),
     }
 )

@@ -26,6 +26,7 @@ from springtide.core.errors import (
     Unauthorized,
 )
 from springtide.core.export import LiveState
+from springtide.core.pod_status import ClusterStatus
 from springtide.core.pool_status import PoolsReport
 from springtide.core.quote import Quote
 from springtide.core.share_status import SharingStatus
@@ -161,6 +162,10 @@ class Client:
     def sharing(self) -> SharingStatus:
         """Who shares which device, what is granted to each, and what enforces it."""
         return self._ask("GET", "/v1/sharing", SharingStatus)
+
+    def cluster(self) -> ClusterStatus:
+        """How the platform stands with its cluster, and the pods of all replicas. Raises NotFound: it has none."""
+        return self._ask("GET", "/v1/cluster", ClusterStatus)
 
     def export(self) -> LiveState:
         """What the platform's policy is shown now, for playing it forward here."""

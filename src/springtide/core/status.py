@@ -12,6 +12,7 @@ import msgspec
 
 from springtide.core.function_search import BatchPhase
 from springtide.core.function_status import FunctionRunStatus
+from springtide.core.pod_status import ClusterStatus, PodStatus
 from springtide.core.pool_status import LoanInterval, NodeStatus, PoolStatus
 from springtide.core.search_status import SearchStatus, StreamStatus
 from springtide.core.shares import Share
@@ -48,6 +49,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     `search` is there where its configuration is searched for, `stream` where its dataset grows. `batch_schedule` says
     from which epoch on a step has how many samples, `study` which search over jobs it is a trial of. `share` is what
     each of its workers is to hold of a device (None: the whole), `enforced` what holds it and its neighbours to that.
+    `pods` are those of its replicas, on Kubernetes.
     """
 
     job_id: str
@@ -106,10 +108,11 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     is_fastest: bool = False
     share: Share | None = None
     enforced: str = ""
+    pods: tuple[PodStatus, ...] = ()
 
 
 class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """An inference service. `share` and `enforced` are as in JobStatus.
+    """An inference service. `share`, `enforced` and `pods` are as in JobStatus.
 
     `capacity_per_s` is what one replica answers within the objective, `wanted_replicas` how many the co-scaler wants
     by it. `cold_start_s` is what the newest start was made of: seconds by phase (`schedule`, `spawn`, `import`, `load`
@@ -140,6 +143,7 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     capacity_per_s: float | None = None
     wanted_replicas: int | None = None
     cold_start_s: dict[str, float] = {}
+    pods: tuple[PodStatus, ...] = ()
 
 
 class DeviceHolder(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,7 +170,7 @@ class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True):
 class PlatformStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The whole platform at one instant, after journal step `seq`.
 
-    `pools` and `nodes` are empty where no node belongs to one kind of workload.
+    `pools` and `nodes` are empty where no node belongs to one kind of workload, `cluster` is set on Kubernetes.
     """
 
     version: str
@@ -179,6 +183,7 @@ class PlatformStatus(msgspec.Struct, frozen=True, kw_only=True):
     services: tuple[ServiceStatus, ...]
     pools: tuple[PoolStatus, ...] = ()
     nodes: tuple[NodeStatus, ...] = ()
+    cluster: ClusterStatus | None = None
 
 
 class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):

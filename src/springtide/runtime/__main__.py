@@ -6,10 +6,9 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import TypeVar
 
-import msgspec
-
-from springtide.core.wire import WorkerSpec
+T = TypeVar("T")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -19,6 +18,9 @@ def _parser() -> argparse.ArgumentParser:
     zygote.add_argument("--socket", required=True, type=Path)
     worker = commands.add_parser("worker", help="run one worker")
     worker.add_argument("--spec", required=True, type=Path, help="a WorkerSpec as JSON")
+    commands.add_parser("pod", help="be the first process of a worker's container, as the environment says")
+    hook = commands.add_parser("prestop", help="ask the worker of this container to save and leave, and wait for it")
+    hook.add_argument("--grace", type=float, help="seconds to wait at most (the workload's own)")
     probe = commands.add_parser("probe-resize", help="measure the pause of every kind of resize")
     probe.add_argument("--json", action="store_true", help="print the rows as JSON")
     probe.add_argument("--small", action="store_true", help="leave out the large model")
@@ -44,21 +46,38 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _read(path: Path, kind: type[T]) -> T:
+    # A hook that only knocks at a worker's door has no time for imports that others need.
+    import msgspec
+
+    return msgspec.json.decode(path.read_bytes(), type=kind)
+
+
 def main(arguments: list[str]) -> int:
     """Run one entry point and return the process's exit code."""
     options = _parser().parse_args(arguments)
     # No thread pool may come up before the worker says how many threads it wants.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if options.command == "prestop":
+        from springtide.runtime.prestop import run_prestop
+
+        return run_prestop(grace_s=options.grace)
+    if options.command == "pod":
+        from springtide.runtime.exits import exit_now
+        from springtide.runtime.pod import run_pod
+
+        exit_now(run_pod())
     if options.command == "zygote":
         from springtide.runtime.zygote import run_zygote
 
         return run_zygote(options.socket)
     if options.command == "worker":
+        from springtide.core.wire import WorkerSpec
         from springtide.runtime.exits import exit_now
         from springtide.runtime.worker import main as run_worker
 
         # Threads of process groups may still be about: one that wakes up amid the interpreter's end aborts it.
-        exit_now(run_worker(msgspec.json.decode(options.spec.read_bytes(), type=WorkerSpec)))
+        exit_now(run_worker(_read(options.spec, WorkerSpec)))
     if options.command == "probe-sync":
         from springtide.runtime.sync_probe import run_probe as run_sync_probe
 
@@ -71,12 +90,12 @@ def main(arguments: list[str]) -> int:
         from springtide.runtime.profiling import ProfileSpec
         from springtide.runtime.profiling_worker import run_profile_worker
 
-        run_profile_worker(msgspec.json.decode(options.spec.read_bytes(), type=ProfileSpec))
+        run_profile_worker(_read(options.spec, ProfileSpec))
     if options.command == "sample-communication":
         from springtide.runtime.collective_sampler import SampleSpec
         from springtide.runtime.collective_worker import run_sample_worker
 
-        run_sample_worker(msgspec.json.decode(options.spec.read_bytes(), type=SampleSpec))
+        run_sample_worker(_read(options.spec, SampleSpec))
     if options.command == "profile-layers":
         from springtide.runtime.layer_profiling import main as profile_layers
 

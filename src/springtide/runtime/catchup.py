@@ -21,7 +21,6 @@ from typing import Any
 
 import msgspec
 import torch
-from torch._C import _distributed_c10d as c10d
 
 from springtide.core.errors import CollectiveError, PeerLost
 from springtide.core.workload import ReplicaId
@@ -29,9 +28,10 @@ from springtide.runtime.course import Cursor
 from springtide.runtime.group import wait_for_keys
 from springtide.runtime.membership import Formation
 from springtide.runtime.payload import Payload
-from springtide.runtime.records import StepLog
+from springtide.runtime.records import StepMemory
 from springtide.runtime.reduce import BufferPool
 from springtide.runtime.state import TrainingState
+from springtide.runtime.streams import connect_stream, listen_for_stream
 from springtide.runtime.transfer import receive_header, receive_tensor, send_message
 
 _ELEMENTWISE = (
@@ -117,14 +117,13 @@ def _buckets(state: TrainingState, payload: Payload) -> list[_Bucket]:
 class CatchupSource:
     """Feeds one joiner. Training calls it around every update and at the switch; its own thread does the sending."""
 
-    def __init__(
-        self, state: TrainingState, payload: Payload, store: c10d.Store, rank: int, is_wanted: Callable[[], bool]
-    ) -> None:
+    def __init__(self, state: TrainingState, payload: Payload, formation: Formation, rank: int) -> None:
+        """Feed the joiner that is to be `rank` in the group that is being formed."""
         self._state = state
         self._payload = payload
-        self._store = store
+        self._formation = formation
         self._rank = rank
-        self._is_wanted = is_wanted
+        self._is_wanted = formation.is_wanted
         self._queue: queue.SimpleQueue[_Message | None] = queue.SimpleQueue()
         # One message on its way besides the one in the making: training waits for the joiner, never runs away.
         self._slots = threading.Semaphore(1)
@@ -196,13 +195,12 @@ class CatchupSource:
             message.lease.release()
 
     def _run(self) -> None:
-        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            with link:
-                wait_for_keys(self._store, [f"catchup/{self._rank}"], lambda: self._is_wanted() and not self.has_failed)
-                name, token = self._store.get(f"catchup/{self._rank}").decode().split(":")
-                link.settimeout(_BLOCKED_LIMIT_S)
-                link.connect(f"\0springtide-{name}")
+            # Here, not on the training thread: a meeting place on another machine may keep one waiting.
+            store, key = self._formation.store(), f"catchup/{self._rank}"
+            wait_for_keys(store, [key], lambda: self._is_wanted() and not self.has_failed)
+            address, _, token = store.get(key).decode().rpartition("#")
+            with connect_stream(address, _BLOCKED_LIMIT_S) as link:
                 link.sendall(bytes.fromhex(token))
                 threading.Thread(target=self._read_acknowledgements, args=(link.dup(),), daemon=True).start()
                 self._is_connected = True
@@ -267,8 +265,7 @@ class CatchupSources:
         survivors = [rank for rank, name in enumerate(members) if name not in joiners]
         for index, name in enumerate(joiners):
             if survivors[index % len(survivors)] == pending.rank:
-                store = pending.store()
-                self._sources.append(CatchupSource(state, payload, store, members.index(name), pending.is_wanted))
+                self._sources.append(CatchupSource(state, payload, pending, members.index(name)))
 
     def standing(self, step: int) -> tuple[bool, bool]:
         """Whether all joiners are in step or beyond help, and whether any is beyond help."""
@@ -304,22 +301,24 @@ class CatchupReceiver:
         self,
         state: TrainingState,
         payload: Payload,
-        step_log: StepLog,
-        store: c10d.Store,
-        rank: int,
+        step_log: StepMemory,
+        formation: Formation,
     ) -> None:
+        """Raises CollectiveError where the members' meeting place cannot be reached."""
         self._state = state
         self._payload = payload
-        self._store = store
         self._step_log = step_log
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._link: socket.socket | None = None
-        name, self._token = secrets.token_hex(16), secrets.token_bytes(_TOKEN_BYTES)
-        # An abstract name has no length limit of a path and no file to clean up; the token keeps strangers out.
-        self._listener.bind(f"\0springtide-{name}")
-        self._listener.listen(1)
+        # The token keeps strangers out.
+        self._token = secrets.token_bytes(_TOKEN_BYTES)
+        self._listener, address = listen_for_stream(formation.listen_host)
         self._listener.settimeout(_POLL_S)
-        store.set(f"catchup/{rank}", f"{name}:{self._token.hex()}")
+        try:
+            self._store = formation.store()
+            self._store.set(f"catchup/{formation.rank}", f"{address}#{self._token.hex()}")
+        except RuntimeError as error:
+            self._listener.close()
+            raise PeerLost(f"the meeting place is gone: {error}") from error
 
     def receive(self, is_wanted: Callable[[], bool]) -> Cursor | None:
         """Follow the source to the switch; returns where training stands, or None where the state must be synced."""
@@ -335,7 +334,7 @@ class CatchupReceiver:
                         return msgspec.convert(header["cursor"], Cursor)
                     (self._take_bucket if header["kind"] == "bucket" else self._take_step)(link, header)
                     link.sendall(_ACK.pack(header["step"]))
-        except (PeerLost, OSError, ValueError, KeyError, TypeError):
+        except (PeerLost, OSError, ValueError, KeyError, TypeError, RuntimeError):
             return None
         finally:
             self._listener.close()

@@ -34,7 +34,8 @@ _MAX_HEADER_BYTES = 1 << 20
 _MAX_MANIFEST_BYTES = 16 << 20
 _NUM_KEPT = 2
 _READ_BYTES = 1 << 22
-_FILES = ("model.safetensors", "optimizer.safetensors")
+FILES = ("model.safetensors", "optimizer.safetensors")
+MANIFEST = "manifest.json"
 
 
 @dataclass(slots=True)
@@ -88,15 +89,15 @@ def write_checkpoint(work_dir: Path, snapshot: Snapshot, generation: int) -> Che
     staging = root / f".staging-{path.name}.{os.getpid()}.tmp"
     try:
         staging.mkdir(parents=True, exist_ok=True)
-        manifest = _write_files(staging, snapshot, generation)
+        manifest = write_files(staging, snapshot, generation)
 
         def fill(directory: Path) -> None:
-            for name in _FILES:
+            for name in FILES:
                 os.rename(staging / name, directory / name)
-            (directory / "manifest.json").write_text(manifest)
+            (directory / MANIFEST).write_text(manifest)
 
         with Fence(work_dir).writing(generation):
-            if not (path / "manifest.json").exists():
+            if not (path / MANIFEST).exists():
                 write_directory_durable(path, fill)
             _remove_old(root)
     except (OSError, SafetensorError) as error:
@@ -107,9 +108,10 @@ def write_checkpoint(work_dir: Path, snapshot: Snapshot, generation: int) -> Che
     return Checkpoint(generation=generation, step=snapshot.step, path=str(path), num_bytes=num_bytes)
 
 
-def _write_files(directory: Path, snapshot: Snapshot, generation: int) -> str:
+def write_files(directory: Path, snapshot: Snapshot, generation: int) -> str:
+    """Write the tensors' files, durably, and return the manifest's text. Raises OSError, SafetensorError."""
     files: dict[str, Any] = {}
-    for name, tensors in zip(_FILES, snapshot.tensors, strict=True):
+    for name, tensors in zip(FILES, snapshot.tensors, strict=True):
         file = directory / name
         save_file(tensors, file)
         fsync_file(file)
@@ -128,7 +130,7 @@ def list_checkpoints(work_dir: Path) -> list[Path]:
     found: list[tuple[tuple[int, int], Path]] = []
     for path in (work_dir / "checkpoints").glob("*-*"):
         generation, _, step = path.name.partition("-")
-        if generation.isdigit() and step.isdigit() and (path / "manifest.json").is_file():
+        if generation.isdigit() and step.isdigit() and (path / MANIFEST).is_file():
             found.append(((int(generation), int(step)), path))
     return [path for _, path in sorted(found, reverse=True)]
 
@@ -136,7 +138,7 @@ def list_checkpoints(work_dir: Path) -> list[Path]:
 def _remove_old(directory: Path) -> None:
     for path in list_checkpoints(directory.parent)[_NUM_KEPT:]:
         # The manifest goes first: what is half removed is not a checkpoint any more.
-        (path / "manifest.json").unlink(missing_ok=True)
+        (path / MANIFEST).unlink(missing_ok=True)
         shutil.rmtree(path, ignore_errors=True)
     for path in directory.glob(".*.tmp"):
         owner = path.name.split(".")[-2]
@@ -167,9 +169,9 @@ def load_checkpoint(path: Path, state: TrainingState) -> Cursor:
     manifest = _read_manifest(path)
     try:
         cursor = _cursor(manifest)
-        tensors = [_load_file(path / name, manifest["files"][name]) for name in _FILES]
+        tensors = [_load_file(path / name, manifest["files"][name]) for name in FILES]
         expected = {name: [dtype_name(t.dtype), list(t.shape)] for name, t in state.model_tensors().items()}
-        if manifest["files"][_FILES[0]]["tensors"] != expected:
+        if manifest["files"][FILES[0]]["tensors"] != expected:
             raise CheckpointError(
                 f"the checkpoint {path.name} is of another model: {_difference(tensors[0], expected)}"
             )
@@ -207,7 +209,7 @@ def _difference(saved: Mapping[str, torch.Tensor], expected: Mapping[str, Any]) 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     try:
-        file = path / "manifest.json"
+        file = path / MANIFEST
         if file.stat().st_size > _MAX_MANIFEST_BYTES:
             raise CheckpointError(f"the manifest of {path.name} is too large")
         manifest = json.loads(file.read_text())
@@ -248,9 +250,13 @@ class CheckpointWriter:
     """Writes snapshots in the background, one at a time. A failed write is logged and training goes on."""
 
     def __init__(
-        self, work_dir: Path, on_written: Callable[[Checkpoint], object], on_fenced: Callable[[str], None]
+        self,
+        write: Callable[[Snapshot, int], Checkpoint],
+        on_written: Callable[[Checkpoint], object],
+        on_fenced: Callable[[str], None],
     ) -> None:
-        self._work_dir = work_dir
+        """`write` publishes a snapshot as a generation. It raises StorageError and Fenced."""
+        self._publish = write
         self._on_written = on_written
         self._on_fenced = on_fenced
         self._snapshot = Snapshot()
@@ -272,7 +278,7 @@ class CheckpointWriter:
         """Publish the state before returning. Raises StorageError and Fenced."""
         self.wait()
         self._snapshot.take(state, cursor, epoch)
-        checkpoint = write_checkpoint(self._work_dir, self._snapshot, generation)
+        checkpoint = self._publish(self._snapshot, generation)
         self._on_written(checkpoint)
         return checkpoint
 
@@ -283,7 +289,7 @@ class CheckpointWriter:
 
     def _write(self, generation: int) -> None:
         try:
-            self._on_written(write_checkpoint(self._work_dir, self._snapshot, generation))
+            self._on_written(self._publish(self._snapshot, generation))
         except Fenced as error:
             self._on_fenced(str(error))
         except StorageError as error:

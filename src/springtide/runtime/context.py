@@ -19,8 +19,6 @@ from springtide.core.quantities import validate_name
 from springtide.runtime.dataset_reader import SampleReader, open_dataset
 from springtide.runtime.trainer import Trainer
 from springtide.storage.dataset_reference import DatasetReference
-from springtide.storage.fence import Fence
-from springtide.storage.files import write_durable
 
 ModelT = TypeVar("ModelT")
 OptimizerT = TypeVar("OptimizerT")
@@ -136,10 +134,11 @@ class ElasticContext:
 
         Raises Fenced if a newer generation owns the job.
         """
-        path = self._work_dir / "artifacts" / f"{validate_name(name, 'artifact name')}.safetensors"
-        if self._is_prepared and self._trainer.rank == 0:
-            write_artifact(path, self._work_dir, self._trainer)
-        return str(path)
+        file_name = f"{validate_name(name, 'artifact name')}.safetensors"
+        trainer = self._trainer
+        if self._is_prepared and trainer.rank == 0:
+            return write_artifact(file_name, trainer)
+        return trainer.storage.artifact_path(file_name, trainer.membership.generation, trainer.step)
 
     @property
     def is_prepared(self) -> bool:
@@ -158,27 +157,23 @@ class ElasticContext:
         return value
 
 
-def write_artifact(path: Path, work_dir: Path, trainer: Trainer) -> None:
-    """Publish the weights under the names of `state_dict`, durably and under the fence. Raises StorageError, Fenced."""
+def write_artifact(name: str, trainer: Trainer) -> str:
+    """Publish the weights under the names of `state_dict`; returns where they are. Raises StorageError, Fenced."""
     state = trainer.state.model.state_dict()
     # Tied weights share memory, which safetensors refuses: every name gets its own copy.
     data = save({name: tensor.detach().cpu().clone().contiguous() for name, tensor in state.items()})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with Fence(work_dir).writing(trainer.membership.generation):
-        write_durable(path, data, mode=0o644)
+    return trainer.storage.publish_artifact(name, data, trainer.membership.generation, trainer.step)
 
 
-def publish_result(work_dir: Path, trainer: Trainer) -> str:
+def publish_result(trainer: Trainer) -> str:
     """Write the final model where this worker leads and return its path, elsewhere, and where it is fenced, "".
 
     A full disk is waited out for ten minutes: all the work is done but for this. Raises StorageError then.
     """
-    path = work_dir / "artifacts" / "model.safetensors"
     end_s = time.monotonic() + _PUBLISH_PATIENCE_S
     while trainer.rank == 0:
         try:
-            write_artifact(path, work_dir, trainer)
-            return str(path)
+            return write_artifact("model.safetensors", trainer)
         except Fenced:
             # A newer group owns the job. If this worker is in it, the order to join it comes, and then it writes.
             return ""

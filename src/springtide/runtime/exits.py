@@ -9,6 +9,8 @@ from typing import NoReturn
 
 EXIT_FENCED = 3
 EXIT_GRACE = 4
+# The worker's surroundings lack what it needs; neither it nor the user's code has failed.
+EXIT_UNFIT = 5
 
 
 class WorkerExit(BaseException):

@@ -32,29 +32,31 @@ _LOOK_S = 0.2
 _ABORT_GRACE_S = 1.0
 
 
-def _connected_sockets() -> dict[int, int]:
-    """The inodes of this process's connected internet sockets, by descriptor."""
+def _connected_sockets(peers: frozenset[str] = frozenset(), port: int = 0) -> dict[int, int]:
+    """The inodes of this process's connected internet sockets, by descriptor: to these hosts and port, where given."""
     found: dict[int, int] = {}
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             descriptor = int(name)
             status = os.fstat(descriptor)
-            if stat.S_ISSOCK(status.st_mode) and _is_connected_internet_socket(descriptor):
+            peer = _peer_of(descriptor) if stat.S_ISSOCK(status.st_mode) else None
+            if peer is not None and (not peers or peer[0] in peers) and port in (0, peer[1]):
                 found[descriptor] = status.st_ino
     return found
 
 
-def _is_connected_internet_socket(descriptor: int) -> bool:
-    duplicate = socket.socket(fileno=os.dup(descriptor))
-    with duplicate:
+def _peer_of(descriptor: int) -> tuple[str, int] | None:
+    """Host and port at the other end of a connected internet socket; None for any other."""
+    with socket.socket(fileno=os.dup(descriptor)) as duplicate:
         if duplicate.family not in (socket.AF_INET, socket.AF_INET6):
-            return False
+            return None
         if duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            return False
+            return None
         with contextlib.suppress(OSError):
-            duplicate.getpeername()
-            return True
-    return False
+            host, port = duplicate.getpeername()[:2]
+            # A server on both kinds of addresses sees those of the older kind like that.
+            return str(host).removeprefix("::ffff:"), int(port)
+    return None
 
 
 def open_store(rendezvous: str, generation: int, rank: int, timeout_s: float = FORM_TIMEOUT_S) -> c10d.Store:
@@ -63,12 +65,20 @@ def open_store(rendezvous: str, generation: int, rank: int, timeout_s: float = F
     if rendezvous.startswith("file://"):
         return MeetingPlace(Path(rendezvous.removeprefix("file://")) / f"g{generation}", timeout_s)
     if rendezvous.startswith("tcp://"):
-        host, _, port = rendezvous.removeprefix("tcp://").rpartition(":")
-        store = c10d.TCPStore(host, int(port), is_master=rank == 0, wait_for_workers=False, timeout=timeout)
+        host, port = _host_and_port(rendezvous)
+        # A member may look in several times: its connections share one server, which ends with the last of them.
+        store = c10d.TCPStore(
+            host, port, is_master=rank == 0, wait_for_workers=False, timeout=timeout, multi_tenant=True
+        )
     else:
         raise BackendError(f"the rendezvous {rendezvous!r} is neither file:///path nor tcp://host:port")
     store.set_timeout(timeout)
     return c10d.PrefixStore(f"g{generation}", store)
+
+
+def _host_and_port(rendezvous: str) -> tuple[str, int]:
+    host, _, port = rendezvous.removeprefix("tcp://").rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 def is_on_one_machine(rendezvous: str) -> bool:
@@ -88,7 +98,11 @@ class Group:
         *,
         timeout_s: float = OPERATION_TIMEOUT_S,
         is_local: bool = True,
+        listen_host: str = "",
+        peers: frozenset[str] = frozenset(),
     ) -> None:
+        """Connect all members. `listen_host` is where this one listens (empty: wherever the machine's name leads);
+        `peers` are the hosts of all, so that connections to anyone else are never taken for the group's."""
         self.rank = rank
         self.world_size = world_size
         self.store = store
@@ -99,13 +113,33 @@ class Group:
         self._is_gpu = device.type == "cuda"
         if world_size == 1:
             return
-        before = _connected_sockets()
+        before = _connected_sockets(peers)
         try:
-            self._process_group = _connect(store, rank, world_size, device, is_local)
+            self._process_group = _connect(store, rank, world_size, device, is_local, listen_host)
         except RuntimeError as error:
             raise PeerLost(f"could not connect all {world_size} members: {_first_line(error)}") from error
-        after = _connected_sockets()
+        after = _connected_sockets(peers)
         self._sockets = {fd: inode for fd, inode in after.items() if before.get(fd) != inode}
+
+    def own_sockets(self, rendezvous: str) -> None:
+        """The connections to a meeting place over tcp are the group's, too: `abort` ends what hangs in one."""
+        if rendezvous.startswith("tcp://"):
+            host, port = _host_and_port(rendezvous)
+            self._sockets |= _connected_sockets(frozenset({host}), port)
+
+    def note(self, key: str) -> None:
+        """Leave a note in the meeting place for the other members. Raises PeerLost where that is gone."""
+        self._meet(lambda: self.store.set(key, "1"))
+
+    def has_note(self, key: str) -> bool:
+        """Whether somebody has left that note. Raises PeerLost where the meeting place is gone."""
+        return bool(self._meet(lambda: self.store.check([key])))
+
+    def _meet(self, ask: Callable[[], Any]) -> Any:
+        try:
+            return ask()
+        except RuntimeError as error:
+            raise PeerLost(f"the meeting place is gone: {_first_line(error)}") from error
 
     def all_to_all(
         self, output: torch.Tensor, source: torch.Tensor, output_splits: list[int], source_splits: list[int]
@@ -214,7 +248,9 @@ class Group:
         work.wait(timedelta(seconds=1))
 
 
-def _connect(store: c10d.Store, rank: int, world_size: int, device: torch.device, is_local: bool) -> Any:
+def _connect(
+    store: c10d.Store, rank: int, world_size: int, device: torch.device, is_local: bool, listen_host: str
+) -> Any:
     if device.type == "cuda":
         return c10d.ProcessGroupNCCL(store, rank, world_size, c10d.ProcessGroupNCCL.Options())
     gloo: Any = c10d.ProcessGroupGloo
@@ -225,7 +261,10 @@ def _connect(store: c10d.Store, rank: int, world_size: int, device: torch.device
     create_device: Any = (
         c10d.ProcessGroupGloo.create_device if is_local else c10d.ProcessGroupGloo.create_default_device
     )
-    options._devices = [create_device(hostname="127.0.0.1") if is_local else create_device()]
+    if listen_host:
+        options._devices = [gloo.create_device(hostname=listen_host)]
+    else:
+        options._devices = [create_device(hostname="127.0.0.1") if is_local else create_device()]
     return c10d.ProcessGroupGloo(store, rank, world_size, options)
 
 
@@ -237,17 +276,28 @@ def form_group(
     device: torch.device,
     *,
     is_wanted: Callable[[], bool],
+    listen_host: str = "",
 ) -> Group:
     """Wait until every member has arrived, then connect. Raises CollectiveError as soon as `is_wanted` turns false.
+
+    Members on different machines each say at which `listen_host` they can be reached.
 
     Arriving is separate from connecting because a connection attempt with an absent member can only end by its
     timeout.
     """
     store = open_store(rendezvous, generation, rank)
+    peers: frozenset[str] = frozenset()
     if world_size > 1:
-        store.set(f"here/{rank}", "1")
-        wait_for_keys(store, [f"here/{other}" for other in range(world_size)], is_wanted)
-    return Group(store, rank, world_size, device, is_local=is_on_one_machine(rendezvous))
+        store.set(f"here/{rank}", listen_host or "1")
+        arrivals = [f"here/{other}" for other in range(world_size)]
+        wait_for_keys(store, arrivals, is_wanted)
+        if listen_host:
+            peers = frozenset(store.get(arrival).decode() for arrival in arrivals)
+    is_local = is_on_one_machine(rendezvous)
+    group = Group(store, rank, world_size, device, is_local=is_local, listen_host=listen_host, peers=peers)
+    if world_size > 1:
+        group.own_sockets(rendezvous)
+    return group
 
 
 def wait_for_keys(store: c10d.Store, keys: list[str], is_wanted: Callable[[], bool]) -> None:

@@ -12,9 +12,11 @@ from torch._C import _distributed_c10d as c10d
 from springtide.core.errors import SpringtideError
 from springtide.core.wire import FormGroup
 from springtide.core.workload import ReplicaId
-from springtide.runtime.group import Group, form_group, open_store
+from springtide.runtime.group import Group, form_group, is_on_one_machine, open_store
 
 _POLL_S = 0.1
+# An order is on its way when the fence has been raised for it.
+_TURN_S = 3.0
 
 
 class Formation:
@@ -26,8 +28,11 @@ class Formation:
         replica_id: ReplicaId,
         device: torch.device,
         prepare: Callable[[int, int], None],
+        listen_host: str = "",
     ) -> None:
         self.order = order
+        # Where others reach this member; empty: they are on its machine.
+        self.listen_host = listen_host
         self.generation = order.generation
         self.is_member = replica_id in order.members
         self.rank = order.members.index(replica_id) if self.is_member else -1
@@ -54,6 +59,11 @@ class Formation:
     def is_done(self) -> bool:
         """Whether the making has ended, one way or the other."""
         return self._done.is_set()
+
+    @property
+    def is_in_reach(self) -> bool:
+        """Whether a stream of their own can be opened between members."""
+        return bool(self.listen_host) or is_on_one_machine(self.order.rendezvous)
 
     def wait_prepared(self) -> None:
         """Wait until what this replica needs in the group is there. It always comes to an end."""
@@ -91,6 +101,7 @@ class Formation:
                 self.world_size,
                 self._device,
                 is_wanted=self.is_wanted,
+                listen_host=self.listen_host,
             )
             self.group = group
             if not self._is_wanted:
@@ -105,9 +116,10 @@ class Formation:
 class Membership:
     """The orders that wait for the training thread. `take_*` is called by the control thread, the rest by training."""
 
-    def __init__(self, replica_id: ReplicaId, device: torch.device) -> None:
+    def __init__(self, replica_id: ReplicaId, device: torch.device, listen_host: str = "") -> None:
         self._replica_id = replica_id
         self._device = device
+        self._listen_host = listen_host
         # Called in background before a planned group is formed, with rank, world size and whether joiners are fed.
         self.prepare: Callable[[int, int, bool], None] = lambda rank, world_size, feeds_joiners: None
         self.changed = threading.Condition()
@@ -115,6 +127,8 @@ class Membership:
         self._newest: Formation | None = None
         self.current: Formation | None = None
         self.preempt_generation: int | None = None
+        # This member is to leave, whatever the others do.
+        self.is_departing = False
         # Set by training when it finds the fence above its generation: a newer order exists that it has not heard.
         self.is_outdated = False
 
@@ -135,7 +149,7 @@ class Membership:
             def prepare(rank: int, world_size: int) -> None:
                 self.prepare(rank, world_size, feeds_joiners)
 
-            formation = Formation(order, self._replica_id, self._device, prepare)
+            formation = Formation(order, self._replica_id, self._device, prepare, self._listen_host)
             self._newest = formation
             if order.forced:
                 for other in self._formations.values():
@@ -152,6 +166,54 @@ class Membership:
         with self.changed:
             self.preempt_generation = max(self.generation, generation or 0, self.preempt_generation or 0)
             self.changed.notify_all()
+
+    def take_departure(self) -> None:
+        """Leave alone at the next boundary: the others go on without this member. Safe in a signal handler."""
+        with self.changed:
+            self.is_departing = True
+            self.changed.notify_all()
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether this member is to leave, with the others or alone."""
+        return self.is_departing or self.preempt_generation is not None
+
+    @property
+    def leaving_generation(self) -> int:
+        """The generation as which a member that leaves commits its state: the newest that counts it in."""
+        if self.preempt_generation is not None:
+            return self.preempt_generation
+        pending = self.pending
+        # In a planned group the others still belong to this one: what they write must not be refused.
+        is_in_next = pending is not None and pending.is_member and pending.order.forced
+        return pending.generation if pending is not None and is_in_next else self.generation
+
+    def await_order(self, tried_generation: int) -> Formation | None:
+        """Wait for an order to form a group above the one tried last, or to leave; returns the group to be formed."""
+
+        def is_told() -> bool:
+            pending = self.pending
+            return self.is_leaving or (pending is not None and pending.generation > tried_generation)
+
+        self.wait_for(is_told)
+        return self.pending
+
+    def await_turn(self, generation: int) -> int | None:
+        """A departing member was refused as `generation`: wait a while for an order that counts it in.
+
+        Who was all that is left of its group is in the next one, even if it does not want to be. Returns that
+        generation, or None where others go on without this member.
+        """
+        if not self.is_departing or self.preempt_generation is not None:
+            return None
+
+        def is_told() -> bool:
+            pending = self.pending
+            return pending is not None and pending.generation > generation
+
+        self.wait_for(is_told, _TURN_S)
+        newer = self.leaving_generation
+        return newer if newer > generation else None
 
     @property
     def pending(self) -> Formation | None:

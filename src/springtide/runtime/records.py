@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -31,17 +32,14 @@ class StepRecord:
     took_s: float = 0.0
 
 
-class StepLog:
+class StepMemory(ABC):
     """Every member remembers its last steps, so that a new leader can write what the old one did not get to.
 
     After a restart from a checkpoint steps are replayed: then the line of the highest generation counts.
     """
 
-    def __init__(self, work_dir: Path) -> None:
-        self._path = work_dir / "steps.jsonl"
-        self._fence = Fence(work_dir)
-        self._remembered: deque[StepRecord] = deque(maxlen=_NUM_REMEMBERED)
-        self._written_step: int | None = None
+    def __init__(self, num_remembered: int = _NUM_REMEMBERED) -> None:
+        self._remembered: deque[StepRecord] = deque(maxlen=num_remembered)
 
     def remember(self, record: StepRecord) -> None:
         """Note a committed step."""
@@ -53,8 +51,39 @@ class StepLog:
 
     def take_over(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Remember what the giver of the state remembers. Raises TypeError."""
+        taken = [StepRecord(**record) for record in records]
         self._remembered.clear()
-        self._remembered.extend(StepRecord(**record) for record in records)
+        self._remembered.extend(taken)
+
+    @abstractmethod
+    def forget_written(self) -> None:
+        """Another member leads and writes: should this one come to lead, it must look up what the log holds."""
+
+    @abstractmethod
+    def restart_at(self, step: int) -> None:
+        """The job goes on from a checkpoint of `step`: later lines in the log are to be written again."""
+
+    @abstractmethod
+    def write(self, generation: int, *, is_leader: bool = True) -> None:
+        """Write all remembered steps that the log lacks, soon where this member leads, else before returning.
+
+        Raises Fenced if a newer generation owns the job, OSError, StorageError. A member that does not lead knows
+        nothing of what the log holds, and looks.
+        """
+
+    @abstractmethod
+    def flush(self, generation: int) -> None:
+        """Return when the log holds every step that the leader has asked to write. Raises as `write` does."""
+
+
+class StepLog(StepMemory):
+    """The step log as a file of the job's directory; what is written is there at once."""
+
+    def __init__(self, work_dir: Path) -> None:
+        super().__init__()
+        self._path = work_dir / "steps.jsonl"
+        self._fence = Fence(work_dir)
+        self._written_step: int | None = None
 
     def forget_written(self) -> None:
         """Another member leads and writes: should this one come to lead, it must look up what the log holds."""
@@ -83,6 +112,9 @@ class StepLog:
             if lines:
                 _append_whole(self._path, "".join(json.dumps(asdict(record)) + "\n" for record in reversed(lines)))
                 self._written_step = lines[0].step
+
+    def flush(self, generation: int) -> None:
+        """Nothing waits to be written."""
 
     def _last_step(self) -> int:
         """The last whole line's step; a torn last line (the writer was killed) is cut off."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
@@ -18,16 +17,17 @@ from springtide.core.errors import CollectiveError, Fenced, StorageError
 from springtide.core.wire import CheckpointWritten, Finished, GroupBroken, Left, Ready, WorkerSpec
 from springtide.core.workload import TrainingJob
 from springtide.runtime.catchup import CatchupReceiver, CatchupSources, Lease, supports_catchup
-from springtide.runtime.checkpoint import CheckpointWriter, load_newest
+from springtide.runtime.checkpoint import CheckpointWriter
 from springtide.runtime.course import Course, Cursor
 from springtide.runtime.dataset_reader import SampleReader
 from springtide.runtime.exits import WorkerExit
-from springtide.runtime.group import OPERATION_TIMEOUT_S, Group, is_on_one_machine
+from springtide.runtime.group import OPERATION_TIMEOUT_S, Group
+from springtide.runtime.job_storage import open_storage
 from springtide.runtime.link import ControlLink
 from springtide.runtime.membership import Formation, Membership
 from springtide.runtime.memory import touch_gradients
 from springtide.runtime.payload import Payload
-from springtide.runtime.records import StepLog, StepRecord
+from springtide.runtime.records import StepRecord
 from springtide.runtime.reduce import Accumulator, aligned_blocks, exchange
 from springtide.runtime.reporting import Reporter
 from springtide.runtime.shards import GlobalBatch, seed_everything, shards_of_rank
@@ -62,9 +62,9 @@ class Trainer:
         self._spec = spec
         self._link = link
         self._device = device
-        self._work_dir = Path(spec.work_dir)
         self._catchup = catchup
-        self.membership = Membership(spec.replica_id, device)
+        self.storage = open_storage(spec)
+        self.membership = Membership(spec.replica_id, device, spec.listen_host)
         self.course = Course(self.job, measures_noise=measures_noise)
         self._has_state = False
         self._group: Group | None = None
@@ -76,10 +76,10 @@ class Trainer:
         self._shards: list[int] = []
         self._longest_step_s = 0.0
         self._num_steps_in_generation = 0
-        self._step_log = StepLog(self._work_dir)
+        self._step_log = self.storage.step_log
         self._reporter = Reporter(link, open_slot(spec))
         self._writer = CheckpointWriter(
-            self._work_dir, lambda written: link.send(CheckpointWritten(checkpoint=written)), _log
+            self.storage.write_checkpoint, lambda written: link.send(CheckpointWritten(checkpoint=written)), _log
         )
         self._checkpointed_at_s = time.monotonic()
 
@@ -239,6 +239,9 @@ class Trainer:
             self._switch(membership.agreed(agreed), sync_agreed)
         elif pending is not None:
             membership.drop_superseded(pending.generation)
+        if membership.is_departing:
+            self._break_up()
+            self._enter_next()
 
     def _reduce(self) -> torch.Tensor:
         group = self._group
@@ -250,12 +253,9 @@ class Trainer:
             return vector
         runs = [shards_of_rank(self.job.num_virtual_shards, r, group.world_size) for r in range(group.world_size)]
         parts = [aligned_blocks(run.start, run.stop) for run in runs]
-        is_first = self._num_steps_in_generation == 0
-        group.timeout_s = max(
-            _FIRST_STEP_TIMEOUT_S if is_first else OPERATION_TIMEOUT_S, _DEADLINE_STEPS * self._longest_step_s
-        )
-        payload = self.payload
-        own = [vector for _, vector in blocks]
+        least_s = OPERATION_TIMEOUT_S if self._num_steps_in_generation else _FIRST_STEP_TIMEOUT_S
+        group.timeout_s = max(least_s, _DEADLINE_STEPS * self._longest_step_s)
+        payload, own = self.payload, [vector for _, vector in blocks]
         # From here on they are the exchange's: where it fails it may still be at work on them.
         blocks.clear()
         return exchange(group, parts, own, payload.num_elements, payload.num_summed, payload.pool)
@@ -344,9 +344,7 @@ class Trainer:
         return (pending.generation if pending.is_ready and in_step else 0), has_failed
 
     def _can_catch_up(self, formation: Formation) -> bool:
-        return (
-            self._catchup and is_on_one_machine(formation.order.rendezvous) and supports_catchup(self.state.optimizer)
-        )
+        return self._catchup and formation.is_in_reach and supports_catchup(self.state.optimizer)
 
     def _switch(self, formation: Formation, needs_sync: bool) -> None:
         """All members of the old group are at the same step and have the new group ready: go over to it."""
@@ -362,7 +360,7 @@ class Trainer:
             if needs_sync:
                 self._sync(formation)
             elif formation.group is not None and formation.world_size > 1:
-                formation.group.store.set("switched", "1")
+                formation.group.note("switched")
         except CollectiveError as error:
             self._recover(str(error))
             return
@@ -375,6 +373,11 @@ class Trainer:
         """
         if detail and not self.membership.must_leave_step:
             self._link.send(GroupBroken(generation=self.membership.generation, detail=detail[:500]))
+        self._break_up()
+        self._enter_next()
+
+    def _break_up(self) -> None:
+        """Out of whatever is under way with others, back to the last committed step."""
         for group in (self._group, self._old_group):
             if group is not None:
                 group.close()
@@ -385,22 +388,12 @@ class Trainer:
             self.payload.begin_shard()
         self._batch = self._old_group = None
         self._reporter.step_given_up()
-        self._enter_next()
 
     def _enter_next(self) -> None:
         """Wait for an order to form a group and go into it; repeat until that succeeds."""
-        membership = self.membership
-
-        def acceptable() -> bool:
-            pending = membership.pending
-            is_new = pending is not None and pending.generation > self._tried_generation
-            return is_new or membership.preempt_generation is not None
-
         while True:
-            membership.wait_for(acceptable)
-            pending = membership.pending
-            if membership.preempt_generation is not None:
-                self._leave_with_checkpoint(membership.preempt_generation, is_writer=self._has_state)
+            pending = self.membership.await_order(self._tried_generation)
+            self._leave_if_asked()
             assert pending is not None
             self._tried_generation = pending.generation
             try:
@@ -421,15 +414,13 @@ class Trainer:
         order = formation.order
         if not self._has_state and order.previous and not order.forced and self._can_catch_up(formation):
             formation.wait_prepared()
-            receiver = CatchupReceiver(self.state, self.payload, self._step_log, formation.store(), formation.rank)
-            self._receiver = receiver
-            cursor = receiver.receive(lambda: membership.pending is formation and membership.preempt_generation is None)
+            self._receiver = receiver = CatchupReceiver(self.state, self.payload, self._step_log, formation)
+            cursor = receiver.receive(lambda: membership.pending is formation and not membership.is_leaving)
             self._receiver = None
         while not formation.wait_done(_FORM_POLL_S):
             if not formation.is_wanted():
                 raise CollectiveError("the group was given up")
-            if membership.preempt_generation is not None:
-                self._leave_with_checkpoint(membership.preempt_generation, is_writer=self._has_state)
+            self._leave_if_asked()
         if formation.group is None:
             raise CollectiveError(formation.error or "the group was given up")
         self._group = formation.group
@@ -449,11 +440,11 @@ class Trainer:
 
         def is_wanted() -> bool:
             # Whoever missed the switch that others made cannot sync with them: the group has to form anew.
-            missed = group.world_size > 1 and group.store.check(["switched"])
-            return formation.is_wanted() and not missed and self.membership.preempt_generation is None
+            missed = group.world_size > 1 and group.has_note("switched")
+            return formation.is_wanted() and not missed and not self.membership.is_leaving
 
         self.course.cursor, is_fresh = synchronise(
-            group, self.state, self._step_log, known, is_wanted, lambda: load_newest(self._work_dir, self.state)
+            group, self.state, self._step_log, known, is_wanted, lambda: self.storage.load_newest(self.state)
         )
         if is_fresh:
             self._step_log.restart_at(self.step)
@@ -477,22 +468,31 @@ class Trainer:
         self._link.wait_acknowledged(seq, _LEAVE_WAIT_S)
         raise WorkerExit(0)
 
+    def _leave_if_asked(self) -> None:
+        """Between two groups: if this member is to leave, it does, with what it has."""
+        if self.membership.is_leaving:
+            self._leave_with_checkpoint(self.membership.leaving_generation, is_writer=self._has_state)
+
     def _leave_with_checkpoint(self, generation: int, *, is_writer: bool) -> None:
         """Commit the present step as `generation`, then leave."""
-        if is_writer:
+        while is_writer:
             try:
                 # A checkpoint of a step says that the log holds it: a leader may have died before it wrote the line.
                 self._step_log.write(generation, is_leader=False)
                 self._writer.write_now(self.state, self.course.cursor, self.epoch, generation)
-            except (OSError, Fenced, StorageError) as error:
-                _log(f"{error}; the older checkpoint stands")
+                break
+            except (OSError, StorageError) as error:
+                newer = self.membership.await_turn(generation) if isinstance(error, Fenced) else None
+                if newer is None:
+                    _log(f"{error}; the older checkpoint stands")
+                    break
+                generation = newer
         self._leave(generation)
 
     def _send_finished(self, path: str) -> int:
         self._reporter.flush()
-        generation = self.membership.generation
-        report = Finished(generation=generation, step=self.step, artifact_path=path, has_result=bool(path))
-        return self._link.send(report)
+        told, generation = bool(path), self.membership.generation
+        return self._link.send(Finished(generation=generation, step=self.step, artifact_path=path, has_result=told))
 
 
 def _log(line: str) -> None:

@@ -14,7 +14,7 @@ import torch
 from springtide.core.errors import PeerLost
 from springtide.runtime.course import Cursor
 from springtide.runtime.group import Group, wait_for_keys
-from springtide.runtime.records import StepLog
+from springtide.runtime.records import StepMemory
 from springtide.runtime.state import TrainingState, as_bytes
 
 _SMALL_BYTES = 1 << 20
@@ -25,7 +25,7 @@ _MAX_HEADER_BYTES = 64 << 20
 def synchronise(
     group: Group,
     state: TrainingState,
-    step_log: StepLog,
+    step_log: StepMemory,
     cursor: Cursor | None,
     is_wanted: Callable[[], bool],
     restore: Callable[[], Cursor | None],
@@ -64,7 +64,7 @@ def synchronise(
     return now, not highest
 
 
-def send_state(group: Group, state: TrainingState, cursor: Cursor, rank: int, step_log: StepLog) -> None:
+def send_state(group: Group, state: TrainingState, cursor: Cursor, rank: int, step_log: StepMemory) -> None:
     """Send the model, the optimizer, the cursor and the log's last lines to `rank`, which runs `receive_state`."""
     packed, model_tensors, optimizer_tensors = state.pack_all()
     told = {"cursor": msgspec.to_builtins(cursor), "packed": packed, "steps": step_log.newest()}
@@ -78,7 +78,7 @@ def send_state(group: Group, state: TrainingState, cursor: Cursor, rank: int, st
         group.send(as_bytes(tensor), rank)
 
 
-def receive_state(group: Group, state: TrainingState, rank: int, step_log: StepLog) -> Cursor:
+def receive_state(group: Group, state: TrainingState, rank: int, step_log: StepMemory) -> Cursor:
     """Take over what `rank` sends; returns its cursor."""
     length = torch.zeros(1, dtype=torch.int64, device=state.device)
     group.receive(length, rank)

@@ -71,7 +71,12 @@ def _run_trainer(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoint) ->
             exit_at(order.grace_s)
 
     def leave() -> None:
-        membership.take_preempt(None)
+        if spec.store_url:
+            # Only this worker's place goes away: those on other machines keep theirs.
+            membership.take_departure()
+            trainer.abort_receiver()
+        else:
+            membership.take_preempt(None)
         exit_at(job.grace_s)
 
     link.on_order = take
@@ -93,7 +98,7 @@ def _run_trainer(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoint) ->
             raise RuntimeError(
                 "the training function returned before its first step was complete; loop over all of ctx.batches(...)"
             )
-        return trainer.finish(lambda: publish_result(Path(spec.work_dir), trainer))
+        return trainer.finish(lambda: publish_result(trainer))
     except WorkerExit as stop:
         return stop.code
     except (Exception, SystemExit) as error:

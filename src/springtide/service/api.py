@@ -17,6 +17,7 @@ from starlette.routing import BaseRoute
 from springtide import __version__
 from springtide.service import data_routes, openapi, pool_routes, quote_routes, routes
 from springtide.service.auth import Door
+from springtide.service.cluster_routes import cluster_routes
 from springtide.service.contract import PlatformLike
 from springtide.service.function_menus import service_of
 from springtide.service.history import HistoryIndex
@@ -42,13 +43,15 @@ def build_api(
     function_paths: Callable[[], dict[str, Any]] = dict,
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None = None,
     first_answer_s: Callable[[str], float | None] = lambda name: None,
+    token_place: str = "",
 ) -> FastAPI:
     """Return the application. Call it before the platform starts: it subscribes to the journal's steps.
 
     `extra_routes` (the gateway's, the dashboard's) stand behind the same door. `registry` gets the platform's figures
     and answers /metrics. `function_paths` describes the calls of the deployed services for /openapi.json. A `history`
     that is given must be fed by the caller. `lifespan` runs around the serving. `first_answer_s` says for the name of a
-    service how long its first answer took after its last start from nothing.
+    service how long its first answer took after its last start from nothing. With a `token_place`, which says where
+    users find the token, the platform may be called by other machines, under any name.
     """
     if history is None:
         history = HistoryIndex()
@@ -65,19 +68,25 @@ def build_api(
     searches = SearchDesk(lambda: service_of(platform.view()))
     shares = ShareDesk(platform, first_answer_s)
     streams = Streams(platform, searches, shares)
-    counter = routes.Counter(platform, history, series, Desk(platform), streams, quotes, pools, searches, shares)
+    counter = routes.Counter(
+        platform, history, series, desk or Desk(platform), streams, quotes, pools, searches, shares
+    )
     for group in (routes.platform_routes, routes.job_routes, routes.service_routes, routes.workload_routes):
         app.include_router(group(counter))
     app.include_router(quote_routes.quote_routes(platform, quotes))
     app.include_router(pool_routes.pool_routes(pools))
     app.include_router(share_routes(shares))
+    app.include_router(cluster_routes(platform))
     app.include_router(data_routes.data_routes(data_routes.DataDesk(platform)))
     _add_house_routes(app, registry, function_paths)
     app.router.routes.extend(extra_routes)
     add_problem_handlers(app)
     # The last one added is the first to see a request.
     app.add_middleware(Limits)
-    app.add_middleware(Door, token=token)
+    if token_place:
+        app.add_middleware(Door, token=token, is_open_to_network=True, token_place=token_place)
+    else:
+        app.add_middleware(Door, token=token)
     return app
 
 
@@ -106,6 +115,11 @@ def _add_house_routes(app: FastAPI, registry: CollectorRegistry, function_paths:
     )
     async def healthz() -> Response:
         return Response(msgspec.json.encode({"status": "ok", "version": __version__}), media_type="application/json")
+
+    @app.get("/readyz", include_in_schema=False)
+    async def readyz() -> Response:
+        # Served only once the journal was read and the loop runs; before that, whoever listens here says otherwise.
+        return Response(b'{"status":"leading"}', media_type="application/json")
 
     @app.get(
         "/metrics",

@@ -22,7 +22,8 @@ from springtide.storage.files import write_durable
 
 COOKIE = "springtide_token"
 _HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.IGNORECASE)
-_OPEN_PATHS = frozenset({"/healthz", "/metrics", "/favicon.ico"})
+_OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics", "/favicon.ico"})
+_TOKEN_PLACE = "the state directory's token file"
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _TOKEN_BYTES = 32
 SECURITY_HEADERS: Mapping[str, str] = {
@@ -70,11 +71,20 @@ def load_or_create_token(state_dir: Path) -> str:
 
 
 class Door:
-    """ASGI middleware: loopback hosts only, no foreign origins, and the token on everything but a few open paths."""
+    """ASGI middleware: loopback hosts only, no foreign origins, and the token on everything but a few open paths.
 
-    def __init__(self, app: ASGIApp, *, token: str) -> None:
+    With `is_open_to_network` it may be called by any name: a Service's, an ingress's, an address. No page of another
+    site gets in by that, because a browser shows it neither the token nor the cookie. `token_place` says where to find
+    the token.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, token: str, is_open_to_network: bool = False, token_place: str = _TOKEN_PLACE
+    ) -> None:
         self._app = app
         self._token = token.encode()
+        self._is_open_to_network = is_open_to_network
+        self._token_place = token_place
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request in, answer it, or refuse it."""
@@ -87,7 +97,9 @@ class Door:
         sender = _with_security_headers(send)
         headers = Headers(scope=scope)
         try:
-            _check_host_and_origin(scope["method"], headers)
+            if not self._is_open_to_network:
+                _check_host(headers)
+            _check_origin(scope["method"], headers, may_be_encrypted=self._is_open_to_network)
             answer = self._answer(scope, headers)
         except InvalidRequest as error:
             answer = problem_of(error)
@@ -109,11 +121,9 @@ class Door:
             return HTMLResponse(_HOW_TO_GET_IN, status_code=401, headers={"Cache-Control": "no-store"})
         if "authorization" in headers:
             raise Unauthorized(
-                "the token is wrong; send `Authorization: Bearer TOKEN` with the state directory's token"
+                f"the token is wrong; send `Authorization: Bearer TOKEN` with what {self._token_place} holds"
             )
-        raise Unauthorized(
-            "no token; send `Authorization: Bearer TOKEN` with what the state directory's token file holds"
-        )
+        raise Unauthorized(f"no token; send `Authorization: Bearer TOKEN` with what {self._token_place} holds")
 
     def _login(self, scope: Scope) -> Response:
         try:
@@ -139,15 +149,21 @@ class Door:
         return hmac.compare_digest(given.encode("utf-8", "replace"), self._token)
 
 
-def _check_host_and_origin(method: str, headers: Headers) -> None:
-    """Raise Forbidden for another host's name (DNS rebinding) and for another site's page (request forgery)."""
+def _check_host(headers: Headers) -> None:
+    """Raise Forbidden for another host's name (DNS rebinding)."""
     hosts = headers.getlist("host")
     if len(hosts) != 1 or _HOST.fullmatch(hosts[0]) is None:
         raise Forbidden(f"the Host header {', '.join(hosts)!r:.100} is not this machine; use 127.0.0.1 or localhost")
+
+
+def _check_origin(method: str, headers: Headers, *, may_be_encrypted: bool) -> None:
+    """Raise Forbidden for a change that another site's page asks for (request forgery)."""
     if method in _SAFE_METHODS:
         return
+    host = headers.get("host", "").lower()
+    own = {f"http://{host}", *((f"https://{host}",) if may_be_encrypted else ())}
     origins = headers.getlist("origin")
-    if any(origin.lower() != f"http://{hosts[0].lower()}" for origin in origins):
+    if any(origin.lower() not in own for origin in origins):
         raise Forbidden(
             f"a page of {', '.join(origins)!r:.100} must not change anything here; use the dashboard's own address"
         )

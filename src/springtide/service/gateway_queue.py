@@ -111,7 +111,7 @@ class ServiceQueue:
         self._were_ready &= {replica.replica_id for replica in route.replicas}
         for replica_id, client in list(self._clients.items()):
             replica = usable.get(replica_id)
-            if replica is None or replica.address != client.address:
+            if replica is None or (replica.address, replica.token) != (client.address, client.token):
                 self._retire(client)
         for replica_id, replica in usable.items():
             if replica_id not in self._clients:

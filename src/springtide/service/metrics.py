@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from springtide.control.records import JobRecord, ServiceRecord, ServiceState
 from springtide.core.workload import JobState
+from springtide.service.cluster_metrics import cluster_families
 from springtide.service.contract import PlatformLike, ViewLike
 from springtide.service.function_metrics import function_families
 from springtide.service.gpu_metrics import gpu_families
@@ -42,11 +43,12 @@ class PlatformCollector(Collector):
         """Name nothing in advance: the registry must not scrape a platform that has not started."""
         return iter(())
 
-    def _of_shares(self, view: ViewLike) -> Iterator[Metric]:
+    def _of_places(self, view: ViewLike) -> Iterator[Metric]:
         sharing = self._platform.sharing()
         yield from self._shares.families(sharing, view.jobs.keys())
         gpu_ids = {device.device_id for node in view.nodes for device in node.devices if device.kind == "gpu"}
         yield from gpu_families(sharing, gpu_ids)
+        yield from cluster_families(self._platform.cluster())
 
     def collect(self) -> Iterator[Metric]:
         """Yield every figure as it is now."""
@@ -114,7 +116,7 @@ class PlatformCollector(Collector):
         shown = self._platform.snapshot()
         coming = self._pools.coming(shown.tide.day_s / 24)
         yield from pool_families(view.nodes, len(shown.drains), shown.tide, coming, totals.pools)
-        yield from self._of_shares(view)
+        yield from self._of_places(view)
         yield from function_families(view.nodes, view.jobs.values(), self._platform.function_status)
         yield GaugeMetricFamily("springtide_journal_seq", "The number of the journal's newest step.", view.seq)
 

@@ -64,7 +64,7 @@ class ReplicaClient:
         self.is_closed = False
         self.outstanding: dict[int, None] = {}
         self.problem = ""
-        self._token = token
+        self.token = token
         self._expected_proof = b""
         self._backoff_s = _FIRST_BACKOFF_S
         self._on_ready = on_ready
@@ -130,17 +130,17 @@ class ReplicaClient:
 
     def _prove(self, challenge: Challenge) -> None:
         """Show that this is the gateway. Raises BackendError where nothing is known to show."""
-        if not self._token or self.is_connected:
+        if not self.token or self.is_connected:
             raise BackendError("it asks for a proof, and there is no secret between it and this gateway")
         assert self._transport is not None
         nonce = new_nonce()
-        proofs = (self._token, self.replica_id, challenge.nonce, nonce)
+        proofs = (self.token, self.replica_id, challenge.nonce, nonce)
         self._expected_proof = replica_proof(*proofs)
         self._transport.write(encode_frame(Greet(nonce=nonce, proof=gateway_proof(*proofs))))
 
     def _welcome(self, welcome: Welcome) -> None:
         """The replica is ready. Raises BackendError if it is another one, or does not know the secret."""
-        if self._token:
+        if self.token:
             is_right = bool(self._expected_proof) and is_proof(welcome.proof, self._expected_proof)
             if not is_right or welcome.replica_id != self.replica_id:
                 raise BackendError(f"who answers at {self.address} is not {self.replica_id}")

@@ -24,6 +24,7 @@ from springtide.core.status import (
 )
 from springtide.core.workload import JobState, WorkloadId
 from springtide.service import logs, openapi
+from springtide.service.cluster_evidence import cluster_evidence, pods_by_workload, with_cluster, with_pods
 from springtide.service.contract import PlatformLike
 from springtide.service.explain import explain
 from springtide.service.history import HistoryIndex
@@ -76,7 +77,7 @@ class Counter:
         live = self.platform.function_status(record.workload_id)
         now_s = self.platform.now_s()
         search = self.searches.status(record, now_s, with_map=with_map)
-        return job_status(
+        status = job_status(
             record,
             now_s,
             planned=planned,
@@ -85,13 +86,14 @@ class Counter:
             search=search,
             enforced=self.shares.enforced(record.job.share),
         )
+        return with_pods(status, pods_by_workload(self.platform.cluster()))
 
     def everything(self, request: Request) -> PlatformStatus:
         """The platform's status at this instant."""
         platform = self.platform
         offset_s, price = platform.wall_clock_offset_s, platform.usd_per_device_hour
         drains = platform.snapshot().drains
-        return platform_status(
+        status = platform_status(
             platform.view(),
             platform.now_s(),
             offset_s,
@@ -102,6 +104,7 @@ class Counter:
             self.searches.status,
             self.shares,
         )
+        return with_cluster(status, platform.cluster())
 
     def why(self, called: str) -> Explanation:
         """Why the workload of that id or name is where it is, and what is expected of it."""
@@ -115,17 +118,22 @@ class Counter:
         live, now_s = self.platform.function_status(record.workload_id), self.platform.now_s()
         search = self.searches.status(record, now_s) if isinstance(record, JobRecord) else None
         sharing = self.platform.sharing()
-        return explain(record, view, entries, now_s, outlook, self.pools.report(), live, search, sharing)
+        found = explain(record, view, entries, now_s, outlook, self.pools.report(), live, search, sharing)
+        cluster = self.platform.cluster()
+        if cluster is None or (isinstance(record, JobRecord) and record.state.is_terminal):
+            return found
+        return replace(found, evidence=(*found.evidence, *cluster_evidence(record.workload_id, cluster)))
 
     def service(self, record: ServiceRecord, request: Request) -> ServiceStatus:
         """The service's status at this instant."""
-        return service_status(
+        status = service_status(
             record,
             self.platform.now_s(),
             base_url(request),
             enforced=self.shares.enforced(record.service.share),
             first_answer_s=self.shares.first_answer_s(record.service.name),
         )
+        return with_pods(status, pods_by_workload(self.platform.cluster()))
 
 
 def job_routes(counter: Counter) -> APIRouter:

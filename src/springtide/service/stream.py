@@ -12,6 +12,7 @@ import anyio.to_thread
 import msgspec
 
 from springtide.core.errors import CapacityError
+from springtide.service.cluster_evidence import with_cluster
 from springtide.service.contract import PlatformLike
 from springtide.service.search_reports import SearchDesk
 from springtide.service.shares import ShareDesk
@@ -81,7 +82,7 @@ class Streams:
                 self._searches.status,
                 self._shares,
             )
-            status = await anyio.to_thread.run_sync(tell, limiter=limiter)
+            status = with_cluster(await anyio.to_thread.run_sync(tell, limiter=limiter), platform.cluster())
             after_seq = view.seq
             yield b"id: %d\nevent: status\ndata: %s\n\n" % (after_seq, msgspec.json.encode(status))
             await anyio.sleep(max(0.0, SHORTEST_GAP_S - (time.monotonic() - last_sent_at)))

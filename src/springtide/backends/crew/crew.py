@@ -23,16 +23,17 @@ R = TypeVar("R", bound=Replica)
 _MAX_REMEMBERED = 10_000
 # How long the exit code and the last reports of an ended worker may take to arrive after its end is known.
 _LAST_WORDS_S = 0.5
-# How long a killed worker may take to be gone before its loss is reported nevertheless.
-_DEATH_S = 1.0
 
 
 class Crew(ABC, Generic[R]):
     """State and effects that the parts of an executor share. Everything here runs on the I/O thread.
 
     The abstract methods are where processes and pods differ. `crash_point` is called with a name around each effect,
-    for tests that end the process there.
+    for tests that end the process there. `death_s` is how long a killed worker may take to be gone before its loss is
+    reported nevertheless.
     """
+
+    death_s = 1.0
 
     def __init__(
         self, state_dir: Path, reactor: Reactor, inbox: Inbox[Source], crash_point: Callable[[str], None]
@@ -193,7 +194,7 @@ class Crew(ABC, Generic[R]):
             self._conclude(replica)
 
     def lose(self, replica: R, reason: str) -> None:
-        """Give a worker up: revoke its token, kill it, and report it lost once it is gone (or a second later)."""
+        """Give a worker up: revoke its token, kill it, and report it lost once it is gone (or `death_s` later)."""
         if replica.lost_reason is not None or replica.phase is Phase.GONE or replica.has_exited:
             return
         replica.lost_reason = reason
@@ -205,7 +206,7 @@ class Crew(ABC, Generic[R]):
         if not replica.has_body:
             self._conclude(replica)
         else:
-            replica.timers.append(self.reactor.after(_DEATH_S, lambda: self._conclude(replica)))
+            replica.timers.append(self.reactor.after(self.death_s, lambda: self._conclude(replica)))
 
     def retire(self, replica: R) -> None:
         """Take a replica out of the table with everything that was kept for it."""

@@ -31,6 +31,8 @@ _REPEATS_S = 0.3
 _BREAK_CHECK_S = 0.5
 _HESITANT_S = 1.0
 _HELLO_TIMEOUT_S = 10.0
+# So many may be there that have not introduced themselves; a port of a network is open to more than workers.
+MAX_STRANGERS = 1024
 
 
 class Reports(Generic[R]):
@@ -50,6 +52,10 @@ class Reports(Generic[R]):
 
     def greet(self, connection: Connection[wire.Report]) -> None:
         """A new connection has to say Hello soon."""
+        if len(self.strangers) >= MAX_STRANGERS:
+            self._crew.counts["turned_away"] += 1
+            connection.close("too many have not introduced themselves")
+            return
         self.strangers.add(connection)
         self._crew.reactor.after(_HELLO_TIMEOUT_S, lambda: self._expire(connection))
 

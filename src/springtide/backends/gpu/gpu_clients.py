@@ -29,12 +29,19 @@ _SILENCE_S = 1.0
 _ANSWERS_AT_ONCE = 16
 _UNKNOWN_S = 10.0
 _MAX_UNKNOWN = 4096
+# A descriptor of who connected, from Linux 6.5 on (asm-generic/socket.h).
+_SO_PEERPIDFD = 77
 
 
 class Clients:
-    """Listens at `path` and answers with what `find` (pid, user, device's UUID) says. The loop calls the others."""
+    """Listens at `path` and answers with what `find` says. The loop calls the others.
 
-    def __init__(self, path: Path, epoll: select.epoll, find: Callable[[int, int, bytes], Answer]) -> None:
+    `find` gets the number and the user of who asks, the device's UUID, and what tells whether that process still lives.
+    """
+
+    def __init__(
+        self, path: Path, epoll: select.epoll, find: Callable[[int, int, bytes, Callable[[], bool]], Answer]
+    ) -> None:
         self._epoll = epoll
         self._find = find
         self._silent: dict[int, tuple[socket.socket, float]] = {}
@@ -139,7 +146,7 @@ class Clients:
         elif layout != LAYOUT:
             self._answer(stream, Answer(BAD))
         else:
-            answer = self._find(pid, user_id, uuid)
+            answer = self._find(pid, user_id, uuid, lambda: _lives(stream))
             if answer.status == UNKNOWN and len(self._unknown) < _MAX_UNKNOWN:
                 self._unknown[pid] = time.monotonic()
             elif answer.status == OK:
@@ -166,3 +173,18 @@ class Clients:
     def _forget(self, stream: socket.socket) -> None:
         self._silent.pop(stream.fileno(), None)
         stream.close()
+
+
+def _lives(stream: socket.socket) -> bool:
+    """Whether the process that connected lives: while it does, nobody else can have its number."""
+    try:
+        pidfd = stream.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except OSError as error:
+        # An older kernel cannot tell.
+        return error.errno == errno.ENOPROTOOPT
+    try:
+        ended = select.poll()
+        ended.register(pidfd, select.POLLIN)
+        return not ended.poll(0)
+    finally:
+        os.close(pidfd)

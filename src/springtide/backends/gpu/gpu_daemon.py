@@ -2,10 +2,13 @@
 
 `python -m springtide.backends.gpu.gpu_daemon DIRECTORY` serves one platform at a time on a socket there, and outlives
 it. Killed, it leaves everything as it is and the next one goes on where it stopped; asked to end, it lets everybody go.
+Where tenants are not this user's own programs, `--tenants` is another directory for the one socket that they may see,
+and `--segments` one for their shared memory that outlives the daemon's container.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import fcntl
 import logging
@@ -33,9 +36,9 @@ from springtide.backends.gpu.gpu_table import (
     read_table,
     write_whole,
 )
-from springtide.backends.gpu.gpu_tenants import GpuTenants
+from springtide.backends.gpu.gpu_tenants import GpuTenants, is_held
 from springtide.backends.gpu.gpu_turns import GpuTurns
-from springtide.backends.processes import live_stat
+from springtide.backends.gpu.segments import private_directory, segment_directory
 from springtide.backends.sockets import peer_process
 from springtide.core.errors import BackendError
 from springtide.core.share_status import SharingStatus
@@ -66,10 +69,18 @@ _ENFORCED = (
 class GpuDaemon:
     """Serves the platform and the tenants whose sockets lie in `directory`, until nobody needs it any more."""
 
-    def __init__(self, directory: Path, lock: int, *, is_controlled: bool = True) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        lock: int,
+        *,
+        is_controlled: bool = True,
+        tenants: Path | None = None,
+        segments: Path | None = None,
+    ) -> None:
         self._directory = directory
         self._lock = lock
-        self._tenants = GpuTenants(directory)
+        self._tenants = GpuTenants(private_directory(segments) if segments else segment_directory(directory))
         self._turns = GpuTurns(self._tenants, time.monotonic_ns, is_controlled=is_controlled)
         self._late_s: deque[float] = deque(maxlen=2000)
         self._num_ticks = 0
@@ -81,7 +92,7 @@ class GpuDaemon:
         # Waited for by `select`, which counts microseconds where epoll itself counts milliseconds.
         self._epoll = select.epoll()
         self._adopt()
-        self._clients = Clients(directory / TENANT_SOCKET_NAME, self._epoll, self._tenants.answer)
+        self._clients = Clients((tenants or directory) / TENANT_SOCKET_NAME, self._epoll, self._tenants.answer)
         path = directory / SOCKET_NAME
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         temporary = path.with_name(f"{path.name}.{os.getpid()}")
@@ -223,7 +234,7 @@ class GpuDaemon:
 
     def _take(self, table: GpuTable) -> None:
         self._open_slots(table.slots_path)
-        self._tenants.take(entry for entry in table.tenants if live_stat(entry.process) is not None)
+        self._tenants.take(entry for entry in table.tenants if is_held(entry))
         self._turns.arrange(table.sent_at_s)
         with contextlib.suppress(BackendError):
             write_whole(self._directory / TABLE_NAME, table)
@@ -234,7 +245,7 @@ class GpuDaemon:
         if table is not None:
             before = read_status(self._directory / STATUS_NAME)
             self._open_slots(table.slots_path)
-            self._tenants.take(entry for entry in table.tenants if live_stat(entry.process) is not None)
+            self._tenants.take(entry for entry in table.tenants if is_held(entry))
             if before is not None:
                 self._tenants.keep_counts(
                     {(told.replica_id, told.device_id): told.num_launches for told in before.sharing.tenants}
@@ -314,8 +325,13 @@ def take_directory(directory: Path, patience_s: float = _TAKEN_S) -> int | None:
 
 def main() -> int:
     """Serve the platform of the directory named on the command line."""
+    parser = argparse.ArgumentParser(prog="springtide.backends.gpu.gpu_daemon")
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--tenants", type=Path, help="where tenants find their socket (default: DIRECTORY)")
+    parser.add_argument("--segments", type=Path, help="where shared memory lies (default: the machine's)")
+    options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s GPU share daemon: %(message)s")
-    directory = Path(sys.argv[1])
+    directory = options.directory
     held = take_directory(directory)
     if held is None:
         _log.error("another one serves %s", directory)
@@ -323,7 +339,13 @@ def main() -> int:
     allow_many_files()
     be_on_time()
     try:
-        GpuDaemon(directory, held, is_controlled=os.environ.get(CONTROL_VARIABLE, "") != "off").run()
+        GpuDaemon(
+            directory,
+            held,
+            is_controlled=os.environ.get(CONTROL_VARIABLE, "") != "off",
+            tenants=options.tenants,
+            segments=options.segments,
+        ).run()
     except BackendError as error:
         _log.error("%s", error)
         return 1

@@ -29,10 +29,12 @@ _UUID_PREFIXES = ("GPU-", "MIG-")
 
 
 class GpuTenantEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One replica or worker that holds a share of one GPU, and the process that leads it.
+    """One replica or worker that holds a share of one GPU, and its processes: those of a leader, or of a pod.
 
-    `device_uuid` is as nvidia-smi says it ("GPU-..."). `slot` is its slot in the slots' file (-1: it has none),
-    `is_slo` whether its latency matters (it serves). A worker on two devices has two entries.
+    `process` is the leader, and whoever it started belongs to it; where there is none, `pod_uid` is the pod whose
+    containers' processes these are (gpu_pods.py). `device_uuid` is as nvidia-smi says it ("GPU-..."). `slot` is its
+    slot in the slots' file (-1: it has none), `is_slo` whether its latency matters (it serves). A worker on two devices
+    has two entries.
     """
 
     workload_id: WorkloadId
@@ -40,7 +42,8 @@ class GpuTenantEntry(msgspec.Struct, frozen=True, kw_only=True):
     device_id: DeviceId
     device_uuid: str
     share: Share
-    process: ProcessIdentity
+    process: ProcessIdentity | None = None
+    pod_uid: str = ""
     is_slo: bool
     slot: int = -1
 

@@ -6,12 +6,13 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from springtide.backends.daemons import may_keep
 from springtide.backends.gpu.gpu_meter import Meter
+from springtide.backends.gpu.gpu_pods import pod_of
 from springtide.backends.gpu.gpu_table import GpuTenantEntry, uuid_bytes
 from springtide.backends.gpu.segments import (
     FULL,
@@ -22,9 +23,8 @@ from springtide.backends.gpu.segments import (
     Usage,
     adopt_segments,
     make_segments,
-    segment_directory,
 )
-from springtide.backends.processes import live_stat, read_stat
+from springtide.backends.processes import ProcessIdentity, boot_id, live_stat, read_stat
 from springtide.core.errors import BackendError
 from springtide.core.workload import ReplicaId
 from springtide.serving.share_control import Grant
@@ -103,12 +103,16 @@ class Answer:
 
 
 class GpuTenants:
-    """Who holds what of which device. `deaths` turn up as readable pidfds: `new_pidfds` are to be watched."""
+    """Who holds what of which device. `deaths` turn up as readable pidfds: `new_pidfds` are to be watched.
 
-    def __init__(self, directory: Path) -> None:
-        self._place = segment_directory(directory)
+    `place` is where their shared memory lies.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
         self.by_key: dict[TenantKey, GpuTenant] = {}
         self._leaders: dict[int, ReplicaId] = {}
+        self._pods: dict[str, ReplicaId] = {}
         self._pidfds: dict[int, tuple[GpuTenant, int]] = {}
         self.new_pidfds: list[int] = []
         self.num_made = 0
@@ -132,11 +136,16 @@ class GpuTenants:
                 wanted[entry.replica_id, b""] = entry
         for key, tenant in list(self.by_key.items()):
             entry_now = wanted.get(key)
-            if entry_now is None or entry_now.process != tenant.entry.process:
+            if entry_now is None or _holder(entry_now) != _holder(tenant.entry):
                 self.drop(tenant)
         for key, entry in wanted.items():
             self._enter(key, entry)
-        self._leaders = {tenant.entry.process.pid: tenant.entry.replica_id for tenant in self.by_key.values()}
+        self._note_holders()
+
+    def _note_holders(self) -> None:
+        entries = [tenant.entry for tenant in self.by_key.values()]
+        self._leaders = {entry.process.pid: entry.replica_id for entry in entries if entry.process is not None}
+        self._pods = {entry.pod_uid.lower(): entry.replica_id for entry in entries if entry.process is None}
 
     def _enter(self, key: TenantKey, entry: GpuTenantEntry) -> None:
         control = ControlTenant(tenant_id=entry.replica_id, share=entry.share, is_slo=entry.is_slo)
@@ -215,7 +224,7 @@ class GpuTenants:
         """Look for the dead, and replace files that are not whole any more. Returns whether a tenant is gone."""
         is_gone = False
         for tenant in list(self.by_key.values()):
-            if live_stat(tenant.entry.process) is None:
+            if not is_held(tenant.entry):
                 self.drop(tenant)
                 is_gone = True
                 continue
@@ -229,7 +238,7 @@ class GpuTenants:
             if tenant.segments is None and tenant.uuid:
                 self._open(tenant)
         if is_gone:
-            self._leaders = {tenant.entry.process.pid: tenant.entry.replica_id for tenant in self.by_key.values()}
+            self._note_holders()
         return is_gone
 
     def close(self, *, is_giving_up: bool) -> None:
@@ -249,14 +258,17 @@ class GpuTenants:
 
     # --- their processes ---------------------------------------------------------------------------------------------
 
-    def answer(self, pid: int, user_id: int, uuid: bytes) -> Answer:
-        """Find whose process this is, by what the kernel says of it alone, and give it a slot on the device."""
+    def answer(self, pid: int, user_id: int, uuid: bytes, is_there: Callable[[], bool] = lambda: True) -> Answer:
+        """Find whose process this is, by what the kernel says of it alone, and give it a slot on the device.
+
+        `is_there` says whether whoever asked still has that number; it may be another's by now.
+        """
         own_id = os.getuid()
         if own_id not in (0, user_id) or pid <= 0:
             return Answer(UNKNOWN)
         stat = read_stat(pid)
         tenant = self._find(pid, uuid)
-        if stat is None or stat.state in _DEAD_STATES or tenant is None or tenant.segments is None:
+        if stat is None or stat.state in _DEAD_STATES or tenant is None or tenant.segments is None or not is_there():
             return Answer(UNKNOWN)
         segments = tenant.segments
         slot = next((s for s, m in tenant.members.items() if (m.pid, m.start_ticks) == (pid, stat.start_ticks)), None)
@@ -274,13 +286,18 @@ class GpuTenants:
         return Answer(OK, slot, segments.segment_id, descriptors, tenant.members[slot])
 
     def _find(self, pid: int, uuid: bytes) -> GpuTenant | None:
-        """The tenant whose leader is the process, its nearest ancestor, or the leader of its group or session."""
-        for candidate in _kin(pid):
-            replica_id = self._leaders.get(candidate)
-            tenant = self.by_key.get((replica_id, uuid)) if replica_id is not None else None
-            if tenant is not None and live_stat(tenant.entry.process) is not None:
-                return tenant
-        return None
+        """The tenant whose leader is the process, its nearest ancestor, or the leader of its group or session.
+
+        Else the one whose pod it runs in.
+        """
+        if self._leaders:
+            for candidate in _kin(pid):
+                replica_id = self._leaders.get(candidate)
+                tenant = self.by_key.get((replica_id, uuid)) if replica_id is not None else None
+                if tenant is not None and is_held(tenant.entry):
+                    return tenant
+        pod = pod_of(pid, self._pods) if self._pods else None
+        return self.by_key.get((self._pods[pod], uuid)) if pod is not None else None
 
     def _watch(self, tenant: GpuTenant, slot: int, pid: int, start_ticks: int) -> None:
         """Take note of a process and of its death, which may have come already."""
@@ -337,10 +354,22 @@ class GpuTenants:
             tenant.gone_launches += max(0, counted - tenant.num_launches)
 
 
+def is_held(entry: GpuTenantEntry) -> bool:
+    """Whether the entry is about somebody: its leader lives, or it is a pod's, which others watch."""
+    return bool(entry.pod_uid) if entry.process is None else live_stat(entry.process) is not None
+
+
+def _holder(entry: GpuTenantEntry) -> tuple[ProcessIdentity | None, str]:
+    return entry.process, entry.pod_uid
+
+
 def _name_of(entry: GpuTenantEntry) -> str:
-    """A name for the files that only the same process of the same replica on the same device has."""
+    """A name for the files that only the same process (or pod) of the same replica on the same device has."""
     process = entry.process
-    text = f"{entry.replica_id}\0{entry.device_uuid.lower()}\0{process.pid}\0{process.start_ticks}\0{process.boot_id}"
+    whose = f"pod\0{entry.pod_uid}\0{boot_id()}"
+    if process is not None:
+        whose = f"{process.pid}\0{process.start_ticks}\0{process.boot_id}"
+    text = f"{entry.replica_id}\0{entry.device_uuid.lower()}\0{whose}"
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 

@@ -166,7 +166,11 @@ def segment_directory(directory: Path) -> Path:
     """
     digest = hashlib.sha256(os.fsencode(directory.resolve())).hexdigest()[:16]
     in_memory = _SHARED_MEMORY / f"springtide-{os.getuid()}-{digest}.gpu"
-    place = in_memory if os.access(_SHARED_MEMORY, os.W_OK) else directory / "gpu-segments"
+    return private_directory(in_memory if os.access(_SHARED_MEMORY, os.W_OK) else directory / "gpu-segments")
+
+
+def private_directory(place: Path) -> Path:
+    """Return the directory, made (0700) if need be. Raises BackendError if it is somebody else's."""
     try:
         with contextlib.suppress(FileExistsError):
             place.mkdir(mode=0o700)

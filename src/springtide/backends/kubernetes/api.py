@@ -8,13 +8,11 @@ stay the dicts they came as.
 from __future__ import annotations
 
 import os
-import socket
 import ssl
 import time
-import urllib.request
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import httpx2
 import msgspec
@@ -24,7 +22,22 @@ from lightkube.config.models import User
 from lightkube.core.exceptions import ConfigError
 
 from springtide.backends.kubernetes.api_auth import ClientCertificate, FixedToken, TokenCommand, TokenFile
-from springtide.backends.kubernetes.api_errors import ApiError, Expired, ServerFault, Unreachable, error_of
+from springtide.backends.kubernetes.api_errors import ApiError, Expired, ServerFault, error_of
+from springtide.backends.kubernetes.api_wire import (
+    METADATA_ONLY,
+    PATCH_TYPES,
+    SOCKET_OPTIONS,
+    Listing,
+    PatchType,
+    WatchEvent,
+    decode_object,
+    encode,
+    event_decoder,
+    list_decoder,
+    proxy_for,
+    selectors,
+    unreachable,
+)
 from springtide.backends.kubernetes.kinds import ACCESS_REVIEW, POD, Key, Kind, Object, key_of
 from springtide.backends.kubernetes.settings import FIELD_MANAGER
 from springtide.core.errors import BackendError
@@ -36,65 +49,6 @@ CONNECT_TIMEOUT_S = 5.0
 # A watch says something, a bookmark at least, about once a minute; one that is silent for longer is begun anew.
 WATCH_SILENCE_S = 130.0
 PAGE_SIZE = 1000
-_METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-# A connection whose other end vanished without a word is found out in half a minute.
-_SOCKET_OPTIONS = [
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-    *(
-        [
-            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
-            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
-            (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
-            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000),
-        ]
-        if hasattr(socket, "TCP_USER_TIMEOUT")
-        else []
-    ),
-]
-
-PatchType = Literal["merge", "json", "apply", "strategic"]
-_PATCH_TYPES: dict[PatchType, str] = {
-    "merge": "application/merge-patch+json",
-    "json": "application/json-patch+json",
-    "apply": "application/apply-patch+yaml",
-    "strategic": "application/strategic-merge-patch+json",
-}
-
-
-class WatchEvent(NamedTuple):
-    """`type` is ADDED, MODIFIED, DELETED or BOOKMARK; of a bookmark only the object's resourceVersion counts."""
-
-    type: str
-    object: Object
-
-
-class Listing(NamedTuple):
-    """Objects of one kind, as they were together at `resource_version`."""
-
-    items: list[Object]
-    resource_version: str
-
-
-class _Event(msgspec.Struct):
-    type: str
-    object: Object
-
-
-class _ListMeta(msgspec.Struct):
-    resource_version: str = msgspec.field(default="", name="resourceVersion")
-    next_page: str = msgspec.field(default="", name="continue")
-
-
-class _List(msgspec.Struct):
-    metadata: _ListMeta
-    items: list[Object] | None = None
-
-
-_event_decoder = msgspec.json.Decoder(_Event)
-_list_decoder = msgspec.json.Decoder(_List)
-_decode = msgspec.json.Decoder(Object).decode
-_encode = msgspec.json.Encoder().encode
 
 
 class KubeApi:
@@ -130,7 +84,7 @@ class KubeApi:
                 verify=verify,
                 proxy=proxy,
                 limits=httpx2.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=30.0),
-                socket_options=_SOCKET_OPTIONS,
+                socket_options=SOCKET_OPTIONS,
                 trust_env=False,
             ),
         )
@@ -168,7 +122,7 @@ class KubeApi:
             verify=verify,
             auth=auth,
             namespace=config.namespace,
-            proxy=_proxy_for(address),
+            proxy=proxy_for(address),
             certificate=certificate,
             headers={"Impersonate-User": impersonate} if impersonate else None,
         )
@@ -208,8 +162,8 @@ class KubeApi:
         answer from memory as of that version or later (cheap). `metadata_only` leaves out spec and status.
         """
         path = kind.path(namespace)
-        params = _selectors(labels, fields)
-        headers = {"Accept": _METADATA_ONLY} if metadata_only else None
+        params = selectors(labels, fields)
+        headers = {"Accept": METADATA_ONLY} if metadata_only else None
         if not_older_than:
             params |= {"resourceVersion": not_older_than, "resourceVersionMatch": "NotOlderThan"}
         else:
@@ -217,7 +171,7 @@ class KubeApi:
         items: list[Object] = []
         while True:
             try:
-                page = _list_decoder.decode(await self._call_raw("GET", path, params=params, headers=headers))
+                page = list_decoder.decode(await self._call_raw("GET", path, params=params, headers=headers))
             except Expired:
                 if "continue" not in params:
                     raise
@@ -247,7 +201,7 @@ class KubeApi:
         Raises Expired where the version is too old, Unreachable where the connection breaks or nothing at all comes
         for `silence_s`.
         """
-        params = _selectors(labels, fields) | {
+        params = selectors(labels, fields) | {
             "watch": "true",
             "resourceVersion": resource_version,
             "allowWatchBookmarks": "true",
@@ -255,16 +209,20 @@ class KubeApi:
         }
         timeout = httpx2.Timeout(CALL_TIMEOUT_S, connect=CONNECT_TIMEOUT_S, read=silence_s)
         async for line in self._lines(kind.path(namespace), params, timeout):
-            event = _event_decoder.decode(line)
+            event = event_decoder.decode(line)
             if event.type == "ERROR":
                 raise error_of(int(event.object.get("code", 0)), msgspec.json.encode(event.object))
             yield WatchEvent(event.type, event.object)
 
-    async def create(self, kind: Kind, obj: Object, namespace: str = "") -> Object:
-        """Make an object. Raises AlreadyExists, Invalid, Forbidden, QuotaExceeded."""
+    async def create(self, kind: Kind, obj: Object, namespace: str = "", *, dry_run: bool = False) -> Object:
+        """Make an object, or with `dry_run` find out whether it could be made now.
+
+        Raises AlreadyExists, Invalid, Forbidden, QuotaExceeded.
+        """
         where = namespace or obj["metadata"].get("namespace", "")
         body = {"apiVersion": kind.api_version, "kind": kind.name, **obj}
-        return await self._call("POST", kind.path(where), body, params={"fieldManager": FIELD_MANAGER})
+        params = {"fieldManager": FIELD_MANAGER} | ({"dryRun": "All"} if dry_run else {})
+        return await self._call("POST", kind.path(where), body, params=params)
 
     async def replace(self, kind: Kind, obj: Object, *, subresource: str = "") -> Object:
         """Write an object whole. Raises VersionConflict where it is no longer the version that `obj` says."""
@@ -288,7 +246,7 @@ class KubeApi:
         if how == "apply":
             params["force"] = "true"
             patch = {"apiVersion": kind.api_version, "kind": kind.name, **patch}
-        headers = {"Content-Type": _PATCH_TYPES[how]}
+        headers = {"Content-Type": PATCH_TYPES[how]}
         path = kind.path(namespace, name, subresource)
         return await self._call("PATCH", path, patch, params=params, headers=headers)
 
@@ -390,7 +348,7 @@ class KubeApi:
         params: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Object:
-        return _decode(await self._call_raw(method, path, body, params=params, headers=headers))
+        return decode_object(await self._call_raw(method, path, body, params=params, headers=headers))
 
     async def _call_raw(
         self,
@@ -401,7 +359,7 @@ class KubeApi:
         params: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> bytes:
-        content = None if body is None else _encode(body)
+        content = None if body is None else encode(body)
         sent = {"Content-Type": "application/json", **(headers or {})} if content is not None else headers
         request = self._client.build_request(method, self.server + path, params=params, content=content, headers=sent)
         self.num_calls += 1
@@ -410,7 +368,7 @@ class KubeApi:
         try:
             response = await self._client.send(request)
         except httpx2.HTTPError as error:
-            raise _unreachable(self.server, error) from error
+            raise unreachable(self.server, error) from error
         self.heard_at_s = time.monotonic()
         if response.status_code >= 300:
             raise error_of(response.status_code, response.content, response.headers.get("Retry-After", ""))
@@ -441,19 +399,9 @@ class KubeApi:
             finally:
                 await response.aclose()
         except httpx2.HTTPError as error:
-            raise _unreachable(self.server, error) from error
+            raise unreachable(self.server, error) from error
         except msgspec.MsgspecError as error:
             raise ServerFault(502, "BadAnswer", f"the API server's answer cannot be read: {error}") from error
-
-
-def _selectors(labels: str, fields: str) -> dict[str, str]:
-    chosen = {"labelSelector": labels, "fieldSelector": fields}
-    return {name: value for name, value in chosen.items() if value}
-
-
-def _unreachable(server: str, error: httpx2.HTTPError) -> Unreachable:
-    told = str(error) or type(error).__name__
-    return Unreachable(f"the API server {server} does not answer: {told}")
 
 
 def _configuration(kubeconfig: Path | str | None, context: str) -> SingleConfig:
@@ -504,11 +452,3 @@ def _auth_of(config: SingleConfig, user: User) -> httpx2.Auth | None:
     if user.auth_provider:
         raise ConfigError("auth-provider in a kubeconfig is of the past: use `exec`")
     return None
-
-
-def _proxy_for(server: str) -> str | None:
-    """The proxy that the environment names for an address (HTTPS_PROXY, NO_PROXY), if any."""
-    url = httpx2.URL(server)
-    if urllib.request.proxy_bypass(url.host):
-        return None
-    return urllib.request.getproxies().get(url.scheme)

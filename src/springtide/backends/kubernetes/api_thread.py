@@ -150,6 +150,10 @@ class ApiThread:
             if not self._is_closing:
                 raise
 
+    def later(self, delay_s: float, function: Callable[[], object]) -> None:
+        """Have a function called on the thread after a while; for this thread alone."""
+        self._running().call_later(delay_s, _guarded, function)
+
     def every(self, period_s: float, function: Callable[[], Awaitable[None] | None]) -> None:
         """Call a function on the thread again and again, each time `period_s` after it has returned."""
 

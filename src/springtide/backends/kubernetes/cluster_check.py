@@ -15,7 +15,8 @@ from springtide.backends.kubernetes.api_errors import ApiError, Forbidden, Unrea
 from springtide.backends.kubernetes.custom_resources import custom_resource_definitions
 from springtide.backends.kubernetes.kinds import Kind, Object
 from springtide.backends.kubernetes.manifests import ACTIVE_LABEL, keeps_state, labels_of
-from springtide.backends.kubernetes.settings import HOME_LABEL
+from springtide.backends.kubernetes.nodes import facts_of
+from springtide.backends.kubernetes.settings import HOME_LABEL, NODE_LABEL
 from springtide.backends.kubernetes.settings_file import SettingsFile, complete
 
 SUBJECT_ACCESS_REVIEW = Kind(
@@ -212,44 +213,32 @@ async def may(api: KubeApi, account: str, right: rbac.Right) -> bool:
 
 
 async def _check_nodes(api: KubeApi, settings: SettingsFile) -> list[Finding]:
-    nodes = (await api.list(kinds.NODE)).items
-    selector = settings.node_selector
-    chosen = [node for node in nodes if _holds(node["metadata"].get("labels", {}), selector)]
-    if not chosen:
-        labels = " ".join(f"{key}={value}" for key, value in selector.items())
-        told = f"none of {len(nodes)} bears {labels}" if nodes else "the cluster has none"
-        return [_fail("nodes", told, f"kubectl label node NAME {labels}" if nodes else "add one")]
-    resource = settings.device_resource
-    counts = {node["metadata"]["name"]: _num_devices(node, settings) for node in chosen}
-    num_devices, num_with = sum(counts.values()), sum(count > 0 for count in counts.values())
-    if not num_devices:
-        mend = f"install the device plugin of {resource}, or set devices_per_node where a node's cores are the devices"
-        return [_fail("nodes", f"none of {len(chosen)} has {resource}", mend)]
-    findings = [_ok("nodes", f"{num_with} of {len(nodes)} with {num_devices} x {resource}")]
-    away = [node["metadata"]["name"] for node in chosen if not _is_ready(node) and counts[node["metadata"]["name"]]]
-    if away:
-        told = (
-            f"{', '.join(away[:_MAX_TOLD])} {'is' if len(away) == 1 else 'are'} cordoned or not ready: nothing starts"
-        )
-        findings.append(_warn("nodes", told + " there", "kubectl uncordon NODE, or see `kubectl describe node NODE`"))
+    facts = [facts_of(node, settings) for node in (await api.list(kinds.NODE)).items]
+    offered = [each for each in facts if each.node is not None]
+    if not offered:
+        reasons = Counter(each.reason for each in facts)
+        told = "; ".join(f"{count} of {len(facts)}: {reason}" for reason, count in reasons.most_common())
+        labels = settings.node_selector or {NODE_LABEL: "true"}
+        label = f"kubectl label node NAME {' '.join(f'{key}={value}' for key, value in labels.items())}"
+        plugin = f"install the device plugin of {settings.device_resource}, or set devices_per_node"
+        mend = plugin if any(settings.device_resource in reason for reason in reasons) else label
+        return [_fail("nodes", f"no device to hand out ({told or 'the cluster has no nodes'})", mend)]
+    num_devices = sum(len(each.node.devices) for each in offered if each.node is not None)
+    text = f"{len(offered)} of {len(facts)} with {num_devices} x {settings.device_resource}"
+    findings = [_ok("nodes", text)]
+    for each in offered:
+        away = each.cordon or ("" if each.is_ready else "it is not ready")
+        if away:
+            mend = f"kubectl describe node {each.name}"
+            findings.append(_warn("nodes", f"nothing starts on {each.name}: {away}", mend))
+        findings += [_warn("nodes", f"{each.name}: {complaint}", "correct it") for complaint in each.complaints]
     if settings.pools:
-        pools = Counter(node["metadata"].get("labels", {}).get(HOME_LABEL, "") for node in chosen)
-        told = ", ".join(f"{count} {pool or 'without a pool'}" for pool, count in sorted(pools.items()))
-        owned = pools["training"] and pools["inference"]
+        pools = Counter(each.node.owner for each in offered if each.node is not None)
+        told = ", ".join(f"{pool} {count}" for pool, count in sorted(pools.items()))
         mend = f"kubectl label node NAME {HOME_LABEL}=training (or inference)"
-        findings.append(_ok("pools", told) if owned else _warn("pools", f"{told}: nothing can be loaned", mend))
+        can_loan = pools["training"] and pools["inference"]
+        findings.append(_ok("pools", told) if can_loan else _warn("pools", f"{told}: nothing can be loaned", mend))
     return findings
-
-
-def _num_devices(node: Object, settings: SettingsFile) -> int:
-    text = str(node.get("status", {}).get("allocatable", {}).get(settings.device_resource, "0"))
-    return int(text) if text.isdecimal() and int(text) else settings.devices_per_node
-
-
-def _is_ready(node: Object) -> bool:
-    conditions = node.get("status", {}).get("conditions", ())
-    is_ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
-    return is_ready and not node.get("spec", {}).get("unschedulable")
 
 
 async def _check_quota(api: KubeApi, settings: SettingsFile) -> list[Finding]:

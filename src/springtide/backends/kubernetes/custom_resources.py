@@ -167,7 +167,7 @@ def _length() -> dict[str, Schema]:
 def _batch() -> dict[str, Schema]:
     return {
         "globalBatch": schema.span("Samples of one step over all workers; a range is chosen in.", highest=_MILLION),
-        "initialBatch": schema.whole("Where globalBatch is a range, what it starts with; else its lower end.", 1, _MILLION),
+        "initialBatch": schema.whole("What a range of globalBatch starts with; else its lower end.", 1, _MILLION),
         "maxLocalBatch": schema.whole("Samples that one worker holds at once.", 1, _MILLION),
         "minLocalBatch": schema.whole("The fewest samples that are worth a worker's pass.", 1, _MILLION),
         "learningRate": schema.choice("How it follows a batch that changes.", *get_args(LearningRateRule)),

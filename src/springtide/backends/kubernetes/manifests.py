@@ -91,11 +91,15 @@ def settings_digest(settings: SettingsFile) -> str:
 
     The text that is hashed is what Go writes for the same values, so that Helm's `toJson | sha256sum` is equal.
     """
-    values = _whole_numbers(msgspec.to_builtins(platform_settings(settings)))
-    text = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    text = json.dumps(_platform_values(settings), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _platform_values(settings: SettingsFile) -> dict[str, Any]:
+    values = msgspec.to_builtins(platform_settings(settings))
+    return {name: _whole_numbers(value) for name, value in values.items() if value is not None}
 
 
 def _whole_numbers(value: Any) -> Any:
@@ -228,8 +232,7 @@ def config_map(settings: SettingsFile, name: str, namespace: str, component: str
 
 def settings_text(settings: SettingsFile) -> str:
     """The settings as the control plane reads them: everything but `install`, each value written out."""
-    values = _whole_numbers(msgspec.to_builtins(platform_settings(settings)))
-    return write_yaml([values], sorts_keys=True).removeprefix("---\n")
+    return write_yaml([_platform_values(settings)], sorts_keys=True).removeprefix("---\n")
 
 
 def _state_claim(settings: SettingsFile) -> Manifest:

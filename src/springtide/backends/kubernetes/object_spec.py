@@ -5,12 +5,17 @@ What a cluster's schema cannot say of a spec (two fields that do not go together
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from springtide.backends.kubernetes.kinds import Object
+import msgspec
+
+from springtide.backends.kubernetes.kinds import TRAINING_FUNCTION, Object
+from springtide.backends.kubernetes.settings import GROUP
 from springtide.core.containers import ContainerSettings
 from springtide.core.errors import InvalidRequest
 from springtide.core.quantities import (
@@ -23,10 +28,14 @@ from springtide.core.quantities import (
 from springtide.core.shares import make_share
 from springtide.core.workload import MAX_VIRTUAL_SHARDS
 
+# What the workload is called, where that is not the object's own name; and the digest of the request that made it.
+NAME_ANNOTATION = f"{GROUP}/name"
+REQUEST_ANNOTATION = f"{GROUP}/request"
 Spec = Mapping[str, Any]
 Request = dict[str, Any]
 _CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
 _MB = 1_000_000
+_DIGEST = "sha256:"
 # A deadline that has passed while nobody listened is asked for all the same: the policy says what it would accept.
 _LEAST_DEADLINE_S = 1.0
 _COUNTS = {
@@ -38,6 +47,7 @@ _COUNTS = {
     "study": "study",
     "stepProfile": "step_profile",
 }
+_BATCH = {"minLocalBatch": "min_local_size", "maxLocalBatch": "max_local_size", "learningRate": "learning_rate"}
 _SERVICE_COUNTS = {
     "maxBatch": "max_batch_size",
     "maxQueue": "max_queue",
@@ -46,7 +56,9 @@ _SERVICE_COUNTS = {
 }
 
 
-def job_request(name: str, spec: Spec, files: Mapping[str, str], *, created: datetime, now: datetime, devices: int) -> Request:
+def job_request(
+    name: str, spec: Spec, files: Mapping[str, str], *, created: datetime, now: datetime, devices: int
+) -> Request:
     """The body of POST /v1/jobs that a TrainingFunction stands for. Raises InvalidRequest.
 
     `files` are those of its source, wherever they are kept. A deadline counts from `created`; `devices` is what
@@ -61,9 +73,9 @@ def job_request(name: str, spec: Spec, files: Mapping[str, str], *, created: dat
     asked["args"] = list(source.get("args", ()))
     if not function and (spec.get("workers") == "auto" or len(set(worker_bounds(spec, devices))) > 1):
         raise InvalidRequest(
-            "a script cannot be resized, so spec.workers is one number, like 2; with spec.source.function it may be 1..8"
+            "a script cannot be resized, so spec.workers is one number, like 2; a function may have 1..8"
         )
-    low, high = worker_bounds(spec | {"replicas": None}, devices)
+    low, high = worker_bounds({**spec, "replicas": None}, devices)
     options: Request = {"min_workers": low, "max_workers": high, "params": _params(spec)}
     options |= {theirs: spec[ours] for ours, theirs in _COUNTS.items() if ours in spec}
     options |= _goal(spec, created, now) | _batch(spec) | _share(spec) | _functions(spec)
@@ -101,13 +113,16 @@ def worker_bounds(spec: Spec, devices: int) -> tuple[int, int]:
 
 
 def replica_bounds(spec: Spec) -> tuple[int, int]:
-    """How many replicas an InferenceFunction may have now: exactly `replicas` where it has any. Raises InvalidRequest."""
+    """How many replicas an InferenceFunction may have now: exactly `replicas` if any. Raises InvalidRequest."""
     low, high = parse_range(spec.get("scale", "0..1"), "spec.scale", lowest=0)
     return (spec["replicas"], spec["replicas"]) if spec.get("replicas") else (low, high)
 
 
 def container_settings(obj: Object) -> ContainerSettings:
-    """What the pods of an object's workload are made of, and whose they are. Raises InvalidRequest."""
+    """What the pods of an object's workload are made of, and whose they are. Raises InvalidRequest.
+
+    A job remembers what its object said; a service that has changed is deployed anew.
+    """
     metadata, asked = obj["metadata"], obj["spec"].get("container", {})
     resources = asked.get("resources", {})
     memory = resources.get("memory")
@@ -122,7 +137,43 @@ def container_settings(obj: Object) -> ContainerSettings:
         owner_kind=obj["kind"],
         owner_name=metadata["name"],
         owner_uid=metadata["uid"],
+        accepted=parts_of(obj) if obj["kind"] == TRAINING_FUNCTION.name else {},
     )
+
+
+def trimmed(obj: Object) -> Object:
+    """The object as a cache holds it: of the texts of its source only digests, of its status nothing but that."""
+    metadata = obj["metadata"]
+    metadata.pop("managedFields", None)
+    metadata.get("annotations", {}).pop("kubectl.kubernetes.io/last-applied-configuration", None)
+    files = obj.get("spec", {}).get("source", {}).get("files")
+    if files:
+        obj["spec"]["source"]["files"] = {name: _digest_of_text(text) for name, text in files.items()}
+    return obj
+
+
+def parts_of(obj: Object) -> dict[str, str]:
+    """A digest of each part of the spec, the same for an object and for what a cache holds of it."""
+    spec = copy.deepcopy(obj["spec"])
+    files = spec.get("source", {}).get("files")
+    if files:
+        spec["source"]["files"] = {name: _digest_of_text(text) for name, text in files.items()}
+    return {name: _digest(msgspec.json.encode(value, order="deterministic")) for name, value in sorted(spec.items())}
+
+
+def workload_name(obj: Object) -> str:
+    """What the workload of an object is called."""
+    name = obj["metadata"].get("annotations", {}).get(NAME_ANNOTATION) or obj["metadata"]["name"]
+    assert isinstance(name, str)
+    return name
+
+
+def _digest_of_text(text: str) -> str:
+    return text if text.startswith(_DIGEST) and len(text) == len(_DIGEST) + 16 else _DIGEST + _digest(text.encode())
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def _source(source: Spec, files: Mapping[str, str], what: str) -> Request:
@@ -158,7 +209,7 @@ def deadline_s(value: str | int, created: datetime, now: datetime) -> float:
         try:
             moment = datetime.fromisoformat(text)
         except ValueError:
-            raise InvalidRequest(f"spec.deadline {text!r:.60} is no moment; write it like 2030-01-31T18:00:00Z") from None
+            raise InvalidRequest(f"spec.deadline {text!r:.60} is no moment; write 2030-01-31T18:00:00Z") from None
     else:
         moment = created + timedelta(seconds=parse_duration_s(value, "spec.deadline"))
     return max(_LEAST_DEADLINE_S, (moment - now).total_seconds())
@@ -186,7 +237,11 @@ def _batch(spec: Spec) -> Request:
                 )
         return {"global_batch_size": low}
     batch: Request = {"min_size": low, "max_size": high}
-    named = (("minLocalBatch", "min_local_size"), ("maxLocalBatch", "max_local_size"), ("learningRate", "learning_rate"))
+    named = (
+        ("minLocalBatch", "min_local_size"),
+        ("maxLocalBatch", "max_local_size"),
+        ("learningRate", "learning_rate"),
+    )
     batch |= {theirs: spec[ours] for ours, theirs in named if ours in spec}
     unit = "progress" if spec.get("length") == "progress" else "samples"
     return {"global_batch_size": size, "batch": batch, "length_unit": unit}

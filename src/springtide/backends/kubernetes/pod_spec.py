@@ -12,6 +12,7 @@ import msgspec
 
 from springtide.backends.kubernetes import settings as names
 from springtide.backends.kubernetes.overlay import merge
+from springtide.backends.kubernetes.pod_shares import share_parts
 from springtide.backends.kubernetes.settings import KubernetesSettings
 from springtide.core.actions import StartReplica
 from springtide.core.containers import ContainerSettings
@@ -19,6 +20,7 @@ from springtide.core.errors import BackendError
 from springtide.core.resources import Device
 from springtide.core.wire import WorkerSpec
 from springtide.core.workload import InferenceService, ReplicaId, TrainingJob, WorkloadId
+from springtide.serving.frames import HEALTH_PORT, SERVING_PORT
 
 CONTAINER_NAME = "worker"
 # Where things are in a pod. The working directory is the pod's own and goes with it.
@@ -30,9 +32,6 @@ LOG_PATH = f"{WORK_DIR}/logs/worker.log"
 SPEC_VARIABLE = "SPRINGTIDE_SPEC"
 KEY_FILE_VARIABLE = "SPRINGTIDE_KEY_FILE"
 POD_IP_VARIABLE = "POD_IP"
-# Where a serving replica listens: for the gateway, and for the probes of the kubelet (Open Inference Protocol).
-REPLICA_PORT = 8789
-HEALTH_PORT = 8790
 # Where rank 0 of a training group hosts the rendezvous: a port of its own for each of so many generations in a row.
 RENDEZVOUS_PORT = 29400
 NUM_RENDEZVOUS_PORTS = 128
@@ -79,7 +78,7 @@ def label_value(text: str) -> str:
 
 def namespace_of(workload: TrainingJob | InferenceService, settings: KubernetesSettings) -> str:
     """Where a workload's pods and its Secret live."""
-    return (workload.container.namespace if workload.container else "") or settings.namespace
+    return (workload.container.namespace if workload.container else "") or settings.default_namespace
 
 
 def _with_digest(text: str, limit: int) -> str:
@@ -149,6 +148,12 @@ def make_pod(
             f"what {action.replica_id} has to be told takes {len(text)} bytes, and a pod's environment holds "
             f"{_MAX_SPEC_BYTES}: shorten its params"
         )
+    shares = share_parts(action.share, device, settings)
+    metadata = _metadata(action, settings, device, term)
+    metadata["annotations"] |= shares.annotations
+    container = _container(action, settings, device, text, counts_resource)
+    container["env"] += shares.environment
+    container["volumeMounts"] += shares.mounts
     pod_spec = {
         "schedulerName": names.SCHEDULER_NAME,
         "restartPolicy": "Never",
@@ -164,13 +169,13 @@ def make_pod(
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "tolerations": _tolerations(settings),
-        "volumes": _volumes(action.workload_id),
-        "containers": [_container(action, settings, device, text, counts_resource)],
+        "volumes": [*_volumes(action.workload_id), *shares.volumes],
+        "containers": [container],
     }
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": _metadata(action, settings, device, term),
+        "metadata": metadata,
         "spec": merge(pod_spec, settings.pod.overlay),
     }
 
@@ -285,7 +290,7 @@ def _serving() -> dict[str, Any]:
         return {"httpGet": {"path": path, "port": HEALTH_PORT}}
 
     return {
-        "ports": [{"name": "replica", "containerPort": REPLICA_PORT}, {"name": "health", "containerPort": HEALTH_PORT}],
+        "ports": [{"name": "replica", "containerPort": SERVING_PORT}, {"name": "health", "containerPort": HEALTH_PORT}],
         "readinessProbe": {**probe("/v2/health/ready"), "periodSeconds": 2, "timeoutSeconds": 2, "failureThreshold": 2},
         # A model may take minutes to load: only who has been alive once can be found dead.
         "startupProbe": {**probe("/v2/health/live"), "periodSeconds": 2, "timeoutSeconds": 2, "failureThreshold": 300},
@@ -309,8 +314,9 @@ def _environment(
             {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": name, "optional": True}}}
             for name in STORE_VARIABLES
         ]
-    if settings.device_kind == "gpu" and action.share is not None:
-        # A part of a device is none that the kubelet could hand out: the container is told which one it is on.
+    if settings.device_kind == "gpu":
+        # A part of a device is none that the kubelet could hand out, and one it hands out may be one that others
+        # share: the container is told which one it is on.
         variables.append({"name": "NVIDIA_VISIBLE_DEVICES", "value": str(device.index)})
     taken = {variable["name"] for variable in variables}
     given = _own(action.workload).environment

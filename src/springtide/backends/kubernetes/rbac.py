@@ -90,9 +90,9 @@ WORKLOAD_RULES: tuple[Rule, ...] = (
     Rule(
         group=GROUP,
         resources=OBJECTS,
-        # Not delete: objects are their owners'. Nor anything about finalizers: none are used.
-        verbs=(*_WATCHING, "create", "patch"),
-        reason="workloads are objects, and those that came over REST are given one",
+        # Nothing about finalizers: none are used.
+        verbs=(*_WATCHING, "create", "patch", "delete"),
+        reason="workloads are objects; those that came over REST are given one, and it is taken away over REST",
     ),
     Rule(
         group=GROUP,

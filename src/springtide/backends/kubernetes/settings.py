@@ -56,8 +56,9 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     `device_resource` is the extended resource that is a device; `devices_per_node` counts instead where a node has no
     such resource (0: such nodes are left alone). `node_selector` are the labels that a node must bear. `store_url` is
     the object store, `journal_url` the journal (empty: SQLite in the state directory), `parameter_store_url` a Redis.
-    `share_directory` is the directory of a node in which its share daemon and sharers' pods meet (empty: no daemon).
-    `store_secret` is a Secret in the platform's namespace whose values are the object store's credentials.
+    `pools` says that nodes belong to pools and may be loaned; `day_s` is the time after which the tide comes again
+    (None: a day). `share_directory` is the directory of a node in which its share daemon and sharers' pods meet (empty:
+    no daemon). `store_secret` is a Secret in the platform's namespace whose values are the object store's credentials.
     """
 
     name: str = "springtide"
@@ -77,6 +78,7 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     journal_url: str = ""
     parameter_store_url: str = ""
     usd_per_device_hour: float | None = None
+    day_s: float | None = None
     grace_s: float = 15.0
     worker_lease_s: float = 60.0
     worker_lost_after_s: float = 10.0

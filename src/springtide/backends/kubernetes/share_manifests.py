@@ -1,4 +1,4 @@
-"""The manifests of the daemon that holds parts of GPUs on each node: in a namespace of its own, as it needs its node."""
+"""The manifests of the daemon that holds parts of GPUs on each node, in a namespace of its own: it needs its node."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _daemon_set(settings: SettingsFile, name: str, namespace: str) -> Manifest:
         "enableServiceLinks": False,
         # Who speaks to it proves itself by its process id, which has to be one of the node's.
         "hostPID": True,
-        "nodeSelector": settings.node_selector,
+        "nodeSelector": settings.node_selector or {names.NODE_LABEL: "true"},
         "tolerations": [{"key": settings.device_resource, "operator": "Exists"}],
         "volumes": [
             {"name": "settings", "configMap": {"name": name}},
@@ -63,8 +63,6 @@ def _daemon_set(settings: SettingsFile, name: str, namespace: str) -> Manifest:
         ],
         "containers": [_container(settings)],
     }
-    if not settings.node_selector:
-        del pod["nodeSelector"]
     return {
         "apiVersion": "apps/v1",
         "kind": "DaemonSet",

@@ -25,6 +25,7 @@ _SERVICE_COUNTS = {
     "target_in_flight": "inFlight",
     "capacity_per_s": "capacity",
 }
+_BATCH = {"min_local_size": "minLocalBatch", "max_local_size": "maxLocalBatch", "learning_rate": "learningRate"}
 _JOB_TIMES = {"deadline_s": "deadline", "grace_s": "grace", "checkpoint_interval_s": "checkpointEvery"}
 _SERVICE_TIMES = {"slo_s": "slo", "batch_wait_s": "batchWait", "idle_s": "idle", "grace_s": "grace"}
 
@@ -95,7 +96,11 @@ def _batch(options: Asked) -> dict[str, Any]:
         spec["initialBatch"] = size
     if batch["min_size"] == batch["max_size"]:
         return spec
-    named = (("min_local_size", "minLocalBatch"), ("max_local_size", "maxLocalBatch"), ("learning_rate", "learningRate"))
+    named = (
+        ("min_local_size", "minLocalBatch"),
+        ("max_local_size", "maxLocalBatch"),
+        ("learning_rate", "learningRate"),
+    )
     spec |= {theirs: batch[ours] for ours, theirs in named if batch.get(ours) is not None}
     return spec | ({"length": "progress"} if options.get("length_unit") == "progress" else {})
 

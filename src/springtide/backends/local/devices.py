@@ -3,43 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
-import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 
-import msgspec
 from msgspec.structs import replace
 
+from springtide.backends.gpu.discovery import VISIBLE_VARIABLE, Gpu, discover_gpus
 from springtide.core.errors import InvalidRequest
 from springtide.core.resources import Device, DeviceId, Node, NodeId, Pool, make_node
 
-VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
-_QUERY_TIMEOUT_S = 10.0
-_UUID_PREFIXES = ("GPU-", "MIG-")
-_QUERY = ("--query-gpu=uuid,memory.total,mig.mode.current,name", "--format=csv,noheader,nounits")
-_NUM_FIELDS = 4
-_LISTED = re.compile(r"GPU (?P<number>\d+):(?P<name>[^(]*)(?:\(UUID: (?P<uuid>GPU-[^)\s]+)\))?")
-_LISTED_PART = re.compile(r"\s+(?P<name>MIG \d+g\.(?P<gb>\d+)gb\S*)\s.*\(UUID: (?P<uuid>MIG-[0-9a-f-]+)\)")
-_MIB = 1 << 20
-_MB = 1_000_000
-
-
-class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU of this machine: its place in the driver's list, its UUID as the driver writes it ("": not told).
-
-    `memory_mb` is in MB of a million bytes (0: not told).
-    """
-
-    number: int
-    uuid: str
-    memory_mb: int = 0
-    name: str = ""
-
-    @property
-    def visible_as(self) -> str:
-        """What CUDA_VISIBLE_DEVICES calls it: by UUID where that is known, as CUDA's numbers are not the list's."""
-        return self.uuid or str(self.number)
+__all__ = ["VISIBLE_VARIABLE", "Gpu", "discover_gpus", "discover_node", "gpus_of", "split_node"]
 
 
 def discover_node(num_slots: int | None = None, *, name: str = "local") -> Node:
@@ -88,83 +60,3 @@ def _part_of(node: Node, device: Device, pool: Pool) -> Node:
     name = NodeId(f"{node.node_id}-{device.index}")
     part = Device(device_id=DeviceId(f"{name}/0"), node_id=name, index=0, kind=device.kind, memory_mb=device.memory_mb)
     return Node(node_id=name, devices=(part,), pool=pool, home=pool, switches=node.switches)
-
-
-def discover_gpus() -> tuple[Gpu, ...]:
-    """Return the GPUs that the driver lists, in its order; none where there is no driver or it does not answer.
-
-    A GPU that is divided by MIG is its parts, each like a GPU of its own. CUDA_VISIBLE_DEVICES of this process bounds
-    them, by UUID or by number, as it does for every CUDA program.
-    """
-    rows = [[field.strip() for field in line.split(",", _NUM_FIELDS - 1)] for line in _lines_of(*_QUERY)]
-    rows = [row for row in rows if len(row) == _NUM_FIELDS and row[0].startswith(_UUID_PREFIXES)]
-    is_divided = any(row[2] == "Enabled" for row in rows)
-    if rows and not is_divided:
-        gpus = tuple(
-            Gpu(number=number, uuid=uuid, memory_mb=_in_mb(memory), name=name)
-            for number, (uuid, memory, _, name) in enumerate(rows)
-        )
-    else:
-        # An old driver may not know the question.
-        gpus = _listed({uuid: _in_mb(memory) for uuid, memory, _, _ in rows})
-    return _visible(gpus, os.environ.get(VISIBLE_VARIABLE))
-
-
-def _in_mb(memory: str) -> int:
-    """The driver counts in MiB; what has no memory of its own says so in words."""
-    return int(memory) * _MIB // _MB if memory.isdecimal() else 0
-
-
-def _listed(memory_mb: Mapping[str, int]) -> tuple[Gpu, ...]:
-    """What is listed a line each: `GPU 0: NVIDIA H200 (UUID: GPU-...)`, and below it, indented, the parts of it.
-
-    `memory_mb` is that of each GPU by its UUID, as far as it is known; of a part it is in its name.
-    """
-    found: list[Gpu] = []
-    for line in _lines_of("-L"):
-        whole, part = _LISTED.match(line), _LISTED_PART.match(line)
-        if whole is not None:
-            uuid = whole["uuid"] or ""
-            memory = memory_mb.get(uuid, 0)
-            found.append(Gpu(number=int(whole["number"]), uuid=uuid, memory_mb=memory, name=whole["name"].strip()))
-        elif part is not None and found:
-            if found[-1].uuid.startswith("GPU-"):
-                # Nobody can use the whole any more.
-                found.pop()
-            found.append(Gpu(number=len(found), uuid=part["uuid"], memory_mb=int(part["gb"]) * 1000, name=part["name"]))
-    return tuple(found)
-
-
-def _lines_of(*arguments: str) -> list[str]:
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    try:
-        asked = subprocess.run(
-            [program, *arguments],
-            capture_output=True,
-            text=True,
-            timeout=_QUERY_TIMEOUT_S,
-            check=False,
-            errors="replace",
-            stdin=subprocess.DEVNULL,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return asked.stdout.splitlines() if asked.returncode == 0 else []
-
-
-def _visible(gpus: tuple[Gpu, ...], asked: str | None) -> tuple[Gpu, ...]:
-    """Those that CUDA would show, in its order: it stops at the first entry that names none."""
-    if asked is None:
-        return gpus
-    shown: list[Gpu] = []
-    for entry in (entry.strip() for entry in asked.split(",")):
-        if entry.isdecimal():
-            named = [gpus[int(entry)]] if int(entry) < len(gpus) else []
-        else:
-            named = [gpu for gpu in gpus if entry.startswith(_UUID_PREFIXES) and gpu.uuid.startswith(entry)]
-        if len(named) != 1 or named[0] in shown:
-            break
-        shown += named
-    return tuple(shown)

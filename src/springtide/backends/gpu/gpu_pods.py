@@ -1,0 +1,42 @@
+"""To which pod a process of this node belongs, by what the kernel says of it: the names of its control groups.
+
+The kubelet gives each pod groups whose path has the pod's uid in it, and a container can neither leave them nor rename
+them unless it may write the node's control groups. Inside its own it may make what it likes, so the outermost name
+counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+# `pod<uid>` under the cgroupfs driver; `kubepods-burstable-pod<uid with underscores>.slice` under systemd's.
+_POD = re.compile(r"pod([0-9a-fA-F]{8}[-_][0-9a-fA-F]{4}[-_][0-9a-fA-F]{4}[-_][0-9a-fA-F]{4}[-_][0-9a-fA-F]{12})")
+_PART = re.compile(r"(?:kubepods(?:-[a-z]+)*-)?pod[0-9a-fA-F_-]{36}(?:\.slice)?")
+
+
+def uids_of(groups: str) -> list[str]:
+    """The uids of pods in the text of /proc/<pid>/cgroup, the outermost of each hierarchy first."""
+    found = []
+    for line in groups.splitlines():
+        path = line.split(":", 2)[-1]
+        for part in path.split("/"):
+            match = _POD.search(part) if _PART.fullmatch(part) else None
+            if match is not None:
+                found.append(match[1].replace("_", "-").lower())
+    return found
+
+
+def pod_of(pid: int, known: Collection[str], proc: Path = Path("/proc")) -> str | None:
+    """Which of the known pods the process belongs to; None if to none, or to several, which no container does."""
+    try:
+        groups = (proc / str(pid) / "cgroup").read_text(errors="replace")
+    except OSError:
+        return None
+    outermost = set()
+    for line in groups.splitlines():
+        uid = next((uid for uid in uids_of(line) if uid in known), None)
+        if uid is not None:
+            outermost.add(uid)
+    return outermost.pop() if len(outermost) == 1 else None

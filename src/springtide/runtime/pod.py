@@ -1,0 +1,238 @@
+"""`python -m springtide.runtime pod`: the first process of a worker's container, which keeps the worker proper.
+
+It forks the worker before anything heavy is imported, hands on what that prints, passes on requests to end, reaps
+whatever is left without a parent, and, however the worker ended, keeps its output and ends with its exit code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from springtide.core.errors import InvalidRequest, SpringtideError
+from springtide.core.wire import WorkerSpec
+from springtide.runtime.exits import EXIT_UNFIT, exit_now
+from springtide.runtime.pod_place import fetch_source, keep_log, leave_word, open_prestop, read_spec
+
+_READ_BYTES = 1 << 16
+# Of an output without end the newest part is kept, in two files of this length at most.
+_LOG_BYTES = 4 << 20
+_LAST_WORDS_S = 0.5
+_UPLOAD_S = 5.0
+_HOOK_S = 0.2
+_EXIT_CRASHED = 1
+# From linux/prctl.h.
+_PR_SET_PDEATHSIG = 1
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+
+
+def run_pod() -> int:
+    """Run this container's worker to its end and return the exit code: the worker's, or 128 and a signal's number.
+
+    5 where the container lacks what a worker needs; the sentence is on stderr and in the termination message.
+    """
+    try:
+        spec = read_spec(os.environ)
+        listener = open_prestop(spec)
+    except (InvalidRequest, OSError) as error:
+        sys.stderr.write(f"springtide: {error}\n")
+        leave_word(os.environ, str(error))
+        return EXIT_UNFIT
+    # Nobody may be asked to end before there is somebody to pass it on, and to whom.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    reading, writing = os.pipe()
+    keeper_pid = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        listener.close()
+        _become_worker(spec, writing, keeper_pid)
+    os.close(writing)
+    keeper = _Keeper(spec, pid, reading, listener)
+    code = keeper.run()
+    leave_word(os.environ, keeper.log.last_line() if code else "")
+    keep(spec, keeper.log.read())
+    keeper.close()
+    return code
+
+
+def keep(spec: WorkerSpec, output: bytes, upload: Callable[[WorkerSpec, bytes], None] = keep_log) -> None:
+    """Upload the output, for a few seconds at most: the container is about to be gone."""
+
+    def run() -> None:
+        try:
+            upload(spec, output)
+        except SpringtideError as error:
+            sys.stderr.write(f"springtide: the output could not be kept: {error}\n")
+
+    thread = threading.Thread(target=run, name="springtide-log", daemon=True)
+    thread.start()
+    thread.join(_UPLOAD_S)
+
+
+def _become_worker(spec: WorkerSpec, output: int, keeper_pid: int) -> NoReturn:
+    """In the child: take the pipe for stdout and stderr, fetch the source, run the worker, and never return."""
+    code = _EXIT_CRASHED
+    try:
+        os.setpgid(0, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != keeper_pid:
+            os._exit(code)
+        for name in _SIGNALS:
+            signal.signal(name, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.close(output)
+        sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
+        os.environ.update(spec.environment)
+        try:
+            spec = fetch_source(spec)
+        except (SpringtideError, OSError) as error:
+            sys.stderr.write(f"springtide: {error}\n")
+            exit_now(EXIT_UNFIT)
+        from springtide.runtime.worker import main
+
+        code = main(spec)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        # Not sys.exit: the frames of the keeper below must not run on in the child.
+        os._exit(code)
+
+
+class PodLog:
+    """A worker's output in its file, and what was there before that in another; never more than twice the limit."""
+
+    def __init__(self, path: Path, limit_bytes: int = _LOG_BYTES) -> None:
+        self._path = path
+        self._older = path.with_name(f"{path.name}.1")
+        self._limit_bytes = limit_bytes
+        self._num_bytes = 0
+        self._file = path.open("wb", buffering=0)
+
+    def write(self, data: bytes) -> None:
+        """Add output. Where the disk has no room it is lost here, not on its way to the container's log."""
+        try:
+            if self._num_bytes + len(data) > self._limit_bytes:
+                self._file.close()
+                os.replace(self._path, self._older)
+                self._file, self._num_bytes = self._path.open("wb", buffering=0), 0
+            self._num_bytes += self._file.write(data) or 0
+        except (OSError, ValueError):
+            return
+
+    def read(self) -> bytes:
+        """All that is kept."""
+        return b"".join(path.read_bytes() for path in (self._older, self._path) if path.exists())
+
+    def last_line(self) -> str:
+        """The last line that is not empty."""
+        lines = self.read()[-_READ_BYTES:].decode(errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+
+class _Keeper:
+    """Stands beside the worker until that has ended. One thread, no waiting but for what may happen."""
+
+    def __init__(self, spec: WorkerSpec, pid: int, output: int, listener: socket.socket) -> None:
+        self.log = PodLog(Path(spec.log_path))
+        self._pid = pid
+        self._output: int | None = output
+        self._listener = listener
+        self._hooks: list[socket.socket] = []
+        self._code: int | None = None
+        self._wake, self._waker = socket.socketpair()
+        self._wake.setblocking(False)
+        self._waker.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        for source in (output, listener, self._wake):
+            self._selector.register(source, selectors.EVENT_READ)
+
+    def run(self) -> int:
+        """Hand on, pass on and reap until the worker is gone; its exit code."""
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        for name in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(name, lambda *_: self._ask_to_end())
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        while self._code is None:
+            self._turn(None)
+        # What it printed last may still be on its way; what it started, and left, may hold its end of the pipe.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._pid, signal.SIGKILL)
+        end_s = time.monotonic() + _LAST_WORDS_S
+        while self._output is not None and time.monotonic() < end_s:
+            self._turn(max(0.0, end_s - time.monotonic()))
+        return self._code
+
+    def close(self) -> None:
+        """Tell the hooks that wait that the worker is gone; without the pause they would be killed before they end."""
+        for hook in self._hooks:
+            hook.close()
+        if self._hooks:
+            time.sleep(_HOOK_S)
+        self.log.close()
+        self._listener.close()
+
+    def _turn(self, timeout_s: float | None) -> None:
+        for key, _ in self._selector.select(timeout_s):
+            if key.fileobj is self._listener:
+                with contextlib.suppress(OSError):
+                    self._hooks.append(self._listener.accept()[0])
+                    self._ask_to_end()
+            elif key.fileobj is self._wake:
+                with contextlib.suppress(BlockingIOError):
+                    self._wake.recv(_READ_BYTES)
+            else:
+                self._hand_on()
+        self._reap()
+
+    def _ask_to_end(self) -> None:
+        if self._code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGTERM)
+
+    def _hand_on(self) -> None:
+        assert self._output is not None
+        data = os.read(self._output, _READ_BYTES)
+        if not data:
+            self._selector.unregister(self._output)
+            os.close(self._output)
+            self._output = None
+            return
+        self.log.write(data)
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(1, view) :]
+        except OSError:
+            # Nobody reads the container's log any more: the worker's own file has it.
+            return
+
+    def _reap(self) -> None:
+        """Take note of the worker's end, and clear away orphans that fell to this process."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._pid:
+                code = os.waitstatus_to_exitcode(status)
+                self._code = code if code >= 0 else 128 - code

@@ -1,0 +1,96 @@
+"""From an object of the cluster to a workload of the platform: the same checks and the same events as a REST request."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+
+import msgspec
+
+from springtide.backends.kubernetes.kinds import Object, uid_of
+from springtide.backends.kubernetes.object_spec import (
+    container_settings,
+    job_request,
+    service_request,
+    workload_name,
+)
+from springtide.backends.kubernetes.objects import Objects
+from springtide.control.records import JobRecord, ServiceRecord
+from springtide.core.errors import Conflict, InvalidRequest
+from springtide.core.quantities import validate_name
+from springtide.service.contract import PlatformLike
+from springtide.service.schemas import JobIn, ServiceIn, parse_body
+from springtide.service.shares import devices_of
+from springtide.service.submission import Desk
+
+
+class SourceMissing(InvalidRequest):
+    """The object names a source that is not there (yet)."""
+
+
+class Intake:
+    """Takes objects in, each once: the key of a submission is the object's uid.
+
+    `room` is the desk where every request ends, through whichever door it came. Not for the decision loop: it waits
+    for the cluster and for the journal.
+    """
+
+    def __init__(self, room: Desk, platform: PlatformLike, objects: Objects) -> None:
+        self._room = room
+        self._platform = platform
+        self._objects = objects
+
+    def take_job(self, obj: Object) -> JobRecord:
+        """Submit the job that a whole TrainingFunction stands for, unless that was done. Returns its record.
+
+        Raises InvalidRequest (SourceMissing), BackendError, StorageError.
+        """
+        uid, metadata = uid_of(obj), obj["metadata"]
+        now = datetime.fromtimestamp(time.time(), UTC)
+        created = datetime.fromisoformat(metadata["creationTimestamp"])
+        if metadata.get("generation", 1) > 1:
+            # It was mended or let go since it was made: its time begins when it can.
+            created = now
+        devices = len(devices_of(self._platform.view()))
+        name = validate_name(workload_name(obj), "the object's name")
+        asked = job_request(name, obj["spec"], self.files_of(obj), created=created, now=now, devices=devices)
+        request = parse_body(msgspec.json.encode(asked), JobIn)
+        try:
+            record, _ = self._room.submit_job(request, f"object {uid}", container_settings(obj))
+        except Conflict:
+            # Somebody was faster with the same object: what he handed over counts.
+            found = self.job_of(uid)
+            if found is None:
+                raise
+            return found
+        return record
+
+    def take_service(self, obj: Object) -> ServiceRecord:
+        """Deploy the service that a whole InferenceFunction stands for; the same one again changes nothing.
+
+        Raises InvalidRequest (SourceMissing, Conflict), BackendError, StorageError.
+        """
+        name = workload_name(obj)
+        asked = service_request(obj["spec"], self.files_of(obj))
+        request = parse_body(msgspec.json.encode(asked), ServiceIn)
+        return self._room.deploy_service(name, request, container_settings(obj))
+
+    def job_of(self, uid: str) -> JobRecord | None:
+        """The job of the object with that uid."""
+        records = self._platform.view().jobs.values()
+        return next((job for job in records if job.job.container and job.job.container.owner_uid == uid), None)
+
+    def files_of(self, obj: Object) -> dict[str, str]:
+        """The files of a whole object's source, wherever they are. Raises SourceMissing, BackendError."""
+        source, namespace = obj["spec"]["source"], obj["metadata"].get("namespace", "")
+        files = dict(source.get("files") or {})
+        name = source.get("configMap")
+        if not name:
+            return files
+        found = self._objects.config_map(namespace, name)
+        if found is None:
+            raise SourceMissing(
+                f"spec.source.configMap {name!r} is not there; make it: "
+                f"kubectl create configmap {name} -n {namespace} --from-file=train.py"
+            )
+        return {**found, **files}
