@@ -210,7 +210,11 @@ def test_objects_of_one_name_are_told_apart(thread, namespace, cluster):
     thread.sync(10)
     pod = {
         "metadata": {"name": "p"},
-        "spec": {"containers": [{"name": "m", "image": "x"}], "schedulerName": "springtide"},
+        "spec": {
+            "containers": [{"name": "m", "image": "x"}],
+            "schedulerName": "springtide",
+            "automountServiceAccountToken": False,
+        },
     }
     first = thread.call(lambda api: api.create(POD, pod, namespace))
     thread.call(lambda api: ensure_deleted(api, POD, Key(namespace, "p"), uid=first["metadata"]["uid"], grace_s=0))

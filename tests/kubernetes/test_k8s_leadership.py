@@ -109,7 +109,7 @@ def test_it_is_handed_over_at_once(cluster, namespace, pair):
         wait_for("the next", lambda: two.acts, LEASE_S)
     assert watchman.most == 1
     assert one.events == ["leads"]
-    assert lease_of(cluster, namespace)["leaseTransitions"] == 3
+    assert lease_of(cluster, namespace)["leaseTransitions"] == 2
 
 
 def test_who_is_cut_off_stops_before_the_next_begins(pair):

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import secrets
 import signal
 
+import numpy as np
 import pytest
+from msgspec.structs import replace
 from pod_plane import PodPlane, kill_worker
 from runtime_plane import TRAIN, make_job
+from slow_link import SlowLink
 
 from springtide.core.wire import CheckpointWritten, Failed, Finished, Left, Preempt, Switched
 from springtide.core.workload import ReplicaId
+from springtide.runtime.exits import EXIT_GRACE
 from springtide.testing.servers import running_s3
 
 pytestmark = pytest.mark.slow
@@ -43,10 +46,6 @@ def make_pods(s3, tmp_path, monkeypatch):
             directory, url, job, lease_s=lease_s, environment={"STEP_S": str(step_s), "OPTIMIZER": optimizer}
         )
         key = plane.store.put_source("main.py", source.encode())
-        entrypoint = dataclasses.replace if False else None
-        del entrypoint
-        from msgspec.structs import replace
-
         plane.job = replace(job, entrypoint=replace(job.entrypoint, source_path=key))
         planes.append(plane)
         return plane
@@ -54,12 +53,6 @@ def make_pods(s3, tmp_path, monkeypatch):
     yield make
     for plane in planes:
         plane.close()
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    """What one worker on one machine makes of the same job."""
-    return {}
 
 
 def check_steps(plane, num_steps=NUM_STEPS):
@@ -174,12 +167,124 @@ def test_a_leader_that_was_stopped_until_it_was_fenced_writes_nothing(make_pods)
     plane = make_pods(step_s=0.15, checkpoint_interval_s=0.2)
     plane.start_group("job.0", "job.1")
     plane.wait_step(3)
+    plane.wait(lambda: plane.of(CheckpointWritten), "a checkpoint")
     kill_worker(plane, "job.0", signal.SIGSTOP)
+    old = plane.generation
     plane.form("job.1", forced=True, untold=("job.0",))
-    plane.wait_step(plane.step() + 5)
+    fenced = plane.store.head()
     kill_worker(plane, "job.0", signal.SIGCONT)
-    generations_then = {kept.generation for kept in plane.store.head().checkpoints}
     finish(plane)
-    assert plane.store.head().generation == plane.generation
-    assert {kept.generation for kept in plane.store.head().checkpoints} <= generations_then | {plane.generation}
-    assert "job.0" not in plane.exits
+    head = plane.store.head()
+    assert head.generation == plane.generation
+    assert [entry for entry in head.logged if entry.generation <= old] == [
+        entry for entry in fenced.logged if entry.generation <= old
+    ]
+    assert {kept.step for kept in head.checkpoints if kept.generation <= old} <= {
+        kept.step for kept in fenced.checkpoints
+    }
+
+
+def is_checkpoint(line):
+    return line.startswith(b"PUT") and b"/checkpoints/" in line
+
+
+@pytest.fixture
+def slow_link(s3):
+    link = SlowLink(s3.host, s3.port, is_checkpoint)
+    yield link
+    link.close()
+
+
+def url_through(link):
+    return f"s3://tests/{secrets.token_hex(6)}?endpoint={link.endpoint}&region=us-east-1"
+
+
+def test_steps_go_on_while_a_checkpoint_is_on_its_way_and_a_preemption_waits_for_it(make_pods, slow_link):
+    plane = make_pods(step_s=0.05, checkpoint_interval_s=0.2, num_epochs=30, store_url=url_through(slow_link))
+    plane.start_group("job.0", "job.1")
+    assert slow_link.held.wait(60)
+    plane.wait_step(plane.step() + 20)
+    assert plane.store.checkpoints() == ()
+    plane.generation += 1
+    plane.order(Preempt(generation=plane.generation, grace_s=30.0), "job.0", "job.1")
+    plane.wait_exit("job.1")
+    slow_link.gate.set()
+    plane.wait_exit("job.0")
+    newest = plane.store.checkpoints()[0]
+    assert (newest.generation, newest.step) == (plane.generation, plane.of(Left, "job.0")[0].step)
+
+
+def test_a_checkpoint_that_takes_longer_than_the_grace_is_given_up_and_never_seen(make_pods, slow_link):
+    plane = make_pods(step_s=0.05, num_epochs=30, store_url=url_through(slow_link))
+    plane.start_group("job.0")
+    plane.wait_step(3)
+    plane.generation += 1
+    plane.order(Preempt(generation=plane.generation, grace_s=2.0), "job.0")
+    plane.wait_exit("job.0", code=EXIT_GRACE)
+    assert slow_link.held.is_set()
+    assert plane.store.checkpoints() == ()
+
+
+SCRIPT = """
+import json, os
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+total = torch.tensor([float(os.environ["RANK"]) + 1])
+dist.all_reduce(total)
+names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "WORLD_SIZE", "SPRINGTIDE_GLOBAL_BATCH_SIZE")
+print("told", os.environ["RANK"], total.item(), *(os.environ[name] for name in names), flush=True)
+assert json.loads(os.environ["SPRINGTIDE_PARAMS"]) == {"rate": "0.5"}
+dist.destroy_process_group()
+"""
+
+
+def test_a_script_across_pods_finds_its_group_by_torchruns_variables(make_pods):
+    plane = make_pods(SCRIPT, params={"rate": "0.5"})
+    plane.job = replace(plane.job, entrypoint=replace(plane.job.entrypoint, kind="script", object_name=""))
+    plane.start_group("job.0", "job.1", batch=24)
+    plane.wait_finished()
+    for rank in (0, 1):
+        output = plane.store.read_log(ReplicaId(f"job.{rank}")).decode()
+        assert f"told {rank} 3.0 0 1 {rank} 2 24" in output
+
+
+BROKEN = """
+import helper
+
+def fit(ctx):
+    helper.fail()
+"""
+
+
+def test_what_goes_wrong_in_a_pod_is_said_where_people_look(make_pods):
+    plane = make_pods(BROKEN)
+    plane.store.put_source("helper.py", b"def fail():\n    raise ValueError('no such luck')\n")
+    plane.start("job.0")
+    plane.wait_exit("job.0", code=1)
+    (failed,) = plane.of(Failed)
+    assert "ValueError: no such luck" in failed.error
+    assert "no such luck" in plane.store.read_log(ReplicaId("job.0")).decode()
+    assert "no such luck" in (plane.directory / "job.0.out").read_text()
+    assert "no such luck" in (plane.directory / "job.0" / "termination").read_text()
+
+
+DATASET = """
+import torch
+import springtide as st
+
+def fit(ctx):
+    model, optimizer = ctx.prepare(torch.nn.Linear(4, 1), lambda p: torch.optim.SGD(p, lr=0.1))
+    for batch in ctx.batches(st.dataset("points")):
+        ctx.step(((model(batch.x) - batch.y) ** 2).mean())
+"""
+
+
+def test_a_named_dataset_is_read_from_the_store_of_the_pods(make_pods):
+    plane = make_pods(DATASET, global_batch_size=8, num_epochs=1)
+    points = np.arange(64, dtype=np.float32).reshape(16, 4) / 64
+    put_dataset(plane.store.store, "points", {"x": points, "y": points.sum(1, keepdims=True)})
+    plane.start_group("job.0")
+    plane.wait_finished()
+    check_steps(plane, 2)

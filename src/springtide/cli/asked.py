@@ -70,8 +70,8 @@ _OPTIONS = (
     click.option(
         "--on",
         "place",
-        type=click.Choice(get_args(Where)),
-        help="Where: the cluster's machines, or a function service.",
+        type=click.Choice([*get_args(Where), "k8s"]),
+        help="Where: the platform's machines, a function service, or as an object of a Kubernetes cluster.",
     ),
     click.option(
         "--micro-batch",
@@ -123,6 +123,9 @@ def asked_options(command: CommandT) -> CommandT:
 def read_asked(target: str, script_args: tuple[str, ...], given: dict[str, Any]) -> Asked:
     """Read the file, and what it declares with what the flags change. Raises InvalidRequest."""
     path, object_name = split_target(target)
+    if given["place"] == "k8s":
+        # A job like any other; only the way to the platform is another one.
+        given = {**given, "place": None}
     overrides = _overrides(given)
     found = find_training(import_file(path), path, object_name) if uses_springtide(path) else None
     if found is not None:

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from springtide.cli.asked import parse_params
+from springtide.cli.in_cluster import K8S, check_cluster_options, cluster_options, deploy_in_cluster
 from springtide.cli.loading import find_service, import_file, split_target
 from springtide.cli.session import Session, common_options
 from springtide.cli.share_text import held_line
@@ -42,6 +43,8 @@ _EXAMPLES: dict[str, Any] = {"string": "good", "number": 0.5, "integer": 1, "boo
     "--capacity", type=float, metavar="N", help="Requests/s that one replica answers: replicas then follow the load."
 )
 @click.option("--idle", metavar="TIME", help="How long without requests until it sleeps.")
+@click.option("--on", "place", type=click.Choice([K8S]), help="As an object of a Kubernetes cluster.")
+@cluster_options
 @click.option("--param", "params", multiple=True, metavar="K=V", help="For the class: self.params[K]. Repeatable.")
 @common_options
 @click.pass_obj
@@ -49,12 +52,18 @@ def deploy(session: Session, /, target: str, params: tuple[str, ...], **options:
     """Serve FILE's class; replaces the service of that name without dropping a request."""
     path, object_name = split_target(target)
     served = find_service(import_file(path), path, object_name)
+    where = {key: options.pop(key) for key in ("place", "namespace", "image")}
+    check_cluster_options(where, where["place"])
     given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
     if params:
         given["params"] = parse_params(params)
     if "share" in given:
         # Another share than the file's, whichever way that is written there.
         given["gpu"] = 1.0
+    if where["place"] == K8S:
+        asked = served.options.override(given)
+        deploy_in_cluster(session, served, asked, namespace=where["namespace"] or "", image=where["image"] or "")
+        return
     handle = deploy_service(
         served.source(), served.options.override(given), served.name, session.client, tell=session.note
     )

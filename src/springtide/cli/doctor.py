@@ -16,6 +16,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from springtide.cli.doctor_cluster import check_cluster
 from springtide.cli.doctor_functions import Check, check_functions
 from springtide.cli.doctor_shares import check_shares
 from springtide.cli.platform_process import is_alive, is_healthy, read_platform, running_platform
@@ -167,6 +168,7 @@ def _check_pools(session: Session) -> Iterator[Check]:
     except SpringtideError as error:
         yield Check("pools", "warn", f"the platform did not say: {error}", f"look into {state_dir / 'platform.log'}")
         return
+    yield from check_cluster(status)
     if not status.pools:
         num_machines = sum(device.kind != "function" for device in status.devices)
         yield Check("pools", "ok", f"jobs and services share {num_machines} slots")

@@ -35,6 +35,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "tune": ("springtide.cli.tune", "Search over jobs: many trials of FILE's task under one budget."),
         "data": ("springtide.cli.data", "Put datasets under a name, append to them, list and remove them."),
         "deploy": ("springtide.cli.deploy", "Serve: deploy FILE's class and print how to call it."),
+        "apply": ("springtide.cli.apply", "Hand functions over to a cluster as objects: apply -f FILE."),
         "ps": ("springtide.cli.look", "List jobs and services."),
         "status": ("springtide.cli.look", "Show one job or service."),
         "why": ("springtide.cli.look", "Explain the state of a job or service, and what could be done."),

@@ -9,10 +9,11 @@ import click
 from msgspec.structs import replace
 
 from springtide.cli.asked import Asked, asked_options, check_place, read_asked
+from springtide.cli.in_cluster import K8S, check_cluster_options, cluster_options, run_in_cluster
 from springtide.cli.offers import alternative_text, refusal_text
 from springtide.cli.profiled import check_profile, profiled_request
 from springtide.cli.progress import JobWatcher, can_redraw, display, follow
-from springtide.cli.session import Session, common_options
+from springtide.cli.session import Session, common_options, refuse
 from springtide.cli.share_text import held_line
 from springtide.cli.story import num_workers_over_time, workers_text
 from springtide.cli.tables import final_line
@@ -32,6 +33,7 @@ from springtide.core.workload import JobState
     metavar="FILE",
     help="What `springtide profile` wrote: its speed is known then. On functions: its profile of layers.",
 )
+@cluster_options
 @common_options
 @click.pass_obj
 def run(session: Session, /, target: str, script_args: tuple[str, ...], profile: str | None, **options: Any) -> None:
@@ -41,6 +43,13 @@ def run(session: Session, /, target: str, script_args: tuple[str, ...], profile:
     """
     asked = read_asked(target, script_args, options)
     check_place(asked)
+    check_cluster_options(options, options["place"])
+    if options["place"] == K8S:
+        if profile is not None:
+            refuse("--profile is for a platform that is asked over REST; leave it out with --on k8s")
+        where, image = options["namespace"] or "", options["image"] or ""
+        run_in_cluster(session, asked, namespace=where, image=image, is_detached=options["detach"])
+        return
     if profile is None or asked.options.on == "functions":
         client = session.client
         handle = submit_job(asked.source, asked.options, asked.name, client, profile=profile, tell=session.note)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from springtide.cli.cluster_tables import cluster_line, pods_table
 from springtide.cli.columns import UNKNOWN as UNKNOWN
 from springtide.cli.columns import align as align
 from springtide.cli.columns import bounds as bounds
@@ -168,6 +169,8 @@ def platform_summary(
     if places:
         taken = sum(device.workload_id is not None for device in places)
         parts[0] += f"   functions at {places[0].node_id}: {taken} of {count(len(places), 'place')} for jobs taken"
+    if status.cluster is not None:
+        parts[0] += f"\n{cluster_line(status.cluster)}"
     if pools:
         parts[0] += f"\n{pools}"
     ended = [job for job in status.jobs if JobState(job.state).is_terminal]
@@ -312,8 +315,8 @@ def _replicas(status: JobStatus | ServiceStatus) -> str:
     if any(replica.share is not None for replica in status.replicas):
         header = (*header, "SHARE")
         rows = [(*row, share_range(replica.share)) for row, replica in zip(rows, status.replicas, strict=True)]
-    table = align(header, rows)
-    return "\n\n" + "\n".join(f"  {line}" for line in table.splitlines())
+    tables = [align(header, rows), *([pods_table(status.pods)] if status.pods else [])]
+    return "".join("\n\n" + "\n".join(f"  {line}" for line in table.splitlines()) for table in tables)
 
 
 def job_details(job: JobStatus, now_s: float, workers: str = "") -> str:

@@ -19,6 +19,7 @@ from springtide.core.quantities import validate_name
 from springtide.runtime.dataset_reader import SampleReader, open_dataset
 from springtide.runtime.trainer import Trainer
 from springtide.storage.dataset_reference import DatasetReference
+from springtide.storage.open import open_store
 
 ModelT = TypeVar("ModelT")
 OptimizerT = TypeVar("OptimizerT")
@@ -30,11 +31,15 @@ _PUBLISH_RETRY_S = 1.0
 class ElasticContext:
     """Implements core.context.TrainContext on one worker of an elastic group."""
 
-    def __init__(self, trainer: Trainer, work_dir: Path, device: torch.device, params: Mapping[str, str]) -> None:
+    def __init__(
+        self, trainer: Trainer, work_dir: Path, device: torch.device, params: Mapping[str, str], store_url: str = ""
+    ) -> None:
+        """`store_url` is where named datasets are, for a worker that cannot see the platform's directory."""
         self._trainer = trainer
         self._work_dir = work_dir
         self._device = device
         self._params = dict(params)
+        self._store_url = store_url
         self._is_prepared = False
         self._num_yielded = 0
         self._num_stepped = 0
@@ -89,7 +94,7 @@ class ElasticContext:
             raise InvalidRequest(
                 "ctx.batches() needs a model first; call ctx.prepare(model, optimizer) before the loop"
             )
-        fetch, num_samples = fetcher(dataset, _state_dir_of(self._work_dir))
+        fetch, num_samples = fetcher(dataset, _state_dir_of(self._work_dir), self._store_url)
         self._trainer.start(num_samples, fetch.reader if isinstance(fetch, _NamedFetch) else None)
         while True:
             if self._num_yielded != self._num_stepped:
@@ -194,13 +199,14 @@ def _build(factory: Any, model: torch.nn.Module) -> Any:
 Fetch = Callable[[Sequence[int]], tuple[Any, Any, Any]]
 
 
-def fetcher(dataset: Any, state_dir: Path | None = None) -> tuple[Fetch, int]:
+def fetcher(dataset: Any, state_dir: Path | None = None, store_url: str = "") -> tuple[Fetch, int]:
     """How to get samples by index as (x, y, fields), and how many there are. Raises InvalidRequest, StorageError.
 
-    A named dataset is looked for in the store of the platform with this state directory (None: this user's).
+    A named dataset is looked for in the store of this URL, else in that of the platform with this state directory
+    (None: this user's).
     """
     if isinstance(dataset, DatasetReference):
-        return _named(dataset, state_dir)
+        return _named(dataset, state_dir, store_url)
     tensors = getattr(dataset, "tensors", None)
     if isinstance(dataset, torch.Tensor):
         return _slicer((dataset,)), len(dataset)
@@ -230,12 +236,13 @@ def _state_dir_of(work_dir: Path) -> Path | None:
     return work_dir.parents[1] if work_dir.parent.name == "workloads" else None
 
 
-def _named(dataset: DatasetReference, state_dir: Path | None) -> tuple[Fetch, int]:
+def _named(dataset: DatasetReference, state_dir: Path | None, store_url: str) -> tuple[Fetch, int]:
     if dataset.is_stream:
         raise InvalidRequest(
             f'the stream {dataset.name!r} grows while it is trained on, which jobs on functions do: on="functions"'
         )
-    reader = open_dataset(dataset, state_dir=state_dir)
+    store = open_store(store_url) if store_url else None
+    reader = open_dataset(dataset, store, state_dir=state_dir)
     return _NamedFetch(reader), reader.num_samples
 
 

@@ -15,13 +15,15 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from springtide.core.errors import InvalidRequest, SpringtideError
 from springtide.core.wire import WorkerSpec
-from springtide.runtime.exits import EXIT_UNFIT, exit_now
+from springtide.core.workload import InferenceService
+from springtide.runtime.exits import EXIT_UNFIT
 from springtide.runtime.pod_place import fetch_source, keep_log, leave_word, open_prestop, read_spec
 
 _READ_BYTES = 1 << 16
@@ -94,21 +96,49 @@ def _become_worker(spec: WorkerSpec, output: int, keeper_pid: int) -> NoReturn:
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.close(output)
-        sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
+        # New ones: those at hand were made for whatever the container's own output is.
+        sys.stdout, sys.stderr = _stream(1), _stream(2)
+        _be_somebody(os.environ, spec.work_dir)
         os.environ.update(spec.environment)
-        try:
-            spec = fetch_source(spec)
-        except (SpringtideError, OSError) as error:
-            sys.stderr.write(f"springtide: {error}\n")
-            exit_now(EXIT_UNFIT)
-        from springtide.runtime.worker import main
-
-        code = main(spec)
+        code = _serve(spec) if isinstance(spec.workload, InferenceService) else _train(spec)
         sys.stdout.flush()
+        sys.stderr.flush()
+    except Exception:
+        traceback.print_exc()
         sys.stderr.flush()
     finally:
         # Not sys.exit: the frames of the keeper below must not run on in the child.
         os._exit(code)
+
+
+def _be_somebody(environment: MutableMapping[str, str], home: str) -> None:
+    """A container's user has often neither a name nor a home, and libraries ask for both."""
+    for name in ("USER", "LOGNAME"):
+        environment.setdefault(name, "springtide")
+    if environment.get("HOME", "/") == "/":
+        environment["HOME"] = home
+
+
+def _train(spec: WorkerSpec) -> int:
+    try:
+        spec = fetch_source(spec)
+    except (SpringtideError, OSError) as error:
+        sys.stderr.write(f"springtide: {error}\n")
+        return EXIT_UNFIT
+    from springtide.runtime.worker import main
+
+    return main(spec)
+
+
+def _serve(spec: WorkerSpec) -> int:
+    # Without torch, unless the user's code imports it.
+    from springtide.runtime.replica_pod import main
+
+    return main(spec)
+
+
+def _stream(descriptor: int) -> TextIO:
+    return open(descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
 class PodLog:

@@ -1,18 +1,22 @@
 """A serving replica with an address of its own: it listens for gateways there, behind the secret of its service.
 
-The caller has put the service's source in its place and filled the spec. No torch here.
+No torch here: what a model needs, the user's file imports.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
-from springtide.core.errors import BackendError
+from springtide.core.errors import BackendError, SpringtideError
 from springtide.core.tokens import gateway_token
 from springtide.core.wire import WorkerSpec
 from springtide.core.workload import InferenceService
+from springtide.runtime.exits import EXIT_UNFIT
 from springtide.runtime.link import ControlLink
+from springtide.runtime.pod_place import KEY_FILE_VARIABLE, fetch_source
 from springtide.runtime.replica import run_replica
 from springtide.runtime.replica_doors import Guard
 from springtide.runtime.replica_health import HealthServer
@@ -47,6 +51,17 @@ def run_serving_pod(spec: WorkerSpec, key: str, *, prepare: Callable[[], WorkerS
             link.close()
     finally:
         health.close()
+
+
+def main(spec: WorkerSpec) -> int:
+    """Be the worker of a service's container and return the exit code; 5 where the container lacks what it needs."""
+    try:
+        key_file = os.environ.get(KEY_FILE_VARIABLE, "")
+        key = Path(key_file).read_text().strip() if key_file else ""
+        return run_serving_pod(spec, key, prepare=lambda: fetch_source(spec))
+    except (SpringtideError, OSError) as error:
+        sys.stderr.write(f"springtide: {error}\n")
+        return EXIT_UNFIT
 
 
 def _port(variable: str, usual: int) -> int:

@@ -84,7 +84,7 @@ def _run_trainer(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoint) ->
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda *_: leave())
     link.start()
-    context = ElasticContext(trainer, Path(spec.work_dir), device, job.params)
+    context = ElasticContext(trainer, Path(spec.work_dir), device, job.params, spec.store_url)
     try:
         # The model must come out the same on every worker, so that even a first group of strangers agrees.
         seed_everything(job.seed)

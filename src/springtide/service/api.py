@@ -44,6 +44,7 @@ def build_api(
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None = None,
     first_answer_s: Callable[[str], float | None] = lambda name: None,
     token_place: str = "",
+    desk: Desk | None = None,
 ) -> FastAPI:
     """Return the application. Call it before the platform starts: it subscribes to the journal's steps.
 
@@ -51,7 +52,8 @@ def build_api(
     and answers /metrics. `function_paths` describes the calls of the deployed services for /openapi.json. A `history`
     that is given must be fed by the caller. `lifespan` runs around the serving. `first_answer_s` says for the name of a
     service how long its first answer took after its last start from nothing. With a `token_place`, which says where
-    users find the token, the platform may be called by other machines, under any name.
+    users find the token, the platform may be called by other machines, under any name. `desk` takes requests otherwise
+    than by handing them to the platform.
     """
     if history is None:
         history = HistoryIndex()

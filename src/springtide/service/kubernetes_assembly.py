@@ -50,6 +50,7 @@ from springtide.service.resource_controller import ObjectDoor
 from springtide.service.server import CRASH_AT, LOOPBACK, bind, crash_point_of, lifespan_of, server_of, signals_end
 from springtide.service.shelves import StoreShelf
 from springtide.service.standby import Standby
+from springtide.storage.checked import CheckedStore
 from springtide.storage.files import write_durable
 from springtide.storage.open import open_store
 
@@ -190,6 +191,8 @@ class _ControlPlane:
     def _make_platform(self, journal: DurableJournal, key: bytes) -> Platform:
         settings, state_dir = self._settings, self._options.state_dir
         store = open_store(settings.store_url)
+        if not isinstance(store, CheckedStore):
+            raise InvalidRequest("store_url must name a store that workloads can be held in: s3:// or file://")
 
         def make_executor(clock: PlatformClock) -> EventExecutor:
             self._executor = executor = KubernetesExecutor(
@@ -200,6 +203,7 @@ class _ControlPlane:
                 store=store,
                 master_key=key,
                 term=journal.term,
+                crash_point=self._crash_point,
             )
             executor.on_superseded = lambda term: _leave(f"a pod of term {term} was seen, this is {journal.term}")
             executor.open()
@@ -234,7 +238,7 @@ class _ControlPlane:
             ),
         )
 
-    def _serve(self, platform: Platform, app: FastAPI, server: uvicorn.Server, token: str, standby: Standby) -> int:
+    def _serve(self, platform: Platform, door: ObjectDoor, server: uvicorn.Server, token: str, standby: Standby) -> int:
         state_dir = self._options.state_dir
         port = self._listener.getsockname()[1]
         url = f"http://{LOOPBACK}:{port}"
@@ -297,7 +301,7 @@ class _ControlPlane:
         if not own:
             return
         namespace = self._settings.namespace
-        listing = await api.list(POD, namespace, labels=f"{ACTIVE_LABEL}=true,{PLATFORM_LABEL}={self._settings.name}")
+        listing = await api.list(POD, namespace, labels=f"{ACTIVE_LABEL}=true,{INSTANCE_LABEL}={self._settings.name}")
         for pod in listing.items:
             if pod["metadata"]["name"] != own:
                 await api.patch(POD, pod["metadata"]["name"], _labelled(None), namespace)

@@ -187,8 +187,8 @@ class ObjectDesk(Desk):
         size = len(source.text.encode()) + sum(len(text.encode()) for text in source.files.values())
         if size > MAX_OBJECT_SOURCE_BYTES:
             raise InvalidRequest(
-                f"the source has {size:,} bytes, and an object of the cluster takes {MAX_OBJECT_SOURCE_BYTES:,}; put it "
-                "into a ConfigMap that an object names, or into the image"
+                f"the source has {size:,} bytes, and an object of the cluster takes {MAX_OBJECT_SOURCE_BYTES:,}; put "
+                "it into a ConfigMap that an object names, or into the image"
             )
 
     def _namespace(self, container: ContainerIn | None, known: ContainerSettings | None = None) -> str:

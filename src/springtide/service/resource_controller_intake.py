@@ -1,4 +1,4 @@
-"""From an object of the cluster to a workload of the platform: the same checks and the same events as a REST request."""
+"""From an object of the cluster to a workload of the platform: the same checks and events as of a REST request."""
 
 from __future__ import annotations
 

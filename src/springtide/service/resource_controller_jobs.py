@@ -143,10 +143,7 @@ class JobObjects:
         now = parts_of(obj)
         wishes = _WISHES if record.job.elastic else _WISHES - {"workers", "replicas"}
         changed = sorted(name for name in accepted.keys() | now.keys() if accepted.get(name) != now.get(name))
-        if record.state.is_terminal:
-            fixed = [name for name in changed if name not in ("suspend", "replicas")]
-        else:
-            fixed = [name for name in changed if name not in wishes]
+        fixed = [name for name in changed if name not in wishes]
         refusals = []
         if fixed:
             told = ", ".join(f"spec.{name}" for name in fixed)

@@ -16,6 +16,7 @@ from springtide.backends.kubernetes.status_words import (
     merged_conditions,
     service_conditions,
     service_told,
+    without_nothing,
 )
 from springtide.control.records import JobRecord, ServiceRecord
 from springtide.core.pod_status import ClusterStatus, PodStatus
@@ -121,7 +122,7 @@ class StatusTeller:
         generation = int(obj["metadata"].get("generation", 1))
         unix_s = self._platform.now_s() + self._platform.wall_clock_offset_s
         status = {
-            **told,
+            **without_nothing(told),
             "platform": self._name,
             "observedGeneration": generation,
             "conditions": merged_conditions(written.get("conditions", ()), conditions, unix_s, generation),

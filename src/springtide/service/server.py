@@ -110,3 +110,5 @@ def crash_point_of(setting: str) -> Callable[[str], None]:
 def configure_logging() -> None:
     """Lines with time and level on standard error; `springtide up` sends them to platform.log."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # One line for every call to an API server would bury everything else.
+    logging.getLogger("httpx2").setLevel(logging.WARNING)

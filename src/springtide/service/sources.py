@@ -71,7 +71,9 @@ def check_import_root(import_root: str) -> None:
 
 
 def entrypoint_of(source: JobSourceIn | ServiceSourceIn, address: str, import_root: str) -> Entrypoint:
-    """Return where workers find the user's code: at `address`, its neighbours in `import_root`."""
+    """Return where workers find the user's code: at `address`, its neighbours in `import_root`, or beside it."""
+    if source.files and not import_root and os.path.isabs(address):
+        import_root = os.path.dirname(address)
     return Entrypoint(
         source_path=address,
         object_name=source.object_name,

@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import ssl
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import httpx2
 import msgspec
@@ -39,11 +39,17 @@ from springtide.backends.kubernetes.api_wire import (
     unreachable,
 )
 from springtide.backends.kubernetes.kinds import ACCESS_REVIEW, POD, Key, Kind, Object, key_of
+from springtide.backends.kubernetes.kubeconfig import (
+    HOME_KUBECONFIG,
+    chosen_cluster,
+    named_kubeconfigs,
+    read_kubeconfigs,
+)
 from springtide.backends.kubernetes.settings import FIELD_MANAGER
 from springtide.core.errors import BackendError
 
+T = TypeVar("T")
 SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-HOME_KUBECONFIG = Path("~/.kube/config")
 CALL_TIMEOUT_S = 15.0
 CONNECT_TIMEOUT_S = 5.0
 # A watch says something, a bookmark at least, about once a minute; one that is silent for longer is begun anew.
@@ -66,6 +72,7 @@ class KubeApi:
         auth: httpx2.Auth | None = None,
         namespace: str = "default",
         proxy: str | None = None,
+        server_name: str = "",
         certificate: ClientCertificate | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
@@ -74,7 +81,8 @@ class KubeApi:
         self.heard_at_s = float("-inf")
         self.num_calls = 0
         self._certificate = certificate
-        self._client = httpx2.AsyncClient(
+        self._extensions = {"sni_hostname": server_name} if server_name else None
+        self._make_client: Callable[[], httpx2.AsyncClient] = lambda: httpx2.AsyncClient(
             auth=auth,
             timeout=httpx2.Timeout(CALL_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
             headers={"Accept": "application/json", "User-Agent": "springtide", **(headers or {})},
@@ -88,6 +96,8 @@ class KubeApi:
                 trust_env=False,
             ),
         )
+        self._client = self._make_client()
+        self._retired: httpx2.AsyncClient | None = None
 
     @classmethod
     def connect(
@@ -106,7 +116,7 @@ class KubeApi:
         what would do.
         """
         try:
-            config = _configuration(kubeconfig, context)
+            config, cluster = _configuration(kubeconfig, context)
             user = User(token=token) if token else config.user or User()
             verify = client_adapter.verify_cluster(config.cluster, user, config.abs_file)
             auth = _auth_of(config, user)
@@ -122,7 +132,8 @@ class KubeApi:
             verify=verify,
             auth=auth,
             namespace=config.namespace,
-            proxy=proxy_for(address),
+            proxy=cluster.get("proxy-url") or proxy_for(address),
+            server_name=cluster.get("tls-server-name", ""),
             certificate=certificate,
             headers={"Impersonate-User": impersonate} if impersonate else None,
         )
@@ -130,6 +141,8 @@ class KubeApi:
     async def close(self) -> None:
         """Close every connection."""
         await self._client.aclose()
+        if self._retired is not None:
+            await self._retired.aclose()
 
     # --- objects -----------------------------------------------------------------------------------------------------
 
@@ -171,7 +184,7 @@ class KubeApi:
         items: list[Object] = []
         while True:
             try:
-                page = list_decoder.decode(await self._call_raw("GET", path, params=params, headers=headers))
+                page = _decoded(list_decoder.decode, await self._call_raw("GET", path, params=params, headers=headers))
             except Expired:
                 if "continue" not in params:
                     raise
@@ -209,7 +222,7 @@ class KubeApi:
         }
         timeout = httpx2.Timeout(CALL_TIMEOUT_S, connect=CONNECT_TIMEOUT_S, read=silence_s)
         async for line in self._lines(kind.path(namespace), params, timeout):
-            event = event_decoder.decode(line)
+            event = _decoded(event_decoder.decode, line)
             if event.type == "ERROR":
                 raise error_of(int(event.object.get("code", 0)), msgspec.json.encode(event.object))
             yield WatchEvent(event.type, event.object)
@@ -348,7 +361,7 @@ class KubeApi:
         params: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Object:
-        return decode_object(await self._call_raw(method, path, body, params=params, headers=headers))
+        return _decoded(decode_object, await self._call_raw(method, path, body, params=params, headers=headers))
 
     async def _call_raw(
         self,
@@ -361,12 +374,12 @@ class KubeApi:
     ) -> bytes:
         content = None if body is None else encode(body)
         sent = {"Content-Type": "application/json", **(headers or {})} if content is not None else headers
-        request = self._client.build_request(method, self.server + path, params=params, content=content, headers=sent)
-        self.num_calls += 1
-        if self._certificate is not None:
-            self._certificate.refresh()
+        client = await self._current_client()
+        request = client.build_request(
+            method, self.server + path, params=params, content=content, headers=sent, extensions=self._extensions
+        )
         try:
-            response = await self._client.send(request)
+            response = await client.send(request)
         except httpx2.HTTPError as error:
             raise unreachable(self.server, error) from error
         self.heard_at_s = time.monotonic()
@@ -376,12 +389,12 @@ class KubeApi:
 
     async def _lines(self, path: str, params: Mapping[str, str], timeout: httpx2.Timeout) -> AsyncIterator[bytes]:
         """The lines of an answer as they come."""
-        request = self._client.build_request("GET", self.server + path, params=params, timeout=timeout)
-        self.num_calls += 1
-        if self._certificate is not None:
-            self._certificate.refresh()
+        client = await self._current_client()
+        request = client.build_request(
+            "GET", self.server + path, params=params, timeout=timeout, extensions=self._extensions
+        )
         try:
-            response = await self._client.send(request, stream=True)
+            response = await client.send(request, stream=True)
             try:
                 self.heard_at_s = time.monotonic()
                 if response.status_code >= 300:
@@ -400,42 +413,38 @@ class KubeApi:
                 await response.aclose()
         except httpx2.HTTPError as error:
             raise unreachable(self.server, error) from error
-        except msgspec.MsgspecError as error:
-            raise ServerFault(502, "BadAnswer", f"the API server's answer cannot be read: {error}") from error
+
+    async def _current_client(self) -> httpx2.AsyncClient:
+        """The client to make the next call with: another one once the client certificate is another one."""
+        self.num_calls += 1
+        if self._certificate is not None and self._certificate.refresh():
+            # Connections prove who they are when they are made. Watches of before go on until they end by themselves.
+            if self._retired is not None:
+                await self._retired.aclose()
+            self._retired, self._client = self._client, self._make_client()
+        return self._client
 
 
-def _configuration(kubeconfig: Path | str | None, context: str) -> SingleConfig:
-    """The configuration that counts. Raises ConfigError."""
-    paths = (
-        [Path(kubeconfig)]
-        if kubeconfig
-        else [Path(part) for part in os.environ.get("KUBECONFIG", "").split(":") if part]
-    )
+def _decoded(decode: Callable[[bytes], T], data: bytes) -> T:
+    """What an answer says. Raises ServerFault: it is no answer of an API server, or half of one."""
+    try:
+        return decode(data)
+    except msgspec.MsgspecError as error:
+        raise ServerFault(502, "BadAnswer", f"the API server's answer cannot be read: {error}") from error
+
+
+def _configuration(kubeconfig: Path | str | None, context: str) -> tuple[SingleConfig, dict[str, Any]]:
+    """The configuration that counts, and what its cluster says that lightkube does not read. Raises ConfigError."""
+    paths = named_kubeconfigs(kubeconfig)
     if not paths and os.environ.get("KUBERNETES_SERVICE_HOST") and (SERVICE_ACCOUNT_DIR / "token").exists():
-        config = KubeConfig.from_service_account(SERVICE_ACCOUNT_DIR)
+        config, cluster = KubeConfig.from_service_account(SERVICE_ACCOUNT_DIR), {}
     else:
-        paths = paths or [HOME_KUBECONFIG]
-        config = _merged([path.expanduser() for path in paths])
+        told = read_kubeconfigs(paths or [HOME_KUBECONFIG.expanduser()])
+        cluster = chosen_cluster(told, context)
+        config = KubeConfig.from_dict(told, fname="kubeconfig")
     chosen = config.get(context or None)
-    if chosen is None:
-        raise ConfigError("the kubeconfig has no current context")
-    return chosen
-
-
-def _merged(paths: list[Path]) -> KubeConfig:
-    """One configuration of several files: the first one that has a name is where the name is from."""
-    there = [path for path in paths if path.is_file()]
-    if not there:
-        named = ", ".join(str(path) for path in paths)
-        raise ConfigError(f"no kubeconfig at {named}; name one with KUBECONFIG, or run in a pod with a service account")
-    configs = [KubeConfig.from_file(path) for path in there]
-    for config in configs:
-        # A context of one file may name what another file has.
-        for other in configs:
-            config.clusters = {**other.clusters, **config.clusters}
-            config.users = {**other.users, **config.users}
-            config.contexts = {**other.contexts, **config.contexts}
-    return next((config for config in configs if config.current_context), configs[0])
+    assert chosen is not None, "chosen_cluster looked"
+    return chosen, cluster
 
 
 def _auth_of(config: SingleConfig, user: User) -> httpx2.Auth | None:

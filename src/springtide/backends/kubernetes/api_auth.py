@@ -127,7 +127,7 @@ class TokenCommand(httpx2.Auth):
 
 
 class ClientCertificate:
-    """A client certificate in files, loaded again into its context when they change: connections made later use it."""
+    """A client certificate in files, loaded again into its context when they change."""
 
     def __init__(self, context: ssl.SSLContext, certificate: Path, key: Path) -> None:
         self._context = context
@@ -135,20 +135,22 @@ class ClientCertificate:
         self._seen = self._stamps()
         self._looked_at_s = time.monotonic()
 
-    def refresh(self) -> None:
-        """Look, at most once a minute, whether the files are others than before."""
+    def refresh(self) -> bool:
+        """Look, at most once a minute, whether the files are others than before: then new connections are due."""
         now_s = time.monotonic()
         if now_s - self._looked_at_s < FILE_BELIEVED_S:
-            return
+            return False
         self._looked_at_s = now_s
         stamps = self._stamps()
-        if stamps != self._seen and stamps:
-            try:
-                self._context.load_cert_chain(*self._paths)
-            except (OSError, ssl.SSLError):
-                # Half of a pair is there yet: the old one still stands, and the next look finds both.
-                return
-            self._seen = stamps
+        if stamps == self._seen or not stamps:
+            return False
+        try:
+            self._context.load_cert_chain(*self._paths)
+        except (OSError, ssl.SSLError):
+            # Half of a pair is there yet: the old one still stands, and the next look finds both.
+            return False
+        self._seen = stamps
+        return True
 
     def _stamps(self) -> tuple[tuple[int, int], ...]:
         try:

@@ -51,6 +51,8 @@ class ApiThread:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._caches: list[Cache] = []
         self._is_closing = False
+        self._lock = threading.Lock()
+        self._num_handed = 0
         self._api: KubeApi | None = None
         self._writes: Writes | None = None
 
@@ -126,7 +128,13 @@ class ApiThread:
         stands: Callable[[], bool] | None = None,
     ) -> None:
         """Have an effect run, in order among those of the same key; see Writes.put. Returns at once."""
-        self.soon(lambda: self.writes.put(key, effect, done=done, failed=failed, waiting=waiting, stands=stands))
+
+        def put() -> None:
+            self.writes.put(key, effect, done=done, failed=failed, waiting=waiting, stands=stands)
+            self._hand(-1)
+
+        self._hand(1)
+        self.soon(put)
 
     def run(self, task: Callable[[KubeApi], Coroutine[Any, Any, T]]) -> concurrent.futures.Future[T]:
         """Run a coroutine on the thread. Failures that nobody takes from the future are logged."""
@@ -204,7 +212,7 @@ class ApiThread:
     @property
     def num_pending(self) -> int:
         """How many writes wait or run."""
-        return self.writes.num_pending
+        return self._num_handed + self.writes.num_pending
 
     @property
     def problem(self) -> str:
@@ -248,6 +256,10 @@ class ApiThread:
             raise
         finally:
             self._tasks.discard(current)
+
+    def _hand(self, change: int) -> None:
+        with self._lock:
+            self._num_handed += change
 
     def _running(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:

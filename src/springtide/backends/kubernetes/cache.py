@@ -22,8 +22,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from springtide.backends.kubernetes.api import KubeApi, Listing, WatchEvent
+from springtide.backends.kubernetes.api import KubeApi
 from springtide.backends.kubernetes.api_errors import ApiError, Expired
+from springtide.backends.kubernetes.api_wire import Listing, WatchEvent
 from springtide.backends.kubernetes.kinds import Key, Kind, Object, key_of, uid_of, version_of
 from springtide.core.errors import BackendError
 
@@ -269,6 +270,10 @@ class _Reflector:
                     await asyncio.sleep(error.retry_after_s)
             except BackendError as error:
                 problem = str(error)
+            except Exception as error:
+                # A mistake in a trim or an object that is no object: one kind of trouble must not end the watch.
+                _log.exception("watching %s failed", self._cache.kind.plural)
+                problem, self._version = f"watching failed: {error!r}", ""
             if problem is not None:
                 self._cache.note_problem(self._namespace, problem)
             if problem is None or time.monotonic() - began_s > BACKOFF_S[1]:
@@ -350,6 +355,8 @@ class _Reflector:
             except (BackendError, _PastError):
                 # The watch meets the same trouble, and says so.
                 continue
+            except Exception:
+                _log.exception("comparing %s failed", self._cache.kind.plural)
             pause_s = max(self._cache.compare_every_s, (time.monotonic() - began_s) / _COMPARE_PART)
 
     async def _compare(self) -> None:

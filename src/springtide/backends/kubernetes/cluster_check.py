@@ -155,7 +155,10 @@ async def _has_account(api: KubeApi, settings: SettingsFile, namespace: str) -> 
 
 
 async def _check_rights(api: KubeApi, settings: SettingsFile) -> list[Finding]:
-    account = f"{settings.namespace}:{settings.controller.service_account or settings.name}"
+    name = settings.controller.service_account or settings.name
+    account = f"{settings.namespace}:{name}"
+    if await api.find(kinds.SERVICE_ACCOUNT, name, settings.namespace) is None:
+        return [_fail("rights", f"there is no service account {account}", _APPLY)]
     needed = rbac.needed_rights(settings)
     turns = asyncio.Semaphore(_PARALLEL)
 
@@ -165,7 +168,10 @@ async def _check_rights(api: KubeApi, settings: SettingsFile) -> list[Finding]:
 
     answers = await asyncio.gather(*(ask(right) for right in (*needed, *_TOO_MUCH)))
     missing = [right for right, answer in zip(needed, answers, strict=False) if not answer]
-    findings = [_fail("rights", sentence, _APPLY) for sentence in _told(missing)]
+    sentences = _told(missing)
+    findings = [_fail("rights", sentence, _APPLY) for sentence in sentences[:_MAX_TOLD]]
+    if len(sentences) > _MAX_TOLD:
+        findings.append(_fail("rights", f"and {len(missing)} of the {len(needed)} rights in all", _APPLY))
     if not missing:
         findings.append(_ok("rights", f"service account {account}: all {len(needed)} that are needed"))
     for right, answer in zip(_TOO_MUCH, answers[len(needed) :], strict=True):

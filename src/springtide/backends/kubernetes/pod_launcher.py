@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 from springtide.backends.crew.members import Phase
 from springtide.backends.kubernetes.api_errors import QuotaExceeded
-from springtide.backends.kubernetes.kinds import Key
+from springtide.backends.kubernetes.kinds import Key, Object, key_of
 from springtide.backends.kubernetes.pod_spec import make_pod, make_secret, namespace_of, pod_name
 from springtide.backends.kubernetes.pod_table import Body
 from springtide.backends.kubernetes.pods import PodReplica, Pods
@@ -19,6 +19,7 @@ from springtide.core.actions import StartReplica
 from springtide.core.errors import BackendError
 from springtide.core.resources import Device, DeviceId, Node, NodeId
 from springtide.core.tokens import workload_key
+from springtide.core.workload import WorkloadId
 
 
 class Machines(Protocol):
@@ -57,10 +58,10 @@ class PodLauncher:
         self._queue: deque[PodReplica] = deque()
         self._is_pumping = False
         self.reasons: dict[str, str] = {}
-        self.on_made: Callable[[PodReplica], None] = lambda replica: None
+        self._ownerless: dict[WorkloadId, Key] = {}
         self._table.on_refused = self._on_refused
         pods.on_room = self._on_over
-        pods.on_made = lambda body: quota.accepted(body.key.namespace)
+        self._table.on_made = lambda body: quota.accepted(body.key.namespace)
         quota.on_room = self.pump
 
     def start(self, action: StartReplica) -> None:
@@ -113,6 +114,21 @@ class PodLauncher:
             is_sharer=action.share is not None,
         )
 
+    def pod_like(self, replica: PodReplica) -> Object | None:
+        """A pod like a replica's, under another name; None where there cannot be one now."""
+        found = self._machines.find(replica.action.device_id) if replica.action is not None else None
+        if replica.action is None or found is None:
+            return None
+        pod = self._pod_of(replica.action, *found)
+        pod["metadata"]["name"] = f"{pod['metadata']['name'][:56]}-probe"
+        return pod
+
+    def forget_job(self, workload_id: WorkloadId) -> None:
+        """A job has ended, and its last pod is over: its Secret goes, where no owner's end takes it along."""
+        key = self._ownerless.pop(workload_id, None)
+        if key is not None:
+            self._table.forget_secret(workload_id, key)
+
     # --- one pod -----------------------------------------------------------------------------------------------------
 
     def _obstacle(self, replica: PodReplica) -> str:
@@ -136,10 +152,8 @@ class PodLauncher:
         if found is None:
             pods.lose(replica, f"there is no device {action.device_id} any more")
             return
-        node, device = found
         try:
-            counts = self._machines.counts_resource(node.node_id)
-            pod = make_pod(action, self._settings, device, term=self._term, counts_resource=counts)
+            pod = self._pod_of(action, *found)
             key = workload_key(self._master_key, action.workload_id)
             secret = make_secret(action.workload, self._settings, key, self._credentials)
         except BackendError as error:
@@ -150,9 +164,14 @@ class PodLauncher:
         replica.body = self._table.enter(self.body_of(action))
         pods.crash_point("executor.create.before")
         pods.counts["creates"] += 1
+        if "ownerReferences" not in secret["metadata"]:
+            self._ownerless[action.workload_id] = key_of(secret)
         self._table.make(replica.body, pod, secret)
         pods.crash_point("executor.create.after")
-        self.on_made(replica)
+
+    def _pod_of(self, action: StartReplica, node: Node, device: Device) -> Object:
+        counts = self._machines.counts_resource(node.node_id)
+        return make_pod(action, self._settings, device, term=self._term, counts_resource=counts)
 
     def _on_over(self, body: Body) -> None:
         self._quota.released(body.key.namespace)

@@ -32,7 +32,7 @@ class Reading(NamedTuple):
     """One pod. `is_over`: none of its containers runs, and none ever will; `end` is then the sentence that says why.
 
     `waiting` says why it does not run yet, `is_stuck` that waiting alone will not mend it. `is_ending`: it was asked to
-    go. `term` is the leadership that wrote it last (0: unknown).
+    go; `taken` is then why, if not by the platform. `term` is the leadership that wrote it last (0: unknown).
     """
 
     replica_id: str
@@ -50,6 +50,7 @@ class Reading(NamedTuple):
     is_stuck: bool = False
     exit_code: int | None = None
     end: str = ""
+    taken: str = ""
 
 
 def read_pod(pod: Mapping[str, Any]) -> Reading:
@@ -80,6 +81,7 @@ def read_pod(pod: Mapping[str, Any]) -> Reading:
         is_stuck=is_stuck,
         exit_code=terminated.get("exitCode") if is_over else None,
         end=_end(pod, status, terminated) if is_over else "",
+        taken=_taken(status) if "deletionTimestamp" in metadata else "",
     )
 
 
@@ -91,14 +93,6 @@ def trim_pod(pod: dict[str, Any]) -> dict[str, Any]:
     kept = [] if container is None else [{"name": CONTAINER_NAME, "resources": container.get("resources") or {}}]
     pod["spec"] = {"nodeName": spec.get("nodeName", ""), "containers": kept}
     return pod
-
-
-def why_taken(pod: Mapping[str, Any]) -> str:
-    """Why a pod is on its way out that the platform did not ask to go."""
-    for condition in (pod.get("status") or {}).get("conditions") or ():
-        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
-            return f"its pod was evicted: {_cut(condition.get('message') or condition.get('reason', ''))}"
-    return "its pod was deleted by somebody (kubectl delete, a node drain, or an eviction)"
 
 
 def _container(status: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -122,6 +116,13 @@ def _waiting(pod: Mapping[str, Any], node: str, state: Mapping[str, Any]) -> tup
     if not reason:
         return f"waiting for the kubelet of node {node}", False
     return "its container is being made", False
+
+
+def _taken(status: Mapping[str, Any]) -> str:
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
+            return f"its pod was evicted: {_cut(condition.get('message') or condition.get('reason', ''))}"
+    return "its pod was deleted by somebody (kubectl delete, a node drain, or an eviction)"
 
 
 def _end(pod: Mapping[str, Any], status: Mapping[str, Any], terminated: Mapping[str, Any]) -> str:

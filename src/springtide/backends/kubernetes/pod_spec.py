@@ -78,7 +78,11 @@ def label_value(text: str) -> str:
 
 def namespace_of(workload: TrainingJob | InferenceService, settings: KubernetesSettings) -> str:
     """Where a workload's pods and its Secret live."""
-    return (workload.container.namespace if workload.container else "") or settings.default_namespace
+    own = workload.container.namespace if workload.container else ""
+    if own or not settings.namespaces or settings.namespace in settings.namespaces:
+        return own or settings.namespace
+    # The platform has no rights on workloads in its own namespace then.
+    return settings.namespaces[0]
 
 
 def _with_digest(text: str, limit: int) -> str:

@@ -46,7 +46,8 @@ class Body:
     """One pod, wanted or found. `uid` is empty until the API server has shown it.
 
     `is_wanted`: its creation still stands. `is_over`: nothing of it runs. `is_told`: the journal knows of its end, or
-    nobody waits for it. `is_logged`: nothing more of its output is to be read. `asked_grace_s` is what it was given when it was asked to go.
+    nobody waits for it. `is_logged`: nothing more of its output is to be read. `asked_grace_s` is what it was given
+    when it was asked to go.
     """
 
     replica_id: ReplicaId
@@ -84,9 +85,10 @@ class Body:
 class PodTable:
     """Runs on the executor's I/O thread; what it writes goes through the API thread.
 
-    `on_made` is told of each pod that the API server took, `on_change` of one that may not be as it was, `on_over` of
-    one that has ended, once, and `on_refused` of one that will not be made. `on_higher_term` is told when a pod shows that another control plane has taken over:
-    nothing is written from then on.
+    `on_made` is told of each pod that the API server took, `on_refused` of one that will not be made, `on_change` of
+    one that may not be as it was, `on_over` of one that has ended, once, and `on_left` of one that is forgotten.
+    `on_higher_term` is told when a pod shows that another control plane has taken over: nothing is written from then
+    on.
     """
 
     def __init__(self, api_thread: ApiThread, cache: Cache, reactor: Reactor, platform: str, term: int) -> None:
@@ -103,6 +105,7 @@ class PodTable:
         self.is_superseded = False
         self.num_unnamed = 0
         self.on_made: Callable[[Body], None] = lambda body: None
+        self.on_left: Callable[[Body], None] = lambda body: None
         self.on_change: Callable[[Body, Reading], None] = lambda body, reading: None
         self.on_over: Callable[[Body], None] = lambda body: None
         self.on_refused: Callable[[Body, BackendError], None] = lambda body, error: None
@@ -306,6 +309,7 @@ class PodTable:
         others = [other for other in self._of_device.pop(body.device_id, ()) if other is not body]
         if others:
             self._of_device[body.device_id] = others
+        self.on_left(body)
 
     def _remove(self, body: Body, grace: int) -> None:
         self._thread.write(

@@ -22,8 +22,14 @@ class Tenants(NamedTuple):
     problems: tuple[str, ...]
 
 
-def tenants_of(pods: Iterable[Mapping[str, Any]], node_name: str, gpus: Iterable[Gpu]) -> Tenants:
-    """Read the pods of a node. A pod that was asked to go holds its share until its containers have ended."""
+def tenants_of(
+    pods: Iterable[Mapping[str, Any]], node_name: str, gpus: Iterable[Gpu], before: Iterable[GpuTenantEntry] = ()
+) -> Tenants:
+    """Read the pods of a node. A pod that was asked to go holds its share until its containers have ended.
+
+    Who held a share `before` and says nothing now that can be read is held to that one.
+    """
+    held = {entry.pod_uid: entry.share for entry in before}
     by_number = {gpu.number: gpu for gpu in gpus}
     entries: dict[tuple[str, str], GpuTenantEntry] = {}
     problems = []
@@ -32,14 +38,18 @@ def tenants_of(pods: Iterable[Mapping[str, Any]], node_name: str, gpus: Iterable
         annotations = metadata.get("annotations") or {}
         is_over = (pod.get("status") or {}).get("phase") in _OVER_PHASES
         is_elsewhere = (pod.get("spec") or {}).get("nodeName", "") != node_name
-        if SHARE_ANNOTATION not in annotations or is_over or is_elsewhere:
+        is_sharer = SHARE_ANNOTATION in annotations or metadata.get("uid") in held
+        if not is_sharer or is_over or is_elsewhere:
             continue
         where = f"{metadata.get('namespace', '')}/{metadata.get('name', '')}"
         share = share_of(pod)
         index = annotations.get(names.DEVICE_INDEX_ANNOTATION, "")
         gpu = by_number.get(int(index)) if index.isdecimal() else None
         if share is None:
-            problems.append(f"{where}: its annotation {SHARE_ANNOTATION} is no share")
+            share = held.get(str(metadata["uid"]))
+            kept = "" if share is None else f"; held to {share.request:g}..{share.limit:g} as before"
+            problems.append(f"{where}: its annotation {SHARE_ANNOTATION} is no share{kept}")
+        if share is None:
             continue
         if gpu is None or not gpu.uuid:
             told = ", ".join(str(number) for number in sorted(by_number)) or "none"

@@ -73,7 +73,7 @@ class Pods(Crew[PodReplica]):
         super().__init__(state_dir, reactor, inbox, crash_point)
         self.table = table
         self.on_room: Callable[[Body], None] = lambda body: None
-        self.on_made: Callable[[Body], None] = lambda body: None
+        self.on_running: Callable[[Body], None] = lambda body: None
         self.on_job_gone: Callable[[WorkloadId], None] = lambda workload_id: None
         self._master_key = master_key
         self._raise_fence = raise_fence
@@ -184,10 +184,12 @@ class Pods(Crew[PodReplica]):
         return replica if replica is not None and replica.body is body else None
 
     def _on_change(self, body: Body, reading: Reading) -> None:
+        if reading.is_running:
+            self.on_running(body)
         replica = self._replica_of(body)
         if replica is None or not reading.is_ending or body.asked_grace_s is not None or replica.taken:
             return
-        self._note_taken(replica, "its pod was deleted by somebody (kubectl delete, a node drain, or an eviction)")
+        self._note_taken(replica, reading.taken)
 
     def _note_taken(self, replica: PodReplica, reason: str) -> None:
         """Somebody else asked a pod to go: its worker saves and leaves, and the others go on without it at once."""

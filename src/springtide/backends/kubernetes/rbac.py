@@ -84,9 +84,7 @@ WORKLOAD_RULES: tuple[Rule, ...] = (
         verbs=("create", "patch", "delete"),
         reason="each workload has a Secret with its key and the object store's credentials",
     ),
-    Rule(
-        group="", resources=("events",), verbs=("create", "patch"), reason="each decision is an event, with its reason"
-    ),
+    Rule(group="", resources=("events",), verbs=("create",), reason="each decision is an event, with its reason"),
     Rule(
         group=GROUP,
         resources=OBJECTS,
@@ -106,7 +104,7 @@ NODE_EVENT_RULES: tuple[Rule, ...] = (
     Rule(
         group="",
         resources=("events",),
-        verbs=("create", "patch"),
+        verbs=("create",),
         reason="events about nodes are kept in this namespace",
     ),
 )
@@ -157,7 +155,7 @@ def platform_rules(settings: KubernetesSettings) -> tuple[Rule, ...]:
         Rule(
             group="coordination.k8s.io",
             resources=("leases",),
-            verbs=("get", "update", "patch"),
+            verbs=("get", "update"),
             names=(settings.name,),
             reason="of several control planes one decides",
         ),
@@ -174,10 +172,10 @@ def platform_rules(settings: KubernetesSettings) -> tuple[Rule, ...]:
         Rule(
             group="",
             resources=("pods",),
-            verbs=("get", "patch"),
-            reason="whoever decides labels its own pod, so that the Service leads there",
+            verbs=("list", "patch"),
+            reason="whoever decides labels its own pod and no other one, so that the Service leads there",
         ),
-        Rule(group="", resources=("events",), verbs=("create", "patch"), reason="it tells who took over"),
+        Rule(group="", resources=("events",), verbs=("create",), reason="it tells who took over"),
     )
 
 

@@ -21,7 +21,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from springtide.backends.gpu.discovery import Gpu, discover_gpus
-from springtide.backends.gpu.gpu_table import SOCKET_NAME, STATUS_NAME, GpuDaemonStatus, GpuTable, read_status
+from springtide.backends.gpu.gpu_table import (
+    SOCKET_NAME,
+    STATUS_NAME,
+    TABLE_NAME,
+    GpuDaemonStatus,
+    GpuTable,
+    GpuTenantEntry,
+    read_status,
+    read_table,
+)
 from springtide.backends.gpu.library import LIBRARY_NAME, find_library
 from springtide.backends.kubernetes import settings as names
 from springtide.backends.kubernetes.api import KubeApi
@@ -29,7 +38,7 @@ from springtide.backends.kubernetes.cache import Cache
 from springtide.backends.kubernetes.kinds import POD
 from springtide.backends.kubernetes.pod_shares import PRIVATE_NAME, PUBLIC_NAME
 from springtide.backends.kubernetes.pod_spec import label_value
-from springtide.backends.kubernetes.pod_tenants import Tenants, tenants_of
+from springtide.backends.kubernetes.pod_tenants import tenants_of
 from springtide.backends.kubernetes.settings import KubernetesSettings
 from springtide.backends.kubernetes.settings_file import read_settings
 from springtide.backends.kubernetes.share_pages import serve_pages
@@ -66,6 +75,9 @@ class ShareAgent:
         self._daemon: asyncio.subprocess.Process | None = None
         self._has_told = False
         self._problems: tuple[str, ...] = ()
+        # Whoever an agent before this one had held is held as before, should their pods not say it any more.
+        table = read_table(self._private / TABLE_NAME)
+        self._entries: tuple[GpuTenantEntry, ...] = table.tenants if table is not None else ()
 
     async def run(self, api: KubeApi) -> None:
         """Serve the node until cancelled. Raises BackendError or OSError where the directory cannot be used."""
@@ -154,25 +166,28 @@ class ShareAgent:
                     writer.close()
             await asyncio.sleep(_BACKOFF_S[0])
 
+    def _look(self) -> None:
+        """Read who holds what now, and say once what is wrong about it."""
+        found = tenants_of(self._cache.objects(), self._node_name, self._gpus, self._entries)
+        for problem in found.problems:
+            if problem not in self._problems:
+                _log.warning("%s", problem)
+        self._entries, self._problems = found
+
     async def _tell(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        said: Tenants | None = None
+        said: tuple[GpuTenantEntry, ...] | None = None
         gone = asyncio.create_task(reader.read())
         try:
             # It never says anything: what ends the reading is its end.
             while not gone.done():
                 self._changed.clear()
-                # Before every pod has been seen, the daemon knows better from the one before.
+                # Before every pod has been seen, the daemon knows better from the agent before.
                 if self._cache.is_synced:
-                    found = tenants_of(self._cache.objects(), self._node_name, self._gpus)
-                    for problem in found.problems:
-                        if problem not in self._problems:
-                            _log.warning("%s", problem)
-                    self._problems = found.problems
-                    if found.entries != (said.entries if said is not None else None):
-                        table = GpuTable(tenants=found.entries, sent_at_s=time.monotonic())
-                        writer.write(encode_frame(table))
+                    self._look()
+                    if self._entries != said:
+                        writer.write(encode_frame(GpuTable(tenants=self._entries, sent_at_s=time.monotonic())))
                         await writer.drain()
-                        said, self._has_told = found, True
+                        said, self._has_told = self._entries, True
                 changed = asyncio.create_task(self._changed.wait())
                 await asyncio.wait({gone, changed}, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
                 changed.cancel()

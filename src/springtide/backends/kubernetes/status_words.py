@@ -106,7 +106,7 @@ def job_told(job: JobStatus, *, offset_s: float, planned: Schedule = (), pods: I
             or None,
         },
     }
-    return _without_nothing(told)
+    return without_nothing(told)
 
 
 def job_conditions(job: JobStatus, pods: Iterable[PodStatus] = ()) -> list[Condition]:
@@ -179,7 +179,7 @@ def service_told(service: ServiceStatus, *, cost_usd: float, pods: Iterable[PodS
         "pods": _pods(pods) or None,
         "plan": {**_plan(service.replicas, service.share, service.reason), "wanted": service.wanted_replicas},
     }
-    return _without_nothing(told)
+    return without_nothing(told)
 
 
 def service_conditions(service: ServiceStatus, pods: Iterable[PodStatus] = ()) -> list[Condition]:
@@ -216,16 +216,15 @@ def merged_conditions(
         status = "True" if condition.is_true else "False"
         old = known.get(condition.type.value, {})
         since = old.get("lastTransitionTime") if old.get("status") == status else None
-        merged.append(
-            {
-                "type": condition.type.value,
-                "status": status,
-                "reason": condition.reason.value,
-                "message": condition.message[:MAX_REASON_CHARS],
-                "lastTransitionTime": since or stamp(now_unix_s),
-                "observedGeneration": generation,
-            }
-        )
+        told = {
+            "type": condition.type.value,
+            "status": status,
+            "reason": condition.reason.value,
+            "message": condition.message[:MAX_REASON_CHARS],
+            "lastTransitionTime": since or stamp(now_unix_s),
+            "observedGeneration": generation,
+        }
+        merged.append(without_nothing(told))
     return merged
 
 
@@ -276,9 +275,10 @@ def _pods(pods: Iterable[PodStatus]) -> list[Told]:
     ][:MAX_PODS]
 
 
-def _without_nothing(told: Told) -> Told:
+def without_nothing(told: Told) -> Told:
+    """The same without what is not known. Empty texts go, too: in a JSON patch servers take them for null."""
     return {
-        name: _without_nothing(value) if isinstance(value, dict) else value
+        name: without_nothing(value) if isinstance(value, dict) else value
         for name, value in told.items()
-        if value is not None
+        if value is not None and value != ""
     }

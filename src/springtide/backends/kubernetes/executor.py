@@ -1,0 +1,404 @@
+"""KubernetesExecutor: the Executor port on the pods of a cluster.
+
+Two threads do the work. The I/O thread owns the table of replicas and their connections, and decides; the API thread
+makes, binds, labels and deletes. Whoever calls `start` waits for neither.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from springtide.backends.crew.door import Door
+from springtide.backends.crew.members import Source
+from springtide.backends.crew.orders import Orders
+from springtide.backends.crew.reactor import Connection, Reactor
+from springtide.backends.crew.reports import Reports
+from springtide.backends.inbox import Inbox
+from springtide.backends.kubernetes import settings as names
+from springtide.backends.kubernetes.api import KubeApi
+from springtide.backends.kubernetes.api_errors import QuotaExceeded
+from springtide.backends.kubernetes.api_thread import ApiThread
+from springtide.backends.kubernetes.kinds import POD
+from springtide.backends.kubernetes.node_book import NodeBook
+from springtide.backends.kubernetes.pod_launcher import PodLauncher
+from springtide.backends.kubernetes.pod_logs import PodLogs
+from springtide.backends.kubernetes.pod_machines import PodMachines
+from springtide.backends.kubernetes.pod_reading import trim_pod
+from springtide.backends.kubernetes.pod_recovery import PodRecovery
+from springtide.backends.kubernetes.pod_shares import SHARE_ANNOTATION, share_text
+from springtide.backends.kubernetes.pod_spec import label_value
+from springtide.backends.kubernetes.pod_table import PodTable
+from springtide.backends.kubernetes.pod_watch import PodWatch
+from springtide.backends.kubernetes.pods import PodReplica, Pods
+from springtide.backends.kubernetes.quota import Quota
+from springtide.backends.kubernetes.settings import KubernetesSettings
+from springtide.backends.sockets import listen_tcp
+from springtide.core.actions import Action, SetShare
+from springtide.core.errors import SpringtideError
+from springtide.core.events import Event, NodeJoined, NodeLost, ReplicaLost, ReplicaStopped
+from springtide.core.pod_status import ClusterStatus, PodStatus
+from springtide.core.ports import Clock, Standing
+from springtide.core.resources import Node, NodeId
+from springtide.core.share_status import SharingStatus
+from springtide.core.wire import Preempt, Report, Stop
+from springtide.core.workload import Checkpoint, ReplicaId, TrainingJob, WorkloadId
+from springtide.storage.checked import CheckedStore
+from springtide.storage.workload_store import WorkloadStore
+
+_log = logging.getLogger(__name__)
+
+SYNC_TIMEOUT_S = 30.0
+# How long a restart waits for the object store to name the newest checkpoints.
+_HEADS_S = 15.0
+_POLL_S = 0.02
+
+
+class KubernetesExecutor:
+    """Runs replicas as pods. `open` it, `recover` or `start`, then `wait` and `acknowledge`; `close` it at last.
+
+    `api_thread` is open, and stays so after `close`. `store` is the object store at `settings.store_url`, `term` the
+    number of this leadership. `listen_host` is where workers are taken, at `settings.control_port`. Every method is
+    thread-safe and none but `wait`, `open` and `close` blocks. `crash_point` is called with each name of
+    pods.CRASH_POINTS around the effects. `on_superseded` is called, on the I/O thread, once pods show a later term.
+    """
+
+    def __init__(
+        self,
+        state_dir: Path,
+        clock: Clock,
+        *,
+        settings: KubernetesSettings,
+        api_thread: ApiThread,
+        store: CheckedStore,
+        master_key: bytes,
+        term: int,
+        crash_point: Callable[[str], None] | None = None,
+        on_superseded: Callable[[int], None] = lambda term: None,
+        listen_host: str = "0.0.0.0",
+        credentials: Mapping[str, str] | None = None,
+    ) -> None:
+        self._state_dir = state_dir.resolve()
+        self._inbox: Inbox[Source] = Inbox(clock)
+        self._settings = settings
+        self._api = api_thread
+        self._store = store
+        self._master_key = master_key
+        self._term = term
+        self._crash_point = crash_point or (lambda name: None)
+        self._listen_host = listen_host
+        self._credentials = os.environ if credentials is None else credentials
+        self.on_superseded = on_superseded
+        self._thread: threading.Thread | None = None
+        self._is_accepting = False
+        self._is_recovering = False
+        self._is_closing = False
+        self._waiting: list[Action] = []
+
+    def open(self) -> None:
+        """Listen for workers and learn what nodes and pods there are. Raises BackendError."""
+        assert self._thread is None, "an executor is opened once"
+        settings = self._settings
+        self._state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        listener = listen_tcp(self._listen_host, settings.control_port)
+        try:
+            self._reactor = Reactor()
+            self._door = Door(self._reactor, listener, self._welcome)
+            self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="springtide-fence")
+            platform = label_value(settings.name)
+            self._pod_cache = self._api.cache(
+                POD,
+                namespaces=settings.namespaces or ("",),
+                labels=f"{names.PLATFORM_LABEL}={platform},{names.REPLICA_LABEL}",
+                trim=trim_pod,
+            )
+            self._machines = PodMachines(self._pod_cache, settings)
+            self._book = NodeBook(self._api, settings, held=self._machines.held, post=self._post_of_node)
+            self._api.sync(SYNC_TIMEOUT_S)
+        except BaseException:
+            listener.close()
+            raise
+        self._build(platform)
+        self._thread = threading.Thread(target=self._reactor.run, name="springtide-executor", daemon=True)
+        self._thread.start()
+
+    def _build(self, platform: str) -> None:
+        settings = self._settings
+        self._table = PodTable(self._api, self._pod_cache, self._reactor, platform, self._term)
+        self._pods = Pods(
+            self._state_dir,
+            self._reactor,
+            self._inbox,
+            self._crash_point,
+            table=self._table,
+            master_key=self._master_key,
+            raise_fence=self._raise_fence,
+            pool=self._pool,
+        )
+        self._quota = Quota(self._reactor, self._pods, self._inbox.post, self._probe)
+        self._launcher = PodLauncher(
+            self._pods, self._book, settings, self._term, self._master_key, self._credentials, self._quota
+        )
+        self._orders: Orders[PodReplica] = Orders(self._pods, self._launcher.start, self._set_share, self._book.label)
+        self._reports: Reports[PodReplica] = Reports(self._pods, self._orders.tell, self._launcher.pump)
+        self._orders.reports = self._reports
+        self._recovery = PodRecovery(self._pods, self._launcher, self._orders)
+        self._watch = PodWatch(self._pods, settings.worker_lost_after_s)
+        self._logs = PodLogs(
+            self._api,
+            lambda body: self._pods.log_path(body.workload_id, body.replica_id),
+            lambda body: self._reactor.call(lambda: self._table.note_logged(body)),
+        )
+        self._machines.join(self._pods, self._table, self._book, self._api)
+        self._pods.on_running = self._logs.follow
+        self._pods.on_gone = self._on_gone
+        self._pods.on_job_gone = self._on_job_gone
+        self._table.on_left = self._logs.forget
+        self._table.on_higher_term = lambda term: self.on_superseded(term)
+        self._reactor.on_late = self._watch.forgive
+        self._reactor.call(self._watch.start)
+
+    def close(self, stop_workers: bool = False, *, grace_s: float = 5.0) -> None:
+        """End the executor: its thread, connections and port are gone afterwards; the API thread stays.
+
+        With `stop_workers`, training workers commit a checkpoint and everything ends within `grace_s`; otherwise all
+        of it lives on and waits for the next executor, for `settings.worker_lease_s`.
+        """
+        if self._thread is None:
+            return
+        if stop_workers and self._thread.is_alive():
+            have_been_told = threading.Event()
+            self._reactor.call(lambda: self._stop_workers(grace_s))
+            self._reactor.call(have_been_told.set)
+            end_s = time.monotonic() + grace_s + 5.0
+            have_been_told.wait(grace_s)
+            while self._pods.replicas and time.monotonic() < end_s:
+                time.sleep(_POLL_S)
+        self._inbox.close()
+        self._reactor.call(self._let_go)
+        self._reactor.stop()
+        self._thread.join()
+        self._thread = None
+        self._reactor.close()
+        self._door.close()
+        self._logs.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes that are offered, as the cluster has them."""
+        return self._book.nodes()
+
+    def post(self, event: Event) -> None:
+        """Hand over an event from outside (the API, the gateway); `wait` returns at once."""
+        self._inbox.post(event)
+
+    def recover(self, standing: Standing) -> None:
+        """Adopt what should run and does, report what does not, end what should not, and begin cut-off effects anew."""
+        self._reactor.call(lambda: self._begin_recovery(standing))
+
+    def start(self, action: Action) -> None:
+        """Begin an action; what became of it comes back as an event. Repeating an action is harmless."""
+
+        def begin() -> None:
+            if self._is_accepting:
+                self._orders.do(action)
+                return
+            self._waiting.append(action)
+            if not self._is_recovering:
+                # Nobody recovered, so nothing should be running: whatever is found belongs to the past.
+                self._begin_recovery(Standing())
+
+        self._reactor.call(begin)
+
+    def wait(self, deadline_s: float | None) -> Sequence[Event]:
+        """Return as soon as something happened, or nothing at the deadline (platform clock) or once closed."""
+        return self._inbox.wait(deadline_s)
+
+    def acknowledge(self, events: Sequence[Event]) -> None:
+        """The events are in the journal: tell the workers whose reports they came from, and let ended pods go."""
+        sources = self._inbox.take_sources(events)
+        ended = [event.replica_id for event in events if isinstance(event, ReplicaLost | ReplicaStopped)]
+        if sources:
+            self._reactor.call(lambda: self._pods.settle(sources))
+        if ended:
+            self._reactor.call(lambda: self._note_told(ended))
+
+    def sharing(self) -> SharingStatus:
+        """How devices are shared now."""
+        return SharingStatus()
+
+    def quota_caps(self) -> dict[WorkloadId, int]:
+        """The jobs that quota holds down now, and to how many workers."""
+        return {} if self._thread is None else self._quota.caps()
+
+    def counts(self) -> dict[str, int]:
+        """How often what happened: creates, adopted, lost, taken, refused_hellos, repeated_reports and so on."""
+        return {
+            **self._pods.counts,
+            "callback_errors": self._reactor.num_errors,
+            "unnamed_pods": self._table.num_unnamed,
+        }
+
+    def status(self) -> ClusterStatus:
+        """How the platform stands with its cluster. Any thread may ask."""
+        pods = [self._status_of(replica) for replica in list(self._pods.replicas.values())]
+        problem = self._api.problem
+        if self._table.is_superseded:
+            problem = "another control plane has taken over; this one writes nothing any more"
+        return ClusterStatus(
+            server=self._api.api.server,
+            term=self._term,
+            num_nodes=len(self._book.nodes()),
+            num_pods=len(self._table.bodies),
+            watch_age_s=self._api.heard_age_s,
+            pending_writes=self._api.num_pending,
+            problem=problem,
+            pods=tuple(pods),
+        )
+
+    # --- on the I/O thread -------------------------------------------------------------------------------------------
+
+    def _begin_recovery(self, standing: Standing) -> None:
+        if self._is_accepting or self._is_recovering:
+            return
+        self._is_recovering = True
+        if not standing.replicas:
+            self._take_over(standing, {})
+            return
+        jobs = {start.workload_id for start in standing.replicas if isinstance(start.workload, TrainingJob)}
+
+        def read() -> None:
+            heads: dict[WorkloadId, Checkpoint] = {}
+            try:
+                for job_id in sorted(jobs):
+                    for checkpoint in WorkloadStore(self._store, job_id).checkpoints()[:1]:
+                        heads[job_id] = checkpoint
+            except SpringtideError as error:
+                _log.error("the newest checkpoints could not be read: %s", error)
+            self._reactor.call(lambda: self._take_over(standing, heads))
+
+        self._pool.submit(read)
+        self._reactor.after(_HEADS_S, lambda: self._take_over(standing, {}))
+
+    def _take_over(self, standing: Standing, checkpoints: Mapping[WorkloadId, Checkpoint]) -> None:
+        if self._is_accepting or self._is_closing:
+            return
+        try:
+            self._recovery.recover(standing, checkpoints)
+        finally:
+            self._is_accepting = True
+            self._table.open()
+            self._book.begin(standing.labels)
+            self._machines.start()
+            self._door.open()
+            waiting, self._waiting = self._waiting, []
+            for action in waiting:
+                self._orders.do(action)
+
+    def _note_told(self, ended: Sequence[ReplicaId]) -> None:
+        for replica_id in ended:
+            self._table.note_told(replica_id)
+
+    def _welcome(self, stream: socket.socket) -> None:
+        connection: Connection[Report] = Connection(
+            self._reactor, stream, Report, self._reports.on_message, self._reports.on_close
+        )
+        self._reports.greet(connection)
+
+    def _on_gone(self, replica: PodReplica) -> None:
+        self._reports.on_gone(replica)
+        self._launcher.reasons.pop(replica.replica_id, None)
+        self._book.look_soon()
+
+    def _on_job_gone(self, workload_id: WorkloadId) -> None:
+        self._quota.forget(workload_id)
+        self._launcher.forget_job(workload_id)
+
+    def _post_of_node(self, event: NodeJoined | NodeLost) -> None:
+        """On the API thread."""
+        self._inbox.post(event)
+        if isinstance(event, NodeLost):
+            self._reactor.call(lambda: self._machines.lose(event.node_id))
+
+    def _raise_fence(self, workload_id: WorkloadId, generation: int) -> None:
+        """On the pool."""
+        WorkloadStore(self._store, workload_id).raise_fence(generation)
+
+    def _set_share(self, action: SetShare) -> None:
+        replica = self._pods.replicas.get(action.replica_id)
+        if replica is None or replica.action is None:
+            self._pods.counts["stale_actions"] += 1
+            return
+        if replica.action.share == action.share:
+            self._pods.counts["repeated_actions"] += 1
+            return
+        replica.action = replace(replica.action, share=action.share)
+        if replica.body is not None:
+            self._table.annotate(replica.body, {SHARE_ANNOTATION: share_text(action.share)})
+
+    def _stop_workers(self, grace_s: float) -> None:
+        for replica in list(self._pods.replicas.values()):
+            job = self._pods.jobs.get(replica.workload_id)
+            if replica.is_job and job is not None and replica.group_generation > 0:
+                order = Preempt(generation=job.generation, grace_s=max(0.0, grace_s - 1.0))
+                self._orders.stop(replica, order, grace_s)
+            else:
+                self._orders.stop(replica, Stop(grace_s=grace_s), grace_s)
+
+    def _let_go(self) -> None:
+        self._is_accepting = True
+        self._is_closing = True
+        self._door.shut()
+        self._pods.let_go()
+        self._reports.close()
+
+    # --- for the API server ------------------------------------------------------------------------------------------
+
+    def _probe(self, replica: PodReplica, told: Callable[[bool], None]) -> None:
+        """Ask whether a pod like this replica's would be taken now."""
+        pod = self._launcher.pod_like(replica)
+        if pod is None:
+            return
+
+        async def would_do(api: KubeApi) -> bool:
+            try:
+                await api.create(POD, pod, dry_run=True)
+            except QuotaExceeded:
+                return False
+            return True
+
+        # Whatever else it is refused for will be said of the pod itself.
+        self._api.write(
+            ("probe", replica.workload_id),
+            would_do,
+            done=lambda has_room: self._reactor.call(lambda: told(bool(has_room))),
+            failed=lambda error: self._reactor.call(lambda: told(True)),
+            stands=lambda: not self._table.is_superseded,
+        )
+
+    def _status_of(self, replica: PodReplica) -> PodStatus:
+        body, now_s = replica.body, time.monotonic()
+        action = replica.action
+        found = self._book.find(action.device_id) if action is not None and body is None else None
+        reason = self._launcher.reasons.get(replica.replica_id, "")
+        if body is not None:
+            reason = replica.taken or body.reason
+        return PodStatus(
+            workload_id=replica.workload_id,
+            replica_id=replica.replica_id,
+            namespace=body.key.namespace if body is not None else "",
+            pod=body.key.name if body is not None else "",
+            node_id=body.node_id if body is not None else (found[0].node_id if found is not None else NodeId("")),
+            phase=body.phase if body is not None else "waiting",
+            reason=reason,
+            address=body.address if body is not None else "",
+            since_s=now_s - (body.since_s if body is not None else replica.born_at_s),
+        )

@@ -1,0 +1,253 @@
+"""Training and inference functions in a cluster, for whoever has a kubeconfig: made, changed and watched as objects."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import difflib
+import secrets
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
+
+from springtide.backends.kubernetes.custom_resources import (
+    API_VERSION,
+    INFERENCE_KIND,
+    TRAINING_KIND,
+    spec_schema,
+)
+from springtide.backends.kubernetes.kinds import CONFIG_MAP, INFERENCE_FUNCTION, TRAINING_FUNCTION, Key, Kind, Object
+from springtide.backends.kubernetes.object_spec import NAME_ANNOTATION
+from springtide.backends.kubernetes.spec_words import inference_function, training_function
+from springtide.client.functions import NO_FUNCTIONS
+from springtide.client.goals import TrainOptions, workers_range
+from springtide.client.serving_goals import ServeOptions
+from springtide.client.source import SourceFile
+from springtide.core.errors import InvalidRequest, NotFound
+from springtide.core.quantities import validate_name
+
+ResultT = TypeVar("ResultT")
+CLIENT_MANAGER = "springtide-client"
+POLL_S = 1.0
+KINDS: Mapping[str, Kind] = MappingProxyType(
+    {TRAINING_KIND: TRAINING_FUNCTION, INFERENCE_KIND: INFERENCE_FUNCTION, CONFIG_MAP.name: CONFIG_MAP}
+)
+_MAX_FILES = 64
+
+
+class Applied(NamedTuple):
+    """An object as the cluster has it now, and whether it was `created`, `configured` or `unchanged`."""
+
+    object: Object
+    verb: str
+
+
+class Cluster:
+    """One cluster, as a kubeconfig names it. Use it in a `with` block, or call `close`; not from several threads.
+
+    Raises InvalidRequest with what the cluster says of an object that cannot be, BackendError where it cannot be asked.
+    """
+
+    def __init__(self, kubeconfig: str | Path | None = None, *, context: str = "") -> None:
+        # The library that finds the cluster is loaded for those who have one.
+        from springtide.backends.kubernetes.api import KubeApi
+
+        self._runner = asyncio.Runner()
+        self._api = KubeApi.connect(kubeconfig, context=context)
+        self.namespace = self._api.namespace
+
+    def __enter__(self) -> Cluster:
+        """Return the cluster itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close every connection."""
+        self.close()
+
+    def close(self) -> None:
+        """Let go of every connection."""
+        self._runner.run(self._api.close())
+        self._runner.close()
+
+    def create(self, obj: Object) -> Object:
+        """Make an object that is not there yet."""
+        return self._asked(obj, lambda: self._api.create(_kind_of(obj), obj, self._where(obj)))
+
+    def apply(self, obj: Object) -> Applied:
+        """Make an object, or change it to what `obj` says, leaving to others what they have said of it."""
+        kind, name, namespace = _kind_of(obj), obj["metadata"]["name"], self._where(obj)
+        before = self._run(self._api.find(kind, name, namespace))
+        # A merge by server-side apply takes away what this client said before and says no longer.
+        now = self._asked(obj, lambda: self._api.patch(kind, name, obj, namespace, how="apply", manager=CLIENT_MANAGER))
+        if before is None:
+            return Applied(now, "created")
+        is_same = before["metadata"].get("generation") == now["metadata"].get("generation")
+        if kind is CONFIG_MAP:
+            is_same = before.get("data") == now.get("data")
+        return Applied(now, "unchanged" if is_same else "configured")
+
+    def find(self, kind: str, key: Key) -> Object | None:
+        """An object as it is now; None where there is none."""
+        return self._run(self._api.find(KINDS[kind], key.name, key.namespace))
+
+    def follow(self, kind: str, key: Key, poll_s: float = POLL_S) -> Iterator[Object]:
+        """The object as it is now, again and again, for ever. Raises NotFound once it is gone."""
+        while True:
+            obj = self.find(kind, key)
+            if obj is None:
+                raise NotFound(f"{kind} {key.namespace}/{key.name} is gone: somebody deleted it")
+            yield obj
+            time.sleep(poll_s)
+
+    def _where(self, obj: Object) -> str:
+        return obj["metadata"].get("namespace") or self.namespace
+
+    def _asked(self, obj: Object, call: Callable[[], Coroutine[Any, Any, ResultT]]) -> ResultT:
+        from springtide.backends.kubernetes.api_errors import AlreadyExists, Forbidden, Invalid, NoSuchObject
+
+        what = f"{obj['kind']} {self._where(obj)}/{obj['metadata']['name']}"
+        try:
+            return self._run(call())
+        except NoSuchObject as error:
+            if "namespaces" in error.message:
+                raise InvalidRequest(
+                    f"there is no namespace {self._where(obj)!r}; create it, or name another"
+                ) from None
+            raise InvalidRequest(
+                f"this cluster does not know {obj['kind']}; teach it: springtide k8s crds | kubectl apply -f -"
+            ) from None
+        except AlreadyExists:
+            raise InvalidRequest(f"{what} is there already; apply changes it") from None
+        except (Invalid, Forbidden) as error:
+            raise InvalidRequest(f"{what} is refused: {error.message}") from None
+
+    def _run(self, call: Coroutine[Any, Any, ResultT]) -> ResultT:
+        return self._runner.run(call)
+
+
+def training_object(
+    source: SourceFile,
+    options: TrainOptions,
+    name: str,
+    *,
+    namespace: str = "",
+    container: Mapping[str, Any] | None = None,
+    now: datetime | None = None,
+) -> Object:
+    """The TrainingFunction of a training function or script, under a name of its own. Raises InvalidRequest."""
+    if options.on == "functions":
+        raise InvalidRequest(NO_FUNCTIONS)
+    called = validate_name(options.name or name)
+    request = options.as_request(1, now or datetime.now())
+    digits = secrets.token_hex(3)
+    obj = training_function(f"{called}-{digits}", namespace, _source(source), request, container or {})
+    if workers_range(options.workers) is None:
+        obj["spec"]["workers"] = "auto"
+    obj["metadata"]["annotations"] = {NAME_ANNOTATION: called}
+    return obj
+
+
+def inference_object(
+    source: SourceFile,
+    options: ServeOptions,
+    name: str,
+    *,
+    namespace: str = "",
+    container: Mapping[str, Any] | None = None,
+) -> Object:
+    """The InferenceFunction of an inference class. Raises InvalidRequest."""
+    called = validate_name(options.name or name)
+    return inference_function(called, namespace, _source(source), options.as_request(), container or {})
+
+
+def check_object(obj: Any, place: str) -> Object:
+    """The object, if it is one of those that can be applied and says nothing that nobody reads.
+
+    Servers before Kubernetes 1.25 drop fields that they do not know without a word. Raises InvalidRequest.
+    """
+    if not isinstance(obj, dict) or not isinstance(obj.get("metadata"), dict):
+        raise InvalidRequest(f"{place} is no object: it needs apiVersion, kind, metadata and spec")
+    kind, name = obj.get("kind"), obj["metadata"].get("name")
+    if not isinstance(kind, str) or kind not in KINDS:
+        known = ", ".join(KINDS)
+        raise InvalidRequest(f"{place} is a {kind!r:.60}; this applies {known}, kubectl apply the rest")
+    wanted = KINDS[kind].api_version
+    if obj.get("apiVersion") != wanted:
+        raise InvalidRequest(f"{place} says apiVersion {obj.get('apiVersion')!r:.60}; a {kind} has {wanted}")
+    if not isinstance(name, str) or not name:
+        raise InvalidRequest(f"{place} has no metadata.name; give it one")
+    if wanted == API_VERSION:
+        spec = obj.get("spec")
+        if not isinstance(spec, dict):
+            raise InvalidRequest(f"{place} ({kind} {name}) has no spec")
+        _check_fields(spec, spec_schema(kind), f"{kind} {name}: spec")
+    return obj
+
+
+def _check_fields(value: Any, schema: Mapping[str, Any], where: str) -> None:
+    if isinstance(value, list):
+        for place, item in enumerate(value):
+            _check_fields(item, schema.get("items", {}), f"{where}[{place}]")
+    if not isinstance(value, dict) or schema.get("x-kubernetes-preserve-unknown-fields"):
+        return
+    properties = schema.get("properties")
+    if properties is None:
+        return
+    for name, inner in value.items():
+        if name not in properties:
+            near = difflib.get_close_matches(str(name), properties, n=1)
+            mend = f"did you mean {near[0]}?" if near else f"it has {', '.join(sorted(properties))}"
+            raise InvalidRequest(f"{where} has no field {name!r:.60}; {mend}")
+        _check_fields(inner, properties[name], f"{where}.{name}")
+
+
+def _kind_of(obj: Object) -> Kind:
+    return KINDS[obj["kind"]]
+
+
+def _source(source: SourceFile) -> dict[str, Any]:
+    return {
+        "filename": source.filename,
+        "text": source.text,
+        "object_name": source.object_name,
+        "args": list(source.args),
+        "files": neighbours(source),
+    }
+
+
+def neighbours(source: SourceFile) -> dict[str, str]:
+    """The files beside the source that it imports, and those that these import: pods have no folder of its own."""
+    if not source.import_root:
+        return {}
+    folder, waiting = Path(source.import_root), [source.text]
+    found: dict[str, str] = {}
+    while waiting:
+        for name in _imported(waiting.pop()):
+            path = folder / f"{name}.py"
+            if (folder / name / "__init__.py").is_file():
+                raise InvalidRequest(
+                    f"{source.filename} imports the package {name!r} beside it; objects hold single files: make it one "
+                    "file, or put the package into the image"
+                )
+            if path.name == source.filename or path.name in found or not path.is_file():
+                continue
+            if len(found) >= _MAX_FILES - 1:
+                raise InvalidRequest(f"{source.filename} imports more than {_MAX_FILES} files; put them into the image")
+            found[path.name] = text = path.read_text(encoding="utf-8")
+            waiting.append(text)
+    return found
+
+
+def _imported(text: str) -> Iterator[str]:
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.split(".")[0]
