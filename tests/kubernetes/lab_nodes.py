@@ -162,7 +162,10 @@ class NodeLab(Lab):
     def _make_network(self, number: int, home: Path) -> None:
         # The bridge is made here, not at the first pod: servers for pods can listen on it before there is one.
         subnet, bridge = self.subnets[number], bridge_name(number)
-        subprocess.run(["ip", "link", "add", bridge, "type", "bridge"], check=True)
+        # An address of its own: else it takes that of one of its ports, and who talks through it falls silent for
+        # seconds whenever the pod behind that port ends.
+        address = f"02:00:0a:{subnet.network_address.packed[1]:02x}:{subnet.network_address.packed[2]:02x}:01"
+        subprocess.run(["ip", "link", "add", bridge, "address", address, "type", "bridge"], check=True)
         subprocess.run(["ip", "addr", "add", f"{subnet[1]}/{subnet.prefixlen}", "dev", bridge], check=True)
         subprocess.run(["ip", "link", "set", bridge, "up"], check=True)
         addresses = {"type": "host-local", "dataDir": f"{home}/addresses", "ranges": [[{"subnet": str(subnet)}]]}

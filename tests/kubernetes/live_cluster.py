@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from kube_http import GROUP, Kube, Refused, wait_for
-from lab import free_ports
+from lab import Cluster, free_ports
 from lab_nodes import DEVICE_RESOURCE, NODES, NodeLab
 from lab_pods import pod_settings
+from service_account import install_definitions, installed, kubeconfig_of
 
-from springtide.backends.kubernetes.custom_resources import custom_resource_definitions
 from springtide.backends.kubernetes.settings import HOME_LABEL, NODE_LABEL, POOL_LABEL, REPLICA_ANNOTATION
 from springtide.testing.servers import RunningServer, running_s3
 
@@ -52,11 +52,12 @@ class LivePlatform:
             "node_selector": {NODE_LABEL: "true"},
             "store_url": self.store_url,
             "lease_s": 5.0,
-            "grace_s": 5.0,
             "share_directory": "",
             "pod": {**pod_settings(), "memory": "900Mi"},
             **settings,
         }
+        # Whose rights the control plane has: those of the product's own manifests, once they are installed.
+        self.kubeconfig = lab.kubeconfig
         self.process: subprocess.Popen[bytes] | None = None
         self.num_starts = 0
 
@@ -85,7 +86,7 @@ class LivePlatform:
                 env={
                     **os.environ,
                     **CREDENTIALS,
-                    "KUBECONFIG": str(self.lab.kubeconfig),
+                    "KUBECONFIG": str(self.kubeconfig),
                     "OMP_NUM_THREADS": "1",
                     **environment,
                 },
@@ -97,9 +98,10 @@ class LivePlatform:
         def is_ready() -> bool:
             assert self.process is not None
             assert self.process.poll() is None, f"it ended with {self.process.returncode}: {self.log()[-3000:]}"
-            return self.call("/readyz", token=False)[0] == 200
+            # A warm standby is ready too; only who leads knows the platform.
+            return self.call("/v1/status")[0] == 200
 
-        wait_for("the control plane", is_ready, 90.0)
+        wait_for("the control plane", is_ready, 180.0)
 
     def kill(self) -> None:
         """Let it die as kill -9 does."""
@@ -167,7 +169,10 @@ class LivePlatform:
 
     def workload_id(self, name: str) -> str:
         return str(
-            wait_for(f"{name} to be taken in", lambda: self.find("trainingfunctions", name)["status"]["workloadId"])
+            wait_for(
+                f"{name} to be taken in",
+                lambda: self.find("trainingfunctions", name).get("status", {}).get("workloadId"),
+            )
         )
 
     def pods_of(self, workload_id: str) -> dict[str, dict[str, Any]]:
@@ -250,8 +255,7 @@ def platform_on(lab: NodeLab, folder: Path, prefix: str, devices: int = 2, **set
     """A platform with a namespace and a store of its own. The first node is training's, the second inference's."""
     api = lab.api
     namespace = f"{prefix}-{os.getpid()}-{time.monotonic_ns() % 1_000_000}"
-    for definition in custom_resource_definitions():
-        api.apply(definition)
+    install_definitions(api)
     for node, home in zip(NODES, ("training", "inference"), strict=True):
         api.patch(f"api/v1/nodes/{node}", {"metadata": {"labels": {POOL_LABEL: None}}})
         lab.offer(node, devices, {NODE_LABEL: "true", HOME_LABEL: home})
@@ -259,8 +263,13 @@ def platform_on(lab: NodeLab, folder: Path, prefix: str, devices: int = 2, **set
     wait_for("the account", lambda: api.find(f"api/v1/namespaces/{namespace}/serviceaccounts/default"))
     with running_s3(buckets=(BUCKET,), host=lab.host) as store:
         platform = LivePlatform(lab, folder, namespace, store, **settings)
+        folder.mkdir(parents=True, exist_ok=True)
         try:
-            yield platform
+            cluster = Cluster(lab.kubeconfig, lab)
+            with installed(cluster, **platform.settings):
+                platform.kubeconfig = kubeconfig_of(cluster, namespace, namespace, folder)
+                yield platform
+                platform.stop()
         finally:
             platform.stop()
             for plural in ("trainingfunctions", "inferencefunctions"):

@@ -16,6 +16,7 @@ from typing import Any
 import psycopg
 import pytest
 import yaml
+from api_proxy import ApiProxy
 from kube_http import wait_for
 from lab import Cluster, free_ports
 
@@ -67,7 +68,7 @@ def _is_established(found: dict[str, Any] | None) -> bool:
 class ControlPlane:
     """`springtide k8s serve` with a state directory of its own."""
 
-    def __init__(self, cluster: Cluster, folder: Path, settings: dict[str, Any], password: str) -> None:
+    def __init__(self, kubeconfig: Path, folder: Path, settings: dict[str, Any], password: str) -> None:
         self.folder = folder
         folder.mkdir()
         self.port, control_port = free_ports(2)
@@ -82,7 +83,7 @@ class ControlPlane:
                 ],
                 env={
                     **os.environ,
-                    "KUBECONFIG": str(cluster.kubeconfig),
+                    "KUBECONFIG": str(kubeconfig),
                     "OMP_NUM_THREADS": "1",
                     "PGPASSWORD": password,
                 },
@@ -155,13 +156,37 @@ def settings(namespace, journal_url, journal_server, tmp_path):
 def start(cluster, tmp_path, settings, journal_server):
     started: list[ControlPlane] = []
 
-    def start(name: str) -> ControlPlane:
-        started.append(ControlPlane(cluster, tmp_path / name, settings, journal_server.password))
+    def start(name: str, kubeconfig: Path = cluster.kubeconfig) -> ControlPlane:
+        started.append(ControlPlane(kubeconfig, tmp_path / name, settings, journal_server.password))
         return started[-1]
 
     yield start
     for one in started:
         one.end()
+
+
+@pytest.fixture
+def proxy(cluster, tmp_path):
+    """A way to the API server on which every request is seen, and the kubeconfig that leads there."""
+    with ApiProxy(cluster.kubeconfig) as running:
+        path = tmp_path / "proxied.kubeconfig"
+        path.write_text(
+            yaml.safe_dump(
+                {
+                    "apiVersion": "v1",
+                    "kind": "Config",
+                    "current-context": "x",
+                    "contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}],
+                    "clusters": [{"name": "x", "cluster": {"server": running.url}}],
+                    "users": [{"name": "x", "user": {}}],
+                }
+            )
+        )
+        yield running, path
+
+
+def num_writes(proxy: ApiProxy) -> int:
+    return sum(request.method != "GET" for request in proxy.requests)
 
 
 @pytest.fixture
@@ -221,12 +246,14 @@ def test_one_leads_the_other_stands_by_and_takes_over_with_nothing_of_its_own(
 
 
 def test_a_leader_that_slept_past_its_lease_appends_nothing_acts_no_more_and_ends_with_3(
-    cluster, namespace, start, token, journal_url
+    cluster, namespace, start, token, journal_url, proxy
 ):
-    first = start("first")
+    seen, kubeconfig = proxy
+    first = start("first", kubeconfig)
     first.wait_for_role("leading")
     second = start("second")
     second.wait_for_role("standby")
+    assert num_writes(seen) > 0
     first.signal(signal.SIGSTOP)
     try:
         second.wait_for_role("leading")
@@ -234,9 +261,11 @@ def test_a_leader_that_slept_past_its_lease_appends_nothing_acts_no_more_and_end
         assert status in (200, 201), job
         before = steps_of(journal_url)
         assert before[-1][1] == 2
+        writes = num_writes(seen)
     finally:
         first.signal(signal.SIGCONT)
     assert first.process.wait(30.0) == 3, first.said()
+    assert num_writes(seen) == writes, "it sent something to the API server after it woke"
     assert "another control plane has taken over" in first.said()
     after = steps_of(journal_url)
     # What the first had written is before what the second wrote, and nothing of it came later.
@@ -291,3 +320,29 @@ def test_a_journal_that_is_away_halts_decisions_and_not_the_platform(start, toke
     steps = steps_of(journal_url)
     assert [seq for seq, _ in steps] == list(range(1, len(steps) + 1))
     assert {term for _, term in steps} == {1}
+
+
+def test_an_api_server_that_is_away_for_longer_than_the_lease_ends_nothing(start, token, proxy, journal_url):
+    """Nobody else took the lease: the same control plane goes on in the same term, and takes requests meanwhile."""
+    seen, kubeconfig = proxy
+    first = start("first", kubeconfig)
+    first.wait_for_role("leading")
+    known = token()
+
+    def cluster_status() -> dict[str, Any]:
+        return first.ask("GET", "/v1/cluster", token=known)[1]
+
+    seen.rules.is_away = True
+    seen.cut()
+    wait_for("the lease to run out", lambda: cluster_status().get("watch_age_s", 0.0) > 2 * LEASE_S)
+    assert cluster_status()["problem"]
+    assert first.role == "leading"
+    before = num_writes(seen)
+    status, said = first.ask("POST", "/v1/jobs", JOB, known)
+    assert status != 201, said
+    assert num_writes(seen) == before, "nobody may act on a lease that has run out"
+    seen.rules.is_away = False
+    # A job over REST has an object of its own: that it is taken says that it acts again.
+    wait_for("a job to be taken", lambda: first.ask("POST", "/v1/jobs", JOB, known)[0] in (200, 201))
+    assert first.role == "leading"
+    assert {term for _, term in steps_of(journal_url)} == {1}

@@ -119,13 +119,29 @@ def test_who_is_cut_off_stops_before_the_next_begins(pair):
         wait_for("the next", lambda: two.acts, 5 * LEASE_S)
     assert watchman.most == 1
     assert not one.acts
-    wait_for("that it is told", lambda: len(one.events) == 2, 5)
-    assert "could not be renewed" in one.events[1]
-    # It never leads again: whoever lost has to begin anew.
+    assert one.leadership.is_suspended
+    assert one.events == ["leads"]
+    # It finds out when it can ask, and never leads again: whoever lost has to begin anew.
     one.proxy.come_back()
-    time.sleep(LEASE_S)
-    assert not one.acts
+    wait_for("that it is told", lambda: len(one.events) == 2, 5)
+    assert "another control plane has taken over: two" in one.events[1]
     assert not one.leadership.is_leading
+    assert not one.leadership.is_suspended
+
+
+def test_who_is_alone_acts_again_when_the_server_is_back(cluster, namespace):
+    with Candidate(cluster, namespace, "one") as one:
+        one.stand()
+        wait_for("it to lead", lambda: one.acts, 10)
+        one.proxy.go_away()
+        wait_for("that it may not act", lambda: one.leadership.is_suspended, 3 * LEASE_S)
+        time.sleep(LEASE_S)
+        assert not one.acts
+        assert one.leadership.problem
+        one.proxy.come_back()
+        wait_for("that it acts again", lambda: one.acts, 3 * LEASE_S)
+        assert one.events == ["leads"]
+        assert one.leadership.problem == ""
 
 
 def test_an_api_server_that_is_slow_or_away_for_a_moment_costs_nothing(pair):

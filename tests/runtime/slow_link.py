@@ -14,17 +14,23 @@ class SlowLink:
         self._server, self._holds = (host, port), holds
         self.held = threading.Event()
         self.gate = threading.Event()
+        self._ends = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.endpoint = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._carriers = []
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
 
     def _accept(self):
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
+                self._ends.append(client)
                 server = socket.create_connection(self._server)
-                threading.Thread(target=self._carry, args=(client, server, True), daemon=True).start()
-                threading.Thread(target=self._carry, args=(server, client, False), daemon=True).start()
+                self._ends.append(server)
+                for ends in ((client, server, True), (server, client, False)):
+                    self._carriers.append(threading.Thread(target=self._carry, args=ends, daemon=True))
+                    self._carriers[-1].start()
 
     def _carry(self, source, sink, is_request):
         with contextlib.suppress(OSError):
@@ -39,4 +45,12 @@ class SlowLink:
 
     def close(self):
         self.gate.set()
-        self._listener.close()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._accepting.join()
+        for end in self._ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        for thread in self._carriers:
+            thread.join()
+        for end in (self._listener, *self._ends):
+            end.close()

@@ -16,6 +16,7 @@ from slow_link import SlowLink
 from springtide.core.wire import CheckpointWritten, Failed, Finished, Left, Preempt, Switched
 from springtide.core.workload import ReplicaId
 from springtide.runtime.exits import EXIT_GRACE
+from springtide.storage.datasets import put_dataset
 from springtide.testing.servers import running_s3
 
 pytestmark = pytest.mark.slow
@@ -284,7 +285,8 @@ def fit(ctx):
 def test_a_named_dataset_is_read_from_the_store_of_the_pods(make_pods):
     plane = make_pods(DATASET, global_batch_size=8, num_epochs=1)
     points = np.arange(64, dtype=np.float32).reshape(16, 4) / 64
-    put_dataset(plane.store.store, "points", {"x": points, "y": points.sum(1, keepdims=True)})
+    arrays = {"x": points, "y": points.sum(1, keepdims=True)}
+    put_dataset(plane.store.store, "points", arrays, at_unix_s=0.0, part_id="p")
     plane.start_group("job.0")
     plane.wait_finished()
     check_steps(plane, 2)

@@ -38,6 +38,10 @@ class DurableJournal(Protocol):
         """Make a step durable and return its sequence number. Raises Superseded once a newer term was taken."""
         ...
 
+    def check(self) -> None:
+        """Raise Superseded once a newer term was taken."""
+        ...
+
     def read(self, after_seq: int = 0) -> Iterator[tuple[int, Step]]:
         """Every step with a higher sequence number, in order."""
         ...
@@ -143,6 +147,9 @@ class SqliteJournal:
         term = self.term + 1
         self.set_meta(_TERM, str(term))
         return term
+
+    def check(self) -> None:
+        """Nobody can take the next term while the directory is locked."""
 
     def append(self, step: Step) -> int:
         """Make a step durable and return its sequence number. Raises JournalError; then nothing was recorded."""

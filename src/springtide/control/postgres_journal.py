@@ -123,6 +123,11 @@ class PostgresJournal:
             self._last_seq = self._do(insert, "written")
             return self._last_seq
 
+    def check(self) -> None:
+        """Raise Superseded once a newer term was taken; JournalError when the database does not say."""
+        with self._lock:
+            self._do(self._check_term, "read")
+
     def read(self, after_seq: int = 0) -> Iterator[tuple[int, Step]]:
         """Every step with a higher sequence number, in order. Raises JournalError."""
         query = "SELECT seq, step FROM springtide_steps WHERE seq > %s ORDER BY seq LIMIT %s"

@@ -56,6 +56,8 @@ from springtide.storage.open import open_store
 
 LOG = logging.getLogger("springtide.kubernetes")
 T = TypeVar("T")
+# The label that tells the pods of one platform's control plane from those of another.
+INSTANCE_LABEL = "app.kubernetes.io/instance"
 
 # The exit code of a control plane that another one has taken over from.
 SUPERSEDED = 3
@@ -135,6 +137,18 @@ class _ControlPlane:
                 self._thread.call(self._leadership.release, timeout_s=5.0)
             self._thread.close()
 
+    def _watch_term(self, journal: DurableJournal) -> None:
+        """Who is cut off from the API server does not hear who leads there: as long as that lasts the journal is asked."""
+        while not self._is_asked_to_end.wait(self._settings.lease_s):
+            if not self._leadership.is_suspended:
+                continue
+            try:
+                journal.check()
+            except Superseded as error:
+                _leave(str(error))
+            except JournalError as error:
+                LOG.warning("cut off from the API server, and from the journal: %s", error)
+
     def _role(self) -> str:
         return "starting" if self._leadership.is_leading else "standby"
 
@@ -186,6 +200,7 @@ class _ControlPlane:
         platform.start(on_stop=lambda: setattr(server, "should_exit", True))
         update(platform.view())
         door.start()
+        threading.Thread(target=self._watch_term, args=(journal,), name="springtide-term", daemon=True).start()
         return self._serve(platform, door, server, token, standby)
 
     def _make_platform(self, journal: DurableJournal, key: bytes) -> Platform:
@@ -256,6 +271,7 @@ class _ControlPlane:
                     "springtide %s is up on port %d with %d nodes", springtide.__version__, port, self._num_nodes()
                 )
                 server.run(sockets=[self._listener.dup()])
+            self._is_asked_to_end.set()
             door.stop()
             # Workers train on: whoever leads next finds them. Only `springtide down` takes them along.
             platform.request_shutdown(stop_workers=False)
@@ -273,7 +289,8 @@ class _ControlPlane:
 
     def _status(self) -> ClusterStatus:
         assert self._executor is not None
-        return msgspec.structs.replace(self._executor.status(), leader=self._leadership.holder)
+        status, lead = self._executor.status(), self._leadership
+        return msgspec.structs.replace(status, leader=lead.holder, problem=status.problem or lead.problem)
 
     def _cluster(self) -> ClusterStatus | None:
         return None if self._executor is None else self._status()

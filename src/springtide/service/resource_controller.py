@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from springtide.backends.kubernetes.api_thread import ApiThread
@@ -27,7 +28,7 @@ from springtide.service.contract import PlatformLike
 from springtide.service.resource_controller_desk import ObjectDesk
 from springtide.service.resource_controller_events import EventTeller, loud_news, owner_of, quiet_news
 from springtide.service.resource_controller_intake import Intake
-from springtide.service.resource_controller_jobs import JobObjects
+from springtide.service.resource_controller_jobs import JobObjects, refusal_of
 from springtide.service.resource_controller_services import ServiceObjects
 from springtide.service.resource_controller_status import StatusTeller
 from springtide.service.submission import Desk
@@ -38,6 +39,8 @@ RESYNC_S = 30.0
 # News of a moment are taken together; without any it looks around this often.
 GATHER_S = 0.1
 LOOK_S = 1.0
+# How many objects are taken in at once: each waits for the server, and for the journal.
+HANDS = 16
 
 Place = tuple[str, Key]
 
@@ -80,6 +83,7 @@ class ObjectDoor:
         self._ids: dict[str, WorkloadId] = {}
         self._num_indexed = 0
         self._unfinished: dict[Place, None] = {}
+        self._hands = ThreadPoolExecutor(HANDS, thread_name_prefix="springtide-intake")
         self._thread = threading.Thread(target=self._main, name="springtide-objects", daemon=True)
         platform.subscribe(self._on_step)
 
@@ -96,6 +100,7 @@ class ObjectDoor:
             self._changed.notify_all()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
+        self._hands.shutdown(wait=False, cancel_futures=True)
 
     # --- what it hears, on other threads ----------------------------------------------------------------------------
 
@@ -149,6 +154,7 @@ class ObjectDoor:
             everything = [*self.objects.all(TRAINING_FUNCTION.name), *self.objects.all(INFERENCE_FUNCTION.name)]
             self._forget_all_but({uid_of(obj) for obj in everything})
             places |= {(obj["kind"], key_of(obj)): None for obj in everything}
+        self._take_in(list(places), is_due=is_due)
         for place in places:
             if self._is_over:
                 return
@@ -171,6 +177,31 @@ class ObjectDoor:
         except Exception:
             LOG.exception("%s %s/%s could not be compared", place[0], *place[1])
 
+    def _take_in(self, places: list[Place], *, is_due: bool) -> None:
+        """Submit the jobs that are new, many at once: one turn of the loop takes them in together."""
+        waiting = [obj for place in places if (obj := self._untaken(place, is_due)) is not None]
+        if waiting and not self._is_over:
+            list(self._hands.map(self._take_in_one, waiting))
+
+    def _untaken(self, place: Place, is_due: bool) -> Object | None:
+        """The TrainingFunction at that place, if it has no job and is worth asking for one."""
+        kind, key = place
+        obj = self.objects.get(kind, key) if kind == TRAINING_FUNCTION.name else None
+        if obj is None or self._job_of(obj) is not None:
+            return None
+        generation = obj["metadata"].get("generation", 1)
+        is_answered = obj.get("status", {}).get("observedGeneration") == generation and uid_of(obj) in self._conditions
+        # Refused as it is; it is asked once more when it changes, and now and then.
+        return None if is_answered and not is_due else obj
+
+    def _take_in_one(self, obj: Object) -> None:
+        try:
+            _, refused = self._jobs.take_in(obj)
+        except SpringtideError as error:
+            refused = refusal_of(error)
+        if refused is not None:
+            self._conditions[uid_of(obj)] = [refused]
+
     def _compare(self, place: Place, is_due: bool) -> None:
         kind, key = place
         obj = self.objects.get(kind, key)
@@ -180,24 +211,10 @@ class ObjectDoor:
         if kind == INFERENCE_FUNCTION.name:
             _, self._conditions[uid] = self._services.compare(obj, is_due=is_due)
         else:
-            self._compare_job(obj, is_due)
+            job = self._job_of(obj)
+            if job is not None:
+                self._conditions[uid] = [self._jobs.compare(obj, job)]
         self._tell(place)
-
-    def _compare_job(self, obj: Object, is_due: bool) -> None:
-        uid = uid_of(obj)
-        job = self._job_of(obj)
-        if job is None:
-            known = self._conditions.get(uid)
-            generation = obj["metadata"].get("generation", 1)
-            if known and not is_due and obj.get("status", {}).get("observedGeneration") == generation:
-                # Refused as it is; it is asked once more when it changes, and now and then.
-                return
-            job, refused = self._jobs.take_in(obj)
-            if refused is not None:
-                self._conditions[uid] = [refused]
-        if job is not None:
-            job = self._platform.view().jobs.get(job.workload_id, job)
-            self._conditions[uid] = [self._jobs.compare(obj, job)]
 
     def _tell_progress(self, place: Place, name: WorkloadId) -> None:
         """Tell how far something has come, unless that was done just now: then it waits its turn."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import secrets
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import msgspec
 from msgspec.structs import replace
@@ -62,12 +64,15 @@ _SETTLE_S = 2.0
 class Desk:
     """Takes users' requests: checks them against what is true, hands events over, answers once they are durable.
 
-    Submissions go one at a time, so that two requests with one key can never both be the first.
+    Submissions under one key go one at a time, so that two of them can never both be the first; others go together,
+    so that one turn of the loop takes many in.
     """
 
     def __init__(self, platform: PlatformLike) -> None:
         self._platform = platform
-        self._one_at_a_time = threading.Lock()
+        self._turns = threading.Condition()
+        # What others may not have meanwhile: keys, ids that were drawn and are not journaled yet.
+        self._taken: set[str] = set()
 
     def submit_job(
         self, request: JobIn, key: str | None, container: ContainerSettings | None = None
@@ -88,7 +93,7 @@ class Desk:
         sources.check_source(request.source)
         import_root = self._platform.shelf.import_root(request.source.import_root)
         submit_key = _submit_key(key, request)
-        with self._one_at_a_time:
+        with self._turn(f"key {submit_key.partition('.')[0]}" if submit_key else ""), self._drawing() as draw_job_id:
             view = self._platform.view()
             known = _find_key(view, submit_key) if submit_key else None
             if known is not None:
@@ -109,7 +114,7 @@ class Desk:
                     has_parameter_store=self._platform.has_parameter_store,
                 )
                 menu, search = menus.menu, menus.search
-            job_id = self._draw_job_id(view, request.name, submit_key)
+            job_id = draw_job_id(request.name, submit_key)
             shelf, place = self._platform.shelf, sources.job_place(job_id, request.source)
             if not shelf.may_write(place, request.source):
                 # A submission that was given up on may still be on its way in: its source must stay as it is.
@@ -139,7 +144,8 @@ class Desk:
         sources.check_source(request.source)
         import_root = self._platform.shelf.import_root(request.source.import_root)
         service_id = WorkloadId(name)
-        with self._one_at_a_time:
+        # What is guaranteed to services is counted over all of them.
+        with self._turn("services"):
             view = self._platform.view()
             if service_id in view.jobs:
                 raise Conflict(f"{name!r} is the id of a job; choose another name for the service")
@@ -249,6 +255,43 @@ class Desk:
             self._platform.wait_change(seq - 1, _SETTLE_S)
         return self._platform.view()
 
+    @contextmanager
+    def _turn(self, what: str) -> Iterator[None]:
+        """Be the only one who has `what`; nothing is anybody's."""
+        if not what:
+            yield
+            return
+        with self._turns:
+            self._turns.wait_for(lambda: what not in self._taken)
+            self._taken.add(what)
+        try:
+            yield
+        finally:
+            self._give_back(what)
+
+    @contextmanager
+    def _drawing(self) -> Iterator[Callable[[str, str], WorkloadId]]:
+        """What draws a job's id and keeps it from others until the job is journaled."""
+        drawn: list[WorkloadId] = []
+
+        def draw(name: str, submit_key: str) -> WorkloadId:
+            with self._turns:
+                # What was given back meanwhile stands in the newest view.
+                drawn.append(self._draw_job_id(self._platform.view(), name, submit_key))
+                self._taken.add(drawn[0])
+            return drawn[0]
+
+        try:
+            yield draw
+        finally:
+            for job_id in drawn:
+                self._give_back(job_id)
+
+    def _give_back(self, what: str) -> None:
+        with self._turns:
+            self._taken.discard(what)
+            self._turns.notify_all()
+
     def _draw_job_id(self, view: ViewLike, name: str, submit_key: str) -> WorkloadId:
         """Draw `<name>-<4 to 6 hex digits>`, from the key where there is one; again, and longer, while it is taken."""
         key = submit_key.partition(".")[0]
@@ -256,7 +299,7 @@ class Desk:
         while True:
             digits = _digest(f"{key} {draw}") if key else secrets.token_hex(16)
             job_id = WorkloadId(f"{name}-{digits[: min(6, 4 + draw)]}")
-            is_taken = job_id in view.jobs or job_id in view.services
+            is_taken = job_id in view.jobs or job_id in view.services or job_id in self._taken
             # Without a key what is kept under that name belongs to somebody else's attempt.
             if not is_taken and (key or not self._platform.shelf.has(job_id)):
                 return job_id

@@ -276,7 +276,8 @@ def test_labels_that_are_wanted_count_before_they_are_written() -> None:
     cluster.put(node("n1", "1", labels=labels))
     cluster.look()
     cluster.ledger.want_label(NodeId("n1"), "training")
-    cluster.look()
+    # Who decided it knows it already.
+    assert cluster.look() == []
     (told,) = cluster.ledger.nodes()
     assert (told.pool, told.owner) == ("training", "inference")
     assert cluster.ledger.labels_due() == [("n1", "training", "inference")]
@@ -287,6 +288,16 @@ def test_labels_that_are_wanted_count_before_they_are_written() -> None:
     cluster.put(node("n1", "1", labels={"springtide.dev/pool": "shared", "springtide.dev/home-pool": "inference"}))
     assert cluster.look() == []
     assert cluster.ledger.labels_due() == [("n1", "training", "inference")]
+
+
+def test_a_node_that_is_made_nobodys_is_labelled_no_more() -> None:
+    cluster = Ledger()
+    cluster.put(node("n1", "1", labels={"springtide.dev/pool": "training", "springtide.dev/home-pool": "inference"}))
+    cluster.look()
+    cluster.ledger.want_label(NodeId("n1"), "inference")
+    cluster.put(node("n1", "1"))
+    assert cluster.look() == [("joined", "n1", "0")]
+    assert cluster.ledger.labels_due() == []
 
 
 def test_what_was_told_before_a_restart_is_not_told_again() -> None:

@@ -46,7 +46,7 @@ def test_a_running_pod() -> None:
     assert (reading.uid, reading.term, reading.node, reading.address) == ("u1", 4, "node", "10.0.0.9")
     assert reading.is_running
     assert reading.is_ready
-    assert not (reading.is_over or reading.is_ending or reading.waiting)
+    assert (reading.is_over, reading.is_ending, reading.waiting) == (False, False, "")
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ def test_the_workload_s_own_container_comes_before_the_platform_s() -> None:
 
 
 def test_without_an_image_there_is_no_pod() -> None:
-    with pytest.raises(BackendError, match="pod.image"):
+    with pytest.raises(BackendError, match=r"pod\.image"):
         pod_of(settings=replace(SETTINGS, pod=PodSettings()))
 
 

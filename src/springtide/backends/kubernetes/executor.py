@@ -391,11 +391,12 @@ class KubernetesExecutor:
         reason = self._launcher.reasons.get(replica.replica_id, "")
         if body is not None:
             reason = replica.taken or body.reason
+        key = body.key if body is not None else self._launcher.key_of(replica)
         return PodStatus(
             workload_id=replica.workload_id,
             replica_id=replica.replica_id,
-            namespace=body.key.namespace if body is not None else "",
-            pod=body.key.name if body is not None else "",
+            namespace=key.namespace,
+            pod=key.name,
             node_id=body.node_id if body is not None else (found[0].node_id if found is not None else NodeId("")),
             phase=body.phase if body is not None else "waiting",
             reason=reason,

@@ -49,7 +49,7 @@ def identity_of_this_process() -> str:
 class Leadership:
     """One control plane's part in the election. `run` on the API thread; the rest from any thread.
 
-    `on_acquired` is called once when it leads, `on_lost` once, with a sentence, when it does not any more; both on the
+    `on_acquired` is called once when it leads, `on_lost` once, with a sentence, when somebody else does; both on the
     API thread, and must not wait. After that it never leads again: a process that lost starts anew. `holder` is who
     leads as far as is known, `num_changes` how often that has changed since the Lease was made.
     """
@@ -90,6 +90,15 @@ class Leadership:
         """Whether it was elected and has not lost that."""
         return self._role == "leading"
 
+    @property
+    def is_suspended(self) -> bool:
+        """Whether it was elected and may not act now, because nobody knows whether the lease is still its own.
+
+        It goes on trying to renew: where nobody took the lease meanwhile, it acts again. An API server that is away
+        for a while ends no control plane.
+        """
+        return self._role == "leading" and self._clock() >= self._acts_until_s
+
     def may_act(self) -> bool:
         """Whether whatever is sent now comes before anybody else may lead. Asked before every write."""
         return self._role == "leading" and self._clock() < self._acts_until_s
@@ -103,8 +112,8 @@ class Leadership:
             await asyncio.sleep(self.lease_s * _RENEW_PART)
             if self._role == "leading":
                 await self._quietly(self._renew, api)
-            if self._role == "leading" and self._clock() >= self._acts_until_s:
-                self._lose(f"the lease could not be renewed for {ACTS_PART * self.lease_s:g} s: {self.problem}")
+            if self.is_suspended and not self.problem:
+                self.problem = f"the lease could not be renewed for {ACTS_PART * self.lease_s:g} s"
 
     async def release(self, api: KubeApi) -> None:
         """Act no more, and let the next one lead at once. What was sent before must be over; raises nothing."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from springtide.backends.kubernetes.api_thread import ApiThread
-from springtide.backends.kubernetes.cache import Change, trim_metadata
+from springtide.backends.kubernetes.cache import COMPARE_EVERY_S, Change, trim_metadata
 from springtide.backends.kubernetes.kinds import NODE, Object
 from springtide.backends.kubernetes.nodes import (
     NodeLedger,
@@ -65,6 +65,7 @@ class NodeBook:
         held: Callable[[NodeId], Collection[DeviceId]],
         post: Callable[[NodeJoined | NodeLost], None],
         clock: Callable[[], float] = time.monotonic,
+        compare_every_s: float = COMPARE_EVERY_S,
     ) -> None:
         self._thread = api_thread
         self._settings = settings
@@ -77,7 +78,7 @@ class NodeBook:
         self._is_look_due = False
         self._wanted: dict[NodeId, Pool] = {}
         self._labelling: set[NodeId] = set()
-        self.cache = api_thread.cache(NODE, trim=trim_node, listener=self._changed)
+        self.cache = api_thread.cache(NODE, trim=trim_node, listener=self._changed, compare_every_s=compare_every_s)
         api_thread.every(LOOK_EVERY_S, self._look)
 
     # --- for every thread --------------------------------------------------------------------------------------------

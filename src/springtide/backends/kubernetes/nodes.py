@@ -184,8 +184,14 @@ class NodeLedger:
         return tuple(self._offers(objects, held, now_s).values())
 
     def want_label(self, node_id: NodeId, pool: Pool) -> None:
-        """From now on the node is labelled for that pool, whatever its object says meanwhile."""
+        """From now on the node is labelled for that pool, whatever its object says meanwhile.
+
+        Whoever decided that knows it: it is not told again.
+        """
         self._labels[node_id] = pool
+        told = self._told.get(node_id)
+        if told is not None and told.pool != pool:
+            self._told[node_id] = msgspec.structs.replace(told, pool=pool, home=told.owner)
 
     def nodes(self) -> tuple[Node, ...]:
         """The nodes as they were told last."""
@@ -300,6 +306,10 @@ class NodeLedger:
     def _labelled(self, node_id: NodeId, node: Node) -> Node:
         wanted = self._labels.get(node_id)
         if wanted is None or wanted == node.pool or not self._settings.pools:
+            return node
+        if node.owner == "shared":
+            # It was made nobody's meanwhile: then nobody labels it.
+            del self._labels[node_id]
             return node
         return msgspec.structs.replace(node, pool=wanted, home=node.owner)
 

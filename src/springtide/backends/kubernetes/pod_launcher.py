@@ -98,9 +98,15 @@ class PodLauncher:
         finally:
             self._is_pumping = False
 
-    def adopt(self, replica: PodReplica, body: Body) -> None:
-        """Take over a pod that an earlier control plane has made, or may have made."""
+    def adopt(self, replica: PodReplica, body: Body, *, is_bound: bool) -> None:
+        """Take over a pod that an earlier control plane has made, or may have made; bind it where it had not yet."""
         replica.body = self._table.enter(body)
+        if not is_bound and not self._order(replica, body):
+            self._table.delete(body, 1)
+
+    def key_of(self, replica: PodReplica) -> Key:
+        """Where a replica's pod is, or will be."""
+        return Key("", "") if replica.action is None else self._key_of(replica.action)
 
     def body_of(self, action: StartReplica) -> Body:
         """What is known of a replica's pod before anybody has looked."""
@@ -108,7 +114,7 @@ class PodLauncher:
         return Body(
             replica_id=action.replica_id,
             workload_id=action.workload_id,
-            key=Key(namespace_of(action.workload, self._settings), pod_name(action.replica_id)),
+            key=self._key_of(action),
             device_id=action.device_id,
             node_id=found[0].node_id if found is not None else NodeId(""),
             is_sharer=action.share is not None,
@@ -145,29 +151,38 @@ class PodLauncher:
         return self._quota.obstacle(namespace_of(action.workload, self._settings))
 
     def _make(self, replica: PodReplica) -> None:
+        assert replica.action is not None, "only what was asked for is started"
+        replica.phase = Phase.SPAWNING
+        replica.born_at_s = time.monotonic()
+        body = self.body_of(replica.action)
+        self._pods.crash_point("executor.create.before")
+        if self._order(replica, body):
+            replica.body = self._table.enter(body)
+            self._pods.counts["creates"] += 1
+        self._pods.crash_point("executor.create.after")
+
+    def _order(self, replica: PodReplica, body: Body) -> bool:
+        """Have a pod made and bound, as far as it is not; False where there cannot be one, and the replica is lost."""
         action = replica.action
         assert action is not None, "only what was asked for is started"
-        pods = self._pods
         found = self._machines.find(action.device_id)
         if found is None:
-            pods.lose(replica, f"there is no device {action.device_id} any more")
-            return
+            self._pods.lose(replica, f"there is no device {action.device_id} any more")
+            return False
         try:
             pod = self._pod_of(action, *found)
             key = workload_key(self._master_key, action.workload_id)
             secret = make_secret(action.workload, self._settings, key, self._credentials)
         except BackendError as error:
-            pods.lose(replica, str(error))
-            return
-        replica.phase = Phase.SPAWNING
-        replica.born_at_s = time.monotonic()
-        replica.body = self._table.enter(self.body_of(action))
-        pods.crash_point("executor.create.before")
-        pods.counts["creates"] += 1
+            self._pods.lose(replica, str(error))
+            return False
         if "ownerReferences" not in secret["metadata"]:
             self._ownerless[action.workload_id] = key_of(secret)
-        self._table.make(replica.body, pod, secret)
-        pods.crash_point("executor.create.after")
+        self._table.make(body, pod, secret)
+        return True
+
+    def _key_of(self, action: StartReplica) -> Key:
+        return Key(namespace_of(action.workload, self._settings), pod_name(action.replica_id))
 
     def _pod_of(self, action: StartReplica, node: Node, device: Device) -> Object:
         counts = self._machines.counts_resource(node.node_id)

@@ -8,7 +8,6 @@ from typing import Any
 
 from springtide.backends.crew.members import Phase
 from springtide.backends.crew.orders import Orders
-from springtide.backends.kubernetes.kinds import uid_of
 from springtide.backends.kubernetes.pod_launcher import PodLauncher
 from springtide.backends.kubernetes.pod_reading import read_pod
 from springtide.backends.kubernetes.pod_shares import SHARE_ANNOTATION, share_of, share_text
@@ -66,15 +65,19 @@ class PodRecovery:
         # Who was never heard of may still wait for its image; it is no silent worker.
         replica.phase = Phase.SPAWNING if is_restartable else Phase.ADOPTING
         replica.heard_at_s = time.monotonic()
-        body.is_wanted = False
-        self._launcher.adopt(replica, body)
         if pod is None:
+            body.is_wanted = False
             body.end = AWAY
             pods.counts["missing"] += 1
+            self._launcher.adopt(replica, body, is_bound=True)
             return body
         pods.counts["adopted"] += 1
-        body.uid = uid_of(pod)
-        body.node_id = NodeId(read_pod(pod).node) or body.node_id
+        reading = read_pod(pod)
+        body.uid = reading.uid
+        body.node_id = NodeId(reading.node) or body.node_id
+        is_bound = bool(reading.node) or reading.is_ending or reading.is_over
+        body.is_wanted = not is_bound
+        self._launcher.adopt(replica, body, is_bound=is_bound)
         pods.table.label(body)
         self._restore_share(action, body, pod)
         return body

@@ -6,7 +6,7 @@ of the pod's node reads it (share_agent.py). Pure: dicts in and out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -17,14 +17,30 @@ from springtide.backends.gpu.library import LIBRARY_NAME, PRELOAD_VARIABLE
 from springtide.backends.gpu.segments import SOCKET_VARIABLE
 from springtide.backends.kubernetes import settings as names
 from springtide.backends.kubernetes.settings import KubernetesSettings
-from springtide.core.resources import Device
+from springtide.core.resources import Device, DeviceId
+from springtide.core.share_status import SharingStatus, TenantStatus
 from springtide.core.shares import Share
+from springtide.core.workload import ReplicaId, WorkloadId
 
 SHARE_ANNOTATION = f"{names.GROUP}/share"
 # Below settings.share_directory: what sharers see, and what only the daemon sees.
 PUBLIC_NAME = "public"
 PRIVATE_NAME = "private"
 VOLUME_NAME = "springtide-shares"
+# What is told of each way in which sharers are held. The last is how many of Kubernetes' processors a CPU device is.
+_ON_GPU = (
+    "the share daemon of each node holds sharers of GPUs by a library before CUDA's driver: device time by tokens "
+    "every 5 ms, memory on every way to allocate; what gets around it (static programs, an environment without the "
+    "preload) is not held; what each uses is told by its node's share agent (/sharing, /metrics)"
+)
+_ON_CPU = (
+    "the kubelet holds a pod to the limit of its share by its cpu limit and gives it the request where processors are "
+    "short; a share that changes while the pod runs is in force from its next start on"
+)
+_NOT_HELD = (
+    "shares of a GPU are planned and counted, not enforced: no share daemon is set up (share_directory in the settings)"
+)
+_CPUS_OF_DEVICE = 1.0
 _ENCODER = msgspec.json.Encoder(order="sorted")
 
 
@@ -97,3 +113,31 @@ def share_of(pod: Mapping[str, Any]) -> Share | None:
     if not (0.0 < told.request <= told.limit <= 1.0 and 0 <= told.memory_mb <= 1 << 40):
         return None
     return Share(request=told.request, limit=told.limit, memory_mb=told.memory_mb)
+
+
+def pod_sharing(
+    holders: Iterable[tuple[WorkloadId, ReplicaId, DeviceId, Share]], settings: KubernetesSettings
+) -> SharingStatus:
+    """Return who shares which device of the cluster and what holds them, as far as the control plane knows."""
+    is_cpu = settings.device_kind == "cpu"
+    mechanism, enforced = ("pod-limits", _ON_CPU) if is_cpu else ("none", _NOT_HELD)
+    if is_enforced(settings):
+        mechanism, enforced = "cuda-preload", _ON_GPU
+    tenants = tuple(
+        TenantStatus(
+            workload_id=workload_id,
+            replica_id=replica_id,
+            device_id=device_id,
+            request=share.request,
+            limit=share.limit,
+            memory_mb=share.memory_mb,
+            reason=f"it holds {share.request:g} of its device and may use {share.limit:g}",
+        )
+        for workload_id, replica_id, device_id, share in sorted(holders, key=lambda holder: (holder[2], holder[1]))
+    )
+    return SharingStatus(
+        mechanism=mechanism,
+        enforced=enforced if tenants else f"no device is shared yet; once one is: {enforced}",
+        device_cpus=_CPUS_OF_DEVICE if is_cpu else 0.0,
+        tenants=tenants,
+    )

@@ -31,6 +31,7 @@ _JOURNAL_SCHEMES = ("postgresql", "postgres", "sqlite")
 _EXAMPLES: Mapping[str, str] = MappingProxyType({"cpu": "500m", "memory": "1Gi"})
 CONTROL_PLANE_IMAGE = "springtide-control-plane"
 WORKER_IMAGE = "springtide-worker"
+SHARE_AGENT_IMAGE = "springtide-share-agent"
 
 
 class InstallSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,7 +42,8 @@ class InstallSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     the cluster's default). `service_type` is the Service's. `monitoring` adds a ServiceMonitor (its kind must be
     installed), `network_policy` NetworkPolicies, `namespace_object` the platform's Namespace with the labels of
     PodSecurity (render only; Helm has --create-namespace), `user_roles` lets whoever may view or edit a namespace view
-    or edit the platform's objects there. `share_daemon` adds the daemon that holds parts of GPUs on every node.
+    or edit the platform's objects there. `share_daemon` adds the daemon that holds parts of GPUs on every node,
+    `share_image` is its image.
     """
 
     registry: str = ""
@@ -54,6 +56,7 @@ class InstallSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     namespace_object: bool = True
     user_roles: bool = True
     share_daemon: bool = False
+    share_image: str = ""
 
 
 class SettingsFile(KubernetesSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -125,14 +128,19 @@ def complete(settings: SettingsFile) -> SettingsFile:
         advertise=settings.advertise or f"{settings.name}.{settings.namespace}.svc",
         pod=_with_image(settings.pod, settings.install, WORKER_IMAGE),
         controller=_with_image(settings.controller, settings.install, CONTROL_PLANE_IMAGE),
+        install=msgspec.structs.replace(
+            settings.install, share_image=settings.install.share_image or _image(settings.install, SHARE_AGENT_IMAGE)
+        ),
     )
 
 
 def _with_image(pod: PodSettings, install: InstallSettings, name: str) -> PodSettings:
-    if pod.image:
-        return pod
+    return pod if pod.image else msgspec.structs.replace(pod, image=_image(install, name))
+
+
+def _image(install: InstallSettings, name: str) -> str:
     prefix = f"{install.registry.rstrip('/')}/" if install.registry else ""
-    return msgspec.structs.replace(pod, image=f"{prefix}{name}:{springtide.__version__}")
+    return f"{prefix}{name}:{springtide.__version__}"
 
 
 def check_settings(settings: SettingsFile, place: str) -> None:

@@ -83,8 +83,8 @@ def _container(settings: SettingsFile) -> Manifest:
     module = "springtide.backends.kubernetes.share_agent"
     container: Manifest = {
         "name": "share-agent",
-        "image": settings.pod.image,
-        "command": [*(settings.pod.command or ("python",)), "-m", module],
+        "image": settings.install.share_image,
+        "command": ["python", "-m", module],
         "args": ["--settings", f"{SETTINGS_DIR}/{SETTINGS_FILE}"],
         "env": [
             {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},

@@ -1,5 +1,6 @@
 // The page's state and when it draws: every status of the stream, and once a second for the growing edge.
 
+import { ClusterSection } from "./cluster.js";
 import { Connection, fetchJson } from "./connection.js";
 import { SharingSection, isShared } from "./devices.js";
 import { KeyedList, byId, element, setAttributes, setText } from "./dom.js";
@@ -30,6 +31,7 @@ const gantt = new Gantt(byId("gantt"));
 const pools = new PoolsSection();
 const functions = new RunsSection();
 const sharing = new SharingSection();
+const cluster = new ClusterSection();
 const jobTable = makeJobTable(byId("jobs"));
 const serviceTable = makeServiceTable(byId("services"));
 const deviceCards = new KeyedList(byId("devices"), makeDeviceCard);
@@ -132,6 +134,7 @@ function draw() {
   drawHeader(status);
   deviceCards.update(status.devices, (device) => device.device_id, fillDeviceCard);
   sharing.draw(status, hueOf);
+  cluster.draw(status, hueOf);
   functions.draw(status, nowS());
   pools.draw(status, nowS());
   drawTables(status);

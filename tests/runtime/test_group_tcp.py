@@ -1,0 +1,163 @@
+"""Groups whose members share no machine: they meet at the first one's, and reach each other where they say."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from springtide.core.errors import PeerLost
+from springtide.core.wire import FormGroup
+from springtide.core.workload import ReplicaId
+from springtide.runtime.group import form_group
+from springtide.runtime.membership import Formation, Membership
+from springtide.runtime.streams import connect_stream, listen_for_stream
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def rendezvous():
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+
+
+def form_all(rendezvous, hosts):
+    def form(rank):
+        return form_group(rendezvous, 3, rank, len(hosts), CPU, is_wanted=lambda: True, listen_host=hosts[rank])
+
+    with ThreadPoolExecutor(len(hosts)) as pool:
+        return list(pool.map(form, range(len(hosts))))
+
+
+def test_members_at_addresses_of_their_own_exchange_tensors(rendezvous):
+    groups = form_all(rendezvous, ("127.0.0.1", "127.0.0.2", "127.0.0.3"))
+
+    def gather(group):
+        output = torch.zeros(3)
+        group.all_gather(output, torch.tensor([float(group.rank)]))
+        return output.tolist()
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(gather, groups)) == [[0.0, 1.0, 2.0]] * 3
+    assert not groups[1].has_note("switched")
+    groups[0].note("switched")
+    assert groups[1].has_note("switched")
+    for group in groups:
+        group.close()
+
+
+def test_a_connection_to_somebody_else_is_not_the_groups(rendezvous):
+    with socket.create_server(("127.0.0.9", 0)) as store, socket.create_server(("127.0.0.9", 0)) as control:
+        before = socket.create_connection(store.getsockname())
+        made = []
+
+        def form(rank):
+            if rank == 0:
+                # As if the worker's other connections broke and came back while its group was being formed.
+                made.append(socket.create_connection(control.getsockname()))
+            hosts = ("127.0.0.1", "127.0.0.2")
+            return form_group(rendezvous, 3, rank, 2, CPU, is_wanted=lambda: True, listen_host=hosts[rank])
+
+        with ThreadPoolExecutor(2) as pool:
+            groups = list(pool.map(form, range(2)))
+        others = {os.fstat(link.fileno()).st_ino for link in (before, *made)}
+        assert all(others.isdisjoint(group._sockets.values()) for group in groups)
+        assert all(group._sockets for group in groups)
+        for group in groups:
+            group.abort()
+        accepted = store.accept()[0]
+        before.sendall(b"still there")
+        assert accepted.recv(64) == b"still there"
+        for link in (before, accepted, *made):
+            link.close()
+
+
+def test_a_member_that_hangs_at_the_meeting_place_is_freed_by_an_abort(rendezvous):
+    groups = form_all(rendezvous, ("127.0.0.1", "127.0.0.2"))
+    waiting = threading.Event()
+
+    def wait():
+        waiting.set()
+        with pytest.raises(PeerLost, match="meeting place is gone"):
+            groups[1]._meet(lambda: groups[1].store.get("never"))
+        return True
+
+    with ThreadPoolExecutor(1) as pool:
+        waited = pool.submit(wait)
+        assert waiting.wait(30)
+        groups[1].abort()
+        assert waited.result(20)
+    groups[0].close()
+    groups[1].close()
+
+
+def test_the_meeting_place_ends_with_its_host(rendezvous):
+    first, second = form_all(rendezvous, ("127.0.0.1", "127.0.0.2"))
+    first.close()
+    # The server goes when its threads have been taken down, which nobody waits for.
+    pause = threading.Event()
+
+    def ask_until_gone():
+        while not second.has_note("gone"):
+            pause.wait(0.01)
+
+    with pytest.raises(PeerLost, match="meeting place is gone"):
+        ask_until_gone()
+    second.close()
+
+
+@pytest.mark.parametrize("host", ["", "127.0.0.4", "::1"])
+def test_a_stream_between_two_workers(host):
+    try:
+        listener, address = listen_for_stream(host)
+    except OSError:
+        pytest.skip(f"this machine has no address {host}")
+    with listener, connect_stream(address, 5.0) as link:
+        accepted, _ = listener.accept()
+        link.sendall(b"hello")
+        assert accepted.recv(64) == b"hello"
+        accepted.close()
+    assert address.startswith("tcp:" if host else "unix:")
+
+
+def test_what_is_no_address_of_a_stream_is_refused():
+    with pytest.raises(ValueError, match="no address"):
+        connect_stream("springtide-0123", 1.0)
+
+
+def order(generation, *members, forced=False):
+    return FormGroup(
+        generation=generation,
+        members=tuple(ReplicaId(name) for name in members),
+        rendezvous="tcp://127.0.0.1:1",
+        forced=forced,
+    )
+
+
+def test_who_departs_commits_as_the_newest_generation_that_counts_it_in(monkeypatch):
+    monkeypatch.setattr("springtide.runtime.membership._TURN_S", 0.05)
+    monkeypatch.setattr(Formation, "_form", lambda self: None)
+    membership = Membership(ReplicaId("a"), CPU, "127.0.0.1")
+    assert not membership.is_leaving
+    membership.adopt(membership.take_formation(order(2, "a", "b")))
+    membership.take_departure()
+    assert membership.is_leaving
+    assert membership.leaving_generation == 2
+    # Nobody counts it in: others go on.
+    assert membership.await_turn(2) is None
+    # A planned change leaves those in the old group where they are.
+    membership.take_formation(order(3, "a", "b", "c"))
+    assert membership.leaving_generation == 2
+    membership.take_formation(order(4, "a", forced=True))
+    assert membership.leaving_generation == 4
+    assert membership.await_turn(2) == 4
+    membership.take_formation(order(5, "b", forced=True))
+    assert membership.await_turn(4) is None
+    membership.take_preempt(9)
+    assert membership.leaving_generation == 9
+    assert membership.await_turn(8) is None

@@ -1,0 +1,210 @@
+"""The first process of a worker's container: what it reads, what it keeps, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from springtide.core.errors import InvalidRequest
+from springtide.core.tokens import replica_token
+from springtide.core.wire import WorkerSpec
+from springtide.core.workload import Entrypoint, ReplicaId, TrainingJob, WorkloadId
+from springtide.runtime.exits import EXIT_UNFIT
+from springtide.runtime.pod import PodLog, keep
+from springtide.runtime.pod_place import fetch_source, leave_word, open_prestop, read_spec
+from springtide.runtime.prestop import run_prestop
+from springtide.storage.workload_store import open_workload_store
+
+
+def make_spec(tmp_path, **fields):
+    job = TrainingJob(
+        job_id=WorkloadId("job"),
+        name="job",
+        entrypoint=Entrypoint(source_path="workloads/job/source/main.py", object_name="fit"),
+        grace_s=7.0,
+    )
+    defaults = {
+        "workload": job,
+        "replica_id": ReplicaId("job.1"),
+        "generation": 3,
+        "control_address": "tcp://127.0.0.1:9",
+        "token": "",
+        "work_dir": str(tmp_path / "work"),
+        "log_path": "",
+        "ordered_at_s": 12.0,
+        "store_url": f"file://{tmp_path}/objects",
+    }
+    return WorkerSpec(**{**defaults, **fields})
+
+
+def environment_of(spec, tmp_path, **variables):
+    (tmp_path / "key").write_text("abcd\n")
+    return {
+        "SPRINGTIDE_SPEC": msgspec.json.encode(spec).decode(),
+        "SPRINGTIDE_KEY_FILE": str(tmp_path / "key"),
+        "POD_IP": "10.0.0.7",
+        **variables,
+    }
+
+
+def run(command, environment):
+    return subprocess.run(
+        [sys.executable, "-m", "springtide.runtime", command],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_a_spec_is_completed_by_what_only_the_container_knows(tmp_path):
+    spec = read_spec(environment_of(make_spec(tmp_path), tmp_path))
+    assert spec.token == replica_token("abcd", ReplicaId("job.1"))
+    assert (spec.listen_host, spec.ordered_at_s) == ("10.0.0.7", 0.0)
+    assert spec.log_path == f"{tmp_path}/work/logs/job.1.log"
+    assert Path(spec.log_path).parent.is_dir()
+    given = make_spec(tmp_path, listen_host="10.0.0.9")
+    assert read_spec(environment_of(given, tmp_path)).listen_host == "10.0.0.9"
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"SPRINGTIDE_SPEC": ""}, "has no SPRINGTIDE_SPEC"),
+        ({"SPRINGTIDE_SPEC": "{}"}, "is not the spec of a worker"),
+        ({"SPRINGTIDE_KEY_FILE": ""}, "has no SPRINGTIDE_KEY_FILE"),
+        ({"SPRINGTIDE_KEY_FILE": "/nowhere/key"}, "/nowhere/key cannot be read"),
+    ],
+)
+def test_what_a_container_lacks_is_one_sentence(tmp_path, variables, words):
+    with pytest.raises(InvalidRequest, match=words):
+        read_spec(environment_of(make_spec(tmp_path), tmp_path, **variables))
+
+
+def test_a_container_that_lacks_its_spec_ends_with_a_code_of_its_own_and_says_why(tmp_path):
+    (tmp_path / "words").touch()
+    ended = run("pod", {"SPRINGTIDE_SPEC": "", "SPRINGTIDE_TERMINATION_LOG": str(tmp_path / "words")})
+    assert ended.returncode == EXIT_UNFIT
+    assert "has no SPRINGTIDE_SPEC" in ended.stderr
+    assert "has no SPRINGTIDE_SPEC" in (tmp_path / "words").read_text()
+
+
+def test_a_source_that_is_not_in_the_store_ends_the_container_and_its_output_is_kept(tmp_path):
+    (tmp_path / "words").touch()
+    environment = environment_of(make_spec(tmp_path), tmp_path, SPRINGTIDE_TERMINATION_LOG=str(tmp_path / "words"))
+    ended = run("pod", environment)
+    assert ended.returncode == EXIT_UNFIT, ended
+    sentence = "the store holds no source workloads/job/source/main.py of job"
+    assert sentence in ended.stdout
+    assert sentence in (tmp_path / "words").read_text()
+    store = open_workload_store(f"file://{tmp_path}/objects", WorkloadId("job"))
+    assert sentence in store.read_log(ReplicaId("job.1")).decode()
+
+
+def test_the_source_comes_with_its_neighbours_and_they_can_be_imported(tmp_path):
+    store = open_workload_store(f"file://{tmp_path}/objects", WorkloadId("job"))
+    store.put_source("main.py", b"import helper\n")
+    store.put_source("helper.py", b"")
+    fetched = fetch_source(read_spec(environment_of(make_spec(tmp_path), tmp_path)))
+    entrypoint = fetched.workload.entrypoint
+    assert entrypoint.source_path == f"{tmp_path}/work/source/main.py"
+    assert entrypoint.import_root == f"{tmp_path}/work/source"
+    assert sorted(path.name for path in (tmp_path / "work/source").iterdir()) == ["helper.py", "main.py"]
+
+
+def test_the_newest_output_is_kept_within_its_bounds(tmp_path):
+    log = PodLog(tmp_path / "log", limit_bytes=100)
+    for number in range(50):
+        log.write(f"line {number}\n".encode())
+    kept = log.read()
+    assert len(kept) <= 200
+    assert kept.endswith(b"line 48\nline 49\n")
+    assert log.last_line() == "line 49"
+    log.write(b"\n  \n")
+    assert log.last_line() == "line 49"
+    log.close()
+    empty = PodLog(tmp_path / "other")
+    assert empty.last_line() == ""
+    empty.close()
+
+
+def test_output_is_uploaded_for_a_while_only(tmp_path, monkeypatch):
+    monkeypatch.setattr("springtide.runtime.pod._UPLOAD_S", 0.05)
+    hang = threading.Event()
+    keep(make_spec(tmp_path), b"words", upload=lambda spec, output: hang.wait(60))
+    hang.set()
+
+
+def test_last_words_go_where_the_cluster_made_a_place_for_them(tmp_path):
+    leave_word({"SPRINGTIDE_TERMINATION_LOG": str(tmp_path / "none")}, "bye")
+    assert not (tmp_path / "none").exists()
+    (tmp_path / "words").touch()
+    leave_word({"SPRINGTIDE_TERMINATION_LOG": str(tmp_path / "words")}, "x" * 9999)
+    assert len((tmp_path / "words").read_text()) == 2048
+
+
+def test_a_hook_waits_until_the_worker_is_gone(tmp_path):
+    deep = tmp_path / ("d" * 100)
+    spec = make_spec(tmp_path, work_dir=str(deep / "work"))
+    environment = environment_of(spec, tmp_path)
+    listener = open_prestop(read_spec(environment))
+    order = []
+
+    def keeper():
+        connection, _ = listener.accept()
+        order.append("asked")
+        order.append("gone")
+        connection.close()
+
+    thread = threading.Thread(target=keeper)
+    thread.start()
+    assert run_prestop(environment) == 0
+    order.append("returned")
+    thread.join()
+    assert order == ["asked", "gone", "returned"]
+    listener.close()
+
+
+def test_a_hook_gives_up_after_the_workloads_grace(tmp_path, capsys):
+    environment = environment_of(make_spec(tmp_path), tmp_path)
+    listener = open_prestop(read_spec(environment))
+    assert run_prestop(environment, grace_s=0.05) == 0
+    assert "not ended within its grace of 0.05 s" in capsys.readouterr().err
+    listener.close()
+    assert run_prestop(environment, grace_s=0.05) == 1
+    assert "no worker here" in capsys.readouterr().err
+
+
+def test_a_hook_imports_next_to_nothing():
+    program = (
+        "import json, sys, springtide.runtime.__main__, springtide.runtime.prestop; "
+        "print(json.dumps([name for name in ('torch', 'msgspec', 'numpy', 'obstore') if name in sys.modules]))"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert json.loads(ran.stdout) == []
+
+
+def test_the_keeper_itself_has_neither_torch_nor_threads_of_a_store():
+    program = (
+        "import json, sys, threading, springtide.runtime.pod; "
+        "loaded = [name for name in ('torch', 'safetensors', 'obstore') if name in sys.modules]; "
+        "print(json.dumps([loaded, threading.active_count()]))"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert json.loads(ran.stdout) == [[], 1]
+
+
+def test_a_socket_of_the_past_does_not_stand_in_the_way(tmp_path):
+    spec = read_spec(environment_of(make_spec(tmp_path), tmp_path))
+    open_prestop(spec).close()
+    listener = open_prestop(spec)
+    assert isinstance(listener, socket.socket)
+    listener.close()
