@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from springtide.cli.main import cli
 from springtide.cli.session import Session
 from springtide.core.export import LiveState
+from springtide.core.pod_status import ClusterStatus
 from springtide.core.pool_status import PoolsReport
 from springtide.core.quote import Quote
 from springtide.core.share_status import SharingStatus
@@ -92,6 +93,7 @@ class FakeClient:
         self.num_places = 0
         self.shared = SharingStatus()
         self.devices_now: tuple[DeviceStatus, ...] = ()
+        self.cluster_now: ClusterStatus | None = None
 
     def add(self, *statuses: JobStatus | ServiceStatus) -> None:
         """Several statuses of one job are answered one after the other; the last one stays."""
@@ -138,6 +140,7 @@ class FakeClient:
             services=tuple(self.services_now.values()),
             pools=self.pooled.pools if self.pooled else (),
             nodes=self.pooled.nodes if self.pooled else (),
+            cluster=self.cluster_now,
         )
 
     def sharing(self) -> SharingStatus:

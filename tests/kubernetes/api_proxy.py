@@ -175,6 +175,8 @@ class ApiProxy:
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
         await self._upstream.close()
+        # Transports that were cut are closed by the loop's next turns.
+        await asyncio.sleep(0.05)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

@@ -195,6 +195,7 @@ class NodeLab(Lab):
             "current-context": "lab",
         }
         (home / "kubeconfig").write_text(json.dumps(config))
+        (home / "resolv.conf").write_text("nameserver 127.0.0.1\noptions timeout:1 attempts:1\n")
         port, health = free_ports(2)
         (home / "kubelet.yaml").write_text(json.dumps(_kubelet_settings(home, name, port, health, pki, self.folder)))
 
@@ -224,8 +225,9 @@ def _kubelet_settings(home: Path, name: str, port: int, health: int, pki: Path, 
         # The machine's own rules are left alone: there is no kube-proxy that would need them.
         "makeIPTablesUtilChains": False,
         "failSwapOn": False,
-        "resolvConf": "",
-        "clusterDNS": ["10.96.0.10"],
+        "resolvConf": f"{home}/resolv.conf",
+        # There is no DNS here: one that refuses at once is better than one that does not answer.
+        "clusterDNS": [],
         "clusterDomain": "cluster.local",
         "runtimeRequestTimeout": "2m",
         "nodeStatusUpdateFrequency": "5s",

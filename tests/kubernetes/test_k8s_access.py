@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import shutil
 from pathlib import Path
 
@@ -40,7 +41,6 @@ def with_api(api: KubeApi, task):
 
 def test_as_in_a_pod(cluster, namespace, pki, tmp_path, monkeypatch):
     """With the token, the certificate and the variables that a pod finds: known, and with no more rights than given."""
-    import base64
 
     def token() -> str | None:
         account = cluster.api.get(f"api/v1/namespaces/{namespace}/serviceaccounts/default")
@@ -93,6 +93,19 @@ def test_a_client_certificate_that_is_renewed(cluster, pki, tmp_path, monkeypatc
         return len((await api.list(NAMESPACE)).items)
 
     assert with_api(api, ask) >= 4
+
+
+def test_keys_within_the_kubeconfig(cluster, pki, tmp_path):
+    def text(name: str) -> str:
+        return base64.b64encode((pki / name).read_bytes()).decode()
+
+    config = yaml.safe_load(cluster.kubeconfig.read_text())
+    inner = config["clusters"][0]["cluster"]
+    config["clusters"][0]["cluster"] = {"server": inner["server"], "certificate-authority-data": text("ca.crt")}
+    keys = {"client-certificate-data": text("admin.crt"), "client-key-data": text("admin.key")}
+    config["users"][0]["user"] = keys
+    (tmp_path / "config").write_text(yaml.safe_dump(config))
+    assert with_api(KubeApi.connect(tmp_path / "config"), lambda api: api.list(NAMESPACE)).items
 
 
 def test_a_server_that_is_not_trusted_is_not_spoken_to(cluster, pki, tmp_path):

@@ -95,6 +95,14 @@ def test_a_broken_watch_is_taken_up_where_it_was(thread, proxy, namespace, maps)
     assert cache.problem == ""
 
 
+def test_trouble_is_over_when_the_watch_stands_again_though_nothing_happens(thread, proxy, namespace):
+    cache = opened(thread, namespace)
+    proxy.go_away()
+    wait_for("a sentence that says so", lambda: cache.problem, 10)
+    proxy.come_back()
+    wait_for("peace", lambda: not cache.problem, 20)
+
+
 def test_a_version_that_is_too_old_is_listed_anew(thread, proxy, namespace, maps):
     maps.make("gone")
     cache = opened(thread, namespace)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import signal
@@ -17,11 +18,12 @@ import psycopg
 import pytest
 import yaml
 from api_proxy import ApiProxy
-from kube_http import wait_for
+from kube_http import Refused, wait_for
 from lab import Cluster, free_ports
 
 from springtide.backends.kubernetes.custom_resources import custom_resource_definitions
 from springtide.backends.kubernetes.settings import NODE_LABEL
+from springtide.service.server import CRASH_AT
 from springtide.testing.servers import missing_postgres, running_postgres
 
 pytestmark = [
@@ -68,9 +70,11 @@ def _is_established(found: dict[str, Any] | None) -> bool:
 class ControlPlane:
     """`springtide k8s serve` with a state directory of its own."""
 
-    def __init__(self, kubeconfig: Path, folder: Path, settings: dict[str, Any], password: str) -> None:
+    def __init__(
+        self, kubeconfig: Path, folder: Path, settings: dict[str, Any], password: str, crash_at: str = ""
+    ) -> None:
         self.folder = folder
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         self.port, control_port = free_ports(2)
         (folder / "settings.yaml").write_text(
             yaml.safe_dump({**settings, "port": self.port, "control_port": control_port})
@@ -86,6 +90,7 @@ class ControlPlane:
                     "KUBECONFIG": str(kubeconfig),
                     "OMP_NUM_THREADS": "1",
                     "PGPASSWORD": password,
+                    CRASH_AT: crash_at,
                 },
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -156,8 +161,8 @@ def settings(namespace, journal_url, journal_server, tmp_path):
 def start(cluster, tmp_path, settings, journal_server):
     started: list[ControlPlane] = []
 
-    def start(name: str, kubeconfig: Path = cluster.kubeconfig) -> ControlPlane:
-        started.append(ControlPlane(kubeconfig, tmp_path / name, settings, journal_server.password))
+    def start(name: str, kubeconfig: Path = cluster.kubeconfig, crash_at: str = "") -> ControlPlane:
+        started.append(ControlPlane(kubeconfig, tmp_path / name, settings, journal_server.password, crash_at))
         return started[-1]
 
     yield start
@@ -293,6 +298,45 @@ def test_a_leader_that_is_killed_is_followed_when_its_lease_has_run_out(start, t
     assert second.process.wait(30.0) == 0
 
 
+@pytest.mark.parametrize("point", ["journal.append.before", "journal.append.after", "loop.acknowledge.before"])
+def test_a_leader_that_dies_around_a_step_leaves_a_journal_that_the_next_one_goes_on_with(
+    start, token, journal_url, point
+):
+    first = start("first", crash_at=f"{point}:3")
+    wait_for("its first steps", lambda: first.role == "leading" or first.process.poll() is not None)
+    with contextlib.suppress(Refused):
+        # Whatever is asked of it: the third step is its last.
+        for _ in range(3):
+            first.ask("POST", "/v1/jobs", JOB, token())
+    assert first.process.wait(30.0) == 137, first.said()
+    second = start("second")
+    second.wait_for_role("leading")
+    status, job = second.ask("POST", "/v1/jobs", JOB, token())
+    assert status in (200, 201), job
+    steps = steps_of(journal_url)
+    assert [seq for seq, _ in steps] == list(range(1, len(steps) + 1))
+    assert sum(term == 1 for _, term in steps) == (2 if point == "journal.append.before" else 3)
+    status, jobs = second.ask("GET", "/v1/jobs", token=token())
+    assert status == 200
+    assert len({found["job_id"] for found in jobs}) == len(jobs)
+
+
+def test_who_is_started_again_where_the_leader_died_does_not_wait_for_its_lease(start, settings, token, journal_url):
+    settings["lease_s"] = 3600.0
+    first = start("first")
+    first.wait_for_role("leading")
+    first.signal(signal.SIGKILL)
+    first.process.wait()
+    again = start("first")
+    again.wait_for_role("leading")
+    assert again.ask("GET", "/v1/cluster", token=token())[1]["term"] == 2
+    # On the directory of one that lives there is no room for another.
+    third = start("first")
+    assert third.process.wait(30.0) == 1
+    assert "another control plane runs on" in third.said()
+    assert again.role == "leading"
+
+
 def test_who_stands_by_ends_at_once_when_it_is_told(start):
     first = start("first")
     first.wait_for_role("leading")
@@ -346,3 +390,22 @@ def test_an_api_server_that_is_away_for_longer_than_the_lease_ends_nothing(start
     wait_for("a job to be taken", lambda: first.ask("POST", "/v1/jobs", JOB, known)[0] in (200, 201))
     assert first.role == "leading"
     assert {term for _, term in steps_of(journal_url)} == {1}
+
+
+def test_a_leader_that_is_cut_off_from_the_api_server_alone_learns_from_the_journal_that_another_leads(
+    start, token, proxy, journal_url
+):
+    """Nothing happens on its platform, so that it appends nothing, and still it must not keep the workers."""
+    seen, kubeconfig = proxy
+    first = start("first", kubeconfig)
+    first.wait_for_role("leading")
+    second = start("second")
+    second.wait_for_role("standby")
+    seen.rules.is_away = True
+    seen.cut()
+    second.wait_for_role("leading")
+    assert first.process.wait(60.0) == 3, first.said()
+    assert "another control plane has taken over" in first.said()
+    steps = steps_of(journal_url)
+    assert [term for _, term in steps] == sorted(term for _, term in steps)
+    assert second.ask("GET", "/v1/cluster", token=token())[1]["term"] == 2

@@ -169,6 +169,7 @@ def test_who_is_asked_to_stop_and_does_not_is_deleted(platform: PodPlatform) -> 
     platform.kubelet.workers["job.0"].is_stuck = True
     platform.stop(0, grace_s=1.0)
     platform.until(ReplicaStopped)
+    assert platform.kubelet.workers["job.0"].exit_code == 137
     assert not platform.of(ReplicaLost)
 
 
@@ -298,11 +299,12 @@ def test_a_pod_that_was_never_made_is_made_now(platform: PodPlatform) -> None:
     assert len(platform.kubelet.uids["job.0"]) == 1
 
 
-def test_a_listing_from_the_past_ends_nobody(platform: PodPlatform) -> None:
+@pytest.mark.parametrize("was_ready", [True, False])
+def test_a_listing_from_the_past_ends_nobody(platform: PodPlatform, was_ready: bool) -> None:
     path = f"api/v1/namespaces/{platform.namespace}/pods"
     platform.proxy.freeze(f"/{path}")
     starts = platform.train(0)
-    platform.restart(standing_of(*starts))
+    platform.restart(standing_of(*starts, actions=() if was_ready else starts))
     platform.settle(2.0)
     platform.proxy.rules.frozen.clear()
     platform.resize(2, 0)

@@ -68,7 +68,7 @@ def test_a_control_plane_that_dies_in_a_deletion_is_followed_by_one_that_ends_it
     platform: PodPlatform, is_done: bool
 ) -> None:
     (action,) = platform.train(0)
-    platform.kubelet.workers["job.0"].is_mute = True
+    platform.kubelet.workers["job.0"].is_stuck = True
     if is_done:
         platform.proxy.lose_answer(lambda request: request.method == "DELETE", times=1000)
     else:

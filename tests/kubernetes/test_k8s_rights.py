@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from kube_http import GROUP, PATCHES, Kube, Refused, wait_for
 from lab import Cluster
-from service_account import install_definitions, installed, is_refused, kubeconfig_of, token_of
+from service_account import RIGHTS, install_definitions, installed, is_refused, kubeconfig_of, token_of
 
 from springtide.backends.kubernetes import kinds, rbac
 from springtide.backends.kubernetes.api import KubeApi
@@ -222,7 +222,7 @@ def test_the_server_confirms_every_right_and_only_these(platform: Platform) -> N
         (platform.home, rbac.platform_rules(platform.settings)),
         (platform.foreign, ()),
     ):
-        assert _rules_in(platform, namespace) == _plain([*expected, *rbac.NODE_RULES]), namespace
+        assert _rules_in(platform.api, namespace) == _plain([*expected, *rbac.NODE_RULES]), namespace
 
 
 def _plain(rules: list[rbac.Rule]) -> set[tuple[str, str, str, str]]:
@@ -235,13 +235,13 @@ def _plain(rules: list[rbac.Rule]) -> set[tuple[str, str, str, str]]:
     }
 
 
-def _rules_in(platform: Platform, namespace: str) -> set[tuple[str, str, str, str]]:
+def _rules_in(api: Kube, namespace: str) -> set[tuple[str, str, str, str]]:
     review = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectRulesReview",
         "spec": {"namespace": namespace},
     }
-    rules = platform.api.post("apis/authorization.k8s.io/v1/selfsubjectrulesreviews", review)["status"]["resourceRules"]
+    rules = api.post("apis/authorization.k8s.io/v1/selfsubjectrulesreviews", review)["status"]["resourceRules"]
     found = {
         (verb, group, resource, name)
         for rule in rules
@@ -332,6 +332,21 @@ def test_a_worker_has_no_rights_at_all(platform: Platform) -> None:
         assert is_refused(api, "GET", f"api/v1/namespaces/{platform.work}/{path}")
     assert is_refused(api, "GET", "api/v1/nodes")
     assert is_refused(api, "GET", f"{GROUP}/namespaces/{platform.work}/trainingfunctions")
+
+
+def test_the_share_daemon_reads_pods_where_workloads_are_and_nothing_else(platform: Platform) -> None:
+    cluster, home, work = platform.cluster, platform.home, platform.work
+    asked = {"share_daemon": True, "namespace_object": False, "user_roles": False}
+    kinds_of_it = (*RIGHTS, "Namespace")
+    name = f"{home[:30]}-d"
+    with installed(cluster, kinds_of_it, name=name, namespace=home, namespaces=[work], install=asked):
+        api = Kube(cluster.kubeconfig, token=token_of(cluster, f"{home}-shares", f"{name}-shares"))
+        wait_for("its rights", lambda: api.get(f"api/v1/namespaces/{work}/pods")["kind"])
+        found = {(verb, resource) for verb, _, resource, _ in _rules_in(api, work)}
+        assert found == {("get", "pods"), ("list", "pods"), ("watch", "pods")}
+        assert _rules_in(api, home) == _rules_in(api, platform.foreign) == set()
+        assert is_refused(api, "GET", "api/v1/pods")
+        assert is_refused(api, "GET", "api/v1/nodes")
 
 
 def test_who_may_edit_a_namespace_trains_there_and_who_may_view_it_watches(platform: Platform) -> None:

@@ -2,207 +2,42 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import signal
-import socket
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
-from kube_http import GROUP, Kube, wait_for
-from lab import missing_lab, running
-from lab_nodes import DEVICE_RESOURCE, NodeLab, missing_nodes
-from lab_pods import IMAGE
-from live_cluster import BUCKET, LivePlatform
-
-from springtide.backends.kubernetes.custom_resources import custom_resource_definitions
-from springtide.backends.kubernetes.settings import NODE_LABEL
-from springtide.testing.servers import running_s3
+from kube_http import wait_for
+from serving_kit import LIMIT_S, RESOURCE, Answer, Serving, serving_on, this_machine
 
 pytestmark = pytest.mark.kubernetes
 
-LIMIT_S = 90.0
 SOURCE = """
 import os, time
 import springtide as st
 
 @st.serve
-class Double:
+class Served:
     def predict(self, values: list[int], nap_s: float = 0.0) -> list[int]:
         time.sleep(nap_s)
         return [2 * value for value in values]
 """
 
 
-class ThisMachine:
-    """The one node of a cluster that KUBECONFIG names: this machine."""
-
-    def __init__(self, kubeconfig: Path) -> None:
-        self.kubeconfig = kubeconfig
-        self.api = Kube(kubeconfig)
-        self.host = ""
-
-    def find_host(self, namespace: str) -> None:
-        """The address at which pods reach this machine: the one it reaches a pod from."""
-        container = {"name": "where", "image": IMAGE, "imagePullPolicy": "Never", "command": ["sleep", "600"]}
-        (node,) = (node["metadata"]["name"] for node in self.api.items("api/v1/nodes"))
-        pod = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": "where", "namespace": namespace},
-            "spec": {"nodeName": node, "terminationGracePeriodSeconds": 0, "containers": [container]},
-        }
-        self.api.post(f"api/v1/namespaces/{namespace}/pods", pod)
-        path = f"api/v1/namespaces/{namespace}/pods/where"
-        address = wait_for("a pod's address", lambda: self.api.get(path)["status"].get("podIP"), LIMIT_S)
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, 9))
-            self.host = probe.getsockname()[0]
-        self.api.delete(path, gracePeriodSeconds=0)
-
-    def container_pids(self, pod_uid: str) -> list[int]:
-        """The processes of a pod's containers, the oldest first; the sandbox's own left out."""
-        found = set()
-        for path in Path("/proc").glob("[0-9]*/cgroup"):
-            with contextlib.suppress(OSError):
-                if f"pod{pod_uid}" in path.read_text() and (path.parent / "comm").read_text() != "pause\n":
-                    found.add(int(path.parent.name))
-        return sorted(found)
-
-
-class Answer(NamedTuple):
-    status: int
-    body: Any
-    headers: dict[str, str]
-
-    @classmethod
-    def of(cls, answer: Any) -> Answer:
-        headers = {name.lower(): value for name, value in answer.headers.items()}
-        return cls(answer.status, json.loads(answer.read()), headers)
-
-
-class Serving:
-    """The platform, and those who ask its services."""
-
-    def __init__(self, platform: LivePlatform) -> None:
-        self.platform = platform
-        self.wait_leading()
-        self._token = (platform.state_dir / "token").read_text().strip()
-        self._pool = ThreadPoolExecutor(64)
-
-    def wait_leading(self) -> None:
-        """Ready is also who stands by, and who has just begun."""
-        wait_for("it to lead", lambda: "leading" in str(self.platform.call("/readyz", token=False)[1]), LIMIT_S)
-
-    def deploy(self, name: str, **spec: Any) -> None:
-        body = {
-            "apiVersion": "springtide.dev/v1alpha1",
-            "kind": "InferenceFunction",
-            "metadata": {"name": name, "namespace": self.platform.namespace},
-            "spec": {"source": {"class": "Double", "files": {"serve.py": SOURCE}}, "grace": "10s", **spec},
-        }
-        self.platform.api.post(f"{GROUP}/namespaces/{self.platform.namespace}/inferencefunctions", body)
-
-    def remove(self, name: str) -> None:
-        self.platform.api.delete(f"{GROUP}/namespaces/{self.platform.namespace}/inferencefunctions/{name}")
-        wait_for("its pods to be gone", lambda: not self.pods(name), LIMIT_S)
-
-    def ask(self, name: str, values: list[int], *, timeout: str = "80s", **more: float) -> Answer:
-        request = urllib.request.Request(
-            f"http://{self.platform.lab.host}:{self.platform.port}/f/{name}",
-            data=json.dumps({"values": values, **more}).encode(),
-            headers={
-                "Content-Type": "application/json",
-                "Authorization": f"Bearer {self._token}",
-                "X-Springtide-Timeout": timeout,
-            },
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
-                return Answer(
-                    answer.status, json.loads(answer.read()), {k.lower(): v for k, v in answer.headers.items()}
-                )
-        except urllib.error.HTTPError as error:
-            with error:
-                return Answer.of(error)
-
-    def begin(self, name: str, values: list[int], **more: float) -> Future[Answer]:
-        return self._pool.submit(self.ask, name, values, **more)
-
-    def pods(self, name: str) -> list[dict[str, Any]]:
-        return self.platform.api.pods(self.platform.namespace, f"springtide.dev/workload={name}")
-
-    def ready(self, name: str) -> list[dict[str, Any]]:
-        """Its pods that the kubelet has found ready, by asking them as the Open Inference Protocol says."""
-        return [
-            pod
-            for pod in self.pods(name)
-            if any(
-                condition["type"] == "Ready" and condition["status"] == "True"
-                for condition in pod["status"].get("conditions", ())
-            )
-        ]
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
-
-
 @pytest.fixture(scope="module")
-def node() -> Iterator[ThisMachine | NodeLab]:
-    if named := os.environ.get("KUBECONFIG"):
-        machine = ThisMachine(Path(named))
-        if [node["metadata"]["name"] for node in machine.api.items("api/v1/nodes")] != ["127.0.0.1"]:
-            pytest.skip(
-                f"{named} is no cluster whose only node is this machine: its pods could not reach this platform"
-            )
-        yield machine
-        return
-    if why := missing_lab() or missing_nodes():
-        pytest.skip(why)
-    with running(NodeLab()) as lab:
-        assert isinstance(lab, NodeLab)
-        lab.offer("127.0.0.1", 4, {NODE_LABEL: "true"})
-        yield lab
-
-
-@pytest.fixture(scope="module")
-def serving(node: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    namespace = f"h-serve-{os.getpid()}"
-    api = node.api
-    for definition in custom_resource_definitions():
-        api.apply(definition)
-    api.post("api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
-    wait_for("the account", lambda: api.find(f"api/v1/namespaces/{namespace}/serviceaccounts/default"))
-    try:
-        if isinstance(node, ThisMachine):
-            node.find_host(namespace)
-        with running_s3(buckets=(BUCKET,), host=node.host) as store:
-            platform = LivePlatform(node, tmp_path_factory.mktemp("serving"), namespace, store)
-            try:
-                platform.start()
-                found = Serving(platform)
-                yield found
-                found.close()
-            finally:
-                platform.stop()
-    finally:
-        for item in api.items(f"{GROUP}/namespaces/{namespace}/inferencefunctions"):
-            api.delete(f"{GROUP}/namespaces/{namespace}/inferencefunctions/{item['metadata']['name']}")
-        for pod in api.pods(namespace):
-            api.delete(f"api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}", gracePeriodSeconds=0)
-        api.delete(f"api/v1/namespaces/{namespace}")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    with (
+        this_machine() as node,
+        serving_on(node, tmp_path_factory.mktemp("serving"), f"h-serve-{os.getpid()}") as found,
+    ):
+        yield found
 
 
 def test_a_service_at_zero_wakes_answers_all_who_waited_and_sleeps_again(serving: Serving) -> None:
-    serving.deploy("sleeper", scale="0..1", idle="3s")
+    serving.deploy("sleeper", SOURCE, scale="0..1", idle="3s")
     wait_for("it to be known", lambda: serving.ask("sleeper", [1], timeout="10ms").status == 503, LIMIT_S)
     impatient = serving.ask("sleeper", [1], timeout="300ms")
     assert impatient.status == 503
@@ -213,7 +48,7 @@ def test_a_service_at_zero_wakes_answers_all_who_waited_and_sleeps_again(serving
     assert [(answer.status, answer.body) for answer in answers] == [(200, {"outputs": [2 * n]}) for n in range(20)]
     assert all("cold_start=0ms" not in answer.headers["x-springtide"] for answer in answers)
     (pod,) = serving.pods("sleeper")
-    assert DEVICE_RESOURCE in pod["spec"]["containers"][0]["resources"]["limits"]
+    assert RESOURCE in pod["spec"]["containers"][0]["resources"]["limits"]
     wait_for("it to sleep", lambda: not serving.pods("sleeper"), LIMIT_S)
     again = serving.ask("sleeper", [21])
     assert (again.status, again.body) == (200, {"outputs": [42]})
@@ -222,7 +57,7 @@ def test_a_service_at_zero_wakes_answers_all_who_waited_and_sleeps_again(serving
 
 
 def test_a_deleted_pod_drains_and_nobody_loses_a_request(serving: Serving) -> None:
-    serving.deploy("pair", scale="2..2")
+    serving.deploy("pair", SOURCE, scale="2..2")
     wait_for("two that the kubelet finds ready", lambda: len(serving.ready("pair")) == 2, LIMIT_S)
     before = {pod["metadata"]["annotations"]["springtide.dev/replica-id"]: pod for pod in serving.ready("pair")}
     answers: list[Answer] = []
@@ -263,7 +98,7 @@ def test_a_deleted_pod_drains_and_nobody_loses_a_request(serving: Serving) -> No
 
 
 def test_a_killed_replica_is_replaced_and_its_request_asked_again(serving: Serving) -> None:
-    serving.deploy("victim", scale="1..1")
+    serving.deploy("victim", SOURCE, scale="1..1")
     (pod,) = wait_for("one that is ready", lambda: serving.ready("victim"), LIMIT_S)
     held = serving.begin("victim", [5], nap_s=1.5)
     replica = serving.platform.lab.container_pids(pod["metadata"]["uid"])[-1]
@@ -277,7 +112,7 @@ def test_a_killed_replica_is_replaced_and_its_request_asked_again(serving: Servi
 
 
 def test_a_pod_that_cannot_start_is_named_to_who_waits(serving: Serving) -> None:
-    serving.deploy("stuck", scale="0..1", container={"image": "localhost/there-is-no-such-image:1"})
+    serving.deploy("stuck", SOURCE, scale="0..1", container={"image": "localhost/there-is-no-such-image:1"})
     wait_for("it to be known", lambda: serving.ask("stuck", [1], timeout="10ms").status == 503, LIMIT_S)
 
     def told() -> bool:
@@ -291,7 +126,7 @@ def test_a_pod_that_cannot_start_is_named_to_who_waits(serving: Serving) -> None
 
 
 def test_the_gateway_goes_on_with_the_same_pods_after_the_control_plane_was_killed(serving: Serving) -> None:
-    serving.deploy("steady", scale="1..1")
+    serving.deploy("steady", SOURCE, scale="1..1")
     (pod,) = wait_for("one that is ready", lambda: serving.ready("steady"), LIMIT_S)
     assert serving.ask("steady", [3]).body == {"outputs": [6]}
     serving.platform.kill()
@@ -303,3 +138,34 @@ def test_the_gateway_goes_on_with_the_same_pods_after_the_control_plane_was_kill
     (same,) = serving.pods("steady")
     assert same["metadata"]["uid"] == pod["metadata"]["uid"]
     serving.remove("steady")
+
+
+def quota_of(pid: int) -> float | None:
+    """How many processors the kernel lets the control group of a process use; None where it sets no limit."""
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "cpu" in controllers.split(","):
+            group = Path("/sys/fs/cgroup/cpu" + path)
+            quota = int((group / "cpu.cfs_quota_us").read_text())
+            return None if quota < 0 else quota / int((group / "cpu.cfs_period_us").read_text())
+        if not controllers and (maximum := Path(f"/sys/fs/cgroup{path}/cpu.max")).exists():
+            quota_text, period = maximum.read_text().split()
+            return None if quota_text == "max" else int(quota_text) / int(period)
+    return None
+
+
+def test_a_share_of_a_cpu_device_is_what_the_kernel_lets_its_pod_use(serving: Serving) -> None:
+    serving.deploy("part", SOURCE, scale="1..1", share="0.5..0.8")
+    (pod,) = wait_for("one that is ready", lambda: serving.ready("part"), LIMIT_S)
+    resources = pod["spec"]["containers"][0]["resources"]
+    assert (resources["requests"]["cpu"], resources["limits"]["cpu"]) == ("500m", "800m")
+    assert RESOURCE not in resources["limits"], "a part of a device is none that the kubelet could count"
+    pids = serving.platform.lab.container_pids(pod["metadata"]["uid"])
+    assert {quota_of(pid) for pid in pids} == {0.8}
+    answer = serving.ask("part", [3])
+    assert (answer.status, answer.body) == (200, {"outputs": [6]})
+    assert answer.headers["x-springtide"].endswith("share=0.5..0.8")
+    told = serving.platform.view("/v1/sharing")
+    assert told["mechanism"] == "pod-limits"
+    assert [tenant["workload_id"] for tenant in told["tenants"]] == ["part"]
+    serving.remove("part")

@@ -22,9 +22,8 @@ from typing import Any
 import pytest
 import yaml
 from kube_http import Kube, wait_for
-from lab import missing_lab, running
-from lab_nodes import NodeLab, missing_nodes
-from lab_pods import PYTHON, plain_pod
+from lab_pods import PYTHON, plain_pod, pod_settings
+from serving_kit import RESOURCE, serving_on, this_machine
 
 sys.path.append(str(Path(__file__).parents[1] / "native"))
 from native_build import Native
@@ -67,8 +66,8 @@ for stream in connected():
 class Node:
     """One node of a cluster, this machine's, with the folder that everything of the test lies in."""
 
-    def __init__(self, api: Kube, name: str, folder: Path, namespace: str, server: str) -> None:
-        self.api, self.name, self.folder, self.namespace, self.server = api, name, folder, namespace, server
+    def __init__(self, api: Kube, name: str, folder: Path, namespace: str) -> None:
+        self.api, self.name, self.folder, self.namespace = api, name, folder, namespace
         self.settings = KubernetesSettings(
             name=namespace,
             namespace=namespace,
@@ -192,30 +191,19 @@ def self_contained(kubeconfig: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def node_of_cluster() -> Iterator[tuple[Kube, str, Path]]:
-    """A cluster whose node is this machine: the one that KUBECONFIG names, or a lab of this session's own."""
-    if named := os.environ.get("KUBECONFIG"):
-        api = Kube(Path(named))
-        nodes = [node["metadata"]["name"] for node in api.items("api/v1/nodes")]
-        if nodes != ["127.0.0.1"]:
-            pytest.skip(f"the programs of this test lie on this machine; {named} has the nodes {nodes}")
-        yield api, nodes[0], Path(named)
-        return
-    if why := missing_lab() or missing_nodes():
-        pytest.skip(why)
-    with running(NodeLab()) as lab:
-        assert isinstance(lab, NodeLab)
-        yield lab.api, "127.0.0.1", lab.kubeconfig
+def machine() -> Iterator[Any]:
+    with this_machine() as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
-def node(node_of_cluster: tuple[Kube, str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+def node(machine: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     try:
         find_compiler()
         headers = find_headers()
     except BackendError as error:
         pytest.skip(f"the library cannot be compiled here: {error}")
-    api, name, kubeconfig = node_of_cluster
+    api, kubeconfig = machine.api, machine.kubeconfig
     folder = tmp_path_factory.mktemp("h")
     namespace = f"h-shares-{os.getpid()}"
     native = Native(folder / "native", headers)
@@ -231,7 +219,7 @@ def node(node_of_cluster: tuple[Kube, str, Path], tmp_path_factory: pytest.TempP
     for path in (folder, *folder.parents[:3]):
         # Pods come as nobody in particular.
         path.chmod(path.stat().st_mode | 0o755)
-    found = Node(api, name, folder, namespace, "")
+    found = Node(api, "127.0.0.1", folder, namespace)
     settings = {
         "name": namespace,
         "namespace": namespace,
@@ -339,3 +327,81 @@ def test_a_sharer_waits_for_a_node_that_can_hold_it(node: Node) -> None:
     wait_for("the kubelet to say why", told, LIMIT_S)
     assert node.api.get(node.path("early"))["status"]["phase"] == "Pending"
     node.api.delete(node.path("early"), gracePeriodSeconds=0)
+
+
+SERVED = """
+import json, subprocess
+import springtide as st
+
+@st.serve
+class Served:
+    def load(self):
+        self.program = subprocess.Popen(
+            ["/opt/h/share_client", "0", "layer@1000000"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.program.stdout.readline()
+
+    def predict(self, order: str) -> dict[str, int]:
+        self.program.stdin.write(order + chr(10))
+        self.program.stdin.flush()
+        return json.loads(self.program.stdout.readline())
+"""
+
+
+def test_a_service_with_a_share_is_held_to_it_and_changes_it_without_a_pause(
+    node: Node, machine: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The whole way: an object with a share, the policy, the pod, the agent, the daemon; and another share later."""
+    pod = pod_settings()
+    (worker,) = pod["overlay"]["containers"]
+    for variable in worker["env"]:
+        if variable["name"] == "LD_LIBRARY_PATH":
+            variable["value"] += ":/opt/h/stub"
+    worker["env"].append({"name": "STUB_CLOCK", "value": "virtual"})
+    worker["volumeMounts"].append({"name": "h", "mountPath": "/opt/h", "readOnly": True})
+    pod["overlay"]["volumes"].append({"name": "h", "hostPath": {"path": str(node.folder / "bin")}})
+    namespace = f"{node.namespace}-whole"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    settings = {"device_kind": "gpu", "share_directory": f"{node.settings.share_directory}-whole", "pod": pod}
+    told = {"name": namespace, "namespace": namespace, "namespaces": [namespace], **settings}
+    (node.folder / "bin" / "settings-whole.yaml").write_text(json.dumps(told))
+    agent = node.agent(port)
+    agent["metadata"]["name"] = "agent-whole"
+    for volume in agent["spec"]["volumes"]:
+        if volume["name"] == "shares":
+            volume["hostPath"]["path"] = settings["share_directory"]
+    (container,) = agent["spec"]["containers"]
+    container["args"][1] = "/opt/h/settings-whole.yaml"
+    container["volumeMounts"][-1]["mountPath"] = settings["share_directory"]
+
+    def tenant() -> dict[str, Any]:
+        status, body = node.page(port, "/sharing")
+        tenants = json.loads(body)["tenants"] if status == 200 else []
+        return tenants[0] if tenants else {}
+
+    with serving_on(machine, tmp_path_factory.mktemp("whole"), namespace, **settings) as serving:
+        serving.deploy("shared", SERVED, scale="1..1", share="0.2..0.4", deviceMemory="100MB")
+        wait_for("its pod", lambda: serving.pods("shared"), 90.0)
+        # Nobody can hold it yet: the pod waits for its node's daemon.
+        node.start(agent)
+        (found,) = wait_for("one that is ready", lambda: serving.ready("shared"), 90.0)
+        assert RESOURCE not in found["spec"]["containers"][0]["resources"].get("limits", {})
+        wait_for("it to be held", lambda: tenant().get("memory_mb") == 100, LIMIT_S)
+        assert (tenant()["request"], tenant()["limit"]) == (0.2, 0.4)
+        answer = serving.ask_with("shared", {"order": "alloc 90"})
+        assert (answer.status, answer.body["outputs"]["result"]) == (200, 0)
+        assert serving.ask_with("shared", {"order": "alloc 20"}).body["outputs"]["result"] != 0
+        assert answer.headers["x-springtide"].endswith("share=0.2..0.4")
+        wait_for("the refusal to be told", lambda: tenant()["num_denied"] == 1, LIMIT_S)
+
+        serving.change("shared", share="0.3..0.6", deviceMemory="150MB")
+        wait_for("the other share", lambda: (tenant()["limit"], tenant()["memory_mb"]) == (0.6, 150), LIMIT_S)
+        assert serving.ask_with("shared", {"order": "alloc 20"}).body["outputs"]["result"] == 0
+        (same,) = serving.pods("shared")
+        assert same["metadata"]["uid"] == found["metadata"]["uid"], "no pod was started for it"
+        sharing = serving.platform.view("/v1/sharing")
+        assert "cuda-preload" in json.dumps(sharing)
+        serving.remove("shared")
+    node.api.delete(node.path("agent-whole"), gracePeriodSeconds=0)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from gpu_daemon_kit import LIMIT_S, UUIDS, Daemon, ask, running_daemon, until
 
-from springtide.backends.gpu.gpu_pods import pod_of, uids_of
+from springtide.backends.gpu.gpu_pods import pod_of, pods_seen, uids_of
 from springtide.backends.gpu.gpu_table import TENANT_SOCKET_NAME, GpuTenantEntry, uuid_bytes
 from springtide.backends.gpu.segments import HELLO, LAYOUT, MAGIC, OK, UNKNOWN, WELCOME
 from springtide.core.shares import Share
@@ -136,6 +136,16 @@ def test_the_outermost_pod_counts_and_two_are_none(tmp_path: Path) -> None:
     groups.write_text(f"1:cpu:/kubepods/pod{ONE}/c\n2:memory:/kubepods/pod{OTHER}/c\n")
     assert pod_of(7, known, tmp_path) is None, "nobody is in two pods"
     assert pod_of(8, known, tmp_path) is None
+
+
+def test_pods_are_seen_by_any_of_their_processes(tmp_path: Path) -> None:
+    for pid, groups in {"7": f"0::/kubepods/pod{ONE}/c\n", "8": f"0::/kubepods/pod{ONE}/d\n", "9": "0::/\n"}.items():
+        (tmp_path / pid).mkdir()
+        (tmp_path / pid / "cgroup").write_text(groups)
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "cgroup").write_text(f"0::/kubepods/pod{OTHER}/c\n")
+    (tmp_path / "10").mkdir()
+    assert pods_seen(tmp_path) == {ONE}
 
 
 def test_every_process_of_a_pod_and_no_other_gets_its_share(daemon: Daemon, groups: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from springtide.core.workload import ReplicaId
 from springtide.runtime.group import form_group
 from springtide.runtime.membership import Formation, Membership
 from springtide.runtime.streams import connect_stream, listen_for_stream
+from springtide.runtime.tcp_meeting import MeetingHost, TcpMeeting
 
 CPU = torch.device("cpu")
 
@@ -109,6 +112,73 @@ def test_the_meeting_place_ends_with_its_host(rendezvous):
     with pytest.raises(PeerLost, match="meeting place is gone"):
         ask_until_gone()
     second.close()
+
+
+def place_of(rendezvous):
+    host, _, port = rendezvous.removeprefix("tcp://").rpartition(":")
+    return host, int(port)
+
+
+def test_keys_are_there_for_all_members(rendezvous):
+    host = MeetingHost(*place_of(rendezvous), 3)
+    first, second = (TcpMeeting(*place_of(rendezvous), 3, 5.0) for _ in range(2))
+    assert not first.check(["a", "b"])
+    first.set("a", "1")
+    second.set("b", b"\0" * 3)
+    assert first.check(["a", "b"])
+    assert (second.get("a"), first.get("b")) == (b"1", b"\0" * 3)
+    first.set("a", "2")
+    assert second.get("a") == b"2"
+    assert first.delete_key("a")
+    assert not second.delete_key("a")
+    assert [first.add("n", 2), second.add("n", 3)] == [2, 5]
+    waits = threading.Timer(0.05, second.set, ("late", "x"))
+    waits.start()
+    first.wait(["late"])
+    waits.join()
+    first.set_timeout(timedelta(seconds=0.02))
+    with pytest.raises(RuntimeError, match="nobody has set never in time"):
+        first.get("never")
+    with pytest.raises(RuntimeError, match="nobody has set b, never in time"):
+        second.wait(["b", "never"], timedelta(seconds=0.02))
+    host.close()
+    host.close()
+    with pytest.raises(RuntimeError, match="does not answer"):
+        second.check(["b"])
+
+
+def test_a_meeting_is_of_one_group_and_nobody_waits_for_it_in_vain(rendezvous):
+    host = MeetingHost(*place_of(rendezvous), 3)
+    with pytest.raises(RuntimeError, match="another group meets"):
+        TcpMeeting(*place_of(rendezvous), 4, 5.0)
+    with pytest.raises(PeerLost, match="cannot host the meeting"):
+        form_group(rendezvous, 3, 0, 2, CPU, is_wanted=lambda: True, listen_host="127.0.0.1")
+    host.close()
+    asked = []
+    with pytest.raises(PeerLost, match="nobody hosts the meeting"):
+        # Given up at the second look, long before the time is over.
+        form_group(rendezvous, 3, 1, 2, CPU, is_wanted=lambda: asked.append(0) or len(asked) < 2)
+    assert len(asked) == 2
+
+
+def test_a_group_of_one_meets_nowhere():
+    group = form_group("tcp://192.0.2.1:9", 3, 0, 1, CPU, is_wanted=lambda: True, listen_host="127.0.0.1")
+    assert group.world_size == 1
+    group.close()
+
+
+def test_nonsense_ends_one_connection_and_not_the_meeting(rendezvous):
+    host = MeetingHost(*place_of(rendezvous), 3)
+    member = TcpMeeting(*place_of(rendezvous), 3, 5.0)
+    for nonsense in (b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\1\xff"):
+        with socket.create_connection(place_of(rendezvous)) as stranger:
+            stranger.sendall(nonsense)
+            # Either way of being hung up on will do.
+            with contextlib.suppress(ConnectionResetError):
+                assert stranger.recv(64) == b""
+    member.set("a", "1")
+    assert member.get("a") == b"1"
+    host.close()
 
 
 @pytest.mark.parametrize("host", ["", "127.0.0.4", "::1"])

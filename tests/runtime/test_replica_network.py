@@ -22,6 +22,7 @@ from springtide.core.errors import BackendError
 from springtide.core.tokens import gateway_token
 from springtide.core.wire import Failed, Left, Ready, Stop
 from springtide.core.workload import ReplicaId
+from springtide.runtime.replica_doors import Guard, GuardedDoor, tcp_address
 from springtide.runtime.replica_pod import run_serving_pod
 from springtide.serving.frames import (
     Answered,
@@ -44,6 +45,7 @@ REPLICA = ReplicaId("s1-r1")
 RUNNER = """
 import sys, msgspec
 from springtide.core.wire import WorkerSpec
+from springtide.runtime.replica_doors import Guard, GuardedDoor, tcp_address
 from springtide.runtime.replica_pod import run_serving_pod
 spec = msgspec.json.decode(sys.stdin.buffer.read(), type=WorkerSpec)
 code = run_serving_pod(spec, sys.argv[1])
@@ -245,3 +247,14 @@ def test_health_is_there_while_the_source_is_fetched(tmp_path, monkeypatch):
     monkeypatch.setenv("SPRINGTIDE_HEALTH_PORT", "http")
     with pytest.raises(BackendError, match="no port"):
         run_serving_pod(spec, KEY)
+
+
+def test_a_replica_may_have_an_address_of_either_kind():
+    assert tcp_address("10.1.2.3", 8789) == "tcp://10.1.2.3:8789"
+    assert tcp_address("fd00::7", 8789) == "tcp://[fd00::7]:8789"
+    try:
+        door = GuardedDoor(Guard("::1", 0, "secret"))
+    except OSError:
+        pytest.skip("this machine has no address of that kind")
+    with closing(door.listener):
+        assert door.address == f"tcp://[::1]:{door.listener.getsockname()[1]}"

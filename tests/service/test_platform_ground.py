@@ -12,7 +12,7 @@ from springtide.control.journal import open_journal
 from springtide.control.postgres_journal import PostgresJournal
 from springtide.core.actions import StartReplica
 from springtide.core.decision import Overheads
-from springtide.core.errors import BackendError
+from springtide.core.errors import BackendError, StorageError
 from springtide.core.events import NodeJoined, NodeLost, PlatformStarted
 from springtide.core.pod_status import ClusterStatus
 from springtide.core.resources import make_node
@@ -219,12 +219,16 @@ def test_the_logs_of_pods_that_are_gone_are_found_in_the_store(tmp_path):
     store.put("workloads/a/logs/other.txt", b"no log\n")
     folder = tmp_path / "state" / "workloads" / "a" / "logs"
     folder.mkdir(parents=True)
-    (folder / "a.1.log").write_text("followed while it ran\n")
+    (folder / "a.1.log").write_text("what was followed while it r")
+    (folder / "a.2.log").write_text("still runs\n")
+    num_gets = store.requests().num_gets
     shelf.fetch_logs("a")
     shelf.fetch_logs("a")
+    assert store.requests().num_gets == num_gets + 2
     assert {path.name: path.read_text() for path in folder.iterdir()} == {
         "a.0.log": "one\n",
-        "a.1.log": "followed while it ran\n",
+        "a.1.log": "two\n",
+        "a.2.log": "still runs\n",
     }
     shelf.fetch_logs("nobody")
     assert not (tmp_path / "state" / "workloads" / "nobody").exists()
@@ -236,3 +240,15 @@ def test_a_long_log_is_fetched_by_its_end(tmp_path, monkeypatch):
     store.put("workloads/a/logs/a.0.log", b"first line\nlast\n")
     StoreShelf(store, tmp_path / "state").fetch_logs("a")
     assert (tmp_path / "state" / "workloads" / "a" / "logs" / "a.0.log").read_bytes() == b"ne\nlast\n"
+
+
+def test_a_store_that_is_away_hides_no_log_that_is_here(tmp_path, caplog):
+    store = FileStore(tmp_path / "objects", is_durable=False)
+    store.put("workloads/a/logs/a.0.log", b"one\n")
+
+    def fail(prefix):
+        raise StorageError("the store does not answer")
+
+    store.keys = fail
+    StoreShelf(store, tmp_path / "state").fetch_logs("a")
+    assert "the store does not answer" in caplog.text

@@ -9,10 +9,19 @@ import subprocess
 import sys
 import threading
 
+import psycopg
 import pytest
 
+from springtide.core.errors import BackendError
 from springtide.testing import servers
-from springtide.testing.servers import ask_s3, missing_redis, running_redis, running_s3
+from springtide.testing.servers import (
+    ask_s3,
+    missing_postgres,
+    missing_redis,
+    running_postgres,
+    running_redis,
+    running_s3,
+)
 
 
 def is_alive(pid):
@@ -67,3 +76,30 @@ def test_a_redis_asks_for_its_password_and_ends():
 def test_why_there_is_no_redis_is_said(monkeypatch):
     monkeypatch.setattr(servers.shutil, "which", lambda name: None)
     assert missing_redis() == "there is no redis-server on this machine"
+
+
+def test_a_postgres_asks_for_its_password_is_nobodys_root_and_ends():
+    if missing_postgres():
+        pytest.skip(missing_postgres())
+    with running_postgres() as server:
+        with psycopg.connect(server.postgres_url()) as connection:
+            assert connection.execute("SELECT current_user").fetchone() == ("springtide",)
+            assert connection.execute("SHOW fsync").fetchone() == ("on",)
+        with pytest.raises(psycopg.OperationalError, match="password"):
+            psycopg.connect(server.postgres_url().replace(server.password, "wrong"))
+        with open(f"/proc/{server.pid}/status") as file:
+            uids = next(line.split()[1:] for line in file if line.startswith("Uid:"))
+        assert "0" not in uids
+    assert not is_alive(server.pid)
+
+
+def test_why_there_is_no_postgres_is_said(monkeypatch):
+    monkeypatch.setattr(servers, "_postgres_programs", lambda: None)
+    assert missing_postgres() == "there is no PostgreSQL server on this machine"
+    with pytest.raises(BackendError, match="no PostgreSQL"), running_postgres():
+        raise AssertionError("it started")
+    monkeypatch.undo()
+    if servers._postgres_programs() is not None:
+        monkeypatch.setattr(servers.os, "getuid", lambda: 0)
+        monkeypatch.setattr(servers, "_unprivileged", lambda: None)
+        assert "does not run as root" in missing_postgres()

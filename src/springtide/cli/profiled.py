@@ -44,7 +44,10 @@ def profiled_request(session: Session, asked: Asked, path: Path) -> dict[str, An
 
         settled = job_as_profiled(asked.options, source, session.note, session.client.sharing())
         asked = replace(asked, options=settled)
-    num_machines = sum(device.kind != "function" for device in session.client.status().devices)
+    status = session.client.status()
+    if status.cluster is not None:
+        source = for_pods(source)
+    num_machines = sum(device.kind != "function" for device in status.devices)
     options = asked.options.as_request(num_machines, datetime.now())
     if options["params"] != profile.params:
         session.note(f"{path} was taken with the parameters {profile.params}; with others its speed may be another")

@@ -300,8 +300,7 @@ def _details(pairs: Sequence[tuple[str, str]]) -> str:
 
 
 def _replicas(status: JobStatus | ServiceStatus) -> str:
-    if not status.replicas:
-        return ""
+    """Its replicas, and their pods where they have any."""
     rows: list[tuple[str, ...]] = [
         (
             replica.replica_id,
@@ -315,7 +314,9 @@ def _replicas(status: JobStatus | ServiceStatus) -> str:
     if any(replica.share is not None for replica in status.replicas):
         header = (*header, "SHARE")
         rows = [(*row, share_range(replica.share)) for row, replica in zip(rows, status.replicas, strict=True)]
-    tables = [align(header, rows), *([pods_table(status.pods)] if status.pods else [])]
+    tables = [align(header, rows)] if rows else []
+    if status.pods:
+        tables.append(pods_table(status.pods))
     return "".join("\n\n" + "\n".join(f"  {line}" for line in table.splitlines()) for table in tables)
 
 

@@ -90,6 +90,11 @@ class SourceLike(Protocol):
         """The folder to import the file's neighbours from; empty for none."""
         ...
 
+    @property
+    def files(self) -> Mapping[str, str]:
+        """Further files beside it, by name."""
+        ...
+
 
 class _Address(msgspec.Struct):
     url: str
@@ -405,6 +410,7 @@ def _source(source: SourceLike) -> dict[str, Any]:
         "kind": source.kind,
         "args": list(source.args),
         "import_root": source.import_root,
+        **({"files": dict(source.files)} if source.files else {}),
     }
 
 

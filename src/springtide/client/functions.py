@@ -359,7 +359,10 @@ def job_request(
         from springtide.client.share_profiles import job_as_profiled
 
         options = job_as_profiled(options, source, tell, client.sharing())
-    devices = client.status().devices
+    status = client.status()
+    devices = status.devices
+    if status.cluster is not None:
+        source = for_pods(source)
     has_functions = any(device.kind == "function" for device in devices)
     # What `auto` may grow to: a place at a function service is no device for a worker.
     num_machines = sum(device.kind != "function" for device in devices)
@@ -395,8 +398,9 @@ def deploy_service(
         from springtide.client.share_profiles import service_as_profiled
 
         options = service_as_profiled(options, source, tell, connected.sharing())
-    status = connected.deploy_service(
-        name=validate_name(options.name or name), source=source, options=options.as_request()
+    if connected.status().cluster is not None:
+        source = for_pods(source)
+    status = connected.deploy_service(        name=validate_name(options.name or name), source=source, options=options.as_request()
     )
     return ServiceHandle(connected, status.name)
 

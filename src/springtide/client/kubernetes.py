@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import difflib
 import secrets
@@ -25,7 +24,7 @@ from springtide.backends.kubernetes.spec_words import inference_function, traini
 from springtide.client.functions import NO_FUNCTIONS
 from springtide.client.goals import TrainOptions, workers_range
 from springtide.client.serving_goals import ServeOptions
-from springtide.client.source import SourceFile
+from springtide.client.source import SourceFile, for_pods
 from springtide.core.errors import InvalidRequest, NotFound
 from springtide.core.quantities import validate_name
 
@@ -35,7 +34,6 @@ POLL_S = 1.0
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {TRAINING_KIND: TRAINING_FUNCTION, INFERENCE_KIND: INFERENCE_FUNCTION, CONFIG_MAP.name: CONFIG_MAP}
 )
-_MAX_FILES = 64
 
 
 class Applied(NamedTuple):
@@ -214,40 +212,5 @@ def _source(source: SourceFile) -> dict[str, Any]:
         "text": source.text,
         "object_name": source.object_name,
         "args": list(source.args),
-        "files": neighbours(source),
+        "files": for_pods(source).files,
     }
-
-
-def neighbours(source: SourceFile) -> dict[str, str]:
-    """The files beside the source that it imports, and those that these import: pods have no folder of its own."""
-    if not source.import_root:
-        return {}
-    folder, waiting = Path(source.import_root), [source.text]
-    found: dict[str, str] = {}
-    while waiting:
-        for name in _imported(waiting.pop()):
-            path = folder / f"{name}.py"
-            if (folder / name / "__init__.py").is_file():
-                raise InvalidRequest(
-                    f"{source.filename} imports the package {name!r} beside it; objects hold single files: make it one "
-                    "file, or put the package into the image"
-                )
-            if path.name == source.filename or path.name in found or not path.is_file():
-                continue
-            if len(found) >= _MAX_FILES - 1:
-                raise InvalidRequest(f"{source.filename} imports more than {_MAX_FILES} files; put them into the image")
-            found[path.name] = text = path.read_text(encoding="utf-8")
-            waiting.append(text)
-    return found
-
-
-def _imported(text: str) -> Iterator[str]:
-    try:
-        tree = ast.parse(text)
-    except SyntaxError:
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module.split(".")[0]

@@ -1,4 +1,4 @@
-"""What the Kubernetes bench stands on: an API server of its own, a wire that is slow on purpose, nodes that are objects."""
+"""What the Kubernetes bench stands on: an API server of its own, and a wire to it that is slow on purpose."""
 
 from __future__ import annotations
 
@@ -156,11 +156,19 @@ class SlowWire:
         except OSError:
             writer.close()
             return
-        await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer))
+        try:
+            await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer))
+            # What is still on its way arrives.
+            await asyncio.sleep(2 * self._delay_s)
+        finally:
+            for end in (writer, far_writer):
+                end.transport.abort()
+                with contextlib.suppress(OSError, asyncio.CancelledError):
+                    await end.wait_closed()
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Bytes keep their order and do not wait for each other: each chunk is as late as the next."""
-        with contextlib.suppress(ConnectionError, asyncio.CancelledError):
+        with contextlib.suppress(ConnectionError):
             while data := await reader.read(1 << 16):
                 self._loop.call_later(self._delay_s, _write, writer, data)
         self._loop.call_later(self._delay_s, writer.close)

@@ -316,7 +316,7 @@ class CatchupReceiver:
         try:
             self._store = formation.store()
             self._store.set(f"catchup/{formation.rank}", f"{address}#{self._token.hex()}")
-        except RuntimeError as error:
+        except (RuntimeError, PeerLost) as error:
             self._listener.close()
             raise PeerLost(f"the meeting place is gone: {error}") from error
 

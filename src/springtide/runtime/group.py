@@ -23,6 +23,7 @@ from torch._C import _distributed_c10d as c10d
 
 from springtide.core.errors import BackendError, CollectiveError, PeerLost
 from springtide.runtime.meeting import MeetingPlace
+from springtide.runtime.tcp_meeting import MeetingHost, TcpMeeting
 
 FORM_TIMEOUT_S = 30.0
 OPERATION_TIMEOUT_S = 10.0
@@ -59,21 +60,25 @@ def _peer_of(descriptor: int) -> tuple[str, int] | None:
     return None
 
 
-def open_store(rendezvous: str, generation: int, rank: int, timeout_s: float = FORM_TIMEOUT_S) -> c10d.Store:
-    """The members' meeting place: `file:///directory` or `tcp://host:port` (rank 0 hosts it)."""
-    timeout = timedelta(seconds=timeout_s)
+def open_store(
+    rendezvous: str,
+    generation: int,
+    timeout_s: float = FORM_TIMEOUT_S,
+    is_wanted: Callable[[], bool] = lambda: True,
+) -> c10d.Store:
+    """The members' meeting place: `file:///directory`, or `tcp://host:port`, where the first member hosts it.
+
+    Raises PeerLost where nobody hosts it in time, or as long as it `is_wanted`.
+    """
     if rendezvous.startswith("file://"):
         return MeetingPlace(Path(rendezvous.removeprefix("file://")) / f"g{generation}", timeout_s)
-    if rendezvous.startswith("tcp://"):
-        host, port = _host_and_port(rendezvous)
-        # A member may look in several times: its connections share one server, which ends with the last of them.
-        store = c10d.TCPStore(
-            host, port, is_master=rank == 0, wait_for_workers=False, timeout=timeout, multi_tenant=True
-        )
-    else:
+    if not rendezvous.startswith("tcp://"):
         raise BackendError(f"the rendezvous {rendezvous!r} is neither file:///path nor tcp://host:port")
-    store.set_timeout(timeout)
-    return c10d.PrefixStore(f"g{generation}", store)
+    host, port = _host_and_port(rendezvous)
+    try:
+        return TcpMeeting(host, port, generation, timeout_s, is_wanted)
+    except RuntimeError as error:
+        raise PeerLost(str(error)) from error
 
 
 def _host_and_port(rendezvous: str) -> tuple[str, int]:
@@ -110,6 +115,7 @@ class Group:
         self._sockets: dict[int, int] = {}
         self._is_aborted = threading.Event()
         self._process_group: Any = None
+        self._host: MeetingHost | None = None
         self._is_gpu = device.type == "cuda"
         if world_size == 1:
             return
@@ -121,11 +127,15 @@ class Group:
         after = _connected_sockets(peers)
         self._sockets = {fd: inode for fd, inode in after.items() if before.get(fd) != inode}
 
-    def own_sockets(self, rendezvous: str) -> None:
-        """The connections to a meeting place over tcp are the group's, too: `abort` ends what hangs in one."""
+    def own_meeting(self, rendezvous: str, host: MeetingHost | None) -> None:
+        """Connections to a meeting place over tcp are the group's, too, so that `abort` ends what hangs in one.
+
+        `host` is what this member keeps for the others: it ends with the group.
+        """
+        self._host = host
         if rendezvous.startswith("tcp://"):
-            host, port = _host_and_port(rendezvous)
-            self._sockets |= _connected_sockets(frozenset({host}), port)
+            address, port = _host_and_port(rendezvous)
+            self._sockets |= _connected_sockets(frozenset({address}), port)
 
     def note(self, key: str) -> None:
         """Leave a note in the meeting place for the other members. Raises PeerLost where that is gone."""
@@ -192,6 +202,8 @@ class Group:
     def abort(self) -> None:
         """Make every operation under way, and every later one, fail at once. Call it from any thread, repeatedly."""
         self._is_aborted.set()
+        if self._host is not None:
+            self._host.close()
         for descriptor, inode in self._sockets.items():
             with contextlib.suppress(OSError):
                 # The number may have been used again since: the inode tells whether it is still the group's socket.
@@ -285,19 +297,34 @@ def form_group(
     Arriving is separate from connecting because a connection attempt with an absent member can only end by its
     timeout.
     """
-    store = open_store(rendezvous, generation, rank)
-    peers: frozenset[str] = frozenset()
-    if world_size > 1:
-        store.set(f"here/{rank}", listen_host or "1")
-        arrivals = [f"here/{other}" for other in range(world_size)]
-        wait_for_keys(store, arrivals, is_wanted)
-        if listen_host:
-            peers = frozenset(store.get(arrival).decode() for arrival in arrivals)
     is_local = is_on_one_machine(rendezvous)
-    group = Group(store, rank, world_size, device, is_local=is_local, listen_host=listen_host, peers=peers)
-    if world_size > 1:
-        group.own_sockets(rendezvous)
+    if world_size == 1 and not rendezvous.startswith("file://"):
+        return Group(c10d.HashStore(), rank, world_size, device, is_local=is_local)
+    host = _host_meeting(rendezvous, generation) if rank == 0 and rendezvous.startswith("tcp://") else None
+    try:
+        store = open_store(rendezvous, generation, is_wanted=is_wanted)
+        peers: frozenset[str] = frozenset()
+        if world_size > 1:
+            store.set(f"here/{rank}", listen_host or "1")
+            arrivals = [f"here/{other}" for other in range(world_size)]
+            wait_for_keys(store, arrivals, is_wanted)
+            if listen_host:
+                peers = frozenset(store.get(arrival).decode() for arrival in arrivals)
+        group = Group(store, rank, world_size, device, is_local=is_local, listen_host=listen_host, peers=peers)
+    except BaseException:
+        if host is not None:
+            host.close()
+        raise
+    group.own_meeting(rendezvous, host)
     return group
+
+
+def _host_meeting(rendezvous: str, generation: int) -> MeetingHost:
+    host, port = _host_and_port(rendezvous)
+    try:
+        return MeetingHost(host, port, generation)
+    except OSError as error:
+        raise PeerLost(f"this member cannot host the meeting at {host}:{port}: {error.strerror}") from error
 
 
 def wait_for_keys(store: c10d.Store, keys: list[str], is_wanted: Callable[[], bool]) -> None:

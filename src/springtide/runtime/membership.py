@@ -79,7 +79,7 @@ class Formation:
 
     def store(self) -> c10d.Store:
         """A connection of its own to the members' meeting place."""
-        return open_store(self.order.rendezvous, self.generation, self.rank)
+        return open_store(self.order.rendezvous, self.generation, is_wanted=self.is_wanted)
 
     def give_up(self) -> None:
         """Nobody wants this group any more: end its making, or every operation in it. From any thread."""

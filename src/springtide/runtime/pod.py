@@ -115,8 +115,6 @@ def _be_somebody(environment: MutableMapping[str, str], home: str) -> None:
     """A container's user often has neither a name nor a home, and libraries ask for both."""
     for name in ("USER", "LOGNAME"):
         environment.setdefault(name, "springtide")
-    # What torch's sockets warn of is a name server that does not know pods; what fails, they raise.
-    environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if environment.get("HOME", "/") == "/":
         environment["HOME"] = home
 

@@ -17,18 +17,19 @@ MAX_PODS_TOLD = 8
 SILENT_AFTER_S = 150.0
 _NOT_YET = ("waiting", "creating", "binding", "starting")
 
+PodsByWorkload = Mapping[WorkloadId, tuple[PodStatus, ...]]
 StatusT = TypeVar("StatusT", JobStatus, ServiceStatus)
 
 
-def pods_by_workload(cluster: ClusterStatus | None) -> Mapping[WorkloadId, tuple[PodStatus, ...]]:
-    """The pods of each workload, in the order of their replicas."""
-    found: dict[WorkloadId, tuple[PodStatus, ...]] = {}
+def pods_by_workload(cluster: ClusterStatus | None) -> PodsByWorkload:
+    """The pods of each workload, in the order in which the cluster's status has them."""
+    found: dict[WorkloadId, list[PodStatus]] = {}
     for pod in () if cluster is None else cluster.pods:
-        found[pod.workload_id] = (*found.get(pod.workload_id, ()), pod)
-    return found
+        found.setdefault(pod.workload_id, []).append(pod)
+    return {workload_id: tuple(pods) for workload_id, pods in found.items()}
 
 
-def with_pods(status: StatusT, pods: Mapping[WorkloadId, tuple[PodStatus, ...]]) -> StatusT:
+def with_pods(status: StatusT, pods: PodsByWorkload) -> StatusT:
     """The status with the pods of its replicas."""
     workload_id = status.job_id if isinstance(status, JobStatus) else status.service_id
     own = pods.get(WorkloadId(workload_id))

@@ -10,12 +10,15 @@ did would be done beside its successor.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -64,6 +67,9 @@ SUPERSEDED = 3
 # From the order to the first step: the pod is created, bound and started, and the worker imports and builds its model.
 KUBERNETES_OVERHEADS = Overheads(change_s=6.0)
 _RETRY_S = 1.0
+_LOCK_FILE = "control-plane.lock"
+_LEADER_FILE = "leader"
+_REASONS_AGE_S = 1.0
 
 
 class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,11 +94,15 @@ def serve_on_kubernetes(options: ClusterOptions) -> int:
         raise InvalidRequest("store_url must name the object store that pods and control plane share, like s3://BUCKET")
     options.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     crash_point = crash_point_of(os.environ.get(CRASH_AT, ""))
-    listener = bind(options.settings.port, options.host)
+    held = _hold(options.state_dir)
     try:
-        return _ControlPlane(options, listener, crash_point).run()
+        listener = bind(options.settings.port, options.host)
+        try:
+            return _ControlPlane(options, listener, crash_point).run()
+        finally:
+            listener.close()
     finally:
-        listener.close()
+        os.close(held)
 
 
 class _ControlPlane:
@@ -113,9 +123,13 @@ class _ControlPlane:
             on_acquired=self._wake.set,
             on_lost=_leave,
             labels={MANAGED_BY_LABEL: "springtide", PLATFORM_LABEL: settings.name},
+            # Who led from this directory has ended, or it would be held: what it left is taken over without waiting.
+            predecessor=_read_leader(options.state_dir),
         )
         self._thread = ApiThread(lambda: KubeApi.connect(options.kubeconfig), may_write=self._leadership.may_act)
         self._executor: KubernetesExecutor | None = None
+        self._reasons: Mapping[WorkloadId, str] = {}
+        self._reasons_at_s = float("-inf")
 
     def run(self) -> int:
         """Wait for the election, lead, and end in order. Returns the exit code."""
@@ -125,7 +139,7 @@ class _ControlPlane:
             with self._ends_when_told():
                 standby.start()
                 self._patiently(lambda: self._thread.call(self._unmark))
-                self._thread.run(self._leadership.run)
+                self._thread.run(self._leadership.run).add_done_callback(_end_with_the_election)
                 LOG.info("%s stands by", self._leadership.identity)
                 self._wake.wait()
                 if self._is_asked_to_end.is_set():
@@ -138,7 +152,7 @@ class _ControlPlane:
             self._thread.close()
 
     def _watch_term(self, journal: DurableJournal) -> None:
-        """Who is cut off from the API server does not hear who leads there: as long as that lasts the journal is asked."""
+        """Cut off from the API server nobody hears who leads there: as long as that lasts the journal is asked."""
         while not self._is_asked_to_end.wait(self._settings.lease_s):
             if not self._leadership.is_suspended:
                 continue
@@ -156,11 +170,10 @@ class _ControlPlane:
 
     def _lead(self, standby: Standby) -> int:
         settings = self._settings
+        write_durable(self._options.state_dir / _LEADER_FILE, self._leadership.identity.encode(), mode=0o600)
         key = self._patiently(lambda: self._thread.call(lambda api: master_key(api, settings)))
         token = self._patiently(lambda: self._thread.call(lambda api: api_token(api, settings)))
-        journal = self._patiently(
-            lambda: open_journal(settings.journal_url, self._options.state_dir, holder=self._leadership.identity)
-        )
+        journal = self._patiently(self._take_term)
         if key is None or token is None or journal is None:
             return 0
         LOG.info("%s leads in term %d", self._leadership.identity, journal.term)
@@ -203,6 +216,12 @@ class _ControlPlane:
         threading.Thread(target=self._watch_term, args=(journal,), name="springtide-term", daemon=True).start()
         return self._serve(platform, door, server, token, standby)
 
+    def _take_term(self) -> DurableJournal:
+        """Take the journal over. Raises BackendError for one that slept since it was elected: another may lead now."""
+        if not self._leadership.may_act():
+            raise BackendError("the lease has to be renewed before the journal is taken over")
+        return open_journal(self._settings.journal_url, self._options.state_dir, holder=self._leadership.identity)
+
     def _make_platform(self, journal: DurableJournal, key: bytes) -> Platform:
         settings, state_dir = self._settings, self._options.state_dir
         store = open_store(settings.store_url)
@@ -219,8 +238,8 @@ class _ControlPlane:
                 master_key=key,
                 term=journal.term,
                 crash_point=self._crash_point,
+                on_superseded=lambda term: _leave(f"pods bear the later term {term}, this is {journal.term}"),
             )
-            executor.on_superseded = lambda term: _leave(f"a pod of term {term} was seen, this is {journal.term}")
             executor.open()
             return executor
 
@@ -266,7 +285,7 @@ class _ControlPlane:
             with signals_end(server):
                 if self._is_asked_to_end.is_set():
                     server.should_exit = True
-                self._thread.run(self._mark)
+                self._thread.write(ACTIVE_LABEL, self._mark, failed=_note_mark)
                 LOG.info(
                     "springtide %s is up on port %d with %d nodes", springtide.__version__, port, self._num_nodes()
                 )
@@ -305,10 +324,15 @@ class _ControlPlane:
         return 0 if self._executor is None else len(self._executor.nodes())
 
     def _waits_of(self, service_id: WorkloadId) -> str:
-        """Why the pods of a service do not come up; empty where they do, or nobody knows."""
-        status = self._cluster()
-        pods = () if status is None else status.pods
-        return next((pod.reason for pod in pods if pod.workload_id == service_id and pod.reason), "")
+        """Why the pods of a service do not come up; empty where they do, or nobody knows.
+
+        Asked on the loop's thread for each service after each step: all pods are looked through once in a while.
+        """
+        now_s = time.monotonic()
+        if self._executor is not None and now_s - self._reasons_at_s > _REASONS_AGE_S:
+            self._reasons_at_s = now_s
+            self._reasons = {pod.workload_id: pod.reason for pod in self._executor.status().pods if pod.reason}
+        return self._reasons.get(service_id, "")
 
     # --- the pod of this control plane -------------------------------------------------------------------------------
 
@@ -364,11 +388,42 @@ class _ControlPlane:
                 signal.signal(name, handler)
 
 
-def _leave(reason: str) -> None:
+def _hold(state_dir: Path) -> int:
+    """Have the directory for this process alone, for as long as it lives. Raises BackendError."""
+    descriptor = os.open(state_dir / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise BackendError(
+            f"another control plane runs on {state_dir}; give each a state directory of its own: --state DIR"
+        ) from None
+    return descriptor
+
+
+def _read_leader(state_dir: Path) -> str:
+    """Who led last from this directory; empty where nobody has."""
+    try:
+        return (state_dir / _LEADER_FILE).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _leave(reason: str, code: int = SUPERSEDED) -> None:
     """End this process at once, whatever its other threads are about to do."""
     LOG.error("this control plane ends: %s", reason)
     logging.shutdown()
-    os._exit(SUPERSEDED)
+    os._exit(code)
+
+
+def _end_with_the_election(election: Future[None]) -> None:
+    """Nobody would notice that a control plane stands by for ever; a new process may do better."""
+    if not election.cancelled() and election.exception() is not None:
+        _leave(f"its election failed: {election.exception()}", code=1)
+
+
+def _note_mark(error: BackendError) -> None:
+    LOG.error("the platform's Service does not lead here: %s", error)
 
 
 def _labelled(value: str | None) -> dict[str, Any]:

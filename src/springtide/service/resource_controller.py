@@ -15,6 +15,7 @@ from typing import Any
 from springtide.backends.kubernetes.api_thread import ApiThread
 from springtide.backends.kubernetes.kinds import INFERENCE_FUNCTION, TRAINING_FUNCTION, Key, Object, key_of, uid_of
 from springtide.backends.kubernetes.object_spec import workload_name
+from springtide.backends.kubernetes.object_status import Reason
 from springtide.backends.kubernetes.objects import Objects
 from springtide.backends.kubernetes.settings import KubernetesSettings
 from springtide.backends.kubernetes.status_words import Condition
@@ -63,7 +64,7 @@ class ObjectDoor:
         base_url: str = "",
     ) -> None:
         self._platform = platform
-        self.objects = objects = Objects(api_thread, settings.namespaces)
+        self.objects = objects = Objects(api_thread, settings.namespaces, settings.name)
         room = Desk(platform)
         intake = Intake(room, platform, objects)
         self.desk = ObjectDesk(platform, room, intake, objects, settings)
@@ -210,6 +211,9 @@ class ObjectDoor:
         uid = uid_of(obj)
         if kind == INFERENCE_FUNCTION.name:
             _, self._conditions[uid] = self._services.compare(obj, is_due=is_due)
+            if any(each.reason is Reason.NAME_TAKEN for each in self._conditions[uid]):
+                # Nothing of its own tells it that the address is free again.
+                self._unfinished[place] = None
         else:
             job = self._job_of(obj)
             if job is not None:

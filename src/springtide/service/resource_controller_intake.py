@@ -18,8 +18,9 @@ from springtide.backends.kubernetes.objects import Objects
 from springtide.control.records import JobRecord, ServiceRecord
 from springtide.core.errors import Conflict, InvalidRequest
 from springtide.core.quantities import validate_name
+from springtide.core.workload import WorkloadId
 from springtide.service.contract import PlatformLike
-from springtide.service.schemas import JobIn, ServiceIn, parse_body
+from springtide.service.schemas import JobIn, ScaleIn, ServiceIn, check_service, parse_body
 from springtide.service.shares import devices_of
 from springtide.service.submission import Desk
 
@@ -72,8 +73,24 @@ class Intake:
         """
         name = workload_name(obj)
         asked = service_request(obj["spec"], self.files_of(obj))
+        # Checked with the bounds that are wanted, whatever is sent below.
         request = parse_body(msgspec.json.encode(asked), ServiceIn)
-        return self._room.deploy_service(name, request, container_settings(obj))
+        check_service(request)
+        wanted = (request.options.min_replicas, request.options.max_replicas)
+        known = self._platform.view().services.get(WorkloadId(name))
+        if known is not None and known.is_served:
+            # Other bounds are no other service: its replicas go on, and their number changes after.
+            asked["options"] |= {
+                "min_replicas": known.service.min_replicas,
+                "max_replicas": known.service.max_replicas,
+            }
+            request = parse_body(msgspec.json.encode(asked), ServiceIn)
+        record = self._room.deploy_service(name, request, container_settings(obj))
+        if (record.min_replicas, record.max_replicas) == wanted:
+            return record
+        scaled = self._room.scale(name, ScaleIn(minimum=wanted[0], maximum=wanted[1]))
+        assert isinstance(scaled, ServiceRecord)
+        return scaled
 
     def job_of(self, uid: str) -> JobRecord | None:
         """The job of the object with that uid."""

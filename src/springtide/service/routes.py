@@ -24,7 +24,13 @@ from springtide.core.status import (
 )
 from springtide.core.workload import JobState, WorkloadId
 from springtide.service import logs, openapi
-from springtide.service.cluster_evidence import cluster_evidence, pods_by_workload, with_cluster, with_pods
+from springtide.service.cluster_evidence import (
+    PodsByWorkload,
+    cluster_evidence,
+    pods_by_workload,
+    with_cluster,
+    with_pods,
+)
 from springtide.service.contract import PlatformLike
 from springtide.service.explain import explain
 from springtide.service.history import HistoryIndex
@@ -70,8 +76,21 @@ class Counter:
     searches: SearchDesk
     shares: ShareDesk
 
-    def job(self, record: JobRecord, *, with_map: bool = False) -> JobStatus:
-        """The job's status at this instant; `with_map` what its search expects of every configuration, too."""
+    def jobs(self) -> list[JobStatus]:
+        """Every job's status at this instant."""
+        pods = pods_by_workload(self.platform.cluster())
+        return [self.job(record, pods=pods) for record in self.platform.view().jobs.values()]
+
+    def services(self, request: Request) -> list[ServiceStatus]:
+        """The status of every deployed service at this instant."""
+        pods = pods_by_workload(self.platform.cluster())
+        return [self.service(record, request, pods=pods) for record in listed_services(self.platform.view())]
+
+    def job(self, record: JobRecord, *, with_map: bool = False, pods: PodsByWorkload | None = None) -> JobStatus:
+        """The job's status at this instant; `with_map` what its search expects of every configuration, too.
+
+        `pods` are those of all workloads, where they have been counted already.
+        """
         planned = self.platform.view().future.get(record.workload_id, ())
         price = self.platform.usd_per_device_hour
         live = self.platform.function_status(record.workload_id)
@@ -86,7 +105,7 @@ class Counter:
             search=search,
             enforced=self.shares.enforced(record.job.share),
         )
-        return with_pods(status, pods_by_workload(self.platform.cluster()))
+        return with_pods(status, pods_by_workload(self.platform.cluster()) if pods is None else pods)
 
     def everything(self, request: Request) -> PlatformStatus:
         """The platform's status at this instant."""
@@ -124,7 +143,7 @@ class Counter:
             return found
         return replace(found, evidence=(*found.evidence, *cluster_evidence(record.workload_id, cluster)))
 
-    def service(self, record: ServiceRecord, request: Request) -> ServiceStatus:
+    def service(self, record: ServiceRecord, request: Request, *, pods: PodsByWorkload | None = None) -> ServiceStatus:
         """The service's status at this instant."""
         status = service_status(
             record,
@@ -133,7 +152,7 @@ class Counter:
             enforced=self.shares.enforced(record.service.share),
             first_answer_s=self.shares.first_answer_s(record.service.name),
         )
-        return with_pods(status, pods_by_workload(self.platform.cluster()))
+        return with_pods(status, pods_by_workload(self.platform.cluster()) if pods is None else pods)
 
 
 def job_routes(counter: Counter) -> APIRouter:
@@ -143,9 +162,7 @@ def job_routes(counter: Counter) -> APIRouter:
 
     @router.get("", summary="Every job", responses=openapi.answers(openapi.list_of(JobStatus), "In order of arrival."))
     async def list_jobs() -> Response:
-        return encoded(
-            await run_in_threadpool(lambda: [counter.job(record) for record in platform.view().jobs.values()])
-        )
+        return encoded(await run_in_threadpool(counter.jobs))
 
     @router.post(
         "",
@@ -210,7 +227,7 @@ def service_routes(counter: Counter) -> APIRouter:
         "", summary="Every service", responses=openapi.answers(openapi.list_of(ServiceStatus), "In order of arrival.")
     )
     async def list_services(request: Request) -> Response:
-        return encoded([counter.service(record, request) for record in listed_services(platform.view())])
+        return encoded(await run_in_threadpool(counter.services, request))
 
     @router.get("/{name}", summary="One service", responses=openapi.answers(_SERVICE, "The service.", 404))
     async def get_service(request: Request, name: str) -> Response:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import stat
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from springtide.service import sources
 from springtide.service.schemas import JobSourceIn, ServiceSourceIn
 from springtide.storage.files import fsync_directory, write_durable
 
+LOG = logging.getLogger("springtide.shelves")
 MAX_FETCHED_LOGS = 64
 MAX_FETCHED_LOG_BYTES = 8 * 1024 * 1024
 
@@ -27,7 +29,7 @@ Source = JobSourceIn | ServiceSourceIn
 
 
 class Shelf(Protocol):
-    """Keeps sources, and finds the logs of those who are gone. Every method raises StorageError. Thread-safe."""
+    """Keeps sources, and finds the logs of those who are gone. Thread-safe; all but `fetch_logs` raise StorageError."""
 
     def address(self, place: PurePosixPath) -> str:
         """What workers are told of where the file is."""
@@ -116,6 +118,7 @@ class StoreShelf:
         self._store = store
         self._state_dir = state_dir
         self._digests: dict[str, bytes] = {}
+        self._fetched: set[str] = set()
 
     def address(self, place: PurePosixPath) -> str:
         """The key of the object."""
@@ -151,18 +154,26 @@ class StoreShelf:
     def fetch_logs(self, workload_id: WorkloadId) -> None:
         """Copy the newest logs of replicas that are gone, which their pods have put into the store when they ended.
 
-        A log that is here already is left alone: it is being written, or was followed to its end.
+        Such a log is whole, and takes the place of what was followed while the pod was there. It is fetched once.
         """
+        try:
+            self._fetch_logs(workload_id)
+        except StorageError as error:
+            # What is here can be read all the same.
+            LOG.warning("the logs of %s that are kept in the store cannot be had: %s", workload_id, error)
+
+    def _fetch_logs(self, workload_id: WorkloadId) -> None:
         folder = self._state_dir / "workloads" / workload_id / "logs"
         prefix = f"workloads/{workload_id}/logs/"
         for key in self._store.keys(prefix)[-MAX_FETCHED_LOGS:]:
             path = folder / key.removeprefix(prefix)
-            if path.parent != folder or path.suffix != ".log" or path.exists():
+            if path.parent != folder or path.suffix != ".log" or (key in self._fetched and path.exists()):
                 continue
             with contextlib.suppress(ObjectMissing):
                 text = self._store.get(key)[-MAX_FETCHED_LOG_BYTES:]
                 make_private_directories(self._state_dir / "workloads", folder)
                 write_durable(path, text, mode=0o600)
+                self._fetched.add(key)
 
     def _find(self, key: str) -> bytes | None:
         try:

@@ -34,6 +34,8 @@ CASES: dict[str, dict[str, Any]] = {
         "pod": {"image": "worker:1", "image_pull_policy": "Never", "command": ["/opt/python"]},
         "install": {"share_daemon": True},
     },
+    "share daemon where it is usual": {"share_directory": "", "install": {"share_daemon": True}},
+    "nobody shares": {"share_directory": ""},
     "share daemon everywhere": {"share_directory": "/var/lib/shares", "install": {"share_daemon": True}},
     "overlays": {
         "pod": {"cpu": "2", "memory": "4Gi", "overlay": {"nodeSelector": {"a": "b"}}},

@@ -45,7 +45,7 @@ def status(code: int, reason: str = "", message: str = "", **details) -> bytes:
     ("code", "reason", "message", "kind", "is_passing"),
     [
         (400, "BadRequest", "", Invalid, False),
-        (401, "Unauthorized", "", NotAuthenticated, False),
+        (401, "Unauthorized", "", NotAuthenticated, True),
         (403, "Forbidden", "no", Forbidden, False),
         (403, "Forbidden", 'pods "p" is forbidden: exceeded quota: q', QuotaExceeded, False),
         (404, "NotFound", "", NoSuchObject, False),

@@ -283,7 +283,7 @@ def test_the_control_plane_reads_the_settings_that_it_was_rendered_from() -> Non
         given = settings_from(values, name)
         text = only("ConfigMap", values)["data"]["settings.yaml"]
         read = parse_settings(text, name)
-        filled = {"pod", "controller", "advertise", "install"}
+        filled = {"pod", "controller", "advertise", "install", "share_directory"}
         for field in read.__struct_fields__:
             if field not in filled:
                 assert getattr(read, field) == getattr(given, field), (name, field)

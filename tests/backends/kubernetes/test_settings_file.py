@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import springtide
+from springtide.backends.kubernetes import rbac
 from springtide.backends.kubernetes.settings import KubernetesSettings
 from springtide.backends.kubernetes.settings_file import (
     SettingsFile,
@@ -49,6 +53,16 @@ def test_what_is_not_said_follows_from_the_rest() -> None:
     assert complete(settings) == settings
 
 
+def test_sharers_are_told_of_a_folder_only_where_a_daemon_makes_one_or_somebody_says_so() -> None:
+    def folder(text: str) -> str:
+        return complete(parse_settings(text, "it")).share_directory
+
+    assert folder("share_directory: ''") == ""
+    assert folder("{share_directory: '', install: {share_daemon: true}}") == "/run/springtide"
+    assert folder("{share_directory: /shares, install: {share_daemon: true}}") == "/shares"
+    assert folder("share_directory: /shares") == "/shares"
+
+
 def test_what_is_said_stays() -> None:
     given = parse_settings("{advertise: 10.0.0.1, pod: {image: 'a:1'}, controller: {image: 'b:2'}}", "it")
     filled = complete(given)
@@ -86,7 +100,7 @@ def test_a_file_that_is_not_there_is_told_by_name(tmp_path: Path) -> None:
         ("install: {replicas: 2}", r"set journal_url: postgresql://\.\.\. or install\.replicas: 1"),
         ("{journal_url: 'postgresql://db/x', install: {replicas: 9}}", "install.replicas must be from 1 to 5"),
         ("install: {storage_size: big}", "install.storage_size must be a quantity like 8Gi"),
-        ("{share_directory: '', install: {share_daemon: true}}", "install.share_daemon needs share_directory"),
+        ("share_directory: run", "share_directory must be a directory of nodes like /run/springtide, got 'run'"),
         ("pod: {memory: lots}", r"pod\.memory must be a quantity like 1Gi, got 'lots'"),
         ("controller: {cpu: half}", r"controller\.cpu must be a quantity like 500m, got 'half'"),
     ],
@@ -101,3 +115,56 @@ def test_a_mistake_is_told_with_its_mend(text: str, sentence: str) -> None:
 def test_passwords_stay_out_of_the_settings_but_users_may_be_named() -> None:
     settings = parse_settings("journal_url: postgresql://springtide@db/x", "it")
     assert platform_settings(settings).journal_url == "postgresql://springtide@db/x"
+
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "kubernetes.md"
+
+
+def _rows(heading: str) -> list[list[str]]:
+    """The cells of the first table under a heading of the document."""
+    section = DOCUMENT.read_text(encoding="utf-8").split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    table = section[section.index("\n|") :].strip().split("\n\n")[0]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[2:]]
+
+
+def _defaults(settings: object, place: str = "") -> Iterator[tuple[str, object]]:
+    for name, value in msgspec.to_builtins(settings).items():
+        if name in ("pod", "controller", "install"):
+            yield from ((f"{name}.{inner}", default) for inner, default in value.items())
+        else:
+            yield place + name, value
+
+
+def test_every_setting_is_in_the_document_with_its_default() -> None:
+    documented = {row[0].strip("`"): row[1].strip("`") for row in _rows("Settings")}
+    defaults = {
+        name: value if isinstance(value, str) and value else _written(value)
+        for name, value in _defaults(SettingsFile())
+    }
+    assert documented == defaults
+
+
+def _written(value: object) -> str:
+    return json.dumps(int(value) if isinstance(value, float) else value)
+
+
+def test_every_right_is_in_the_document_with_its_reason() -> None:
+    settings = platform_settings(SettingsFile())
+    told = {(row[0], row[1], row[3]) for row in _rows("Rights and ports")}
+    expected = {
+        (place, ", ".join(rule.resources), rule.reason)
+        for place, rules in (
+            ("cluster", rbac.NODE_RULES),
+            ("each", rbac.WORKLOAD_RULES),
+            ("default", rbac.NODE_EVENT_RULES),
+            ("its own", rbac.platform_rules(settings)),
+        )
+        for rule in rules
+    }
+    # One row stands for what may be done to all of a kind and to those of certain names.
+    assert {(place, what) for place, what, _ in told} == {(place, what) for place, what, _ in expected}
+    assert told <= expected
+    verbs = {(row[0], row[1]): row[2] for row in _rows("Rights and ports")}
+    for rule in (*rbac.NODE_RULES, *rbac.WORKLOAD_RULES):
+        place = "cluster" if rule in rbac.NODE_RULES else "each"
+        assert verbs[place, ", ".join(rule.resources)] == ", ".join(rule.verbs)

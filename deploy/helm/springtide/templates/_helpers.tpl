@@ -8,6 +8,9 @@
 {{- end -}}
 {{- $_ := set $settings "namespace" .Release.Namespace -}}
 {{- $_ := set $settings "advertise" (.Values.advertise | default (printf "%s.%s.svc" .Values.name .Release.Namespace)) -}}
+{{- if and .Values.install.share_daemon (not .Values.share_directory) -}}
+{{- $_ := set $settings "share_directory" "/run/springtide" -}}
+{{- end -}}
 {{- $_ := set $settings "pod" (set (deepCopy .Values.pod) "image" (include "springtide.workerImage" .)) -}}
 {{- $_ := set $settings "controller" (set (deepCopy .Values.controller) "image" (include "springtide.controlPlaneImage" .)) -}}
 {{- toJson $settings -}}

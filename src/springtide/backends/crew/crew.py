@@ -59,6 +59,10 @@ class Crew(ABC, Generic[R]):
     def take_hello(self, replica: R, hello: Hello, connection: Connection[Report]) -> None:
         """A replica has introduced itself, for the first time or again."""
 
+    def own_address(self, replica: R, address: str) -> str:
+        """The address at which a replica says it listens, if it may listen there; else empty."""
+        return address
+
     @abstractmethod
     def lies_in(self, replica: R, path: str) -> bool:
         """Whether a path that a replica reports is one of its own workload's."""

@@ -136,7 +136,7 @@ class Reports(Generic[R]):
         replica.step = max(replica.step, hello.step)
         replica.group_generation = max(replica.group_generation, hello.generation)
         if hello.is_ready and not replica.is_ready:
-            replica.address = hello.address
+            replica.address = self._crew.own_address(replica, hello.address)
             crew.reactor.after(_REPEATS_S, lambda: self._infer_ready(replica))
         self._tell_orders(replica)
         self._make_room()
@@ -286,7 +286,7 @@ class Reports(Generic[R]):
 
     def _ready(self, replica: R, address: str, sources: list[Source], phases_s: dict[str, float] | None = None) -> None:
         replica.is_ready = True
-        replica.address = address or replica.address
+        replica.address = self._crew.own_address(replica, address) or replica.address
         event = ReplicaReady(
             workload_id=replica.workload_id,
             replica_id=replica.replica_id,

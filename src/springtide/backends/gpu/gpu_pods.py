@@ -7,6 +7,7 @@ counts.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -40,3 +41,13 @@ def pod_of(pid: int, known: Collection[str], proc: Path = Path("/proc")) -> str 
         if uid is not None:
             outermost.add(uid)
     return outermost.pop() if len(outermost) == 1 else None
+
+
+def pods_seen(proc: Path = Path("/proc")) -> set[str]:
+    """The uids of all pods of which there is a process that can be seen from here."""
+    found: set[str] = set()
+    for path in proc.glob("[0-9]*/cgroup"):
+        # Processes end while they are looked at.
+        with contextlib.suppress(OSError):
+            found.update(uids_of(path.read_text(errors="replace")))
+    return found

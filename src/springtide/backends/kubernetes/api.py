@@ -55,6 +55,8 @@ CONNECT_TIMEOUT_S = 5.0
 # A watch says something, a bookmark at least, about once a minute; one that is silent for longer is begun anew.
 WATCH_SILENCE_S = 130.0
 PAGE_SIZE = 1000
+# No object is as long; a container may write without ever ending a line.
+_MOST_LINE_BYTES = 8 << 20
 
 
 class KubeApi:
@@ -208,9 +210,11 @@ class KubeApi:
         fields: str = "",
         timeout_s: float = 300.0,
         silence_s: float = WATCH_SILENCE_S,
+        on_open: Callable[[], None] | None = None,
     ) -> AsyncIterator[WatchEvent]:
         """What happens after `resource_version`, bookmarks included; ends when the server ends it (`timeout_s`).
 
+        `on_open` is called once the server has taken the watch, which may be long before it has anything to say.
         Raises Expired where the version is too old, Unreachable where the connection breaks or nothing at all comes
         for `silence_s`.
         """
@@ -221,7 +225,7 @@ class KubeApi:
             "timeoutSeconds": str(max(1, int(timeout_s))),
         }
         timeout = httpx2.Timeout(CALL_TIMEOUT_S, connect=CONNECT_TIMEOUT_S, read=silence_s)
-        async for line in self._lines(kind.path(namespace), params, timeout):
+        async for line in self._lines(kind.path(namespace), params, timeout, on_open):
             event = _decoded(event_decoder.decode, line)
             if event.type == "ERROR":
                 raise error_of(int(event.object.get("code", 0)), msgspec.json.encode(event.object))
@@ -387,7 +391,13 @@ class KubeApi:
             raise error_of(response.status_code, response.content, response.headers.get("Retry-After", ""))
         return response.content
 
-    async def _lines(self, path: str, params: Mapping[str, str], timeout: httpx2.Timeout) -> AsyncIterator[bytes]:
+    async def _lines(
+        self,
+        path: str,
+        params: Mapping[str, str],
+        timeout: httpx2.Timeout,
+        on_open: Callable[[], None] | None = None,
+    ) -> AsyncIterator[bytes]:
         """The lines of an answer as they come."""
         client = await self._current_client()
         request = client.build_request(
@@ -400,10 +410,14 @@ class KubeApi:
                 if response.status_code >= 300:
                     body = await response.aread()
                     raise error_of(response.status_code, body, response.headers.get("Retry-After", ""))
+                if on_open is not None:
+                    on_open()
                 rest = b""
                 async for chunk in response.aiter_bytes():
                     self.heard_at_s = time.monotonic()
                     *lines, rest = (rest + chunk).split(b"\n") if rest else chunk.split(b"\n")
+                    if len(rest) > _MOST_LINE_BYTES:
+                        lines, rest = [*lines, rest], b""
                     for line in lines:
                         if line:
                             yield line

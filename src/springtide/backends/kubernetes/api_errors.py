@@ -32,8 +32,11 @@ class ApiError(BackendError):
 
     @property
     def is_passing(self) -> bool:
-        """Whether the same call may well succeed later: nothing is wrong with the call itself."""
-        return self.status in (0, 408, 429) or self.status >= 500
+        """Whether the same call may well succeed later: nothing is wrong with the call itself.
+
+        Not to be known (401) passes, too: tokens are renewed, and what checks them may be away.
+        """
+        return self.status in (0, 401, 408, 429) or self.status >= 500
 
 
 class Unreachable(ApiError):

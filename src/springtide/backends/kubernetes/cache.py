@@ -323,9 +323,9 @@ class _Reflector:
             labels=self._cache.labels,
             fields=self._cache.fields,
             timeout_s=self._cache.jitter(*_WATCH_S),
+            on_open=lambda: self._cache.note_problem(self._namespace, ""),
         )
         async for event in events:
-            self._cache.note_problem(self._namespace, "")
             self._take(event)
 
     def _take(self, event: WatchEvent) -> None:

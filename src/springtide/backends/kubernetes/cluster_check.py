@@ -18,6 +18,7 @@ from springtide.backends.kubernetes.manifests import ACTIVE_LABEL, keeps_state, 
 from springtide.backends.kubernetes.nodes import facts_of
 from springtide.backends.kubernetes.settings import HOME_LABEL, NODE_LABEL
 from springtide.backends.kubernetes.settings_file import SettingsFile, complete
+from springtide.backends.kubernetes.share_manifests import share_namespace
 
 SUBJECT_ACCESS_REVIEW = Kind(
     "authorization.k8s.io", "v1", "subjectaccessreviews", "SubjectAccessReview", is_namespaced=False
@@ -48,7 +49,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 async def check_cluster(api: KubeApi, given: SettingsFile) -> list[Finding]:
     """Look at everything that the platform rests on in a cluster, as whoever `api` is.
 
-    What that person may not read is a warning. Raises BackendError only if the server cannot be understood.
+    What that person may not read is a warning. Raises ApiError if the server breaks off in another way.
     """
     settings = complete(given)
     try:
@@ -68,6 +69,7 @@ async def check_cluster(api: KubeApi, given: SettingsFile) -> list[Finding]:
         ("journal", _check_journal),
         ("monitoring", _check_monitoring),
         ("control plane", _check_control_plane),
+        ("share daemon", _check_share_daemon),
     )
     for name, check in checks:
         try:
@@ -343,6 +345,21 @@ async def _check_control_plane(api: KubeApi, settings: SettingsFile) -> list[Fin
         told = "ready, and none of them decides yet"
         return [_warn(name, told, f"kubectl --namespace {settings.namespace} logs deployment/{settings.name}")]
     return [_ok(name, f"{ready} ready; {active[0]} decides")]
+
+
+async def _check_share_daemon(api: KubeApi, settings: SettingsFile) -> list[Finding]:
+    if not settings.install.share_daemon:
+        return []
+    name, namespace = f"{settings.name}-shares", share_namespace(settings)
+    daemon = await api.find(kinds.DAEMON_SET, name, namespace)
+    if daemon is None:
+        return [_warn("share daemon", "not installed", _APPLY)]
+    status = daemon.get("status", {})
+    ready, wanted = status.get("numberReady", 0), status.get("desiredNumberScheduled", 0)
+    if ready < wanted or not wanted:
+        told = f"ready on {ready} of {wanted} nodes: where it is not, nobody holds sharers to their shares"
+        return [_fail("share daemon", told, f"kubectl --namespace {namespace} get pods --output wide")]
+    return [_ok("share daemon", f"ready on {ready} nodes")]
 
 
 def _why_not(pod: Object) -> str:

@@ -131,7 +131,9 @@ def _training_spec() -> Schema:
             **_length(),
             **_batch(),
             "workers": schema.span("How many workers it may have, whenever; auto: up to all there are.", auto=True),
-            "replicas": schema.whole("At most so many workers now: what kubectl scale sets.", 1, MAX_VIRTUAL_SHARDS),
+            "replicas": schema.whole(
+                "At most so many workers now, 0: as workers says. What kubectl scale sets.", 0, MAX_VIRTUAL_SHARDS, 0
+            ),
             "suspend": schema.flag("While true it holds nothing: it commits a checkpoint and waits."),
             "retries": schema.whole("How often it may begin again from a checkpoint after a failure.", 0, 1000),
             "grace": schema.duration("What it is given to save when it has to leave."),
@@ -236,7 +238,10 @@ def _inference_spec() -> Schema:
                 "Replicas: guaranteed, and at most; 0..4 may sleep. Left out: 0..1.", lowest=0, highest=256
             ),
             "replicas": schema.whole(
-                "Exactly so many whatever the load, 0: as scale says. What kubectl scale sets.", 0, MAX_VIRTUAL_SHARDS
+                "Exactly so many whatever the load, 0: as scale says. What kubectl scale sets.",
+                0,
+                MAX_VIRTUAL_SHARDS,
+                0,
             ),
             "suspend": schema.flag("While true it is taken away: nothing answers at its address."),
             "maxBatch": schema.whole("Items that may be predicted together.", 1, 4096, 8),

@@ -34,7 +34,7 @@ from springtide.backends.kubernetes.pod_logs import PodLogs
 from springtide.backends.kubernetes.pod_machines import PodMachines
 from springtide.backends.kubernetes.pod_reading import trim_pod
 from springtide.backends.kubernetes.pod_recovery import PodRecovery
-from springtide.backends.kubernetes.pod_shares import SHARE_ANNOTATION, share_text
+from springtide.backends.kubernetes.pod_shares import SHARE_ANNOTATION, pod_sharing, share_text
 from springtide.backends.kubernetes.pod_spec import label_value
 from springtide.backends.kubernetes.pod_table import PodTable
 from springtide.backends.kubernetes.pod_watch import PodWatch
@@ -47,7 +47,7 @@ from springtide.core.errors import SpringtideError
 from springtide.core.events import Event, NodeJoined, NodeLost, ReplicaLost, ReplicaStopped
 from springtide.core.pod_status import ClusterStatus, PodStatus
 from springtide.core.ports import Clock, Standing
-from springtide.core.resources import Node, NodeId
+from springtide.core.resources import Node
 from springtide.core.share_status import SharingStatus
 from springtide.core.wire import Preempt, Report, Stop
 from springtide.core.workload import Checkpoint, ReplicaId, TrainingJob, WorkloadId
@@ -60,6 +60,8 @@ SYNC_TIMEOUT_S = 30.0
 # How long a restart waits for the object store to name the newest checkpoints.
 _HEADS_S = 15.0
 _POLL_S = 0.02
+# Storage fences that are raised at once; each is two requests to the object store.
+_FENCES_AT_ONCE = 16
 
 
 class KubernetesExecutor:
@@ -102,6 +104,7 @@ class KubernetesExecutor:
         self._is_recovering = False
         self._is_closing = False
         self._waiting: list[Action] = []
+        self._failure = ""
 
     def open(self) -> None:
         """Listen for workers and learn what nodes and pods there are. Raises BackendError."""
@@ -112,7 +115,7 @@ class KubernetesExecutor:
         try:
             self._reactor = Reactor()
             self._door = Door(self._reactor, listener, self._welcome)
-            self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="springtide-fence")
+            self._pool = ThreadPoolExecutor(max_workers=_FENCES_AT_ONCE, thread_name_prefix="springtide-fence")
             platform = label_value(settings.name)
             self._pod_cache = self._api.cache(
                 POD,
@@ -232,8 +235,14 @@ class KubernetesExecutor:
             self._reactor.call(lambda: self._note_told(ended))
 
     def sharing(self) -> SharingStatus:
-        """How devices are shared now."""
-        return SharingStatus()
+        """How devices are shared now, and what holds the sharers to that."""
+        actions = [] if self._thread is None else [r.action for r in list(self._pods.replicas.values())]
+        holders = [
+            (action.workload_id, action.replica_id, action.device_id, action.share)
+            for action in actions
+            if action is not None and action.share is not None
+        ]
+        return pod_sharing(holders, self._settings)
 
     def quota_caps(self) -> dict[WorkloadId, int]:
         """The jobs that quota holds down now, and to how many workers."""
@@ -250,7 +259,7 @@ class KubernetesExecutor:
     def status(self) -> ClusterStatus:
         """How the platform stands with its cluster. Any thread may ask."""
         pods = [self._status_of(replica) for replica in list(self._pods.replicas.values())]
-        problem = self._api.problem
+        problem = self._failure or self._api.problem
         if self._table.is_superseded:
             problem = "another control plane has taken over; this one writes nothing any more"
         return ClusterStatus(
@@ -289,19 +298,22 @@ class KubernetesExecutor:
         self._reactor.after(_HEADS_S, lambda: self._take_over(standing, {}))
 
     def _take_over(self, standing: Standing, checkpoints: Mapping[WorkloadId, Checkpoint]) -> None:
-        if self._is_accepting or self._is_closing:
+        if self._is_accepting or self._is_closing or self._failure:
             return
         try:
             self._recovery.recover(standing, checkpoints)
-        finally:
-            self._is_accepting = True
-            self._table.open()
-            self._book.begin(standing.labels)
-            self._machines.start()
-            self._door.open()
-            waiting, self._waiting = self._waiting, []
-            for action in waiting:
-                self._orders.do(action)
+        except Exception as error:
+            # Half of what runs is not known now, and would be ended as nobody's: better nothing is done at all.
+            self._failure = f"the pods could not be taken over: {error}"
+            raise
+        self._is_accepting = True
+        self._table.open()
+        self._book.begin(standing.labels)
+        self._machines.start()
+        self._door.open()
+        waiting, self._waiting = self._waiting, []
+        for action in waiting:
+            self._orders.do(action)
 
     def _note_told(self, ended: Sequence[ReplicaId]) -> None:
         for replica_id in ended:
@@ -357,6 +369,7 @@ class KubernetesExecutor:
         self._is_accepting = True
         self._is_closing = True
         self._door.shut()
+        self._table.close()
         self._pods.let_go()
         self._reports.close()
 
@@ -381,13 +394,11 @@ class KubernetesExecutor:
             would_do,
             done=lambda has_room: self._reactor.call(lambda: told(bool(has_room))),
             failed=lambda error: self._reactor.call(lambda: told(True)),
-            stands=lambda: not self._table.is_superseded,
+            stands=self._table.may_write,
         )
 
     def _status_of(self, replica: PodReplica) -> PodStatus:
         body, now_s = replica.body, time.monotonic()
-        action = replica.action
-        found = self._book.find(action.device_id) if action is not None and body is None else None
         reason = self._launcher.reasons.get(replica.replica_id, "")
         if body is not None:
             reason = replica.taken or body.reason
@@ -397,7 +408,7 @@ class KubernetesExecutor:
             replica_id=replica.replica_id,
             namespace=key.namespace,
             pod=key.name,
-            node_id=body.node_id if body is not None else (found[0].node_id if found is not None else NodeId("")),
+            node_id=body.node_id if body is not None else replica.node_id,
             phase=body.phase if body is not None else "waiting",
             reason=reason,
             address=body.address if body is not None else "",

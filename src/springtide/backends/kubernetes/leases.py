@@ -51,7 +51,8 @@ class Leadership:
 
     `on_acquired` is called once when it leads, `on_lost` once, with a sentence, when somebody else does; both on the
     API thread, and must not wait. After that it never leads again: a process that lost starts anew. `holder` is who
-    leads as far as is known, `num_changes` how often that has changed since the Lease was made.
+    leads as far as is known, `num_changes` how often that has changed since the Lease was made. `predecessor` is the
+    identity of a process that is known to have ended: what it held is free at once.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Leadership:
         *,
         lease_s: float,
         identity: str = "",
+        predecessor: str = "",
         on_acquired: Callable[[], None] | None = None,
         on_lost: Callable[[str], None] | None = None,
         clock: Callable[[], float] = boot_s,
@@ -68,6 +70,7 @@ class Leadership:
     ) -> None:
         assert lease_s >= 1.0, "a lease is counted in whole seconds"
         self.identity = identity or identity_of_this_process()
+        self.predecessor = predecessor
         self.lease = lease
         self.lease_s = lease_s
         self.holder = ""
@@ -148,7 +151,7 @@ class Leadership:
         holder = spec.get("holderIdentity") or ""
         self.holder = holder
         self.num_changes = int(spec.get("leaseTransitions") or 0)
-        if holder and holder != self.identity and not self._has_run_out(lease):
+        if holder not in ("", self.identity, self.predecessor) and not self._has_run_out(lease):
             return False
         # A write of ours whose answer never came may have made us the holder: write again, and count from now.
         sent_s = self._clock()

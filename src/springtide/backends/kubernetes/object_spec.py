@@ -109,7 +109,7 @@ def worker_bounds(spec: Spec, devices: int) -> tuple[int, int]:
     else:
         low, high = parse_range(asked, "spec.workers")
     most = spec.get("replicas")
-    return (low, high) if most is None else (min(low, most), min(high, most))
+    return (low, high) if not most else (min(low, most), min(high, most))
 
 
 def replica_bounds(spec: Spec) -> tuple[int, int]:

@@ -24,6 +24,7 @@ from springtide.backends.kubernetes.kinds import (
     uid_of,
 )
 from springtide.backends.kubernetes.object_spec import trimmed
+from springtide.backends.kubernetes.settings import PLATFORM_LABEL
 from springtide.core.errors import BackendError, InvalidRequest
 
 ResultT = TypeVar("ResultT")
@@ -37,14 +38,16 @@ MAX_WAITING_EVENTS = 2000
 
 
 class Objects:
-    """Both kinds, in the namespaces that the platform reconciles (none named: all).
+    """Both kinds, in the namespaces that the platform reconciles (none named: all), but for those that are labelled
+    for another platform.
 
     What is kept here holds digests in the place of a source's texts; `read` asks the server for the whole object.
     Methods that wait for the server are not for the decision loop, and not for the API thread.
     """
 
-    def __init__(self, api_thread: ApiThread, namespaces: Sequence[str] = ()) -> None:
+    def __init__(self, api_thread: ApiThread, namespaces: Sequence[str] = (), platform: str = "") -> None:
         self._api_thread = api_thread
+        self._platform = platform
         self.namespaces = tuple(namespaces)
         self._caches: dict[str, Cache] = {}
         self._lock = threading.Lock()
@@ -74,11 +77,17 @@ class Objects:
 
     def all(self, kind: str) -> list[Object]:
         """Every object of a kind as it was last seen."""
-        return self._caches[kind].objects()
+        return [obj for obj in self._caches[kind].objects() if self._is_ours(obj)]
 
     def get(self, kind: str, key: Key) -> Object | None:
         """One object as it was last seen."""
-        return self._caches[kind].get(key.name, key.namespace)
+        found = self._caches[kind].get(key.name, key.namespace)
+        return found if found is not None and self._is_ours(found) else None
+
+    def _is_ours(self, obj: Object) -> bool:
+        """Whether an object names no other platform than this one."""
+        named = obj["metadata"].get("labels", {}).get(PLATFORM_LABEL, "")
+        return not self._platform or named in ("", self._platform)
 
     # --- what waits for the server ----------------------------------------------------------------------------------
 
@@ -106,12 +115,10 @@ class Objects:
         except NoSuchObject:
             return None
         except (Invalid, Forbidden) as error:
-            raise InvalidRequest(f"the cluster refuses the change: {error.message}") from error
-        except ApiError as error:
-            # Another uid is a conflict: the object of that name is not the one that was meant.
-            if error.status == 409:
+            if "metadata.uid" in error.fields:
+                # The object of that name is not the one that was meant.
                 return None
-            raise
+            raise InvalidRequest(f"the cluster refuses the change: {error.message}") from error
 
     def replace_spec(self, kind: str, key: Key, obj: Object) -> Object | None:
         """Put another spec and other annotations in the place of an object's; None where it is gone."""
@@ -165,6 +172,11 @@ class Objects:
             await api.patch(kind, key.name, changes, key.namespace, how="json", subresource="status")
         except NoSuchObject:
             return
+        except Invalid:
+            # A test that fails is refused in the same words as a status that cannot be.
+            found = await api.find(kind, key.name, key.namespace)
+            if found is not None and uid_of(found) == uid:
+                raise
         except ApiError as error:
             if error.is_passing:
                 with self._lock:

@@ -56,12 +56,14 @@ class PodLauncher:
         self._credentials = credentials
         self._quota = quota
         self._queue: deque[PodReplica] = deque()
-        self._is_pumping = False
+        self._is_pump_due = False
         self.reasons: dict[str, str] = {}
         self._ownerless: dict[WorkloadId, Key] = {}
         self._table.on_refused = self._on_refused
         pods.on_room = self._on_over
         self._table.on_made = lambda body: quota.accepted(body.key.namespace)
+        pods.on_early = self._make
+        self._table.is_expected = self._is_expected
         quota.on_room = self.pump
 
     def start(self, action: StartReplica) -> None:
@@ -70,33 +72,36 @@ class PodLauncher:
         if pods.was_here(action.replica_id):
             pods.counts["repeated_actions"] += 1
             return
-        if self._machines.find(action.device_id) is None:
+        found = self._machines.find(action.device_id)
+        if found is None:
             raise BackendError(f"there is no device {action.device_id}: its node is not there, or has fewer devices")
         self._raise_fence(action)
-        self._queue.append(pods.make_replica(action))
+        replica = pods.make_replica(action)
+        replica.node_id = found[0].node_id
+        self._queue.append(replica)
         self.pump()
 
     def pump(self) -> None:
-        """Make the pods of those in the queue for whom the way is free."""
-        if self._is_pumping:
-            return
-        self._is_pumping = True
-        try:
-            waiting: deque[PodReplica] = deque()
-            while self._queue:
-                replica = self._queue.popleft()
-                self.reasons.pop(replica.replica_id, None)
-                if replica.phase is not Phase.QUEUED:
-                    continue
-                reason = self._obstacle(replica)
-                if reason:
-                    self.reasons[replica.replica_id] = reason
-                    waiting.append(replica)
-                else:
-                    self._make(replica)
-            self._queue = waiting
-        finally:
-            self._is_pumping = False
+        """Make the pods of those in the queue for whom the way is free, once all that was handed over is taken in."""
+        if not self._is_pump_due:
+            self._is_pump_due = True
+            self._pods.reactor.after(0.0, self._pump)
+
+    def _pump(self) -> None:
+        self._is_pump_due = False
+        waiting: deque[PodReplica] = deque()
+        while self._queue:
+            replica = self._queue.popleft()
+            self.reasons.pop(replica.replica_id, None)
+            if replica.phase is not Phase.QUEUED:
+                continue
+            reason = self._obstacle(replica)
+            if reason:
+                self.reasons[replica.replica_id] = reason
+                waiting.append(replica)
+            else:
+                self._make(replica)
+        self._queue = waiting
 
     def adopt(self, replica: PodReplica, body: Body, *, is_bound: bool) -> None:
         """Take over a pod that an earlier control plane has made, or may have made; bind it where it had not yet."""
@@ -159,6 +164,8 @@ class PodLauncher:
         if self._order(replica, body):
             replica.body = self._table.enter(body)
             self._pods.counts["creates"] += 1
+        else:
+            self._quota.withdrawn(body.key.namespace)
         self._pods.crash_point("executor.create.after")
 
     def _order(self, replica: PodReplica, body: Body) -> bool:
@@ -180,6 +187,9 @@ class PodLauncher:
             self._ownerless[action.workload_id] = key_of(secret)
         self._table.make(body, pod, secret)
         return True
+
+    def _is_expected(self, key: Key) -> bool:
+        return any(replica.phase is Phase.QUEUED and self.key_of(replica) == key for replica in self._queue)
 
     def _key_of(self, action: StartReplica) -> Key:
         return Key(namespace_of(action.workload, self._settings), pod_name(action.replica_id))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
-from collections.abc import Callable
+import re
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import IO
 
@@ -25,6 +26,7 @@ KEPT_LOG_BYTES = 1 << 20
 MAX_FOLLOWED = 256
 _CHECK_BYTES = 256 << 10
 _BACKOFF_S = (0.5, 10.0)
+_STAMP = re.compile(rb"\d{4}-\d\d-\d\dT[0-9:.]+(Z|[+-]\d\d:\d\d)")
 
 
 class PodLogs:
@@ -75,31 +77,26 @@ class PodLogs:
             self._done(body)
 
     async def _copy(self, api: KubeApi, body: Body) -> None:
-        path = self._path_of(body)
-        path.parent.mkdir(parents=True, exist_ok=True)
         last, backoff_s = b"", _BACKOFF_S[0]
-        # From the beginning: what an earlier control plane has kept of it is a part of what comes now.
-        path.write_bytes(b"")
-        with path.open("ab", buffering=0) as file:
+        with _Output(self._path_of(body), self._max_log_bytes) as output:
             while True:
-                was_over = body.is_over
+                was_over, before = body.is_over, last
                 try:
-                    came = await self._stream(api, body, path, file, last)
+                    async for stamp, text in self._lines(api, body, last):
+                        output.write(text)
+                        last = stamp
                 except ApiError as error:
                     if error.status in (403, 404) and (body.is_over or body.is_gone):
                         return
-                    came = last
                 except BackendError:
-                    came = last
+                    pass  # The connection broke: what comes after the last line is asked for again.
                 if was_over or body.is_gone:
                     return
-                backoff_s = _BACKOFF_S[0] if came != last else min(backoff_s * 2, _BACKOFF_S[1])
-                last = came
+                backoff_s = _BACKOFF_S[0] if last != before else min(backoff_s * 2, _BACKOFF_S[1])
                 await asyncio.sleep(backoff_s if not body.is_over else 0.0)
 
-    async def _stream(self, api: KubeApi, body: Body, path: Path, file: IO[bytes], last: bytes) -> bytes:
-        """Copy what came after the line of the time `last`; return the time of the last line."""
-        written = 0
+    async def _lines(self, api: KubeApi, body: Body, last: bytes) -> AsyncIterator[tuple[bytes, bytes]]:
+        """What came after the line of the time `last`, each with its time."""
         lines = api.logs(
             body.key,
             container=CONTAINER_NAME,
@@ -110,12 +107,37 @@ class PodLogs:
         )
         async for line in lines:
             stamp, _, text = line.partition(b" ")
-            if stamp <= last:
-                continue
-            file.write(text + b"\n")
-            last = stamp
-            written += len(text) + 1
-            if written >= _CHECK_BYTES:
-                written = 0
-                bound_log(path, self._max_log_bytes, min(KEPT_LOG_BYTES, self._max_log_bytes))
-        return last
+            # A kubelet that cannot read the output any more says so in its place, without a time.
+            if _STAMP.fullmatch(stamp) and stamp > last:
+                last = stamp
+                yield stamp, text
+
+
+class _Output:
+    """The file of one pod's output. What an earlier control plane has kept of it is replaced when something comes."""
+
+    def __init__(self, path: Path, max_bytes: int) -> None:
+        self._path = path
+        self._max_bytes = max_bytes
+        self._file: IO[bytes] | None = None
+        self._written = 0
+
+    def __enter__(self) -> _Output:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def write(self, line: bytes) -> None:
+        """Add a line. Raises OSError."""
+        if self._file is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.write_bytes(b"")
+            # Appending, so that one goes on at the new end when the file was cut.
+            self._file = self._path.open("ab", buffering=0)
+        self._file.write(line + b"\n")
+        self._written += len(line) + 1
+        if self._written >= _CHECK_BYTES:
+            self._written = 0
+            bound_log(self._path, self._max_bytes, min(KEPT_LOG_BYTES, self._max_bytes))

@@ -67,7 +67,7 @@ class PodRecovery:
         replica.heard_at_s = time.monotonic()
         if pod is None:
             body.is_wanted = False
-            body.end = AWAY
+            body.absent = AWAY
             pods.counts["missing"] += 1
             self._launcher.adopt(replica, body, is_bound=True)
             return body
@@ -78,7 +78,6 @@ class PodRecovery:
         is_bound = bool(reading.node) or reading.is_ending or reading.is_over
         body.is_wanted = not is_bound
         self._launcher.adopt(replica, body, is_bound=is_bound)
-        pods.table.label(body)
         self._restore_share(action, body, pod)
         return body
 

@@ -47,7 +47,7 @@ class Body:
 
     `is_wanted`: its creation still stands. `is_over`: nothing of it runs. `is_told`: the journal knows of its end, or
     nobody waits for it. `is_logged`: nothing more of its output is to be read. `asked_grace_s` is what it was given
-    when it was asked to go.
+    when it was asked to go; `absent` says what it means if there is no such pod.
     """
 
     replica_id: ReplicaId
@@ -70,10 +70,12 @@ class Body:
     is_gone: bool = False
     is_removed: bool = False
     is_logged: bool = True
+    is_labelled: bool = False
     is_asked_about: bool = False
     asked_grace_s: int | None = None
     exit_code: int | None = None
     end: str = ""
+    absent: str = "its pod is gone: somebody deleted it"
 
     def enter(self, phase: PodPhase, reason: str = "") -> None:
         """It is in another phase from now on, or in the same one for another reason."""
@@ -88,7 +90,7 @@ class PodTable:
     `on_made` is told of each pod that the API server took, `on_refused` of one that will not be made, `on_change` of
     one that may not be as it was, `on_over` of one that has ended, once, and `on_left` of one that is forgotten.
     `on_higher_term` is told when a pod shows that another control plane has taken over: nothing is written from then
-    on.
+    on. `is_expected` says whether a pod that is not in the table will be.
     """
 
     def __init__(self, api_thread: ApiThread, cache: Cache, reactor: Reactor, platform: str, term: int) -> None:
@@ -103,12 +105,14 @@ class PodTable:
         self._secrets: dict[WorkloadId, float] = {}
         self._is_open = False
         self.is_superseded = False
+        self._is_closed = False
         self.num_unnamed = 0
         self.on_made: Callable[[Body], None] = lambda body: None
         self.on_left: Callable[[Body], None] = lambda body: None
         self.on_change: Callable[[Body, Reading], None] = lambda body, reading: None
         self.on_over: Callable[[Body], None] = lambda body: None
         self.on_refused: Callable[[Body, BackendError], None] = lambda body, error: None
+        self.is_expected: Callable[[Key], bool] = lambda key: False
         self.on_higher_term: Callable[[int], None] = lambda term: None
 
     def open(self) -> None:
@@ -116,6 +120,14 @@ class PodTable:
         self._is_open = True
         self._cache.listen(self._on_change)
         self._resync()
+
+    def close(self) -> None:
+        """Write nothing from now on: the pods are the next executor's."""
+        self._is_closed = True
+
+    def may_write(self) -> bool:
+        """Whether this control plane's writes still stand."""
+        return not self.is_superseded and not self._is_closed
 
     # --- what is there -----------------------------------------------------------------------------------------------
 
@@ -146,13 +158,7 @@ class PodTable:
             self._see(body, pod)
         elif body.uid and not body.is_gone and not body.is_asked_about:
             # Its absence, or a namesake, may be an answer from the past: the API server itself is asked.
-            body.is_asked_about = True
-            self._thread.confirm(
-                self._cache,
-                body.key.name,
-                body.key.namespace,
-                lambda found: self._soon(lambda: self._told(body, found)),
-            )
+            self.ask_about(body)
 
     def ask_about(self, body: Body) -> None:
         """Find out from the API server itself whether there is a pod that should be there."""
@@ -197,7 +203,7 @@ class PodTable:
             done=lambda made: self._soon(lambda: self._note_made(body, made)),
             failed=lambda error: self._soon(lambda: self._refused(body, error)),
             waiting=lambda reason: self._soon(lambda: self._note_waiting(body, reason)),
-            stands=lambda: body.is_wanted and not self.is_superseded,
+            stands=lambda: body.is_wanted and self.may_write(),
         )
 
     def delete(self, body: Body, grace_s: float) -> None:
@@ -210,11 +216,6 @@ class PodTable:
         body.enter("ending", body.reason)
         self._remove(body, grace)
 
-    def label(self, body: Body) -> None:
-        """Write the present term onto a pod that was taken over, so that who led before cannot delete it."""
-        patch = {"metadata": {"uid": body.uid, "labels": {names.TERM_LABEL: str(self._term)}}}
-        self._write(body, lambda api: api.patch(POD, body.key.name, patch, body.key.namespace))
-
     def annotate(self, body: Body, annotations: dict[str, str | None]) -> None:
         """Write annotations onto a pod; None takes one away."""
         patch = {"metadata": {"annotations": annotations}}
@@ -226,7 +227,7 @@ class PodTable:
         self._thread.write(
             ("secret", *key),
             lambda api: api.delete(SECRET, key.name, key.namespace),
-            stands=lambda: not self.is_superseded,
+            stands=self.may_write,
         )
 
     # --- what becomes of it ------------------------------------------------------------------------------------------
@@ -244,6 +245,8 @@ class PodTable:
         if reading.is_over:
             self._finish(body, reading.exit_code, reading.end)
             return
+        if 0 < reading.term < self._term and not body.is_labelled:
+            self._label(body)
         if reading.is_ending or body.asked_grace_s is not None:
             body.enter("ending", "waiting for its containers to end")
         elif reading.is_running:
@@ -251,6 +254,12 @@ class PodTable:
         else:
             body.enter("starting" if reading.node else "binding", reading.waiting)
         self.on_change(body, reading)
+
+    def _label(self, body: Body) -> None:
+        """Write the present term onto a pod that was taken over, so that who led before cannot delete it."""
+        body.is_labelled = True
+        patch = {"metadata": {"uid": body.uid, "labels": {names.TERM_LABEL: str(self._term)}}}
+        self._write(body, lambda api: api.patch(POD, body.key.name, patch, body.key.namespace))
 
     def _told(self, body: Body, found: Object | None) -> None:
         """The API server itself has said what there is under a pod's name."""
@@ -260,7 +269,7 @@ class PodTable:
             return
         body.is_gone = True
         if not body.is_over:
-            self._finish(body, None, body.end or "its pod is gone: somebody deleted it")
+            self._finish(body, None, body.absent)
         self._tidy(body)
 
     def _note_made(self, body: Body, made: Object) -> None:
@@ -316,9 +325,15 @@ class PodTable:
             ("pod", *body.key),
             lambda api: self._delete_exactly(api, body, grace),
             done=lambda is_there: None if is_there else self._soon(lambda: self._told(body, None)),
-            failed=lambda error: _log.error("pod %s could not be deleted: %s", body.key.name, error),
-            stands=lambda: not self.is_superseded,
+            failed=lambda error: self._soon(lambda: self._note_kept(body, grace, error)),
+            stands=self.may_write,
         )
+
+    def _note_kept(self, body: Body, grace: int, error: BackendError) -> None:
+        """A deletion was refused: it is asked for again after a while, since there is no other way to end a pod."""
+        _log.error("pod %s could not be deleted: %s", body.key.name, error)
+        body.reason = f"its deletion is refused: {error}"
+        self._reactor.after(RESYNC_S, lambda: None if body.is_gone else self._remove(body, grace))
 
     async def _delete_exactly(self, api: KubeApi, body: Body, grace: int) -> bool:
         """Ask this pod to go, in the state in which it was seen; False where it is gone.
@@ -378,7 +393,7 @@ class PodTable:
             effect,
             done=self._keep,
             failed=lambda error: _log.warning("pod %s could not be changed: %s", body.key.name, error),
-            stands=lambda: not body.is_over and not self.is_superseded,
+            stands=lambda: not body.is_over and self.may_write(),
         )
 
     def _keep(self, pod: Object) -> None:
@@ -417,6 +432,9 @@ class PodTable:
         if body is not None and body.replica_id == reading.replica_id and body.uid in ("", reading.uid):
             return
         if self._is_higher(reading.term) or (reading.is_ending and not reading.is_over):
+            return
+        if self.is_expected(key_of(pod)):
+            # A replica that waits to be started has it already, made by an earlier control plane.
             return
         self.num_unnamed += 1
         _log.warning("pod %s belongs to no replica; it is deleted", key_of(pod).name)

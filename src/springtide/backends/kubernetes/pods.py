@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from springtide.backends.crew.crew import Crew
 from springtide.backends.crew.members import Job, Phase, Replica, Source
@@ -20,6 +21,7 @@ from springtide.backends.kubernetes.pod_spec import NUM_RENDEZVOUS_PORTS, RENDEZ
 from springtide.backends.kubernetes.pod_table import Body, PodTable
 from springtide.core.actions import ResizeJob, StartReplica
 from springtide.core.errors import BackendError, SpringtideError
+from springtide.core.resources import NodeId
 from springtide.core.tokens import replica_token, workload_key
 from springtide.core.wire import Hello, Report
 from springtide.core.workload import WorkloadId
@@ -32,6 +34,7 @@ CRASH_POINTS = tuple(
     for moment in ("before", "after")
 )
 _FENCE_RETRY_S = 1.0
+_NOWHERE = NodeId("")
 _KILL_GRACE_S = 1.0
 
 
@@ -40,6 +43,7 @@ class PodReplica(Replica):
     """One replica in a pod. `taken` says who else asked its pod to go, and why; empty where nobody did."""
 
     body: Body | None = None
+    node_id: NodeId = _NOWHERE
     taken: str = ""
     end: str = ""
 
@@ -73,6 +77,7 @@ class Pods(Crew[PodReplica]):
         super().__init__(state_dir, reactor, inbox, crash_point)
         self.table = table
         self.on_room: Callable[[Body], None] = lambda body: None
+        self.on_early: Callable[[PodReplica], None] = lambda replica: None
         self.on_running: Callable[[Body], None] = lambda body: None
         self.on_job_gone: Callable[[WorkloadId], None] = lambda workload_id: None
         self._master_key = master_key
@@ -111,12 +116,23 @@ class Pods(Crew[PodReplica]):
     # --- what a body is ----------------------------------------------------------------------------------------------
 
     def is_own(self, replica: PodReplica, hello: Hello, connection: Connection[Report]) -> bool:
-        """Its token says so; a pod that was never ordered has no business here."""
-        return replica.phase is not Phase.QUEUED
+        """Its token says so."""
+        return True
 
     def take_hello(self, replica: PodReplica, hello: Hello, connection: Connection[Report]) -> None:
-        """Note from where it speaks."""
+        """Note from where it speaks. One whose pod is still to be made has it from an earlier control plane."""
         replica.host = connection.peer_host or replica.host
+        if replica.phase is Phase.QUEUED:
+            self.on_early(replica)
+
+    def own_address(self, replica: PodReplica, address: str) -> str:
+        """One at its own pod: where the gateway connects to is not for a replica to choose."""
+        host = urlsplit(address).hostname or ""
+        known = (replica.host, replica.body.address if replica.body is not None else "")
+        if host and host in known:
+            return address
+        self.counts["strange_addresses"] += bool(address)
+        return ""
 
     def lies_in(self, replica: PodReplica, path: str) -> bool:
         """Whether a key of the object store is one of the replica's workload."""
@@ -184,12 +200,13 @@ class Pods(Crew[PodReplica]):
         return replica if replica is not None and replica.body is body else None
 
     def _on_change(self, body: Body, reading: Reading) -> None:
+        replica = self._replica_of(body)
+        if replica is None:
+            return
         if reading.is_running:
             self.on_running(body)
-        replica = self._replica_of(body)
-        if replica is None or not reading.is_ending or body.asked_grace_s is not None or replica.taken:
-            return
-        self._note_taken(replica, reading.taken)
+        if reading.is_ending and body.asked_grace_s is None and not (replica.taken or replica.asked_to_stop):
+            self._note_taken(replica, reading.taken)
 
     def _note_taken(self, replica: PodReplica, reason: str) -> None:
         """Somebody else asked a pod to go: its worker saves and leaves, and the others go on without it at once."""

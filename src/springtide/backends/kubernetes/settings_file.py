@@ -32,6 +32,7 @@ _EXAMPLES: Mapping[str, str] = MappingProxyType({"cpu": "500m", "memory": "1Gi"}
 CONTROL_PLANE_IMAGE = "springtide-control-plane"
 WORKER_IMAGE = "springtide-worker"
 SHARE_AGENT_IMAGE = "springtide-share-agent"
+SHARE_DIRECTORY = "/run/springtide"
 
 
 class InstallSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -126,6 +127,7 @@ def complete(settings: SettingsFile) -> SettingsFile:
     return msgspec.structs.replace(
         settings,
         advertise=settings.advertise or f"{settings.name}.{settings.namespace}.svc",
+        share_directory=settings.share_directory or (SHARE_DIRECTORY if settings.install.share_daemon else ""),
         pod=_with_image(settings.pod, settings.install, WORKER_IMAGE),
         controller=_with_image(settings.controller, settings.install, CONTROL_PLANE_IMAGE),
         install=msgspec.structs.replace(
@@ -160,8 +162,10 @@ def _contradictions(settings: SettingsFile) -> list[str]:
             f"install.replicas is {install.replicas}, and a journal in SQLite has one writer on one volume; set "
             "journal_url: postgresql://... or install.replicas: 1"
         )
-    if install.share_daemon and not settings.share_directory.startswith("/"):
-        found.append("install.share_daemon needs share_directory, a directory of nodes like /run/springtide")
+    if settings.share_directory and not settings.share_directory.startswith("/"):
+        found.append(
+            f"share_directory must be a directory of nodes like /run/springtide, got {settings.share_directory!r}"
+        )
     if _QUANTITY.fullmatch(install.storage_size) is None:
         found.append(f"install.storage_size must be a quantity like 8Gi, got {install.storage_size!r}")
     for where, pod in (("pod", settings.pod), ("controller", settings.controller)):

@@ -17,10 +17,11 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from springtide.backends.gpu.discovery import Gpu, discover_gpus
+from springtide.backends.gpu.gpu_pods import pods_seen
 from springtide.backends.gpu.gpu_table import (
     SOCKET_NAME,
     STATUS_NAME,
@@ -54,14 +55,23 @@ _BACKOFF_S = (0.1, 5.0)
 # However little happens, what the daemon knows is looked at this often, and it is told again if it is another's.
 _LOOK_S = 1.0
 _STALE_S = 3.0
+# How often the processes of sharers are looked for; a container may be a moment without any.
+_SEEK_S = 5.0
 
 
 class ShareAgent:
     """One node's. `run` goes on until cancelled; whatever goes wrong is in `problem` meanwhile, and tried again."""
 
-    def __init__(self, settings: KubernetesSettings, node_name: str, gpus: Sequence[Gpu], library: Path) -> None:
+    def __init__(
+        self,
+        settings: KubernetesSettings,
+        node_name: str,
+        library: Path,
+        discover: Callable[[], tuple[Gpu, ...]] = discover_gpus,
+    ) -> None:
         self._node_name = node_name
-        self._gpus = tuple(gpus)
+        self._discover = discover
+        self._gpus: tuple[Gpu, ...] = ()
         self._private = Path(settings.share_directory) / PRIVATE_NAME
         self._public = Path(settings.share_directory) / PUBLIC_NAME
         self._library = library
@@ -75,6 +85,7 @@ class ShareAgent:
         self._daemon: asyncio.subprocess.Process | None = None
         self._has_told = False
         self._problems: tuple[str, ...] = ()
+        self._unseen: frozenset[str] = frozenset()
         # Whoever an agent before this one had held is held as before, should their pods not say it any more.
         table = read_table(self._private / TABLE_NAME)
         self._entries: tuple[GpuTenantEntry, ...] = table.tenants if table is not None else ()
@@ -85,9 +96,11 @@ class ShareAgent:
         self._cache.listen(lambda change: self._changed.set())
         try:
             async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._find_gpus())
                 tasks.create_task(self._cache.run(api))
                 tasks.create_task(self._keep_daemon())
                 tasks.create_task(self._feed())
+                tasks.create_task(self._seek())
         finally:
             daemon = self._daemon
             if daemon is not None and daemon.returncode is None:
@@ -99,14 +112,15 @@ class ShareAgent:
     # --- what people are told ----------------------------------------------------------------------------------------
 
     def status(self) -> GpuDaemonStatus | None:
-        """What the daemon last said, while it is this agent's and speaks."""
+        """What the daemon last said, while it speaks."""
         found = read_status(self._private / STATUS_NAME)
-        is_ours = found is not None and self._daemon is not None and found.pid == self._daemon.pid
-        return found if is_ours and found and time.monotonic() - found.written_at_s < _STALE_S else None
+        return found if found is not None and time.monotonic() - found.written_at_s < _STALE_S else None
 
     @property
     def problem(self) -> str:
         """Why sharers of this node are not held as they should be; empty where nothing is wrong."""
+        if os.geteuid() != 0:
+            return "the share agent has to be root on its node: pods have users of their own, and must reach its socket"
         if not self._gpus:
             return "the driver of this node tells of no GPU (nvidia-smi)"
         if self.status() is None:
@@ -115,6 +129,11 @@ class ShareAgent:
             return self._cache.problem or "the pods of this node are not known yet"
         if not self._has_told:
             return "the share daemon was not told who holds what yet"
+        if self._unseen:
+            return (
+                f"no process of {len(self._unseen)} pods that run and share a GPU can be seen from here, so nobody "
+                "knows whose is whose: the agent's pod needs hostPID: true"
+            )
         return self._cache.problem or "; ".join(self._problems)
 
     # --- the directory -----------------------------------------------------------------------------------------------
@@ -132,6 +151,13 @@ class ShareAgent:
         shutil.copyfile(self._library, temporary)
         temporary.chmod(0o755)
         os.replace(temporary, target)
+
+    async def _find_gpus(self) -> None:
+        """Until the driver, which may come up after this pod, tells of any."""
+        while not (found := await asyncio.to_thread(self._discover)):
+            await asyncio.sleep(_LOOK_S)
+        self._gpus = found
+        self._changed.set()
 
     # --- the daemon --------------------------------------------------------------------------------------------------
 
@@ -174,6 +200,21 @@ class ShareAgent:
                 _log.warning("%s", problem)
         self._entries, self._problems = found
 
+    async def _seek(self) -> None:
+        """Find out whether sharers are visible at all: the daemon knows them by their processes."""
+        before: frozenset[str] = frozenset()
+        while True:
+            await asyncio.sleep(_SEEK_S)
+            running = {
+                str(pod["metadata"]["uid"]).lower()
+                for pod in self._cache.objects()
+                if (pod.get("status") or {}).get("phase") == "Running"
+            }
+            held = running & {entry.pod_uid.lower() for entry in self._entries}
+            now = frozenset(held - await asyncio.to_thread(pods_seen)) if held else frozenset()
+            # Twice in a row: one that has just ended, or is just about to begin, is no sign.
+            self._unseen, before = now & before, now
+
     async def _tell(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         said: tuple[GpuTenantEntry, ...] | None = None
         gone = asyncio.create_task(reader.read())
@@ -181,8 +222,8 @@ class ShareAgent:
             # It never says anything: what ends the reading is its end.
             while not gone.done():
                 self._changed.clear()
-                # Before every pod has been seen, the daemon knows better from the agent before.
-                if self._cache.is_synced:
+                # Before every pod and every GPU has been seen, the daemon knows better from the agent before.
+                if self._cache.is_synced and self._gpus:
                     self._look()
                     if self._entries != said:
                         writer.write(encode_frame(GpuTable(tenants=self._entries, sent_at_s=time.monotonic())))
@@ -197,7 +238,7 @@ class ShareAgent:
 
 async def serve(settings: KubernetesSettings, node_name: str, library: Path, *, host: str, port: int) -> None:
     """Run the agent and its pages until SIGTERM. Raises BackendError or OSError."""
-    agent = ShareAgent(settings, node_name, discover_gpus(), library)
+    agent = ShareAgent(settings, node_name, library)
     api = KubeApi.connect()
     pages = await serve_pages(agent, host, port)
     ended = asyncio.Event()

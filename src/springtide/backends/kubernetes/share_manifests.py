@@ -79,7 +79,6 @@ def _daemon_set(settings: SettingsFile, name: str, namespace: str) -> Manifest:
 
 
 def _container(settings: SettingsFile) -> Manifest:
-    probe = {"httpGet": {"path": "/healthz", "port": "health"}, "timeoutSeconds": 5}
     module = "springtide.backends.kubernetes.share_agent"
     container: Manifest = {
         "name": "share-agent",
@@ -102,8 +101,9 @@ def _container(settings: SettingsFile) -> Manifest:
             "capabilities": {"drop": ["ALL"], "add": ["SYS_NICE"]},
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "livenessProbe": {**probe, "periodSeconds": 10, "failureThreshold": 6},
-        "readinessProbe": {**probe, "periodSeconds": 5, "failureThreshold": 2},
+        # It lives while the API server is away, and is ready only where sharers are held as they should be.
+        "livenessProbe": {**_probe("/healthz"), "periodSeconds": 10, "failureThreshold": 6},
+        "readinessProbe": {**_probe("/readyz"), "periodSeconds": 5, "failureThreshold": 2},
         "volumeMounts": [
             {"name": "settings", "mountPath": SETTINGS_DIR, "readOnly": True},
             {"name": "shares", "mountPath": settings.share_directory},
@@ -113,3 +113,7 @@ def _container(settings: SettingsFile) -> Manifest:
     if settings.pod.image_pull_policy:
         container["imagePullPolicy"] = settings.pod.image_pull_policy
     return container
+
+
+def _probe(path: str) -> Manifest:
+    return {"httpGet": {"path": path, "port": "health"}, "timeoutSeconds": 5}

@@ -43,7 +43,7 @@ class Told(Protocol):
 
 
 async def serve_pages(about: Told, host: str, port: int) -> asyncio.Server:
-    """Answer at an address: /livez, /readyz (and /healthz), /sharing, /metrics. Raises OSError."""
+    """Answer at an address: /livez (and /healthz), /readyz, /sharing, /metrics. Raises OSError."""
     room = asyncio.Semaphore(_MAX_AT_ONCE)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -73,9 +73,9 @@ def _answer(about: Told, head: bytes) -> bytes:
 
 def _page(about: Told, path: bytes) -> tuple[int, bytes, str]:
     text = "text/plain; charset=utf-8"
-    if path == b"/livez":
+    if path in (b"/livez", b"/healthz"):
         return 200, b"it runs\n", text
-    if path in (b"/readyz", b"/healthz"):
+    if path == b"/readyz":
         problem = about.problem
         return (503, f"{problem}\n".encode(), text) if problem else (200, b"sharers are held\n", text)
     status = about.status()

@@ -53,6 +53,9 @@ def inference_function(name: str, namespace: str, source: Asked, options: Asked,
     spec: dict[str, Any] = {"source": _source(source, "class")}
     spec["scale"] = _span(options.get("min_replicas", 0), options.get("max_replicas", 1))
     spec |= {theirs: options[ours] for ours, theirs in _SERVICE_COUNTS.items() if options.get(ours) is not None}
+    if options.get("batch_wait_s") == 0:
+        # No word means nothing at all; this is as good.
+        spec["batchWait"] = "0.001ms"
     spec |= _times(options, _SERVICE_TIMES) | _shared(options, container)
     return _object(INFERENCE_KIND, name, namespace, spec)
 
@@ -79,7 +82,6 @@ def _span(low: int, high: int) -> int | str:
 
 def _times(options: Asked, words: Mapping[str, str]) -> dict[str, str]:
     found = {theirs: options.get(ours) for ours, theirs in words.items()}
-    # Milliseconds where they are shorter to read; a wait of nothing has no word and is the shortest there is.
     return {word: _time(float(value)) for word, value in found.items() if value}
 
 

@@ -269,7 +269,7 @@ def _plan(replicas: tuple[ReplicaStatus, ...], share: Share | None, reason: str)
 
 def _pods(pods: Iterable[PodStatus]) -> list[Told]:
     return [
-        {"name": pod.pod, "phase": pod.phase, "reason": pod.reason}
+        without_nothing({"name": pod.pod, "phase": pod.phase, "reason": pod.reason})
         for pod in pods
         if pod.reason and pod.phase != "running"
     ][:MAX_PODS]

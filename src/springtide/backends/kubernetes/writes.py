@@ -2,7 +2,8 @@
 
 A write is an effect: a coroutine that makes something true, whatever is there before (so that it may be run twice). A
 conflict runs it again at once, because it reads what is there now; a server that is away or has too much to do is asked
-later, for ever, as long as the write still stands; a refusal (403, 404, 422) is final and goes to `failed`.
+later, for ever, as long as the write still stands; a refusal (403, 404, 422) is final and goes to `failed`. Who may not
+act at the moment sends nothing, and looks again soon.
 """
 
 from __future__ import annotations
@@ -22,12 +23,17 @@ from springtide.core.errors import BackendError
 
 _log = logging.getLogger(__name__)
 
-CONCURRENCY = 16
+CONCURRENCY = 32
 BACKOFF_S = (0.1, 15.0)
+_LOOK_AGAIN_S = 0.25
 # A conflict means that somebody else wrote in between. One that comes back this often is no accident: wait a little.
 _PROMPT_CONFLICTS = 5
 
 Effect = Callable[[KubeApi], Awaitable[Any]]
+
+
+class _MayNotAct(BackendError):
+    """Whoever writes does not lead for certain now."""
 
 
 class _Write(NamedTuple):
@@ -119,6 +125,9 @@ class Writes:
             self.num_done += 1
         if self._queues.get(key) is queue:
             del self._queues[key]
+        if not self._queues:
+            # What one of them waited for keeps nobody any more.
+            self.problem = ""
 
     async def _until_settled(self, write: _Write) -> None:
         backoff_s, num_conflicts = BACKOFF_S[0], 0
@@ -136,6 +145,10 @@ class Writes:
                     _call(write.failed, error)
                     return
                 reason, least_s = str(error), error.retry_after_s
+            except _MayNotAct as error:
+                self._note_waiting(write, str(error))
+                await asyncio.sleep(_LOOK_AGAIN_S)
+                continue
             except BackendError as error:
                 reason, least_s = str(error), 0.0
             else:
@@ -143,10 +156,13 @@ class Writes:
                 _call(write.done, result)
                 return
             self.num_retries += 1
-            self.problem = reason
-            _call(write.waiting, reason)
+            self._note_waiting(write, reason)
             await asyncio.sleep(max(least_s, backoff_s * float(self._rng.uniform(0.5, 1.0))))
             backoff_s = min(backoff_s * 2, BACKOFF_S[1])
+
+    def _note_waiting(self, write: _Write, reason: str) -> None:
+        self.problem = reason
+        _call(write.waiting, reason)
 
     async def _attempt(self, write: _Write) -> Any:
         """Run an effect once there is room. Too many requests halve the room, every success widens it a little."""
@@ -155,7 +171,7 @@ class Writes:
             self._num_running += 1
         try:
             if not self._may_write():
-                raise BackendError("this control plane may not act at the moment: its lease has to be renewed first")
+                raise _MayNotAct("this control plane may not act at the moment: its lease has to be renewed first")
             result = await write.effect(self._api)
             self._allowed = min(self._most, self._allowed + 1 / self._allowed)
             return result

@@ -1,0 +1,200 @@
+"""Where the members of a group on several machines find each other: the first member keeps the keys for all of them.
+
+torch's TCPStore asks the name service for the name of every peer, which costs ten seconds where that does not answer,
+and waits for a vanished host without an end. Here every request has a deadline, and no name is ever looked up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+from torch._C import _distributed_c10d as c10d
+
+_POLL_S = 0.005
+_CONNECT_POLL_S = 0.05
+# A host that does not answer a request for so long is gone.
+_REQUEST_S = 5.0
+_MAX_FRAME_BYTES = 1 << 22
+_LENGTH = struct.Struct(">I")
+_ENCODER = msgspec.msgpack.Encoder()
+_REQUEST = msgspec.msgpack.Decoder(tuple[str, list[str], bytes])
+_ANSWER = msgspec.msgpack.Decoder(tuple[bool, bytes])
+
+
+class MeetingHost:
+    """Keeps the keys of one group, from the first member's process. One thread for each member, which ends with it."""
+
+    def __init__(self, host: str, port: int, generation: int) -> None:
+        """Raises OSError where the address cannot be had."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._generation = str(generation)
+        self._listener = socket.create_server((host, port), family=family)
+        self._lock = threading.Lock()
+        self._keys: dict[str, bytes] = {}
+        self._members: set[socket.socket] = set()
+        self._is_closed = False
+        threading.Thread(target=self._accept, name="springtide-meeting", daemon=True).start()
+
+    def close(self) -> None:
+        """End the meeting: every member finds it gone. From any thread, repeatedly."""
+        with self._lock:
+            self._is_closed = True
+            members = [self._listener, *self._members]
+        for member in members:
+            with contextlib.suppress(OSError):
+                member.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                member, _ = self._listener.accept()
+                member.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                with self._lock:
+                    if self._is_closed:
+                        member.close()
+                        return
+                    self._members.add(member)
+                threading.Thread(target=self._serve, args=(member,), name="springtide-meeting", daemon=True).start()
+
+    def _serve(self, member: socket.socket) -> None:
+        with member, contextlib.suppress(OSError, ValueError):
+            while True:
+                verb, keys, value = _REQUEST.decode(_receive(member))
+                _send(member, self._answer(verb, keys, value))
+        with self._lock:
+            self._members.discard(member)
+
+    def _answer(self, verb: str, keys: list[str], value: bytes) -> tuple[bool, bytes]:
+        known, key = self._keys, keys[0]
+        with self._lock:
+            if verb == "join":
+                # The port of a group that is long over may be this one's, and whoever looks for that one be late.
+                return key == self._generation, b""
+            if verb == "set":
+                known[key] = value
+                return True, b""
+            if verb == "add":
+                known[key] = str(int(known.get(key, b"0")) + int(value)).encode()
+                return True, known[key]
+            if verb == "delete":
+                return known.pop(key, None) is not None, b""
+            is_there = all(name in known for name in keys)
+            return is_there, known[key] if verb == "get" and is_there else b""
+
+
+class TcpMeeting(c10d.Store):
+    """A member's way to the keys. Safe between threads.
+
+    Everything raises RuntimeError where the host is gone or the time is over, as torch's stores do.
+    """
+
+    def __init__(
+        self, host: str, port: int, generation: int, timeout_s: float, is_wanted: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Wait until the host is there, as long as `is_wanted` holds."""
+        super().__init__()
+        self._lock = threading.Lock()
+        self._timeout_s = timeout_s
+        self._place = f"{host}:{port}"
+        self._link = self._connect(host, port, is_wanted)
+        is_this, _ = self._ask("join", [str(generation)])
+        if not is_this:
+            raise RuntimeError(f"at {self._place} another group meets")
+
+    def __del__(self) -> None:
+        # A connection that could not be made leaves nothing to close.
+        if hasattr(self, "_link"):
+            self._link.close()
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Make the key, or replace its value."""
+        self._ask("set", [key], value.encode() if isinstance(value, str) else bytes(value))
+
+    def get(self, key: str) -> bytes:
+        """The value, once it is there."""
+        end_s = time.monotonic() + self._timeout_s
+        while True:
+            is_there, value = self._ask("get", [key])
+            if is_there:
+                return value
+            self._pause(end_s, [key])
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all keys are there."""
+        return not keys or self._ask("check", list(keys))[0]
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Wait until all keys are there."""
+        end_s = time.monotonic() + (self._timeout_s if timeout is None else timeout.total_seconds())
+        while not self.check(keys):
+            self._pause(end_s, keys)
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number, which begins with 0; returns the sum."""
+        return int(self._ask("add", [key], str(amount).encode())[1])
+
+    def delete_key(self, key: str) -> bool:
+        """Take the key away; whether it was there."""
+        return self._ask("delete", [key])[0]
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """How long waiting lasts where nothing else is said."""
+        self._timeout_s = timeout.total_seconds()
+
+    def _connect(self, host: str, port: int, is_wanted: Callable[[], bool]) -> socket.socket:
+        end_s = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                link = socket.create_connection((host, port), timeout=_REQUEST_S)
+                link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                return link
+            except OSError as error:
+                if time.monotonic() > end_s or not is_wanted():
+                    raise RuntimeError(f"nobody hosts the meeting at {self._place}: {error}") from error
+            time.sleep(_CONNECT_POLL_S)
+
+    def _pause(self, end_s: float, keys: Sequence[str]) -> None:
+        if time.monotonic() > end_s:
+            raise RuntimeError(f"nobody has set {', '.join(keys)} in time")
+        time.sleep(_POLL_S)
+
+    def _ask(self, verb: str, keys: list[str], value: bytes = b"") -> tuple[bool, bytes]:
+        with self._lock:
+            try:
+                _send(self._link, (verb, keys, value))
+                return _ANSWER.decode(_receive(self._link))
+            except (OSError, ValueError) as error:
+                # What comes later could be the answer to this.
+                self._link.close()
+                raise RuntimeError(f"{self._place} does not answer: {error}") from error
+
+
+def _send(link: socket.socket, message: Any) -> None:
+    body = _ENCODER.encode(message)
+    link.sendall(_LENGTH.pack(len(body)) + body)
+
+
+def _receive(link: socket.socket) -> bytes:
+    (length,) = _LENGTH.unpack(_exactly(link, _LENGTH.size))
+    if length > _MAX_FRAME_BYTES:
+        raise ValueError(f"a frame of {length} bytes")
+    return _exactly(link, length)
+
+
+def _exactly(link: socket.socket, num_bytes: int) -> bytes:
+    data = bytearray()
+    while len(data) < num_bytes:
+        part = link.recv(num_bytes - len(data))
+        if not part:
+            raise OSError("the connection ended")
+        data += part
+    return bytes(data)

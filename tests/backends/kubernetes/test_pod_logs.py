@@ -1,0 +1,115 @@
+"""What pods write, followed into files: once each, in order, whatever breaks on the way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from springtide.backends.kubernetes import pod_logs
+from springtide.backends.kubernetes.api_errors import NoSuchObject, Unreachable
+from springtide.backends.kubernetes.kinds import Key
+from springtide.backends.kubernetes.pod_logs import PodLogs
+from springtide.backends.kubernetes.pod_table import Body
+
+
+class Kubelet:
+    """Answers each request for output with the next of `answers`: lines, then an error where one is."""
+
+    def __init__(self, body: Body, *answers: list[Any]) -> None:
+        self.body = body
+        self.answers = list(answers)
+        self.asked: list[dict[str, Any]] = []
+
+    async def logs(self, pod: Key, **options: Any) -> AsyncIterator[bytes]:
+        self.asked.append(options)
+        answer = self.answers.pop(0) if self.answers else []
+        if not self.answers:
+            self.body.is_over = True
+        for line in answer:
+            if isinstance(line, Exception):
+                raise line
+            yield line
+
+
+def make_body() -> Body:
+    return Body(
+        replica_id="job.0",
+        workload_id="job",
+        key=Key("ml", "job-0"),
+        device_id="n/0",
+        node_id="n",
+        uid="u",
+        is_running=True,
+    )
+
+
+def line(second: int, text: str, part: int = 0) -> bytes:
+    return f"2026-01-01T00:00:{second:02}.{part:09}Z {text}".encode()
+
+
+def follow(path: Path, *answers: list[Any], max_log_bytes: int = 1 << 20) -> Kubelet:
+    body = make_body()
+    kubelet = Kubelet(body, *answers)
+    done: list[Body] = []
+
+    class Thread:
+        def run(self, task: Any) -> Any:
+            self.task = task
+
+    thread = Thread()
+    logs = PodLogs(thread, lambda body: path, done.append, max_log_bytes=max_log_bytes)  # type: ignore[arg-type]
+    logs.follow(body)
+    assert not body.is_logged
+    asyncio.run(thread.task(kubelet))
+    assert done == [body]
+    return kubelet
+
+
+@pytest.fixture(autouse=True)
+def promptly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_logs, "_BACKOFF_S", (0.0, 0.0))
+
+
+def test_a_stream_that_breaks_is_taken_up_without_loss_or_repetition(tmp_path: Path) -> None:
+    path = tmp_path / "logs" / "job.0.log"
+    kubelet = follow(
+        path,
+        [line(1, "a"), line(2, "b", 5), Unreachable("the connection broke")],
+        # The API knows whole seconds only: what was read of the second already comes again.
+        [line(2, "a again", 1), line(2, "b", 5), line(2, "c", 6), line(3, "d e")],
+    )
+    assert path.read_text() == "a\nb\nc\nd e\n"
+    assert [each["since_time"] for each in kubelet.asked] == ["", "2026-01-01T00:00:02Z", "2026-01-01T00:00:03Z"]
+    assert [each["follow"] for each in kubelet.asked] == [True, True, False], "once more when it has ended"
+
+
+def test_what_a_kubelet_says_in_place_of_output_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "job.0.log"
+    path.write_text("kept by an earlier control plane\n")
+    follow(path, [b"unable to retrieve container logs for containerd://abc", b"NotFound desc = gone"], [])
+    assert path.read_text() == "kept by an earlier control plane\n"
+
+
+def test_what_an_earlier_control_plane_kept_is_replaced_by_the_whole(tmp_path: Path) -> None:
+    path = tmp_path / "job.0.log"
+    path.write_text("a\n")
+    follow(path, [line(1, "a"), line(2, "b")], [])
+    assert path.read_text() == "a\nb\n"
+
+
+def test_a_pod_that_is_gone_has_no_more_to_say(tmp_path: Path) -> None:
+    kubelet = follow(tmp_path / "log", [line(1, "a")], [NoSuchObject(404, "NotFound", "no such pod")])
+    assert len(kubelet.asked) == 2
+    assert (tmp_path / "log").read_text() == "a\n"
+
+
+def test_output_without_end_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_logs, "_CHECK_BYTES", 1000)
+    path = tmp_path / "log"
+    follow(path, [line(n % 60, "x" * 99, n) for n in range(60)], [], max_log_bytes=2000)
+    assert path.stat().st_size <= 3100
+    assert (tmp_path / "log.1").exists()

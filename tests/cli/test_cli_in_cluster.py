@@ -1,0 +1,144 @@
+"""`run --on k8s`, `deploy --on k8s` and `apply`: what is told while an object is watched, and what is refused."""
+
+from __future__ import annotations
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from springtide.cli import in_cluster
+from springtide.cli.in_cluster import Watcher, check_cluster_options, final_text
+from springtide.cli.main import cli
+from springtide.core.errors import InvalidRequest
+
+
+class Moments:
+    def __init__(self):
+        self.at_s = 0.0
+
+    def __call__(self):
+        return self.at_s
+
+
+class Told:
+    def __init__(self):
+        self.lines = []
+        self.now = Moments()
+        self.watcher = Watcher(self.lines.append, "ml", self.now)
+
+    def watch(self, *statuses, every_s=1.0):
+        def states():
+            for status in statuses:
+                self.now.at_s += every_s
+                yield {"status": status} if status is not None else {}
+
+        return self.watcher.watch(states())
+
+
+def running(percent, workers="2/1..4", **more):
+    return {"state": "RUNNING", "workers": workers, "progress": f"{percent}%", "cost": "$0.10", **more}
+
+
+END = {"state": "SUCCEEDED", "workers": "0/1..4", "progress": "100%", "reason": "the training function returned"}
+
+
+def test_a_line_is_told_for_what_changes_and_not_for_a_cent_more():
+    told = Told()
+    starting = {"state": "STARTING", "workers": "0/1..4", "reason": "starting on 2 devices"}
+    told.watch({**starting, "cost": "$0.01"}, {**starting, "cost": "$0.02"}, running(1), running(2), running(7), END)
+    assert [line.split()[0] for line in told.lines] == ["STARTING", "RUNNING", "RUNNING", "SUCCEEDED"]
+    assert "(starting on 2 devices)" in told.lines[0]
+    assert "7%" in told.lines[2]
+
+
+def test_a_slow_job_is_told_of_now_and_then():
+    told = Told()
+    told.watch(running(1), running(1), running(1), END, every_s=6.0)
+    assert len([line for line in told.lines if line.startswith("RUNNING")]) == 2
+
+
+def test_a_pod_that_waits_is_told_with_its_reason():
+    told = Told()
+    waiting = {"state": "STARTING", "workers": "0/1..4", "pods": [{"name": "p", "reason": "ImagePullBackOff: x"}]}
+    told.watch(waiting, END)
+    assert "(pod p: ImagePullBackOff: x)" in told.lines[0]
+
+
+def test_silence_is_told_once_and_not_at_once():
+    told = Told()
+    told.watch(None, None, END)
+    assert not any("control plane" in line for line in told.lines)
+    told = Told()
+    told.watch(*[None] * 12, END)
+    assert [line for line in told.lines if "serves the namespace 'ml'" in line] == told.lines[:1]
+
+
+def test_how_it_ended_is_told_as_for_any_other_job():
+    told = Told()
+    told.watch(running(1), running(30, "4/1..4"), running(60, "1/1..4"), END)
+    status = {
+        **END,
+        "step": 128,
+        "totalSteps": 128,
+        "loss": "0.26",
+        "deadline": "18:00:00 UTC",
+        "slackSeconds": 192.0,
+        "resizes": 2,
+        "restarts": 0,
+        "cost": "$0.42",
+        "startedAt": "2030-01-31T12:00:00Z",
+        "artifact": "workloads/a/artifacts/model.safetensors",
+    }
+    assert final_text("digits-1", status, told.watcher.workers).splitlines() == [
+        "digits-1 SUCCEEDED  step 128/128  loss 0.26",
+        "  deadline 18:00:00 UTC met by 3m12",
+        "  workers 2 -> 4 -> 1, 2 resizes, 0 restarts, $0.42",
+        "  model workloads/a/artifacts/model.safetensors",
+    ]
+
+
+def test_a_refusal_is_told_with_what_would_be_accepted():
+    status = {"state": "REJECTED", "reason": "too late", "alternatives": ["--deadline 2h"]}
+    assert final_text("a", status).splitlines() == [
+        "a REJECTED",
+        "  too late",
+        "  it would be accepted with: --deadline 2h",
+    ]
+
+
+@pytest.mark.parametrize("name", ["namespace", "image"])
+def test_what_only_a_cluster_knows_is_refused_elsewhere(name):
+    with pytest.raises(InvalidRequest, match="add --on k8s"):
+        check_cluster_options({name: "x"}, None)
+    check_cluster_options({name: "x"}, in_cluster.K8S)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("kind: Deployment\nmetadata: {name: a}\n", "kubectl apply the rest"),
+        ("a: [1\n", "is not valid YAML"),
+        ("", "there is no object in it"),
+        (
+            "apiVersion: springtide.dev/v1alpha1\nkind: TrainingFunction\nmetadata: {name: a}\nspec: {sauce: {}}\n",
+            "did you mean source",
+        ),
+    ],
+)
+def test_apply_says_what_is_wrong_with_a_file_before_any_cluster_is_asked(tmp_path, monkeypatch, text, told):
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    (tmp_path / "a.yaml").write_text(text)
+    result = CliRunner().invoke(cli, ["apply", "-f", str(tmp_path / "a.yaml")])
+    assert result.exit_code != 0
+    assert told in result.output
+
+
+def test_run_in_a_cluster_takes_no_profile(tmp_path):
+    (tmp_path / "a.py").write_text("import springtide as st\n@st.train\ndef fit(ctx): ...\n")
+    (tmp_path / "profile.json").write_text("{}")
+    result = CliRunner().invoke(
+        cli, ["run", str(tmp_path / "a.py"), "--on", "k8s", "--profile", str(tmp_path / "profile.json")]
+    )
+    assert result.exit_code != 0
+    assert "leave it out with --on k8s" in result.output
+    assert isinstance(cli, click.Group)

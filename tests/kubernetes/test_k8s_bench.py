@@ -1,0 +1,55 @@
+"""The Kubernetes bench itself, small: a real API server, a real control plane, objects for nodes."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from lab import lab_folder, missing_lab
+
+from springtide.backends.kubernetes.kinds import NODE
+from springtide.client import kubernetes_bench
+from springtide.client.kubernetes_bench_cluster import LAB_VARIABLE, api_server
+from springtide.core.errors import BackendError
+from springtide.service import kubernetes_bench_plane
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(autouse=True)
+def _own_server(monkeypatch) -> None:
+    if why := missing_lab():
+        pytest.skip(why)
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.setenv(LAB_VARIABLE, str(lab_folder()))
+
+
+def test_it_measures(monkeypatch) -> None:
+    monkeypatch.setattr(kubernetes_bench, "IDLE_S", 1.0)
+    monkeypatch.setattr(kubernetes_bench, "NUM_ROUNDS", 1)
+    report = kubernetes_bench.run_bench(num_nodes=5, num_jobs=10)
+    rows = {row["case"]: row for row in report["rows"]}
+    # Ten jobs want four workers each; five nodes of eight devices have room for exactly these.
+    assert rows["pods bound, 5 nodes x 8, 10 jobs"]["ours"] == 40
+    assert rows["CPU of the control plane a pod bound"]["ours"] > 0
+    assert rows["one turn of the loop, p99"]["ours"] > 0
+    # Every call takes half a second there; no action that is handed over waits for one.
+    assert rows["longest hand-over of an action, 500 ms a call"]["ours"] < 400
+    assert kubernetes_bench_plane.TimedExecutor.wait is not None
+
+
+def test_it_does_not_stand_among_the_nodes_of_others(monkeypatch) -> None:
+    with api_server() as kubeconfig:
+        asyncio.run(_make_node(kubeconfig))
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+        with pytest.raises(BackendError, match="has 1 nodes"), api_server():
+            raise AssertionError("somebody's cluster")
+
+
+async def _make_node(kubeconfig: Path) -> None:
+    from springtide.backends.kubernetes.api import KubeApi
+
+    api = KubeApi.connect(kubeconfig)
+    await api.create(NODE, {"metadata": {"name": "somebodys"}})
+    await api.close()
