@@ -11,7 +11,7 @@ import pytest
 from springtide.client.api import Client, connect
 from springtide.core.errors import BackendError, CapacityError, InvalidRequest, Unauthorized
 
-SOURCE = SimpleNamespace(filename="a.py", text="x", object_name="f", kind="function", args=(), import_root="")
+SOURCE = SimpleNamespace(filename="a.py", text="x", object_name="f", kind="function", args=(), import_root="", files={})
 
 
 @pytest.fixture(autouse=True)

@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 from api_proxy import ApiProxy
 from lab import Cluster
+from msgspec.structs import replace
 from pod_platform import PodPlatform
 
-from springtide.backends.kubernetes import pod_machines, pod_watch, quota
+from springtide.backends.kubernetes import pod_machines, pod_recovery, pod_watch, quota
 from springtide.backends.kubernetes import settings as names
 from springtide.core.actions import EndJob
 from springtide.core.events import JobResized, NodeLost, ReplicaLost, ReplicaReady, ReplicaStopped, ScaleRequested
 from springtide.core.ports import Standing
+from springtide.core.shares import Share
 from springtide.core.workload import JobState
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(180)]
@@ -311,6 +313,23 @@ def test_a_listing_from_the_past_ends_nobody(platform: PodPlatform, was_ready: b
     platform.until(JobResized, lambda event: event.generation == 2)
     assert not platform.of(ReplicaLost)
     assert len(platform.kubelet.uids["job.0"]) == 1
+
+
+def test_a_recovery_that_fails_half_way_ends_nobody(platform: PodPlatform, monkeypatch: pytest.MonkeyPatch) -> None:
+    starts = platform.train(0, 1)
+    platform.crash()
+
+    def fail(*_: object) -> None:
+        raise ValueError("a pod like no other")
+
+    monkeypatch.setattr(pod_recovery, "share_of", fail)
+    shared = [replace(start, share=Share(request=0.5, limit=0.5)) for start in starts]
+    platform.open().recover(standing_of(*shared))
+    platform.wait_for("the problem", lambda: "a pod like no other" in platform.executor.status().problem)
+    platform.settle(1.0)
+    pods = platform.kubelet.pods()
+    assert set(pods) == {"job.0", "job.1"}
+    assert not any("deletionTimestamp" in pod["metadata"] for pod in pods.values())
 
 
 def test_an_end_that_nobody_was_notified_of_is_found_out(platform: PodPlatform) -> None:

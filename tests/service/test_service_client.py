@@ -18,7 +18,7 @@ from springtide.service.api import build_api
 
 
 def source_of(body):
-    known = {"object_name": "", "args": (), "import_root": ""}
+    known = {"object_name": "", "args": (), "import_root": "", "files": {}}
     return SimpleNamespace(**{**known, **body["source"]})
 
 

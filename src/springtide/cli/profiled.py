@@ -14,6 +14,7 @@ import msgspec
 from springtide.cli.asked import Asked
 from springtide.cli.session import Session, refuse
 from springtide.client.shares import is_auto
+from springtide.client.source import for_pods
 from springtide.core.quantities import validate_name
 from springtide.core.shards import shards_for
 

@@ -25,6 +25,7 @@ from springtide.client.shares import is_auto
 from springtide.client.source import (
     SourceFile,
     default_state_directory,
+    for_pods,
     name_from,
     object_name_in,
     read_source,
@@ -400,7 +401,8 @@ def deploy_service(
         options = service_as_profiled(options, source, tell, connected.sharing())
     if connected.status().cluster is not None:
         source = for_pods(source)
-    status = connected.deploy_service(        name=validate_name(options.name or name), source=source, options=options.as_request()
+    status = connected.deploy_service(
+        name=validate_name(options.name or name), source=source, options=options.as_request()
     )
     return ServiceHandle(connected, status.name)
 

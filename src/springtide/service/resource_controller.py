@@ -42,6 +42,8 @@ GATHER_S = 0.1
 LOOK_S = 1.0
 # How many objects are taken in at once: each waits for the server, and for the journal.
 HANDS = 16
+# Nothing of its own tells an object when the address that it wants is free, or when the platform is well again.
+_ASKED_AGAIN = frozenset({Reason.NAME_TAKEN, Reason.PLATFORM_UNAVAILABLE})
 
 Place = tuple[str, Key]
 
@@ -191,9 +193,10 @@ class ObjectDoor:
         if obj is None or self._job_of(obj) is not None:
             return None
         generation = obj["metadata"].get("generation", 1)
-        is_answered = obj.get("status", {}).get("observedGeneration") == generation and uid_of(obj) in self._conditions
+        known = self._conditions.get(uid_of(obj), [])
+        is_answered = bool(known) and obj.get("status", {}).get("observedGeneration") == generation
         # Refused as it is; it is asked once more when it changes, and now and then.
-        return None if is_answered and not is_due else obj
+        return None if is_answered and known[0].reason not in _ASKED_AGAIN and not is_due else obj
 
     def _take_in_one(self, obj: Object) -> None:
         try:
@@ -211,13 +214,12 @@ class ObjectDoor:
         uid = uid_of(obj)
         if kind == INFERENCE_FUNCTION.name:
             _, self._conditions[uid] = self._services.compare(obj, is_due=is_due)
-            if any(each.reason is Reason.NAME_TAKEN for each in self._conditions[uid]):
-                # Nothing of its own tells it that the address is free again.
-                self._unfinished[place] = None
         else:
             job = self._job_of(obj)
             if job is not None:
                 self._conditions[uid] = [self._jobs.compare(obj, job)]
+        if any(each.reason in _ASKED_AGAIN for each in self._conditions.get(uid, ())):
+            self._unfinished[place] = None
         self._tell(place)
 
     def _tell_progress(self, place: Place, name: WorkloadId) -> None:

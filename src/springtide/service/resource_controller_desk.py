@@ -20,6 +20,7 @@ from springtide.control.records import JobRecord, ServiceRecord
 from springtide.core.containers import ContainerSettings
 from springtide.core.errors import Conflict, InvalidRequest, SpringtideError
 from springtide.core.quantities import validate_name
+from springtide.core.workload import WorkloadId
 from springtide.service import sources
 from springtide.service.contract import PlatformLike
 from springtide.service.function_checks import check_functions
@@ -89,9 +90,14 @@ class ObjectDesk(Desk):
         validate_name(name, "the service's name")
         check_service(request)
         self._check_source(request.source)
-        old = self._platform.view().services.get(find_id(self._platform, name))
+        old = self._platform.view().services.get(WorkloadId(name))
         where = old.service.container if old is not None and not old.is_removed else None
         namespace = self._namespace(request.container, where)
+        if where is not None and where.namespace != namespace:
+            raise Conflict(
+                f"{name} is a service of the namespace {where.namespace!r}; leave container.namespace out, take that "
+                "one away first, or choose another name"
+            )
         obj = inference_function(
             name,
             namespace,
@@ -207,11 +213,6 @@ class ObjectDesk(Desk):
         metadata["labels"] = {MANAGED_BY_LABEL: "springtide", PLATFORM_LABEL: self._settings.name}
         if annotations:
             metadata["annotations"] = dict(annotations)
-
-
-def find_id(platform: PlatformLike, name: str) -> Any:
-    """The id under which a service of that name would be known."""
-    return next((workload_id for workload_id in platform.view().services if workload_id == name), None)
 
 
 def _plain_container(container: ContainerIn | None) -> dict[str, Any]:

@@ -76,19 +76,22 @@ class JobObjects:
     def compare(self, obj: Object, record: JobRecord) -> Condition:
         """Ask for what an object wants of its job now; whether all that it says is in force."""
         refusals: list[str] = []
+        trouble = ""
         if not record.state.is_terminal and record.outcome is None:
             wishes = (self._suspend, self._resize)
             for wish in wishes:
                 try:
                     wish(obj, record)
-                except BackendError:
+                except BackendError as error:
                     # Neither done nor refused: the next round asks again.
-                    continue
+                    trouble = str(error)
                 except SpringtideError as error:
                     refusals.append(str(error))
         refusals += self._changed_parts(obj, record)
         if refusals:
             return Condition(ConditionType.APPLIED, False, Reason.CHANGE_REFUSED, "; ".join(refusals))
+        if trouble:
+            return Condition(ConditionType.APPLIED, False, Reason.PLATFORM_UNAVAILABLE, trouble)
         return Condition(ConditionType.APPLIED, True, Reason.IN_FORCE, "all of the spec is in force")
 
     def end_orphan(self, record: JobRecord) -> None:

@@ -27,6 +27,7 @@ class Store:
         self.frozen: Listing | None = None
         self.trouble: list[Exception] = []
         self.loses = False
+        self.watched_from: list[str] = []
         self._changed = asyncio.Event()
 
     def put(self, name: str, value: str, namespace: str = "ns") -> None:
@@ -87,6 +88,7 @@ class Store:
     async def watch(
         self, kind: object, namespace: str, *, resource_version: str, on_open: Callable[[], None], **_: Any
     ) -> AsyncIterator[WatchEvent]:
+        self.watched_from.append(resource_version)
         position = len(self.events)
         earlier = [event for version, event in self.events if version > int(resource_version)]
         on_open()
@@ -182,6 +184,7 @@ def test_it_goes_on_from_the_last_bookmark() -> None:
         store.put("a", "2")
         await until(lambda: values(cache) == {"a": "2"})
         assert len(heard) == 1
+        assert store.watched_from == ["11", "13"]
 
     run(story)
 

@@ -30,18 +30,6 @@ DEFAULT_MEMORY = "1Gi"
 # The newest version of Kubernetes that still has no policy/v1.
 _LAST_WITHOUT_POLICY_V1 = (1, 20)
 _METADATA_SERVICES = ("169.254.169.254/32", "fd00:ec2::254/128")
-_RESTRICTED_POD = {
-    "runAsNonRoot": True,
-    "runAsUser": USER_ID,
-    "runAsGroup": USER_ID,
-    "fsGroup": USER_ID,
-    "seccompProfile": {"type": "RuntimeDefault"},
-}
-_RESTRICTED_CONTAINER = {
-    "allowPrivilegeEscalation": False,
-    "readOnlyRootFilesystem": True,
-    "capabilities": {"drop": ["ALL"]},
-}
 
 
 def render(given: SettingsFile, kubernetes: tuple[int, int] = (1, 30)) -> tuple[Manifest, ...]:
@@ -300,7 +288,13 @@ def _pod(settings: SettingsFile) -> Manifest:
         "automountServiceAccountToken": True,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": 60,
-        "securityContext": _RESTRICTED_POD,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER_ID,
+            "runAsGroup": USER_ID,
+            "fsGroup": USER_ID,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
         "affinity": {
             "podAntiAffinity": {
                 "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": elsewhere}]
@@ -337,7 +331,11 @@ def _container(settings: SettingsFile) -> Manifest:
             "requests": {"cpu": controller.cpu or DEFAULT_CPU, "memory": memory},
             "limits": {"memory": memory},
         },
-        "securityContext": _RESTRICTED_CONTAINER,
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
         # To fold a long journal takes its time: only who has answered once can be found dead. Who stands by is ready,
         # too: it is as good as the one that decides, and a rollout that waits for it would never end.
         "startupProbe": {**_probe("/healthz"), "periodSeconds": 2, "failureThreshold": 150},

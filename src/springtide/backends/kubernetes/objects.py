@@ -207,7 +207,9 @@ class Objects:
 
     def _event_failed(self, error: BackendError) -> None:
         self._event_is_over()
-        LOG.warning("an event could not be posted: %s", error)
+        # A namespace that is going away takes no news any more.
+        is_expected = isinstance(error, Forbidden | NoSuchObject)
+        LOG.log(logging.DEBUG if is_expected else logging.WARNING, "an event could not be posted: %s", error)
 
 
 def _tell_failure(error: BackendError) -> None:

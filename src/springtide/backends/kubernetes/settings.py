@@ -84,6 +84,6 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     worker_lost_after_s: float = 10.0
     node_lost_after_s: float = 40.0
     lease_s: float = 15.0
-    share_directory: str = "/run/springtide"
+    share_directory: str = ""
     pod: PodSettings = PodSettings()
     controller: PodSettings = PodSettings()
