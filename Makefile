@@ -6,6 +6,9 @@ BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 STAMP := $(VENV)/.installed
 COMPUTING := tests/control tests/sim tests/simulation tests/solvers tests/perf tests/policies tests/native
+# What measures, or holds a running service to its objective, has the machine to itself.
+ALONE := $(addprefix tests/end_to_end/test_,tide_live.py sharing_live.py sharing_bench_live.py gpu_sharing_live.py \
+	report_latency.py goodput_live.py quote_live.py)
 
 .PHONY: setup demo check test slow examples kubernetes gpu broken golden bench ci clean browser servers compiler
 
@@ -31,10 +34,11 @@ check: setup
 test: setup servers compiler
 	$(PYTEST) -n 2 --dist loadgroup
 
-# What only computes runs two at a time; real processes have the machine to themselves.
+# What computes runs two at a time, and so do real processes, which wait for most of their time.
 slow: setup browser servers compiler
 	$(PYTEST) -m slow --timeout 600 -n 2 --dist loadgroup $(COMPUTING)
-	$(PYTEST) -m slow --timeout 600 $(COMPUTING:%=--ignore=%)
+	$(PYTEST) -m slow --timeout 600 -n 2 --dist loadgroup $(COMPUTING:%=--ignore=%) $(ALONE:%=--ignore=%)
+	$(PYTEST) -m slow --timeout 600 $(ALONE)
 
 examples: setup servers
 	$(PYTEST) -m examples --timeout 600

@@ -50,9 +50,11 @@ class FakeClient:
 
     def __init__(self) -> None:
         self.asked: dict[str, Any] = {}
+        self.cluster: Any = None
 
     def status(self) -> Any:
-        return type("Status", (), {"devices": tuple(type("Device", (), {"kind": "cpu"}) for _ in range(3))})()
+        devices = tuple(type("Device", (), {"kind": "cpu"}) for _ in range(3))
+        return type("Status", (), {"devices": devices, "cluster": self.cluster})()
 
     def submit_job(self, **asked: Any) -> Any:
         self.asked = asked
@@ -150,6 +152,17 @@ def test_a_decorator_on_the_wrong_thing() -> None:
         @st.serve
         class Mute:
             pass
+
+
+def test_a_platform_of_pods_is_sent_the_files_that_are_imported(module: ModuleType) -> None:
+    path = Path(module.__file__ or "")
+    path.with_name("net.py").write_text("WIDTH = 3\n", encoding="utf-8")
+    path.write_text(f"{FILE}\nimport net\n", encoding="utf-8")
+    client = FakeClient()
+    client.cluster = object()
+    module.fit.submit(client)
+    source = client.asked["source"]
+    assert (source.files, source.import_root) == ({"net.py": "WIDTH = 3\n"}, "")
 
 
 def test_submit_ships_the_file_and_the_options(module: ModuleType) -> None:

@@ -49,6 +49,7 @@ class Platform:
     def __init__(self, num_places: int) -> None:
         kinds = ["cpu", "cpu", *["function"] * num_places]
         self.devices = tuple(type("Device", (), {"kind": kind}) for kind in kinds)
+        self.cluster = None
 
     def status(self) -> Any:
         return self

@@ -418,6 +418,11 @@ def each_step_once(platform: LivePlatform, workload_id: str) -> None:
     assert {step: lines for step, lines in written.items() if len(lines) != 1} == {}
     records = store.steps()
     num_steps = NUM_SAMPLES // BATCH * NUM_EPOCHS
+    held = {record["step"] for record in records}
+    lacking = [step for step in range(1, num_steps + 1) if step not in held]
+    assert not lacking, f"{len(lacking)} steps are not in the log, and of these it holds no copy: " + str(
+        [step for step in lacking if step not in written]
+    )
     assert [record["step"] for record in records] == list(range(1, num_steps + 1)) == sorted(written)
     generations = [record["generation"] for record in records]
     assert generations == sorted(generations)

@@ -113,7 +113,7 @@ class LazyGroup(click.Group):
 @click.version_option(springtide.__version__, prog_name="springtide")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
-    """Elastic training and serving that share one machine. Start with `springtide hello`."""
+    """Elastic training and serving, on one machine or on a cluster. Start with `springtide hello`."""
     ctx.ensure_object(Session)
 
 

@@ -46,8 +46,6 @@ def profiled_request(session: Session, asked: Asked, path: Path) -> dict[str, An
         settled = job_as_profiled(asked.options, source, session.note, session.client.sharing())
         asked = replace(asked, options=settled)
     status = session.client.status()
-    if status.cluster is not None:
-        source = for_pods(source)
     num_machines = sum(device.kind != "function" for device in status.devices)
     options = asked.options.as_request(num_machines, datetime.now())
     if options["params"] != profile.params:
@@ -57,4 +55,5 @@ def profiled_request(session: Session, asked: Asked, path: Path) -> dict[str, An
     options["profile_steps_per_s"] = {str(count): rate for count, rate in rates.items()}
     options["step_profile"] = msgspec.to_builtins(profile.step)
     options.setdefault("num_samples", profile.num_samples)
-    return {"name": validate_name(asked.options.name or asked.name), "source": source, "options": options}
+    sent = source if status.cluster is None else for_pods(source)
+    return {"name": validate_name(asked.options.name or asked.name), "source": sent, "options": options}

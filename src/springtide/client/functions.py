@@ -362,8 +362,6 @@ def job_request(
         options = job_as_profiled(options, source, tell, client.sharing())
     status = client.status()
     devices = status.devices
-    if status.cluster is not None:
-        source = for_pods(source)
     has_functions = any(device.kind == "function" for device in devices)
     # What `auto` may grow to: a place at a function service is no device for a worker.
     num_machines = sum(device.kind != "function" for device in devices)
@@ -382,7 +380,8 @@ def job_request(
             profile=profile,
             tell=tell,
         )
-    return {"name": called, "source": source, "options": request}
+    sent = source if status.cluster is None else for_pods(source)
+    return {"name": called, "source": sent, "options": request}
 
 
 def deploy_service(

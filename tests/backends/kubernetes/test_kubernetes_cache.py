@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from springtide.backends.kubernetes import cache as cache_module
-from springtide.backends.kubernetes.api_errors import Expired, Forbidden, Unreachable
+from springtide.backends.kubernetes.api_errors import Expired, Forbidden, ServerFault, Unreachable
 from springtide.backends.kubernetes.api_wire import Listing, WatchEvent
 from springtide.backends.kubernetes.cache import Cache, Change, trim_metadata
 from springtide.backends.kubernetes.kinds import CONFIG_MAP, Key
@@ -73,6 +73,8 @@ class Store:
         await asyncio.sleep(0)
         if self.trouble:
             raise self.trouble.pop(0)
+        if int(options.get("not_older_than") or 0) > self.version:
+            raise ServerFault(504, "Timeout", f"Timeout: Too large resource version: {options['not_older_than']}")
         self.lists += not options.get("metadata_only")
         if self.frozen is not None:
             return Listing(copy.deepcopy(self.frozen.items), self.frozen.resource_version)
@@ -206,6 +208,32 @@ def test_the_past_is_refused_until_it_lasts(monkeypatch) -> None:
         await until(lambda: values(cache) == {"a": "0"})
 
     run(story)
+
+
+@pytest.mark.parametrize("lasts_s", [0.05, 1000.0])
+def test_a_store_that_is_restored_from_a_backup_while_a_watch_stands(monkeypatch, lasts_s: float) -> None:
+    """The watch is of a version that the server will reach in a week: it never ends, and never says a word."""
+    monkeypatch.setattr(cache_module, "PAST_REFUSED_S", lasts_s)
+
+    async def story(store: Store, cache: Cache) -> None:
+        store.put("a", "1")
+        await until(lambda: values(cache) == {"a": "1"})
+        store.loses = True
+        store.delete("a")
+        store.put("b", "restored")
+        store.objects["b"]["metadata"]["resourceVersion"] = "4"
+        store.version = 5
+        store.events.clear()
+        if lasts_s > 1:
+            await asyncio.sleep(0.2)
+            assert values(cache) == {"a": "1"}
+            return
+        await until(lambda: values(cache) == {"b": "restored"})
+        store.loses = False
+        store.put("c", "new")
+        await until(lambda: values(cache) == {"b": "restored", "c": "new"})
+
+    run(story, compare_every_s=0.02)
 
 
 def test_what_nobody_told_of_is_found() -> None:

@@ -270,6 +270,33 @@ def test_a_device_that_is_held_stays_when_fewer_are_counted() -> None:
     assert cluster.look() == [("lost", "n1")]
 
 
+def test_who_holds_what_is_not_asked_of_nodes_that_are_well() -> None:
+    cluster = Ledger()
+    for index in range(3):
+        cluster.put(node(f"n{index}", "2"))
+    cluster.look()
+    asked: list[str] = []
+
+    def held(node_id: NodeId) -> set:
+        asked.append(node_id)
+        return set()
+
+    for _ in range(5):
+        assert cluster.ledger.look(cluster.objects.values(), held, 1.0) == []
+    assert asked == []
+    cluster.put(node("n1", "2", unschedulable=True))
+    cluster.ledger.look(cluster.objects.values(), held, 1.0)
+    assert asked == ["n1"]
+
+
+def test_a_device_that_is_held_beyond_what_is_counted_is_known_at_the_first_look() -> None:
+    cluster = Ledger()
+    cluster.held = {"n1": {"n1/3"}}
+    cluster.put(node("n1", "2"))
+    assert cluster.look() == [("joined", "n1", "0", "1", "3")]
+    assert cluster.look() == []
+
+
 def test_labels_that_are_wanted_count_before_they_are_written() -> None:
     cluster = Ledger()
     labels = {"springtide.dev/pool": "inference"}

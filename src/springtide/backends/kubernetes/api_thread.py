@@ -10,8 +10,11 @@ import asyncio
 import concurrent.futures
 import inspect
 import logging
+import os
+import socket
 import threading
 import time
+import zlib
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from typing import Any, TypeVar
 
@@ -40,12 +43,13 @@ class ApiThread:
         *,
         concurrency: int = CONCURRENCY,
         may_write: Callable[[], bool] | None = None,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         self._connect = connect
         self._concurrency = concurrency
         self._may_write = may_write
-        self._seed = seed
+        # Who lost one server together must not come back together: without a seed each process draws its own pauses.
+        self._seed = zlib.crc32(f"{socket.gethostname()}/{os.getpid()}".encode()) if seed is None else seed
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._tasks: set[asyncio.Task[Any]] = set()

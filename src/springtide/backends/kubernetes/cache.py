@@ -232,6 +232,7 @@ class _Reflector:
         # What a comparison has settled: a notification up to there tells nothing that is not known.
         self._settled = 0
         self._past_since_s: float | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         watching = comparing = None
@@ -253,7 +254,7 @@ class _Reflector:
             try:
                 if not self._version:
                     await self._list()
-                await self._watch()
+                await self._watch_until_told()
                 self._cache.note_problem(self._namespace, "")
                 problem = None
             except Expired:
@@ -305,15 +306,31 @@ class _Reflector:
         if version < 0 or version >= self._seen:
             self._past_since_s = None
             return
-        now_s = time.monotonic()
-        self._past_since_s = self._past_since_s if self._past_since_s is not None else now_s
-        if now_s - self._past_since_s < PAST_REFUSED_S:
+        if not self._has_lasted():
             raise _PastError
         _log.warning("%s: the API server has gone back in time for good; believed", self._cache.kind.plural)
         self._past_since_s = None
         self._seen = self._settled = 0
         for key in self._cache.held(self._namespace):
             self._cache.drop(key)
+
+    def _has_lasted(self) -> bool:
+        """Whether the server has been in the past for so long that it is the present."""
+        now_s = time.monotonic()
+        if self._past_since_s is None:
+            self._past_since_s = now_s
+        return now_s - self._past_since_s >= PAST_REFUSED_S
+
+    async def _watch_until_told(self) -> None:
+        """Watch until that ends, or a comparison ends it: then it raises Expired."""
+        self._watching = asyncio.create_task(self._watch())
+        try:
+            await asyncio.wait({self._watching})
+        finally:
+            self._watching.cancel()
+        if self._watching.cancelled():
+            raise Expired(410, "Expired", "a comparison has found the watch to be of another time")
+        self._watching.result()
 
     async def _watch(self) -> None:
         events = self._api.watch(
@@ -352,8 +369,11 @@ class _Reflector:
             try:
                 if self._version:
                     await self._compare()
-            except (BackendError, _PastError):
-                # The watch meets the same trouble, and says so.
+            except (BackendError, _PastError) as error:
+                # Whatever else it is, the watch meets it, too, and says so. A watch from a version that the server has
+                # not reached yet is merely silent.
+                if _is_of_the_past(error) and self._has_lasted() and self._watching is not None:
+                    self._watching.cancel()
                 continue
             except Exception:
                 _log.exception("comparing %s failed", self._cache.kind.plural)
@@ -372,6 +392,7 @@ class _Reflector:
         version = _number(listing.resource_version)
         if version < self._seen:
             raise _PastError
+        self._past_since_s = None
         listed = {key_of(obj): obj for obj in listing.items}
         held = self._cache.held(self._namespace)
         # An object that is newer here than the listing was made after it.
@@ -384,6 +405,12 @@ class _Reflector:
         self._cache.num_healed += len(gone) + len(other)
         self._settled = max(self._settled, version)
         self._saw(listing.items)
+
+
+def _is_of_the_past(error: Exception) -> bool:
+    """Whether the server said that it has not got as far as was asked for."""
+    is_behind = isinstance(error, ApiError) and "Too large resource version" in error.message
+    return is_behind or isinstance(error, _PastError)
 
 
 def _number(version: str) -> int:

@@ -15,6 +15,7 @@ import socket
 import threading
 import time
 import uuid
+import zlib
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -66,7 +67,7 @@ class Leadership:
         on_lost: Callable[[str], None] | None = None,
         clock: Callable[[], float] = boot_s,
         labels: dict[str, str] | None = None,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         assert lease_s >= 1.0, "a lease is counted in whole seconds"
         self.identity = identity or identity_of_this_process()
@@ -80,7 +81,8 @@ class Leadership:
         self._on_lost = on_lost
         self._clock = clock
         self._labels = labels or {}
-        self._rng = np.random.default_rng(seed)
+        # Those who wait must not all look at the same moment: without a seed each draws by its own name.
+        self._rng = np.random.default_rng(zlib.crc32(self.identity.encode()) if seed is None else seed)
         self._lock = threading.Lock()
         self._role: Role = "waiting"
         self._acts_until_s = float("-inf")

@@ -208,7 +208,7 @@ class NodeLedger:
             facts = self._read(obj)
             node_id = NodeId(facts.name)
             seen.add(node_id)
-            node = self._offer(node_id, facts, held(node_id), now_s)
+            node = self._offer(node_id, facts, held, now_s)
             if node is not None:
                 offered[node_id] = node
         for node_id in [known for known in self._facts if known not in seen]:
@@ -270,28 +270,33 @@ class NodeLedger:
                 _log.warning("node %s: %s", facts.name, complaint)
         return facts
 
-    def _offer(self, node_id: NodeId, facts: NodeFacts, held: Collection[DeviceId], now_s: float) -> Node | None:
-        node = facts.node
+    def _offer(self, node_id: NodeId, facts: NodeFacts, held_on: Held, now_s: float) -> Node | None:
+        """What of a node is offered. Who holds what is only asked where it matters: there may be many pods."""
+        node, told = facts.node, self._told.get(node_id)
         if node is None:
             self._silent_since_s.pop(node_id, None)
-            told = self._told.get(node_id)
+            held = held_on(node_id) if told is not None else ()
             return self._only_held(told, held) if told is not None and held else None
         node = self._labelled(node_id, node)
+        is_lost = bool(facts.cordon)
         if facts.is_ready:
             self._silent_since_s.pop(node_id, None)
         else:
             since_s = self._silent_since_s.setdefault(node_id, now_s)
-            told = self._told.get(node_id)
-            if told is None or now_s - since_s >= self._settings.node_lost_after_s:
-                return self._only_held(node, held) if held else None
-        if facts.cordon:
+            is_lost = is_lost or told is None or now_s - since_s >= self._settings.node_lost_after_s
+        if is_lost:
+            held = held_on(node_id)
             return self._only_held(node, held) if held else None
-        beyond = [device_id for device_id in held if device_id not in {each.device_id for each in node.devices}]
-        if beyond:
-            # Fewer devices than before, and somebody still holds one of those that are not counted any more.
-            devices = (*node.devices, *self._missing(node, beyond))
-            return msgspec.structs.replace(node, devices=devices)
-        return node
+        if told is node:
+            return node
+        counted = {device.device_id for device in node.devices}
+        if told is not None and counted.issuperset(device.device_id for device in told.devices):
+            return node
+        # Fewer devices than before, or nobody knows of before: somebody may hold one that is not counted any more.
+        beyond = [device_id for device_id in held_on(node_id) if device_id not in counted]
+        if not beyond:
+            return node
+        return msgspec.structs.replace(node, devices=(*node.devices, *self._missing(node, beyond)))
 
     def _only_held(self, node: Node, held: Collection[DeviceId]) -> Node:
         there = tuple(device for device in node.devices if device.device_id in held)
