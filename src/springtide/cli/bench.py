@@ -31,6 +31,7 @@ BENCHES: Mapping[str, str] = MappingProxyType(
         "goals": "goals met by search in a world that is not its model, beside the best of all and other methods",
         "interpose": "what the CUDA interposition library adds to a launch, beside a stub driver; on no device",
         "jct": "how long jobs take under each policy that chooses workers and batch sizes, beside Pollux and the bound",
+        "kubernetes": "1,000 nodes x 8, 2,000 jobs on a real API server: bind rate, watch lag, CPU, turns; slow API",
         "packing": "devices that instances share at the peak, beside other packers and the bound; CPU of each decision",
         "pipeline-plan": "how long the best plan of a pipeline of functions takes to find, and whether it is the best",
         "resize": "how long training stands still at each kind of resize, beside moving the state once",
@@ -43,10 +44,10 @@ BENCHES: Mapping[str, str] = MappingProxyType(
 # Which options belong to which benches.
 _OPTIONS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "small": ("resize", "sharing", "smlt-sync", "sync"),
+        "small": ("kubernetes", "resize", "sharing", "smlt-sync", "sync"),
         "traces": ("deadlines", "figures", "jct"),
         "only": ("deadlines", "fapes", "figures", "funcpipe", "goals", "smlt"),
-        "policies": ("deadlines", "decision", "jct"),
+        "policies": ("deadlines", "decision", "jct", "kubernetes"),
         "cluster": ("deadlines",),
         "profiles": ("deadlines", "figures"),
         "overhead": ("deadlines", "figures", "jct"),
@@ -103,7 +104,9 @@ _OPTIONS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
 @click.argument("name", required=False)
 @click.option("--list", "is_listed", is_flag=True, help="List what can be measured.")
 @click.option(
-    "--small", is_flag=True, help="resize, sharing, smlt-sync, sync: leave the large out; a minute instead of several."
+    "--small",
+    is_flag=True,
+    help="kubernetes, resize, sharing, smlt-sync, sync: leave the large out; a minute instead of several.",
 )
 @click.option(
     "--traces", multiple=True, metavar="DIR", help="deadlines, figures, jct: where the traces are (more than once)."
@@ -114,7 +117,9 @@ _OPTIONS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
     help="deadlines: these traces; fapes: of table,ablations,gap,scale these; figures: of 6b,8a,8b,9,10,11 these; "
     "funcpipe: of 5,8,9,11,walk these; goals: of bert-medium,resnet50,small; smlt: these parts.",
 )
-@click.option("--policies", metavar="P,P", help="deadlines, decision, jct: these instead of the usual ones.")
+@click.option(
+    "--policies", metavar="P,P", help="deadlines, decision, jct: these instead of the usual ones; kubernetes: this one."
+)
 @click.option("--cluster", metavar="NODESxDEVICES", help="deadlines: for traces whose cluster is not known.")
 @click.option("--profiles", metavar="DIR", help="deadlines, figures: scaling tables, if not those near the traces.")
 @click.option(
@@ -139,12 +144,12 @@ _OPTIONS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
 @click.option(
     "--seed",
     type=click.IntRange(min=0),
-    help="All but gateway, jct and resize: where chance comes from.",
+    help="All but gateway, jct, kubernetes and resize: where chance comes from.",
 )
 @click.option(
     "--markdown",
     is_flag=True,
-    help="All but gateway, interpose, resize, sharing and sync: print tables for a page of results.",
+    help="All but gateway, interpose, kubernetes, resize, sharing and sync: print tables for a page of results.",
 )
 @click.option("--data", metavar="DIR", help="jct: the folder with profiles/ and workloads-osdi21/; packing: workload/.")
 @click.option("--workloads", metavar="N,N", help="jct: these of the folder instead of all.")
@@ -175,7 +180,7 @@ def bench(session: Session, /, name: str | None, is_listed: bool, **options: Any
     session.note(f"measuring {name}; other work on this machine makes the numbers worse ...")
     if name == "gateway":
         report = _gateway_bench()
-    elif name in ("interpose", "sharing"):
+    elif name in ("interpose", "kubernetes", "sharing"):
         report = _client_bench(session, name, options)
     elif name == "resize":
         report = _probe("probe-resize", small=options["small"])
@@ -419,6 +424,9 @@ def _client_bench(session: Session, name: str, options: Mapping[str, Any]) -> di
     measured: dict[str, Any]
     if name == "sharing":
         measured = module.run_sharing_bench(seed=seed, is_small=options["small"], tell=session.note)
+    elif name == "kubernetes":
+        policy = next(iter(_names(options["policies"])), "springtide")
+        measured = module.run_bench(policy=policy, is_small=options["small"], tell=session.note)
     else:
         num_launches = options["launches"] or module.NUM_LAUNCHES
         measured = module.run_interpose_bench(num_launches=num_launches, seed=seed, tell=session.note)
