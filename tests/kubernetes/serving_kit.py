@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from kube_http import GROUP, Kube, wait_for
+from kube_http import GROUP, Kube, Refused, wait_for
 from lab import missing_lab, running
 from lab_nodes import NodeLab, missing_nodes
 from lab_pods import IMAGE
@@ -55,7 +55,18 @@ class ThisMachine:
             "metadata": {"name": "where", "namespace": namespace},
             "spec": {"nodeName": NODE, "terminationGracePeriodSeconds": 0, "containers": [container]},
         }
-        self.api.post(f"api/v1/namespaces/{namespace}/pods", pod)
+
+        def is_made() -> bool:
+            try:
+                self.api.post(f"api/v1/namespaces/{namespace}/pods", pod)
+            except Refused as refusal:
+                # Older servers refuse for a moment, until the namespace's account has its token.
+                if refusal.status != 500:
+                    raise
+                return False
+            return True
+
+        wait_for("a pod to be taken", is_made, LIMIT_S)
         path = f"api/v1/namespaces/{namespace}/pods/where"
         address = wait_for("a pod's address", lambda: self.api.get(path)["status"].get("podIP"), LIMIT_S)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -15,18 +15,27 @@ from lab import free_ports
 from lab_nodes import DEVICE_RESOURCE, NODES, NodeLab
 from lab_pods import pod_settings
 from live_cluster import BUCKET, CREDENTIALS
+from msgspec.structs import replace
 
 from springtide.backends.kubernetes.api import KubeApi
 from springtide.backends.kubernetes.api_thread import ApiThread
 from springtide.backends.kubernetes.executor import KubernetesExecutor
 from springtide.backends.kubernetes.pod_shares import share_of
 from springtide.backends.kubernetes.settings import NODE_LABEL, KubernetesSettings
+from springtide.core.containers import ContainerSettings
+from springtide.core.events import ReplicaLost
 from springtide.core.resources import NodeId
 from springtide.core.shares import Share
 from springtide.core.workload import Entrypoint, InferenceService, ReplicaId, TrainingJob
 from springtide.storage.open import open_store
 from springtide.storage.workload_store import WorkloadStore
-from springtide.testing.executor import CHECKS, SHARE_CHECKS, check_drain_leaves_replicas_alone
+from springtide.testing.executor import (
+    CHECKS,
+    SHARE_CHECKS,
+    check_drain_leaves_replicas_alone,
+    expect,
+    start_of,
+)
 from springtide.testing.servers import RunningServer, running_s3
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(300)]
@@ -40,6 +49,10 @@ def fit(ctx):
     for batch in ctx.batches((x, y)):
         time.sleep(0.005)
         ctx.step(torch.nn.functional.mse_loss(model(batch.x), batch.y))
+"""
+GREEDY = """
+def fit(ctx):
+    held = [bytearray(1 << 26) for _ in range(64)]
 """
 SERVING = """
 class Echo:
@@ -197,3 +210,14 @@ def test_pods_share_devices(check, world: PodWorld) -> None:
 def test_who_is_on_a_node_that_drains(world: PodWorld) -> None:
     # Labels are the cluster's; the checks of labels that machines keep by themselves are the book of nodes' tests.
     check_drain_leaves_replicas_alone(world)
+
+
+def test_a_worker_that_needs_too_much_memory_is_lost_for_that_reason(world: PodWorld) -> None:
+    small = ContainerSettings(memory="600Mi")
+    job = replace(world.long_job, entrypoint=world._source("long", GREEDY), container=small)
+    start = start_of(job, world.devices[0])
+    world.executor.start(start)
+    (lost,) = expect(world, world.executor, ReplicaLost)
+    assert isinstance(lost, ReplicaLost)
+    assert lost.reason == "the container ran out of its memory limit (600Mi)"
+    assert lost.exit_code == 137

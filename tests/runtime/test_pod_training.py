@@ -117,6 +117,25 @@ def test_a_hook_takes_one_member_away_and_the_others_go_on(make_pods):
     finish(plane)
 
 
+def test_a_member_is_lost_while_a_group_forms_and_the_rest_forms_another_one(make_pods):
+    plane = make_pods(step_s=0.15)
+    plane.start_group("job.0")
+    survivor = plane.worker_pid("job.0")
+    plane.wait_step(3)
+    plane.start("job.1", "job.2")
+    plane.wait_ready("job.1", "job.2")
+    # One joiner does not answer any more, without a word: those who wait for it are told to go on without it.
+    kill_worker(plane, "job.2", signal.SIGSTOP)
+    plane.form("job.2", "job.0", "job.1", wait=False)
+    plane.wait_step(plane.step() + 3)
+    plane.form("job.0", "job.1", forced=True, untold=("job.2",))
+    assert plane.worker_pid("job.0") == survivor
+    plane.form("job.1", wait=False, forced=True, untold=("job.2", "job.0"))
+    kill_worker(plane, "job.0")
+    plane.wait_switched("job.1")
+    finish(plane)
+
+
 def test_the_last_member_saves_before_it_leaves_and_another_one_goes_on_from_there(make_pods):
     plane = make_pods(step_s=0.1)
     plane.start_group("job.0")

@@ -130,6 +130,68 @@ def test_a_store_that_is_away_costs_no_lines(url, monkeypatch, capsys):
     assert [step for step, _ in logged(url)] == list(range(1, 8))
 
 
+def test_any_one_member_that_is_left_can_make_the_log_whole(url):
+    leader, joiner, late = open_log(url), open_log(url), open_log(url)
+    remember(leader, 1, 300)
+    leader.flush(1)
+    # Many seconds' steps wait when a joiner comes; then the leader is killed, then whoever fed the next joiner.
+    remember(leader, 301, 700)
+    joiner.take_over(leader.newest())
+    remember(joiner, 701, 720)
+    joiner.forget_written()
+    late.take_over(joiner.newest())
+    remember(late, 721, 725)
+    late.flush(3)
+    assert [step for step, _ in logged(url)] == list(range(1, 726))
+
+
+def test_a_leader_hands_over_all_that_waits_however_long_the_store_was_away(url):
+    leader, joiner = open_log(url), open_log(url)
+    remember(leader, 1, 10)
+    leader.flush(1)
+    remember(leader, 11, 6000)
+    leader._interval_s, leader._written_at_s = 1e9, 0.0
+    leader._asked_generation = 1
+    assert [record["step"] for record in leader.newest()] == list(range(11, 6001))
+    joiner.take_over(leader.newest())
+    joiner.flush(2)
+    assert [step for step, _ in logged(url)] == list(range(1, 6001))
+
+
+def test_a_new_leader_writes_at_its_first_step(url):
+    log = open_log(url)
+    remember(log, 1, 5)
+    log.flush(1)
+    log._interval_s = 1e9
+    log.forget_written()
+    remember(log, 6, 6)
+    log.write(2)
+    assert log._thread is not None
+
+
+def test_steps_that_nobody_knows_any_more_are_told(url, capsys):
+    log = open_log(url)
+    remember(log, 1, 3)
+    log.flush(1)
+    other = open_log(url)
+    remember(other, 8, 9)
+    other.flush(2)
+    assert "the step log will lack steps 4 to 7" in capsys.readouterr().err
+
+
+def test_who_led_and_leaves_writes_what_waits_unless_others_do(url):
+    log = open_log(url)
+    remember(log, 1, 4)
+    log.leave(1, is_leader=False)
+    assert logged(url) == []
+    log.leave(1, is_leader=True)
+    assert [step for step, _ in logged(url)] == [1, 2, 3, 4]
+    WorkloadStore(open_store(url), JOB).raise_fence(2)
+    remember(log, 5, 5)
+    log.leave(1, is_leader=True)
+    assert [step for step, _ in logged(url)] == [1, 2, 3, 4]
+
+
 def test_what_is_handed_over_is_what_the_giver_remembers(url):
     giver, taker = open_log(url), open_log(url)
     remember(giver, 1, 30)

@@ -12,6 +12,8 @@ from springtide.backends.kubernetes.kinds import Key, key_of, uid_of
 from springtide.backends.kubernetes.object_spec import trimmed
 from springtide.backends.kubernetes.object_status import ConditionType, Reason
 from springtide.backends.kubernetes.status_words import Condition
+from springtide.backends.kubernetes.pod_spec import secret_name
+from springtide.backends.kubernetes.settings import KubernetesSettings
 from springtide.control.records import JobRecord
 from springtide.core.errors import BackendError
 from springtide.core.events import NodeLost, PauseRequested, ProgressReported
@@ -90,7 +92,8 @@ class House:
         self.platform = platform
         self.cluster = ClusterDouble()
         self.room = Desk(platform)
-        self.intake = Intake(self.room, platform, self.cluster)
+        settings = KubernetesSettings(name="ml-platform", store_secret="store")
+        self.intake = Intake(self.room, platform, self.cluster, settings)
         self.caps = {}
         self.jobs = JobObjects(platform, self.cluster, self.intake, self.room, lambda: self.caps)
         self.services = ServiceObjects(platform, self.cluster, self.intake, self.room)
@@ -292,6 +295,24 @@ def test_a_suspended_object_is_no_job_until_it_is_let_go_and_its_time_begins_the
     assert house.job(obj).job.goal.deadline_s == pytest.approx(house.platform.now_s() + 600, abs=1.0)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["ml-platform-master-key", "ml-platform-token", "store", secret_name("digits-7f3a"), secret_name("x" * 80)],
+)
+@pytest.mark.parametrize("kind", ["TrainingFunction", "InferenceFunction"])
+def test_nobody_is_handed_the_platforms_own_secrets(house, name, kind):
+    obj = house.cluster.put(kind, "digits", container={"secrets": ["mine", name]})
+    if kind == "TrainingFunction":
+        record, told = house.jobs.take_in(obj)
+    else:
+        record, (told, *_) = house.services.compare(obj)
+    assert record is None
+    assert told.reason is Reason.INVALID_SPEC
+    assert f"names '{name}', which is the platform's own" in told.message
+    mine = house.cluster.put(name="mine", container={"secrets": ["mine"]})
+    assert house.jobs.take_in(mine)[0].job.container.secrets == ("mine",)
+
+
 # --- services --------------------------------------------------------------------------------------------------------
 
 
@@ -393,9 +414,23 @@ def test_a_status_that_says_nothing_new_is_not_written(house, teller):
     refused = Condition(ConditionType.APPLIED, False, Reason.CHANGE_REFUSED, "no")
     teller.tell_job(obj, house.job(obj), [refused])
     num = len(house.cluster.told)
+    obj["status"] = house.cluster.told[-1][1]
     house.now.at_s += 100.0
     teller.tell_job(obj, house.job(obj), [refused])
     assert len(house.cluster.told) == num
+
+
+def test_a_status_that_somebody_took_away_is_written_again(house, teller):
+    obj = house.cluster.put(workers=1)
+    house.jobs.take_in(obj)
+    teller.tell_job(obj, house.job(obj), [])
+    obj["status"] = house.cluster.told[-1][1]
+    house.now.at_s += 100.0
+    teller.tell_job(obj, house.job(obj), [])
+    assert len(house.cluster.told) == 1
+    del obj["status"]
+    teller.tell_job(obj, house.job(obj), [])
+    assert len(house.cluster.told) == 2
 
 
 def test_a_condition_keeps_the_moment_of_its_transition(house, teller):

@@ -282,8 +282,9 @@ class CatchupSources:
         for source in self._sources:
             source.after_update(step)
 
-    def switch(self, cursor: Cursor, steps: Sequence[Mapping[str, Any]]) -> None:
-        """The joiners go on by themselves from `cursor`, knowing the last `steps` of the log."""
+    def switch(self, cursor: Cursor, step_log: StepMemory) -> None:
+        """The joiners go on by themselves from `cursor`, knowing the last steps of the log."""
+        steps = step_log.newest() if self._sources else []
         for source in self._sources:
             source.switch(cursor, steps)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from abc import ABC, abstractmethod
 from collections import deque
@@ -10,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from springtide.core.errors import StorageError
 from springtide.storage.fence import Fence
 
 # A full disk must not cost lines: this many steps may pass before there is room for them again.
@@ -38,8 +40,9 @@ class StepMemory(ABC):
     After a restart from a checkpoint steps are replayed: then the line of the highest generation counts.
     """
 
-    def __init__(self, num_remembered: int = _NUM_REMEMBERED) -> None:
+    def __init__(self, num_remembered: int = _NUM_REMEMBERED, num_handed_over: int = _NUM_HANDED_OVER) -> None:
         self._remembered: deque[StepRecord] = deque(maxlen=num_remembered)
+        self._num_handed_over = num_handed_over
 
     def remember(self, record: StepRecord) -> None:
         """Note a committed step."""
@@ -47,7 +50,7 @@ class StepMemory(ABC):
 
     def newest(self) -> list[dict[str, Any]]:
         """The last steps remembered, for a member that takes over this one's state and may come to lead."""
-        return [asdict(record) for record in list(self._remembered)[-_NUM_HANDED_OVER:]]
+        return [asdict(record) for record in list(self._remembered)[-self._num_handed_over :]]
 
     def take_over(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Remember what the giver of the state remembers. Raises TypeError."""
@@ -70,6 +73,12 @@ class StepMemory(ABC):
         Raises Fenced if a newer generation owns the job, OSError, StorageError. A member that does not lead knows
         nothing of what the log holds, and looks.
         """
+
+    def leave(self, generation: int, *, is_leader: bool) -> None:
+        """This member leaves: what it was to write is there then. Where it cannot be any more, others write it."""
+        with contextlib.suppress(OSError, StorageError):
+            if is_leader:
+                self.flush(generation)
 
     @abstractmethod
     def flush(self, generation: int) -> None:

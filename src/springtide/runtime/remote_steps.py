@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import threading
 import time
@@ -14,13 +15,14 @@ from springtide.core.errors import Fenced, StorageError
 from springtide.runtime.records import StepMemory, StepRecord
 from springtide.storage.workload_store import Line, WorkloadStore
 
-# A write takes a second where the store is far away, so others must remember more than where it is a file.
+# A leader that dies leaves out what waits to be written: so many lines, and those of a write under way. Whoever takes
+# over a state takes over more lines than that, so that any one member that is left can make the log whole.
+_MANY_LINES = 512
+_NUM_HANDED_OVER = 4 * _MANY_LINES
 _NUM_REMEMBERED = 16384
-_MANY_LINES = 1024
-# Every write makes an object: a job that runs for long makes them more rarely. What a crash leaves out of the log is
-# written by the next leader, and before every checkpoint the log is whole.
+# Every write makes an object: a job that runs for long makes them more rarely.
 _FIRST_INTERVAL_S = 1.0
-_LAST_INTERVAL_S = 30.0
+_LAST_INTERVAL_S = 15.0
 _GROWTH = 1.5
 
 
@@ -28,7 +30,7 @@ class RemoteStepLog(StepMemory):
     """Remembers steps on the training thread and writes them on one of its own, which ends with the process."""
 
     def __init__(self, store: WorkloadStore) -> None:
-        super().__init__(_NUM_REMEMBERED)
+        super().__init__(_NUM_REMEMBERED, _NUM_HANDED_OVER)
         self._store = store
         self._lock = threading.Lock()
         # One write at a time: the later one then finds what the earlier one has written.
@@ -50,7 +52,13 @@ class RemoteStepLog(StepMemory):
     def newest(self) -> list[dict[str, Any]]:
         """The last steps remembered, for a member that takes over this one's state and may come to lead."""
         with self._lock:
-            return super().newest()
+            records = list(self._remembered)
+            num_lines = self._num_handed_over
+            if self._asked_generation and records:
+                # A leader knows what waits, also where the store has been away for long.
+                num_lines = max(num_lines, records[-1].step - self._written_step)
+            # By hand: this lies within a pause of the whole group, and asdict takes ten times as long.
+            return [{name: getattr(record, name) for name in StepRecord.__slots__} for record in records[-num_lines:]]
 
     def take_over(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Remember what the giver of the state remembers. Raises TypeError."""
@@ -61,6 +69,8 @@ class RemoteStepLog(StepMemory):
         """Another member leads and writes: should this one come to lead, it finds out what the log holds."""
         with self._lock:
             self._after = None
+            # Who comes to lead has what the leader before it left out: that waits no longer than it has to.
+            self._interval_s, self._written_at_s = _FIRST_INTERVAL_S, -math.inf
 
     def restart_at(self, step: int) -> None:
         """The job goes on from a checkpoint of `step`: later lines in the log are to be written again."""
@@ -103,6 +113,9 @@ class RemoteStepLog(StepMemory):
     def _lines_after(self, step: int) -> list[Line]:
         with self._lock:
             lacking = [record for record in self._remembered if record.step > step]
+        if lacking and lacking[0].step > step + 1:
+            lost = f"steps {step + 1} to {lacking[0].step - 1}"
+            sys.stderr.write(f"springtide: the step log will lack {lost}: whoever knew of them is gone\n")
         return [(record.step, json.dumps(asdict(record))) for record in lacking]
 
     def _run(self) -> None:

@@ -351,7 +351,7 @@ class Trainer:
         if not formation.is_member:
             self._leave(formation.generation)
         if not needs_sync:
-            self._sources.switch(self.course.cursor, self._step_log.newest())
+            self._sources.switch(self.course.cursor, self._step_log)
         self._sources.close()
         previous = self.membership.current
         self._old_group, self._group = self._group, formation.group
@@ -464,6 +464,7 @@ class Trainer:
         """Out of the group for good."""
         self._writer.wait()
         self._sources.close()
+        self._step_log.leave(self.membership.generation, is_leader=self.rank == 0)
         seq = self._link.send(Left(generation=generation, step=self.step))
         self._link.wait_acknowledged(seq, _LEAVE_WAIT_S)
         raise WorkerExit(0)
@@ -497,4 +498,3 @@ class Trainer:
 
 def _log(line: str) -> None:
     sys.stderr.write(f"springtide: {line}\n")
-    sys.stderr.flush()

@@ -42,6 +42,8 @@ GATHER_S = 0.1
 LOOK_S = 1.0
 # How many objects are taken in at once: each waits for the server, and for the journal.
 HANDS = 16
+# And how many in one round.
+MOST_AT_ONCE = 128
 # Nothing of its own tells an object when the address that it wants is free, or when the platform is well again.
 _ASKED_AGAIN = frozenset({Reason.NAME_TAKEN, Reason.PLATFORM_UNAVAILABLE})
 
@@ -68,7 +70,7 @@ class ObjectDoor:
         self._platform = platform
         self.objects = objects = Objects(api_thread, settings.namespaces, settings.name)
         room = Desk(platform)
-        intake = Intake(room, platform, objects)
+        intake = Intake(room, platform, objects, settings)
         self.desk = ObjectDesk(platform, room, intake, objects, settings)
         self._intake = intake
         self._jobs = JobObjects(platform, objects, intake, room, quota_caps)
@@ -183,8 +185,10 @@ class ObjectDoor:
     def _take_in(self, places: list[Place], *, is_due: bool) -> None:
         """Submit the jobs that are new, many at once: one turn of the loop takes them in together."""
         waiting = [obj for place in places if (obj := self._untaken(place, is_due)) is not None]
+        # The others come in the next rounds, so that those who are in are told of meanwhile.
+        self._unfinished |= {(obj["kind"], key_of(obj)): None for obj in waiting[MOST_AT_ONCE:]}
         if waiting and not self._is_over:
-            list(self._hands.map(self._take_in_one, waiting))
+            list(self._hands.map(self._take_in_one, waiting[:MOST_AT_ONCE]))
 
     def _untaken(self, place: Place, is_due: bool) -> Object | None:
         """The TrainingFunction at that place, if it has no job and is worth asking for one."""

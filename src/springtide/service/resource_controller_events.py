@@ -15,7 +15,7 @@ from springtide.core.containers import ContainerSettings
 from springtide.core.ports import Step
 from springtide.core.workload import WorkloadId
 from springtide.service.contract import ViewLike
-from springtide.service.history import HistoryIndex
+from springtide.service.history import MAX_WORKLOADS, HistoryIndex
 from springtide.service.pool_history import PoolHistory
 
 # After a restart what was decided so shortly before is told once more: it may have been left unsaid.
@@ -84,7 +84,10 @@ class EventTeller:
             for entry in self._history.entries(workload_id):
                 if entry.seq != seq or self._last.get(workload_id) == entry.text:
                     continue
+                self._last.pop(workload_id, None)
                 self._last[workload_id] = entry.text
+                if len(self._last) > MAX_WORKLOADS:
+                    del self._last[next(iter(self._last))]
                 yield object_event(
                     owner,
                     entry.kind,

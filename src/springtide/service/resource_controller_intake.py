@@ -15,7 +15,10 @@ from springtide.backends.kubernetes.object_spec import (
     workload_name,
 )
 from springtide.backends.kubernetes.objects import Objects
+from springtide.backends.kubernetes.rbac import master_key_name, token_name
+from springtide.backends.kubernetes.settings import KubernetesSettings
 from springtide.control.records import JobRecord, ServiceRecord
+from springtide.core.containers import ContainerSettings
 from springtide.core.errors import Conflict, InvalidRequest
 from springtide.core.quantities import validate_name
 from springtide.core.workload import WorkloadId
@@ -23,6 +26,10 @@ from springtide.service.contract import PlatformLike
 from springtide.service.schemas import JobIn, ScaleIn, ServiceIn, check_service, parse_body
 from springtide.service.shares import devices_of
 from springtide.service.submission import Desk
+
+
+# Secrets of single workloads begin like this (backends/kubernetes/pod_spec.py).
+OWN_SECRETS = "springtide-"
 
 
 class SourceMissing(InvalidRequest):
@@ -36,10 +43,11 @@ class Intake:
     for the cluster and for the journal.
     """
 
-    def __init__(self, room: Desk, platform: PlatformLike, objects: Objects) -> None:
+    def __init__(self, room: Desk, platform: PlatformLike, objects: Objects, settings: KubernetesSettings) -> None:
         self._room = room
         self._platform = platform
         self._objects = objects
+        self._own_secrets = {master_key_name(settings), token_name(settings), settings.store_secret}
 
     def take_job(self, obj: Object) -> JobRecord:
         """Submit the job that a whole TrainingFunction stands for, unless that was done. Returns its record.
@@ -57,7 +65,7 @@ class Intake:
         asked = job_request(name, obj["spec"], self.files_of(obj), created=created, now=now, devices=devices)
         request = parse_body(msgspec.json.encode(asked), JobIn)
         try:
-            record, _ = self._room.submit_job(request, f"object {uid}", container_settings(obj))
+            record, _ = self._room.submit_job(request, f"object {uid}", self._container(obj))
         except Conflict:
             # Somebody was faster with the same object: what he handed over counts.
             found = self.job_of(uid)
@@ -85,7 +93,7 @@ class Intake:
                 "max_replicas": known.service.max_replicas,
             }
             request = parse_body(msgspec.json.encode(asked), ServiceIn)
-        record = self._room.deploy_service(name, request, container_settings(obj))
+        record = self._room.deploy_service(name, request, self._container(obj))
         if (record.min_replicas, record.max_replicas) == wanted:
             return record
         scaled = self._room.scale(name, ScaleIn(minimum=wanted[0], maximum=wanted[1]))
@@ -96,6 +104,20 @@ class Intake:
         """The job of the object with that uid."""
         records = self._platform.view().jobs.values()
         return next((job for job in records if job.job.container and job.job.container.owner_uid == uid), None)
+
+    def _container(self, obj: Object) -> ContainerSettings:
+        """What its pods are made of. Raises InvalidRequest for a Secret that is no user's.
+
+        Whoever may make objects in a namespace need not be allowed to read its Secrets: their values would be in the
+        hands of his code, and those of the platform are the keys of everybody's workloads.
+        """
+        container = container_settings(obj)
+        for name in container.secrets:
+            if name in self._own_secrets or name.startswith(OWN_SECRETS):
+                raise InvalidRequest(
+                    f"spec.container.secrets names {name!r}, which is the platform's own; name a Secret of yours"
+                )
+        return container
 
     def files_of(self, obj: Object) -> dict[str, str]:
         """The files of a whole object's source, wherever they are. Raises SourceMissing, BackendError."""

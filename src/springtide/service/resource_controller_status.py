@@ -27,6 +27,8 @@ from springtide.service.status import job_status, service_status
 # How often a status changes for nothing but progress: no more than once in so long, and less where there are many.
 PROGRESS_EVERY_S = 5.0
 MOST_PROGRESS_PER_S = 20.0
+# So long after it was written a status is seen as it was written, or it is not there.
+BELIEVED_S = 20.0
 # What of a status is told at once when it changes.
 _AT_ONCE = ("state", "workers", "replicas", "readyReplicas", "deadline", "artifact", "revision", "observedGeneration")
 
@@ -118,7 +120,11 @@ class StatusTeller:
 
     def _tell(self, obj: Object, told: dict[str, Any], conditions: list[Condition]) -> bool:
         uid, now_s = uid_of(obj), self._monotonic()
-        written_s, written = self._told.get(uid, (float("-inf"), obj.get("status") or {}))
+        shown = obj.get("status") or {}
+        written_s, written = self._told.get(uid, (float("-inf"), shown))
+        if now_s - written_s > BELIEVED_S and shown != written:
+            # Somebody else wrote it, or took it away.
+            written = shown
         generation = int(obj["metadata"].get("generation", 1))
         unix_s = self._platform.now_s() + self._platform.wall_clock_offset_s
         status = {

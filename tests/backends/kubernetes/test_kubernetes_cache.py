@@ -105,7 +105,9 @@ class Store:
                     return
                 yield copy.deepcopy(event)
             changed = self._changed
-            if position == len(self.events):
+            if position >= len(self.events):
+                # Of a past that was wiped out nothing more comes.
+                position = len(self.events)
                 await changed.wait()
 
 

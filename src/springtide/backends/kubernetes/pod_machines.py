@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 
 from springtide.backends.crew.members import Phase
 from springtide.backends.kubernetes import settings as names
@@ -15,6 +16,8 @@ from springtide.backends.kubernetes.settings import KubernetesSettings
 from springtide.core.resources import DeviceId, NodeId
 
 CHECK_EVERY_S = 5.0
+# What is held is made out anew after this long.
+_HELD_AGE_S = 0.25
 
 
 class PodMachines:
@@ -25,6 +28,7 @@ class PodMachines:
         self._lost_after_s = settings.worker_lost_after_s
         self._pods: Pods | None = None
         self._is_started = False
+        self._held: tuple[float, dict[NodeId, list[DeviceId]]] = (float("-inf"), {})
 
     def join(self, pods: Pods, table: PodTable, book: NodeBook, api_thread: ApiThread) -> None:
         """Say whose pods they are. Before `start` nobody has been adopted yet."""
@@ -33,22 +37,18 @@ class PodMachines:
     def start(self) -> None:
         """Everyone who lives has been adopted; look after machines from now on."""
         self._is_started = True
+        self._held = (float("-inf"), {})
         self._check()
 
     def held(self, node_id: NodeId) -> frozenset[DeviceId]:
         """The devices of a node whose workers still talk; while nobody has been adopted, those with a pod."""
-        if self._pods is None or not self._is_started:
-            return self._found(node_id)
         now_s = time.monotonic()
-        held = set()
-        for replica in list(self._pods.replicas.values()):
-            body = replica.body
-            if body is None or body.node_id != node_id or replica.lost_reason is not None:
-                continue
-            talks = replica.heard_at_s > 0.0 and now_s - replica.heard_at_s < self._lost_after_s
-            if talks or replica.phase is Phase.ADOPTING:
-                held.add(body.device_id)
-        return frozenset(held)
+        at_s, held = self._held
+        if now_s - at_s > _HELD_AGE_S:
+            # All nodes in one pass: a cluster's are asked about one after the other.
+            held = self._living(now_s) if self._pods is not None and self._is_started else self._found()
+            self._held = (now_s, held)
+        return frozenset(held.get(node_id, ()))
 
     def lose(self, node_id: NodeId) -> None:
         """Nobody there is counted on any more. Their pods are ended as soon as their kubelet can be told so."""
@@ -62,14 +62,26 @@ class PodMachines:
             else:
                 self._pods.lose(replica, f"node {node_id} was lost")
 
-    def _found(self, node_id: NodeId) -> frozenset[DeviceId]:
-        found = set()
+    def _living(self, now_s: float) -> dict[NodeId, list[DeviceId]]:
+        assert self._pods is not None
+        held: dict[NodeId, list[DeviceId]] = defaultdict(list)
+        for replica in list(self._pods.replicas.values()):
+            body = replica.body
+            if body is None or replica.lost_reason is not None:
+                continue
+            talks = replica.heard_at_s > 0.0 and now_s - replica.heard_at_s < self._lost_after_s
+            if talks or replica.phase is Phase.ADOPTING:
+                held[body.node_id].append(body.device_id)
+        return held
+
+    def _found(self) -> dict[NodeId, list[DeviceId]]:
+        found: dict[NodeId, list[DeviceId]] = defaultdict(list)
         for pod in self._cache.objects():
             is_over = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
             device = (pod["metadata"].get("annotations") or {}).get(names.DEVICE_ANNOTATION, "")
-            if device and not is_over and (pod.get("spec") or {}).get("nodeName") == node_id:
-                found.add(DeviceId(device))
-        return frozenset(found)
+            if device and not is_over:
+                found[NodeId((pod.get("spec") or {}).get("nodeName", ""))].append(DeviceId(device))
+        return found
 
     def _check(self) -> None:
         """What ran on a machine that the cluster no longer knows runs no more, whatever its pods say."""

@@ -146,7 +146,9 @@ def _end(pod: Mapping[str, Any], status: Mapping[str, Any], terminated: Mapping[
 def _memory_limit(pod: Mapping[str, Any]) -> str:
     for container in (pod.get("spec") or {}).get("containers", ()):
         if container.get("name") == CONTAINER_NAME:
-            return str(((container.get("resources") or {}).get("limits") or {}).get("memory", ""))
+            limit = str(((container.get("resources") or {}).get("limits") or {}).get("memory", ""))
+            # A bare number is bytes, which nobody reads.
+            return f"{int(limit) / (1 << 20):.0f}Mi" if limit.isdigit() else limit
     return ""
 
 
