@@ -38,7 +38,8 @@ def test_benches_are_listed_and_named(springtide: Run) -> None:
 def test_options_belong_to_benches(springtide: Run) -> None:
     refused = springtide("bench", "gateway", "--small")
     assert refused.exit_code == 2
-    assert "--small is for resize and sharing and smlt-sync and sync; leave it out for gateway" in refused.stderr
+    belongs = "kubernetes and resize and sharing and smlt-sync and sync"
+    assert f"--small is for {belongs}; leave it out for gateway" in refused.stderr
     assert "--traces is for deadlines and figures" in springtide("bench", "decision", "--traces", ".").stderr
     assert "give multiples of 8" in springtide("bench", "decision", "--sizes", "64,100").stderr
     assert "no number of layers" in springtide("bench", "pipeline-plan", "--sizes", "8,900").stderr

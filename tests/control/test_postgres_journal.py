@@ -12,10 +12,10 @@ import psycopg
 import pytest
 
 from springtide.control import journal as journals
-from springtide.control.journal import SqliteJournal, Superseded, open_journal, read_journal
+from springtide.control.journal import SqliteJournal, open_journal, read_journal
 from springtide.control.loop import run
 from springtide.control.postgres_journal import PostgresJournal
-from springtide.core.errors import InvalidRequest, JournalError
+from springtide.core.errors import InvalidRequest, JournalError, Superseded
 from springtide.core.events import PlatformStarted
 from springtide.core.ports import Step
 from springtide.testing.servers import missing_postgres, running_postgres
@@ -341,8 +341,8 @@ def test_the_loop_ends_when_its_journal_was_taken_over(url):
 
 WRITER = """
 import sys
-from springtide.control.journal import Superseded
 from springtide.control.postgres_journal import PostgresJournal
+from springtide.core.errors import Superseded
 from springtide.core.ports import Step
 journal = PostgresJournal(sys.argv[1], holder="child")
 try:

@@ -11,9 +11,9 @@ import pytest
 from springtide.backends.kubernetes.kinds import Key, key_of, uid_of
 from springtide.backends.kubernetes.object_spec import trimmed
 from springtide.backends.kubernetes.object_status import ConditionType, Reason
-from springtide.backends.kubernetes.status_words import Condition
 from springtide.backends.kubernetes.pod_spec import secret_name
 from springtide.backends.kubernetes.settings import KubernetesSettings
+from springtide.backends.kubernetes.status_words import Condition
 from springtide.control.records import JobRecord
 from springtide.core.errors import BackendError
 from springtide.core.events import NodeLost, PauseRequested, ProgressReported

@@ -59,8 +59,8 @@ NUM_ROUNDS = 3
 NEAR_WAY_S = 0.005
 PROBE_EVERY_S = 0.1
 IDLE_S = 20.0
-# Nothing was bound for so long: everything that will be, is.
-QUIET_S = 8.0
+# Every device that jobs want is taken, or nothing was bound for so long: then no more is to come.
+QUIET_S = 60.0
 START_S = 120.0
 LONGEST_S = 1800.0
 RESOURCE = "springtide.dev/device"
@@ -111,7 +111,7 @@ def _run(kubeconfig: Path, which: str, num_nodes: int, num_jobs: int, policy: st
         began_cpu_s = plane.cpu_s()
         tell("  the control plane is up; handing in ...")
         seen.thread.call(lambda api: _submit(api, name, num_jobs), timeout_s=600)
-        num_bound, bind_s = seen.wait_quiet(plane)
+        num_bound, bind_s = seen.wait_bound(plane, min(num_nodes * DEVICES_PER_NODE, num_jobs * WORKERS_PER_JOB))
         cpu_s = plane.cpu_s() - began_cpu_s
         tell(f"  {num_bound} pods bound in {bind_s:.1f} s, {cpu_s:.1f} s of CPU")
         lags_s = list(seen.lags_s)
@@ -316,15 +316,15 @@ class _Seen:
         elif REPLICA_LABEL in (metadata.get("labels") or {}) and change.now["spec"].get("nodeName"):
             self._bound.setdefault(metadata["uid"], now_s)
 
-    def wait_quiet(self, plane: _Plane) -> tuple[int, float]:
-        """How many pods were bound, and from the first to the last in how many seconds, once no more are."""
+    def wait_bound(self, plane: _Plane, wanted: int) -> tuple[int, float]:
+        """How many pods were bound, and from the first to the last in how many seconds, once no more are to come."""
         began_s = time.monotonic()
         while True:
             time.sleep(0.5)
             plane.check()
             times = list(self._bound.values())
             now_s = time.monotonic()
-            if times and now_s - max(times) > QUIET_S:
+            if len(times) >= wanted or (times and now_s - max(times) > QUIET_S):
                 return len(times), max(times) - min(times)
             if not times and now_s - began_s > START_S:
                 raise BackendError(f"the control plane has bound no pod within {START_S:g} s: {plane.log()}")

@@ -160,6 +160,9 @@ class SlowWire:
             await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer))
             # What is still on its way arrives.
             await asyncio.sleep(2 * self._delay_s)
+        except asyncio.CancelledError:
+            # The wire is taken away: whoever used it sees a connection that ends.
+            return
         finally:
             for end in (writer, far_writer):
                 end.transport.abort()

@@ -11,8 +11,8 @@ import numpy as np
 DEVICES_PER_NODE = 8
 # Each call of the slow run takes at least twice this: there and back.
 SLOW_WAY_S = 0.25
-# A call of the slow run that a turn waited for would show as its whole length.
-_MOST_HAND_OVER_S = 0.05
+# A call of the slow run that a hand-over waited for would show as its whole length, twice this.
+_MOST_HAND_OVER_S = SLOW_WAY_S
 _MOST_LAG_S = 1.0
 
 

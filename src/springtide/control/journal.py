@@ -22,10 +22,6 @@ CREATE TABLE IF NOT EXISTS steps (seq INTEGER PRIMARY KEY, now_s REAL NOT NULL, 
 """
 
 
-class Superseded(JournalError):
-    """Another control plane has taken over: a newer term owns the journal, and this one will never write again."""
-
-
 class DurableJournal(Protocol):
     """The journal of a platform: steps, and a few facts about itself. Every method raises JournalError."""
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from springtide.control.controller import Controller
-from springtide.control.journal import Superseded
-from springtide.core.errors import JournalError
+from springtide.core.errors import JournalError, Superseded
 from springtide.core.events import Event
 from springtide.core.ports import Clock, Executor, Journal, Step
 

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 import psycopg
 
-from springtide.control.journal import SCHEMA_VERSION, Superseded, decode_step, encode_step
-from springtide.core.errors import JournalError
+from springtide.control.journal import SCHEMA_VERSION, decode_step, encode_step
+from springtide.core.errors import JournalError, Superseded
 from springtide.core.ports import Step
 
 _log = logging.getLogger(__name__)

@@ -34,9 +34,9 @@ from springtide.backends.kubernetes.kinds import POD, Key
 from springtide.backends.kubernetes.leases import Leadership
 from springtide.backends.kubernetes.manifests import ACTIVE_LABEL
 from springtide.backends.kubernetes.settings import MANAGED_BY_LABEL, PLATFORM_LABEL, KubernetesSettings
-from springtide.control.journal import DurableJournal, Superseded, open_journal
+from springtide.control.journal import DurableJournal, open_journal
 from springtide.core.decision import Overheads
-from springtide.core.errors import BackendError, InvalidRequest, JournalError
+from springtide.core.errors import BackendError, InvalidRequest, JournalError, Superseded
 from springtide.core.pod_status import ClusterStatus
 from springtide.core.share_status import SharingStatus
 from springtide.core.tokens import gateway_token, workload_key

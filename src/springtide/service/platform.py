@@ -18,12 +18,12 @@ from msgspec.structs import replace
 
 from springtide.control.budget import WithinBudget
 from springtide.control.controller import Controller
-from springtide.control.journal import DurableJournal, SqliteJournal, Superseded
+from springtide.control.journal import DurableJournal, SqliteJournal
 from springtide.control.loop import recover, run
 from springtide.control.records import JobRecord, ServiceRecord
 from springtide.core.actions import Action, StartReplica
 from springtide.core.decision import Overheads, Policy, Schedule, Snapshot
-from springtide.core.errors import BackendError
+from springtide.core.errors import BackendError, Superseded
 from springtide.core.events import Event, NodeJoined, NodeLost, PlatformStarted, PlatformStopping
 from springtide.core.function_status import FunctionRunStatus
 from springtide.core.pod_status import ClusterStatus

@@ -27,7 +27,6 @@ from springtide.service.schemas import JobIn, ScaleIn, ServiceIn, check_service,
 from springtide.service.shares import devices_of
 from springtide.service.submission import Desk
 
-
 # Secrets of single workloads begin like this (backends/kubernetes/pod_spec.py).
 OWN_SECRETS = "springtide-"
 
