@@ -90,6 +90,22 @@ def test_a_whole_job_lost_restarts_from_its_checkpoint_after_a_back_off(stage):
     assert stage.job("a").step == 5
 
 
+def test_who_is_taken_away_has_not_crashed(stage, job):
+    stage.want(a="0")
+    stage.tell(events.JobSubmitted(job=job("a", max_restarts=0)))
+    for number in range(4):
+        taken = events.ReplicaLost(
+            workload_id="a", replica_id=f"a.{number}", reason="its pod was evicted", is_fault=False
+        )
+        stage.tell(taken)
+        assert "starts again from its checkpoint, nobody is left to go on: its pod was evicted" in stage.job("a").reason
+        stage.tell(at_s=stage.controller.wakeup_at_s)
+    assert stage.state("a") is JobState.STARTING
+    assert stage.job("a").num_restarts == 0
+    stage.tell(events.ReplicaLost(workload_id="a", replica_id="a.4", reason="exit code 1"))
+    assert stage.state("a") is JobState.FAILED, "a crash still is one"
+
+
 def test_a_poison_job_fails_after_its_budget_and_says_why(stage, job):
     stage.want(a="0")
     stage.tell(events.JobSubmitted(job=job("a", max_restarts=2)))

@@ -21,6 +21,12 @@ from springtide.testing.servers import running_s3
 
 pytestmark = pytest.mark.slow
 NUM_STEPS = 39
+# Training stands still while joiners come up, so that they find it under way however slow the machine is.
+HELD_TRAIN = TRAIN.replace(
+    "        ctx.step(loss)",
+    "        while os.path.exists(os.environ['HOLD']):\n            time.sleep(0.01)\n        ctx.step(loss)",
+)
+assert HELD_TRAIN != TRAIN
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +44,17 @@ def make_pods(s3, tmp_path, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     planes = []
 
-    def make(source=TRAIN, *, step_s=0.05, optimizer="adamw", store_url="", lease_s=30.0, **fields):
+    def make(source=HELD_TRAIN, *, step_s=0.05, optimizer="adamw", store_url="", lease_s=30.0, **fields):
         directory = tmp_path / f"p{len(planes)}"
         directory.mkdir()
         job = make_job(directory, source, **{"num_epochs": 3, **fields})
         url = store_url or s3.s3_url("tests", secrets.token_hex(6))
         plane = PodPlane(
-            directory, url, job, lease_s=lease_s, environment={"STEP_S": str(step_s), "OPTIMIZER": optimizer}
+            directory,
+            url,
+            job,
+            lease_s=lease_s,
+            environment={"STEP_S": str(step_s), "OPTIMIZER": optimizer, "HOLD": str(directory / "hold")},
         )
         key = plane.store.put_source("main.py", source.encode())
         plane.job = replace(job, entrypoint=replace(job.entrypoint, source_path=key))
@@ -122,8 +132,9 @@ def test_a_member_is_lost_while_a_group_forms_and_the_rest_forms_another_one(mak
     plane.start_group("job.0")
     survivor = plane.worker_pid("job.0")
     plane.wait_step(3)
-    plane.start("job.1", "job.2")
-    plane.wait_ready("job.1", "job.2")
+    with plane.held():
+        plane.start("job.1", "job.2")
+        plane.wait_ready("job.1", "job.2")
     # One joiner does not answer any more, without a word: those who wait for it are told to go on without it.
     kill_worker(plane, "job.2", signal.SIGSTOP)
     plane.form("job.2", "job.0", "job.1", wait=False)

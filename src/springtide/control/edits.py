@@ -19,6 +19,25 @@ from springtide.control.records import (
 from springtide.core.actions import StartReplica
 from springtide.core.workload import InferenceService, JobState, ReplicaId, WorkloadId
 
+CRASH_WINDOW_S = 600.0
+FIRST_BACK_OFF_S = 1.0
+LONGEST_BACK_OFF_S = 60.0
+
+
+def back_off_s(num_crashes: int) -> float:
+    """How long a workload waits after so many crashes in a row, in seconds."""
+    return float(min(LONGEST_BACK_OFF_S, FIRST_BACK_OFF_S * 2 ** (num_crashes - 1)))
+
+
+def recent(moments_s: tuple[float, ...], now_s: float) -> tuple[float, ...]:
+    """The moments of the last CRASH_WINDOW_S, and this one."""
+    return (*(at_s for at_s in moments_s if at_s > now_s - CRASH_WINDOW_S), now_s)
+
+
+def times_text(count: int) -> str:
+    """How often, in words."""
+    return "once" if count == 1 else f"{count} times"
+
 
 def record_of(state: PlatformState, workload_id: WorkloadId) -> WorkloadRecord:
     """The record of a workload that exists."""

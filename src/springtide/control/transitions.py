@@ -11,9 +11,13 @@ from functools import singledispatch
 from msgspec.structs import replace
 
 from springtide.control.edits import (
+    FIRST_BACK_OFF_S,
+    back_off_s,
     find,
     put,
+    recent,
     settled,
+    times_text,
     with_replica,
     with_service_state,
     without_replica,
@@ -33,9 +37,6 @@ from springtide.core.function_search import MAX_MEASUREMENTS
 from springtide.core.resources import NodeId
 from springtide.core.workload import Checkpoint, InferenceService, JobState, ReplicaId, WorkloadId
 
-CRASH_WINDOW_S = 600.0
-FIRST_BACK_OFF_S = 1.0
-LONGEST_BACK_OFF_S = 60.0
 MAX_SERVICE_CRASHES = 4
 
 
@@ -233,8 +234,11 @@ def _(event: events.ReplicaLost, state: PlatformState, now_s: float) -> None:
         state.num_stale_events += 1
     elif replica.state is ReplicaState.STOPPING and _may_vanish(record, replica):
         put(state, without_replica(record, replica, now_s))
+    elif isinstance(record, ServiceRecord) and not event.is_fault:
+        _drop_replica(state, event.workload_id, replica, now_s)
     else:
-        _lose_replica(state, event.workload_id, event.replica_id, event.reason or "a worker was lost", now_s)
+        reason = event.reason or "a worker was lost"
+        _lose_replica(state, event.workload_id, event.replica_id, reason, now_s, is_fault=event.is_fault)
 
 
 # --- what workers report --------------------------------------------------------------------------------------------
@@ -413,10 +417,6 @@ def _may_leave(record: WorkloadRecord, replica: ReplicaRecord) -> bool:
     return replica.replica_id in record.previous_members and replica.replica_id not in record.members
 
 
-def _back_off_s(num_crashes: int) -> float:
-    return float(min(LONGEST_BACK_OFF_S, FIRST_BACK_OFF_S * 2 ** (num_crashes - 1)))
-
-
 def _drop_replica(state: PlatformState, workload_id: WorkloadId, replica: ReplicaRecord, now_s: float) -> None:
     """Take out a replica of a service that is gone through nobody's fault."""
     record, _ = find(state, workload_id, replica.replica_id)
@@ -425,19 +425,25 @@ def _drop_replica(state: PlatformState, workload_id: WorkloadId, replica: Replic
 
 
 def _lose_replica(
-    state: PlatformState, workload_id: WorkloadId, replica_id: ReplicaId, reason: str, now_s: float
+    state: PlatformState,
+    workload_id: WorkloadId,
+    replica_id: ReplicaId,
+    reason: str,
+    now_s: float,
+    *,
+    is_fault: bool = True,
 ) -> None:
     """Take a replica out that went without being asked, and count what that means for its workload."""
     record, replica = find(state, workload_id, replica_id)
     if record is None or replica is None:
         return
     if isinstance(record, ServiceRecord):
-        crashes = _recent(record.crashes_at_s, now_s)
-        record = replace(record, crashes_at_s=crashes, runnable_at_s=now_s + _back_off_s(len(crashes)))
+        crashes = recent(record.crashes_at_s, now_s)
+        record = replace(record, crashes_at_s=crashes, runnable_at_s=now_s + back_off_s(len(crashes)))
         # A crash loop is one in which nobody answers: a replica that does keeps the service alive.
         is_answered = any(r.state is ReplicaState.READY for r in record.replicas if r.replica_id != replica_id)
         if len(crashes) >= MAX_SERVICE_CRASHES and not is_answered:
-            record = replace(record, state=ServiceState.FAILED, reason=f"crashed {_times(len(crashes))}: {reason}")
+            record = replace(record, state=ServiceState.FAILED, reason=f"crashed {times_text(len(crashes))}: {reason}")
         put(state, without_replica(record, replica, now_s))
         return
     was_member = replica_id in (*record.members, *record.previous_members)
@@ -451,37 +457,42 @@ def _lose_replica(
         is_broken=record.is_broken or was_member,
     )
     if not record.state.is_terminal and record.outcome is None and record.state is not JobState.PREEMPTING:
-        record = _count_loss(record, reason, now_s)
+        record = _count_loss(record, reason, now_s, is_fault=is_fault)
     put(state, settled(record))
 
 
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
-
-
-def _recent(moments_s: tuple[float, ...], now_s: float) -> tuple[float, ...]:
-    return (*(at_s for at_s in moments_s if at_s > now_s - CRASH_WINDOW_S), now_s)
-
-
-def _count_loss(record: JobRecord, reason: str, now_s: float) -> JobRecord:
-    """Let the survivors go on where there are any; else charge a crash to the job's restart budget."""
+def _count_loss(record: JobRecord, reason: str, now_s: float, *, is_fault: bool) -> JobRecord:
+    """Let the survivors go on where there are any; else charge a crash, if it was one, to the job's restart budget."""
     if record.state_holders and record.job.elastic:
-        losses = _recent(record.losses_at_s, now_s)
-        return replace(record, losses_at_s=losses, runnable_at_s=now_s + _back_off_s(len(losses)), reason=reason)
-    crashes = _recent(record.crashes_at_s, now_s)
-    record = replace(record, crashes_at_s=crashes, num_restarts=record.num_restarts + 1, is_broken=False)
+        losses = recent(record.losses_at_s, now_s)
+        return replace(record, losses_at_s=losses, runnable_at_s=now_s + back_off_s(len(losses)), reason=reason)
+    if not is_fault:
+        reason = f"starts again from its checkpoint, nobody is left to go on: {reason}"
+        return _all_lost(record, now_s + FIRST_BACK_OFF_S, reason)
+    crashes = recent(record.crashes_at_s, now_s)
+    record = replace(record, crashes_at_s=crashes, num_restarts=record.num_restarts + 1)
     if len(crashes) > record.job.max_restarts:
         return replace(
-            record, outcome=JobState.FAILED, outcome_reason=f"crashed {_times(len(crashes))} in 10 minutes: {reason}"
+            record,
+            outcome=JobState.FAILED,
+            outcome_reason=f"crashed {times_text(len(crashes))} in 10 minutes: {reason}",
+            is_broken=False,
         )
-    wait_s = _back_off_s(len(crashes))
+    wait_s = back_off_s(len(crashes))
+    reason = f"restarting in {wait_s:.0f} s after a crash ({len(crashes)} of {record.job.max_restarts}): {reason}"
+    return _all_lost(record, now_s + wait_s, reason)
+
+
+def _all_lost(record: JobRecord, runnable_at_s: float, reason: str) -> JobRecord:
+    """Nobody holds the job's state any more: whoever is left ends, and it starts anew."""
     return replace(
         record,
         state=JobState.PREEMPTING if record.replicas else JobState.PENDING,
         members=(),
         previous_members=(),
         state_holders=(),
+        is_broken=False,
         is_confirmed=True,
-        runnable_at_s=now_s + wait_s,
-        reason=f"restarting in {wait_s:.0f} s after a crash ({len(crashes)} of {record.job.max_restarts}): {reason}",
+        runnable_at_s=runnable_at_s,
+        reason=reason,
     )

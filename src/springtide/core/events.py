@@ -100,12 +100,16 @@ class ReplicaStopped(_Event, frozen=True, kw_only=True):
 
 
 class ReplicaLost(_Event, frozen=True, kw_only=True):
-    """A replica is gone without being asked; its device is free. `reason` is a sentence for people."""
+    """A replica is gone without being asked; its device is free. `reason` is a sentence for people.
+
+    `is_fault` is false where it did not fail: somebody took the machine under it away, or its container.
+    """
 
     workload_id: WorkloadId
     replica_id: ReplicaId
     reason: str = ""
     exit_code: int | None = None
+    is_fault: bool = True
 
 
 class ProgressReported(_Event, frozen=True, kw_only=True):

@@ -243,6 +243,10 @@ class Crew(ABC, Generic[R]):
         is_over = job is not None and (job.has_ended or job.finish is not None)
         return replica.asked_to_stop or replica.has_left or replica.has_failed or (replica.has_finished and is_over)
 
+    def is_fault(self, replica: R) -> bool:
+        """Whether the worker failed that ended without being asked by the platform."""
+        return True
+
     def _conclude(self, replica: R) -> None:
         if replica.phase is Phase.GONE:
             return
@@ -262,6 +266,7 @@ class Crew(ABC, Generic[R]):
                 replica_id=replica.replica_id,
                 reason=replica.lost_reason or replica.failure or self.describe_end(replica),
                 exit_code=replica.exit_code,
+                is_fault=self.is_fault(replica),
             )
         self.post(event)
         self._forget_ended_job(replica.workload_id)

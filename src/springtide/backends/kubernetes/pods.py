@@ -173,6 +173,10 @@ class Pods(Crew[PodReplica]):
             return False
         return super().ended_as_asked(replica)
 
+    def is_fault(self, replica: PodReplica) -> bool:
+        """A pod that somebody deleted or evicted did not fail."""
+        return not replica.taken
+
     def let_go_of(self, replica: PodReplica) -> None:
         """Pods are watched by the table."""
 
