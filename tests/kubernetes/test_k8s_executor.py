@@ -125,6 +125,7 @@ def test_a_worker_that_dies_is_lost_once_with_its_exit_code(platform: PodPlatfor
     platform.kubelet.die("job.0", 137)
     lost = platform.until(ReplicaLost)
     assert (lost.exit_code, lost.reason) == (137, "the worker was killed (exit code 137)")
+    assert lost.is_fault
     platform.settle(1.0)
     assert len(platform.of(ReplicaLost)) == 1
     assert not platform.of(ReplicaStopped)
@@ -192,6 +193,7 @@ def test_a_pod_that_somebody_deletes_is_lost_with_that_reason(platform: PodPlatf
     lost = platform.until(ReplicaLost)
     assert lost.replica_id == "job.1"
     assert "deleted by somebody" in lost.reason
+    assert not lost.is_fault
     platform.resize(2, 0, forced=True)
     assert platform.until(JobResized, lambda event: event.generation == 2).world_size == 1
     assert platform.fence() == 2
@@ -205,6 +207,7 @@ def test_the_last_worker_of_a_job_saves_before_it_counts_as_lost(platform: PodPl
     platform.api.delete(platform.path_of(0))
     lost = platform.until(ReplicaLost)
     assert "deleted by somebody" in lost.reason
+    assert not lost.is_fault
     kinds = [type(order).__name__ for order in platform.kubelet.workers["job.0"].orders]
     assert "Fence" not in kinds, "what it has not saved yet would be lost"
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from springtide.control.controller import check_plan
-from springtide.core.decision import JobView, PoolAllocation, ServiceView, Snapshot
+from springtide.core.decision import JobView, Overheads, PoolAllocation, ServiceView, Snapshot
 from springtide.core.errors import InvalidRequest
 from springtide.core.resources import Topology, make_node
 from springtide.core.workload import Entrypoint, Goal, InferenceService, JobState, TrainingJob
@@ -53,9 +53,10 @@ def service(name, *, ready=0, starting=0, demand=0, idle_s=0.0, low=0, high=4, p
     )
 
 
-def decide(policy, *views, held=None, slots=4, now_s=0.0):
+def decide(policy, *views, held=None, slots=4, now_s=0.0, overheads=None):
     snapshot = Snapshot(
         now_s=now_s,
+        overheads=overheads or Overheads(),
         cluster=Topology(nodes=(make_node("n", slots),)),
         jobs=tuple(
             msgspec.structs.replace(view, num_replicas=len((held or {}).get(view.job.name, ())))
@@ -122,6 +123,20 @@ def test_elastic_does_not_flap_between_equals():
     }
     settled = decide("elastic", job("a", rates=rates), job("b", rates=rates), held=again)
     assert counts(settled) == {name: len(devices) for name, devices in again.items()}
+
+
+def test_elastic_leaves_devices_the_longer_where_a_change_costs_more():
+    flat, steep = {1: 10.0, 2: 10.5, 4: 11.0}, {1: 10.0, 2: 20.0, 4: 40.0}
+    holder = msgspec.structs.replace(job("flat", rates=flat), resized_at_s=100.0)
+    held = {"flat": [0, 1], "steep": [2, 3]}
+
+    def now(at_s, change_s):
+        overheads = Overheads(change_s=change_s)
+        return counts(decide("elastic", holder, job("steep", rates=steep), held=held, now_s=at_s, overheads=overheads))
+
+    assert now(130.0, 1.0) == {"flat": 1, "steep": 3}
+    assert now(130.0, 6.0) == {"flat": 2, "steep": 2}
+    assert now(149.0, 6.0) == {"flat": 1, "steep": 3}
 
 
 @pytest.mark.parametrize("policy", POLICY_NAMES)

@@ -25,12 +25,14 @@ class Elastic(msgspec.Struct, frozen=True, kw_only=True):
     `safety_fraction` of the time left is kept in reserve for deadlines; a job gives workers back only if it stays
     within its deadline with twice that reserve. A device moves between running jobs only if the other one gains
     `keep_bonus` times as much from it, and not within `settle_s` of the holder's last resize, while its speed at the
-    new size is still being measured. Deadlines are looked at again every `revisit_s`.
+    new size is still being measured, nor before the change has had `num_changes_to_settle` times as long as it cost:
+    where a worker takes half a minute to start, devices stay for minutes. Deadlines are looked at again every `revisit_s`.
     """
 
     safety_fraction: float = 0.1
     keep_bonus: float = 1.5
     settle_s: float = 20.0
+    num_changes_to_settle: float = 8.0
     revisit_s: float = 5.0
 
     def decide(self, snapshot: Snapshot) -> Plan:
@@ -91,6 +93,7 @@ class Elastic(msgspec.Struct, frozen=True, kw_only=True):
     ) -> None:
         """Give what is left one device at a time to the job that gains most from one more."""
         growing = [view for view in snapshot.jobs if view.job.elastic and shares.of(view.job.job_id)]
+        settle_s = max(self.settle_s, self.num_changes_to_settle * snapshot.overheads.change_s)
         while shares.left:
             best_gain, best_id = 0.0, None
             for view in growing:
@@ -100,7 +103,7 @@ class Elastic(msgspec.Struct, frozen=True, kw_only=True):
                     continue
                 gain = curves[job_id].speedup(count + 1) - curves[job_id].speedup(count)
                 if count < held.get(job_id, 0):
-                    is_settling = snapshot.now_s - (view.resized_at_s or snapshot.now_s) < self.settle_s
+                    is_settling = snapshot.now_s - (view.resized_at_s or snapshot.now_s) < settle_s
                     gain = math.inf if is_settling else gain * self.keep_bonus
                 if gain > best_gain:
                     best_gain, best_id = gain, job_id
