@@ -18,6 +18,7 @@ from test_dashboard_browser import (
     serving,
     text,
 )
+from test_dashboard_sharing import keep_picture
 
 from springtide.core.pod_status import ClusterStatus, PodStatus
 from springtide.core.status import JobStatus, PlatformStatus
@@ -62,6 +63,7 @@ def test_the_pods_that_wait_come_first_with_their_reasons(tmp_path: Path, dark: 
         assert count(browser, "#cluster img") == 0, "a reason is text"
         assert browser.evaluate("document.querySelector('#cluster-problem').hidden")
         assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing sticks out at 1280"
+        keep_picture(browser, f"cluster-{'dark' if dark else 'light'}", "#cluster")
 
 
 def test_what_keeps_the_platform_from_its_cluster_is_said(tmp_path: Path) -> None:

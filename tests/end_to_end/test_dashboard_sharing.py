@@ -121,10 +121,10 @@ def _on_gpu(told: SharingStatus) -> SharingStatus:
 SHARED = f"{DRAWN} && document.querySelectorAll('#shared-devices .sharer').length"
 
 
-def keep_picture(browser: Browser, name: str) -> None:
+def keep_picture(browser: Browser, name: str, place: str = "#sharing") -> None:
     if PICTURES:
         time.sleep(PICTURES_S)
-        browser.evaluate("document.querySelector('#sharing').scrollIntoView()")
+        browser.evaluate(f"document.querySelector('{place}').scrollIntoView()")
         browser.screenshot(Path(PICTURES) / f"{name}.png")
 
 

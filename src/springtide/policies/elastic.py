@@ -26,7 +26,8 @@ class Elastic(msgspec.Struct, frozen=True, kw_only=True):
     within its deadline with twice that reserve. A device moves between running jobs only if the other one gains
     `keep_bonus` times as much from it, and not within `settle_s` of the holder's last resize, while its speed at the
     new size is still being measured, nor before the change has had `num_changes_to_settle` times as long as it cost:
-    where a worker takes half a minute to start, devices stay for minutes. Deadlines are looked at again every `revisit_s`.
+    where a worker takes half a minute to start, devices stay for minutes. Deadlines are looked at again every
+    `revisit_s`.
     """
 
     safety_fraction: float = 0.1
