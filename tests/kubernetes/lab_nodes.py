@@ -6,6 +6,7 @@ another lab of this machine; a lock lets only one such lab be at a time.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import os
@@ -21,6 +22,7 @@ from lab_remains import CGROUPS, bridge_name, cgroup_name
 NODES = ("127.0.0.1", "127.0.0.2")
 DEVICE_RESOURCE = "springtide.dev/device"
 IMAGE = "localhost/busybox:1"
+READY_S = 120.0
 SYSCTLS = ("vm.overcommit_memory", "kernel.panic", "kernel.panic_on_oops", "net.ipv4.ip_forward")
 TOOLS = ("containerd", "ctr", "runc", "busybox", "gcc", "ip", "conntrack", "openssl")
 CONTAINERD = """
@@ -66,6 +68,7 @@ class NodeLab(Lab):
     def start(self) -> None:
         """Bring all of it up and wait until both nodes are ready. Raises AssertionError."""
         super().start()
+        self._kubelets: dict[int, list[str]] = {}
         self.subnets = _free_subnets(len(NODES))
         before = {name: Path("/proc/sys", *name.split(".")).read_text().strip() for name in SYSCTLS}
         bridges = [bridge_name(number) for number in range(len(NODES))]
@@ -73,8 +76,24 @@ class NodeLab(Lab):
         images = self._make_images()
         for number in range(len(NODES)):
             self._start_node(number, images)
-        for name in NODES:
-            wait_for(f"node {name}", lambda name=name: self.is_ready(name), 120.0)
+        for number in range(len(NODES)):
+            self._wait_ready(number)
+
+    def _wait_ready(self, number: int) -> None:
+        """Wait for a node. A kubelet that ended on the way (somebody else took its port, say) is started once more."""
+        daemon = f"kubelet-{number}"
+        for is_last in (False, True):
+            try:
+                wait_for(f"node {NODES[number]}", lambda: self.is_ready(NODES[number]), READY_S)
+                return
+            except AssertionError as error:
+                log = (self.folder / f"{daemon}.log").read_text(errors="replace")
+                if is_last:
+                    raise AssertionError(f"{error}; the end of its log: {log[-3000:]}") from None
+                print(f"{error}; its kubelet is started again; the end of its log: {log[-3000:]}")
+            with contextlib.suppress(OSError):
+                self._kill(daemon)
+            self._spawn(daemon, self._kubelets[number], AWS_EC2_METADATA_DISABLED="true")
 
     @property
     def host(self) -> str:
@@ -157,6 +176,7 @@ class NodeLab(Lab):
             *(f"--container-runtime-endpoint=unix://{socket}", "--pod-infra-container-image=localhost/pause:1"),
             *(f"--cert-dir={home}/kubelet/pki", "--v=1"),
         ]
+        self._kubelets[number] = command
         self._spawn(f"kubelet-{number}", command, AWS_EC2_METADATA_DISABLED="true")
 
     def _make_network(self, number: int, home: Path) -> None:

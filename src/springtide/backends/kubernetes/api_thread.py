@@ -141,8 +141,17 @@ class ApiThread:
         self.soon(put)
 
     def run(self, task: Callable[[KubeApi], Coroutine[Any, Any, T]]) -> concurrent.futures.Future[T]:
-        """Run a coroutine on the thread. Failures that nobody takes from the future are logged."""
-        return asyncio.run_coroutine_threadsafe(self._watched(task), self._running())
+        """Run a coroutine on the thread. Failures that nobody takes from the future are logged. Dropped once closed."""
+        loop, watched = self._running(), self._watched(task)
+        try:
+            return asyncio.run_coroutine_threadsafe(watched, loop)
+        except RuntimeError:
+            watched.close()
+            if not self._is_closing:
+                raise
+            dropped: concurrent.futures.Future[T] = concurrent.futures.Future()
+            dropped.cancel()
+            return dropped
 
     def call(self, task: Callable[[KubeApi], Coroutine[Any, Any, T]], timeout_s: float = 30.0) -> T:
         """Run a coroutine and wait for it; never where decisions are made. Raises what it raises, and BackendError."""
@@ -246,6 +255,8 @@ class ApiThread:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._api.close()
+        # What was handed over at the last moment becomes tasks, which the runner ends; else it would never be begun.
+        await asyncio.sleep(0)
 
     async def _watched(self, task: Callable[[KubeApi], Coroutine[Any, Any, T]]) -> T:
         current = asyncio.current_task()
