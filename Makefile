@@ -6,9 +6,9 @@ BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 STAMP := $(VENV)/.installed
 COMPUTING := tests/control tests/sim tests/simulation tests/solvers tests/perf tests/policies tests/native
-# What measures, or holds a running service to its objective, has the machine to itself.
+# What measures, holds a running service to its objective, or needs most of the memory, has the machine to itself.
 ALONE := $(addprefix tests/end_to_end/test_,tide_live.py sharing_live.py sharing_bench_live.py gpu_sharing_live.py \
-	report_latency.py goodput_live.py quote_live.py)
+	report_latency.py goodput_live.py quote_live.py functions.py)
 
 .PHONY: setup demo check test slow examples kubernetes gpu broken golden bench ci clean browser servers compiler
 

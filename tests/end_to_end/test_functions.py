@@ -164,7 +164,7 @@ def test_a_model_larger_than_its_functions_is_trained_on_them(run_of: Callable[.
     run = run_of(job, service=service_of(lifetime_s=120.0, memory_mb=(1024,)))
     run.start()
     run.follow()
-    assert run.of(events.JobFinished)
+    assert run.of(events.JobFinished), run.events[-3:]
     assert run.of(events.JobFinished)[0].step == 2
     status = run.executor.status(job.job_id)
     assert status is not None
