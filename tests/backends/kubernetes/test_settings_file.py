@@ -90,7 +90,6 @@ def test_a_file_that_is_not_there_is_told_by_name(tmp_path: Path) -> None:
         ("store_url: bucket", "store_url must be an address like s3://bucket/springtide"),
         ("journal_url: 'mysql://user:hunter2@db/x'", r"journal_url must be an address like postgresql://.*, got .db/x"),
         ("journal_url: 'postgresql://user:hunter2@db/x'", r"journal_url holds a password.*as PGPASSWORD"),
-        ("parameter_store_url: memcached://x", "parameter_store_url must be an address like redis://"),
         ("port: 80", r"port must be from 1024 to 65535 \(the control plane is not root\)"),
         ("control_port: 8787", "port and control_port are both 8787"),
         ("lease_s: 0.1", "lease_s must be from 1 to 3600 seconds, got 0.1"),

@@ -55,7 +55,7 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     host at which pods reach the control plane, `control_port` where it takes workers, `port` where API and gateway are.
     `device_resource` is the extended resource that is a device; `devices_per_node` counts instead where a node has no
     such resource (0: such nodes are left alone). `node_selector` are the labels that a node must bear. `store_url` is
-    the object store, `journal_url` the journal (empty: SQLite in the state directory), `parameter_store_url` a Redis.
+    the object store, `journal_url` the journal (empty: SQLite in the state directory).
     `pools` says that nodes belong to pools and may be loaned; `day_s` is the time after which the tide comes again
     (None: a day). `share_directory` is the directory of a node in which its share daemon and sharers' pods meet (empty:
     no daemon). `store_secret` is a Secret in the platform's namespace whose values are the object store's credentials.
@@ -76,7 +76,6 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     store_url: str = ""
     store_secret: str = ""
     journal_url: str = ""
-    parameter_store_url: str = ""
     usd_per_device_hour: float | None = None
     day_s: float | None = None
     grace_s: float = 15.0

@@ -202,7 +202,6 @@ def _bad_addresses(settings: SettingsFile) -> list[str]:
     for what, address, schemes, example in (
         ("store_url", settings.store_url, _STORE_SCHEMES, "s3://bucket/springtide"),
         ("journal_url", settings.journal_url, _JOURNAL_SCHEMES, "postgresql://user@host/springtide"),
-        ("parameter_store_url", settings.parameter_store_url, ("redis", "rediss"), "redis://host:6379/0"),
     ):
         if address and urlsplit(address).scheme not in schemes:
             found.append(f"{what} must be an address like {example}, got {address.partition('@')[2] or address!r}")
