@@ -197,6 +197,16 @@ class Orders(Generic[R]):
             self.reports.supersede(job.group)
         self._crew.end_job(job)
 
+    def stop_everyone(self, grace_s: float) -> None:
+        """Have jobs commit a checkpoint, services drain, and all of it end within `grace_s`."""
+        for replica in list(self._crew.replicas.values()):
+            job = self._crew.jobs.get(replica.workload_id)
+            if replica.is_job and job is not None and replica.group_generation > 0:
+                order = Preempt(generation=job.generation, grace_s=max(0.0, grace_s - 1.0))
+                self.stop(replica, order, grace_s)
+            else:
+                self.stop(replica, Stop(grace_s=grace_s), grace_s)
+
     def stop(self, replica: R, order: Preempt | Stop, limit_s: float) -> None:
         """Give a worker `limit_s` to end by itself. A later limit than the one in force changes nothing."""
         crew = self._crew

@@ -49,7 +49,7 @@ from springtide.core.pod_status import ClusterStatus, PodStatus
 from springtide.core.ports import Clock, Standing
 from springtide.core.resources import Node
 from springtide.core.share_status import SharingStatus
-from springtide.core.wire import Preempt, Report, Stop
+from springtide.core.wire import Report
 from springtide.core.workload import Checkpoint, ReplicaId, TrainingJob, WorkloadId
 from springtide.storage.checked import CheckedStore
 from springtide.storage.workload_store import WorkloadStore
@@ -179,7 +179,7 @@ class KubernetesExecutor:
             return
         if stop_workers and self._thread.is_alive():
             have_been_told = threading.Event()
-            self._reactor.call(lambda: self._stop_workers(grace_s))
+            self._reactor.call(lambda: self._orders.stop_everyone(grace_s))
             self._reactor.call(have_been_told.set)
             end_s = time.monotonic() + grace_s + 5.0
             have_been_told.wait(grace_s)
@@ -355,15 +355,6 @@ class KubernetesExecutor:
         replica.action = replace(replica.action, share=action.share)
         if replica.body is not None:
             self._table.annotate(replica.body, {SHARE_ANNOTATION: share_text(action.share)})
-
-    def _stop_workers(self, grace_s: float) -> None:
-        for replica in list(self._pods.replicas.values()):
-            job = self._pods.jobs.get(replica.workload_id)
-            if replica.is_job and job is not None and replica.group_generation > 0:
-                order = Preempt(generation=job.generation, grace_s=max(0.0, grace_s - 1.0))
-                self._orders.stop(replica, order, grace_s)
-            else:
-                self._orders.stop(replica, Stop(grace_s=grace_s), grace_s)
 
     def _let_go(self) -> None:
         self._is_accepting = True

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from springtide.backends.crew.door import Door
-from springtide.backends.crew.members import Job, Source
+from springtide.backends.crew.members import Source
 from springtide.backends.crew.orders import Orders
 from springtide.backends.crew.reactor import Connection, Reactor
 from springtide.backends.crew.reports import Reports
@@ -32,8 +32,7 @@ from springtide.core.events import Event
 from springtide.core.ports import Clock, Standing
 from springtide.core.resources import Node
 from springtide.core.share_status import SharingStatus
-from springtide.core.wire import Preempt, Report, Stop
-from springtide.core.workload import TrainingJob
+from springtide.core.wire import Report
 
 _ZYGOTE_END_S = 3.0
 _POLL_S = 0.01
@@ -127,7 +126,7 @@ class LocalExecutor:
             return
         if stop_workers and self._thread.is_alive():
             have_been_told = threading.Event()
-            self._reactor.call(lambda: self._stop_workers(grace_s))
+            self._reactor.call(lambda: self._orders.stop_everyone(grace_s))
             self._reactor.call(have_been_told.set)
             end_s = time.monotonic() + grace_s + 2.0
             # Starts that are still in the thread's queue come before, so that nothing is overlooked.
@@ -239,16 +238,6 @@ class LocalExecutor:
             connection.close("another user's process")
             return
         self._reports.greet(connection)
-
-    def _stop_workers(self, grace_s: float) -> None:
-        for replica in list(self._workers.replicas.values()):
-            job: Job | None = self._workers.jobs.get(replica.workload_id)
-            trains = replica.action is not None and isinstance(replica.action.workload, TrainingJob)
-            if trains and job is not None and replica.group_generation > 0:
-                order = Preempt(generation=job.generation, grace_s=max(0.0, grace_s - 1.0))
-                self._orders.stop(replica, order, grace_s)
-            else:
-                self._orders.stop(replica, Stop(grace_s=grace_s), grace_s)
 
     def _let_go(self) -> None:
         # First of all nobody new: a worker reconnects at once, and must find the next executor, not this one.
