@@ -24,6 +24,7 @@ from springtide.core.workload import WorkloadId
 from springtide.service.data_routes import DataDesk
 from springtide.storage.artifacts import Artifact
 from springtide.storage.dataset_manifest import DatasetStatus
+from springtide.storage.dataset_place import data_store_url
 from springtide.storage.dataset_reading import DatasetReader
 
 
@@ -38,6 +39,9 @@ class Platform:
 
     def workload_dir(self, workload_id: WorkloadId):
         return self.state_dir / "workloads" / workload_id
+
+    def data_store_url(self):
+        return data_store_url(self.state_dir)
 
     def view(self):
         return type("View", (), {"jobs": {}})

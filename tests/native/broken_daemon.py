@@ -88,8 +88,8 @@ BROKEN = (
     (
         "a number is enough to be a leader",
         _TENANTS,
-        "            if tenant is not None and live_stat(tenant.entry.process) is not None:\n",
-        "            if tenant is not None:\n",
+        "                if tenant is not None and is_held(tenant.entry):\n",
+        "                if tenant is not None:\n",
         _ON_TURNS + "test_a_leader_whose_number_is_another_ones_now_leads_nobody",
     ),
     (
