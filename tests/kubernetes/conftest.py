@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from lab import Cluster, Lab, missing_lab, running
 from lab_nodes import NodeLab, missing_nodes
+from serving_kit import NODE, ThisMachine
 
 
 @pytest.fixture(scope="session")
@@ -38,3 +39,18 @@ def node_lab() -> Iterator[NodeLab]:
     with running(NodeLab()) as lab:
         assert isinstance(lab, NodeLab)
         yield lab
+
+
+@pytest.fixture(scope="session")
+def machine(request: pytest.FixtureRequest) -> ThisMachine | NodeLab:
+    """The cluster that KUBECONFIG names if this machine is a node of it, else the session's lab with nodes."""
+    if named := os.environ.get("KUBECONFIG"):
+        found = ThisMachine(Path(named))
+        if found.api.find(f"api/v1/nodes/{NODE}") is None:
+            pytest.skip(f"pods reach a platform of this machine on its own nodes, and {named} has no node {NODE}")
+        found.offer(4)
+        return found
+    lab = request.getfixturevalue("node_lab")
+    assert isinstance(lab, NodeLab)
+    ThisMachine(lab.kubeconfig).offer(4)
+    return lab

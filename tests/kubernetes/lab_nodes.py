@@ -64,9 +64,13 @@ class NodeLab(Lab):
     """An API server with two nodes. Each has `devices` of the extended resource once `offer` was called."""
 
     has_nodes = True
+    _is_there = False
 
     def start(self) -> None:
         """Bring all of it up and wait until both nodes are ready. Raises AssertionError."""
+        # A second one would wait for the end of the first, which is this process itself, for ever.
+        assert not NodeLab._is_there, "this session has a lab with nodes: take it from the fixture `node_lab`"
+        NodeLab._is_there = True
         super().start()
         self._kubelets: dict[int, list[str]] = {}
         self.subnets = _free_subnets(len(NODES))
@@ -78,6 +82,11 @@ class NodeLab(Lab):
             self._start_node(number, images)
         for number in range(len(NODES)):
             self._wait_ready(number)
+
+    def stop(self) -> None:
+        if self._keeper is not None:
+            super().stop()
+            NodeLab._is_there = False
 
     def _wait_ready(self, number: int) -> None:
         """Wait for a node. A kubelet that ended on the way (somebody else took its port, say) is started once more."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
 import urllib.error
 import urllib.request
@@ -13,10 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pytest
 from kube_http import GROUP, Kube, Refused, wait_for
-from lab import missing_lab, running
-from lab_nodes import NodeLab, missing_nodes
 from lab_pods import IMAGE
 from live_cluster import BUCKET, LivePlatform
 
@@ -166,24 +162,6 @@ class Serving:
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
-
-
-@contextlib.contextmanager
-def this_machine() -> Iterator[ThisMachine | NodeLab]:
-    """The cluster that KUBECONFIG names if this machine is its one node, else a lab of this session's own."""
-    if named := os.environ.get("KUBECONFIG"):
-        machine = ThisMachine(Path(named))
-        if machine.api.find(f"api/v1/nodes/{NODE}") is None:
-            pytest.skip(f"pods reach a platform of this machine on its own nodes, and {named} has no node {NODE}")
-        machine.offer(4)
-        yield machine
-        return
-    if why := missing_lab() or missing_nodes():
-        pytest.skip(why)
-    with running(NodeLab()) as lab:
-        assert isinstance(lab, NodeLab)
-        ThisMachine(lab.kubeconfig).offer(4)
-        yield lab
 
 
 @contextlib.contextmanager

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from kube_http import wait_for
-from serving_kit import LIMIT_S, RESOURCE, Answer, Serving, serving_on, this_machine
+from lab_nodes import NodeLab
+from serving_kit import LIMIT_S, RESOURCE, Answer, Serving, ThisMachine, serving_on
 
 pytestmark = pytest.mark.kubernetes
 
@@ -28,11 +29,8 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    with (
-        this_machine() as node,
-        serving_on(node, tmp_path_factory.mktemp("serving"), f"h-serve-{os.getpid()}") as found,
-    ):
+def serving(machine: ThisMachine | NodeLab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    with serving_on(machine, tmp_path_factory.mktemp("serving"), f"h-serve-{os.getpid()}") as found:
         yield found
 
 

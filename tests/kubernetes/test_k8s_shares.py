@@ -23,7 +23,7 @@ import pytest
 import yaml
 from kube_http import Kube, wait_for
 from lab_pods import PYTHON, plain_pod, pod_settings
-from serving_kit import RESOURCE, serving_on, this_machine
+from serving_kit import RESOURCE, serving_on
 
 sys.path.append(str(Path(__file__).parents[1] / "native"))
 from native_build import Native
@@ -188,12 +188,6 @@ def self_contained(kubeconfig: Path) -> dict[str, Any]:
             if name in entry:
                 entry[f"{name}-data"] = base64.b64encode(Path(entry.pop(name)).read_bytes()).decode()
     return config
-
-
-@pytest.fixture(scope="module")
-def machine() -> Iterator[Any]:
-    with this_machine() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
