@@ -2,76 +2,54 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from chart_cases import CASES, CHART, in_order, rendered
+from chart_cases import CASES, CHART, rendered
 from chart_schema import values_schema
-from go_templates import TemplateError, Templates
+from real_helm import Helm, HelmError, charted, found_helm
 
 import springtide
 from springtide.backends.kubernetes.custom_resources import custom_resource_definitions
 from springtide.backends.kubernetes.settings_file import SettingsFile, settings_from
 from springtide.backends.kubernetes.yaml_text import read_yaml
 
-OLD, NEW = ("policy/v1beta1",), ("policy/v1beta1", "policy/v1")
+OLD, NEW = (1, 20), (1, 30)
 
 
-class Versions(tuple[str, ...]):
-    def Has(self, version: str) -> bool:
-        return version in self
+@pytest.fixture(scope="module")
+def helm() -> Helm:
+    return found_helm()
 
 
-def charted(values: dict[str, Any], versions: tuple[str, ...] = NEW, folder: Path = CHART) -> dict[str, Any]:
-    """What Helm makes of the chart with these values, in the namespace that they name."""
-    (defaults,) = read_yaml((folder / "values.yaml").read_text(), "values.yaml")
-    (chart,) = read_yaml((folder / "Chart.yaml").read_text(), "Chart.yaml")
-    data = {
-        "Values": coalesced(defaults, values),
-        "Chart": {"Name": chart["name"], "AppVersion": chart["appVersion"]},
-        "Release": {"Name": "tide", "Namespace": values.get("namespace", "springtide")},
-        "Capabilities": {"APIVersions": Versions(versions)},
-    }
-    templates = Templates(folder / "templates")
-    texts = [templates.run(name, copy.deepcopy(data)) for name in templates.names() if name.endswith(".yaml")]
-    return in_order(document for text in texts for document in read_yaml(text, "the chart"))
-
-
-def coalesced(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Values as Helm lays them over a chart's own: tables merge, all else replaces."""
-    merged = dict(base)
-    for key, value in over.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = coalesced(merged[key], value) if both else value
-    return merged
-
-
-@pytest.mark.parametrize("versions", [OLD, NEW], ids=["1.20", "1.30"])
+@pytest.mark.parametrize("version", [OLD, NEW], ids=["1.20", "1.30"])
 @pytest.mark.parametrize("name", CASES)
-def test_the_chart_is_what_render_prints(name: str, versions: tuple[str, ...]) -> None:
-    chart, render = charted(CASES[name], versions), rendered(CASES[name], (1, 20) if versions == OLD else (1, 30))
+def test_the_chart_is_what_render_prints(helm: Helm, name: str, version: tuple[int, int]) -> None:
+    chart, render = charted(helm, CASES[name], version), rendered(CASES[name], version)
     assert sorted(chart) == sorted(render)
     for key, wanted in render.items():
         assert chart[key] == wanted, key
 
 
-def test_a_chart_that_differs_is_found_out(tmp_path: Path) -> None:
-    for path in CHART.rglob("*"):
-        if path.is_file():
-            copied = tmp_path / path.relative_to(CHART)
-            copied.parent.mkdir(parents=True, exist_ok=True)
-            copied.write_text(path.read_text())
-    access = tmp_path / "templates" / "access.yaml"
+def test_a_chart_that_differs_is_found_out(helm: Helm, tmp_path: Path) -> None:
+    copied = tmp_path / "springtide"
+    shutil.copytree(CHART, copied)
+    access = copied / "templates" / "access.yaml"
     access.write_text(
         access.read_text().replace("resources: [nodes], verbs: [get,", "resources: [nodes], verbs: [delete, get,")
     )
-    differ = [key for key, wanted in rendered({}, (1, 30)).items() if charted({}, folder=tmp_path)[key] != wanted]
-    assert differ == ["ClusterRole//springtide:springtide:nodes"]
+    found = charted(helm, {}, NEW, copied)
+    assert [key for key, wanted in rendered({}, NEW).items() if found[key] != wanted] == [
+        "ClusterRole//springtide:springtide:nodes"
+    ]
+
+
+def test_helm_has_nothing_to_find_fault_with(helm: Helm) -> None:
+    assert "0 chart(s) failed" in helm("lint", "--strict", str(CHART))
 
 
 def test_the_charts_values_are_the_defaults() -> None:
@@ -107,15 +85,14 @@ def test_the_chart_is_of_this_version() -> None:
     assert chart["version"] == chart["appVersion"] == springtide.__version__
 
 
-def test_a_chart_with_two_writers_of_one_file_is_refused() -> None:
-    with pytest.raises(TemplateError, match=r"set journal_url: postgresql://\.\.\. or install\.replicas: 1"):
-        charted({"install": {"replicas": 2}})
-
-
-def test_the_notes_name_what_is_there() -> None:
-    templates = Templates(CHART / "templates")
-    values = coalesced(read_yaml((CHART / "values.yaml").read_text(), "values.yaml")[0], {"name": "tide"})
-    text = templates.run("NOTES.txt", {"Values": values, "Release": {"Namespace": "ml"}})
-    assert "deployment/tide" in text
-    assert "secret tide-token" in text
-    assert not re.search(r"\{\{|None", text)
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"install": {"replicas": 2}}, r"set journal_url: postgresql://\.\.\. or install\.replicas: 1"),
+        ({"jornal_url": "x"}, "jornal_url"),
+        ({"port": "many"}, "port"),
+    ],
+)
+def test_values_that_cannot_be_are_refused(helm: Helm, values: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(HelmError, match=sentence):
+        charted(helm, values, NEW)
