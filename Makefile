@@ -48,9 +48,9 @@ broken: setup compiler
 	$(PYTEST) -m "broken or slow" --timeout 600 -n 2 tests/native/test_native_broken_builds.py
 
 # The cluster that KUBECONFIG names, or a lab of this machine's own where there is one; otherwise its tests say that they
-# are skipped.
+# are skipped. One of the two has the lab with nodes, the other an API server of its own.
 kubernetes: setup servers
-	$(PYTEST) -m kubernetes -rs --timeout 900 tests/kubernetes
+	$(PYTEST) -m kubernetes -rs --timeout 900 -n 2 --dist loadgroup --no-loadscope-reorder tests/kubernetes
 
 gpu: setup compiler
 	$(PYTEST) -m gpu -rs --timeout 600

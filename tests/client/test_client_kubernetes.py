@@ -9,7 +9,7 @@ import pytest
 from springtide.client.goals import TrainOptions, auto
 from springtide.client.kubernetes import check_object, inference_object, training_object
 from springtide.client.serving_goals import ServeOptions
-from springtide.client.source import for_pods, neighbours, read_source
+from springtide.client.source import for_pods, read_source
 from springtide.core.errors import InvalidRequest
 
 
@@ -59,17 +59,31 @@ def source(tmp_path: Path):
 
 
 def test_files_that_are_imported_go_along_and_others_do_not(source):
-    assert sorted(neighbours(source)) == ["layers.py", "model.py"]
     sent = for_pods(source)
     assert (sorted(sent.files), sent.import_root, sent.text) == (["layers.py", "model.py"], "", source.text)
 
 
-def test_a_package_beside_the_file_is_refused_with_the_mend(source, tmp_path: Path):
+def test_a_package_goes_along_with_its_folders(source, tmp_path: Path):
     (tmp_path / "layers.py").unlink()
-    (tmp_path / "layers").mkdir()
-    (tmp_path / "layers" / "__init__.py").write_text("")
-    with pytest.raises(InvalidRequest, match="put the package into the image"):
-        neighbours(source)
+    (tmp_path / "layers" / "deep").mkdir(parents=True)
+    for name in ("__init__.py", "deep/__init__.py", "deep/cells.py"):
+        (tmp_path / "layers" / name).write_text("")
+    files = training_object(source, TrainOptions(), "x")["spec"]["source"]["files"]
+    assert sorted(files) == [
+        "layers/__init__.py",
+        "layers/deep/__init__.py",
+        "layers/deep/cells.py",
+        "model.py",
+        "train.py",
+    ]
+
+
+def test_what_no_object_could_hold_is_refused_before_it_is_sent(source, tmp_path: Path):
+    (tmp_path / "layers.py").write_text(f"TABLE = {'x' * 900_000!r}\n")
+    with pytest.raises(
+        InvalidRequest, match=r"an object of the cluster takes 900,000; put what is large \(layers.py\)"
+    ):
+        training_object(source, TrainOptions(), "x")
 
 
 def test_a_training_function_as_it_was_asked_for(source):

@@ -17,9 +17,15 @@ from springtide.core.errors import BackendError
 BINDS = BindRates(one_by_one=100.0, together=150.0, one_by_one_afar=40.0, together_afar=200.0)
 
 
-def run(turn_s: float = 0.02, hand_over_s: float = 0.001, lag_s: float = 0.05, num_bound: int = 8000) -> Run:
+def run(
+    turn_s: float = 0.02,
+    hand_over_s: float = 0.001,
+    lag_s: float = 0.05,
+    own_lag_s: float = 0.01,
+    num_bound: int = 8000,
+) -> Run:
     turns = [(turn_s, turn_s / 2, 1, hand_over_s)] * 99 + [(9.0, 9.0, 0, 0.0)]
-    return Run(num_bound, 40.0, 20.0, 0.02, [lag_s] * 100, turns)
+    return Run(num_bound, 40.0, 20.0, 0.02, [lag_s] * 100, [own_lag_s] * 100, turns)
 
 
 def report(whole: Run | None = None, quick: Run | None = None, slow: Run | None = None, binds: BindRates = BINDS):
@@ -43,11 +49,21 @@ def test_the_rows_say_what_was_measured() -> None:
     [
         lambda: report(binds=BINDS._replace(together_afar=39.0)),
         lambda: report(whole=run(lag_s=1.5)),
+        lambda: report(whole=run(own_lag_s=1.5)),
+        lambda: report(whole=run(own_lag_s=0.0)),
         lambda: report(slow=run(hand_over_s=0.5)),
         lambda: report(slow=run(turn_s=0.52)),
         lambda: report(whole=run(num_bound=0)),
     ],
-    ids=["no faster", "late news", "a hand-over that waits", "turns that wait", "nothing bound"],
+    ids=[
+        "no faster",
+        "late news",
+        "late news within",
+        "no news within",
+        "a hand-over that waits",
+        "turns that wait",
+        "nothing bound",
+    ],
 )
 def test_what_does_not_pass(said) -> None:
     assert not said()["passed"]

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
-import httpx2
-
 from springtide.backends.kubernetes.api import KubeApi
+from springtide.backends.kubernetes.api_errors import Unreachable
+from springtide.backends.kubernetes.api_wire import Stream
 
-_HOP = {"host", "connection", "content-length", "transfer-encoding", "accept-encoding", "keep-alive"}
+# What each connection says for itself.
+_HOP = {"host", "connection", "content-length", "transfer-encoding", "accept-encoding", "keep-alive", "user-agent"}
 
 
 @dataclass
@@ -189,7 +190,7 @@ class ApiProxy:
             while request := await self._read(reader):
                 self.requests.append(request)
                 await self._handle(request, writer)
-        except (asyncio.CancelledError, ConnectionError, asyncio.IncompleteReadError, httpx2.HTTPError):
+        except (asyncio.CancelledError, ConnectionError, asyncio.IncompleteReadError, Unreachable):
             # Whatever ended it, the client sees a connection that broke.
             writer.transport.abort()
         finally:
@@ -225,32 +226,24 @@ class ApiProxy:
             await _send(writer, 200, frozen, {})
             return
         kept = {name: value for name, value in request.headers.items() if name not in _HOP}
-        upstream = self._upstream._client.build_request(
-            request.method,
-            self._upstream.server + request.target,
-            headers=kept,
-            content=request.body or None,
-            timeout=httpx2.Timeout(30.0, read=None if request.is_watch or "follow" in request.query else 30.0),
-        )
-        response = await self._upstream._client.send(upstream, stream=True)
-        try:
-            if request.is_watch and response.status_code == 200:
-                await self._forward_watch(request, response, writer)
+        silence_s = None if request.is_watch or "follow" in request.query else 30.0
+        wire = self._upstream.wire
+        async with wire.open(request.method, request.target, kept, request.body or None, silence_s) as answer:
+            if request.is_watch and answer.status == 200:
+                await self._forward_watch(request, answer, writer)
                 return
-            body = await response.aread()
-        finally:
-            await response.aclose()
+            body = b"".join([chunk async for chunk in answer.chunks()])
         for lost in self.rules.lost_answers:
             if lost[1] > 0 and lost[0](request):
                 lost[1] -= 1
                 raise ConnectionResetError
-        after = response.headers.get("Retry-After")
-        await _send(writer, response.status_code, body, {"Retry-After": after} if after else {})
+        after = answer.headers.get("retry-after")
+        await _send(writer, answer.status, body, {"Retry-After": after} if after else {})
 
-    async def _forward_watch(self, request: Request, response: httpx2.Response, writer: asyncio.StreamWriter) -> None:
+    async def _forward_watch(self, request: Request, answer: Stream, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
         await writer.drain()
-        async for line in _lines(response):
+        async for line in _lines(answer):
             while any(rule(request) for rule in self.rules.held):
                 await asyncio.sleep(0.02)
             event = json.loads(line)
@@ -264,14 +257,14 @@ class ApiProxy:
         await writer.drain()
 
     async def _fetch(self, path: str) -> bytes:
-        response = await self._upstream._client.get(self._upstream.server + path)
-        assert response.status_code == 200, response.text
-        return response.content
+        reply = await self._upstream.wire.send("GET", path, {}, None, 30.0)
+        assert reply.status == 200, reply.body
+        return reply.body
 
 
-async def _lines(response: httpx2.Response) -> AsyncIterator[bytes]:
+async def _lines(answer: Stream) -> AsyncIterator[bytes]:
     rest = b""
-    async for chunk in response.aiter_bytes():
+    async for chunk in answer.chunks():
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             yield line

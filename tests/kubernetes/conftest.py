@@ -5,11 +5,44 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lab import Cluster, Lab, missing_lab, running
 from lab_nodes import NodeLab, missing_nodes
 from serving_kit import NODE, ThisMachine
+
+# The files with tests on real nodes. A machine has room for one lab with nodes: they are one worker's.
+NODE_FILES = ("deployment", "executor_kit", "serving", "shares", "story", "trouble")
+_NODE_PATHS = {*(f"test_k8s_{name}.py" for name in NODE_FILES), "test_lab.py"}
+_NODE_FIXTURES = {"node_lab", "machine"}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Each file is one worker's, and so are all files with tests on real nodes together.
+
+    They come first and wait for most of the time, while the other worker's tests ask an API server of their own.
+    """
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.partition("::")[0]
+            return "nodes" if Path(path).name in _NODE_PATHS else path
+
+    config.option.loadscopereorder = False
+    return Scheduling(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Real nodes first."""
+    here = Path(__file__).parent
+    items.sort(key=lambda item: (item.path.parent, item.path.name) not in {(here, name) for name in _NODE_PATHS})
+    for item in items:
+        needs_nodes = bool(_NODE_FIXTURES & {*getattr(item, "fixturenames", ())})
+        if needs_nodes and item.path.parent == here and item.path.name not in _NODE_PATHS:
+            raise pytest.UsageError(f"{item.path.name} has tests on real nodes: it has to be among NODE_FILES")
 
 
 @pytest.fixture(scope="session")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.client
 import json
 import ssl
 import tempfile
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,11 @@ PATCHES = {
     "strategic": "application/strategic-merge-patch+json",
     "apply": "application/apply-patch+yaml",
 }
+
+
+def _close_all(connections: list[http.client.HTTPSConnection]) -> None:
+    for connection in connections:
+        connection.close()
 
 
 class Refused(Exception):
@@ -43,7 +50,7 @@ def _file(entry: dict[str, Any], name: str) -> str:
 
 
 class Kube:
-    """One cluster, as the current context of a kubeconfig names it. Every call is a connection of its own."""
+    """One cluster, as the current context of a kubeconfig names it. Connections are kept and used again."""
 
     def __init__(self, kubeconfig: Path, *, token: str = "") -> None:
         self.kubeconfig = kubeconfig
@@ -57,24 +64,42 @@ class Kube:
         if not token and (certificate := _file(user, "client-certificate")):
             self._tls.load_cert_chain(certificate, _file(user, "client-key"))
         self._token = token or user.get("token", "")
+        # Of nobody at the moment: a thread takes one out for as long as its call lasts.
+        self._idle: list[http.client.HTTPSConnection] = []
+        weakref.finalize(self, _close_all, self._idle)
 
     def ask(self, verb: str, path: str, body: object = None, *, kind: str = "application/json") -> dict[str, Any]:
         """One request; the decoded answer. Raises Refused."""
-        parts = urlsplit(self.server)
-        connection = http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=15.0, context=self._tls)
         headers = {"Content-Type": kind, "Accept": "application/json"}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
+        status, data = self._exchange(verb, f"/{path}", json.dumps(body) if body is not None else None, headers)
+        decoded = json.loads(data) if data[:1] == b"{" else {"message": data.decode(errors="replace")}
+        if status >= 300:
+            raise Refused(status, decoded)
+        return decoded
+
+    def _exchange(self, verb: str, path: str, body: str | None, headers: dict[str, str]) -> tuple[int, bytes]:
+        # A server that was restarted has forgotten old connections: only what may be said twice is said on one.
+        while verb == "GET" and self._idle:
+            with contextlib.suppress(OSError, http.client.HTTPException, IndexError):
+                return self._exchange_on(self._idle.pop(), verb, path, body, headers)
+        parts = urlsplit(self.server)
+        connection = http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=15.0, context=self._tls)
+        return self._exchange_on(connection, verb, path, body, headers)
+
+    def _exchange_on(
+        self, connection: http.client.HTTPSConnection, verb: str, path: str, body: str | None, headers: dict[str, str]
+    ) -> tuple[int, bytes]:
         try:
-            connection.request(verb, f"/{path}", json.dumps(body) if body is not None else None, headers)
+            connection.request(verb, path, body, headers)
             answer = connection.getresponse()
             data = answer.read()
-        finally:
+        except BaseException:
             connection.close()
-        decoded = json.loads(data) if data[:1] == b"{" else {"message": data.decode(errors="replace")}
-        if answer.status >= 300:
-            raise Refused(answer.status, decoded)
-        return decoded
+            raise
+        self._idle.append(connection)
+        return answer.status, data
 
     def get(self, path: str, **query: str) -> dict[str, Any]:
         return self.ask("GET", f"{path}?{urlencode(query)}" if query else path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import signal
@@ -90,9 +91,13 @@ class Lab:
         self._environment |= dict(zip(names, map(str, ports), strict=True))
         self._script("up")
         self._script("kcm")
+        self._tune_controllers()
         wait_for(
             "the default service account", lambda: self.api.find("api/v1/namespaces/default/serviceaccounts/default")
         )
+
+    def _tune_controllers(self) -> None:
+        """Start the controllers otherwise than the lab's script does, where that is wanted."""
 
     def stop(self) -> None:
         """End it and take away what it left."""
@@ -107,8 +112,9 @@ class Lab:
         for process in self._restarted:
             process.wait(10.0)
 
-    @property
+    @functools.cached_property
     def api(self) -> Kube:
+        """The administrator's way to it, once it is up."""
         return Kube(self.kubeconfig)
 
     def pid(self, name: str) -> int:

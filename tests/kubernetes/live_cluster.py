@@ -31,113 +31,40 @@ BUCKET = "springtide"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
 
 
-class LivePlatform:
-    """A control plane on this machine and its pods on the lab's nodes."""
+class Door:
+    """A platform as people see it: its address, its objects and their pods, all of one namespace.
 
-    def __init__(self, lab: NodeLab, folder: Path, namespace: str, store: RunningServer, **settings: Any) -> None:
+    `home` is the platform's own namespace, and its name. `url` is where it answers.
+    """
+
+    def __init__(self, lab: NodeLab, namespace: str, home: str, url: str) -> None:
         self.lab = lab
-        self.folder = folder
         self.namespace = namespace
-        self.store_url = f"{store.s3_url(BUCKET, namespace)}&allow_http=true"
-        self.port, self.control_port = free_ports(2)
-        self.settings: dict[str, Any] = {
-            "name": namespace,
-            "namespace": namespace,
-            "namespaces": [namespace],
-            "advertise": lab.host,
-            "port": self.port,
-            "control_port": self.control_port,
-            "device_resource": DEVICE_RESOURCE,
-            "device_kind": "cpu",
-            "node_selector": {NODE_LABEL: "true"},
-            "store_url": self.store_url,
-            "lease_s": 5.0,
-            "share_directory": "",
-            "pod": {**pod_settings(), "memory": "900Mi"},
-            **settings,
-        }
-        # Whose rights the control plane has: those of the product's own manifests, once they are installed.
-        self.kubeconfig = lab.kubeconfig
-        self.process: subprocess.Popen[bytes] | None = None
-        self.num_starts = 0
+        self.home = home
+        self.url = url
+        self._token = ""
 
     @property
     def api(self) -> Kube:
         return self.lab.api
 
-    def start(self, **environment: str) -> None:
-        """Start the control plane and wait until it decides."""
-        self.spawn(**environment)
-        self.wait_ready()
-
-    def spawn(self, **environment: str) -> None:
-        """Start the control plane."""
-        self.num_starts += 1
-        self.folder.mkdir(parents=True, exist_ok=True)
-        file = self.folder / "settings.yaml"
-        file.write_text(json.dumps(self.settings))
-        with open(self.log_path, "wb") as log:
-            command = ["-m", "springtide", "k8s", "serve", "--settings", str(file), "--state", str(self.state_dir)]
-            self.process = subprocess.Popen(
-                [sys.executable, *command],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={
-                    **os.environ,
-                    **CREDENTIALS,
-                    "KUBECONFIG": str(self.kubeconfig),
-                    "OMP_NUM_THREADS": "1",
-                    **environment,
-                },
-            )
-
-    def wait_ready(self) -> None:
-        assert self.process is not None
-
-        def is_ready() -> bool:
-            assert self.process is not None
-            assert self.process.poll() is None, f"it ended with {self.process.returncode}: {self.log()[-3000:]}"
-            # A warm standby is ready too; only who leads knows the platform.
-            return self.call("/v1/status")[0] == 200
-
-        wait_for("the control plane", is_ready, 180.0)
-
-    def kill(self) -> None:
-        """Let it die as kill -9 does."""
-        assert self.process is not None
-        self.process.kill()
-        self.process.wait()
-
-    def stop(self) -> None:
-        """End it in order, or by force where it does not."""
-        if self.process is None or self.process.poll() is not None:
-            return
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            self.process.wait(30.0)
-        except subprocess.TimeoutExpired:
-            self.kill()
-
-    @property
-    def state_dir(self) -> Path:
-        return self.folder / "state"
-
-    @property
-    def log_path(self) -> Path:
-        return self.folder / f"control-plane-{self.num_starts}.log"
-
     def log(self) -> str:
-        return "\n".join(path.read_text() for path in sorted(self.folder.glob("control-plane-*.log")))
+        """What its control planes have said."""
+        raise NotImplementedError
 
     def token(self) -> str:
-        secret = self.api.get(f"api/v1/namespaces/{self.namespace}/secrets/{self.namespace}-token")
+        """The platform's token, which stays what its first control plane made it."""
+        self._token = self._token or self._read_token()
+        return self._token
+
+    def _read_token(self) -> str:
+        secret = self.api.get(f"api/v1/namespaces/{self.home}/secrets/{self.home}-token")
         return base64.b64decode(secret["data"]["token"]).decode().strip()
 
     def call(self, path: str, body: object = None, *, verb: str = "", token: bool = True) -> tuple[int, Any]:
         """A request to the platform's own address: status and decoded answer."""
         request = urllib.request.Request(
-            f"http://{self.lab.host}:{self.port}{path}",
+            f"{self.url}{path}",
             data=None if body is None else json.dumps(body).encode(),
             headers={"Content-Type": "application/json"},
             method=verb or ("GET" if body is None else "POST"),
@@ -212,6 +139,101 @@ class LivePlatform:
             ]
             return "\n".join(["", *pods, *objects, self.log()[-4000:]])
         return self.log()[-4000:]
+
+
+class LivePlatform(Door):
+    """A control plane on this machine and its pods on the lab's nodes."""
+
+    def __init__(self, lab: NodeLab, folder: Path, namespace: str, store: RunningServer, **settings: Any) -> None:
+        self.port, self.control_port = free_ports(2)
+        super().__init__(lab, namespace, namespace, f"http://{lab.host}:{self.port}")
+        self.folder = folder
+        self.store_url = f"{store.s3_url(BUCKET, namespace)}&allow_http=true"
+        self.settings: dict[str, Any] = {
+            "name": namespace,
+            "namespace": namespace,
+            "namespaces": [namespace],
+            "advertise": lab.host,
+            "port": self.port,
+            "control_port": self.control_port,
+            "device_resource": DEVICE_RESOURCE,
+            "device_kind": "cpu",
+            "node_selector": {NODE_LABEL: "true"},
+            "store_url": self.store_url,
+            "lease_s": 5.0,
+            "share_directory": "",
+            "pod": {**pod_settings(), "memory": "900Mi"},
+            **settings,
+        }
+        # Whose rights the control plane has: those of the product's own manifests, once they are installed.
+        self.kubeconfig = lab.kubeconfig
+        self.process: subprocess.Popen[bytes] | None = None
+        self.num_starts = 0
+
+    def start(self, **environment: str) -> None:
+        """Start the control plane and wait until it decides."""
+        self.spawn(**environment)
+        self.wait_ready()
+
+    def spawn(self, **environment: str) -> None:
+        """Start the control plane."""
+        self.num_starts += 1
+        self.folder.mkdir(parents=True, exist_ok=True)
+        file = self.folder / "settings.yaml"
+        file.write_text(json.dumps(self.settings))
+        with open(self.log_path, "wb") as log:
+            command = ["-m", "springtide", "k8s", "serve", "--settings", str(file), "--state", str(self.state_dir)]
+            self.process = subprocess.Popen(
+                [sys.executable, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={
+                    **os.environ,
+                    **CREDENTIALS,
+                    "KUBECONFIG": str(self.kubeconfig),
+                    "OMP_NUM_THREADS": "1",
+                    **environment,
+                },
+            )
+
+    def wait_ready(self) -> None:
+        assert self.process is not None
+
+        def is_ready() -> bool:
+            assert self.process is not None
+            assert self.process.poll() is None, f"it ended with {self.process.returncode}: {self.log()[-3000:]}"
+            # A warm standby is ready too; only who leads knows the platform.
+            return self.call("/v1/status")[0] == 200
+
+        wait_for("the control plane", is_ready, 180.0)
+
+    def kill(self) -> None:
+        """Let it die as kill -9 does."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        """End it in order, or by force where it does not."""
+        if self.process is None or self.process.poll() is not None:
+            return
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(30.0)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    @property
+    def state_dir(self) -> Path:
+        return self.folder / "state"
+
+    @property
+    def log_path(self) -> Path:
+        return self.folder / f"control-plane-{self.num_starts}.log"
+
+    def log(self) -> str:
+        return "\n".join(path.read_text() for path in sorted(self.folder.glob("control-plane-*.log")))
 
 
 class Witness:

@@ -111,7 +111,8 @@ class PodWorld:
         return self.executor
 
     def close(self) -> None:
-        self.executor.close(stop_workers=True)
+        """Nobody is told to save: what is left of the pods is ended by force."""
+        self.executor.close()
         self.thread.close()
 
     def kill(self, replica_id: ReplicaId) -> None:
@@ -193,7 +194,7 @@ def world(
     finally:
         world.close()
         for pod in api.pods(namespace):
-            api.delete(f"api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}", gracePeriodSeconds=0)
+            node_lab.end_pod(pod)
         api.delete(f"api/v1/namespaces/{namespace}")
 
 

@@ -8,67 +8,27 @@ Everything ends done, and nothing ran twice.
 from __future__ import annotations
 
 import contextlib
-import http.server
-import json
 import os
-import shutil
 import signal
-import subprocess
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-import yaml
 from kube_http import Refused, wait_for
 from lab_nodes import NODES
 from live_cluster import CREDENTIALS, LivePlatform, Witness, platform_on
+from paced_job import Pace, apply, each_step_once, paced_function
 
 from springtide.control.journal import SqliteJournal
 from springtide.core.events import JobResized, ReplicaLost
-from springtide.storage.workload_store import open_workload_store
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(2400)]
 JOBS = ("first", "second")
-BATCH, NUM_SAMPLES, NUM_EPOCHS = 16, 96, 600
-# A step takes four of these on one worker: what is slept away, two processors can do beside everything else.
-SHARD_S = 0.06
+NUM_EPOCHS = 600
 # A busy machine is no reason to fail: what is waited for here comes, or it never does.
 LONG_S = 300.0
-TINY = '''
-"""A linear model on 96 seeded samples; every part of a step is stretched, for as long as the test says."""
-import time
-import urllib.request
-import torch
-
-class Pace:
-    def __init__(self, url):
-        self.url, self.asked_s, self.pause_s = url, 0.0, 0.0
-
-    def wait(self):
-        if time.monotonic() - self.asked_s > 1.0:
-            self.asked_s = time.monotonic()
-            try:
-                with urllib.request.urlopen(self.url, timeout=10.0) as answer:
-                    self.pause_s = float(answer.read())
-            except OSError:
-                pass
-        time.sleep(self.pause_s)
-
-def fit(ctx):
-    pace = Pace(ctx.params["pace"])
-    torch.manual_seed(7)
-    x = torch.randn(96, 6)
-    y = x @ torch.randn(6, 1) + 0.1 * torch.randn(96, 1)
-    model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
-    model, optimizer = ctx.prepare(model, lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9))
-    for batch in ctx.batches((x, y)):
-        pace.wait()
-        ctx.step(torch.nn.functional.mse_loss(model(batch.x), batch.y))
-    ctx.save()
-'''
 DOUBLE = """
 import time
 
@@ -77,50 +37,6 @@ class Double:
         time.sleep(0.2)
         return [2 * number for number in numbers]
 """
-
-
-class Pace:
-    """Says to whoever asks how long a part of a step is to take: long during the story, not at all when it is over."""
-
-    def __init__(self, host: str) -> None:
-        pace = self
-        self.pause_s = SHARD_S
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.send_response(200)
-                self.end_headers()
-                self.wfile.write(str(pace.pause_s).encode())
-
-            def log_message(self, *_: object) -> None:
-                return
-
-        self._server = http.server.ThreadingHTTPServer((host, 0), Handler)
-        self.url = f"http://{host}:{self._server.server_port}/"
-        self._thread = threading.Thread(target=self._server.serve_forever, name="pace")
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-
-
-def training_function(name: str, namespace: str, pace_url: str) -> dict[str, Any]:
-    return {
-        "apiVersion": "springtide.dev/v1alpha1",
-        "kind": "TrainingFunction",
-        "metadata": {"name": name, "namespace": namespace},
-        "spec": {
-            "source": {"function": "fit", "files": {"job.py": TINY}},
-            # As many as there are devices for, together: nobody wants what another has.
-            "workers": "1..2",
-            "epochs": NUM_EPOCHS,
-            "globalBatch": BATCH,
-            "retries": 20,
-            "params": {"pace": pace_url},
-        },
-    }
 
 
 def inference_function(name: str, namespace: str) -> dict[str, Any]:
@@ -136,16 +52,6 @@ def inference_function(name: str, namespace: str) -> dict[str, Any]:
             "idle": "3s",
         },
     }
-
-
-def apply(platform: LivePlatform, *objects: dict[str, Any]) -> None:
-    """`kubectl apply -f -`, as people type it; where there is no kubectl, what it does."""
-    if shutil.which("kubectl") is None:
-        platform.api.apply(*objects)
-        return
-    command = ["kubectl", "--kubeconfig", str(platform.lab.kubeconfig), "apply", "-f", "-"]
-    done = subprocess.run(command, input=yaml.safe_dump_all(objects), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 class Load:
@@ -249,8 +155,8 @@ def platform(node_lab, tmp_path, monkeypatch):
 def test_everything_ends_done_and_nothing_runs_twice(platform, pace):
     namespace = platform.namespace
     with Witness(platform.lab, namespace) as witness:
-        objects = [training_function(name, namespace, pace.url) for name in JOBS]
-        apply(platform, *objects, inference_function("double", namespace))
+        objects = [paced_function(name, namespace, pace.url, NUM_EPOCHS) for name in JOBS]
+        apply(platform.lab.kubeconfig, *objects, inference_function("double", namespace))
         cast = Cast(platform)
         try:
             timed("a loan and a reclaim", a_loan_and_a_reclaim, platform, cast)
@@ -349,12 +255,9 @@ def a_kubelet_is_stopped(platform: LivePlatform, cast: Cast) -> None:
 def the_api_server_is_restarted(platform: LivePlatform, cast: Cast) -> None:
     before = cast.workers()
     steps = {name: platform.view(f"/v1/jobs/{cast.ids[name]}")["step"] for name in JOBS}
-    token = platform.token()
     platform.lab.kill_api_server()
-    platform.token = lambda: token  # type: ignore[method-assign]
     for name in JOBS:
         wait_for(f"{name} without an API server", lambda name=name: cast.step(name) >= steps[name] + 10, LONG_S)
-    del platform.token
     platform.lab.start_api_server()
     cast.wait_progress()
     assert cast.workers() == before
@@ -389,7 +292,7 @@ def nothing_ran_twice(platform: LivePlatform, cast: Cast, witness: Witness) -> N
     for name in JOBS:
         status = platform.view(f"/v1/jobs/{cast.ids[name]}")
         assert (status["state"], status["num_restarts"]) == ("SUCCEEDED", 0), status["reason"]
-        each_step_once(platform, cast.ids[name])
+        each_step_once(platform.store_url, cast.ids[name], NUM_EPOCHS)
 
 
 def who_was_lost_is_who_was_taken(platform: LivePlatform, taken: set[str]) -> None:
@@ -403,30 +306,3 @@ def who_was_lost_is_who_was_taken(platform: LivePlatform, taken: set[str]) -> No
             print(f"{event.job_id} {event.direction} to {event.world_size}: paused for {event.pause_s * 1000:.1f} ms")
     print(*(f"{replica}: {reason}" for replica, reason in lost.items()), sep="\n")
     assert lost.keys() == taken
-
-
-def each_step_once(platform: LivePlatform, workload_id: str) -> None:
-    """Every step was committed once, whoever wrote it down, and every sample of every epoch was used once.
-
-    Whoever comes to lead writes once more what may be missing: copies are allowed, a second commit is not.
-    """
-    store = open_workload_store(platform.store_url, workload_id)
-    written = defaultdict(set)
-    for key in store.store.keys(store.key("steps/")):
-        for line in store.store.get(key).decode().splitlines():
-            written[json.loads(line)["step"]].add(line)
-    assert {step: lines for step, lines in written.items() if len(lines) != 1} == {}
-    records = store.steps()
-    num_steps = NUM_SAMPLES // BATCH * NUM_EPOCHS
-    held = {record["step"] for record in records}
-    lacking = [step for step in range(1, num_steps + 1) if step not in held]
-    assert not lacking, f"{len(lacking)} steps are not in the log, and of these it holds no copy: " + str(
-        [step for step in lacking if step not in written]
-    )
-    assert [record["step"] for record in records] == list(range(1, num_steps + 1)) == sorted(written)
-    generations = [record["generation"] for record in records]
-    assert generations == sorted(generations)
-    for epoch in range(NUM_EPOCHS):
-        assert sum(record["num_samples"] for record in records if record["epoch"] == epoch) == NUM_SAMPLES
-    assert store.read_artifact("model.safetensors")
-    store.close()

@@ -139,6 +139,19 @@ def test_elastic_leaves_devices_the_longer_where_a_change_costs_more():
     assert now(149.0, 6.0) == {"flat": 1, "steep": 3}
 
 
+def test_elastic_tries_again_what_was_slow_when_it_was_measured():
+    slower = msgspec.structs.replace(job("a", high=2, rates={1: 10.0, 2: 4.0}), resized_at_s=100.0)
+
+    def now(at_s, *others):
+        return decide("elastic", slower, *others, held={"a": [0]}, now_s=at_s)
+
+    soon = now(200.0)
+    assert (counts(soon), soon.revisit_at_s) == ({"a": 1}, 400.0)
+    assert counts(now(400.0)) == {"a": 2}
+    # Whoever gains goes first.
+    assert counts(now(400.0, job("b", rates={1: 10.0, 2: 20.0}))) == {"a": 1, "b": 3}
+
+
 @pytest.mark.parametrize("policy", POLICY_NAMES)
 def test_a_service_that_is_asked_gets_a_replica_before_idle_devices_are_shared_out(policy):
     plan = decide(policy, service("s", demand=1), job("a"))

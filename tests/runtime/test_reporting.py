@@ -95,3 +95,11 @@ def test_noise_is_not_told_before_it_is_known_nor_where_no_signal_is_left(clock,
     report = train(clock, course, squares, num_steps).newest()
     assert report.grad_sqr is report.grad_var is None
     assert report.step_s is not None
+
+
+def test_steps_longer_than_the_window_have_a_speed_too(clock):
+    course = Course(make_job())
+    course.start(160)
+    newest = train(clock, course, (), 3, step_s=20.0).newest()
+    assert newest.samples_per_s == pytest.approx(course.cursor.global_batch_size / 20.0)
+    assert newest.step_s == pytest.approx(20.0)

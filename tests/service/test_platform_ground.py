@@ -234,6 +234,28 @@ def test_the_logs_of_pods_that_are_gone_are_found_in_the_store(tmp_path):
     assert not (tmp_path / "state" / "workloads" / "nobody").exists()
 
 
+def test_what_functions_wrote_elsewhere_is_found_unless_more_of_it_is_here(tmp_path):
+    store = FileStore(tmp_path / "objects", is_durable=False)
+    shelf = StoreShelf(store, tmp_path / "state")
+    for name in ("a.0.0.log", "a.0.1.log", "a.coordinator.log"):
+        store.put(f"workloads/a/functions/logs/{name}", b"one\ntwo\n")
+    store.put("workloads/a/functions/losses.jsonl", b"[1, 0.5, 8]\n")
+    folder = tmp_path / "state" / "workloads" / "a" / "logs"
+    folder.mkdir(parents=True)
+    (folder / "a.0.0.log").write_text("one\ntwo\nthree\n")
+    (folder / "a.0.1.log").write_text("one\n")
+    shelf.fetch_logs("a")
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {
+        "a.0.0.log": "one\ntwo\nthree\n",
+        "a.0.1.log": "one\ntwo\n",
+        "a.coordinator.log": "one\ntwo\n",
+    }
+    # It is written on here from now on.
+    (folder / "a.0.1.log").write_text("")
+    shelf.fetch_logs("a")
+    assert (folder / "a.0.1.log").read_text() == ""
+
+
 def test_a_long_log_is_fetched_by_its_end(tmp_path, monkeypatch):
     monkeypatch.setattr("springtide.service.shelves.MAX_FETCHED_LOG_BYTES", 8)
     store = FileStore(tmp_path / "objects", is_durable=False)

@@ -277,13 +277,6 @@ def test_a_pause_for_its_budget_is_not_its_owners_to_end_without_a_new_one(house
     assert record.job.goal.budget_usd == 2.0
 
 
-def test_a_new_budget_for_a_running_job_says_how_it_is_taken_over(house):
-    obj = house.cluster.put(budget="$1")
-    house.jobs.take_in(obj)
-    house.cluster.change(obj, budget="$2")
-    assert "set spec.suspend to true" in house.compare(obj).message
-
-
 def test_a_suspended_object_is_no_job_until_it_is_let_go_and_its_time_begins_then(house):
     obj = house.cluster.put(suspend=True, deadline="10m")
     record, told = house.jobs.take_in(obj)

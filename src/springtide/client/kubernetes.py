@@ -19,7 +19,7 @@ from springtide.backends.kubernetes.custom_resources import (
     spec_schema,
 )
 from springtide.backends.kubernetes.kinds import CONFIG_MAP, INFERENCE_FUNCTION, TRAINING_FUNCTION, Key, Kind, Object
-from springtide.backends.kubernetes.object_spec import NAME_ANNOTATION
+from springtide.backends.kubernetes.object_spec import MAX_OBJECT_SOURCE_BYTES, NAME_ANNOTATION
 from springtide.backends.kubernetes.spec_words import inference_function, training_function
 from springtide.client.functions import NO_FUNCTIONS
 from springtide.client.goals import TrainOptions, workers_range
@@ -207,10 +207,18 @@ def _kind_of(obj: Object) -> Kind:
 
 
 def _source(source: SourceFile) -> dict[str, Any]:
+    files = for_pods(source).files
+    size = len(source.text.encode()) + sum(len(text.encode()) for text in files.values())
+    if size > MAX_OBJECT_SOURCE_BYTES:
+        largest = max(files, key=lambda name: len(files[name])) if files else source.filename
+        raise InvalidRequest(
+            f"{source.filename} and the {len(files)} files that it imports have {size:,} bytes, and an object of the "
+            f"cluster takes {MAX_OBJECT_SOURCE_BYTES:,}; put what is large ({largest}) into the image or a store"
+        )
     return {
         "filename": source.filename,
         "text": source.text,
         "object_name": source.object_name,
         "args": list(source.args),
-        "files": for_pods(source).files,
+        "files": files,
     }

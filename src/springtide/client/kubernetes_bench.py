@@ -41,7 +41,13 @@ from springtide.backends.kubernetes.kinds import (
     key_of,
     uid_of,
 )
-from springtide.backends.kubernetes.settings import NODE_LABEL, REPLICA_LABEL, KubernetesSettings
+from springtide.backends.kubernetes.settings import (
+    GROUP,
+    NODE_LABEL,
+    PLATFORM_LABEL,
+    REPLICA_LABEL,
+    KubernetesSettings,
+)
 from springtide.backends.kubernetes.writes import ensure_bound, ensure_created
 from springtide.client.kubernetes_bench_cluster import SlowWire, api_server, free_port
 from springtide.client.kubernetes_bench_report import DEVICES_PER_NODE, SLOW_WAY_S, BindRates, Run, make_report
@@ -57,7 +63,10 @@ NUM_TOGETHER = 150
 NUM_ROUNDS = 3
 # How long bytes take to an API server on another machine, one way.
 NEAR_WAY_S = 0.005
+# When it was written, in a pod: by the clock that all processes of a machine share.
+SENT_ANNOTATION = f"{GROUP}/sent"
 PROBE_EVERY_S = 0.1
+MOST_PROBES = 50
 IDLE_S = 20.0
 # Every device that jobs want is taken, or nothing was bound for so long: then no more is to come.
 QUIET_S = 60.0
@@ -114,11 +123,11 @@ def _run(kubeconfig: Path, which: str, num_nodes: int, num_jobs: int, policy: st
         num_bound, bind_s = seen.wait_bound(plane, min(num_nodes * DEVICES_PER_NODE, num_jobs * WORKERS_PER_JOB))
         cpu_s = plane.cpu_s() - began_cpu_s
         tell(f"  {num_bound} pods bound in {bind_s:.1f} s, {cpu_s:.1f} s of CPU")
-        lags_s = list(seen.lags_s)
+        lags_s, plane_lags_s = list(seen.lags_s), plane.lags_s()
         idle_began_s, idle_began_cpu_s = time.monotonic(), plane.cpu_s()
         time.sleep(IDLE_S)
         idle_cpu = (plane.cpu_s() - idle_began_cpu_s) / (time.monotonic() - idle_began_s)
-        return Run(num_bound, bind_s, cpu_s, idle_cpu, lags_s, plane.turns())
+        return Run(num_bound, bind_s, cpu_s, idle_cpu, lags_s, plane_lags_s, plane.turns())
 
 
 # --- the cluster -----------------------------------------------------------------------------------------------------
@@ -285,6 +294,8 @@ class _Seen:
         self._bound: dict[str, float] = {}
         self._is_over = False
         self._probe = f"{name}-probe"
+        self._last_sent = ""
+        self._asking: set[asyncio.Task[None]] = set()
         self._cache = thread.cache(POD, namespaces=[name], listener=self._changed)
 
     @classmethod
@@ -295,23 +306,39 @@ class _Seen:
             thread.call(lambda api: _make_namespace(api, name))
             seen = cls(thread, name)
             thread.sync(START_S)
-            thread.call(lambda api: api.create(POD, _pod(seen._probe), name))
-            thread.every(PROBE_EVERY_S, seen._ask)
+            thread.call(seen._make_probe)
+            thread.every(PROBE_EVERY_S, seen._ask_on_time)
             yield seen
+
+    async def _make_probe(self, api: KubeApi) -> None:
+        """A pod that looks like one of the control plane's, so that its watch brings it, and that it has to do nothing
+        about: it is on its way out already, which no kubelet is there to end."""
+        pod = _pod(self._probe)
+        labels = {PLATFORM_LABEL: self._name, REPLICA_LABEL: self._probe}
+        pod["metadata"] |= {"labels": labels, "finalizers": [f"{GROUP}/bench"]}
+        await api.create(POD, pod, self._name)
+        await api.delete(POD, self._probe, self._name, grace_s=0)
+
+    def _ask_on_time(self) -> None:
+        """Whatever became of the one before: else nobody would ask while news are late."""
+        if not self._is_over and len(self._asking) < MOST_PROBES:
+            task = asyncio.get_running_loop().create_task(self._ask())
+            self._asking.add(task)
+            task.add_done_callback(self._asking.discard)
 
     async def _ask(self) -> None:
         """Write the time into a pod: the watch that all pods come by brings it back."""
-        if self._is_over:
-            return
-        now = {"metadata": {"annotations": {"sent": repr(time.monotonic())}}}
-        await self.thread.api.patch(POD, self._probe, now, self._name)
+        now = {"metadata": {"annotations": {SENT_ANNOTATION: repr(time.monotonic())}}}
+        with contextlib.suppress(BackendError):
+            await self.thread.api.patch(POD, self._probe, now, self._name)
 
     def _changed(self, change: Change) -> None:
         if change.now is None:
             return
         metadata, now_s = change.now["metadata"], time.monotonic()
         if change.key.name == self._probe:
-            if sent := (metadata.get("annotations") or {}).get("sent"):
+            if (sent := (metadata.get("annotations") or {}).get(SENT_ANNOTATION)) and sent != self._last_sent:
+                self._last_sent = sent
                 self.lags_s.append(now_s - float(sent))
         elif REPLICA_LABEL in (metadata.get("labels") or {}) and change.now["spec"].get("nodeName"):
             self._bound.setdefault(metadata["uid"], now_s)
@@ -346,6 +373,7 @@ class _Seen:
 
         jobs = await api.list(TRAINING_FUNCTION, self._name, metadata_only=True)
         await asyncio.gather(*(remove(obj, TRAINING_FUNCTION, None) for obj in jobs.items))
+        await api.patch(POD, self._probe, {"metadata": {"finalizers": None}}, self._name)
         pods = await api.list(POD, self._name, metadata_only=True)
         await asyncio.gather(*(remove(obj, POD, 0.0) for obj in pods.items))
         nodes = await api.list(NODE, labels=f"bench={self._name}", metadata_only=True)
@@ -387,6 +415,10 @@ class _Plane:
         lines = (self._folder / "turns").read_text().splitlines()
         return [msgspec.convert(json.loads(line), tuple[float, float, int, float]) for line in lines if line]
 
+    def lags_s(self) -> list[float]:
+        """How long each news of the probe took to come to it, so far."""
+        return [float(line) for line in (self._folder / "news").read_text().splitlines()]
+
     def log(self) -> str:
         """The end of what it wrote."""
         return (self._folder / "log").read_text(errors="replace")[-2000:]
@@ -416,6 +448,7 @@ def _plane(kubeconfig: Path, folder: Path, name: str, policy: str) -> Iterator[_
                 *(sys.executable, "-m", "springtide.service.kubernetes_bench_plane"),
                 *("--settings", str(folder / "settings.yaml"), "--state", str(folder / "state")),
                 *("--kubeconfig", str(kubeconfig), "--turns", str(folder / "turns")),
+                *("--news", str(folder / "news"), "--sent", SENT_ANNOTATION),
             ],
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from springtide.client.neighbours import neighbours
 from springtide.core.errors import InvalidRequest
 
 # Set while a file is imported only to find what it declares; submitting then would run it twice.
 IMPORTING_VARIABLE = "SPRINGTIDE_IMPORTING"
-# As many files as a request may hold.
-MAX_FILES = 64
 _GUARD = "put it under `if __name__ == '__main__':`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFile:
-    """One Python file and what to take from it. `files` are further ones beside it, by name."""
+    """One Python file and what to take from it. `files` are further ones beside it and in
+    folders below, by path."""
 
     filename: str
     text: str
@@ -114,39 +113,7 @@ def name_from(identifier: str) -> str:
 
 def for_pods(source: SourceFile) -> SourceFile:
     """The source for workers that see no folder of its owner: with the files that it imports. Raises InvalidRequest."""
-    return replace(source, files=neighbours(source), import_root="")
-
-
-def neighbours(source: SourceFile) -> dict[str, str]:
-    """The files beside the source that it imports, and those that these import: pods have no folder of its own."""
     if not source.import_root:
-        return {}
-    folder, waiting = Path(source.import_root), [source.text]
-    found: dict[str, str] = {}
-    while waiting:
-        for name in _imported(waiting.pop()):
-            path = folder / f"{name}.py"
-            if (folder / name / "__init__.py").is_file():
-                raise InvalidRequest(
-                    f"{source.filename} imports the package {name!r} beside it; objects hold single files: make it one "
-                    "file, or put the package into the image"
-                )
-            if path.name == source.filename or path.name in found or not path.is_file():
-                continue
-            if len(found) >= MAX_FILES - 1:
-                raise InvalidRequest(f"{source.filename} imports more than {MAX_FILES} files; put them into the image")
-            found[path.name] = text = path.read_text(encoding="utf-8")
-            waiting.append(text)
-    return found
-
-
-def _imported(text: str) -> Iterator[str]:
-    try:
-        tree = ast.parse(text)
-    except SyntaxError:
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module.split(".")[0]
+        return replace(source, files={})
+    files = neighbours(source.filename, source.text, Path(source.import_root))
+    return replace(source, files=files, import_root="")

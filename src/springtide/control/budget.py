@@ -6,7 +6,8 @@ import msgspec
 from msgspec.structs import replace
 
 from springtide.core.decision import JobView, Plan, Policy, Refusal, Schedule, Snapshot
-from springtide.core.workload import WorkloadId
+from springtide.core.quantities import format_duration
+from springtide.core.workload import Goal, WorkloadId
 from springtide.perf.curve import curve_of
 
 
@@ -70,3 +71,10 @@ class WithinBudget(msgspec.Struct, frozen=True):
 def money(usd: float) -> str:
     """$4.20; what is less than half a cent with two digits that count."""
     return f"${usd:.2f}" if usd >= 0.005 or usd == 0 else f"${usd:.2g}"
+
+
+def goal_parts(goal: Goal, now_s: float) -> list[str]:
+    """A goal in words, part by part."""
+    deadline_s, kind = goal.deadline_s, "soft deadline" if goal.is_soft else "deadline"
+    parts = ["no deadline" if deadline_s is None else f"{kind} in {format_duration(deadline_s - now_s)}"]
+    return [*parts, *(["no budget"] if goal.budget_usd is None else [f"budget {money(goal.budget_usd)}"])]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec.structs import replace
 
 from springtide.control.edits import with_service_state
+from springtide.control.learnt import learnt_overheads
 from springtide.control.mirror import Mirror, view_service
 from springtide.control.pools import graces_over_at_s, misplaced
 from springtide.control.reconcile import Settled, reconcile
@@ -43,15 +44,19 @@ class Controller:
         *,
         on_policy_error: Callable[[PolicyError], None] | None = None,
         overheads: Overheads | None = None,
+        learns_overheads: bool = False,
         tide: Tide | None = None,
     ) -> None:
         """Without `on_policy_error` a broken policy raises; with it, it is told and everyone keeps what they hold.
 
-        `overheads` is what changing a job costs on this platform; by default nothing. `tide` says in what seasons the
+        `overheads` is what changing a job costs on this platform; by default nothing. With `learns_overheads` that is
+        what is believed before changes are seen, and what they took counts then. `tide` says in what seasons the
         services' need is remembered; by default in days.
         """
         self._policy = policy
-        self._overheads = overheads or Overheads()
+        self._prior = self._overheads = overheads or Overheads()
+        self._learns_overheads = learns_overheads
+        self._learnt_from: tuple[float, ...] = ()
         self._on_policy_error = on_policy_error
         self.state = PlatformState(tide=tide or Tide())
         self._mirror = Mirror()
@@ -127,10 +132,17 @@ class Controller:
             services=tuple(view_service(record, now_s) for record in state.services.values() if record.is_served),
             allocations=allocations,
             memory=state.memory,
-            overheads=self._overheads,
+            overheads=self._overheads_now(),
             drains=state.drains,
             tide=state.tide,
         )
+
+    def _overheads_now(self) -> Overheads:
+        """What a change costs, by all that the journal holds of changes up to now."""
+        seen = self.state.change_times_s
+        if self._learns_overheads and seen is not self._learnt_from:
+            self._overheads, self._learnt_from = learnt_overheads(self._prior, seen), seen
+        return self._overheads
 
     def standing(self) -> Standing:
         """What should be running now, and the effects that a crash may have cut off."""

@@ -17,6 +17,7 @@ from springtide.control.records import (
     WorkloadRecord,
 )
 from springtide.core.actions import StartReplica
+from springtide.core.events import JobEdited
 from springtide.core.workload import InferenceService, JobState, ReplicaId, WorkloadId
 
 CRASH_WINDOW_S = 600.0
@@ -86,6 +87,46 @@ def without_replica(record: WorkloadRecord, gone: ReplicaRecord, now_s: float) -
         )
         return settled(record)
     return with_service_state(replace(record, replicas=replicas, finished_service_s=service_s))
+
+
+def all_lost(record: JobRecord, runnable_at_s: float, reason: str) -> JobRecord:
+    """Nobody holds the job's state any more: whoever is left ends, and it starts anew."""
+    return replace(
+        record,
+        state=JobState.PREEMPTING if record.replicas else JobState.PENDING,
+        members=(),
+        previous_members=(),
+        state_holders=(),
+        is_broken=False,
+        is_confirmed=True,
+        runnable_at_s=runnable_at_s,
+        reason=reason,
+    )
+
+
+def edited(record: JobRecord, event: JobEdited, now_s: float) -> JobRecord:
+    """The job with what its owner wants of it now. A promise goes with the deadline that it was made for."""
+    job = record.job
+    if event.max_restarts is not None:
+        job = replace(job, max_restarts=event.max_restarts)
+    if event.accepted and job.container is not None:
+        job = replace(job, container=replace(job.container, accepted=event.accepted))
+    if event.goal is None:
+        return replace(record, job=job)
+    record = replace(record, job=replace(job, goal=event.goal), num_edits=record.num_edits + 1)
+    if not event.goal.is_hard:
+        return replace(record, admitted_at_s=None, promised_finish_s=None)
+    if event.promised_finish_s is not None:
+        admitted_at_s = now_s if record.admitted_at_s is None else record.admitted_at_s
+        return replace(record, admitted_at_s=admitted_at_s, promised_finish_s=event.promised_finish_s)
+    return record
+
+
+def differs_in_share(old: InferenceService, new: InferenceService) -> bool:
+    """Whether both have a share and nothing else that shows in an answer is different."""
+    if old.share is None or new.share is None:
+        return False
+    return old == replace(new, share=old.share, capacity_per_s=old.capacity_per_s, revision=old.revision)
 
 
 def settled(record: JobRecord) -> JobRecord:

@@ -1,12 +1,24 @@
-"""What reports of a job's workers say beyond how far it has come: changes to its record, named by field."""
+"""What reports of a job's workers say beyond how far it has come: changes to its record, named by field; and what they
+say of the platform: how long changes take here.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Any
+
+from msgspec.structs import replace
 
 from springtide.control.records import JobRecord, PlatformState
 from springtide.core import events
-from springtide.core.decision import MAX_STEP_TIMES, GradientNoise, StepTime
+from springtide.core.decision import MAX_STEP_TIMES, GradientNoise, Overheads, StepTime
+
+# So many changes are remembered; what was believed before any was seen counts like so many of them.
+MAX_CHANGES = 32
+PRIOR_CHANGES = 4
+# A plan is to hold for three changes in four.
+_USUAL = 0.75
+_LEAST_S, _LONGEST_S, _GRAIN_S = 0.5, 120.0, 0.5
 
 
 def learnt(record: JobRecord, event: events.ProgressReported, state: PlatformState) -> dict[str, Any]:
@@ -46,3 +58,28 @@ def enlarged(record: JobRecord, event: events.FunctionsMeasured) -> dict[str, An
     if has_mb <= had_mb:
         return {}
     return {"plan": measured, "too_small_mb": max(record.too_small_mb, had_mb)}
+
+
+def note_change(record: JobRecord, state: PlatformState, now_s: float) -> None:
+    """A group has taken its first step: remember how long that took from the order for the last of its new workers.
+
+    `record` is as it was while the change was under way. A group without new workers shows nothing.
+    """
+    fresh = set(record.members).difference(record.previous_members)
+    ordered_s = [replica.started_at_s for replica in record.replicas if replica.replica_id in fresh]
+    if ordered_s and not record.job.is_on_functions:
+        state.change_times_s = (*state.change_times_s, now_s - max(ordered_s))[-MAX_CHANGES:]
+
+
+def learnt_overheads(prior: Overheads, change_times_s: tuple[float, ...]) -> Overheads:
+    """What a change costs here by what changes took: the time within which three of four were done.
+
+    One that took very long, for a cold image say, counts no more than any other; steps of half a second keep plans from
+    following every tenth.
+    """
+    if not change_times_s:
+        return prior
+    bounded = [min(max(time_s, _LEAST_S), _LONGEST_S) for time_s in change_times_s]
+    times_s = sorted([prior.change_s] * PRIOR_CHANGES + bounded)
+    usual_s = times_s[math.ceil(_USUAL * len(times_s)) - 1]
+    return replace(prior, change_s=math.ceil(usual_s / _GRAIN_S - 1e-9) * _GRAIN_S)

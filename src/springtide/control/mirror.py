@@ -99,6 +99,7 @@ def view_job(record: JobRecord) -> JobView:
         changed_s=record.changed_s,
         change_s=record.change_s,
         last_pause_s=record.last_pause_s or 0.0,
+        num_edits=record.num_edits,
     )
 
 

@@ -75,7 +75,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     `stream` is how far its growing dataset has come; functions of `too_small_mb` or less ran out of memory.
     `changed_s` is how long it stood still for changes of its group, all together; `change_s` is what the last forming
     of a group took, from the decision (`resizing_since_s`) to its first step.
-    `pause_reason` says why it was paused, if not by its owner.
+    `pause_reason` says why it was paused, if not by its owner. `num_edits` is how often its owner changed its goal.
     """
 
     job: TrainingJob
@@ -136,6 +136,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     changed_s: float = 0.0
     change_s: float = 0.0
     resizing_since_s: float = 0.0
+    num_edits: int = 0
 
     @property
     def batch_size(self) -> int:
@@ -287,7 +288,8 @@ class PlatformState(msgspec.Struct, kw_only=True):
     """The whole truth. Changes only through control.transitions; dictionaries keep arrival order.
 
     `labels` are those that nodes were given here; they outlive the loss of a node. They and `drains` are replaced,
-    never changed, so that whoever was handed them may keep them.
+    never changed, so that whoever was handed them may keep them. `change_times_s` is how long the last changes of jobs
+    took that started workers, from the order to the first step.
     """
 
     jobs: Table[JobRecord] = msgspec.field(default_factory=Table)
@@ -300,6 +302,7 @@ class PlatformState(msgspec.Struct, kw_only=True):
     revisit_at_s: float | None = None
     is_stopping: bool = False
     num_stale_events: int = 0
+    change_times_s: tuple[float, ...] = ()
 
     def topology(self) -> Topology:
         """All nodes that are alive."""

@@ -12,7 +12,10 @@ from msgspec.structs import replace
 
 from springtide.control.edits import (
     FIRST_BACK_OFF_S,
+    all_lost,
     back_off_s,
+    differs_in_share,
+    edited,
     find,
     put,
     recent,
@@ -22,7 +25,7 @@ from springtide.control.edits import (
     with_service_state,
     without_replica,
 )
-from springtide.control.learnt import enlarged, learnt
+from springtide.control.learnt import enlarged, learnt, note_change
 from springtide.control.records import (
     JobRecord,
     PlatformState,
@@ -35,7 +38,7 @@ from springtide.control.records import (
 from springtide.core import events
 from springtide.core.function_search import MAX_MEASUREMENTS
 from springtide.core.resources import NodeId
-from springtide.core.workload import Checkpoint, InferenceService, JobState, ReplicaId, WorkloadId
+from springtide.core.workload import Checkpoint, JobState, ReplicaId, WorkloadId
 
 MAX_SERVICE_CRASHES = 4
 
@@ -83,7 +86,7 @@ def _(event: events.ServiceDeployed, state: PlatformState, now_s: float) -> None
     if old is not None:
         revision = old.service.revision + 1
         replicas = old.replicas
-        if _differs_in_share(old.service, service) and old.state is not ServiceState.FAILED:
+        if differs_in_share(old.service, service) and old.state is not ServiceState.FAILED:
             # What answers is the same, so the replicas go on and are given the new share in their places.
             replicas = tuple(replace(r, revision=revision) for r in replicas if r.revision == old.service.revision)
             replicas += tuple(r for r in old.replicas if r.revision != old.service.revision)
@@ -96,13 +99,6 @@ def _(event: events.ServiceDeployed, state: PlatformState, now_s: float) -> None
             service=replace(service, revision=revision),
         )
     state.services[service.service_id] = with_service_state(fresh)
-
-
-def _differs_in_share(old: InferenceService, new: InferenceService) -> bool:
-    """Whether both have a share and nothing else that shows in an answer is different."""
-    if old.share is None or new.share is None:
-        return False
-    return old == replace(new, share=old.share, capacity_per_s=old.capacity_per_s, revision=old.revision)
 
 
 @apply_event.register
@@ -141,6 +137,15 @@ def _(event: events.ResumeRequested, state: PlatformState, now_s: float) -> None
     if record.state is JobState.PAUSED:
         record = replace(record, state=JobState.PENDING, reason="resumed by its owner, waiting for devices")
     state.jobs[event.job_id] = record
+
+
+@apply_event.register
+def _(event: events.JobEdited, state: PlatformState, now_s: float) -> None:
+    record = state.jobs.get(event.job_id)
+    if record is None or record.state.is_terminal or record.outcome is not None:
+        state.num_stale_events += 1
+        return
+    state.jobs[event.job_id] = edited(record, event, now_s)
 
 
 @apply_event.register
@@ -281,6 +286,7 @@ def _(event: events.JobResized, state: PlatformState, now_s: float) -> None:
     record = _current(state, event.job_id, event.generation)
     if record is None or event.generation != record.generation or record.is_confirmed:
         return
+    note_change(record, state, now_s)
     is_first = record.started_at_s is None
     is_pause = event.direction not in ("start", "resume")
     state.jobs[event.job_id] = replace(
@@ -468,7 +474,7 @@ def _count_loss(record: JobRecord, reason: str, now_s: float, *, is_fault: bool)
         return replace(record, losses_at_s=losses, runnable_at_s=now_s + back_off_s(len(losses)), reason=reason)
     if not is_fault:
         reason = f"starts again from its checkpoint, nobody is left to go on: {reason}"
-        return _all_lost(record, now_s + FIRST_BACK_OFF_S, reason)
+        return all_lost(record, now_s + FIRST_BACK_OFF_S, reason)
     crashes = recent(record.crashes_at_s, now_s)
     record = replace(record, crashes_at_s=crashes, num_restarts=record.num_restarts + 1)
     if len(crashes) > record.job.max_restarts:
@@ -480,19 +486,4 @@ def _count_loss(record: JobRecord, reason: str, now_s: float, *, is_fault: bool)
         )
     wait_s = back_off_s(len(crashes))
     reason = f"restarting in {wait_s:.0f} s after a crash ({len(crashes)} of {record.job.max_restarts}): {reason}"
-    return _all_lost(record, now_s + wait_s, reason)
-
-
-def _all_lost(record: JobRecord, runnable_at_s: float, reason: str) -> JobRecord:
-    """Nobody holds the job's state any more: whoever is left ends, and it starts anew."""
-    return replace(
-        record,
-        state=JobState.PREEMPTING if record.replicas else JobState.PENDING,
-        members=(),
-        previous_members=(),
-        state_holders=(),
-        is_broken=False,
-        is_confirmed=True,
-        runnable_at_s=runnable_at_s,
-        reason=reason,
-    )
+    return all_lost(record, now_s + wait_s, reason)

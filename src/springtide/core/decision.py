@@ -82,6 +82,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     functions of `too_small_mb` or less have run out of memory. `changed_s` is how long it stood still for changes of
     what it runs on, all together, `last_pause_s` for the last one; `change_s` is what its last change, or its start,
     took from the decision to the first step.
+    `num_edits` is how often its owner changed its goal.
     """
 
     job: TrainingJob
@@ -115,6 +116,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     changed_s: float = 0.0
     change_s: float = 0.0
     last_pause_s: float = 0.0
+    num_edits: int = 0
 
     def attained_service_s(self, now_s: float) -> float:
         """Device-seconds held up to `now_s`."""

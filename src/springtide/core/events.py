@@ -13,7 +13,7 @@ import msgspec
 from springtide.core.function_search import FunctionMeasurement, StreamView
 from springtide.core.functions import Bill, Usage
 from springtide.core.resources import Node, NodeId
-from springtide.core.workload import InferenceService, ReplicaId, TrainingJob, WorkloadId
+from springtide.core.workload import Goal, InferenceService, ReplicaId, TrainingJob, WorkloadId
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=True, omit_defaults=True):
@@ -44,6 +44,20 @@ class ResumeRequested(_Event, frozen=True, kw_only=True):
 
     job_id: WorkloadId
     budget_usd: float | None = None
+
+
+class JobEdited(_Event, frozen=True, kw_only=True):
+    """A user wants something else of a job that has not ended; what is left out stays as it was.
+
+    `promised_finish_s` is when the job is planned to end, where the deadline of the new goal was found to hold: it is a
+    promise then. `accepted` are the digests of all parts of its object as they are in force then.
+    """
+
+    job_id: WorkloadId
+    goal: Goal | None = None
+    max_restarts: int | None = None
+    promised_finish_s: float | None = None
+    accepted: dict[str, str] = {}
 
 
 class ScaleRequested(_Event, frozen=True, kw_only=True):
@@ -233,6 +247,7 @@ Event = (
     | CancelRequested
     | PauseRequested
     | ResumeRequested
+    | JobEdited
     | ScaleRequested
     | ServiceDeployed
     | NodeJoined

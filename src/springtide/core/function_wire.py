@@ -5,6 +5,7 @@ attempt in its key, so that a late writer of an older attempt is never read. Fun
 replica); `incarnation` counts who has filled that place, and only the one that the control record names may go on.
 
     control                         ControlRecord, overwritten by the coordinator alone
+    notes                           its notes for whoever follows it, where that may be on another machine (JSON)
     job, bundle                     TrainingJob (JSON), which code artifact is the user's code (JSON)
     reports/S.R.I                   FunctionReport, overwritten by that function alone
     state/STEP/S                    what stage S is after STEP committed steps (safetensors), by one of its replicas
@@ -94,6 +95,8 @@ class ControlRecord(msgspec.Struct, frozen=True, kw_only=True):
     `num_available` is how much of the job's stream may be used; with `is_stream_closed` that is all there will ever be.
     It grows within an attempt until `last_step` is set: whoever then lacks samples for a step ends where it stands.
     `parameter_url` is the store through which replicas exchange in this attempt (empty: the one of their orders).
+    `term` numbers the control planes where several may lead one after the other (0: there is only one): a record of a
+    later term is not replaced by one of an earlier. Functions do not look at it.
     """
 
     generation: int
@@ -109,6 +112,7 @@ class ControlRecord(msgspec.Struct, frozen=True, kw_only=True):
     num_available: int | None = None
     is_stream_closed: bool = False
     parameter_url: str = ""
+    term: int = 0
 
 
 class LaneTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -233,6 +237,7 @@ class Keys:
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix.rstrip("/")
         self.control = f"{self.prefix}/control"
+        self.notes = f"{self.prefix}/notes"
         self.job = f"{self.prefix}/job"
         self.bundle = f"{self.prefix}/bundle"
         self.artifact = f"{self.prefix}/artifact/model.safetensors"

@@ -97,7 +97,7 @@ class StepProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload", tag="job"):
     """A training function with its length, its bounds and its goal. Never changes after submission,
-    but for a budget that its owner raises.
+    but for its goal and its restart budget, which its owner may change.
 
     `num_virtual_shards` (a power of two, at least `max_workers`) fixes the order in which gradients are reduced
     and owns the random-number streams, so that the number of workers never shows in the result.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 import msgspec
@@ -39,7 +40,13 @@ def fit_scaling(throughput_samples_per_s: Mapping[int, float]) -> ScalingCurve:
 
     Without measurements the prior's shape is returned with one second a sample.
     """
-    points = {n: 1.0 / rate for n, rate in throughput_samples_per_s.items() if n >= 1 and rate > 0}
+    return _fit(tuple(throughput_samples_per_s.items()))
+
+
+@functools.lru_cache(maxsize=4096)
+def _fit(throughput_samples_per_s: tuple[tuple[int, float], ...]) -> ScalingCurve:
+    """Fit once what is asked for at every decision: between two of them few jobs have measured anything new."""
+    points = {n: 1.0 / rate for n, rate in throughput_samples_per_s if n >= 1 and rate > 0}
     if not points:
         return ScalingCurve(parallel_s=1.0 - PRIOR_SERIAL_FRACTION, serial_s=PRIOR_SERIAL_FRACTION, is_measured=False)
     # The prior enters as one weak equation that ties the serial part to the parallel one; every equation is

@@ -26,14 +26,16 @@ class Elastic(msgspec.Struct, frozen=True, kw_only=True):
     within its deadline with twice that reserve. A device moves between running jobs only if the other one gains
     `keep_bonus` times as much from it, and not within `settle_s` of the holder's last resize, while its speed at the
     new size is still being measured, nor before the change has had `num_changes_to_settle` times as long as it cost:
-    where a worker takes half a minute to start, devices stay for minutes. Deadlines are looked at again every
-    `revisit_s`.
+    where a worker takes half a minute to start, devices stay for minutes. A job that gained nothing from one more, as
+    far as it was measured, is tried again on an idle one `retry_s` after its last resize: it may have been measured at
+    a bad moment. Deadlines are looked at again every `revisit_s`.
     """
 
     safety_fraction: float = 0.1
     keep_bonus: float = 1.5
     settle_s: float = 20.0
     num_changes_to_settle: float = 8.0
+    retry_s: float = 300.0
     revisit_s: float = 5.0
 
     def decide(self, snapshot: Snapshot) -> Plan:
@@ -57,7 +59,19 @@ class Elastic(msgspec.Struct, frozen=True, kw_only=True):
             if not shares.of(job_id):
                 shares.raise_to(job_id, self._entry_size(view, held.get(job_id, 0)))
         self._share_out(shares, snapshot, curves, held)
-        return shares.plan(snapshot.now_s + self.revisit_s if urgent else None)
+        revisits = [snapshot.now_s + self.revisit_s] if urgent else []
+        if shares.left and (retries := self._retries_at_s(shares, snapshot)):
+            revisits.append(max(min(retries), snapshot.now_s + self.revisit_s))
+        return shares.plan(min(revisits, default=None))
+
+    def _retries_at_s(self, shares: Shares, snapshot: Snapshot) -> list[float]:
+        """When jobs that could have more workers are tried on them again."""
+        growing = [view for view in snapshot.jobs if view.job.elastic and shares.of(view.job.job_id)]
+        return [
+            view.resized_at_s + self.retry_s
+            for view in growing
+            if view.resized_at_s is not None and shares.of(view.job.job_id) < most_workers(view)
+        ]
 
     def _minimum_share(self, view: JobView, curve: ScalingCurve, num_held: int, now_s: float) -> int | None:
         """The fewest workers that make the deadline; None if it cannot be made, so that a lost cause starves nobody."""
@@ -106,6 +120,8 @@ class Elastic(msgspec.Struct, frozen=True, kw_only=True):
                 if count < held.get(job_id, 0):
                     is_settling = snapshot.now_s - (view.resized_at_s or snapshot.now_s) < settle_s
                     gain = math.inf if is_settling else gain * self.keep_bonus
+                elif gain <= 0.0 and snapshot.now_s >= (view.resized_at_s or math.inf) + self.retry_s:
+                    gain = math.ulp(0.0)
                 if gain > best_gain:
                     best_gain, best_id = gain, job_id
             if best_id is None:

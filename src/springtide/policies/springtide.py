@@ -185,7 +185,8 @@ class _Decision:
         if state.cluster != seen.cluster:
             # Other nodes have other addresses: nothing is known of their blocks.
             state.used, state.cluster = [], seen.cluster
-        for key in [key for key in self.book.entries if WorkloadId(key) not in self.by_id]:
+        # Whose owner gave its deadline up has no place among the promises any more.
+        for key in [key for key in self.book.entries if not _is_pursued(self.by_id.get(WorkloadId(key)))]:
             self.book.drop(key)
             state.scales.pop(key, None)
             state.slowed.pop(key, None)
@@ -313,7 +314,11 @@ class _Decision:
             is_overdue = bool(entry.was) and entry.was[-1].end_s <= now_s
             # There was no device for it at all, on a cluster that has lost its nodes, say.
             is_nowhere = not entry.was
-            if not (is_moved or is_lost or is_overdue or is_nowhere or _deviates(row, state)):
+            # Its owner wants it sooner than it is planned to end.
+            is_hurried = (
+                bool(row.view.num_edits and entry.was) and not entry.is_late and entry.was[-1].end_s > row.deadline_s
+            )
+            if not (is_moved or is_lost or is_overdue or is_nowhere or is_hurried or _deviates(row, state)):
                 continue
             held = 0 if row.view.runnable_at_s > now_s else _held(self.snapshot, row)
             left = row.steps_left(now_s, held)
@@ -455,6 +460,10 @@ def _elbow_room(cluster: Topology) -> int:
     placed without asking others to move."""
     sizes = [len(node.devices) for node in cluster.nodes]
     return max(sizes) if len(sizes) >= MANY_NODES else 0
+
+
+def _is_pursued(row: Row | None) -> bool:
+    return row is not None and row.view.job.goal.is_hard
 
 
 def _deviates(row: Row, state: State) -> bool:

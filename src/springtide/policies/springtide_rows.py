@@ -74,6 +74,8 @@ class Row:
             f"{job.job_id} {view.min_workers} {view.max_workers} {view.total_steps} {view.num_restarts} {speed}"
             f" {view.runnable_at_s} {self.sizes if job.elastic else None}"
         )
+        if view.num_edits:
+            facts += f" {view.num_edits} {job.goal.deadline_s} {job.goal.is_hard}"
         self.mark = int.from_bytes(hashlib.blake2b(facts.encode(), digest_size=8).digest()) % MARK_SPACE
 
     def steps_left(self, now_s: float, num_held: int) -> float:

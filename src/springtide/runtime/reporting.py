@@ -86,7 +86,8 @@ class Reporter:
         if formation.rank != 0:
             return
         self._window.append(_Ended(now_s, num_samples, sync_s))
-        while now_s - self._window[0].at_s > _WINDOW_S:
+        # Two ends of steps always stay, or steps longer than the window would have no speed.
+        while len(self._window) > 2 and now_s - self._window[0].at_s > _WINDOW_S:
             self._window.popleft()
         span_s = now_s - self._window[0].at_s
         num_in_span = sum(ended.num_samples for ended in self._window) - self._window[0].num_samples

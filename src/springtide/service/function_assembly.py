@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
@@ -19,12 +20,17 @@ from springtide.core.resources import Node, make_node
 from springtide.service.function_settings import FunctionSettings
 from springtide.storage.probe import probe_store
 
+if TYPE_CHECKING:
+    from springtide.backends.functions.emulator.launch import EmulatorAddress
+
 _FOLDER = "functions"
 _PARAMETER_FOLDER = "parameter-stores"
 # How long a function of this machine takes until its code begins, where a warm process is forked.
 _COLD_START_S = 2.0
 # Enough for three stages and two replicas, however small the machine.
 _LEAST_CONCURRENCY = 6
+# What an emulator that runs elsewhere takes as its key.
+EMULATOR_TOKEN = "SPRINGTIDE_EMULATOR_TOKEN"
 _STORE_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION")
 _INSTALL = "pip install 'springtide[functions]'"
 
@@ -44,13 +50,13 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
     end: Callable[[bool], None]
 
 
-def connect(settings: FunctionSettings, state_dir: Path) -> Connection:
+def connect(settings: FunctionSettings, state_dir: Path, *, probes: bool = True) -> Connection:
     """Start the emulator, or reach the cloud; nothing is deployed before the first job.
 
     Raises InvalidRequest for settings that cannot work or a library that is missing, StorageError for a store that does
-    not do what it is asked, BackendError otherwise.
+    not do what it is asked (unless it `probes` none), BackendError otherwise.
     """
-    offered = service_of(settings, num_cores=_num_cores())
+    offered = _offered_by(settings)
     # Plans use as many functions as the node says; a successor warms up beside each, so that as many again may run.
     service = replace(offered, concurrency=2 * offered.concurrency)
     folder = state_dir / _FOLDER
@@ -58,9 +64,8 @@ def connect(settings: FunctionSettings, state_dir: Path) -> Connection:
     store_url = settings.store or f"file://{(folder / 'store').resolve()}"
     try:
         # A bucket that is not there, keys that do not fit, a Redis that is down: better known now than by a job.
-        for url in (store_url, settings.parameter_store):
-            if url == store_url or is_fixed(url):
-                probe_store(url)
+        for url in stores_of(settings, store_url) if probes else ():
+            probe_store(url)
         host = make_parameter_host(settings.parameter_store, folder / _PARAMETER_FOLDER)
     except ModuleNotFoundError as error:
         raise InvalidRequest(f"functions need {error.name}, which is not installed here: {_INSTALL}") from None
@@ -74,15 +79,39 @@ def connect(settings: FunctionSettings, state_dir: Path) -> Connection:
         provider=provider,
         store_url=store_url,
         parameter_host=host,
-        node=node_of(settings),
+        node=_node(settings, offered),
         end=end,
     )
 
 
+def stores_of(settings: FunctionSettings, store_url: str) -> tuple[str, ...]:
+    """The stores that must answer before the first job: those that are not started for each one."""
+    return (store_url, settings.parameter_store) if is_fixed(settings.parameter_store) else (store_url,)
+
+
 def node_of(settings: FunctionSettings) -> Node:
     """The function service as a node: each of its devices is a place for one job."""
-    service = service_of(settings, num_cores=_num_cores())
+    return _node(settings, service_of(settings, num_cores=_num_cores()))
+
+
+def _node(settings: FunctionSettings, service: FunctionService) -> Node:
     return replace(make_node(settings.provider, settings.places, kind="function"), functions=service)
+
+
+def _offered_by(settings: FunctionSettings) -> FunctionService:
+    """What there is to plan with: of an emulator elsewhere, what it says of itself. Raises BackendError."""
+    if not (settings.is_emulated and settings.endpoint):
+        return service_of(settings, num_cores=_num_cores())
+    from springtide.backends.functions.emulator.launch import emulator_service
+
+    service = emulator_service(_emulator_elsewhere(settings))
+    return replace(service, concurrency=settings.concurrency or max(1, service.concurrency // 2))
+
+
+def _emulator_elsewhere(settings: FunctionSettings) -> EmulatorAddress:
+    from springtide.backends.functions.emulator.launch import EmulatorAddress
+
+    return EmulatorAddress(endpoint=settings.endpoint.rstrip("/"), token=os.environ.get(EMULATOR_TOKEN, ""))
 
 
 def service_of(settings: FunctionSettings, num_cores: int) -> FunctionService:
@@ -117,6 +146,10 @@ def _emulated(settings: FunctionSettings, service: FunctionService, folder: Path
     from springtide.backends.functions.emulator.config import EmulatorConfig, Faults
     from springtide.backends.functions.emulator.launch import ensure_emulator, stop_emulator
 
+    if settings.endpoint:
+        # It has no roles: what one would give is a part of the functions' environment.
+        elsewhere = emulator_provider(_emulator_elsewhere(settings), service, _role_environment(settings))
+        return elsewhere, lambda ends_functions: elsewhere.close()
     faults = {f"{name}_fraction": fraction for name, fraction in settings.faults.items()}
     config = EmulatorConfig(
         service=service,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from springtide.core.containers import ContainerSettings
 from springtide.core.errors import InvalidRequest
 from springtide.core.quantities import validate_name
 from springtide.service.schemas import JobIn, JobOptionsIn
@@ -19,6 +20,18 @@ def check_functions(job: JobIn) -> None:
     """
     _check_layers(job)
     _check_search(job)
+
+
+def check_no_container(job: JobIn, container: ContainerSettings | None) -> None:
+    """Raise InvalidRequest for a job on functions that says what its pods are to be made of: it has none."""
+    if job.options.on != "functions" or container is None:
+        return
+    for name in ("image", "cpu", "memory", "service_account", "environment", "secrets"):
+        if getattr(container, name):
+            raise InvalidRequest(
+                f"container.{name} is for pods, and a job on functions has none: its functions are made of the "
+                "platform's image for functions, with as much memory as the plan says; leave it out"
+            )
 
 
 def check_machines(job: JobIn) -> None:

@@ -18,7 +18,8 @@ from springtide.service.schemas import JobIn, JobOptionsIn
 
 NO_SERVICE = (
     "this platform is connected to no function service: start it with one, `springtide down` and then "
-    "`springtide up --functions emulator` to try it on this machine (or aws, alibaba)"
+    "`springtide up --functions emulator` to try it on this machine (or aws, alibaba); on Kubernetes set "
+    "functions.provider"
 )
 
 

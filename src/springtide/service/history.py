@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from functools import singledispatchmethod
 
-from springtide.control.budget import money
+from springtide.control.budget import goal_parts, money
 from springtide.core import actions, events
 from springtide.core.decision import GradientNoise
 from springtide.core.functions import FunctionPlan
@@ -202,6 +202,18 @@ class HistoryIndex:
     def _(self, event: events.ResumeRequested) -> None:
         raised = "" if event.budget_usd is None else f" with a budget of {money(event.budget_usd)}"
         self._write(event.job_id, "resume", f"its owner lets it go on{raised}")
+
+    @_tell.register
+    def _(self, event: events.JobEdited) -> None:
+        track = self._tracks.get(event.job_id)
+        if track is None or track.has_ended:
+            return
+        parts = [] if event.max_restarts is None else [f"retries {event.max_restarts}"]
+        if event.goal is not None:
+            track.deadline_s = event.goal.deadline_s
+            parts = [*goal_parts(event.goal, self._at_s), *parts]
+        if parts:
+            self._write(event.job_id, "edited", f"its owner wants now: {', '.join(parts)}")
 
     @_tell.register
     def _(self, event: events.ScaleRequested) -> None:

@@ -1,7 +1,7 @@
 """The composition root of a platform on Kubernetes: it waits until it is elected, then builds everything and serves.
 
-    Lease -> term of the journal -> executor (caches, workers' port) -> platform (journal replayed, pods adopted)
-          -> reconciler of objects -> API and gateway
+    Lease -> term of the journal -> function service, where there is one -> executor (caches, workers' port)
+          -> platform (journal replayed, pods and functions adopted) -> reconciler of objects -> API and gateway
 
 Whoever loses the Lease or the journal's term ends at once, with SUPERSEDED: nothing is tidied up, because whatever it
 did would be done beside its successor.
@@ -47,6 +47,7 @@ from springtide.service.cluster_secrets import api_token, master_key, token_secr
 from springtide.service.dashboard import dashboard_routes
 from springtide.service.gateway import Gateway
 from springtide.service.gateway_routes import service_routes
+from springtide.service.kubernetes_functions import ClusterFunctions
 from springtide.service.owners import STRATEGY, tide_of
 from springtide.service.platform import EventExecutor, Ground, Platform, PlatformClock, PlatformView
 from springtide.service.resource_controller import ObjectDoor
@@ -64,7 +65,8 @@ INSTANCE_LABEL = "app.kubernetes.io/instance"
 
 # The exit code of a control plane that another one has taken over from.
 SUPERSEDED = 3
-# From the order to the first step: the pod is created, bound and started, and the worker imports and builds its model.
+# From the order to the first step, until changes were seen: the pod is created, bound and started, and the worker
+# imports and builds its model.
 KUBERNETES_OVERHEADS = Overheads(change_s=6.0)
 _RETRY_S = 1.0
 _LOCK_FILE = "control-plane.lock"
@@ -174,10 +176,11 @@ class _ControlPlane:
         key = self._patiently(lambda: self._thread.call(lambda api: master_key(api, settings)))
         token = self._patiently(lambda: self._thread.call(lambda api: api_token(api, settings)))
         journal = self._patiently(self._take_term)
-        if key is None or token is None or journal is None:
+        functions = self._patiently(lambda: ClusterFunctions.connect(settings, self._options.state_dir, os.environ))
+        if key is None or token is None or journal is None or functions is None:
             return 0
         LOG.info("%s leads in term %d", self._leadership.identity, journal.term)
-        platform = self._make_platform(journal, key)
+        platform = self._make_platform(journal, key, functions)
         registry = CollectorRegistry()
         gateway = Gateway(platform.post, registry=registry)
 
@@ -214,7 +217,10 @@ class _ControlPlane:
         update(platform.view())
         door.start()
         threading.Thread(target=self._watch_term, args=(journal,), name="springtide-term", daemon=True).start()
-        return self._serve(platform, door, server, token, standby)
+        try:
+            return self._serve(platform, door, server, token, standby)
+        finally:
+            functions.close(stop_workers=platform.stop_workers)
 
     def _take_term(self) -> DurableJournal:
         """Take the journal over. Raises BackendError for one that slept since it was elected: another may lead now."""
@@ -222,7 +228,7 @@ class _ControlPlane:
             raise BackendError("the lease has to be renewed before the journal is taken over")
         return open_journal(self._settings.journal_url, self._options.state_dir, holder=self._leadership.identity)
 
-    def _make_platform(self, journal: DurableJournal, key: bytes) -> Platform:
+    def _make_platform(self, journal: DurableJournal, key: bytes, functions: ClusterFunctions) -> Platform:
         settings, state_dir = self._settings, self._options.state_dir
         store = open_store(settings.store_url)
         if not isinstance(store, CheckedStore):
@@ -241,7 +247,7 @@ class _ControlPlane:
                 on_superseded=lambda term: _leave(f"pods bear the later term {term}, this is {journal.term}"),
             )
             executor.open()
-            return executor
+            return functions.beside(executor, state_dir, clock, journal.term)
 
         def nodes() -> Any:
             assert self._executor is not None
@@ -255,11 +261,13 @@ class _ControlPlane:
         return Platform(
             state_dir,
             policy,
-            (),
+            functions.nodes,
             make_executor,
             self._crash_point,
             price,
             tide_of(settings.day_s),
+            function_status=functions.status,
+            has_parameter_store=functions.has_parameter_store,
             sharing=self._sharing,
             ground=Ground(
                 journal=journal,
@@ -267,6 +275,7 @@ class _ControlPlane:
                 nodes=nodes,
                 store_url=settings.store_url,
                 overheads=KUBERNETES_OVERHEADS,
+                learns_overheads=True,
                 cluster=self._cluster,
                 on_superseded=lambda error: _leave(str(error)),
             ),

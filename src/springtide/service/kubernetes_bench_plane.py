@@ -2,7 +2,8 @@
 
 A turn begins when events are there and ends when the loop asks for more: decision, journal, and every action handed to
 the executor. Lines of JSON, one for each turn: how long it was, how much of it was computing, how many actions it
-began, how long the longest of them took to hand over.
+began, how long the longest of them took to hand over. Beside them lines of seconds: how old news of a pod were when the
+watch that all pods come by brought them, by the time that is written in the pod (the clock of this machine).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, TextIO
 
 import msgspec
 
+from springtide.backends.kubernetes.cache import Change
 from springtide.backends.kubernetes.executor import KubernetesExecutor
 from springtide.backends.kubernetes.settings_file import read_settings
 from springtide.core.actions import Action
@@ -25,15 +27,29 @@ from springtide.service import kubernetes_assembly
 
 
 class TimedExecutor(KubernetesExecutor):
-    """The executor, with each turn of the loop written down in `turns`."""
+    """The executor, with each turn of the loop written down in `turns`, and the age of news in `news`."""
 
     turns: TextIO
+    news: TextIO
+    sent_annotation: str
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._began: tuple[float, float] | None = None
         self._longest_s = 0.0
         self._num_started = 0
+        self._last_sent = ""
+
+    def open(self) -> None:
+        """Open the executor, and listen to its pods."""
+        super().open()
+        self._pod_cache.listen(self._hear)
+
+    def _hear(self, change: Change) -> None:
+        sent = ((change.now or {"metadata": {}})["metadata"].get("annotations") or {}).get(self.sent_annotation, "")
+        if sent and sent != self._last_sent:
+            self._last_sent = sent
+            self.news.write(f"{time.monotonic() - float(sent)}\n")
 
     def wait(self, deadline_s: float | None) -> Sequence[Event]:
         """Wait as the executor does; a turn ends here, and one begins when this returns something."""
@@ -60,12 +76,13 @@ class TimedExecutor(KubernetesExecutor):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run until told to end; the exit code is that of the control plane."""
     parser = argparse.ArgumentParser()
-    for name in ("--settings", "--state", "--kubeconfig", "--turns"):
+    for name in ("--settings", "--state", "--kubeconfig", "--turns", "--news"):
         parser.add_argument(name, type=Path, required=True)
+    parser.add_argument("--sent", required=True)
     chosen = parser.parse_args(arguments)
     logging.basicConfig(level=logging.WARNING)
-    with chosen.turns.open("w", buffering=1) as turns:
-        TimedExecutor.turns = turns
+    with chosen.turns.open("w", buffering=1) as turns, chosen.news.open("w", buffering=1) as news:
+        TimedExecutor.turns, TimedExecutor.news, TimedExecutor.sent_annotation = turns, news, chosen.sent
         vars(kubernetes_assembly)["KubernetesExecutor"] = TimedExecutor
         return kubernetes_assembly.serve_on_kubernetes(
             kubernetes_assembly.ClusterOptions(

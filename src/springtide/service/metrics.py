@@ -116,6 +116,11 @@ class PlatformCollector(Collector):
         shown = self._platform.snapshot()
         coming = self._pools.coming(shown.tide.day_s / 24)
         yield from pool_families(view.nodes, len(shown.drains), shown.tide, coming, totals.pools)
+        yield GaugeMetricFamily(
+            "springtide_change_seconds",
+            "What plans reckon with for a change of a job's workers, from the order to the first step.",
+            shown.overheads.change_s,
+        )
         yield from self._of_places(view)
         yield from function_families(view.nodes, view.jobs.values(), self._platform.function_status)
         yield GaugeMetricFamily("springtide_journal_seq", "The number of the journal's newest step.", view.seq)

@@ -61,9 +61,10 @@ class Ground(msgspec.Struct, frozen=True, kw_only=True):
     """What a platform stands on where that is not one machine and its state directory.
 
     `journal` is the platform's to close. `nodes` says, once the executor is there, what there is to hold now; from its
-    `recover` on the executor tells what joins and what is lost. `store_url` is where datasets live. `cluster` says how
-    the platform stands with its cluster, from any thread. `on_superseded` is called on the loop's thread, before
-    anything else, when another control plane has taken the journal over.
+    `recover` on the executor tells what joins and what is lost. `overheads` is what a change of a job costs there, or,
+    with `learns_overheads`, what is believed of that until changes were seen. `store_url` is where datasets live.
+    `cluster` says how the platform stands with its cluster, from any thread. `on_superseded` is called on the loop's
+    thread, before anything else, when another control plane has taken the journal over.
     """
 
     journal: DurableJournal
@@ -71,6 +72,7 @@ class Ground(msgspec.Struct, frozen=True, kw_only=True):
     nodes: Callable[[], Sequence[Node]]
     store_url: str
     overheads: Overheads
+    learns_overheads: bool = False
     cluster: Callable[[], ClusterStatus | None] = lambda: None
     on_superseded: Callable[[Superseded], None] = lambda error: None
 
@@ -152,6 +154,7 @@ class Platform:
         self._controller = Controller(
             self.make_policy(),
             overheads=LOCAL_OVERHEADS if ground is None else ground.overheads,
+            learns_overheads=ground is not None and ground.learns_overheads,
             on_policy_error=lambda error: LOG.error(
                 "policy %s is broken, everyone keeps what they hold: %s", policy_name, error
             ),

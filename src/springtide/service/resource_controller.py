@@ -28,6 +28,7 @@ from springtide.core.workload import WorkloadId
 from springtide.service.contract import PlatformLike
 from springtide.service.resource_controller_desk import ObjectDesk
 from springtide.service.resource_controller_events import EventTeller, loud_news, owner_of, quiet_news
+from springtide.service.resource_controller_expiry import Expiry
 from springtide.service.resource_controller_intake import Intake
 from springtide.service.resource_controller_jobs import JobObjects, refusal_of
 from springtide.service.resource_controller_services import ServiceObjects
@@ -77,6 +78,7 @@ class ObjectDoor:
         self._services = ServiceObjects(platform, objects, intake, room)
         url = base_url or f"http://{settings.advertise}:{settings.port}"
         self._statuses = StatusTeller(platform, objects, settings.name, url, cluster_status)
+        self._expiry = Expiry(platform, objects, settings.name)
         self._events = EventTeller(settings.name, platform.wall_clock_offset_s, objects.tell_event)
         self._changed = threading.Condition()
         self._dirty: dict[Place, None] = {}
@@ -106,6 +108,7 @@ class ObjectDoor:
         if self._thread.is_alive():
             self._thread.join(timeout_s)
         self._hands.shutdown(wait=False, cancel_futures=True)
+        self._expiry.close()
 
     # --- what it hears, on other threads ----------------------------------------------------------------------------
 
@@ -155,6 +158,7 @@ class ObjectDoor:
         loud |= self._statuses.look_at_pods()
         places = self._unfinished | dirty | {place: None for name in loud if (place := self._place_of(name))}
         self._unfinished = {}
+        places |= {(TRAINING_FUNCTION.name, key): None for key in self._expiry.due()}
         if is_due:
             everything = [*self.objects.all(TRAINING_FUNCTION.name), *self.objects.all(INFERENCE_FUNCTION.name)]
             self._forget_all_but({uid_of(obj) for obj in everything})
@@ -221,7 +225,8 @@ class ObjectDoor:
         else:
             job = self._job_of(obj)
             if job is not None:
-                self._conditions[uid] = [self._jobs.compare(obj, job)]
+                expired = self._expiry.look(obj, job)
+                self._conditions[uid] = [self._jobs.compare(obj, job), *((expired,) if expired else ())]
         if any(each.reason in _ASKED_AGAIN for each in self._conditions.get(uid, ())):
             self._unfinished[place] = None
         self._tell(place)
@@ -301,6 +306,7 @@ class ObjectDoor:
     def _forget_all_but(self, uids: set[str]) -> None:
         self._statuses.forget(uids)
         self._services.forget(uids)
+        self._expiry.forget(uids)
         self._conditions = {uid: known for uid, known in self._conditions.items() if uid in uids}
 
 

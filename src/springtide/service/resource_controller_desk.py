@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from springtide.backends.kubernetes.kinds import INFERENCE_FUNCTION, TRAINING_FUNCTION, Key, Object, key_of, uid_of
-from springtide.backends.kubernetes.object_spec import NAME_ANNOTATION, REQUEST_ANNOTATION
+from springtide.backends.kubernetes.object_spec import MAX_OBJECT_SOURCE_BYTES, NAME_ANNOTATION, REQUEST_ANNOTATION
 from springtide.backends.kubernetes.objects import Objects
 from springtide.backends.kubernetes.settings import MANAGED_BY_LABEL, PLATFORM_LABEL, KubernetesSettings
 from springtide.backends.kubernetes.spec_words import inference_function, plain, training_function
@@ -37,9 +37,6 @@ from springtide.service.schemas import (
     check_service,
 )
 from springtide.service.submission import MAX_KEY_CHARS, Desk
-
-# A cluster keeps objects of at most a megabyte and a half, in a notation of its own; the rest is room for that.
-MAX_OBJECT_SOURCE_BYTES = 900_000
 
 
 class ObjectDesk(Desk):

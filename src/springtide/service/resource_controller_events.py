@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from springtide.backends.kubernetes.custom_resources import API_VERSION
-from springtide.backends.kubernetes.event_records import node_event, object_event
+from springtide.backends.kubernetes.event_records import MAX_MESSAGE_CHARS, node_event, object_event
 from springtide.backends.kubernetes.kinds import Object
 from springtide.control.records import JobRecord, ServiceRecord
 from springtide.core import actions, events
@@ -21,6 +22,7 @@ from springtide.service.pool_history import PoolHistory
 # After a restart what was decided so shortly before is told once more: it may have been left unsaid.
 TOLD_AGAIN_S = 60.0
 MAX_REMEMBERED_STEPS = 512
+_BETWEEN = "; "
 _QUIET = (events.ProgressReported, events.LoadObserved, events.UsageReported)
 
 
@@ -81,26 +83,31 @@ class EventTeller:
             owner = owner_of(view, workload_id)
             if owner is None:
                 continue
-            for entry in self._history.entries(workload_id):
-                if entry.seq != seq or self._last.get(workload_id) == entry.text:
-                    continue
-                self._last.pop(workload_id, None)
-                self._last[workload_id] = entry.text
-                if len(self._last) > MAX_WORKLOADS:
-                    del self._last[next(iter(self._last))]
+            for kind, text in _told_together(self._new_lines(seq, workload_id)):
                 yield object_event(
                     owner,
-                    entry.kind,
-                    entry.text,
+                    kind,
+                    text,
                     api_version=API_VERSION,
                     platform=self._platform,
                     at_unix_s=at_unix_s,
-                    identity=f"{seq} {entry.kind} {entry.text}",
+                    identity=f"{seq} {kind} {text}",
                 )
         for node_id, kind, text in self._node_news(step):
             yield node_event(
                 node_id, kind, text, platform=self._platform, at_unix_s=at_unix_s, identity=f"{seq} {kind} {text}"
             )
+
+    def _new_lines(self, seq: int, workload_id: WorkloadId) -> Iterator[tuple[str, str]]:
+        """The lines of a step in the story of a workload, but for those that say what the one before said."""
+        for entry in self._history.entries(workload_id):
+            if entry.seq != seq or self._last.get(workload_id) == entry.text:
+                continue
+            self._last.pop(workload_id, None)
+            self._last[workload_id] = entry.text
+            if len(self._last) > MAX_WORKLOADS:
+                del self._last[next(iter(self._last))]
+            yield entry.kind, entry.text
 
     def _node_news(self, step: Step) -> Iterator[tuple[str, str, str]]:
         for event in step.events:
@@ -113,6 +120,21 @@ class EventTeller:
         for note in self._pools.add(step):
             if note.node_id and not note.workload_id:
                 yield note.node_id, note.kind, note.text
+
+
+def _told_together(lines: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Lines of one kind that follow each other as one, as far as an Event has room: one decision is one Event.
+
+    A job that starts on sixty-four devices would else be sixty-four calls, which the start itself waits behind.
+    """
+    for kind, group in itertools.groupby(lines, key=lambda line: line[0]):
+        told = ""
+        for _, text in group:
+            if told and len(told) + len(text) + len(_BETWEEN) > MAX_MESSAGE_CHARS:
+                yield kind, told
+                told = ""
+            told = f"{told}{_BETWEEN}{text}" if told else text
+        yield kind, told
 
 
 def owner_of(view: ViewLike, workload_id: WorkloadId) -> ContainerSettings | None:

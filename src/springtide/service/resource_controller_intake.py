@@ -24,7 +24,7 @@ from springtide.core.quantities import validate_name
 from springtide.core.workload import WorkloadId
 from springtide.service.contract import PlatformLike
 from springtide.service.schemas import JobIn, ScaleIn, ServiceIn, check_service, parse_body
-from springtide.service.shares import devices_of
+from springtide.service.shares import num_devices_of
 from springtide.service.submission import Desk
 
 # Secrets of single workloads begin like this (backends/kubernetes/pod_spec.py).
@@ -59,7 +59,7 @@ class Intake:
         if metadata.get("generation", 1) > 1:
             # It was mended or let go since it was made: its time begins when it can.
             created = now
-        devices = len(devices_of(self._platform.view()))
+        devices = num_devices_of(self._platform.view())
         name = validate_name(workload_name(obj), "the object's name")
         asked = job_request(name, obj["spec"], self.files_of(obj), created=created, now=now, devices=devices)
         request = parse_body(msgspec.json.encode(asked), JobIn)
@@ -121,7 +121,8 @@ class Intake:
     def files_of(self, obj: Object) -> dict[str, str]:
         """The files of a whole object's source, wherever they are. Raises SourceMissing, BackendError."""
         source, namespace = obj["spec"]["source"], obj["metadata"].get("namespace", "")
-        files = dict(source.get("files") or {})
+        files = {name: text or "" for name, text in (source.get("files") or {}).items()}
+        paths = source.get("paths") or {}
         name = source.get("configMap")
         if not name:
             return files
@@ -131,4 +132,10 @@ class Intake:
                 f"spec.source.configMap {name!r} is not there; make it: "
                 f"kubectl create configmap {name} -n {namespace} --from-file=train.py"
             )
-        return {**found, **files}
+        strange = sorted(paths.keys() - found.keys())
+        if strange:
+            raise SourceMissing(
+                f"spec.source.paths names {strange[0]!r}, which the ConfigMap {name!r} does not hold: it has "
+                f"{', '.join(sorted(found)) or 'nothing'}"
+            )
+        return {**{paths.get(key, key): text for key, text in found.items()}, **files}

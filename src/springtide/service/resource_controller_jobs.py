@@ -2,27 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
+from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any
 
+from msgspec.structs import replace
+
 from springtide.backends.kubernetes.kinds import TRAINING_FUNCTION, Key, Object, is_ending, key_of, uid_of
-from springtide.backends.kubernetes.object_spec import parts_of, worker_bounds
+from springtide.backends.kubernetes.object_spec import left_s, parts_of, worker_bounds
 from springtide.backends.kubernetes.object_status import ConditionType, Reason
 from springtide.backends.kubernetes.objects import Objects
 from springtide.backends.kubernetes.status_words import Condition
 from springtide.control.records import JobRecord
 from springtide.core.errors import BackendError, InvalidRequest, SpringtideError
 from springtide.core.quantities import parse_money_usd
-from springtide.core.workload import WorkloadId
+from springtide.core.workload import Goal, WorkloadId
 from springtide.service.contract import PlatformLike
 from springtide.service.resource_controller_intake import Intake, SourceMissing
-from springtide.service.schemas import ScaleIn
-from springtide.service.shares import devices_of
+from springtide.service.schemas import JobOptionsIn, ScaleIn
+from springtide.service.shares import num_devices_of
 from springtide.service.submission import Desk
 
 KIND = TRAINING_FUNCTION.name
 # Parts of a spec that say what is wanted now, not what the job is.
-_WISHES = frozenset({"suspend", "workers", "replicas", "budget"})
+_WISHES = frozenset({"suspend", "workers", "replicas"})
+# Parts of which the platform keeps by its own record what is in force.
+_GOAL = frozenset({"deadline", "budget", "soft", "wait"})
+_EDITS = _GOAL | {"retries"}
+# What is read when the job has ended.
+_AFTERWARDS = frozenset({"ttlSecondsAfterFinished", "ttlKeeps"})
+
+# How long a policy's no to a new goal is believed, in seconds.
+ASKED_AGAIN_S = 30.0
+DEFAULT_RETRIES = JobOptionsIn.model_fields["max_restarts"].default
+_BEGIN_ANEW = "put it back, or delete the object and apply it again to begin anew"
+_COMPUTED = "it says what is computed, and the job has begun to compute that"
+_PODS = "its pods are made of it, and were made when the job began"
+_STARTED = "workers are started with it, and the job has begun"
+_WHY_FIXED: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("container", "share", "deviceMemory"), _PODS),
+        **dict.fromkeys(("grace", "checkpointEvery", "speeds", "stepProfile", "study"), _STARTED),
+        "functions": "a job stays where it began, on pods or on functions",
+        "workers": "a script's number of workers is fixed when the job begins",
+    }
+)
 
 
 def refusal_of(error: SpringtideError) -> Condition:
@@ -39,7 +64,7 @@ def refusal_of(error: SpringtideError) -> Condition:
 class JobObjects:
     """Compares one TrainingFunction at a time, by level: what it says, as it is now, against the platform's record.
 
-    Nothing is remembered here that is not in the journal. `room` is the desk of every door; `quota_caps` says which
+    Nothing counts here that is not in the journal. `room` is the desk of every door; `quota_caps` says which
     jobs a quota holds down, and to how many workers: those are not raised above it. Before anything is changed for an
     object's sake the server is asked for the object once more: what is cached may be of the past.
     """
@@ -57,6 +82,8 @@ class JobObjects:
         self._intake = intake
         self._room = room
         self._quota_caps = quota_caps
+        # A policy is asked about one wish once, and again after a while: by uid, the parts wished for, and until when.
+        self._refused: dict[str, tuple[dict[str, str], float, InvalidRequest]] = {}
 
     def take_in(self, obj: Object) -> tuple[JobRecord | None, Condition | None]:
         """The job of an object that has none yet, or what is told instead; neither where the object is gone."""
@@ -77,8 +104,9 @@ class JobObjects:
         """Ask for what an object wants of its job now; whether all that it says is in force."""
         refusals: list[str] = []
         trouble = ""
+        self._forget_refusals()
         if not record.state.is_terminal and record.outcome is None:
-            wishes = (self._suspend, self._resize)
+            wishes = (self._suspend, self._resize, self._edit)
             for wish in wishes:
                 try:
                     wish(obj, record)
@@ -87,7 +115,7 @@ class JobObjects:
                     trouble = str(error)
                 except SpringtideError as error:
                     refusals.append(str(error))
-        refusals += self._changed_parts(obj, record)
+        refusals += self._changed_parts(obj, self._platform.view().jobs.get(record.workload_id, record))
         if refusals:
             return Condition(ConditionType.APPLIED, False, Reason.CHANGE_REFUSED, "; ".join(refusals))
         if trouble:
@@ -116,6 +144,51 @@ class JobObjects:
             if self._still(obj, "suspend", "budget") is not None:
                 self._room.resume_job(record.workload_id, budget_usd)
 
+    def _edit(self, obj: Object, record: JobRecord) -> None:
+        """Bring what its owner wants of the job now to the platform: its goal, and how often it may begin again."""
+        accepted = {} if record.job.container is None else record.job.container.accepted
+        wished = _changed(obj, accepted) & _EDITS if accepted else frozenset()
+        if not wished:
+            return
+        uid, parts = uid_of(obj), parts_of(obj)
+        known = self._refused.get(uid)
+        if known is not None and known[0] == parts:
+            raise known[2]
+        if self._still(obj, *wished) is None:
+            return
+        if "retries" in wished:
+            # Whatever becomes of the goal.
+            accepted = _taken_over(accepted, parts, {"retries"})
+            retries = int(obj["spec"].get("retries", DEFAULT_RETRIES))
+            self._room.edit_job(record.workload_id, max_restarts=retries, accepted=accepted)
+        if wished & _GOAL:
+            try:
+                goal = self._goal(obj["spec"], record, wished)
+                accepted = _taken_over(accepted, parts, _GOAL)
+                self._room.edit_job(record.workload_id, goal=goal, accepted=accepted)
+            except InvalidRequest as error:
+                self._refused[uid] = (parts, self._platform.now_s() + ASKED_AGAIN_S, error)
+                raise
+
+    def _goal(self, spec: Mapping[str, Any], record: JobRecord, wished: frozenset[str]) -> Goal:
+        """The goal that a spec names. A time of the clock counts from now on, a duration from the submission on."""
+        goal, offset_s = record.job.goal, self._platform.wall_clock_offset_s
+        if "budget" in wished:
+            named = "budget" in spec
+            goal = replace(goal, budget_usd=parse_money_usd(spec["budget"], "spec.budget") if named else None)
+        if "deadline" in wished:
+            now_s, deadline = self._platform.now_s(), None
+            if "deadline" in spec:
+                submitted = datetime.fromtimestamp(record.submitted_at_s + offset_s, UTC)
+                now = datetime.fromtimestamp(now_s + offset_s, UTC)
+                deadline = now_s + left_s(spec["deadline"], submitted, now)
+            goal = replace(goal, deadline_s=deadline)
+        return replace(goal, is_soft=bool(spec.get("soft")), waits=bool(spec.get("wait")))
+
+    def _forget_refusals(self) -> None:
+        now_s = self._platform.now_s()
+        self._refused = {uid: known for uid, known in self._refused.items() if known[1] > now_s}
+
     def _resize(self, obj: Object, record: JobRecord) -> None:
         job = record.job
         if not job.elastic or job.is_on_functions:
@@ -127,7 +200,7 @@ class JobObjects:
     def _bounds(self, spec: Mapping[str, Any], record: JobRecord) -> tuple[int, int]:
         is_auto = spec.get("workers", "auto") == "auto"
         # What was counted when it was submitted: machines that come and go do not change what its owner asked for.
-        devices = record.job.max_workers if is_auto else len(devices_of(self._platform.view()))
+        devices = record.job.max_workers if is_auto else num_devices_of(self._platform.view())
         low, high = worker_bounds(spec, devices)
         cap = self._quota_caps().get(record.workload_id)
         return (low, high) if cap is None else (min(low, max(1, cap)), max(low, min(high, cap)))
@@ -143,23 +216,18 @@ class JobObjects:
         accepted = {} if container is None else container.accepted
         if not accepted:
             return []
-        now = parts_of(obj)
         wishes = _WISHES if record.job.elastic else _WISHES - {"workers", "replicas"}
-        changed = sorted(name for name in accepted.keys() | now.keys() if accepted.get(name) != now.get(name))
-        fixed = [name for name in changed if name not in wishes]
-        refusals = []
-        if fixed:
+        asked = wishes | _AFTERWARDS | (frozenset() if record.state.is_terminal else _EDITS)
+        fixed = sorted(_changed(obj, accepted) - asked)
+        if not fixed:
+            return []
+        if record.state.is_terminal:
             told = ", ".join(f"spec.{name}" for name in fixed)
-            state = f"it has ended ({record.state})" if record.state.is_terminal else "the job has begun"
-            refusals.append(
-                f"{told} cannot change any more: {state}; put it back, or delete the object and apply it again "
-                "to begin anew"
-            )
-        if "budget" in changed and not record.state.is_terminal and self._new_budget(obj, record) is not None:
-            refusals.append(
-                "spec.budget is taken over when a paused job goes on: set spec.suspend to true, and to false again"
-            )
-        return refusals
+            return [f"{told} cannot change any more: it has ended ({record.state}); {_BEGIN_ANEW}"]
+        whys: dict[str, list[str]] = {}
+        for name in fixed:
+            whys.setdefault(_WHY_FIXED.get(name, _COMPUTED), []).append(f"spec.{name}")
+        return [f"{', '.join(names)} cannot change any more: {why}; {_BEGIN_ANEW}" for why, names in whys.items()]
 
     def _still(self, obj: Object, *parts: str) -> Object | None:
         """The object as the server has it, if it still wants what the cached one does."""
@@ -173,3 +241,15 @@ class JobObjects:
         if found is None or uid_of(found) != uid_of(obj) or is_ending(found):
             return None
         return found
+
+
+def _changed(obj: Object, accepted: Mapping[str, str]) -> frozenset[str]:
+    """The parts of an object's spec that are not as they are in force."""
+    now = parts_of(obj)
+    return frozenset(name for name in accepted.keys() | now.keys() if accepted.get(name) != now.get(name))
+
+
+def _taken_over(accepted: Mapping[str, str], now: Mapping[str, str], parts: Set[str]) -> dict[str, str]:
+    """The digests of what is in force once these parts are as they are now."""
+    kept = {name: digest for name, digest in accepted.items() if name not in parts}
+    return kept | {name: digest for name, digest in now.items() if name in parts}

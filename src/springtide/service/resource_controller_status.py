@@ -16,12 +16,14 @@ from springtide.backends.kubernetes.status_words import (
     merged_conditions,
     service_conditions,
     service_told,
+    stamp,
     without_nothing,
 )
 from springtide.control.records import JobRecord, ServiceRecord
 from springtide.core.pod_status import ClusterStatus, PodStatus
 from springtide.core.workload import WorkloadId
 from springtide.service.contract import PlatformLike
+from springtide.service.resource_controller_expiry import expires_s
 from springtide.service.status import job_status, service_status
 
 # How often a status changes for nothing but progress: no more than once in so long, and less where there are many.
@@ -29,6 +31,8 @@ PROGRESS_EVERY_S = 5.0
 MOST_PROGRESS_PER_S = 20.0
 # So long after it was written a status is seen as it was written, or it is not there.
 BELIEVED_S = 20.0
+# No more than this part of the time goes into looking at every pod.
+_LOOK_PART = 0.05
 # What of a status is told at once when it changes.
 _AT_ONCE = ("state", "workers", "replicas", "readyReplicas", "deadline", "artifact", "revision", "observedGeneration")
 
@@ -57,18 +61,30 @@ class StatusTeller:
         self._monotonic = monotonic
         self._told: dict[str, tuple[float, Object]] = {}
         self._pods: Mapping[str, list[PodStatus]] = {}
+        # Which pods of a workload wait, and for what.
+        self._waits: Mapping[str, list[tuple[str, str]]] = {}
+        self._next_look_s = float("-inf")
 
     def look_at_pods(self) -> set[WorkloadId]:
-        """See which pods wait for what; returns whose have changed."""
+        """See which pods wait for what; returns whose have changed.
+
+        Where that takes long, for there are many, it is done more rarely and seen a little later.
+        """
+        began_s = self._monotonic()
+        if began_s < self._next_look_s:
+            return set()
         pods: dict[str, list[PodStatus]] = {}
         for pod in self._cluster_status().pods:
             pods.setdefault(pod.workload_id, []).append(pod)
-        before, self._pods = self._pods, pods
+        self._pods = pods
+        before, self._waits = self._waits, {workload_id: _waits(them) for workload_id, them in pods.items()}
         changed = {
             workload_id
-            for workload_id in pods.keys() | before.keys()
-            if _waits(pods.get(workload_id, ())) != _waits(before.get(workload_id, ()))
+            for workload_id in self._waits.keys() | before.keys()
+            if self._waits.get(workload_id) != before.get(workload_id)
         }
+        ended_s = self._monotonic()
+        self._next_look_s = ended_s + (ended_s - began_s) / _LOOK_PART
         return {WorkloadId(workload_id) for workload_id in changed}
 
     def tell_job(self, obj: Object, record: JobRecord, more: Iterable[Condition]) -> bool:
@@ -85,6 +101,8 @@ class StatusTeller:
         )
         pods = self._pods.get(record.workload_id, [])
         told = job_told(job, offset_s=offset_s, planned=planned, pods=pods)
+        end_s = expires_s(obj, record)
+        told |= {} if end_s is None else {"expiresAt": stamp(end_s + offset_s)}
         return self._tell(obj, told, [*job_conditions(job, pods), *more])
 
     def tell_service(self, obj: Object, record: ServiceRecord, more: Iterable[Condition]) -> bool:

@@ -29,7 +29,8 @@ MAX_JOB_NAME_CHARS = 56
 MAX_PARAMS = 64
 MAX_ARGS = 256
 MAX_MEMORY_SIZES = 64
-MAX_FILES = 64
+MAX_FILES = 256
+MAX_PATH_CHARS = 240
 MAX_PHASES = 1000
 TEN_YEARS_S = 10 * 365 * 86400.0
 
@@ -37,7 +38,12 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 PositiveSeconds = Annotated[float, Field(gt=0, le=TEN_YEARS_S, allow_inf_nan=False)]
 ShortText = Annotated[str, Field(max_length=4096)]
 ParamName = Annotated[str, Field(min_length=1, max_length=128)]
-FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
+FileName = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,127})*$", max_length=MAX_PATH_CHARS
+    ),
+]
 ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
 WorkerCount = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,2}$")]
 StepsPerSecond = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
@@ -58,7 +64,7 @@ class SourceIn(_Model):
     files: dict[FileName, str] = Field(
         default={},
         max_length=MAX_FILES,
-        description="further files beside it, by name: text, all together at most 1 MiB",
+        description="further files beside it, by name or path (pkg/model.py): text, all together at most 1 MiB",
     )
 
 

@@ -22,8 +22,10 @@ def check_share(view: ViewLike, share: Share | None, num_devices: int, name: str
 
     `num_devices` is how many workers or replicas there are to be at the least: each sits on a device of its own.
     """
+    if share is None:
+        return
     devices = devices_of(view)
-    if share is None or not devices:
+    if not devices:
         return
     largest_mb = max(device.memory_mb for device in devices)
     is_counted = all(device.memory_mb for device in devices)
@@ -43,6 +45,11 @@ def check_share(view: ViewLike, share: Share | None, num_devices: int, name: str
 def devices_of(view: ViewLike) -> Sequence[Device]:
     """The devices of machines: a place at a function service is none."""
     return [device for node in view.nodes if node.functions is None for device in node.devices]
+
+
+def num_devices_of(view: ViewLike) -> int:
+    """How many devices machines have; asked for each of thousands of jobs."""
+    return sum(len(node.devices) for node in view.nodes if node.functions is None)
 
 
 class ShareDesk:

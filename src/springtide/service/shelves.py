@@ -9,17 +9,20 @@ import contextlib
 import hashlib
 import logging
 import os
+import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
+from springtide.backends.functions.coordinator_copies import copies_prefix
 from springtide.core.errors import ObjectMissing, StorageError
-from springtide.core.ports import Store
 from springtide.core.workload import WorkloadId
 from springtide.service import sources
 from springtide.service.schemas import JobSourceIn, ServiceSourceIn
+from springtide.storage.checked import CheckedStore
 from springtide.storage.files import fsync_directory, write_durable
+from springtide.storage.workload_store import WorkloadStore
 
 LOG = logging.getLogger("springtide.shelves")
 MAX_FETCHED_LOGS = 64
@@ -57,6 +60,13 @@ class Shelf(Protocol):
 
     def fetch_logs(self, workload_id: WorkloadId) -> None:
         """Bring the logs that are kept elsewhere to where they are read, as far as they are not there."""
+        ...
+
+    def retire(self, workload_id: WorkloadId, *, keeps_artifacts: bool) -> int:
+        """Take away what is kept of a workload that has ended; returns of how many files. May be done again.
+
+        What it made stays where `keeps_artifacts` says so.
+        """
         ...
 
 
@@ -98,6 +108,11 @@ class DirectoryShelf:
     def fetch_logs(self, workload_id: WorkloadId) -> None:
         """Nothing is kept elsewhere."""
 
+    def retire(self, workload_id: WorkloadId, *, keeps_artifacts: bool) -> int:
+        """Remove the workload's directory but for its fence, and its artifacts where they stay."""
+        stays = {"fence", "fence.lock", *(("artifacts",) if keeps_artifacts else ())}
+        return _remove_files(self._state_dir / "workloads" / workload_id, stays)
+
     def _may_be(self, place: PurePosixPath, text: str) -> bool:
         path = self._state_dir / place
         try:
@@ -114,7 +129,7 @@ class StoreShelf:
     An address is the object's key, the place itself, so that it holds wherever the control plane runs next.
     """
 
-    def __init__(self, store: Store, state_dir: Path) -> None:
+    def __init__(self, store: CheckedStore, state_dir: Path) -> None:
         self._store = store
         self._state_dir = state_dir
         self._digests: dict[str, bytes] = {}
@@ -162,6 +177,20 @@ class StoreShelf:
             # What is here can be read all the same.
             LOG.warning("the logs of %s that are kept in the store cannot be had: %s", workload_id, error)
 
+    def retire(self, workload_id: WorkloadId, *, keeps_artifacts: bool) -> int:
+        """Remove the workload's objects but for the one that fences it, and its artifacts where they stay."""
+        num_objects = WorkloadStore(self._store, workload_id).retire(keeps_artifacts=keeps_artifacts)
+        # What is left of a job on functions: its newest states, where it did not succeed.
+        left = self._store.keys(f"jobs/{workload_id}/")
+        if left:
+            self._store.delete(left)
+            num_objects += len(left)
+        _remove_files(self._state_dir / "workloads" / workload_id, frozenset())
+        prefix = f"workloads/{workload_id}/"
+        for key in [key for key in list(self._digests) if key.startswith(prefix)]:
+            self._digests.pop(key, None)
+        return num_objects
+
     def _fetch_logs(self, workload_id: WorkloadId) -> None:
         folder = self._state_dir / "workloads" / workload_id / "logs"
         prefix = f"workloads/{workload_id}/logs/"
@@ -173,6 +202,21 @@ class StoreShelf:
                 text = self._store.get(key)[-MAX_FETCHED_LOG_BYTES:]
                 make_private_directories(self._state_dir / "workloads", folder)
                 write_durable(path, text, mode=0o600)
+                self._fetched.add(key)
+        self._fetch_copies(workload_id, folder)
+
+    def _fetch_copies(self, workload_id: WorkloadId, folder: Path) -> None:
+        """Bring the copies of what functions wrote, where nothing longer is here: such a log is written on here."""
+        prefix = f"{copies_prefix(workload_id)}logs/"
+        for key in self._store.keys(prefix)[-MAX_FETCHED_LOGS:]:
+            path = folder / key.removeprefix(prefix)
+            if path.parent != folder or path.suffix != ".log" or key in self._fetched:
+                continue
+            with contextlib.suppress(ObjectMissing):
+                text = self._store.get(key)[-MAX_FETCHED_LOG_BYTES:]
+                if not path.exists() or path.stat().st_size < len(text):
+                    make_private_directories(self._state_dir / "workloads", folder)
+                    write_durable(path, text, mode=0o600)
                 self._fetched.add(key)
 
     def _find(self, key: str) -> bytes | None:
@@ -186,6 +230,24 @@ def _files(place: PurePosixPath, source: Source) -> Iterator[tuple[PurePosixPath
     yield place, source.text
     for name, text in source.files.items():
         yield place.parent / name, text
+
+
+def _remove_files(folder: Path, stays: Container[str]) -> int:
+    """Remove what is in a folder but for what stays there; returns how many files that were. Raises StorageError."""
+    num_files = 0
+    try:
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            if path.name in stays:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                num_files += sum(len(names) for _, _, names in os.walk(path))
+                shutil.rmtree(path)
+            else:
+                num_files += 1
+                path.unlink()
+    except OSError as error:
+        raise StorageError(f"cannot clear {folder}: {error.strerror}") from error
+    return num_files
 
 
 def write_private(root: Path, path: Path, text: str) -> None:

@@ -25,10 +25,7 @@ def check_source(source: JobSourceIn | ServiceSourceIn) -> None:
             f"source.filename {source.filename!r:.80} is not allowed; "
             "send the bare name of a Python file, like 'train.py'"
         )
-    if source.filename in source.files:
-        raise InvalidRequest(f"source.files holds {source.filename} once more; its text belongs into source.text alone")
-    if len(source.text.encode()) + sum(len(text.encode()) for text in source.files.values()) > MAX_SOURCE_BYTES:
-        raise TooLarge("the source is larger than 1 MiB; put data into a dataset and read it from the function")
+    _check_files(source)
     if not source.text.strip():
         raise InvalidRequest("source.text is empty; send the whole content of the file")
     if source.kind == "script":
@@ -46,6 +43,17 @@ def check_source(source: JobSourceIn | ServiceSourceIn) -> None:
     for name, text in source.files.items():
         if name.endswith(".py"):
             _check_python(name, text)
+
+
+def _check_files(source: JobSourceIn | ServiceSourceIn) -> None:
+    if source.filename in source.files:
+        raise InvalidRequest(f"source.files holds {source.filename} once more; its text belongs into source.text alone")
+    for name in source.files:
+        folder = next((other for other in (source.filename, *source.files) if name.startswith(f"{other}/")), "")
+        if folder:
+            raise InvalidRequest(f"source.files holds {name}, and {folder} is a file; give one of them another name")
+    if len(source.text.encode()) + sum(len(text.encode()) for text in source.files.values()) > MAX_SOURCE_BYTES:
+        raise TooLarge("the source is larger than 1 MiB; put data into a dataset and read it from the function")
 
 
 def _check_python(name: str, text: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import msgspec
@@ -19,6 +19,7 @@ from springtide.core.errors import Conflict, InvalidRequest
 from springtide.core.events import (
     CancelRequested,
     Event,
+    JobEdited,
     JobSubmitted,
     PauseRequested,
     ResumeRequested,
@@ -41,9 +42,10 @@ from springtide.core.workload import (
 from springtide.service import sources
 from springtide.service.contract import PlatformLike, ViewLike
 from springtide.service.experience import Experience, experience_of, phases_of
-from springtide.service.function_checks import check_functions
+from springtide.service.function_checks import check_functions, check_no_container
 from springtide.service.function_menus import menus_of
 from springtide.service.guarantees import check_guarantee
+from springtide.service.job_edits import check_goal
 from springtide.service.lookup import find_job, find_service, find_workload
 from springtide.service.schemas import (
     ContainerIn,
@@ -85,6 +87,7 @@ class Desk:
         """
         check_job(request)
         check_functions(request)
+        check_no_container(request, container)
         _check_container(request.container, container)
         if request.options.on == "cluster" and request.options.layer_profile is not None:
             raise InvalidRequest(
@@ -213,6 +216,37 @@ class Desk:
                 f"name more, like --budget {max(0.01, 2 * spent_usd):.2g}"
             )
         event = ResumeRequested(job_id=record.workload_id, budget_usd=budget_usd)
+        return self._hand_over(event).jobs[record.workload_id]
+
+    def edit_job(
+        self,
+        called: str,
+        *,
+        goal: Goal | None = None,
+        max_restarts: int | None = None,
+        accepted: Mapping[str, str] | None = None,
+    ) -> JobRecord:
+        """Give a job that has not ended another goal, or another budget of restarts; what is left out stays.
+
+        `accepted` are the digests of the parts of its object, as they are in force then.
+
+        Raises NotFound, Conflict, InvalidRequest (it cannot be had: why not, and what could).
+        """
+        record = find_job(self._platform.view(), called)
+        _refuse_ended(record, "changed")
+        wanted = None if goal == record.job.goal else goal
+        retries = None if max_restarts == record.job.max_restarts else max_restarts
+        promised_s = None if wanted is None else check_goal(self._platform, record, wanted)
+        known = {} if record.job.container is None else record.job.container.accepted
+        if wanted is None and retries is None and (accepted is None or dict(accepted) == known):
+            return record
+        event = JobEdited(
+            job_id=record.workload_id,
+            goal=wanted,
+            max_restarts=retries,
+            promised_finish_s=promised_s,
+            accepted=dict(accepted or {}),
+        )
         return self._hand_over(event).jobs[record.workload_id]
 
     def scale(self, called: str, bounds: ScaleIn) -> JobRecord | ServiceRecord:

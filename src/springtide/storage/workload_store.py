@@ -29,6 +29,8 @@ from springtide.storage.workload_head import Head, KeptArtifact, KeptCheckpoint,
 
 # Swaps of one head are a few a second at most: whoever loses so often in a row meets a store that keeps no promise.
 _MAX_RACES = 100
+# No workload is ever formed anew so often.
+NOBODYS_GENERATION = 1 << 53
 Line = tuple[int, str]
 
 
@@ -283,6 +285,27 @@ class WorkloadStore:
     def log_key(self, replica_id: ReplicaId) -> str:
         """The key of a replica's output."""
         return self.key("logs", f"{replica_id}.log")
+
+    def retire(self, *, keeps_artifacts: bool) -> int:
+        """Take away what an ended workload has no use for any more; returns how many objects that were.
+
+        The head stays, with a fence that nobody is above: who sleeps now and wakes up later is refused then, too. Of
+        its artifacts those that count stay where `keeps_artifacts` says so. May be done again.
+        """
+        if not self.store.keys(self.prefix):
+            return 0
+
+        def ended(head: Head) -> Head:
+            return Head(generation=NOBODYS_GENERATION, artifacts=head.artifacts if keeps_artifacts else {})
+
+        _, head = self._change(ended)
+        kept = {
+            self.artifact_key(name, artifact.generation, artifact.step) for name, artifact in head.artifacts.items()
+        }
+        doomed = [key for key in self.store.keys(self.prefix) if key not in kept and key != self.key("head")]
+        if doomed:
+            self.store.delete(doomed)
+        return len(doomed)
 
     def remove(self) -> None:
         """Take everything of this workload away."""

@@ -7,8 +7,9 @@ from types import MappingProxyType
 
 from springtide.policies.registry import POLICY_NAMES, make_policy
 
-# Enough of a search to decide sensibly about a handful of jobs.
-_CHEAP: Mapping[str, str] = MappingProxyType({"pollux": ":population=12:generations=5"})
+# Enough of a search to decide sensibly about a handful of jobs. Sia's table solves the same program as HiGHS, exactly,
+# and for so few devices in a tenth of the time.
+_CHEAP: Mapping[str, str] = MappingProxyType({"pollux": ":population=12:generations=5", "sia": ":solver=table"})
 
 
 def cheap_names(round_s: float | None = None) -> tuple[str, ...]:

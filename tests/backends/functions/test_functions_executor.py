@@ -12,6 +12,7 @@ from scripted_functions import ScriptedFunctions
 
 from springtide.backends.functions.coordinator_store import JobObjects
 from springtide.backends.functions.executor import FunctionsExecutor
+from springtide.backends.functions.parameter_host import FixedHost
 from springtide.core import events
 from springtide.core.actions import AdmitJob, EndJob, PreemptJob, ResizeJob, StartReplica, StopReplica
 from springtide.core.function_wire import Keys
@@ -156,6 +157,29 @@ def test_nothing_is_left_in_the_store_of_a_job_that_succeeded(bench_of: Callable
     while bench.stored() and time.monotonic() < end_s:
         time.sleep(0.05)
     assert bench.stored() == []
+
+
+def test_nothing_is_left_of_a_job_in_a_parameter_store_that_stays(bench_of: Callable[..., Bench]) -> None:
+    bench = bench_of()
+    url = f"file://{bench.folder}/parameters"
+    parameters = open_store(url)
+    for key in ("jobs/j/wire/1.1/000000001/x", "jobs/other/wire/1.1/000000001/x"):
+        parameters.put(key, b"1")
+    bench.executor.close()
+    bench.executor = FunctionsExecutor(
+        bench.folder / "state",
+        bench.clock,
+        provider=bench.provider,
+        store_url=bench.store_url,
+        parameter_host=FixedHost(url, ping=lambda url, limit_s: True),
+    )
+    bench.train()
+    bench.take(events.JobFinished)
+    bench.end()
+    end_s = time.monotonic() + 10
+    while parameters.keys("jobs/j/") and time.monotonic() < end_s:
+        time.sleep(0.05)
+    assert parameters.keys("") == ["jobs/other/wire/1.1/000000001/x"]
 
 
 def test_a_cancelled_job_keeps_its_states(bench_of: Callable[..., Bench]) -> None:

@@ -27,6 +27,18 @@ CASES: dict[str, dict[str, Any]] = {
         "grace_s": 22.5,
         "install": {"registry": "registry.example.com/ml/", "storage_class": "fast", "storage_size": "1Ti"},
     },
+    "functions": {
+        "store_url": "s3://bucket/springtide?region=eu-central-1",
+        "store_secret": "springtide-store",
+        "functions": {
+            "provider": "aws",
+            "region": "eu-central-1",
+            "role": "arn:aws:iam::123456789012:role/springtide",
+            "image": "123456789012.dkr.ecr.eu-central-1.amazonaws.com/springtide:1",
+            "parameter_store": "rediss://redis.example.com:6379/0",
+            "concurrency": 100,
+        },
+    },
     "no network policy": {"install": {"network_policy": False}, "advertise": "tide.example.com", "pools": True},
     "share daemon": {
         "namespaces": ["ml"],

@@ -25,10 +25,14 @@ class Answer(NamedTuple):
 
 
 class ScriptedServer:
-    """`answer` is asked for every request, on the server's thread; `asked` are all of them."""
+    """`answer` is asked for every request, on the server's thread; `asked` are all of them.
+
+    `num_connections` is how many connections they came by.
+    """
 
     def __init__(self, answer: Callable[[Asked], Answer]) -> None:
         self.asked: list[Asked] = []
+        self.num_connections = 0
         self._answer = answer
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
@@ -52,6 +56,7 @@ class ScriptedServer:
         await asyncio.gather(*others, return_exceptions=True)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.num_connections += 1
         with contextlib.suppress(ConnectionError, asyncio.CancelledError):
             while line := await reader.readline():
                 method, target, _ = line.decode().split(" ", 2)

@@ -7,11 +7,12 @@ import copy
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from springtide.backends.kubernetes import cache as cache_module
 from springtide.backends.kubernetes.api_errors import Expired, Forbidden, ServerFault, Unreachable
-from springtide.backends.kubernetes.api_wire import Listing, WatchEvent
+from springtide.backends.kubernetes.api_messages import Heads, Listing, WatchEvent, decode_heads
 from springtide.backends.kubernetes.cache import Cache, Change, trim_metadata
 from springtide.backends.kubernetes.kinds import CONFIG_MAP, Key
 
@@ -70,12 +71,21 @@ class Store:
     # --- as an API server --------------------------------------------------------------------------------------------
 
     async def list(self, kind: object, namespace: str = "", **options: Any) -> Listing:
+        listing = await self._listed(**options)
+        self.lists += 1
+        return listing
+
+    async def heads(self, kind: object, namespace: str = "", **options: Any) -> Heads:
+        listing = await self._listed(**options)
+        page = {"metadata": {"resourceVersion": listing.resource_version}, "items": listing.items}
+        return Heads(decode_heads(msgspec.json.encode(page)).items or [], listing.resource_version)
+
+    async def _listed(self, **options: Any) -> Listing:
         await asyncio.sleep(0)
         if self.trouble:
             raise self.trouble.pop(0)
         if int(options.get("not_older_than") or 0) > self.version:
             raise ServerFault(504, "Timeout", f"Timeout: Too large resource version: {options['not_older_than']}")
-        self.lists += not options.get("metadata_only")
         if self.frozen is not None:
             return Listing(copy.deepcopy(self.frozen.items), self.frozen.resource_version)
         return self.snapshot()

@@ -142,7 +142,7 @@ def test_too_many_requests_halve_the_room_and_successes_widen_it() -> None:
 
     def story(writes: Writes) -> None:
         def look(_: object) -> None:
-            room.append(writes._allowed)
+            room.append(writes.room.allowed)
 
         def more(_: object) -> None:
             # Only now: what is done before the server is busy a second time widens nothing for after it.
@@ -154,7 +154,7 @@ def test_too_many_requests_halve_the_room_and_successes_widen_it() -> None:
 
     writes = run(story, concurrency=16)
     assert min(room) < 16
-    assert writes._allowed == pytest.approx(16, abs=1.0)
+    assert writes.room.allowed == pytest.approx(16, abs=1.0)
 
 
 def test_who_may_not_act_sends_nothing_until_it_may() -> None:

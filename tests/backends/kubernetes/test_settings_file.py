@@ -74,6 +74,9 @@ def test_a_file_that_is_not_there_is_told_by_name(tmp_path: Path) -> None:
         read_settings(tmp_path / "none.yaml")
 
 
+_AWS = "{store_url: 's3://b', functions: {provider: aws, region: r, role: a, image: i, "
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
@@ -102,6 +105,18 @@ def test_a_file_that_is_not_there_is_told_by_name(tmp_path: Path) -> None:
         ("share_directory: run", "share_directory must be a directory of nodes like /run/springtide, got 'run'"),
         ("pod: {memory: lots}", r"pod\.memory must be a quantity like 1Gi, got 'lots'"),
         ("controller: {cpu: half}", r"controller\.cpu must be a quantity like 500m, got 'half'"),
+        ("functions: {provider: azure}", "Invalid enum value 'azure'"),
+        ("functions: {region: x}", "functions.region needs a service: add functions.provider: aws"),
+        ("functions: {provider: aws}", "meet at the platform's object store; set store_url: s3://bucket/prefix"),
+        ("{store_url: 'file:///x', functions: {provider: aws}}", "to an address that they reach"),
+        ("{store_url: 's3://b', functions: {provider: aws, role: a, image: i}}", "need functions.region, like eu-cent"),
+        ("{store_url: 's3://b', functions: {provider: alibaba, region: r}}", "need functions.role, like acs:ram::ACC"),
+        ("{store_url: 's3://b', functions: {provider: emulator}}", "functions.endpoint must be the address of the emu"),
+        (_AWS + "parameter_store: 'redis://:hunter2@h:1/0'}}", r"holds a password.*as REDIS_PASSWORD"),
+        (_AWS + "parameter_store: redis}}", "must be a Redis that is always there, like redis://redis.data.svc"),
+        (_AWS + "parameter_store: 'ecs://c/t?region=r&subnets=s'}}", "the control plane starts none"),
+        (_AWS + "places: 0}}", "functions.places must be from 1 to 64, got 0"),
+        (_AWS + "concurrency: 10001}}", "functions.concurrency must be from 0 to 10,000"),
     ],
 )
 def test_a_mistake_is_told_with_its_mend(text: str, sentence: str) -> None:
@@ -116,6 +131,13 @@ def test_passwords_stay_out_of_the_settings_but_users_may_be_named() -> None:
     assert platform_settings(settings).journal_url == "postgresql://springtide@db/x"
 
 
+def test_functions_are_taken_as_they_are_said() -> None:
+    given = parse_settings(_AWS + "parameter_store: 'rediss://h:6379/0'}}", "it").functions
+    assert (given.provider, given.parameter_store, given.places) == ("aws", "rediss://h:6379/0", 4)
+    emulator = "{store_url: 'file:///x', functions: {provider: emulator, endpoint: 'http://127.0.0.1:9001'}}"
+    assert parse_settings(emulator, "it").functions.endpoint == "http://127.0.0.1:9001"
+
+
 DOCUMENT = Path(__file__).parents[3] / "docs" / "kubernetes.md"
 
 
@@ -128,7 +150,7 @@ def _rows(heading: str) -> list[list[str]]:
 
 def _defaults(settings: object, place: str = "") -> Iterator[tuple[str, object]]:
     for name, value in msgspec.to_builtins(settings).items():
-        if name in ("pod", "controller", "install"):
+        if name in ("pod", "controller", "functions", "install"):
             yield from ((f"{name}.{inner}", default) for inner, default in value.items())
         else:
             yield place + name, value

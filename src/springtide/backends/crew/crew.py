@@ -43,6 +43,8 @@ class Crew(ABC, Generic[R]):
         self.inbox = inbox
         self.crash_point = crash_point
         self.replicas: dict[ReplicaId, R] = {}
+        # The same by workload, in the order in which they came: each start and each stop asks for its own.
+        self._by_workload: dict[WorkloadId, dict[ReplicaId, R]] = {}
         self.foreigners: set[R] = set()
         self.jobs: dict[WorkloadId, Job] = {}
         self.counts: Counter[str] = Counter()
@@ -119,6 +121,7 @@ class Crew(ABC, Generic[R]):
     def enter(self, replica: R) -> R:
         """Enter a replica into the table, and its job where it is the first."""
         self.replicas[replica.replica_id] = replica
+        self._by_workload.setdefault(replica.workload_id, {})[replica.replica_id] = replica
         if replica.is_job:
             job = self.jobs.setdefault(replica.workload_id, Job(replica.workload_id, replica.work_dir))
             job.generation = max(job.generation, replica.generation)
@@ -126,7 +129,7 @@ class Crew(ABC, Generic[R]):
 
     def of_workload(self, workload_id: WorkloadId) -> list[R]:
         """The living replicas of a job or service."""
-        return [replica for replica in self.replicas.values() if replica.workload_id == workload_id]
+        return list(self._by_workload.get(workload_id, {}).values())
 
     def was_here(self, replica_id: ReplicaId) -> bool:
         """Whether a replica of this id lives or has lived here, so that starting it again would be a second life."""
@@ -222,6 +225,10 @@ class Crew(ABC, Generic[R]):
             self.foreigners.discard(replica)
         else:
             self.replicas.pop(replica.replica_id, None)
+            those = self._by_workload.get(replica.workload_id, {})
+            those.pop(replica.replica_id, None)
+            if not those:
+                self._by_workload.pop(replica.workload_id, None)
             self.bury(replica.replica_id)
         self.forget(replica)
 

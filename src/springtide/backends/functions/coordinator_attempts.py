@@ -440,7 +440,8 @@ class Attempts:
             # Successors that were called and are not needed any more.
             self._write(verb="stop", upcoming=None)
         self.progress.furthest = max(self.progress.furthest, step)
-        self._orders.append(Assemble(step=step, num_layers=self._plan.stages[-1].end_layer))
+        num_layers = self._plan.stages[-1].end_layer
+        self._orders.append(Assemble(generation=self.generation, step=step, num_layers=num_layers))
 
     def _assembled(self, assembled: Assembled) -> None:
         if self.mode != "assembling" or self._plan is None:

@@ -32,7 +32,8 @@ class Wiring(msgspec.Struct, frozen=True, kw_only=True):
     """Where everything is: the provider, the stores, the workload's directory, the platform's clock.
 
     `parameter_host` runs the store that takes what travels, where there is one; `parameter_url` is its address where
-    that is always the same.
+    that is always the same. `term` numbers the control planes that lead one after the other on machines of their own:
+    what a coordinator knows is in the store then. 0: there is one machine, whose disk has it.
     """
 
     provider: FunctionProvider
@@ -43,6 +44,7 @@ class Wiring(msgspec.Struct, frozen=True, kw_only=True):
     clock: Clock
     post: Callable[[Event], None]
     stream_rules: StreamRules = StreamRules()
+    term: int = 0
 
 
 class Errands:
@@ -89,8 +91,11 @@ class Errands:
         """Put the model's file together."""
         try:
             found = self._objects.find_states(order.num_layers)
-            path = self._objects.assemble(found, self._wiring.work_dir / "artifacts")
-            self.tell(messages.Assembled(path=str(path)))
+            if self._wiring.term:
+                path = self._objects.publish(found, self.job.job_id, order.generation)
+            else:
+                path = str(self._objects.assemble(found, self._wiring.work_dir / "artifacts"))
+            self.tell(messages.Assembled(path=path))
         except StorageError as error:
             self.tell(messages.Assembled(error=str(error)))
 

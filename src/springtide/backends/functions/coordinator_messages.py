@@ -87,7 +87,7 @@ class StoreFailed(_Value, frozen=True, kw_only=True):
 
 
 class Fenced(_Value, frozen=True, kw_only=True):
-    """The control record names a newer generation: another coordinator owns the job."""
+    """The store names a newer generation, or a later control plane: another coordinator owns the job."""
 
 
 class TimePassed(_Value, frozen=True, kw_only=True):
@@ -165,8 +165,9 @@ class LookForStates(_Value, frozen=True, kw_only=True):
 
 
 class Assemble(_Value, frozen=True, kw_only=True):
-    """Put the stages' states of `step` together as the model's file; answer Assembled."""
+    """Put the stages' states of `step` together as the model's file of this generation; answer Assembled."""
 
+    generation: int
     step: int
     num_layers: int
 

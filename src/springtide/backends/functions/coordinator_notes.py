@@ -13,10 +13,13 @@ from springtide.core.errors import StorageError
 from springtide.core.function_status import FunctionRunStatus
 from springtide.core.function_wire import Place
 from springtide.core.functions import Usage
+from springtide.perf.function_bill import gb_s_of
 from springtide.storage.files import write_durable
 
 _log = logging.getLogger(__name__)
 NOTES_FILE = "functions-notes.json"
+STATUS_FILE = "functions.json"
+LOSSES_FILE = "losses.jsonl"
 MAX_LOG_BYTES = 8 << 20
 # Lines of this kind come by the reports while the function runs; its own log repeats them at the end.
 _STEP_LINE = "stage "
@@ -35,12 +38,32 @@ class Notes(msgspec.Struct, frozen=True, kw_only=True):
     """Written before functions are invoked: no incarnation number is used twice, nothing charged is forgotten.
 
     `usage` is everything but what the `lives` have used; `ids_digest` chains the sample ids of every committed step.
+    `term` is that of the control plane that wrote them, as in the control record, `at_s` when that was (platform
+    seconds).
     """
 
+    term: int = 0
+    at_s: float | None = None
     used_incarnations: int = 0
     usage: Usage = Usage()
     lives: tuple[NotedLife, ...] = ()
     ids_digest: str = ""
+
+
+def usage_with_lives(notes: Notes, now_s: float, lifetime_s: float) -> Usage:
+    """What was used before, with what those used at most of whose end nobody heard."""
+    usage = notes.usage
+    for life in notes.lives:
+        lasted_s = min(max(0.0, now_s - life.invoked_at_s), lifetime_s)
+        usage = usage.plus(life.usage).plus(Usage(function_gb_s=gb_s_of(life.memory_mb, lasted_s)))
+    return usage
+
+
+def usage_taken_over(notes: Notes, now_s: float, *, uses_parameters: bool) -> Usage:
+    """What was used before, where functions have worked on: with them, a parameter store that nobody counted was up."""
+    if not uses_parameters or notes.at_s is None:
+        return notes.usage
+    return notes.usage.plus(Usage(parameter_store_s=max(0.0, now_s - notes.at_s)))
 
 
 class NoteBook:
@@ -50,7 +73,7 @@ class NoteBook:
         self._work_dir = work_dir
         self._job_id = job_id
         self._notes_path = work_dir / NOTES_FILE
-        self._losses_path = work_dir / "losses.jsonl"
+        self._losses_path = work_dir / LOSSES_FILE
 
     def read(self) -> Notes:
         """The notes of the coordinator before, or empty ones."""
@@ -119,7 +142,7 @@ class NoteBook:
 
 def status_path(work_dir: Path) -> Path:
     """Where a job's last status on functions is kept."""
-    return work_dir / "functions.json"
+    return work_dir / STATUS_FILE
 
 
 def read_status(work_dir: Path) -> FunctionRunStatus | None:

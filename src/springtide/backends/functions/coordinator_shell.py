@@ -9,6 +9,7 @@ import logging
 import queue
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -16,19 +17,26 @@ import msgspec
 
 from springtide.backends.functions import coordinator_messages as messages
 from springtide.backends.functions.coordinator import Coordinator
+from springtide.backends.functions.coordinator_copies import Copies
 from springtide.backends.functions.coordinator_crew import JobFacts
 from springtide.backends.functions.coordinator_errands import RETRY_S, STORE_PATIENCE_S, Errands, Wiring
-from springtide.backends.functions.coordinator_notes import NoteBook, NotedLife, Notes
+from springtide.backends.functions.coordinator_fence import Fence
+from springtide.backends.functions.coordinator_notes import (
+    NoteBook,
+    NotedLife,
+    Notes,
+    usage_taken_over,
+    usage_with_lives,
+)
 from springtide.backends.functions.coordinator_store import JobObjects
 from springtide.backends.functions.provider import InvocationEnd
 from springtide.core.actions import StartReplica
-from springtide.core.errors import BackendError, InvalidRequest, StorageError
+from springtide.core.errors import BackendError, Fenced, InvalidRequest, StorageError
 from springtide.core.events import Event, JobFailed, ReplicaLost, ReplicaReady, ReplicaStopped, UsageReported
 from springtide.core.function_status import FunctionRunStatus
-from springtide.core.function_wire import FunctionResult, Keys, Place
-from springtide.core.functions import FunctionOption, Usage
+from springtide.core.function_wire import ControlRecord, FunctionResult, Keys, Place
+from springtide.core.functions import Usage
 from springtide.core.workload import TrainingJob
-from springtide.perf.function_bill import gb_s_of
 from springtide.storage.open import open_store
 
 _log = logging.getLogger(__name__)
@@ -41,6 +49,8 @@ READ_FRACTION = 0.25
 WATCH_S = 1.0
 DRY_WATCH_FRACTION = 0.1
 LONGEST_WATCH_S = 30.0
+# Where notes are objects, what has been used is noted so often.
+NOTES_S = 15.0
 _READERS = 8
 
 
@@ -65,6 +75,7 @@ class CoordinatorShell:
         self._lines_of: dict[Place, int] = {}
         self._num_losses = 0
         self._parameters_before_s = 0.0
+        self._noted_at_s = 0.0
         self._read_at_s = 0.0
         self._watched_at_s = 0.0
         self._dry_since_s = 0.0
@@ -73,6 +84,9 @@ class CoordinatorShell:
         self._is_stopped = threading.Event()
         self._objects: JobObjects
         self._errands: Errands
+        # Where the next coordinator may be on another machine: who guards the records, and what people read.
+        self._fence: Fence | None = None
+        self._copies: Copies | None = None
         self._pool = ThreadPoolExecutor(_READERS, thread_name_prefix=f"functions-{self.job.job_id}")
         self._thread = threading.Thread(target=self._main, name=f"coordinator-{self.job.job_id}", daemon=True)
 
@@ -116,6 +130,8 @@ class CoordinatorShell:
             self._lose(f"the coordinator of its functions failed: {type(error).__name__}: {error}")
         finally:
             self._is_stopped.set()
+            if self._copies is not None:
+                self._copies.save(is_last=True)
 
     def _prepare(self) -> bool:
         """Put everything where functions find it. What cannot be is told once, as a failure or as a loss."""
@@ -128,9 +144,10 @@ class CoordinatorShell:
             if wiring.parameter_url:
                 # Whether it answers at all is better known now than by its functions.
                 open_store(wiring.parameter_url).close()
-            record = self._objects.read_control()
+            record, notes = self._take_over()
             self._objects.put_job(self.job)
-            sizes = {stage.memory_mb for option in self._options() for stage in option.plan.stages}
+            options = self.job.menu.options if self.job.menu is not None else ()
+            sizes = {stage.memory_mb for option in options for stage in option.plan.stages}
             if sizes:
                 wiring.provider.deploy(sorted(sizes))
                 self._deployed |= sizes
@@ -138,10 +155,13 @@ class CoordinatorShell:
             self._post(JobFailed(job_id=self.job.job_id, generation=self._generation, error=str(error)))
             self._answer_only()
             return False
+        except Fenced as error:
+            # Whoever has claimed the job answers for it.
+            self._note(str(error))
+            return False
         except (StorageError, BackendError) as error:
             self._lose(f"its functions could not be prepared: {error}")
             return False
-        notes = self._notebook.read()
         now_s = wiring.clock.now_s()
         used = max([notes.used_incarnations, *(record.incarnations.values() if record is not None else ())])
         facts = JobFacts(
@@ -158,9 +178,11 @@ class CoordinatorShell:
             global_batch_size=self.job.global_batch_size,
             stream_rules=wiring.stream_rules,
         )
-        is_taken_over = record is not None and record.generation == self._generation and record.verb == "run"
-        adopts = self._is_adopting and is_taken_over
-        base = notes.usage if adopts else _with_lives(notes, now_s, wiring.provider.service.lifetime_s)
+        adopted = record if self._is_adopting and record is not None and record.verb == "run" else None
+        if adopted is not None and adopted.generation == self._generation:
+            base = usage_taken_over(notes, now_s, uses_parameters=bool(wiring.parameter_url and adopted.parameter_url))
+        else:
+            adopted, base = None, usage_with_lives(notes, now_s, wiring.provider.service.lifetime_s)
         if wiring.parameter_host is not None:
             # What was up before is in what was used before.
             self._parameters_before_s = wiring.parameter_host.used_s(self.job.job_id)
@@ -169,12 +191,23 @@ class CoordinatorShell:
         if last is not None:
             self._coordinator.progress.losses.append(last)
             self._num_losses = 1
-        if adopts and record is not None:
+        if adopted is not None:
             invoked = {life.incarnation: life.invoked_at_s for life in notes.lives}
-            self._coordinator.adopt(record, now_s, invoked)
+            self._coordinator.adopt(adopted, now_s, invoked)
             self._note("took over after a restart of the platform")
         self._post(ReplicaReady(workload_id=self.job.job_id, replica_id=self.replica_id))
         return True
+
+    def _take_over(self) -> tuple[ControlRecord | None, Notes]:
+        """What a coordinator before has left, of the record and of notes. Raises StorageError, Fenced."""
+        wiring = self._wiring
+        if not wiring.term:
+            return self._objects.read_control(), self._notebook.read()
+        self._fence = self._objects.fence(wiring.term)
+        record, notes = self._fence.claim()
+        self._copies = Copies(self._objects.store, self.job.job_id, wiring.work_dir)
+        self._copies.restore()
+        return record, notes
 
     def _loop(self) -> None:
         next_tick_s = time.monotonic()
@@ -217,8 +250,8 @@ class CoordinatorShell:
         assert coordinator is not None
         reason = coordinator.reason
         orders = coordinator.handle(self._wiring.clock.now_s(), stimulus)
-        if any(isinstance(order, messages.Invoke) for order in orders):
-            self._write_notes(coordinator)
+        if any(isinstance(order, messages.Invoke) for order in orders) and not self._announce(coordinator):
+            return
         for order in orders:
             if not self._obey(order):
                 break
@@ -256,6 +289,8 @@ class CoordinatorShell:
             self._pool.submit(self._errands.look_at_stream)
         if coordinator.mode == "running" and coordinator.crew.parameter_url:
             self._pool.submit(self._errands.look_at_parameters)
+        if self._copies is not None and self._copies.is_due():
+            self._pool.submit(self._copies.save)
 
     def _read_report(self, place: Place, incarnation: int) -> None:
         try:
@@ -323,26 +358,50 @@ class CoordinatorShell:
         elif isinstance(order, messages.CloseParameterStore):
             self._pool.submit(self._errands.close_parameters)
         elif order.is_awaited:
+            # Whoever has taken over may have states under these very names.
+            if self._fence is not None and not self._patiently(self._fence.check, "a clearing up"):
+                return False
             self._errands.delete(order)
         else:
             self._pool.submit(self._errands.delete, order)
         return True
 
     def _write_control(self, order: messages.WriteControl) -> bool:
+        def write() -> None:
+            if self._fence is not None:
+                self._fence.write_control(order.record)
+                return
+            known = self._objects.read_control()
+            if known is not None and known.generation > order.record.generation:
+                raise Fenced(f"generation {known.generation} owns the job")
+            self._objects.write_control(order.record)
+
+        return self._patiently(write, "the control record")
+
+    def _announce(self, coordinator: Coordinator) -> bool:
+        """Write down who is about to be invoked. False: nobody may be."""
+        fence, notes = self._fence, self._notes_of(coordinator)
+        if fence is None:
+            self._write_notes(coordinator)
+            return True
+        self._noted_at_s = time.monotonic()
+        return self._patiently(lambda: fence.write_notes(notes), "the notes")
+
+    def _patiently(self, write: Callable[[], None], what: str) -> bool:
+        """Do something to the store, again while it does not do its work; whether it was done."""
         give_up_s = time.monotonic() + STORE_PATIENCE_S
         while True:
             try:
-                known = self._objects.read_control()
-                if known is not None and known.generation > order.record.generation:
-                    self.tell(messages.Fenced())
-                    return False
-                self._objects.write_control(order.record)
+                write()
                 return True
+            except Fenced:
+                self.tell(messages.Fenced())
+                return False
             except StorageError as error:
                 if time.monotonic() > give_up_s or self._is_closed.is_set():
                     self.tell(messages.StoreFailed(error=f"the object store does not do its work: {error}"))
                     return False
-                self._note(f"the control record waits: {error}")
+                self._note(f"{what} waits: {error}")
                 self._is_closed.wait(RETRY_S)
 
     def _invoke(self, order: messages.Invoke) -> None:
@@ -383,6 +442,20 @@ class CoordinatorShell:
             self._is_stopped.set()
 
     def _write_notes(self, coordinator: Coordinator) -> None:
+        """Keep what has been used so far."""
+        try:
+            if self._fence is None:
+                self._notebook.write(self._notes_of(coordinator))
+            elif time.monotonic() - self._noted_at_s >= NOTES_S:
+                # What runs is charged by when it was invoked, which is noted: this is about requests and the rest.
+                self._noted_at_s = time.monotonic()
+                self._fence.write_notes(self._notes_of(coordinator))
+        except Fenced:
+            self.tell(messages.Fenced())
+        except StorageError as error:
+            _log.error("%s", error)
+
+    def _notes_of(self, coordinator: Coordinator) -> Notes:
         now_s = self._wiring.clock.now_s()
         lives = tuple(
             NotedLife(
@@ -393,17 +466,13 @@ class CoordinatorShell:
             )
             for life in coordinator.ledger.running()
         )
-        try:
-            self._notebook.write(
-                Notes(
-                    used_incarnations=coordinator.crew.used_incarnations,
-                    usage=coordinator.ledger.settled_usage(now_s),
-                    lives=lives,
-                    ids_digest=coordinator.progress.ids_digest,
-                )
-            )
-        except StorageError as error:
-            _log.error("%s", error)
+        return Notes(
+            at_s=now_s,
+            used_incarnations=coordinator.crew.used_incarnations,
+            usage=coordinator.ledger.settled_usage(now_s),
+            lives=lives,
+            ids_digest=coordinator.progress.ids_digest,
+        )
 
     def _keep_losses(self, coordinator: Coordinator) -> None:
         losses = coordinator.progress.losses
@@ -426,18 +495,6 @@ class CoordinatorShell:
             return None
         return max(0.0, host.used_s(self.job.job_id) - self._parameters_before_s)
 
-    def _options(self) -> tuple[FunctionOption, ...]:
-        return self.job.menu.options if self.job.menu is not None else ()
-
     def _lose(self, reason: str) -> None:
         self._note(reason)
         self._post(ReplicaLost(workload_id=self.job.job_id, replica_id=self.replica_id, reason=reason))
-
-
-def _with_lives(notes: Notes, now_s: float, lifetime_s: float) -> Usage:
-    """What was used before, with what those used at most of whose end nobody heard."""
-    usage = notes.usage
-    for life in notes.lives:
-        lasted_s = min(max(0.0, now_s - life.invoked_at_s), lifetime_s)
-        usage = usage.plus(life.usage).plus(Usage(function_gb_s=gb_s_of(life.memory_mb, lasted_s)))
-    return usage

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
+from springtide.backends.functions.coordinator_fence import Fence
 from springtide.core.errors import InvalidRequest, ObjectMissing, StorageError
 from springtide.core.function_wire import (
     MAX_RECORD_BYTES,
@@ -18,11 +20,13 @@ from springtide.core.function_wire import (
     StageState,
 )
 from springtide.core.ports import Store
-from springtide.core.workload import TrainingJob
-from springtide.storage.artifacts import Artifacts
+from springtide.core.workload import TrainingJob, WorkloadId
+from springtide.storage.artifacts import Artifact, Artifacts
+from springtide.storage.checked import CheckedStore
 from springtide.storage.files import write_durable
 from springtide.storage.frames import FrameTensor, decode, encode
 from springtide.storage.open import open_store
+from springtide.storage.workload_store import WorkloadStore
 
 T = TypeVar("T")
 MODEL_PREFIX = "model/"
@@ -55,14 +59,34 @@ class JobObjects:
         """Put the job and its code where functions find them. Raises InvalidRequest for code that cannot be shipped."""
         source = Path(job.entrypoint.source_path)
         root = Path(job.entrypoint.import_root) if job.entrypoint.import_root else None
+        if source.is_absolute():
+            bundle = self._put_bundle(source, root)
+        else:
+            with tempfile.TemporaryDirectory(prefix="springtide-code-") as folder:
+                found = WorkloadStore(self._checked(), job.job_id).fetch_source(str(source), Path(folder))
+                if found is None:
+                    raise InvalidRequest(f"the store holds no code {source} of {job.job_id}; submit the job again")
+                # What was sent along lies beside it and below, and nothing else does.
+                bundle = self._put_bundle(found, found.parent)
+        self.store.put(self.keys.bundle, msgspec.json.encode(bundle))
+        self.store.put(self.keys.job, msgspec.json.encode(job))
+
+    def _put_bundle(self, source: Path, root: Path | None) -> Artifact:
         try:
             text = source.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidRequest(f"the job's code {source} cannot be read: {error}") from None
         # By content: jobs of one text, such as the trials of a study, share one bundle.
-        bundle = Artifacts(self.store).put_bundle(source.name, text, root)
-        self.store.put(self.keys.bundle, msgspec.json.encode(bundle))
-        self.store.put(self.keys.job, msgspec.json.encode(job))
+        return Artifacts(self.store).put_bundle(source.name, text, root)
+
+    def fence(self, term: int) -> Fence:
+        """Who guards the control record and the notes as those of that term."""
+        return Fence(self._checked(), self.keys, term)
+
+    def _checked(self) -> CheckedStore:
+        if not isinstance(self.store, CheckedStore):
+            raise InvalidRequest("a job's code and records need a store that tells versions apart: s3:// or file://")
+        return self.store
 
     def read_control(self) -> ControlRecord | None:
         """The control record; None where there is none."""
@@ -129,6 +153,21 @@ class JobObjects:
 
     def assemble(self, found: FoundStates, artifacts: Path) -> Path:
         """Write the model's file from the parts that the stages saved, with the names of the user's model."""
+        data = self._model(found)
+        try:
+            artifacts.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise StorageError(f"cannot make {artifacts}: {error.strerror or os.fspath(artifacts)}") from error
+        path = artifacts / MODEL_FILE
+        write_durable(path, data)
+        return path
+
+    def publish(self, found: FoundStates, job_id: WorkloadId, generation: int) -> str:
+        """Put the model's file among the workload's artifacts in the store; its key. Services in pods find it there."""
+        store = WorkloadStore(self._checked(), job_id)
+        return store.publish_artifact(MODEL_FILE, self._model(found), generation, found.step)
+
+    def _model(self, found: FoundStates) -> bytes:
         tensors: dict[str, FrameTensor] = {}
         for meta in found.metas:
             frame = decode(self.store.get(meta.key))
@@ -137,13 +176,7 @@ class JobObjects:
                     tensors[name.removeprefix(MODEL_PREFIX)] = tensor
         if not tensors:
             raise StorageError(f"the states of step {found.step} hold no model")
-        try:
-            artifacts.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError as error:
-            raise StorageError(f"cannot make {artifacts}: {error.strerror or os.fspath(artifacts)}") from error
-        path = artifacts / MODEL_FILE
-        write_durable(path, encode(dict(sorted(tensors.items())), {"format": "pt"}))
-        return path
+        return encode(dict(sorted(tensors.items())), {"format": "pt"})
 
     def delete(self, keys: tuple[str, ...], prefixes: tuple[str, ...]) -> None:
         """Remove objects by name, and all under some prefixes."""
@@ -161,7 +194,7 @@ class JobObjects:
         """The job has ended: remove what is its own, all but its states and what belongs to them if those are kept."""
         prefix = self.keys.prefix
         parts = ("wire", "reports", "left") if keeps_states else ("wire", "reports", "left", "state", "artifact")
-        own = () if keeps_states else (self.keys.control, self.keys.job, self.keys.bundle)
+        own = () if keeps_states else (self.keys.control, self.keys.job, self.keys.bundle, self.keys.notes)
         self.delete(own, tuple(f"{prefix}/{part}/" for part in parts))
 
 

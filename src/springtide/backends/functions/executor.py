@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from springtide.backends.functions import coordinator_messages as messages
+from springtide.backends.functions.coordinator_copies import fetch_status
 from springtide.backends.functions.coordinator_crew import StreamRules
 from springtide.backends.functions.coordinator_errands import Wiring
 from springtide.backends.functions.coordinator_notes import NOTES_FILE, read_status
@@ -47,7 +49,9 @@ class FunctionsExecutor:
 
     `store_url` is the object store that functions reach, too. `parameter_host` runs the stores that take what travels
     (None: the one at `parameter_url` does, or none where that is empty). `stream_rules` say when jobs on streams rest.
-    `node` is how the service stands in the cluster. Every method is thread-safe; none but `wait` and `close` blocks.
+    `node` is how the service stands in the cluster. `term` numbers the control planes where several lead one after the
+    other on machines of their own: all that is to be known of a job is in the store then (0: on this disk). Every
+    method is thread-safe; none but `wait`, `open` and `close` blocks.
     """
 
     def __init__(
@@ -61,14 +65,16 @@ class FunctionsExecutor:
         parameter_host: ParameterHost | None = None,
         stream_rules: StreamRules | None = None,
         node: Node | None = None,
+        term: int = 0,
     ) -> None:
         self.node = node
         self.provider = provider
         self._state_dir = state_dir
         self._clock = clock
         self._store_url = store_url
-        self._parameter_url = parameter_url
         self._parameter_host = parameter_host or (FixedHost(parameter_url) if parameter_url else None)
+        # One that is always there has to be cleared up after a job; others end with it.
+        self._parameter_url = self._parameter_host.url if isinstance(self._parameter_host, FixedHost) else ""
         self._stream_rules = stream_rules or StreamRules()
         self._inbox: Inbox[None] = Inbox(clock)
         self._outlet: Callable[[Event], None] | None = None
@@ -76,9 +82,19 @@ class FunctionsExecutor:
         self._shells: dict[WorkloadId, CoordinatorShell] = {}
         self._generations: dict[WorkloadId, int] = {}
         self._gone: set[ReplicaId] = set()
+        self._term = term
+        self._kept: frozenset[str] = frozenset()
+        self._fetched: set[WorkloadId] = set()
 
     def open(self) -> None:
-        """Nothing is held yet; here for the sake of those who open executors."""
+        """Learn which jobs have objects in the store, where nothing else says so."""
+        if not self._term:
+            return
+        try:
+            with contextlib.closing(open_store(self._store_url)) as store:
+                self._kept = frozenset(key.split("/", 2)[1] for key in store.keys("jobs/"))
+        except StorageError as error:
+            _log.warning("what is kept of jobs on functions is not known: %s", error)
 
     def send_events_to(self, post: Callable[[Event], None]) -> None:
         """From now on events go there instead of to `wait`, for executors that share one stream of them."""
@@ -86,7 +102,7 @@ class FunctionsExecutor:
 
     def knows(self, job_id: WorkloadId) -> bool:
         """Whether the job has ever been begun on functions here."""
-        return job_id in self._shells or (self._work_dir(job_id) / NOTES_FILE).exists()
+        return job_id in self._shells or job_id in self._kept or (self._work_dir(job_id) / NOTES_FILE).exists()
 
     def close(self, stop_workers: bool = False) -> None:
         """End every coordinator. With `stop_workers` functions are told to stop first; otherwise they go on."""
@@ -124,7 +140,22 @@ class FunctionsExecutor:
         with self._lock:
             shell = self._shells.get(job_id)
         status = shell.status() if shell is not None else None
+        if status is None and self._term:
+            self._fetch_status(job_id)
         return status if status is not None else read_status(self._work_dir(job_id))
+
+    def _fetch_status(self, job_id: WorkloadId) -> None:
+        """Bring the status here that a coordinator elsewhere has left; once."""
+        with self._lock:
+            is_known = job_id in self._fetched
+            self._fetched.add(job_id)
+        if is_known:
+            return
+        try:
+            with contextlib.closing(open_store(self._store_url)) as store:
+                fetch_status(store, job_id, self._work_dir(job_id))
+        except StorageError as error:
+            _log.warning("the last status of %s cannot be had: %s", job_id, error)
 
     def recover(self, standing: Standing) -> None:
         """Take over the jobs whose functions may have gone on meanwhile, then begin cut-off effects anew."""
@@ -205,7 +236,10 @@ class FunctionsExecutor:
                 work_dir=self._work_dir(start.workload_id),
                 clock=self._clock,
                 post=self.post,
+                term=self._term,
             )
+            # From here on what is on this disk is the newest.
+            self._fetched.add(start.workload_id)
             shell = CoordinatorShell(start, wiring, generation, is_adopting=is_adopting)
             self._shells[start.workload_id] = shell
             if known is not None:

@@ -115,7 +115,7 @@ class FixedHost:
         now_s: Callable[[], float] = time.monotonic,
         ping: Callable[[str, float], bool] = answers,
     ) -> None:
-        self._url = url
+        self.url = url
         self._now_s = now_s
         self._ping = ping
         self._lock = threading.Lock()
@@ -126,15 +126,15 @@ class FixedHost:
         """Its address."""
         with self._lock:
             self._since_s.setdefault(job_id, self._now_s())
-        return self._url
+        return self.url
 
     def is_alive(self, job_id: str) -> bool:
         """Whether it answers."""
-        return self._ping(self._url, PING_LIMIT_S)
+        return self._ping(self.url, PING_LIMIT_S)
 
     def renew(self, job_id: str) -> str:
         """Its address: whoever runs it must bring it back. Raises StorageError while it does not answer."""
-        if not self._ping(self._url, PING_LIMIT_S):
+        if not self._ping(self.url, PING_LIMIT_S):
             raise StorageError("the parameter store does not answer: start it again, or name another one")
         return self.acquire(job_id)
 

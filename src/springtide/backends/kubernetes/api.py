@@ -7,37 +7,42 @@ stay the dicts they came as.
 
 from __future__ import annotations
 
+import base64
 import os
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
+from urllib.parse import quote, urlencode
 
-import httpx2
 import msgspec
 from lightkube.config import client_adapter
 from lightkube.config.kubeconfig import KubeConfig, SingleConfig
 from lightkube.config.models import User
 from lightkube.core.exceptions import ConfigError
 
-from springtide.backends.kubernetes.api_auth import ClientCertificate, FixedToken, TokenCommand, TokenFile
+from springtide.backends.kubernetes.api_auth import Authorization, ClientCertificate, Fixed, TokenCommand, TokenFile
 from springtide.backends.kubernetes.api_errors import ApiError, Expired, ServerFault, error_of
-from springtide.backends.kubernetes.api_wire import (
+from springtide.backends.kubernetes.api_messages import (
     METADATA_ONLY,
     PATCH_TYPES,
-    SOCKET_OPTIONS,
+    Heads,
+    ItemT,
     Listing,
+    Page,
     PatchType,
     WatchEvent,
+    access_review,
+    decode_heads,
     decode_object,
+    decode_objects,
     encode,
     event_decoder,
-    list_decoder,
-    proxy_for,
+    kind_of_write,
     selectors,
-    unreachable,
 )
+from springtide.backends.kubernetes.api_wire import Stream, Wire, proxy_for
 from springtide.backends.kubernetes.kinds import ACCESS_REVIEW, POD, Key, Kind, Object, key_of
 from springtide.backends.kubernetes.kubeconfig import (
     HOME_KUBECONFIG,
@@ -51,10 +56,11 @@ from springtide.core.errors import BackendError
 T = TypeVar("T")
 SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 CALL_TIMEOUT_S = 15.0
-CONNECT_TIMEOUT_S = 5.0
 # A watch says something, a bookmark at least, about once a minute; one that is silent for longer is begun anew.
 WATCH_SILENCE_S = 130.0
 PAGE_SIZE = 1000
+_JSON = "application/json"
+_PATH_SAFE = "/:@!$&'()*+,;=~"
 # No object is as long; a container may write without ever ending a line.
 _MOST_LINE_BYTES = 8 << 20
 
@@ -63,15 +69,16 @@ class KubeApi:
     """One cluster. Used from one event loop; raises ApiError (api_errors.py), BackendError where no call came about.
 
     `server` is its address, `namespace` the one that the configuration names. `heard_at_s` is when the server last said
-    anything (monotonic, -inf: never), `num_calls` how many calls were made.
+    anything (monotonic, -inf: never), `num_calls` how many calls were made; `on_write` is told of every write that was
+    taken: its kind, and how many seconds it took.
     """
 
     def __init__(
         self,
         server: str,
         *,
-        verify: ssl.SSLContext | bool = True,
-        auth: httpx2.Auth | None = None,
+        context: ssl.SSLContext | None = None,
+        auth: Authorization | None = None,
         namespace: str = "default",
         proxy: str | None = None,
         server_name: str = "",
@@ -82,24 +89,16 @@ class KubeApi:
         self.namespace = namespace
         self.heard_at_s = float("-inf")
         self.num_calls = 0
+        self.on_write: Callable[[str, float], None] = lambda kind, took_s: None
         self._certificate = certificate
-        self._extensions = {"sni_hostname": server_name} if server_name else None
-        self._make_client: Callable[[], httpx2.AsyncClient] = lambda: httpx2.AsyncClient(
-            auth=auth,
-            timeout=httpx2.Timeout(CALL_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
-            headers={"Accept": "application/json", "User-Agent": "springtide", **(headers or {})},
-            follow_redirects=False,
-            trust_env=False,
-            transport=httpx2.AsyncHTTPTransport(
-                verify=verify,
-                proxy=proxy,
-                limits=httpx2.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=30.0),
-                socket_options=SOCKET_OPTIONS,
-                trust_env=False,
-            ),
+        self._auth = auth
+        self.wire = Wire(
+            self.server,
+            context,
+            proxy=proxy,
+            server_name=server_name,
+            headers={"User-Agent": "springtide", **(headers or {})},
         )
-        self._client = self._make_client()
-        self._retired: httpx2.AsyncClient | None = None
 
     @classmethod
     def connect(
@@ -131,7 +130,7 @@ class KubeApi:
         address = server or config.cluster.server
         return cls(
             address,
-            verify=verify,
+            context=verify,
             auth=auth,
             namespace=config.namespace,
             proxy=cluster.get("proxy-url") or proxy_for(address),
@@ -142,9 +141,7 @@ class KubeApi:
 
     async def close(self) -> None:
         """Close every connection."""
-        await self._client.aclose()
-        if self._retired is not None:
-            await self._retired.aclose()
+        await self.wire.close()
 
     # --- objects -----------------------------------------------------------------------------------------------------
 
@@ -176,17 +173,35 @@ class KubeApi:
         Consistent: no older than any write that was answered before. With `not_older_than` a version, the server may
         answer from memory as of that version or later (cheap). `metadata_only` leaves out spec and status.
         """
-        path = kind.path(namespace)
+        accept = METADATA_ONLY if metadata_only else _JSON
+        return Listing(*await self._listed(decode_objects, accept, kind, namespace, labels, fields, not_older_than))
+
+    async def heads(
+        self, kind: Kind, namespace: str = "", *, labels: str = "", fields: str = "", not_older_than: str = ""
+    ) -> Heads:
+        """As `list`, of each object only which one it is and its version: soon read, also of many thousands."""
+        return Heads(*await self._listed(decode_heads, METADATA_ONLY, kind, namespace, labels, fields, not_older_than))
+
+    async def _listed(
+        self,
+        decode: Callable[[bytes], Page[ItemT]],
+        accept: str,
+        kind: Kind,
+        namespace: str,
+        labels: str,
+        fields: str,
+        not_older_than: str,
+    ) -> tuple[list[ItemT], str]:
+        path, headers = kind.path(namespace), {"Accept": accept}
         params = selectors(labels, fields)
-        headers = {"Accept": METADATA_ONLY} if metadata_only else None
         if not_older_than:
             params |= {"resourceVersion": not_older_than, "resourceVersionMatch": "NotOlderThan"}
         else:
             params["limit"] = str(PAGE_SIZE)
-        items: list[Object] = []
+        items: list[ItemT] = []
         while True:
             try:
-                page = _decoded(list_decoder.decode, await self._call_raw("GET", path, params=params, headers=headers))
+                page = _decoded(decode, await self._call_raw("GET", path, params=params, headers=headers))
             except Expired:
                 if "continue" not in params:
                     raise
@@ -197,7 +212,7 @@ class KubeApi:
                 continue
             items += page.items or ()
             if not page.metadata.next_page:
-                return Listing(items, page.metadata.resource_version)
+                return items, page.metadata.resource_version
             params["continue"] = page.metadata.next_page
 
     async def watch(
@@ -224,8 +239,7 @@ class KubeApi:
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(max(1, int(timeout_s))),
         }
-        timeout = httpx2.Timeout(CALL_TIMEOUT_S, connect=CONNECT_TIMEOUT_S, read=silence_s)
-        async for line in self._lines(kind.path(namespace), params, timeout, on_open):
+        async for line in self._lines(kind.path(namespace), params, silence_s, on_open):
             event = _decoded(event_decoder.decode, line)
             if event.type == "ERROR":
                 raise error_of(int(event.object.get("code", 0)), msgspec.json.encode(event.object))
@@ -328,25 +342,15 @@ class KubeApi:
         numbers = {"tailLines": tail_lines, "limitBytes": limit_bytes}
         params |= {name: str(value) for name, value in numbers.items() if value is not None}
         params |= {name: "true" for name, value in (("follow", follow), ("timestamps", timestamps)) if value}
-        timeout = httpx2.Timeout(CALL_TIMEOUT_S, connect=CONNECT_TIMEOUT_S, read=None if follow else CALL_TIMEOUT_S)
-        async for line in self._lines(POD.path(*pod, "log"), params, timeout):
+        silence_s = None if follow else CALL_TIMEOUT_S
+        async for line in self._lines(POD.path(*pod, "log"), params, silence_s):
             yield line
 
     async def review(
         self, verb: str, kind: Kind, namespace: str = "", *, name: str = "", subresource: str = ""
     ) -> bool:
         """Whether whoever asks may do that to objects of that kind."""
-        attributes = {
-            "verb": verb,
-            "group": kind.group,
-            "version": kind.version,
-            "resource": kind.plural,
-            "subresource": subresource,
-            "namespace": namespace,
-            "name": name,
-        }
-        review = {"spec": {"resourceAttributes": {key: value for key, value in attributes.items() if value}}}
-        body = {"apiVersion": ACCESS_REVIEW.api_version, "kind": ACCESS_REVIEW.name, **review}
+        body = access_review(verb, kind, namespace, name, subresource)
         answer = await self._call("POST", ACCESS_REVIEW.path(), body)
         return bool(answer.get("status", {}).get("allowed"))
 
@@ -377,66 +381,85 @@ class KubeApi:
         headers: Mapping[str, str] | None = None,
     ) -> bytes:
         content = None if body is None else encode(body)
-        sent = {"Content-Type": "application/json", **(headers or {})} if content is not None else headers
-        client = await self._current_client()
-        request = client.build_request(
-            method, self.server + path, params=params, content=content, headers=sent, extensions=self._extensions
-        )
-        try:
-            response = await client.send(request)
-        except httpx2.HTTPError as error:
-            raise unreachable(self.server, error) from error
-        self.heard_at_s = time.monotonic()
-        if response.status_code >= 300:
-            raise error_of(response.status_code, response.content, response.headers.get("Retry-After", ""))
-        return response.content
+        sent = {"Accept": _JSON}
+        if content is not None:
+            sent["Content-Type"] = _JSON
+        if headers:
+            sent.update(headers)
+        await self._prove(sent)
+        target, began_s = _target(path, params), time.monotonic()
+        reply = await self.wire.send(method, target, sent, content, CALL_TIMEOUT_S)
+        if reply.status == 401 and await self._prove_anew(sent):
+            reply = await self.wire.send(method, target, sent, content, CALL_TIMEOUT_S)
+        self.heard_at_s = now_s = time.monotonic()
+        if method != "GET" and reply.status < 300:
+            self.on_write(kind_of_write(method, path), now_s - began_s)
+        if reply.status >= 300:
+            raise error_of(reply.status, reply.body, reply.headers.get("retry-after", ""))
+        return reply.body
 
     async def _lines(
         self,
         path: str,
         params: Mapping[str, str],
-        timeout: httpx2.Timeout,
+        silence_s: float | None,
         on_open: Callable[[], None] | None = None,
     ) -> AsyncIterator[bytes]:
         """The lines of an answer as they come."""
-        client = await self._current_client()
-        request = client.build_request(
-            "GET", self.server + path, params=params, timeout=timeout, extensions=self._extensions
-        )
-        try:
-            response = await client.send(request, stream=True)
-            try:
+        sent = {"Accept": _JSON}
+        await self._prove(sent)
+        target, is_proven_anew = _target(path, params), False
+        while True:
+            async with self.wire.open("GET", target, sent, None, silence_s) as stream:
                 self.heard_at_s = time.monotonic()
-                if response.status_code >= 300:
-                    body = await response.aread()
-                    raise error_of(response.status_code, body, response.headers.get("Retry-After", ""))
+                if stream.status == 401 and not is_proven_anew:
+                    is_proven_anew = True
+                    if await self._prove_anew(sent):
+                        continue
+                if stream.status >= 300:
+                    body = b"".join([chunk async for chunk in stream.chunks()])
+                    raise error_of(stream.status, body, stream.headers.get("retry-after", ""))
                 if on_open is not None:
                     on_open()
-                rest = b""
-                async for chunk in response.aiter_bytes():
-                    self.heard_at_s = time.monotonic()
-                    *lines, rest = (rest + chunk).split(b"\n") if rest else chunk.split(b"\n")
-                    if len(rest) > _MOST_LINE_BYTES:
-                        lines, rest = [*lines, rest], b""
-                    for line in lines:
-                        if line:
-                            yield line
-                if rest:
-                    yield rest
-            finally:
-                await response.aclose()
-        except httpx2.HTTPError as error:
-            raise unreachable(self.server, error) from error
+                async for line in self._lines_of(stream):
+                    yield line
+                return
 
-    async def _current_client(self) -> httpx2.AsyncClient:
-        """The client to make the next call with: another one once the client certificate is another one."""
+    async def _lines_of(self, stream: Stream) -> AsyncIterator[bytes]:
+        rest = b""
+        async for chunk in stream.chunks():
+            self.heard_at_s = time.monotonic()
+            *lines, rest = (rest + chunk).split(b"\n") if rest else chunk.split(b"\n")
+            if len(rest) > _MOST_LINE_BYTES:
+                lines, rest = [*lines, rest], b""
+            for line in lines:
+                if line:
+                    yield line
+        if rest:
+            yield rest
+
+    async def _prove(self, headers: dict[str, str]) -> None:
+        """Say in the headers of the next call who makes it."""
         self.num_calls += 1
         if self._certificate is not None and self._certificate.refresh():
             # Connections prove who they are when they are made. Watches of before go on until they end by themselves.
-            if self._retired is not None:
-                await self._retired.aclose()
-            self._retired, self._client = self._client, self._make_client()
-        return self._client
+            await self.wire.renew()
+        if self._auth is not None:
+            headers["Authorization"] = await self._auth.said()
+
+    async def _prove_anew(self, headers: dict[str, str]) -> bool:
+        """The server refused what was said; whether there is anything else to say."""
+        if self._auth is None:
+            return False
+        refused = headers["Authorization"]
+        headers["Authorization"] = await self._auth.said(refused)
+        return headers["Authorization"] != refused
+
+
+def _target(path: str, params: Mapping[str, str] | None) -> str:
+    """A path and its query, percent-encoded."""
+    path = quote(path, safe=_PATH_SAFE)
+    return f"{path}?{urlencode(params)}" if params else path
 
 
 def _decoded(decode: Callable[[bytes], T], data: bytes) -> T:
@@ -461,17 +484,17 @@ def _configuration(kubeconfig: Path | str | None, context: str) -> tuple[SingleC
     return chosen, cluster
 
 
-def _auth_of(config: SingleConfig, user: User) -> httpx2.Auth | None:
+def _auth_of(config: SingleConfig, user: User) -> Authorization | None:
     if user.token_file:
         return TokenFile(Path(config.abs_file(user.token_file)))
     if user.token:
-        return FixedToken(user.token)
+        return Fixed(f"Bearer {user.token}")
     if user.exec is not None:
         environment = {each.name: each.value for each in user.exec.env or ()}
         command = (user.exec.command, *(user.exec.args or ()))
         return TokenCommand(command, environment, user.exec.apiVersion)
     if user.username and user.password:
-        return httpx2.BasicAuth(user.username, user.password)
+        return Fixed(f"Basic {base64.b64encode(f'{user.username}:{user.password}'.encode()).decode()}")
     if user.auth_provider:
         raise ConfigError("auth-provider in a kubeconfig is of the past: use `exec`")
     return None

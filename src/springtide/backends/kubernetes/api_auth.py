@@ -11,10 +11,10 @@ import datetime
 import os
 import ssl
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
-import httpx2
 import msgspec
 
 from springtide.core.errors import BackendError
@@ -26,19 +26,29 @@ _COMMAND_S = 60.0
 _EXPIRY_MARGIN_S = 10.0
 
 
-class FixedToken(httpx2.Auth):
-    """A bearer token that stays as it is."""
+class Authorization(Protocol):
+    """What calls say of who makes them."""
 
-    def __init__(self, token: str) -> None:
-        self._bearer = f"Bearer {token}"
+    async def said(self, refused: str = "") -> str:
+        """The header of that name; with `refused`, what to say instead of that. Raises BackendError: nothing is known.
 
-    async def async_auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
-        """Say the token."""
-        request.headers["Authorization"] = self._bearer
-        yield request
+        The same again means that there is nothing else to say.
+        """
+        ...
 
 
-class TokenFile(httpx2.Auth):
+class Fixed:
+    """What stays as it is."""
+
+    def __init__(self, header: str) -> None:
+        self._header = header
+
+    async def said(self, refused: str = "") -> str:
+        """See Authorization."""
+        return self._header
+
+
+class TokenFile:
     """A bearer token in a file, which is read again every minute, and at once after a 401."""
 
     def __init__(self, path: Path) -> None:
@@ -46,17 +56,11 @@ class TokenFile(httpx2.Auth):
         self._bearer = ""
         self._read_at_s = float("-inf")
 
-    async def async_auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
-        """Say the token; once more with the present one where it was refused. Raises BackendError: no such file."""
-        if time.monotonic() - self._read_at_s > FILE_BELIEVED_S:
+    async def said(self, refused: str = "") -> str:
+        """See Authorization."""
+        if refused or time.monotonic() - self._read_at_s > FILE_BELIEVED_S:
             self._read()
-        said = request.headers["Authorization"] = self._bearer
-        response = yield request
-        if response.status_code == 401:
-            self._read()
-            if self._bearer != said:
-                request.headers["Authorization"] = self._bearer
-                yield request
+        return self._bearer
 
     def _read(self) -> None:
         try:
@@ -76,7 +80,7 @@ class _Credential(msgspec.Struct):
     status: _CredentialStatus = msgspec.field(default_factory=_CredentialStatus)
 
 
-class TokenCommand(httpx2.Auth):
+class TokenCommand:
     """A bearer token that a command prints (`exec` in a kubeconfig), asked for again when it expires or is refused."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], api_version: str) -> None:
@@ -87,15 +91,8 @@ class TokenCommand(httpx2.Auth):
         self._expires_at_s = float("inf")
         self._lock = asyncio.Lock()
 
-    async def async_auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
-        """Say the token; once more with a new one where it was refused. Raises BackendError: the command failed."""
-        said = request.headers["Authorization"] = await self._token(refused="")
-        response = yield request
-        if response.status_code == 401:
-            request.headers["Authorization"] = await self._token(refused=said)
-            yield request
-
-    async def _token(self, refused: str) -> str:
+    async def said(self, refused: str = "") -> str:
+        """See Authorization."""
         async with self._lock:
             is_stale = time.time() > self._expires_at_s - _EXPIRY_MARGIN_S
             if not self._bearer or is_stale or self._bearer == refused:

@@ -18,13 +18,19 @@ import zlib
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from typing import Any, TypeVar
 
-import uvloop
-
 from springtide.backends.kubernetes.api import KubeApi
 from springtide.backends.kubernetes.cache import COMPARE_EVERY_S, Cache, Trim, trim_metadata
 from springtide.backends.kubernetes.kinds import Kind, Object
 from springtide.backends.kubernetes.writes import CONCURRENCY, Effect, Writes
 from springtide.core.errors import BackendError
+
+try:
+    import uvloop
+except ImportError:
+    # There is none for Windows, from where `springtide run --on k8s` is said: asyncio's own loop does the same.
+    _new_loop = None
+else:
+    _new_loop = uvloop.new_event_loop
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -236,7 +242,7 @@ class ApiThread:
     # --- the thread --------------------------------------------------------------------------------------------------
 
     def _run(self, opened: concurrent.futures.Future[None]) -> None:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with asyncio.Runner(loop_factory=_new_loop) as runner:
             runner.run(self._serve(opened))
 
     async def _serve(self, opened: concurrent.futures.Future[None]) -> None:
@@ -247,6 +253,7 @@ class ApiThread:
             opened.set_exception(error)
             return
         self._writes = Writes(self._api, concurrency=self._concurrency, may_write=self._may_write, seed=self._seed)
+        self._api.on_write = self._writes.room.note
         self._loop = asyncio.get_running_loop()
         opened.set_result(None)
         await self._stop.wait()

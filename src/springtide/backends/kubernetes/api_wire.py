@@ -1,18 +1,30 @@
-"""What goes over the wire to an API server and comes back: messages, their decoders, and options of connections."""
+"""HTTP to one API server: connections that are kept, answers whole or as they come, proxies and certificates.
+
+A control plane makes several calls for each pod that it starts, so that what a call costs its own processor is what
+limits it. Answers are not asked to be compressed: the server and its control plane stand near each other, and both
+would pay for it.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import io
 import socket
+import ssl
 import urllib.request
-from typing import Literal, NamedTuple
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
-import httpx2
-import msgspec
+import aiohttp
+from yarl import URL
 
 from springtide.backends.kubernetes.api_errors import Unreachable
-from springtide.backends.kubernetes.kinds import Object
 
-METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+CONNECT_TIMEOUT_S = 5.0
+# API servers, and what stands before them, end connections that nobody uses; this side does so before.
+IDLE_S = 30.0
 # A connection whose other end vanished without a word is found out in half a minute.
 SOCKET_OPTIONS = [
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -29,65 +41,155 @@ SOCKET_OPTIONS = [
     ),
 ]
 
-PatchType = Literal["merge", "json", "apply", "strategic"]
-PATCH_TYPES: dict[PatchType, str] = {
-    "merge": "application/merge-patch+json",
-    "json": "application/json-patch+json",
-    "apply": "application/apply-patch+yaml",
-    "strategic": "application/strategic-merge-patch+json",
-}
+# A body beyond this is handed to the connection in pieces.
+_WHOLE_BODY_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 18
+_TROUBLES = (aiohttp.ClientError, OSError, ValueError)
 
 
-class WatchEvent(NamedTuple):
-    """`type` is ADDED, MODIFIED, DELETED or BOOKMARK; of a bookmark only the object's resourceVersion counts."""
+class Reply(NamedTuple):
+    """An answer, whole. Headers are found by their names in any case."""
 
-    type: str
-    object: Object
-
-
-class Listing(NamedTuple):
-    """Objects of one kind, as they were together at `resource_version`."""
-
-    items: list[Object]
-    resource_version: str
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
 
 
-class _Event(msgspec.Struct):
-    type: str
-    object: Object
+class Stream:
+    """An answer that is still coming. Headers are found by their names in any case."""
+
+    def __init__(self, response: aiohttp.ClientResponse, server: str) -> None:
+        self.status = response.status
+        self.headers: Mapping[str, str] = response.headers
+        self._response = response
+        self._server = server
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """What is left of its body, as it comes. Raises Unreachable."""
+        try:
+            async for chunk in self._response.content.iter_any():
+                yield chunk
+        except _TROUBLES as error:
+            raise unreachable(self._server, error) from error
 
 
-class _ListMeta(msgspec.Struct):
-    resource_version: str = msgspec.field(default="", name="resourceVersion")
-    next_page: str = msgspec.field(default="", name="continue")
+class Wire:
+    """The way to one API server, from one event loop.
+
+    `context` is for servers at https, `server_name` what the server's certificate is for where that is not its address,
+    `proxy` the URL of one in between. `headers` go with every call.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        context: ssl.SSLContext | None,
+        *,
+        proxy: str | None = None,
+        server_name: str = "",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self._server = server
+        self._context = context
+        self._proxy = proxy
+        self._options: dict[str, Any] = {"server_hostname": server_name} if server_name else {}
+        self._headers = dict(headers or {})
+        self._session: aiohttp.ClientSession | None = None
+        self._retired: aiohttp.ClientSession | None = None
+
+    async def send(
+        self, method: str, target: str, headers: Mapping[str, str], body: bytes | None, silence_s: float
+    ) -> Reply:
+        """Ask, and read the answer whole. `target` is a path with its query, percent-encoded.
+
+        Raises Unreachable: no answer, or nothing was heard for `silence_s`.
+        """
+        try:
+            async with self._request(method, target, headers, body, silence_s) as response:
+                return Reply(response.status, response.headers, await response.read())
+        except _TROUBLES as error:
+            raise unreachable(self._server, error) from error
+
+    @contextlib.asynccontextmanager
+    async def open(
+        self, method: str, target: str, headers: Mapping[str, str], body: bytes | None, silence_s: float | None
+    ) -> AsyncGenerator[Stream]:
+        """Ask as `send` does, and read the answer as it comes; `silence_s` None is for ever."""
+        try:
+            response = await self._request(method, target, headers, body, silence_s)
+        except _TROUBLES as error:
+            raise unreachable(self._server, error) from error
+        try:
+            yield Stream(response, self._server)
+        finally:
+            # What was not read to its end ends with its connection.
+            response.close()
+
+    async def renew(self) -> None:
+        """Make calls over new connections from now on: who asks proves it anew. What is open is read to its end."""
+        if self._retired is not None:
+            await self._retired.close()
+        self._retired, self._session = self._session, None
+
+    async def close(self) -> None:
+        """End every connection."""
+        for session in (self._session, self._retired):
+            if session is not None:
+                await session.close()
+        self._session = self._retired = None
+        # Connections end in the loop's next turn.
+        await asyncio.sleep(0)
+
+    def _request(
+        self, method: str, target: str, headers: Mapping[str, str], body: bytes | None, silence_s: float | None
+    ) -> Any:
+        if self._session is None:
+            self._session = self._make_session()
+        data = io.BytesIO(body) if body is not None and len(body) > _WHOLE_BODY_BYTES else body
+        return self._session.request(
+            method,
+            URL(self._server + target, encoded=True),
+            headers=headers,
+            data=data,
+            proxy=self._proxy,
+            allow_redirects=False,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=silence_s),
+            **self._options,
+        )
+
+    def _make_session(self) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=0,
+                keepalive_timeout=IDLE_S,
+                ssl=self._context if self._context is not None else True,
+                socket_factory=_make_socket,
+            ),
+            headers=self._headers,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("Accept-Encoding",),
+            read_bufsize=_CHUNK_BYTES,
+            trust_env=False,
+        )
 
 
-class _List(msgspec.Struct):
-    metadata: _ListMeta
-    items: list[Object] | None = None
+def _make_socket(address: Any) -> socket.socket:
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family=family, type=kind, proto=protocol)
+    made.setblocking(False)
+    for option in SOCKET_OPTIONS:
+        made.setsockopt(*option)
+    return made
 
 
-event_decoder = msgspec.json.Decoder(_Event)
-list_decoder = msgspec.json.Decoder(_List)
-decode_object = msgspec.json.Decoder(Object).decode
-encode = msgspec.json.Encoder().encode
-
-
-def selectors(labels: str, fields: str) -> dict[str, str]:
-    """The parameters that choose objects; none where nothing is chosen by."""
-    chosen = {"labelSelector": labels, "fieldSelector": fields}
-    return {name: value for name, value in chosen.items() if value}
-
-
-def unreachable(server: str, error: httpx2.HTTPError) -> Unreachable:
+def unreachable(server: str, error: BaseException) -> Unreachable:
     """What a call is told that got no answer."""
-    told = str(error) or type(error).__name__
-    return Unreachable(f"the API server {server} does not answer: {told}")
+    return Unreachable(f"the API server {server} does not answer: {str(error) or type(error).__name__}")
 
 
 def proxy_for(server: str) -> str | None:
     """The proxy that the environment names for an address (HTTPS_PROXY, NO_PROXY), if any."""
-    url = httpx2.URL(server)
-    if urllib.request.proxy_bypass(url.host):
+    url = urlsplit(server)
+    if urllib.request.proxy_bypass(url.hostname or ""):
         return None
     return urllib.request.getproxies().get(url.scheme)

@@ -24,7 +24,7 @@ import numpy as np
 
 from springtide.backends.kubernetes.api import KubeApi
 from springtide.backends.kubernetes.api_errors import ApiError, Expired
-from springtide.backends.kubernetes.api_wire import Listing, WatchEvent
+from springtide.backends.kubernetes.api_messages import Head, Listing, WatchEvent
 from springtide.backends.kubernetes.kinds import Key, Kind, Object, key_of, uid_of, version_of
 from springtide.core.errors import BackendError
 
@@ -381,30 +381,31 @@ class _Reflector:
 
     async def _compare(self) -> None:
         """Find out what no notification told of, and mend it."""
-        listing = await self._api.list(
+        # All in one answer, which the server has in its memory; objects of it would hold this thread up for a second
+        # and more where there are thousands.
+        listing = await self._api.heads(
             self._cache.kind,
             self._namespace,
             labels=self._cache.labels,
             fields=self._cache.fields,
             not_older_than=str(self._seen) if self._seen else "",
-            metadata_only=True,
         )
         version = _number(listing.resource_version)
         if version < self._seen:
             raise _PastError
         self._past_since_s = None
-        listed = {key_of(obj): obj for obj in listing.items}
+        listed = {head.key: head for head in listing.items}
         held = self._cache.held(self._namespace)
         # An object that is newer here than the listing was made after it.
         gone = [(key, obj) for key, obj in held.items() if key not in listed and version_of(obj) <= version]
-        other = [key for key, obj in listed.items() if key not in held or not _is_current(held[key], obj)]
+        other = [key for key, head in listed.items() if key not in held or not _is_current(held[key], head)]
         for key, obj in gone:
             self._cache.drop(key, obj)
         for key in other:
             await self._cache.confirm(self._api, key.name, key.namespace)
         self._cache.num_healed += len(gone) + len(other)
         self._settled = max(self._settled, version)
-        self._saw(listing.items)
+        self._seen = max((self._seen, *(head.version for head in listing.items)))
 
 
 def _is_of_the_past(error: Exception) -> bool:
@@ -423,11 +424,12 @@ def _is_older(obj: Object, than: Object) -> bool:
     return 0 <= one < other
 
 
-def _is_current(known: Object, listed: Object) -> bool:
+def _is_current(known: Object, listed: Head) -> bool:
     """Whether what is known of an object is what a listing says of it, or later."""
-    if uid_of(known) != uid_of(listed):
-        return version_of(known) > version_of(listed)
-    return not _is_older(known, listed)
+    version = version_of(known)
+    if uid_of(known) != listed.uid:
+        return version > listed.version
+    return not 0 <= version < listed.version
 
 
 def _same_version(known: Object, seen: Object) -> bool:

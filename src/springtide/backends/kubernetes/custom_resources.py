@@ -121,7 +121,7 @@ def _training_spec() -> Schema:
         "the name of a function like fit",
         "[A-Za-z_][A-Za-z0-9_]*",
     )
-    arguments = {"type": "array", "items": schema.text("An argument."), "maxItems": 256}
+    arguments = {"type": "array", "items": schema.may_be_empty(schema.text("An argument.")), "maxItems": 256}
     code = {"function": function, "args": {**arguments, "description": "The command line of a script."}}
     return schema.record(
         "A training function, and what is wanted of it.",
@@ -138,6 +138,7 @@ def _training_spec() -> Schema:
             "retries": schema.whole("How often it may begin again from a checkpoint after a failure.", 0, 1000),
             "grace": schema.duration("What it is given to save when it has to leave."),
             "checkpointEvery": schema.duration("How often it saves while it runs."),
+            **_afterwards(),
             "params": schema.parameters(),
             **_shares("worker"),
             "container": schema.container(),
@@ -175,6 +176,21 @@ def _batch() -> dict[str, Schema]:
         "learningRate": schema.choice("How it follows a batch that changes.", *get_args(LearningRateRule)),
         "virtualShards": schema.whole(
             "Into how many parts a batch is cut: a power of two, at least the most workers.", 1, MAX_VIRTUAL_SHARDS
+        ),
+    }
+
+
+def _afterwards() -> dict[str, Schema]:
+    return {
+        "ttlSecondsAfterFinished": schema.whole(
+            "So many seconds after its end it goes, with what the object store holds of it. Left out: it stays.",
+            0,
+            10 * 365 * 86400,
+        ),
+        "ttlKeeps": schema.choice(
+            "What stays in the object store when it goes: artifacts, which are what it made, or nothing.",
+            "artifacts",
+            "nothing",
         ),
     }
 

@@ -16,6 +16,8 @@ _DURATION = r"([0-9]+(\.[0-9]+)?\s*(ms|s|m|h|d)\s*)+"
 _CLOCK = r"([01]?[0-9]|2[0-3]):[0-5][0-9]"
 _MOMENT = r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+(Z|[+-][0-9]{2}:[0-9]{2})"
 _SIZE = r"[0-9]+(\.[0-9]+)?\s*[kKmMgGtT]?i?[bB]?"
+_PART = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
+MAX_FILES = 256
 _FRACTION = r"([0-9]+(\.[0-9]*)?|\.[0-9]+)\s*%?"
 
 
@@ -28,6 +30,11 @@ def text(description: str, *, max_chars: int = 4096, least: int = 0) -> Schema:
     """A string."""
     schema: Schema = {"type": "string", "description": description, "maxLength": max_chars}
     return schema | ({"minLength": least} if least else {})
+
+
+def may_be_empty(schema: Schema) -> Schema:
+    """The same, where an empty text is one: servers of Kubernetes 1.20 take it for no value at all."""
+    return schema | {"nullable": True}
 
 
 def matching(description: str, mend: str, *patterns: str) -> Schema:
@@ -126,7 +133,8 @@ def record(description: str, properties: dict[str, Schema], required: tuple[str,
 
 def source(what: str, extra: dict[str, Schema], required: tuple[str, ...]) -> Schema:
     """The user's code: files, here or in a ConfigMap, and what to take from them."""
-    body = text("The file's text.", max_chars=1024 * 1024)
+    # An `__init__.py` is often empty.
+    body = may_be_empty(text("The file's text.", max_chars=1024 * 1024))
     properties = {
         **extra,
         "file": matching(
@@ -136,12 +144,18 @@ def source(what: str, extra: dict[str, Schema], required: tuple[str, ...]) -> Sc
         ),
         "files": {
             "type": "object",
-            "description": "The files by name, text as it is; they may import each other.",
+            "description": "The files by name or path (pkg/model.py), text as it is; they may import each other.",
             "additionalProperties": body,
             "minProperties": 1,
-            "maxProperties": 64,
+            "maxProperties": MAX_FILES,
         },
         "configMap": text("A ConfigMap of this namespace whose keys are the files.", max_chars=253, least=1),
+        "paths": {
+            "type": "object",
+            "description": "Where keys of the ConfigMap, which hold no slash, lie: pkg.model.py: pkg/model.py.",
+            "additionalProperties": matching("The path.", "a path like pkg/model.py", f"{_PART}(/{_PART})*"),
+            "maxProperties": MAX_FILES,
+        },
     }
     schema = record("The code, as files here or in a ConfigMap. A job keeps what it began with.", properties, required)
     return schema | {"anyOf": [{"required": ["files"]}, {"required": ["configMap"]}]}
@@ -151,7 +165,7 @@ def container() -> Schema:
     """What the pods are made of, in the words of a pod's container."""
     variable = record(
         "One variable.",
-        {"name": text("Its name.", max_chars=253, least=1), "value": text("Its value.")},
+        {"name": text("Its name.", max_chars=253, least=1), "value": may_be_empty(text("Its value."))},
         ("name", "value"),
     )
     processor = _number_or(

@@ -91,10 +91,14 @@ def version_of(obj: Object) -> int:
     API servers promise that versions of one kind compare as numbers; one that writes something else gets -1, which
     callers take for "cannot be compared".
     """
-    text = obj.get("metadata", {}).get("resourceVersion", "")
-    if not text:
+    return number_of(obj.get("metadata", {}).get("resourceVersion", ""))
+
+
+def number_of(version: str) -> int:
+    """A resource version as a number, as `version_of` gives it."""
+    if not version:
         return 0
-    return int(text) if text.isdecimal() else -1
+    return int(version) if version.isdecimal() else -1
 
 
 def is_ending(obj: Object) -> bool:

@@ -31,8 +31,11 @@ from springtide.core.workload import MAX_VIRTUAL_SHARDS
 # What the workload is called, where that is not the object's own name; and the digest of the request that made it.
 NAME_ANNOTATION = f"{GROUP}/name"
 REQUEST_ANNOTATION = f"{GROUP}/request"
+# A cluster keeps objects of at most a megabyte and a half, in a notation of its own; the rest is room for that.
+MAX_OBJECT_SOURCE_BYTES = 900_000
 Spec = Mapping[str, Any]
 Request = dict[str, Any]
+_PATH = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,127})*", re.ASCII)
 _CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
 _MB = 1_000_000
 _DIGEST = "sha256:"
@@ -70,7 +73,7 @@ def job_request(
     asked |= {"kind": "function" if function else "script", "object_name": function}
     if function and source.get("args"):
         raise InvalidRequest("spec.source.args are for scripts, and spec.source.function is named; use spec.params")
-    asked["args"] = list(source.get("args", ()))
+    asked["args"] = [argument or "" for argument in source.get("args", ())]
     if not function and (spec.get("workers") == "auto" or len(set(worker_bounds(spec, devices))) > 1):
         raise InvalidRequest(
             "a script cannot be resized, so spec.workers is one number, like 2; a function may have 1..8"
@@ -118,6 +121,17 @@ def replica_bounds(spec: Spec) -> tuple[int, int]:
     return (spec["replicas"], spec["replicas"]) if spec.get("replicas") else (low, high)
 
 
+def ttl_s(obj: Object) -> float | None:
+    """For how long a TrainingFunction stays after its end, in seconds; None: for good."""
+    kept_s = obj["spec"].get("ttlSecondsAfterFinished")
+    return None if kept_s is None else float(kept_s)
+
+
+def keeps_artifacts(obj: Object) -> bool:
+    """Whether what its job made stays in the object store when a TrainingFunction goes by itself."""
+    return bool(obj["spec"].get("ttlKeeps", "artifacts") == "artifacts")
+
+
 def container_settings(obj: Object) -> ContainerSettings:
     """What the pods of an object's workload are made of, and whose they are. Raises InvalidRequest.
 
@@ -132,7 +146,7 @@ def container_settings(obj: Object) -> ContainerSettings:
         cpu=str(resources.get("cpu", "")),
         memory="" if memory is None else str(parse_size_bytes(memory, "spec.container.resources.memory")),
         service_account=asked.get("serviceAccountName", ""),
-        environment={variable["name"]: variable["value"] for variable in asked.get("env", ())},
+        environment={variable["name"]: variable["value"] or "" for variable in asked.get("env", ())},
         secrets=tuple(asked.get("secrets", ())),
         owner_kind=obj["kind"],
         owner_name=metadata["name"],
@@ -168,7 +182,8 @@ def workload_name(obj: Object) -> str:
     return name
 
 
-def _digest_of_text(text: str) -> str:
+def _digest_of_text(text: str | None) -> str:
+    text = text or ""
     return text if text.startswith(_DIGEST) and len(text) == len(_DIGEST) + 16 else _DIGEST + _digest(text.encode())
 
 
@@ -177,8 +192,12 @@ def _digest(data: bytes) -> str:
 
 
 def _source(source: Spec, files: Mapping[str, str], what: str) -> Request:
+    for name in files:
+        if _PATH.fullmatch(name) is None:
+            raise InvalidRequest(f"spec.source.files has {name!r:.80}; name a file like train.py, or pkg/model.py")
     main = source.get("file", "")
-    python = sorted(name for name in files if name.endswith(".py"))
+    # What is in a folder is there to be imported.
+    python = sorted(name for name in files if name.endswith(".py") and "/" not in name)
     if not main:
         if len(python) != 1:
             told = f"it is in one of {', '.join(python)}" if python else "there is no Python file (.py) among them"
@@ -198,8 +217,21 @@ def _params(spec: Spec) -> dict[str, str]:
     return {name: str(value) for name, value in params.items()}
 
 
+def left_s(value: str | int, submitted: datetime, now: datetime) -> float:
+    """Seconds from `now` until the deadline that a job is given while it runs; below 0 once it has passed.
+
+    A time of the clock is the next one. Raises InvalidRequest.
+    """
+    is_clock = _CLOCK.fullmatch(str(value).strip()) is not None
+    return _left_s(value, now if is_clock else submitted, now)
+
+
 def deadline_s(value: str | int, created: datetime, now: datetime) -> float:
     """Seconds from `now` until a deadline. Raises InvalidRequest."""
+    return max(_LEAST_DEADLINE_S, _left_s(value, created, now))
+
+
+def _left_s(value: str | int, created: datetime, now: datetime) -> float:
     text = str(value).strip()
     clock = _CLOCK.fullmatch(text)
     if clock is not None:
@@ -212,7 +244,7 @@ def deadline_s(value: str | int, created: datetime, now: datetime) -> float:
             raise InvalidRequest(f"spec.deadline {text!r:.60} is no moment; write 2030-01-31T18:00:00Z") from None
     else:
         moment = created + timedelta(seconds=parse_duration_s(value, "spec.deadline"))
-    return max(_LEAST_DEADLINE_S, (moment - now).total_seconds())
+    return (moment - now).total_seconds()
 
 
 def _goal(spec: Spec, created: datetime, now: datetime) -> Request:

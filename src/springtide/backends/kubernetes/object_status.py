@@ -12,7 +12,8 @@ class ConditionType(enum.StrEnum):
     """What is told of an object, each with a status of its own.
 
     ACCEPTED: the platform took the object in. APPLIED: what the object says now is in force. PROMISED: its deadline
-    is. RUNNING: a job trains. READY: a service answers. COMPLETE: a job has ended for good.
+    is. RUNNING: a job trains. READY: a service answers. COMPLETE: a job has ended for good. EXPIRED: it is kept for no
+    longer; told of those alone that are to go by themselves.
     """
 
     ACCEPTED = "Accepted"
@@ -21,6 +22,7 @@ class ConditionType(enum.StrEnum):
     RUNNING = "Running"
     READY = "Ready"
     COMPLETE = "Complete"
+    EXPIRED = "Expired"
 
 
 class Reason(enum.StrEnum):
@@ -52,6 +54,9 @@ class Reason(enum.StrEnum):
     SUCCEEDED = "Succeeded"
     CANCELLED = "Cancelled"
     UNFINISHED = "Unfinished"
+    KEPT = "Kept"
+    TIME_OVER = "TimeOver"
+    STORE_UNAVAILABLE = "StoreUnavailable"
 
 
 STATES_OF_OBJECTS = ("ACCEPTING", "REFUSED", "SUSPENDED")
@@ -179,6 +184,7 @@ def training_status() -> Schema:
             "submittedAt": {"type": "string", "format": "date-time"},
             "startedAt": {"type": "string", "format": "date-time"},
             "endedAt": {"type": "string", "format": "date-time"},
+            "expiresAt": {"type": "string", "format": "date-time"},
             "plan": _plan(planned),
         },
     )

@@ -21,8 +21,9 @@ from springtide.backends.kubernetes.api import KubeApi
 from springtide.backends.kubernetes.api_errors import QuotaExceeded, VersionConflict
 from springtide.backends.kubernetes.api_thread import ApiThread
 from springtide.backends.kubernetes.cache import Cache, Change
-from springtide.backends.kubernetes.kinds import POD, SECRET, Key, Object, key_of, uid_of, version_of
+from springtide.backends.kubernetes.kinds import POD, Key, Object, key_of, uid_of, version_of
 from springtide.backends.kubernetes.pod_reading import Reading, read_pod
+from springtide.backends.kubernetes.pod_secrets import PodSecrets
 from springtide.backends.kubernetes.writes import ensure_bound, ensure_created
 from springtide.core.errors import BackendError
 from springtide.core.pod_status import PodPhase
@@ -35,8 +36,6 @@ _log = logging.getLogger(__name__)
 UNNAMED_GRACE_S = 5
 # How often everything is compared, whether anything was heard of it or not.
 RESYNC_S = 10.0
-# A Secret that was written this lately is there; later somebody may have taken it away.
-_SECRET_AGE_S = 60.0
 # How long the rest of its output may take once a pod has ended.
 _LOG_LIMIT_S = 10.0
 
@@ -102,7 +101,7 @@ class PodTable:
         self.bodies: dict[ReplicaId, Body] = {}
         self._by_key: dict[Key, Body] = {}
         self._of_device: dict[DeviceId, list[Body]] = defaultdict(list)
-        self._secrets: dict[WorkloadId, float] = {}
+        self.secrets = PodSecrets(api_thread, self.may_write)
         self._is_open = False
         self.is_superseded = False
         self._is_closed = False
@@ -191,7 +190,7 @@ class PodTable:
         """Have a pod made and bound to its node, until that is so or it is no longer wanted."""
 
         async def effect(api: KubeApi) -> Object:
-            await self._ensure_secret(api, body.workload_id, secret)
+            await self.secrets.ensure(api, body.workload_id, secret)
             made = await self._ensure_pod(api, body, pod)
             if not (made.get("spec") or {}).get("nodeName"):
                 await ensure_bound(api, body.key, body.node_id, uid=uid_of(made))
@@ -223,12 +222,7 @@ class PodTable:
 
     def forget_secret(self, workload_id: WorkloadId, key: Key) -> None:
         """Remove the Secret of a workload that has ended, where no owner's end does it."""
-        self._secrets.pop(workload_id, None)
-        self._thread.write(
-            ("secret", *key),
-            lambda api: api.delete(SECRET, key.name, key.namespace),
-            stands=self.may_write,
-        )
+        self.secrets.forget(workload_id, key)
 
     # --- what becomes of it ------------------------------------------------------------------------------------------
 
@@ -362,13 +356,6 @@ class PodTable:
         except VersionConflict:
             await self._cache.confirm(api, body.key.name, body.key.namespace)
             raise
-
-    async def _ensure_secret(self, api: KubeApi, workload_id: WorkloadId, secret: Object) -> None:
-        now_s = time.monotonic()
-        if now_s - self._secrets.get(workload_id, float("-inf")) > _SECRET_AGE_S:
-            metadata = secret["metadata"]
-            await api.patch(SECRET, metadata["name"], secret, metadata["namespace"], how="apply")
-            self._secrets[workload_id] = now_s
 
     async def _ensure_pod(self, api: KubeApi, body: Body, pod: Object) -> Object:
         known = self._cache.get(body.key.name, body.key.namespace)

@@ -48,6 +48,26 @@ class PodSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     overlay: dict[str, Any] = {}
 
 
+class FunctionsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The function service that jobs may run on beside the cluster's nodes; without a `provider` there is none.
+
+    Functions meet at the platform's `store_url`, so that it must be an address which they reach, too. `region`, `role`
+    (what functions may do) and `image` (what they are made of) are a cloud's; `endpoint` is another address of its API,
+    and that of an emulator. `parameter_store` is a Redis that carries gradients and activations in the store's place:
+    redis://HOST:PORT/NUMBER, without a password. `concurrency` is how many functions jobs have at a time (0: half of
+    what the account allows), `places` how many jobs there are.
+    """
+
+    provider: Literal["", "aws", "alibaba", "emulator"] = ""
+    region: str = ""
+    role: str = ""
+    image: str = ""
+    endpoint: str = ""
+    parameter_store: str = ""
+    concurrency: int = 0
+    places: int = 4
+
+
 class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A platform on Kubernetes.
 
@@ -59,6 +79,7 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     `pools` says that nodes belong to pools and may be loaned; `day_s` is the time after which the tide comes again
     (None: a day). `share_directory` is the directory of a node in which its share daemon and sharers' pods meet (empty:
     no daemon). `store_secret` is a Secret in the platform's namespace whose values are the object store's credentials.
+    `functions` is the function service that jobs may run on, too.
     """
 
     name: str = "springtide"
@@ -86,3 +107,4 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     share_directory: str = ""
     pod: PodSettings = PodSettings()
     controller: PodSettings = PodSettings()
+    functions: FunctionsSettings = FunctionsSettings()

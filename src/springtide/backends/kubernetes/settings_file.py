@@ -28,6 +28,14 @@ _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 _QUANTITY = re.compile(r"\d+(\.\d+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?")
 _STORE_SCHEMES = ("s3", "file")
 _JOURNAL_SCHEMES = ("postgresql", "postgres", "sqlite")
+_CLOUD_SETTINGS: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "aws": {"region": "eu-central-1", "role": "arn:aws:iam::ACCOUNT:role/NAME", "image": "ACCOUNT.dkr.ecr..."},
+        "alibaba": {"region": "cn-hangzhou", "role": "acs:ram::ACCOUNT:role/NAME", "image": "registry.../springtide"},
+    }
+)
+_MAX_CONCURRENCY = 10_000
+_MAX_PLACES = 64
 _EXAMPLES: Mapping[str, str] = MappingProxyType({"cpu": "500m", "memory": "1Gi"})
 CONTROL_PLANE_IMAGE = "springtide-control-plane"
 WORKER_IMAGE = "springtide-worker"
@@ -153,7 +161,7 @@ def check_settings(settings: SettingsFile, place: str) -> None:
 
 def _contradictions(settings: SettingsFile) -> list[str]:
     """What cannot be, one sentence each with its mend; the first one is told."""
-    found = [*_bad_names(settings), *_bad_addresses(settings), *_bad_numbers(settings)]
+    found = [*_bad_names(settings), *_bad_addresses(settings), *_bad_numbers(settings), *_bad_functions(settings)]
     install = settings.install
     if not 1 <= install.replicas <= 5:
         found.append(f"install.replicas must be from 1 to 5, got {install.replicas}: one decides, the others stand by")
@@ -230,3 +238,52 @@ def _bad_numbers(settings: SettingsFile) -> list[str]:
     if settings.usd_per_device_hour is not None and not 0 <= settings.usd_per_device_hour <= 1e6:
         found.append("usd_per_device_hour must be what an hour of one device costs, like 2.5; 0 for nothing")
     return found
+
+
+def _bad_functions(settings: SettingsFile) -> list[str]:
+    """What a function service lacks, or cannot have here."""
+    given, found = settings.functions, []
+    if not given.provider:
+        named = [name for name in ("region", "role", "image", "endpoint", "parameter_store") if getattr(given, name)]
+        if named:
+            found.append(f"functions.{named[0]} needs a service: add functions.provider: aws, or leave it out")
+        return found
+    if urlsplit(settings.store_url).scheme != "s3" and not (given.provider == "emulator" and settings.store_url):
+        found.append(
+            f"functions at {given.provider} meet at the platform's object store; set store_url: s3://bucket/prefix "
+            "to an address that they reach"
+        )
+    if given.provider == "emulator":
+        if urlsplit(given.endpoint).scheme not in ("http", "https"):
+            found.append(
+                "functions.endpoint must be the address of the emulator, which runs elsewhere, like http://localhost:9001"
+            )
+    else:
+        for name, example in _CLOUD_SETTINGS[given.provider].items():
+            if not getattr(given, name):
+                found.append(f"functions at {given.provider} need functions.{name}, like {example}")
+    found += _bad_parameter_store(given.parameter_store)
+    for name, number, least, most in (
+        ("concurrency", given.concurrency, 0, _MAX_CONCURRENCY),
+        ("places", given.places, 1, _MAX_PLACES),
+    ):
+        if not least <= number <= most:
+            found.append(f"functions.{name} must be from {least} to {most:,}, got {number}")
+    return found
+
+
+def _bad_parameter_store(address: str) -> list[str]:
+    if not address:
+        return []
+    parts = urlsplit(address)
+    if parts.password:
+        return [
+            "functions.parameter_store holds a password, and the settings are no secret; put it into the Secret "
+            "store_secret as REDIS_PASSWORD and leave it out of the address"
+        ]
+    if parts.scheme not in ("redis", "rediss") or not parts.hostname:
+        return [
+            "functions.parameter_store must be a Redis that is always there, like redis://redis.data.svc:6379/0, got "
+            f"{address[:200]!r}: the control plane starts none, as another one on another node could not end it"
+        ]
+    return []

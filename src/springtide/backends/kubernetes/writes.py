@@ -1,4 +1,4 @@
-"""Writing to the API server: in order for each object, a bounded number at once, again and again while it makes sense.
+"""Writing to the API server: in order for each object, as many at once as it has room for, again while it makes sense.
 
 A write is an effect: a coroutine that makes something true, whatever is there before (so that it may be run twice). A
 conflict runs it again at once, because it reads what is there now; a server that is away or has too much to do is asked
@@ -19,6 +19,7 @@ import numpy as np
 from springtide.backends.kubernetes.api import KubeApi
 from springtide.backends.kubernetes.api_errors import AlreadyExists, ApiError, TooManyRequests, VersionConflict
 from springtide.backends.kubernetes.kinds import POD, Key, Kind, Object, uid_of
+from springtide.backends.kubernetes.write_room import WriteRoom
 from springtide.core.errors import BackendError
 
 _log = logging.getLogger(__name__)
@@ -60,10 +61,7 @@ class Writes:
     ) -> None:
         self._api = api
         self._may_write = may_write or (lambda: True)
-        self._most = concurrency
-        self._allowed = float(concurrency)
-        self._num_running = 0
-        self._room = asyncio.Condition()
+        self.room = WriteRoom(concurrency)
         self._queues: dict[Hashable, collections.deque[_Write]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._rng = np.random.default_rng(seed)
@@ -165,23 +163,19 @@ class Writes:
         _call(write.waiting, reason)
 
     async def _attempt(self, write: _Write) -> Any:
-        """Run an effect once there is room. Too many requests halve the room, every success widens it a little."""
-        async with self._room:
-            await self._room.wait_for(lambda: self._num_running < max(1, int(self._allowed)))
-            self._num_running += 1
+        """Run an effect once there is room."""
+        await self.room.enter()
         try:
             if not self._may_write():
                 raise _MayNotAct("this control plane may not act at the moment: its lease has to be renewed first")
             result = await write.effect(self._api)
-            self._allowed = min(self._most, self._allowed + 1 / self._allowed)
+            self.room.note_taken()
             return result
         except TooManyRequests:
-            self._allowed = max(1.0, self._allowed / 2)
+            self.room.note_refused()
             raise
         finally:
-            async with self._room:
-                self._num_running -= 1
-                self._room.notify()
+            self.room.leave()
 
 
 def _call(callback: Callable[[Any], None] | None, argument: Any) -> None:

@@ -1,6 +1,7 @@
 """What a test or a person asks of the emulator itself: how it stands, what should go wrong, and to end.
 
     GET  /admin/status            counts, faults, instances
+    GET  /admin/service           the service that it stands for, as FunctionService (JSON)
     PUT  /admin/faults            Faults (JSON): chance from now on
     POST /admin/inject            Injection (JSON): what befalls the next invocations
     POST /admin/kill/INSTANCE     kill an instance now
@@ -35,6 +36,7 @@ class AdminApi:
         self._stop = stop
         self.routes = [
             Route("/admin/status", self._guarded(self._status), methods=["GET"]),
+            Route("/admin/service", self._guarded(self._service), methods=["GET"]),
             Route("/admin/faults", self._guarded(self._faults), methods=["PUT"]),
             Route("/admin/inject", self._guarded(self._inject), methods=["POST"]),
             Route("/admin/kill/{instance}", self._guarded(self._kill), methods=["POST"]),
@@ -62,6 +64,9 @@ class AdminApi:
 
     def _status(self, request: Request, body: bytes) -> Response:
         return Response(summary(self._fleet), media_type="application/json")
+
+    def _service(self, request: Request, body: bytes) -> Response:
+        return Response(msgspec.json.encode(self._fleet.config.service), media_type="application/json")
 
     def _faults(self, request: Request, body: bytes) -> Response:
         self._fleet.set_faults(msgspec.json.decode(body, type=Faults))

@@ -25,6 +25,7 @@ from springtide.backends.processes import (
     spawn_detached,
 )
 from springtide.core.errors import BackendError
+from springtide.core.functions import FunctionService
 
 RECORD_NAME = "emulator.json"
 _LOG_NAME = "emulator.log"
@@ -36,11 +37,14 @@ _ADMIN_LIMIT_S = 10.0
 
 
 class EmulatorAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an emulator is, and how to get in: the token is the access key of its Lambda API, too."""
+    """Where an emulator is, and how to get in: the token is the access key of its Lambda API, too.
+
+    `process` is None for one that runs elsewhere.
+    """
 
     endpoint: str
     token: str
-    process: ProcessIdentity
+    process: ProcessIdentity | None = None
 
 
 def find_emulator(state_dir: Path) -> EmulatorAddress | None:
@@ -49,7 +53,7 @@ def find_emulator(state_dir: Path) -> EmulatorAddress | None:
         address = msgspec.json.decode((state_dir / RECORD_NAME).read_bytes(), type=EmulatorAddress)
     except (OSError, msgspec.DecodeError):
         return None
-    return address if live_stat(address.process) is not None else None
+    return address if address.process is not None and live_stat(address.process) is not None else None
 
 
 def ensure_emulator(state_dir: Path, config: EmulatorConfig) -> EmulatorAddress:
@@ -91,7 +95,7 @@ def ensure_emulator(state_dir: Path, config: EmulatorConfig) -> EmulatorAddress:
 def stop_emulator(state_dir: Path) -> bool:
     """End it and its functions; whether one ran. Raises BackendError if it does not end."""
     address = find_emulator(state_dir)
-    if address is None:
+    if address is None or address.process is None:
         return False
     signal_group(address.process, signal.SIGTERM)
     deadline_s = time.monotonic() + _STOP_LIMIT_S
@@ -110,6 +114,14 @@ def emulator_status(address: EmulatorAddress) -> dict[str, Any]:
     status = _ask(address, "GET", "/admin/status", b"")
     assert isinstance(status, dict)
     return status
+
+
+def emulator_service(address: EmulatorAddress) -> FunctionService:
+    """What it stands for. Raises BackendError."""
+    try:
+        return msgspec.convert(_ask(address, "GET", "/admin/service", b""), FunctionService)
+    except msgspec.ValidationError as error:
+        raise BackendError(f"the emulator at {address.endpoint} is of another version: {error}") from None
 
 
 def set_faults(address: EmulatorAddress, faults: Faults) -> None:

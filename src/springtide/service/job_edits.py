@@ -1,0 +1,95 @@
+"""Another goal for a job that has begun: whether it can be had, and if not, why not and what could."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from springtide.control.budget import cost_usd, money
+from springtide.control.reconsider import reconsider, soonest_s
+from springtide.control.records import JobRecord
+from springtide.core.decision import PlannedRun
+from springtide.core.errors import Conflict, InvalidRequest
+from springtide.core.quantities import format_duration
+from springtide.core.workload import Goal
+from springtide.service.contract import PlatformLike
+
+
+def check_goal(platform: PlatformLike, record: JobRecord, goal: Goal) -> float | None:
+    """When a job is planned to end if its deadline, as `goal` has it, is a promise; None where nothing is promised.
+
+    Raises InvalidRequest, or Conflict for a job whose goal cannot be changed while it runs.
+    """
+    if record.job.is_on_functions:
+        raise Conflict(
+            f"{record.workload_id} runs on functions, where a goal cannot be changed while it runs: pause it, and let "
+            "it go on with a new budget (spec.suspend true, then false with spec.budget)"
+        )
+    _check_budget(platform, record, goal)
+    return _promised_s(platform, record, goal)
+
+
+def _check_budget(platform: PlatformLike, record: JobRecord, goal: Goal) -> None:
+    budget_usd, before_usd = goal.budget_usd, record.job.goal.budget_usd
+    if budget_usd is None or budget_usd == before_usd:
+        return
+    now_s = platform.now_s()
+    spent_usd = record.attained_service_s(now_s) / 3600.0 * platform.usd_per_device_hour
+    if budget_usd <= spent_usd:
+        raise InvalidRequest(
+            f"a budget of {money(budget_usd)} is spent: {record.workload_id} has cost {money(spent_usd)} already, and "
+            f"budgets count from the submission; name more, like ${max(0.01, 2 * spent_usd):.2f}"
+        )
+    if before_usd is not None and budget_usd > before_usd:
+        # More than it had is no reason to refuse, whatever it is planned to cost.
+        return
+    to_come = tuple(
+        PlannedRun(start_s=max(now_s, run.start_s), end_s=run.end_s, num_devices=run.num_devices)
+        for run in platform.view().future.get(record.workload_id, ())
+        if run.end_s > now_s
+    )
+    planned_usd = spent_usd + cost_usd(to_come, platform.usd_per_device_hour)
+    if to_come and planned_usd > budget_usd:
+        raise InvalidRequest(
+            f"its planned cost of {money(planned_usd)} exceeds a budget of {money(budget_usd)}; name at least "
+            f"${planned_usd + 0.005:.2f}, or leave it as it was"
+        )
+
+
+def _promised_s(platform: PlatformLike, record: JobRecord, goal: Goal) -> float | None:
+    before, deadline_s = record.job.goal, goal.deadline_s
+    if not goal.is_hard or deadline_s is None:
+        return None
+    snapshot = platform.snapshot()
+    now_s, offset_s = snapshot.now_s, platform.wall_clock_offset_s
+    if deadline_s <= now_s:
+        raise InvalidRequest(
+            f"a deadline at {_moment(deadline_s + offset_s)} has passed; name a later one, like "
+            f"{_moment(now_s + 3600.0 + offset_s)}"
+        )
+    was_promised = record.admitted_at_s is not None
+    if was_promised and before.deadline_s is not None and deadline_s >= before.deadline_s:
+        # What is promised holds all the more.
+        return record.promised_finish_s
+    if all(view.job.job_id != record.workload_id for view in snapshot.jobs):
+        # It is paused: nothing is promised before it goes on.
+        return None
+    policy = platform.make_policy()
+    found = reconsider(snapshot, policy, record.workload_id, goal)
+    if not found.refusal and (found.finish_s is not None or not was_promised):
+        return found.finish_s
+    if goal.waits and not was_promised and not record.replicas:
+        # It stays in line.
+        return None
+    later_s = soonest_s(snapshot, policy, record.workload_id, goal)
+    offer = "" if later_s is None else f"; {_moment(later_s + offset_s)} could be promised"
+    kept = f"; the one at {_moment(before.deadline_s + offset_s)} holds" if before.deadline_s else ""
+    why = found.refusal or f"{platform.view().policy} promises none"
+    raise InvalidRequest(
+        f"a deadline in {format_duration(deadline_s - now_s)} cannot be promised: {why}{offer}, or say that it is an "
+        f"aim (spec.soft: true){kept}"
+    )
+
+
+def _moment(unix_s: float) -> str:
+    # Up to the next whole second, so that what is offered is not a little sooner than what was found.
+    return datetime.fromtimestamp(-(-unix_s // 1), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,196 @@
+"""The way to an API server: connections that are kept, long bodies, answers as they come, proofs that are refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted_server import Answer, Asked, scripted
+
+from springtide.backends.kubernetes.api import KubeApi
+from springtide.backends.kubernetes.api_auth import Fixed, TokenFile
+from springtide.backends.kubernetes.api_errors import NotAuthenticated, Unreachable
+from springtide.backends.kubernetes.api_wire import Wire
+from springtide.backends.kubernetes.kinds import CONFIG_MAP, POD, Key
+
+
+def with_wire(url: str, task: Callable[[Wire], Awaitable[Any]], **options: Any) -> Any:
+    async def run() -> Any:
+        wire = Wire(url, None, **options)
+        try:
+            return await task(wire)
+        finally:
+            await wire.close()
+
+    return asyncio.run(run())
+
+
+async def get(wire: Wire, target: str = "/version") -> int:
+    return (await wire.send("GET", target, {}, None, 5.0)).status
+
+
+def test_calls_share_a_connection_until_it_has_to_be_another_one() -> None:
+    async def calls(wire: Wire) -> list[int]:
+        for _ in range(3):
+            await get(wire)
+        before = server.num_connections
+        await wire.renew()
+        await get(wire)
+        return [before, server.num_connections]
+
+    with scripted(lambda asked: Answer()) as server:
+        assert with_wire(server.url, calls) == [1, 2]
+
+
+def test_as_many_connections_as_calls_at_once() -> None:
+    async def calls(wire: Wire) -> None:
+        await asyncio.gather(*(get(wire) for _ in range(40)))
+
+    with scripted(lambda asked: Answer()) as server:
+        with_wire(server.url, calls)
+        assert len(server.asked) == 40
+        assert server.num_connections > 1
+
+
+def test_nobody_asks_for_a_compressed_answer_and_every_call_bears_the_headers() -> None:
+    with scripted(lambda asked: Answer(headers={"Retry-After": "7"})) as server:
+
+        async def ask(wire: Wire) -> str:
+            reply = await wire.send("GET", "/a%20b?x=%2C", {"Accept": "text/x"}, None, 5.0)
+            return reply.headers["retry-after"]
+
+        assert with_wire(server.url, ask, headers={"User-Agent": "me"}) == "7"
+    (asked,) = server.asked
+    assert asked.target == "/a%20b?x=%2C"
+    assert (asked.headers["user-agent"], asked.headers["accept"]) == ("me", "text/x")
+    assert "accept-encoding" not in asked.headers
+
+
+@pytest.mark.parametrize("size", [0, 10, (1 << 20) + 1])
+def test_a_body_arrives_whole(size: int) -> None:
+    body = b"x" * size
+    with scripted(lambda asked: Answer(body=str(len(asked.body)).encode())) as server:
+
+        async def send(wire: Wire) -> bytes:
+            return (await wire.send("POST", "/", {"Content-Type": "application/json"}, body, 5.0)).body
+
+        assert with_wire(server.url, send) == str(size).encode()
+        assert server.asked[0].body == body
+
+
+def test_a_redirection_is_an_answer_like_any_other() -> None:
+    with scripted(lambda asked: Answer(302, headers={"Location": "http://127.0.0.1:1/"})) as server:
+        assert with_wire(server.url, get) == 302
+
+
+@pytest.mark.parametrize("answer", [b"half", b""])
+def test_an_answer_that_breaks_off(answer: bytes) -> None:
+    with scripted(lambda asked: Answer(body=answer, headers={"Content-Length": "100"}, ends=True)) as server:
+        with pytest.raises(Unreachable, match=server.url):
+            with_wire(server.url, get)
+
+        async def stream(wire: Wire) -> None:
+            async with wire.open("GET", "/", {}, None, 5.0) as opened:
+                async for _ in opened.chunks():
+                    pass
+
+        with pytest.raises(Unreachable, match=server.url):
+            with_wire(server.url, stream)
+
+
+def test_who_does_not_speak_http_is_told_of() -> None:
+    async def live() -> None:
+        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"SSH-2.0-OpenSSH_9.6\r\n\r\n")
+            writer.close()
+
+        server = await asyncio.start_server(talk, "127.0.0.1", 0)
+        wire = Wire(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", None)
+        try:
+            with pytest.raises(Unreachable):
+                await get(wire)
+        finally:
+            await wire.close()
+            server.close()
+
+    asyncio.run(live())
+
+
+def test_a_stream_that_is_left_early_takes_its_connection_along() -> None:
+    lines = b"".join(b"line %d\n" % number for number in range(1000))
+    with scripted(lambda asked: Answer(body=lines)) as server:
+
+        async def read(wire: Wire) -> None:
+            async with wire.open("GET", "/", {}, None, None) as stream:
+                async for _ in stream.chunks():
+                    break
+            # What came after it must not be taken for the answer to this.
+            assert (await wire.send("GET", "/", {}, None, 5.0)).body == lines
+
+        with_wire(server.url, read)
+
+
+def with_api(url: str, auth: Any, task: Callable[[KubeApi], Awaitable[Any]]) -> Any:
+    async def run() -> Any:
+        api = KubeApi(url, auth=auth)
+        try:
+            return await task(api)
+        finally:
+            await api.close()
+
+    return asyncio.run(run())
+
+
+def known_as(bearer: str, answer: Answer) -> Callable[[Asked], Answer]:
+    refusal = Answer(401, json.dumps({"code": 401, "message": "who are you"}).encode())
+    return lambda asked: answer if asked.headers.get("authorization") == bearer else refusal
+
+
+async def watch(api: KubeApi) -> list[str]:
+    return [event.type async for event in api.watch(POD, "ml", resource_version="4")]
+
+
+def test_a_watch_that_is_refused_proves_itself_anew_once(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("old")
+    auth = TokenFile(token)
+    asyncio.run(auth.said())
+    token.write_text("new")
+    line = b'{"type": "ADDED", "object": {"metadata": {"name": "p", "resourceVersion": "5"}}}\n'
+    with scripted(known_as("Bearer new", Answer(body=line))) as server:
+        assert with_api(server.url, auth, watch) == ["ADDED"]
+        assert [asked.headers["authorization"] for asked in server.asked] == ["Bearer old", "Bearer new"]
+    with scripted(known_as("Bearer newer", Answer(body=line))) as server:
+        with pytest.raises(NotAuthenticated, match="who are you"):
+            with_api(server.url, auth, watch)
+        assert len(server.asked) == 1
+
+
+def test_what_stays_as_it_is_is_said_once() -> None:
+    with scripted(known_as("Basic eDp5", Answer())) as server:
+        with_api(server.url, Fixed("Basic eDp5"), lambda api: api.get(POD, "p", "ml"))
+        with pytest.raises(NotAuthenticated):
+            with_api(server.url, Fixed("Basic other"), lambda api: api.get(POD, "p", "ml"))
+        assert len(server.asked) == 2
+
+
+def test_writes_that_were_taken_are_told_of_by_kind() -> None:
+    noted: list[str] = []
+
+    async def calls(api: KubeApi) -> None:
+        api.on_write = lambda kind, took_s: noted.append(kind) if took_s > 0.0 else None
+        await api.get(POD, "p", "ml")
+        await api.create(POD, {"metadata": {"name": "p"}}, "ml")
+        await api.bind(Key("ml", "p"), "n1")
+        await api.patch(POD, "p", {}, "ml", subresource="status")
+        await api.patch(POD, "p", {}, "ml")
+        assert not await api.delete(CONFIG_MAP, "gone", "ml")
+
+    gone = Answer(404, b'{"code": 404}')
+    with scripted(lambda asked: gone if asked.method == "DELETE" else Answer()) as server:
+        with_api(server.url, None, calls)
+    assert noted == ["POST pods", "POST binding", "PATCH status", "PATCH"]

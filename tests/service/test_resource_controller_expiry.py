@@ -1,0 +1,210 @@
+"""Jobs that have ended go when their time is over: not before, not half, and not when their owner changed his mind."""
+
+from __future__ import annotations
+
+import pytest
+from platform_double import PlatformDouble
+from test_resource_controller import ClusterDouble
+
+from springtide.backends.kubernetes.kinds import key_of, uid_of
+from springtide.backends.kubernetes.object_status import ConditionType, Reason
+from springtide.backends.kubernetes.settings import KubernetesSettings
+from springtide.core.errors import BackendError, StorageError
+from springtide.core.pod_status import ClusterStatus
+from springtide.core.workload import ReplicaId
+from springtide.service.resource_controller_expiry import RETRY_S, Expiry
+from springtide.service.resource_controller_intake import Intake
+from springtide.service.resource_controller_status import StatusTeller
+from springtide.service.shelves import StoreShelf
+from springtide.service.submission import Desk
+from springtide.storage.file_store import FileStore
+from springtide.storage.workload_store import WorkloadStore
+
+
+class Cluster(ClusterDouble):
+    def __init__(self):
+        super().__init__()
+        self.events = []
+
+    def delete(self, kind, key, *, uid):
+        if self.is_away:
+            raise BackendError("the API server does not answer")
+        assert self.server[kind, key]["metadata"]["uid"] == uid
+        del self.server[kind, key]
+
+    def tell_event(self, event):
+        self.events.append(event)
+
+
+class House:
+    def __init__(self, platform: PlatformDouble, folder):
+        self.platform = platform
+        self.store = FileStore(folder, is_durable=False)
+        platform.shelf = StoreShelf(self.store, platform.state_dir)
+        self.cluster = Cluster()
+        self.room = Desk(platform)
+        settings = KubernetesSettings(name="ml-platform")
+        self.intake = Intake(self.room, platform, self.cluster, settings)
+        self.expiry = Expiry(platform, self.cluster, "ml-platform")
+
+    def ended(self, **spec):
+        obj = self.cluster.put(**spec)
+        job = self.intake.take_job(self.cluster.read("TrainingFunction", key_of(obj)))
+        kept = WorkloadStore(self.store, job.workload_id)
+        kept.publish_artifact("model.pt", b"the model", 1, 5)
+        kept.put_log(ReplicaId(f"{job.workload_id}.0"), b"said")
+        self.room.cancel_job(job.workload_id)
+        self.platform.stop_replicas(job.workload_id)
+        return obj
+
+    def look(self, obj):
+        record = self.intake.job_of(uid_of(obj))
+        return self.expiry.look(self.cluster.see(obj), record)
+
+    def settle(self):
+        """Wait until whoever was on his way has gone."""
+        self.expiry._hands.submit(lambda: None).result(10.0)
+        self.expiry._hands.shutdown(wait=True)
+        self.expiry._hands = type(self.expiry._hands)(1)
+
+    def kept(self, obj):
+        prefix = f"workloads/{self.intake.job_of(uid_of(obj)).workload_id}/"
+        return [key.removeprefix(prefix) for key in self.store.keys(prefix)]
+
+    def is_there(self, obj):
+        return ("TrainingFunction", key_of(obj)) in self.cluster.server
+
+
+@pytest.fixture
+def house(platform, tmp_path):
+    house = House(platform, tmp_path / "objects")
+    yield house
+    house.expiry.close()
+
+
+ARTIFACT = "artifacts/00000001-0000000005/model.pt"
+
+
+def test_it_goes_when_its_time_is_over_and_not_before(house):
+    obj = house.ended(ttlSecondsAfterFinished=60)
+    told = house.look(obj)
+    assert (told.type, told.is_true, told.reason) == (ConditionType.EXPIRED, False, Reason.KEPT)
+    assert "what it made stays" in told.message
+    assert house.expiry.due() == []
+    house.platform.clock_s += 59.0
+    assert house.expiry.due() == []
+    assert not house.look(obj).is_true
+    house.platform.clock_s += 2.0
+    assert house.expiry.due() == [key_of(obj)]
+    assert house.look(obj).reason is Reason.TIME_OVER
+    house.settle()
+    assert not house.is_there(obj)
+    assert house.kept(obj) == [ARTIFACT, "head"]
+    (event,) = house.cluster.events
+    assert event["reason"] == "Expired"
+    assert "with 2 of its objects in the store" in event["message"]
+
+
+def test_nothing_stays_where_nothing_is_to_stay(house):
+    obj = house.ended(ttlSecondsAfterFinished=0, ttlKeeps="nothing")
+    house.platform.clock_s += 1.0
+    house.look(obj)
+    house.settle()
+    assert not house.is_there(obj)
+    assert house.kept(obj) == ["head"]
+
+
+def test_without_a_time_it_stays_and_while_it_runs_it_has_none(house):
+    forever = house.ended()
+    house.platform.clock_s += 1e6
+    assert house.look(forever) is None
+    running = house.cluster.put(name="runs", ttlSecondsAfterFinished=0)
+    house.intake.take_job(house.cluster.read("TrainingFunction", key_of(running)))
+    house.platform.clock_s += 1e6
+    assert house.look(running) is None
+    assert house.expiry.due() == []
+
+
+def test_a_job_whose_worker_still_leaves_has_not_ended(house):
+    obj = house.cluster.put(ttlSecondsAfterFinished=0)
+    job = house.intake.take_job(house.cluster.read("TrainingFunction", key_of(obj)))
+    house.room.cancel_job(job.workload_id)
+    house.platform.clock_s += 100.0
+    assert house.intake.job_of(uid_of(obj)).state == "CANCELLED"
+    assert house.look(obj) is None
+    house.platform.stop_replicas(job.workload_id)
+    assert house.look(obj).is_true
+
+
+def test_who_is_given_more_time_meanwhile_stays(house):
+    obj = house.ended(ttlSecondsAfterFinished=10)
+    house.look(obj)
+    house.platform.clock_s += 11.0
+    seen = house.cluster.see(obj)
+    house.cluster.change(obj, ttlSecondsAfterFinished=1000)
+    assert house.expiry.look(seen, house.intake.job_of(uid_of(obj))).is_true
+    house.settle()
+    assert house.is_there(obj)
+    assert "source/train.py" in house.kept(obj)
+    assert not house.look(obj).is_true
+
+
+def test_another_object_of_its_name_is_left_alone(house):
+    obj = house.ended(ttlSecondsAfterFinished=10)
+    record = house.intake.job_of(uid_of(obj))
+    house.platform.clock_s += 11.0
+    seen = house.cluster.see(obj)
+    house.cluster.put(ttlSecondsAfterFinished=10)
+    house.expiry.look(seen, record)
+    house.settle()
+    assert house.is_there(obj)
+    assert "source/train.py" in house.kept(obj)
+
+
+def test_a_store_that_is_away_is_told_of_and_asked_again(house, monkeypatch):
+    obj = house.ended(ttlSecondsAfterFinished=10)
+    house.look(obj)
+    house.platform.clock_s += 11.0
+
+    def away(prefix):
+        raise StorageError("the store does not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(house.store, "keys", away)
+        house.look(obj)
+        house.settle()
+    assert house.is_there(obj)
+    assert house.expiry.due() == []
+    house.platform.clock_s += RETRY_S
+    assert house.expiry.due() == [key_of(obj)]
+    told = house.look(obj)
+    assert (told.is_true, told.reason) == (True, Reason.STORE_UNAVAILABLE)
+    assert "the store does not answer" in told.message
+    house.settle()
+    assert not house.is_there(obj)
+    assert house.kept(obj) == [ARTIFACT, "head"]
+
+
+def test_cut_off_between_store_and_object_it_is_taken_away_by_whoever_comes_next(house):
+    obj = house.ended(ttlSecondsAfterFinished=10)
+    house.look(obj)
+    house.platform.clock_s += 11.0
+    record = house.intake.job_of(uid_of(obj))
+    house.platform.shelf.retire(record.workload_id, keeps_artifacts=True)
+    assert house.is_there(obj)
+    after = Expiry(house.platform, house.cluster, "ml-platform")
+    after.look(house.cluster.see(obj), record)
+    after._hands.shutdown(wait=True)
+    assert not house.is_there(obj)
+    assert house.kept(obj) == [ARTIFACT, "head"]
+
+
+def test_its_status_says_until_when(house):
+    obj = house.ended(ttlSecondsAfterFinished=60)
+    told = house.look(obj)
+    teller = StatusTeller(house.platform, house.cluster, "ml-platform", "http://x", lambda: ClusterStatus())
+    assert teller.tell_job(house.cluster.see(obj), house.intake.job_of(uid_of(obj)), [told])
+    _, status = house.cluster.told[-1]
+    assert status["expiresAt"] > status["endedAt"]
+    expired = next(each for each in status["conditions"] if each["type"] == "Expired")
+    assert status["expiresAt"] in expired["message"]
