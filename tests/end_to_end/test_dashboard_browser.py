@@ -41,6 +41,7 @@ from springtide.service.dashboard import dashboard_routes
 
 NOW_S = 1000.0
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+WINDOW = {"width": 1280, "height": 800}
 EVIL = "<img src=x onerror=document.title='owned'>"
 
 
@@ -289,7 +290,10 @@ def serving(double: PlatformDouble) -> Iterator[str]:
 
 
 class Browser:
-    """A headless chromium with an empty profile, driven through its DevTools pipe: commands in, answers out."""
+    """A headless chromium, driven through its DevTools pipe: commands in, answers out. Each page has its own profile.
+
+    It goes when the pipe does, so none outlives the tests.
+    """
 
     def __init__(self, profile: Path) -> None:
         assert CHROMIUM is not None
@@ -312,6 +316,7 @@ class Browser:
         self._buffer = b""
         self._number = 0
         self._session: str | None = None
+        self._context: str | None = None
 
     def close(self) -> None:
         with contextlib.suppress(OSError, AssertionError):
@@ -342,11 +347,19 @@ class Browser:
         return message
 
     def open(self, address: str, *, dark: bool = False) -> None:
-        target = self.send("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._context = self.send("Target.createBrowserContext", browser=True)["browserContextId"]
+        target = self.send(
+            "Target.createTarget", browser=True, url="about:blank", browserContextId=self._context, **WINDOW
+        )["targetId"]
+        self._session = self.send("Target.attachToTarget", browser=True, targetId=target, flatten=True)["sessionId"]
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.send("Emulation.setEmulatedMedia", features=[scheme])
         self.send("Page.navigate", url=address)
+
+    def leave(self) -> None:
+        """Close the page with all that it kept and all its connections."""
+        self.send("Target.disposeBrowserContext", browser=True, browserContextId=self._context)
+        self._session = self._context = None
 
     def evaluate(self, expression: str) -> Any:
         result = self.send("Runtime.evaluate", expression=expression, returnByValue=True)
@@ -363,15 +376,21 @@ class Browser:
         path.write_bytes(base64.b64decode(data))
 
 
+_running: list[Browser] = []
+
+
 @contextmanager
 def browsing(address: str, profile: Path, *, dark: bool = False) -> Iterator[Browser]:
-    """Open the address in a browser of its own."""
-    browser = Browser(profile)
+    """Open the address in an empty profile. Starting a browser takes seconds: one is kept until a test fails in it."""
+    browser = _running.pop() if _running else Browser(profile)
     try:
         browser.open(address, dark=dark)
         yield browser
-    finally:
+        browser.leave()
+    except BaseException:
         browser.close()
+        raise
+    _running.append(browser)
 
 
 pytestmark = [

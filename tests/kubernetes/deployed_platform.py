@@ -178,6 +178,8 @@ class DeployedPlatform(Door):
             "pod": {**worker, "memory": "900Mi"},
             "controller": {**_as_controller(worker), "cpu": "100m"},
             "install": {"replicas": 2},
+            # Gives a job all that it can use, whatever speed it was seen to have while others needed the processors.
+            "policy": "edf",
         }
         self.objects: list[dict[str, Any]] = []
 

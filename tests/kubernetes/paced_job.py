@@ -17,8 +17,6 @@ from kube_http import Kube
 from springtide.storage.workload_store import open_workload_store
 
 BATCH, NUM_SAMPLES = 16, 96
-# A step takes four of these on one worker: what is slept away, two processors can do beside everything else.
-SHARD_S = 0.06
 TINY = '''
 """A linear model on 96 seeded samples; every part of a step is stretched, for as long as the test says."""
 import time
@@ -54,11 +52,14 @@ def fit(ctx):
 
 
 class Pace:
-    """Says to whoever asks how long a part of a step is to take: long during the story, not at all when it is over."""
+    """Says to whoever asks how long a part of a step is to take, in seconds; one worker makes four parts one by one.
 
-    def __init__(self, host: str) -> None:
+    What is slept away, two processors can do beside everything else.
+    """
+
+    def __init__(self, host: str, pause_s: float) -> None:
         pace = self
-        self.pause_s = SHARD_S
+        self.pause_s = pause_s
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:

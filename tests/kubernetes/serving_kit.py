@@ -113,8 +113,11 @@ class Serving:
         }
         self.platform.api.post(f"{GROUP}/namespaces/{self.platform.namespace}/inferencefunctions", body)
 
-    def remove(self, name: str) -> None:
+    def withdraw(self, name: str) -> None:
         self.platform.api.delete(f"{GROUP}/namespaces/{self.platform.namespace}/inferencefunctions/{name}")
+
+    def remove(self, name: str) -> None:
+        self.withdraw(name)
         wait_for("its pods to be gone", lambda: not self.pods(name), LIMIT_S)
 
     def change(self, name: str, **spec: Any) -> None:

@@ -114,8 +114,7 @@ def platform(node_lab: NodeLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def pace(node_lab: NodeLab) -> Iterator[Pace]:
-    pace = Pace(node_lab.host)
-    pace.pause_s = SHARD_S
+    pace = Pace(node_lab.host, SHARD_S)
     yield pace
     pace.close()
 

@@ -36,7 +36,7 @@ def standing_of(*starts, actions=()) -> Standing:
     return Standing(replicas=tuple(starts), generations={"job": 1}, actions=tuple(actions))
 
 
-@pytest.mark.parametrize("path", ["/secrets/springtide-job", "/pods", "/binding"])
+@pytest.mark.parametrize("path", ["/secrets", "/pods", "/binding"])
 @pytest.mark.parametrize("is_done", [False, True])
 def test_a_control_plane_that_dies_in_a_start_is_followed_by_one_that_ends_it(
     platform: PodPlatform, path: str, is_done: bool

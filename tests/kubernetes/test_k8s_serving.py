@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kube_http import wait_for
@@ -120,7 +121,12 @@ def test_a_pod_that_cannot_start_is_named_to_who_waits(serving: Serving) -> None
         return "ErrImageNeverPull" in answer.body["error"]["message"]
 
     wait_for("the reason", told, LIMIT_S)
-    serving.remove("stuck")
+    serving.withdraw("stuck")
+    # A kubelet of this age takes all of the grace to end a pod whose container never started.
+    wait_for("its pod to be asked to go", lambda: all(is_leaving(pod) for pod in serving.pods("stuck")), LIMIT_S)
+    for pod in serving.pods("stuck"):
+        path = f"api/v1/namespaces/{serving.platform.namespace}/pods/{pod['metadata']['name']}"
+        serving.platform.api.delete(path, gracePeriodSeconds=0)
 
 
 def test_the_gateway_goes_on_with_the_same_pods_after_the_control_plane_was_killed(serving: Serving) -> None:
@@ -136,6 +142,10 @@ def test_the_gateway_goes_on_with_the_same_pods_after_the_control_plane_was_kill
     (same,) = serving.pods("steady")
     assert same["metadata"]["uid"] == pod["metadata"]["uid"]
     serving.remove("steady")
+
+
+def is_leaving(pod: dict[str, Any]) -> bool:
+    return "deletionTimestamp" in pod["metadata"]
 
 
 def quota_of(pid: int) -> float | None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from kube_http import wait_for
 from lab import missing_lab
-from lab_nodes import DEVICE_RESOURCE, NODES
+from lab_nodes import NODES
 from lab_pods import plain_pod
 from lab_remains import CGROUPS, REGISTRY, mounts_below, processes_of
 
@@ -107,32 +104,3 @@ def test_a_pod_reaches_the_object_store(node_lab, place):
         node_lab.api.post(f"api/v1/namespaces/{place}/pods", pod)
         wait_for("its end", lambda: ended(node_lab, place, "store"))
     wait_for("its words", lambda: "store b'hello'" in node_lab.api.logs(place, "store"), 10.0)
-
-
-def test_pods_outlive_a_kubelet_and_an_api_server(node_lab, place):
-    for node in NODES:
-        node_lab.offer(node, 2)
-    pod = plain_pod("sleeper", place, NODES[1], "import time; time.sleep(1000)")
-    pod["spec"]["containers"][0]["resources"] = {"limits": {DEVICE_RESOURCE: "1"}}
-    made = node_lab.api.post(f"api/v1/namespaces/{place}/pods", pod)
-    wait_for("it to run", lambda: phase(node_lab, place, "sleeper") == "Running")
-    (before,) = node_lab.container_pids(made["metadata"]["uid"])
-
-    node_lab.kill_kubelet(NODES[1])
-    wait_for("the node to be silent", lambda: not node_lab.is_ready(NODES[1]), 90.0)
-    assert node_lab.container_pids(made["metadata"]["uid"]) == [before]
-    node_lab.start_kubelet(NODES[1])
-    wait_for("the node to be back", lambda: node_lab.is_ready(NODES[1]), 90.0)
-    node_lab.kill_api_server()
-    time.sleep(0.5)
-    node_lab.start_api_server()
-    seen = pod_of(node_lab, place, "sleeper")
-    assert (seen["metadata"]["uid"], seen["status"]["phase"]) == (made["metadata"]["uid"], "Running")
-    assert node_lab.container_pids(seen["metadata"]["uid"]) == [before]
-    node = node_lab.api.get(f"api/v1/nodes/{NODES[1]}")
-    assert node["status"]["allocatable"][DEVICE_RESOURCE] == "2"
-
-    os.kill(before, signal.SIGKILL)
-    wait_for("its end to be known", lambda: phase(node_lab, place, "sleeper") == "Failed")
-    state = pod_of(node_lab, place, "sleeper")["status"]["containerStatuses"][0]["state"]
-    assert state["terminated"]["exitCode"] == 137

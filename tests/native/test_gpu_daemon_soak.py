@@ -173,10 +173,10 @@ def test_fifty_daemons_are_killed_at_drawn_moments(daemon: Daemon, native: Nativ
     longest_ns, num_launches, num_adopted = 0, [50, 50], 0
     for _ in range(NUM_KILLS):
         for client in clients:
-            client.begin("run 1000")
-        time.sleep(drawn.random() * 0.3)
+            client.begin("run 600")
+        time.sleep(drawn.random() * 0.15)
         daemon.kill()
-        time.sleep(drawn.random() * 0.3)
+        time.sleep(drawn.random() * 0.15)
         daemon.start(connect=False)
         if drawn.random() < 0.5:
             daemon.connect()

@@ -256,6 +256,19 @@ def test_what_functions_wrote_elsewhere_is_found_unless_more_of_it_is_here(tmp_p
     assert (folder / "a.0.1.log").read_text() == ""
 
 
+def test_what_a_job_on_functions_has_left_goes_with_the_rest_of_it(tmp_path):
+    store = FileStore(tmp_path / "objects", is_durable=False)
+    for key in (
+        "workloads/a/source/t.py",
+        "workloads/a/functions/losses.jsonl",
+        "jobs/a/state/000000004/0",
+        "jobs/b/job",
+    ):
+        store.put(key, b"1")
+    assert StoreShelf(store, tmp_path / "state").retire("a", keeps_artifacts=True) == 3
+    assert store.keys("") == ["jobs/b/job", "workloads/a/head"]
+
+
 def test_a_long_log_is_fetched_by_its_end(tmp_path, monkeypatch):
     monkeypatch.setattr("springtide.service.shelves.MAX_FETCHED_LOG_BYTES", 8)
     store = FileStore(tmp_path / "objects", is_durable=False)

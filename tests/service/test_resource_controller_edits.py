@@ -12,7 +12,7 @@ from test_resource_controller import House
 from springtide.backends.kubernetes.object_status import Reason
 from springtide.control.controller import Controller
 from springtide.core.errors import BackendError, Conflict, InvalidRequest
-from springtide.core.events import JobEdited
+from springtide.core.events import JobEdited, ReplicaStopped
 from springtide.core.workload import Goal
 from springtide.policies.registry import make_live_policy
 from springtide.service.history import HistoryIndex
@@ -269,8 +269,8 @@ def test_over_the_desk_a_goal_that_is_the_same_is_no_event(house):
     seq = house.platform.view().seq
     Desk(house.platform).edit_job(house.job(obj).workload_id, goal=goal_of(house, obj))
     assert house.platform.view().seq == seq
+    goal = Goal(deadline_s=house.platform.now_s() + 3.0)
     with pytest.raises(InvalidRequest, match="cannot be promised"):
-        goal = Goal(deadline_s=house.platform.now_s() + 3.0)
         Desk(house.platform).edit_job(house.job(obj).workload_id, goal=goal)
 
 
@@ -281,8 +281,8 @@ def test_a_journal_that_does_not_answer_leaves_all_as_it_was(house):
     assert house.compare(obj).reason is Reason.PLATFORM_UNAVAILABLE
     house.platform.is_broken = False
     assert house.compare(obj).is_true
+    house.platform.is_broken = True
     with pytest.raises(BackendError):
-        house.platform.is_broken = True
         house.room.edit_job(house.job(obj).workload_id, max_restarts=9)
 
 
@@ -292,3 +292,49 @@ def test_an_edit_of_a_job_that_nobody_knows_changes_nothing(house):
     house.platform.play(JobEdited(job_id="nobody", goal=Goal()))
     assert house.platform.view().jobs == before
     assert house.platform.controller.state.num_stale_events == 1
+
+
+def test_who_runs_is_not_put_in_line_and_who_waits_stays_there(house):
+    runs = begin(house, "runs", **RUNS | {"epochs": 5, "workers": 2, "speeds": {"2": 10.0}}, deadline="60m")
+    waits = house.cluster.put(name="waits", **RUNS | {"workers": 2, "speeds": {"2": 10.0}}, deadline="20m", wait=True)
+    house.jobs.take_in(waits)
+    house.cluster.change(runs, deadline="20s", wait=True)
+    assert "cannot be promised" in house.compare(runs).message
+    assert house.job(runs).state == "RUNNING"
+    house.cluster.change(waits, deadline="15m")
+    house.compare(waits)
+    assert not house.job(waits).state.is_terminal
+
+
+def test_who_is_paused_is_promised_nothing_until_he_goes_on(house):
+    obj = begin(house, **KNOWN, deadline="60m")
+    job_id = house.job(obj).workload_id
+    house.cluster.change(obj, suspend=True)
+    house.compare(obj)
+    replicas = house.job(obj).replicas
+    house.platform.play(*(ReplicaStopped(workload_id=job_id, replica_id=r.replica_id) for r in replicas))
+    assert house.job(obj).state == "PAUSED"
+    house.cluster.change(obj, deadline="5m")
+    message = house.compare(obj).message
+    assert "is paused, and nothing is promised" in message
+    assert "spec.suspend: false" in message
+    house.cluster.change(obj, soft=True)
+    assert house.compare(obj).is_true
+    house.cluster.change(obj, suspend=False)
+    assert house.compare(obj).is_true
+    assert not house.job(obj).state.is_terminal
+
+
+def test_let_go_with_a_new_deadline_it_goes_on_and_is_promised_that_then(house):
+    obj = begin(house, **KNOWN, deadline="60m", suspend=False)
+    job_id = house.job(obj).workload_id
+    house.cluster.change(obj, suspend=True)
+    house.compare(obj)
+    replicas = house.job(obj).replicas
+    house.platform.play(*(ReplicaStopped(workload_id=job_id, replica_id=r.replica_id) for r in replicas))
+    house.cluster.change(obj, suspend=False, deadline="10m")
+    house.compare(obj)
+    assert house.compare(obj).is_true
+    record = house.job(obj)
+    assert record.job.goal.deadline_s == pytest.approx(record.submitted_at_s + 600.0, abs=1.0)
+    assert record.admitted_at_s is not None

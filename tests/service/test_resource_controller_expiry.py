@@ -208,3 +208,18 @@ def test_its_status_says_until_when(house):
     assert status["expiresAt"] > status["endedAt"]
     expired = next(each for each in status["conditions"] if each["type"] == "Expired")
     assert status["expiresAt"] in expired["message"]
+
+
+def test_a_platform_may_have_a_time_for_all_who_say_nothing(house):
+    house.expiry = Expiry(house.platform, house.cluster, "ml-platform", usual_s=60.0)
+    silent, longer = house.ended(), house.ended(name="longer", ttlSecondsAfterFinished=600)
+    assert house.look(silent).reason is house.look(longer).reason is Reason.KEPT
+    teller = StatusTeller(house.platform, house.cluster, "x", "http://x", lambda: ClusterStatus(), usual_ttl_s=60.0)
+    teller.tell_job(house.cluster.see(silent), house.intake.job_of(uid_of(silent)), [])
+    assert "expiresAt" in house.cluster.told[-1][1]
+    house.platform.clock_s += 61.0
+    for obj in (silent, longer):
+        house.look(obj)
+    house.settle()
+    assert not house.is_there(silent)
+    assert house.is_there(longer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from springtide.core.errors import InvalidRequest
-from springtide.service.function_assembly import node_of, service_of
+from springtide.service.function_assembly import AWS_KEYS, connect, node_of, service_of
 from springtide.service.function_settings import (
     FunctionSettings,
     check_settings,
@@ -95,6 +95,25 @@ def test_settings_that_cannot_be_read_say_how_to_start(content, tmp_path):
     path.write_bytes(content)
     with pytest.raises(InvalidRequest, match="springtide up --functions"):
         read_settings(path)
+
+
+def test_functions_may_be_made_with_keys_that_are_not_the_stores(tmp_path, monkeypatch):
+    for name, value in (("AWS_ACCESS_KEY_ID", "store"), ("AWS_SECRET_ACCESS_KEY", "store-secret")):
+        monkeypatch.setenv(name, value)
+    image = "1.dkr.ecr.eu-central-1.amazonaws.com/springtide:1"
+    settings = FunctionSettings(**{**AWS, "role": "arn:aws:iam::123456789012:role/x", "image": image})
+
+    def key_used():
+        connection = connect(settings, tmp_path, probes=False)
+        try:
+            return connection.provider._control._request_signer._credentials.access_key
+        finally:
+            connection.end(False)
+
+    assert key_used() == "store"
+    for name, value in zip(AWS_KEYS, ("own", "own-secret"), strict=True):
+        monkeypatch.setenv(name, value)
+    assert key_used() == "own"
 
 
 def test_faults_are_read_from_one_line():

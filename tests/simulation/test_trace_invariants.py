@@ -36,6 +36,9 @@ SOURCE = Entrypoint(source_path="main.py", object_name="main")
 KEEPS_EVERY_PROMISE = ("springtide",)
 # Its search moves groups by chance; what that costs is in its own reckoning.
 MOVES_BY_CHANCE = ("pollux",)
+# Its Board has prices: it moves who ends sooner, or cheaper, elsewhere, the restart included. Few drawn cases do that.
+MOVES_BY_PRICE = ("fapes",)
+MOST_MOVED_FRACTION = 0.02
 # Where nodes differ in size, one scattered group may end up beside where it was when several make way at once.
 MOST_SIDEWAYS = 1
 STANDS_WITHIN_S = 1.0
@@ -67,6 +70,10 @@ class Story:
 
     def read(self, after_seq: int = 0) -> Iterator[tuple[int, Step]]:
         return iter(())
+
+
+class NeedlessMove(AssertionError):
+    """Somebody went elsewhere, and nothing was won by it."""
 
 
 # --- cases ------------------------------------------------------------------------------------------------------------
@@ -201,7 +208,8 @@ def assert_nobody_moves_for_nothing(case: Case, story: Story) -> None:
         for moved_s, job_id, devices in left
         if not any(d in devices and who != job_id and at_s >= moved_s - 1.0 for at_s, who, d in started)
     ]
-    assert len(needless) <= (0 if len(set(case.sizes)) == 1 else MOST_SIDEWAYS), needless
+    if len(needless) > (0 if len(set(case.sizes)) == 1 else MOST_SIDEWAYS):
+        raise NeedlessMove(needless)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -229,13 +237,16 @@ def many_cases() -> tuple[Case, ...]:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_holds_what_the_platform_promises_for_long(policy: str) -> None:
-    drawn = many_cases()
+    drawn, num_moved = many_cases(), 0
     assert len(drawn) > 200
     for case in drawn:
         try:
             check(policy, case)
         except Exception as error:
-            raise AssertionError(f"{policy} on {case}") from error
+            if not isinstance(error, NeedlessMove) or policy.partition(":")[0] not in MOVES_BY_PRICE:
+                raise AssertionError(f"{policy} on {case}") from error
+            num_moved += 1
+    assert num_moved <= MOST_MOVED_FRACTION * len(drawn)
 
 
 # --- the same journal under every hash seed ---------------------------------------------------------------------------

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import secrets
+
 import pytest
 
 from springtide.core.errors import Fenced
 from springtide.core.workload import ReplicaId, WorkloadId
 from springtide.storage.file_store import FileStore
+from springtide.storage.open import open_store
 from springtide.storage.workload_store import WorkloadStore
 
 JOB = WorkloadId("job")
 
 
-@pytest.fixture
-def store(tmp_path):
+@pytest.fixture(params=["file", "s3"])
+def store(request, tmp_path):
+    if request.param == "s3":
+        request.getfixturevalue("s3_credentials")
+        name = f"retire-{os.getpid()}-{secrets.token_hex(4)}"
+        return open_store(request.getfixturevalue("s3_server").s3_url("tests", name))
     return FileStore(tmp_path / "objects", is_durable=False)
 
 

@@ -47,7 +47,8 @@ __all__ = ["Auto", "ServeFunction", "Task", "TrainFunction", "auto", "model_path
 
 NO_FUNCTIONS = (
     "this platform is connected to no function service; start it with one: `springtide down`, then "
-    "`springtide up --functions emulator` (on this machine, to try it) or aws, alibaba"
+    "`springtide up --functions emulator` (on this machine, to try it) or aws, alibaba; on Kubernetes set "
+    "functions.provider"
 )
 TrainingCallable = Callable[[TrainContext], Any]
 ServedT = TypeVar("ServedT")

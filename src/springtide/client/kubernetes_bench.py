@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import json
 import os
 import signal
@@ -66,7 +67,7 @@ NEAR_WAY_S = 0.005
 # When it was written, in a pod: by the clock that all processes of a machine share.
 SENT_ANNOTATION = f"{GROUP}/sent"
 PROBE_EVERY_S = 0.1
-MOST_PROBES = 50
+NUM_PROBES = 50
 IDLE_S = 20.0
 # Every device that jobs want is taken, or nothing was bound for so long: then no more is to come.
 QUIET_S = 60.0
@@ -293,9 +294,10 @@ class _Seen:
         self._name = name
         self._bound: dict[str, float] = {}
         self._is_over = False
-        self._probe = f"{name}-probe"
-        self._last_sent = ""
-        self._asking: set[asyncio.Task[None]] = set()
+        self._probes = [f"{name}-probe-{number}" for number in range(NUM_PROBES)]
+        self._turns = itertools.cycle(self._probes)
+        self._last_sent = dict.fromkeys(self._probes, "")
+        self._asking: dict[str, asyncio.Task[None]] = {}
         self._cache = thread.cache(POD, namespaces=[name], listener=self._changed)
 
     @classmethod
@@ -306,39 +308,43 @@ class _Seen:
             thread.call(lambda api: _make_namespace(api, name))
             seen = cls(thread, name)
             thread.sync(START_S)
-            thread.call(seen._make_probe)
+            thread.call(seen._make_probes)
             thread.every(PROBE_EVERY_S, seen._ask_on_time)
             yield seen
 
-    async def _make_probe(self, api: KubeApi) -> None:
-        """A pod that looks like one of the control plane's, so that its watch brings it, and that it has to do nothing
-        about: it is on its way out already, which no kubelet is there to end."""
-        pod = _pod(self._probe)
-        labels = {PLATFORM_LABEL: self._name, REPLICA_LABEL: self._probe}
-        pod["metadata"] |= {"labels": labels, "finalizers": [f"{GROUP}/bench"]}
-        await api.create(POD, pod, self._name)
-        await api.delete(POD, self._probe, self._name, grace_s=0)
+    async def _make_probes(self, api: KubeApi) -> None:
+        """Pods that look like those of the control plane, so that its watch brings them, and that it has to do nothing
+        about: they are on their way out already, which no kubelet is there to end."""
+        for name in self._probes:
+            pod = _pod(name)
+            labels = {PLATFORM_LABEL: self._name, REPLICA_LABEL: name}
+            pod["metadata"] |= {"labels": labels, "finalizers": [f"{GROUP}/bench"]}
+            await api.create(POD, pod, self._name)
+            await api.delete(POD, name, self._name, grace_s=0)
 
     def _ask_on_time(self) -> None:
-        """Whatever became of the one before: else nobody would ask while news are late."""
-        if not self._is_over and len(self._asking) < MOST_PROBES:
-            task = asyncio.get_running_loop().create_task(self._ask())
-            self._asking.add(task)
-            task.add_done_callback(self._asking.discard)
+        """Whatever became of the one before: else nobody would ask while news are late. Each time by another pod, since
+        writes to one pod wait for each other."""
+        name = next(self._turns)
+        if not self._is_over and name not in self._asking:
+            task = asyncio.get_running_loop().create_task(self._ask(name))
+            self._asking[name] = task
+            task.add_done_callback(lambda _: self._asking.pop(name))
 
-    async def _ask(self) -> None:
+    async def _ask(self, name: str) -> None:
         """Write the time into a pod: the watch that all pods come by brings it back."""
         now = {"metadata": {"annotations": {SENT_ANNOTATION: repr(time.monotonic())}}}
         with contextlib.suppress(BackendError):
-            await self.thread.api.patch(POD, self._probe, now, self._name)
+            await self.thread.api.patch(POD, name, now, self._name)
 
     def _changed(self, change: Change) -> None:
         if change.now is None:
             return
         metadata, now_s = change.now["metadata"], time.monotonic()
-        if change.key.name == self._probe:
-            if (sent := (metadata.get("annotations") or {}).get(SENT_ANNOTATION)) and sent != self._last_sent:
-                self._last_sent = sent
+        if change.key.name in self._last_sent:
+            sent = (metadata.get("annotations") or {}).get(SENT_ANNOTATION, "")
+            if sent != self._last_sent[change.key.name]:
+                self._last_sent[change.key.name] = sent
                 self.lags_s.append(now_s - float(sent))
         elif REPLICA_LABEL in (metadata.get("labels") or {}) and change.now["spec"].get("nodeName"):
             self._bound.setdefault(metadata["uid"], now_s)
@@ -373,7 +379,8 @@ class _Seen:
 
         jobs = await api.list(TRAINING_FUNCTION, self._name, metadata_only=True)
         await asyncio.gather(*(remove(obj, TRAINING_FUNCTION, None) for obj in jobs.items))
-        await api.patch(POD, self._probe, {"metadata": {"finalizers": None}}, self._name)
+        for name in self._probes:
+            await api.patch(POD, name, {"metadata": {"finalizers": None}}, self._name)
         pods = await api.list(POD, self._name, metadata_only=True)
         await asyncio.gather(*(remove(obj, POD, 0.0) for obj in pods.items))
         nodes = await api.list(NODE, labels=f"bench={self._name}", metadata_only=True)

@@ -32,10 +32,10 @@ def reconsider(snapshot: Snapshot, policy: Policy, job_id: WorkloadId, goal: Goa
     """
     view = next(view for view in snapshot.jobs if view.job.job_id == job_id)
     alias = WorkloadId(f"{job_id}~")
-    # What it may cost is another question: here that would count from now.
+    # What it may cost is another question: here that would count from now. Nor is it to be put in line, but answered.
     newcomer = replace(
         view,
-        job=replace(view.job, job_id=alias, goal=replace(goal, budget_usd=None)),
+        job=replace(view.job, job_id=alias, goal=replace(goal, budget_usd=None, waits=False)),
         state=JobState.PENDING,
         submitted_at_s=snapshot.now_s,
         num_replicas=0,
@@ -48,10 +48,7 @@ def reconsider(snapshot: Snapshot, policy: Policy, job_id: WorkloadId, goal: Goa
     refused = plan.rejected.get(alias)
     if refused is not None:
         return Reconsidered(refusal=refused.reason)
-    if alias in plan.admitted:
-        return Reconsidered(finish_s=plan.admitted[alias])
-    is_in_line = goal.is_hard and alias not in plan.allocations
-    return Reconsidered(refusal=plan.reasons.get(alias, "it would have to wait") if is_in_line else "")
+    return Reconsidered(finish_s=plan.admitted.get(alias))
 
 
 def soonest_s(snapshot: Snapshot, policy: Policy, job_id: WorkloadId, goal: Goal) -> float | None:

@@ -31,6 +31,8 @@ _COLD_START_S = 2.0
 _LEAST_CONCURRENCY = 6
 # What an emulator that runs elsewhere takes as its key.
 EMULATOR_TOKEN = "SPRINGTIDE_EMULATOR_TOKEN"
+# By these functions of AWS are made and invoked; without them by those that boto3 finds.
+AWS_KEYS = ("FUNCTIONS_AWS_ACCESS_KEY_ID", "FUNCTIONS_AWS_SECRET_ACCESS_KEY")
 _STORE_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION")
 _INSTALL = "pip install 'springtide[functions]'"
 
@@ -195,6 +197,9 @@ def _on_aws(settings: FunctionSettings, service: FunctionService, folder: Path) 
         role_arn=settings.role,
         image_uri=settings.image,
         endpoint_url=settings.endpoint,
+        # The usual places hold the store's keys where workers have those, too: they need not be able to do this.
+        access_key_id=os.environ.get(AWS_KEYS[0], ""),
+        secret_access_key=os.environ.get(AWS_KEYS[1], ""),
     )
     provider = LambdaProvider(lambda_settings, service)
     return provider, lambda ends_functions: provider.close()

@@ -71,14 +71,17 @@ def _promised_s(platform: PlatformLike, record: JobRecord, goal: Goal) -> float 
         # What is promised holds all the more.
         return record.promised_finish_s
     if all(view.job.job_id != record.workload_id for view in snapshot.jobs):
-        # It is paused: nothing is promised before it goes on.
-        return None
+        # Once it goes on its deadline could be refused, which would be its end.
+        raise InvalidRequest(
+            f"{record.workload_id} is paused, and nothing is promised to who holds nothing: let it go on first "
+            "(spec.suspend: false), or say that the deadline is an aim (spec.soft: true)"
+        )
     policy = platform.make_policy()
     found = reconsider(snapshot, policy, record.workload_id, goal)
     if not found.refusal and (found.finish_s is not None or not was_promised):
         return found.finish_s
     if goal.waits and not was_promised and not record.replicas:
-        # It stays in line.
+        # It stays in line; one that runs would have to leave for that.
         return None
     later_s = soonest_s(snapshot, policy, record.workload_id, goal)
     offer = "" if later_s is None else f"; {_moment(later_s + offset_s)} could be promised"

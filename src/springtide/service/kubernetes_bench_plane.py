@@ -20,6 +20,7 @@ import msgspec
 
 from springtide.backends.kubernetes.cache import Change
 from springtide.backends.kubernetes.executor import KubernetesExecutor
+from springtide.backends.kubernetes.kinds import Key
 from springtide.backends.kubernetes.settings_file import read_settings
 from springtide.core.actions import Action
 from springtide.core.events import Event
@@ -38,7 +39,7 @@ class TimedExecutor(KubernetesExecutor):
         self._began: tuple[float, float] | None = None
         self._longest_s = 0.0
         self._num_started = 0
-        self._last_sent = ""
+        self._last_sent: dict[Key, str] = {}
 
     def open(self) -> None:
         """Open the executor, and listen to its pods."""
@@ -47,8 +48,8 @@ class TimedExecutor(KubernetesExecutor):
 
     def _hear(self, change: Change) -> None:
         sent = ((change.now or {"metadata": {}})["metadata"].get("annotations") or {}).get(self.sent_annotation, "")
-        if sent and sent != self._last_sent:
-            self._last_sent = sent
+        if sent and sent != self._last_sent.get(change.key):
+            self._last_sent[change.key] = sent
             self.news.write(f"{time.monotonic() - float(sent)}\n")
 
     def wait(self, deadline_s: float | None) -> Sequence[Event]:

@@ -10,6 +10,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from springtide.control.records import JobRecord, ServiceRecord, ServiceState
+from springtide.core.decision import Overheads
 from springtide.core.workload import JobState
 from springtide.service.cluster_metrics import cluster_families
 from springtide.service.contract import PlatformLike, ViewLike
@@ -116,14 +117,15 @@ class PlatformCollector(Collector):
         shown = self._platform.snapshot()
         coming = self._pools.coming(shown.tide.day_s / 24)
         yield from pool_families(view.nodes, len(shown.drains), shown.tide, coming, totals.pools)
-        yield GaugeMetricFamily(
-            "springtide_change_seconds",
-            "What plans reckon with for a change of a job's workers, from the order to the first step.",
-            shown.overheads.change_s,
-        )
+        yield _change_cost(shown.overheads)
         yield from self._of_places(view)
         yield from function_families(view.nodes, view.jobs.values(), self._platform.function_status)
         yield GaugeMetricFamily("springtide_journal_seq", "The number of the journal's newest step.", view.seq)
+
+
+def _change_cost(overheads: Overheads) -> GaugeMetricFamily:
+    text = "What plans reckon with for a change of a job's workers, from the order to the first step."
+    return GaugeMetricFamily("springtide_change_seconds", text, overheads.change_s)
 
 
 def _by_label(name: str, text: str, values: list[str] | tuple[str, ...], counts: Counter[str]) -> GaugeMetricFamily:

@@ -77,8 +77,10 @@ class ObjectDoor:
         self._jobs = JobObjects(platform, objects, intake, room, quota_caps)
         self._services = ServiceObjects(platform, objects, intake, room)
         url = base_url or f"http://{settings.advertise}:{settings.port}"
-        self._statuses = StatusTeller(platform, objects, settings.name, url, cluster_status)
-        self._expiry = Expiry(platform, objects, settings.name)
+        self._statuses = StatusTeller(
+            platform, objects, settings.name, url, cluster_status, usual_ttl_s=settings.finished_ttl_s
+        )
+        self._expiry = Expiry(platform, objects, settings.name, settings.finished_ttl_s)
         self._events = EventTeller(settings.name, platform.wall_clock_offset_s, objects.tell_event)
         self._changed = threading.Condition()
         self._dirty: dict[Place, None] = {}
@@ -155,6 +157,10 @@ class ObjectDoor:
             dirty, self._dirty = self._dirty, {}
             loud, self._loud = self._loud, set()
             quiet, self._quiet = self._quiet, set()
+        # One that is gone, or that took another's name, leaves a workload behind; one that merely changed does not.
+        has_other_objects = any(
+            (obj := self.objects.get(*place)) is None or uid_of(obj) not in self._ids for place in dirty
+        )
         loud |= self._statuses.look_at_pods()
         places = self._unfinished | dirty | {place: None for name in loud if (place := self._place_of(name))}
         self._unfinished = {}
@@ -172,7 +178,7 @@ class ObjectDoor:
             place_of_quiet = self._place_of(name)
             if place_of_quiet is not None and place_of_quiet not in places:
                 self._guarded(self._tell_progress, place_of_quiet, name)
-        if is_due or dirty:
+        if is_due or has_other_objects:
             self._end_orphans()
         self._events.tell(self._platform.view())
 

@@ -32,10 +32,12 @@ class Expiry:
     server is asked for the object: what it says by now counts. `look` and `due` are for one thread.
     """
 
-    def __init__(self, platform: PlatformLike, objects: Objects, name: str) -> None:
+    def __init__(self, platform: PlatformLike, objects: Objects, name: str, usual_s: float | None = None) -> None:
+        """`name` is the platform's; `usual_s` is the time, in seconds, of objects that do not say."""
         self._platform = platform
         self._objects = objects
         self._name = name
+        self._usual_s = usual_s
         self._due_s: dict[Key, tuple[str, float]] = {}
         self._lock = threading.Lock()
         self._going: set[str] = set()
@@ -48,7 +50,7 @@ class Expiry:
 
     def look(self, obj: Object, record: JobRecord) -> Condition | None:
         """What is told of an object's time after its end, None where it has none; and, once that is over, its end."""
-        key, uid, end_s = key_of(obj), uid_of(obj), expires_s(obj, record)
+        key, uid, end_s = key_of(obj), uid_of(obj), expires_s(obj, record, self._usual_s)
         if end_s is None:
             self._due_s.pop(key, None)
             return None
@@ -105,7 +107,7 @@ class Expiry:
         found = self._objects.read(KIND, key)
         if found is None or uid_of(found) != uid:
             return
-        end_s, now_s = expires_s(found, record), self._platform.now_s()
+        end_s, now_s = expires_s(found, record, self._usual_s), self._platform.now_s()
         if end_s is None or now_s < end_s:
             # Whoever owns it gave it more time.
             return
@@ -127,12 +129,12 @@ class Expiry:
         self._objects.delete(KIND, key, uid=uid)
 
 
-def expires_s(obj: Object, record: JobRecord) -> float | None:
+def expires_s(obj: Object, record: JobRecord, usual_s: float | None = None) -> float | None:
     """When an object's time is over, on the platform's clock; None while its job runs, and where it has no end.
 
     Until the last worker has left nothing of a job has ended.
     """
-    kept_s = ttl_s(obj)
+    kept_s = ttl_s(obj, usual_s)
     if kept_s is None or not record.state.is_terminal or record.ended_at_s is None or record.replicas:
         return None
     return record.ended_at_s + kept_s

@@ -105,8 +105,10 @@ class JobObjects:
         refusals: list[str] = []
         trouble = ""
         self._forget_refusals()
+        accepted = _accepted(record)
+        changed = _changed(obj, accepted)
         if not record.state.is_terminal and record.outcome is None:
-            wishes = (self._suspend, self._resize, self._edit)
+            wishes = (self._suspend, self._resize, *((self._edit,) if changed & _EDITS else ()))
             for wish in wishes:
                 try:
                     wish(obj, record)
@@ -115,7 +117,10 @@ class JobObjects:
                     trouble = str(error)
                 except SpringtideError as error:
                     refusals.append(str(error))
-        refusals += self._changed_parts(obj, self._platform.view().jobs.get(record.workload_id, record))
+        now = self._platform.view().jobs.get(record.workload_id, record)
+        if _accepted(now) is not accepted:
+            changed = _changed(obj, _accepted(now))
+        refusals += _refused_parts(changed, now)
         if refusals:
             return Condition(ConditionType.APPLIED, False, Reason.CHANGE_REFUSED, "; ".join(refusals))
         if trouble:
@@ -146,10 +151,8 @@ class JobObjects:
 
     def _edit(self, obj: Object, record: JobRecord) -> None:
         """Bring what its owner wants of the job now to the platform: its goal, and how often it may begin again."""
-        accepted = {} if record.job.container is None else record.job.container.accepted
-        wished = _changed(obj, accepted) & _EDITS if accepted else frozenset()
-        if not wished:
-            return
+        accepted = _accepted(record)
+        wished = _changed(obj, accepted) & _EDITS
         uid, parts = uid_of(obj), parts_of(obj)
         known = self._refused.get(uid)
         if known is not None and known[0] == parts:
@@ -211,24 +214,6 @@ class JobObjects:
         budget_usd = parse_money_usd(obj["spec"]["budget"], "spec.budget")
         return None if budget_usd == record.job.goal.budget_usd else budget_usd
 
-    def _changed_parts(self, obj: Object, record: JobRecord) -> list[str]:
-        container = record.job.container
-        accepted = {} if container is None else container.accepted
-        if not accepted:
-            return []
-        wishes = _WISHES if record.job.elastic else _WISHES - {"workers", "replicas"}
-        asked = wishes | _AFTERWARDS | (frozenset() if record.state.is_terminal else _EDITS)
-        fixed = sorted(_changed(obj, accepted) - asked)
-        if not fixed:
-            return []
-        if record.state.is_terminal:
-            told = ", ".join(f"spec.{name}" for name in fixed)
-            return [f"{told} cannot change any more: it has ended ({record.state}); {_BEGIN_ANEW}"]
-        whys: dict[str, list[str]] = {}
-        for name in fixed:
-            whys.setdefault(_WHY_FIXED.get(name, _COMPUTED), []).append(f"spec.{name}")
-        return [f"{', '.join(names)} cannot change any more: {why}; {_BEGIN_ANEW}" for why, names in whys.items()]
-
     def _still(self, obj: Object, *parts: str) -> Object | None:
         """The object as the server has it, if it still wants what the cached one does."""
         found = self._as_it_is(obj)
@@ -243,8 +228,31 @@ class JobObjects:
         return found
 
 
+def _accepted(record: JobRecord) -> Mapping[str, str]:
+    """The digests of the parts of a job's object as they are in force."""
+    return {} if record.job.container is None else record.job.container.accepted
+
+
+def _refused_parts(changed: frozenset[str], record: JobRecord) -> list[str]:
+    """Why these parts of an object cannot be in force, as sentences; nothing of those that can change."""
+    wishes = _WISHES if record.job.elastic else _WISHES - {"workers", "replicas"}
+    asked = wishes | _AFTERWARDS | (frozenset() if record.state.is_terminal else _EDITS)
+    fixed = sorted(changed - asked)
+    if not fixed:
+        return []
+    if record.state.is_terminal:
+        told = ", ".join(f"spec.{name}" for name in fixed)
+        return [f"{told} cannot change any more: it has ended ({record.state}); {_BEGIN_ANEW}"]
+    whys: dict[str, list[str]] = {}
+    for name in fixed:
+        whys.setdefault(_WHY_FIXED.get(name, _COMPUTED), []).append(f"spec.{name}")
+    return [f"{', '.join(names)} cannot change any more: {why}; {_BEGIN_ANEW}" for why, names in whys.items()]
+
+
 def _changed(obj: Object, accepted: Mapping[str, str]) -> frozenset[str]:
-    """The parts of an object's spec that are not as they are in force."""
+    """The parts of an object's spec that are not as they are in force; none where nobody knows what is."""
+    if not accepted:
+        return frozenset()
     now = parts_of(obj)
     return frozenset(name for name in accepted.keys() | now.keys() if accepted.get(name) != now.get(name))
 

@@ -41,7 +41,7 @@ class StatusTeller:
     """Writes the status of objects. What is written is never read back to decide anything.
 
     `platform_name` and `base_url` are what users call the platform and where it is; `cluster_status` says which pods
-    wait for what.
+    wait for what. `usual_ttl_s` is how many seconds jobs stay after their end whose objects do not say.
     """
 
     def __init__(
@@ -52,6 +52,8 @@ class StatusTeller:
         base_url: str,
         cluster_status: Callable[[], ClusterStatus],
         monotonic: Callable[[], float] = time.monotonic,
+        *,
+        usual_ttl_s: float | None = None,
     ) -> None:
         self._platform = platform
         self._objects = objects
@@ -59,6 +61,7 @@ class StatusTeller:
         self._base_url = base_url
         self._cluster_status = cluster_status
         self._monotonic = monotonic
+        self._usual_ttl_s = usual_ttl_s
         self._told: dict[str, tuple[float, Object]] = {}
         self._pods: Mapping[str, list[PodStatus]] = {}
         # Which pods of a workload wait, and for what.
@@ -101,7 +104,7 @@ class StatusTeller:
         )
         pods = self._pods.get(record.workload_id, [])
         told = job_told(job, offset_s=offset_s, planned=planned, pods=pods)
-        end_s = expires_s(obj, record)
+        end_s = expires_s(obj, record, self._usual_ttl_s)
         told |= {} if end_s is None else {"expiresAt": stamp(end_s + offset_s)}
         return self._tell(obj, told, [*job_conditions(job, pods), *more])
 

@@ -144,3 +144,14 @@ def test_a_record_that_cannot_be_read_is_not_overwritten(store: CheckedStore) ->
     with pytest.raises(StorageError, match="jobs/j/control is unreadable"):
         Fence(store, KEYS, 1).claim()
     assert store.get(KEYS.control) == b"{"
+
+
+def test_a_job_that_has_ended_elsewhere_is_not_begun_anew_by_one_that_slept_through_it(store: CheckedStore) -> None:
+    asleep = Fence(store, KEYS, 1)
+    asleep.claim()
+    Fence(store, KEYS, 2).claim()
+    store.delete([KEYS.control, KEYS.notes])
+    for say in (lambda: asleep.write_notes(Notes()), lambda: asleep.write_control(record()), asleep.check):
+        with pytest.raises(StorageError, match="is gone from the store"):
+            say()
+    assert store.keys("") == []

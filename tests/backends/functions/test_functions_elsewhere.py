@@ -175,6 +175,7 @@ def test_one_on_an_empty_disk_goes_on_with_the_functions_of_the_one_before(site_
     site.take(events.CheckpointCommitted)
     spent = site.take(events.UsageReported)
     site.plane.close()
+    written = (site.folder / "disk1" / "workloads" / "j" / "logs" / "j.1.0.log").read_bytes()
     site.lead()
     site.adopt()
     site.take(events.JobFinished)
@@ -187,6 +188,10 @@ def test_one_on_an_empty_disk_goes_on_with_the_functions_of_the_one_before(site_
     site.end()
     wait_until(lambda: len(site.copy("losses.jsonl").splitlines()) == 80)
     assert [json.loads(line)[0] for line in site.copy("losses.jsonl").splitlines()] == list(range(1, 81))
+    # What was written elsewhere is written on.
+    assert written
+    assert site.copy("logs/j.1.0.log").startswith(written)
+    assert len(site.copy("logs/j.1.0.log")) > len(written)
 
 
 def test_one_that_was_asleep_neither_directs_nor_invokes_nor_tells(site_of: Callable[..., Site]) -> None:
@@ -278,3 +283,28 @@ def test_nobody_is_invoked_whose_number_cannot_be_noted(
     assert isinstance(lost, events.ReplicaLost)
     assert "the store is shut" in lost.reason
     assert site.provider.num_invocations == 0
+
+
+def test_a_store_that_is_away_for_a_moment_costs_no_retry_when_another_takes_over(
+    site_of: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("springtide.backends.functions.coordinator_shell.RETRY_S", 0.05)
+    site = site_of(total_steps=60)
+    site.train()
+    site.take(events.CheckpointCommitted)
+    site.plane.close()
+    whole, asked = FileStore._read_version, threading.Event()
+
+    def read_version(self: FileStore, key: str) -> tuple[bytes, str] | None:
+        if not asked.is_set():
+            asked.set()
+            raise StorageError("the store is shut")
+        return whole(self, key)
+
+    monkeypatch.setattr(FileStore, "_read_version", read_version)
+    site.lead()
+    site.adopt()
+    site.take(events.JobFinished)
+    assert asked.is_set()
+    assert not [event for event in site.events if isinstance(event, events.ReplicaLost)]
+    assert site.provider.num_invocations == 4

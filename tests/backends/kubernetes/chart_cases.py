@@ -25,6 +25,7 @@ CASES: dict[str, dict[str, Any]] = {
     "a registry and a class": {
         "usd_per_device_hour": 2.5,
         "grace_s": 22.5,
+        "finished_ttl_s": 604800,
         "install": {"registry": "registry.example.com/ml/", "storage_class": "fast", "storage_size": "1Ti"},
     },
     "functions": {

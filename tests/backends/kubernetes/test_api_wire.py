@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import datetime
+import gc
+import ipaddress
 import json
-from collections.abc import Awaitable, Callable
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 from scripted_server import Answer, Asked, scripted
 
 from springtide.backends.kubernetes.api import KubeApi
 from springtide.backends.kubernetes.api_auth import Fixed, TokenFile
 from springtide.backends.kubernetes.api_errors import NotAuthenticated, Unreachable
+from springtide.backends.kubernetes.api_thread import ApiThread
 from springtide.backends.kubernetes.api_wire import Wire
 from springtide.backends.kubernetes.kinds import CONFIG_MAP, POD, Key
 
@@ -194,3 +207,84 @@ def test_writes_that_were_taken_are_told_of_by_kind() -> None:
     with scripted(lambda asked: gone if asked.method == "DELETE" else Answer()) as server:
         with_api(server.url, None, calls)
     assert noted == ["POST pods", "POST binding", "PATCH status", "PATCH"]
+
+
+def make_certificate(folder: Path) -> Path:
+    """A certificate of its own making for 127.0.0.1, with its key, in one file."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False)
+        .sign(key, hashes.SHA256())
+    )
+    plain = serialization.NoEncryption()
+    texts = (
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain),
+        made.public_bytes(serialization.Encoding.PEM),
+    )
+    path = folder / "server.pem"
+    path.write_bytes(b"".join(texts))
+    return path
+
+
+@contextlib.contextmanager
+def petrified(certificate: Path) -> Iterator[str]:
+    """The URL of a server that begins to answer and then does nothing more, as one that is stopped: no goodbye either.
+
+    Whoever comes first gets the beginning of a watch; with everybody after that it does not even shake hands.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    kept: list[socket.socket] = []
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    line = b'{"type": "ADDED", "object": {"metadata": {"name": "p", "resourceVersion": "5"}}}\n'
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def begin() -> None:
+            with contextlib.suppress(OSError):
+                kept.append(context.wrap_socket(server.accept()[0], server_side=True))
+                kept[0].recv(1 << 16)
+                kept[0].sendall(head + b"%x\r\n%s\r\n" % (len(line), line))
+
+        thread = threading.Thread(target=begin)
+        thread.start()
+        try:
+            yield f"https://127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            thread.join(10.0)
+            for each in kept:
+                each.close()
+
+
+def test_what_ends_beside_a_server_that_is_stopped_leaves_nothing_open(tmp_path: Path) -> None:
+    """Whatever is still open when its loop ends complains from the collector of garbage, which pytest takes amiss."""
+    certificate = make_certificate(tmp_path)
+    apis: list[KubeApi] = []
+    begun = threading.Event()
+
+    async def follow(api: KubeApi) -> None:
+        async for _ in api.watch(POD, resource_version="4"):
+            begun.set()
+
+    with petrified(certificate) as url:
+        context = ssl.create_default_context(cafile=certificate)
+
+        def connect() -> KubeApi:
+            apis.append(KubeApi(url, context=context))
+            return apis[0]
+
+        with ApiThread(connect) as thread:
+            thread.run(follow)
+            assert begun.wait(10.0)
+            thread.run(lambda api: api.version())
+            until_s = time.monotonic() + 10.0
+            while len(apis[0].wire._sockets) < 2 and time.monotonic() < until_s:
+                time.sleep(0.01)
+            sockets = list(apis[0].wire._sockets)
+            assert len(sockets) == 2
+        assert [each.fileno() for each in sockets] == [-1, -1]
+        gc.collect()

@@ -99,6 +99,8 @@ _AWS = "{store_url: 's3://b', functions: {provider: aws, region: r, role: a, ima
         ("grace_s: .nan", "grace_s must be from 1 to 3600 seconds"),
         ("devices_per_node: -1", "devices_per_node must be from 0 to 256"),
         ("usd_per_device_hour: -1", "usd_per_device_hour must be"),
+        ("finished_ttl_s: -1", "finished_ttl_s must be seconds after a job's end"),
+        ("finished_ttl_s: .nan", "finished_ttl_s must be seconds after a job's end"),
         ("install: {replicas: 2}", r"set journal_url: postgresql://\.\.\. or install\.replicas: 1"),
         ("{journal_url: 'postgresql://db/x', install: {replicas: 9}}", "install.replicas must be from 1 to 5"),
         ("install: {storage_size: big}", "install.storage_size must be a quantity like 8Gi"),

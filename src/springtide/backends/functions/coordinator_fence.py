@@ -28,7 +28,7 @@ _NOBODY = ControlRecord(generation=0, attempt=0, restore_step=0, plan=_NO_PLAN, 
 
 
 class Fence:
-    """One job's control record and notes, as those of `term`. Every method raises StorageError.
+    """One job's control record and notes, as those of `term`: `claim` first. Every method raises StorageError.
 
     Raises Fenced, which is one, where a later control plane has claimed the job.
     """
@@ -64,7 +64,9 @@ class Fence:
     def check(self) -> None:
         """Ask whether the job is still one's own."""
         found = self._store.get_version(self._keys.control)
-        if found is not None and _decoded(found[0], ControlRecord, self._keys.control).term > self._term:
+        if found is None:
+            raise _gone(self._keys.control)
+        if _decoded(found[0], ControlRecord, self._keys.control).term > self._term:
             raise self._fenced()
 
     def _take(self, key: str, kind: type[RecordT], first: RecordT) -> RecordT | None:
@@ -86,8 +88,7 @@ class Fence:
                 return
             found = self._store.get_version(key)
             if found is None:
-                self._versions[key] = ""
-                continue
+                raise _gone(key)
             known = _decoded(found[0], kind, key)
             if known.term > self._term or is_later(known):
                 raise self._fenced()
@@ -112,6 +113,11 @@ class Fence:
 
     def _fenced(self) -> Fenced:
         return Fenced(f"{self._keys.prefix} belongs to a later control plane or generation than {self._term}")
+
+
+def _gone(key: str) -> StorageError:
+    """What was claimed does not go by itself: the job has ended elsewhere, and nobody may begin it anew from here."""
+    return StorageError(f"{key} is gone from the store")
 
 
 def _decoded(data: bytes, kind: type[RecordT], key: str) -> RecordT:

@@ -49,8 +49,6 @@ READ_FRACTION = 0.25
 WATCH_S = 1.0
 DRY_WATCH_FRACTION = 0.1
 LONGEST_WATCH_S = 30.0
-# Where notes are objects, what has been used is noted so often.
-NOTES_S = 15.0
 _READERS = 8
 
 
@@ -75,7 +73,6 @@ class CoordinatorShell:
         self._lines_of: dict[Place, int] = {}
         self._num_losses = 0
         self._parameters_before_s = 0.0
-        self._noted_at_s = 0.0
         self._read_at_s = 0.0
         self._watched_at_s = 0.0
         self._dry_since_s = 0.0
@@ -204,7 +201,14 @@ class CoordinatorShell:
         if not wiring.term:
             return self._objects.read_control(), self._notebook.read()
         self._fence = self._objects.fence(wiring.term)
-        record, notes = self._fence.claim()
+        give_up_s = time.monotonic() + STORE_PATIENCE_S
+        while True:
+            try:
+                record, notes = self._fence.claim()
+                break
+            except StorageError as error:
+                if isinstance(error, Fenced) or time.monotonic() > give_up_s or self._is_closed.wait(RETRY_S):
+                    raise
         self._copies = Copies(self._objects.store, self.job.job_id, wiring.work_dir)
         self._copies.restore()
         return record, notes
@@ -384,7 +388,6 @@ class CoordinatorShell:
         if fence is None:
             self._write_notes(coordinator)
             return True
-        self._noted_at_s = time.monotonic()
         return self._patiently(lambda: fence.write_notes(notes), "the notes")
 
     def _patiently(self, write: Callable[[], None], what: str) -> bool:
@@ -446,9 +449,8 @@ class CoordinatorShell:
         try:
             if self._fence is None:
                 self._notebook.write(self._notes_of(coordinator))
-            elif time.monotonic() - self._noted_at_s >= NOTES_S:
-                # What runs is charged by when it was invoked, which is noted: this is about requests and the rest.
-                self._noted_at_s = time.monotonic()
+            else:
+                # Before it is told: a bill that people have seen does not fall when another control plane goes on.
                 self._fence.write_notes(self._notes_of(coordinator))
         except Fenced:
             self.tell(messages.Fenced())
@@ -484,10 +486,8 @@ class CoordinatorShell:
         self._notebook.add_lines("coordinator", [line])
 
     def _own_usage(self) -> Usage:
-        asked = self._objects.store.requests()
-        return Usage(
-            num_puts=asked.num_puts, num_gets=asked.num_gets, num_lists=asked.num_lists, num_deletes=asked.num_deletes
-        )
+        had = self._objects.store.requests()
+        return Usage(num_puts=had.num_puts, num_gets=had.num_gets, num_lists=had.num_lists, num_deletes=had.num_deletes)
 
     def _parameter_store_s(self) -> float | None:
         host = self._wiring.parameter_host

@@ -13,6 +13,7 @@ import io
 import socket
 import ssl
 import urllib.request
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -25,6 +26,8 @@ from springtide.backends.kubernetes.api_errors import Unreachable
 CONNECT_TIMEOUT_S = 5.0
 # API servers, and what stands before them, end connections that nobody uses; this side does so before.
 IDLE_S = 30.0
+# How often, and with what pause in seconds, connections that do not end are cut when all is over.
+END_TURNS, END_TURN_S = 50, 0.01
 # A connection whose other end vanished without a word is found out in half a minute.
 SOCKET_OPTIONS = [
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -96,6 +99,7 @@ class Wire:
         self._headers = dict(headers or {})
         self._session: aiohttp.ClientSession | None = None
         self._retired: aiohttp.ClientSession | None = None
+        self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
     async def send(
         self, method: str, target: str, headers: Mapping[str, str], body: bytes | None, silence_s: float
@@ -137,8 +141,20 @@ class Wire:
             if session is not None:
                 await session.close()
         self._session = self._retired = None
-        # Connections end in the loop's next turn.
-        await asyncio.sleep(0)
+        await self._let_all_end()
+
+    async def _let_all_end(self) -> None:
+        """Wait until every connection is gone: a loop that ends before them complains.
+
+        One that was given up within its handshake would wait for the other end to say goodbye, which may be no more.
+        """
+        left = END_TURNS
+        while left and (there := [each for each in self._sockets if each.fileno() >= 0]):
+            left -= 1
+            for each in there:
+                with contextlib.suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+            await asyncio.sleep(END_TURN_S)
 
     def _request(
         self, method: str, target: str, headers: Mapping[str, str], body: bytes | None, silence_s: float | None
@@ -163,7 +179,7 @@ class Wire:
                 limit=0,
                 keepalive_timeout=IDLE_S,
                 ssl=self._context if self._context is not None else True,
-                socket_factory=_make_socket,
+                socket_factory=self._make_socket,
             ),
             headers=self._headers,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -172,14 +188,14 @@ class Wire:
             trust_env=False,
         )
 
-
-def _make_socket(address: Any) -> socket.socket:
-    family, kind, protocol, _, _ = address
-    made = socket.socket(family=family, type=kind, proto=protocol)
-    made.setblocking(False)
-    for option in SOCKET_OPTIONS:
-        made.setsockopt(*option)
-    return made
+    def _make_socket(self, address: Any) -> socket.socket:
+        family, kind, protocol, _, _ = address
+        made = socket.socket(family=family, type=kind, proto=protocol)
+        made.setblocking(False)
+        for option in SOCKET_OPTIONS:
+            made.setsockopt(*option)
+        self._sockets.add(made)
+        return made
 
 
 def unreachable(server: str, error: BaseException) -> Unreachable:

@@ -121,10 +121,10 @@ def replica_bounds(spec: Spec) -> tuple[int, int]:
     return (spec["replicas"], spec["replicas"]) if spec.get("replicas") else (low, high)
 
 
-def ttl_s(obj: Object) -> float | None:
-    """For how long a TrainingFunction stays after its end, in seconds; None: for good."""
+def ttl_s(obj: Object, usual_s: float | None = None) -> float | None:
+    """For how long a TrainingFunction stays after its end, in seconds, `usual_s` if it does not say; None: for good."""
     kept_s = obj["spec"].get("ttlSecondsAfterFinished")
-    return None if kept_s is None else float(kept_s)
+    return usual_s if kept_s is None else float(kept_s)
 
 
 def keeps_artifacts(obj: Object) -> bool:

@@ -34,7 +34,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
 )
 CALL_TIMEOUT_S = 20.0
 # Events are news, not state: when the server is away for long, the oldest that still wait are dropped.
-MAX_WAITING_EVENTS = 2000
+MAX_WAITING_EVENTS = 10_000
 
 
 class Objects:

@@ -8,6 +8,8 @@ from springtide.backends.crew.members import Phase
 from springtide.backends.kubernetes.pods import PodReplica, Pods
 
 TICK_S = 0.5
+# Starts may take minutes.
+STARTS_EVERY_S = 2.0
 # How long a container may wait for what only somebody can mend (an image, a Secret), and any other one to run.
 STUCK_AFTER_S = 300.0
 STARTING_AFTER_S = 600.0
@@ -18,11 +20,15 @@ ADOPT_WINDOW_S = 15.0
 
 
 class PodWatch:
-    """Looks at every replica twice a second. Runs on the I/O thread. `lost_after_s` is how long one may be silent."""
+    """Looks for silence twice a second, and at those that start now and then. Runs on the I/O thread.
+
+    `lost_after_s` is how long one may be silent.
+    """
 
     def __init__(self, pods: Pods, lost_after_s: float) -> None:
         self._pods = pods
         self._lost_after_s = lost_after_s
+        self._next_starts_s = float("-inf")
 
     def start(self) -> None:
         """Begin to look."""
@@ -39,7 +45,16 @@ class PodWatch:
     def _tick(self) -> None:
         self._pods.reactor.after(TICK_S, self._tick)
         now_s = time.monotonic()
-        for replica in list(self._pods.replicas.values()):
+        silent_since_s = now_s - self._lost_after_s
+        looks_at_starts = now_s >= self._next_starts_s
+        if looks_at_starts:
+            self._next_starts_s = now_s + min(STARTS_EVERY_S, STUCK_AFTER_S / 2)
+        # Of thousands hardly one is worth a look each time.
+        for replica in [
+            each
+            for each in self._pods.replicas.values()
+            if (looks_at_starts if each.phase is Phase.SPAWNING else each.heard_at_s <= silent_since_s)
+        ]:
             self._look(replica, now_s)
 
     def _look(self, replica: PodReplica, now_s: float) -> None:

@@ -79,7 +79,8 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     `pools` says that nodes belong to pools and may be loaned; `day_s` is the time after which the tide comes again
     (None: a day). `share_directory` is the directory of a node in which its share daemon and sharers' pods meet (empty:
     no daemon). `store_secret` is a Secret in the platform's namespace whose values are the object store's credentials.
-    `functions` is the function service that jobs may run on, too.
+    `finished_ttl_s` is for how long jobs stay after their end whose objects do not say (None: for good). `functions` is
+    the function service that jobs may run on, too.
     """
 
     name: str = "springtide"
@@ -104,6 +105,7 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     worker_lost_after_s: float = 10.0
     node_lost_after_s: float = 40.0
     lease_s: float = 15.0
+    finished_ttl_s: float | None = None
     share_directory: str = ""
     pod: PodSettings = PodSettings()
     controller: PodSettings = PodSettings()
