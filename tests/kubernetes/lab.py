@@ -136,7 +136,7 @@ class Lab:
         for process in self._restarted:
             if process.pid == pid:
                 process.wait(30.0)
-        wait_for(f"the end of {name}", lambda: not Path(f"/proc/{pid}/exe").exists() or _has_ended(pid))
+        wait_for(f"the end of {name}", lambda: not Path(f"/proc/{pid}/exe").exists() or has_ended(pid))
 
     def _restart(self, name: str) -> None:
         command = (self.folder / f"{name}.command").read_text().split("\0")
@@ -165,7 +165,8 @@ class Lab:
         assert done.returncode == 0, f"lab.sh {verb}: {(self.folder / 'script.log').read_text()[-2000:]}"
 
 
-def _has_ended(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone, but for what its parent has still to fetch."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:

@@ -10,6 +10,7 @@ import contextlib
 import ipaddress
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from kube_http import wait_for
-from lab import Lab, binary_folder, command_of, free_ports, lab_folder
+from lab import Lab, binary_folder, command_of, free_ports, has_ended, lab_folder
 from lab_remains import CGROUPS, bridge_name, cgroup_name
 
 NODES = ("127.0.0.1", "127.0.0.2")
 DEVICE_RESOURCE = "springtide.dev/device"
 IMAGE = "localhost/busybox:1"
-READY_S = 120.0
+READY_S = 240.0
 # After so many seconds without a word of its kubelet a node counts as silent; kubelets speak six times as often.
 SILENT_S = 12
 SYSCTLS = ("vm.overcommit_memory", "kernel.panic", "kernel.panic_on_oops", "net.ipv4.ip_forward")
@@ -101,20 +102,25 @@ class NodeLab(Lab):
             NodeLab._is_there = False
 
     def _wait_ready(self, number: int) -> None:
-        """Wait for a node. A kubelet that ended on the way (somebody else took its port, say) is started once more."""
+        """Wait for a node. A kubelet that ends on the way is started again: somebody else took its port, say."""
         daemon = f"kubelet-{number}"
-        for is_last in (False, True):
-            try:
-                wait_for(f"node {NODES[number]}", lambda: self.is_ready(NODES[number]), READY_S)
-                return
-            except AssertionError as error:
-                log = (self.folder / f"{daemon}.log").read_text(errors="replace")
-                if is_last:
-                    raise AssertionError(f"{error}; the end of its log: {log[-3000:]}") from None
-                print(f"{error}; its kubelet is started again; the end of its log: {log[-3000:]}")
-            with contextlib.suppress(OSError):
-                self._kill(daemon)
-            self._spawn(daemon, self._kubelets[number], AWS_EC2_METADATA_DISABLED="true")
+
+        def is_there() -> bool:
+            if has_ended(self.pid(daemon)):
+                print(f"{daemon} has ended and is started again: {self._last_words(daemon)}")
+                self._spawn(daemon, self._kubelets[number], AWS_EC2_METADATA_DISABLED="true")
+            return self.is_ready(NODES[number])
+
+        try:
+            wait_for(f"node {NODES[number]}", is_there, READY_S, every_s=0.5)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; the last words of its kubelet: {self._last_words(daemon)}") from None
+
+    def _last_words(self, daemon: str) -> str:
+        """Why a daemon ended, if it said so, else the end of its log."""
+        log = (self.folder / f"{daemon}.log").read_text(errors="replace")
+        fatal = [line for line in log.splitlines() if re.match(r"F\d{4} ", line)]
+        return "\n".join(fatal[-3:]) or log[-3000:]
 
     @property
     def host(self) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from lab import lab_folder, missing_lab
+from lab import Cluster, lab_folder, missing_lab
 
+from springtide.backends.kubernetes.api import KubeApi
 from springtide.backends.kubernetes.kinds import NODE
 from springtide.client import kubernetes_bench
 from springtide.client.kubernetes_bench_cluster import LAB_VARIABLE, api_server
@@ -28,28 +30,35 @@ def _own_server(monkeypatch) -> None:
 def test_it_measures(monkeypatch) -> None:
     monkeypatch.setattr(kubernetes_bench, "IDLE_S", 1.0)
     monkeypatch.setattr(kubernetes_bench, "NUM_ROUNDS", 1)
+    monkeypatch.setattr(kubernetes_bench, "NUM_ONE_BY_ONE", 5)
+    monkeypatch.setattr(kubernetes_bench, "NUM_TOGETHER", 15)
     report = kubernetes_bench.run_bench(num_nodes=5, num_jobs=10)
     rows = {row["case"]: row for row in report["rows"]}
     # Ten jobs want four workers each; five nodes of eight devices have room for exactly these.
     assert rows["pods bound, 5 nodes x 8, 10 jobs"]["ours"] == 40
     assert rows["CPU of the control plane a pod bound"]["ours"] > 0
     assert rows["one turn of the loop, p99"]["ours"] > 0
+    # News came to whoever looks on and to the control plane itself.
+    assert rows["news of a pod by the watch meanwhile, p99"]["ours"] > 0
+    assert rows["the same within the control plane, p99"]["ours"] > 0
     # Every call takes half a second there; no action that is handed over waits for one.
     assert rows["longest hand-over of an action, 500 ms a call"]["ours"] < 400
     assert kubernetes_bench_plane.TimedExecutor.wait is not None
 
 
-def test_it_does_not_stand_among_the_nodes_of_others(monkeypatch) -> None:
-    with api_server() as kubeconfig:
-        asyncio.run(_make_node(kubeconfig))
-        monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
-        with pytest.raises(BackendError, match="has 1 nodes"), api_server():
+def test_it_does_not_stand_among_the_nodes_of_others(monkeypatch, cluster: Cluster) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    asyncio.run(_with_api(cluster.kubeconfig, lambda api: api.create(NODE, {"metadata": {"name": "somebodys"}})))
+    try:
+        with pytest.raises(BackendError, match=r"has \d+ nodes"), api_server():
             raise AssertionError("somebody's cluster")
+    finally:
+        asyncio.run(_with_api(cluster.kubeconfig, lambda api: api.delete(NODE, "somebodys")))
 
 
-async def _make_node(kubeconfig: Path) -> None:
-    from springtide.backends.kubernetes.api import KubeApi
-
+async def _with_api(kubeconfig: Path, task: Callable[[KubeApi], Awaitable[object]]) -> None:
     api = KubeApi.connect(kubeconfig)
-    await api.create(NODE, {"metadata": {"name": "somebodys"}})
-    await api.close()
+    try:
+        await task(api)
+    finally:
+        await api.close()

@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.timeout(1200),
     pytest.mark.skipif(bool(missing_postgres()), reason=missing_postgres() or "none"),
 ]
-NUM_EPOCHS = 150
+NUM_EPOCHS = 120
 # Steps so long that the job lasts for all of the story; what is left of them is made at once in the end.
 SHARD_S = 0.25
 

@@ -321,6 +321,8 @@ def test_a_service_over_rest_is_an_object_and_goes_with_it(up: ObjectPlatform):
 
 
 def test_a_submission_that_is_refused_leaves_no_object(up: ObjectPlatform):
+    # Of a platform that knows no device yet nothing is refused for their number.
+    wait_for("its node", lambda: up.platform.view().nodes)
     with pytest.raises(InvalidRequest, match="9 workers at once"):
         up.desk.submit_job(job_in(min_workers=9, max_workers=9, share={"request": 0.5}), None)
     body = {**job_in().model_dump(mode="json"), "container": {"namespace": "elsewhere"}}

@@ -26,9 +26,9 @@ from springtide.core.events import JobResized, ReplicaLost
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(2400)]
 JOBS = ("first", "second")
-NUM_EPOCHS = 300
+NUM_EPOCHS = 200
 # Steps so long that the jobs last for all of the story; what is left of them is made at once in the end.
-SHARD_S = 0.12
+SHARD_S = 0.2
 # A busy machine is no reason to fail: what is waited for here comes, or it never does. A job that was slow on two
 # workers, because somebody else needed the processors, is tried on two again after five minutes.
 LONG_S = 400.0

@@ -118,13 +118,13 @@ def _run(kubeconfig: Path, which: str, num_nodes: int, num_jobs: int, policy: st
             reached = _at(kubeconfig, wire.port, folder)
         plane = stack.enter_context(_plane(reached, folder, name, policy))
         plane.wait_up()
-        began_cpu_s = plane.cpu_s()
+        began_cpu_s, num_lags, num_plane_lags = plane.cpu_s(), len(seen.lags_s), len(plane.lags_s())
         tell("  the control plane is up; handing in ...")
         seen.thread.call(lambda api: _submit(api, name, num_jobs), timeout_s=600)
         num_bound, bind_s = seen.wait_bound(plane, min(num_nodes * DEVICES_PER_NODE, num_jobs * WORKERS_PER_JOB))
         cpu_s = plane.cpu_s() - began_cpu_s
         tell(f"  {num_bound} pods bound in {bind_s:.1f} s, {cpu_s:.1f} s of CPU")
-        lags_s, plane_lags_s = list(seen.lags_s), plane.lags_s()
+        lags_s, plane_lags_s = seen.lags_s[num_lags:], plane.lags_s()[num_plane_lags:]
         idle_began_s, idle_began_cpu_s = time.monotonic(), plane.cpu_s()
         time.sleep(IDLE_S)
         idle_cpu = (plane.cpu_s() - idle_began_cpu_s) / (time.monotonic() - idle_began_s)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import logging
 import os
 import signal
@@ -298,6 +299,10 @@ class _ControlPlane:
                 LOG.info(
                     "springtide %s is up on port %d with %d nodes", springtide.__version__, port, self._num_nodes()
                 )
+                # What is here now mostly stays: the collector of garbage, which stops every thread while it looks, need
+                # not look at all of it again each time that pods have come.
+                gc.collect()
+                gc.freeze()
                 server.run(sockets=[self._listener.dup()])
             self._is_asked_to_end.set()
             door.stop()

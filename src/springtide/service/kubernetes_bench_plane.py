@@ -47,7 +47,10 @@ class TimedExecutor(KubernetesExecutor):
         self._pod_cache.listen(self._hear)
 
     def _hear(self, change: Change) -> None:
-        sent = ((change.now or {"metadata": {}})["metadata"].get("annotations") or {}).get(self.sent_annotation, "")
+        if change.before is None or change.now is None:
+            # What was there when it came is no news.
+            return
+        sent = (change.now["metadata"].get("annotations") or {}).get(self.sent_annotation, "")
         if sent and sent != self._last_sent.get(change.key):
             self._last_sent[change.key] = sent
             self.news.write(f"{time.monotonic() - float(sent)}\n")

@@ -14,7 +14,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
-from urllib.parse import quote, urlencode
 
 import msgspec
 from lightkube.config import client_adapter
@@ -29,6 +28,7 @@ from springtide.backends.kubernetes.api_messages import (
     PATCH_TYPES,
     Heads,
     ItemT,
+    Listed,
     Listing,
     Page,
     PatchType,
@@ -41,6 +41,7 @@ from springtide.backends.kubernetes.api_messages import (
     event_decoder,
     kind_of_write,
     selectors,
+    target_of,
 )
 from springtide.backends.kubernetes.api_wire import Stream, Wire, proxy_for
 from springtide.backends.kubernetes.kinds import ACCESS_REVIEW, POD, Key, Kind, Object, key_of
@@ -60,7 +61,6 @@ CALL_TIMEOUT_S = 15.0
 WATCH_SILENCE_S = 130.0
 PAGE_SIZE = 1000
 _JSON = "application/json"
-_PATH_SAFE = "/:@!$&'()*+,;=~"
 # No object is as long; a container may write without ever ending a line.
 _MOST_LINE_BYTES = 8 << 20
 
@@ -191,7 +191,7 @@ class KubeApi:
         labels: str,
         fields: str,
         not_older_than: str,
-    ) -> tuple[list[ItemT], str]:
+    ) -> Listed[ItemT]:
         path, headers = kind.path(namespace), {"Accept": accept}
         params = selectors(labels, fields)
         if not_older_than:
@@ -387,7 +387,7 @@ class KubeApi:
         if headers:
             sent.update(headers)
         await self._prove(sent)
-        target, began_s = _target(path, params), time.monotonic()
+        target, began_s = target_of(path, params), time.monotonic()
         reply = await self.wire.send(method, target, sent, content, CALL_TIMEOUT_S)
         if reply.status == 401 and await self._prove_anew(sent):
             reply = await self.wire.send(method, target, sent, content, CALL_TIMEOUT_S)
@@ -408,7 +408,7 @@ class KubeApi:
         """The lines of an answer as they come."""
         sent = {"Accept": _JSON}
         await self._prove(sent)
-        target, is_proven_anew = _target(path, params), False
+        target, is_proven_anew = target_of(path, params), False
         while True:
             async with self.wire.open("GET", target, sent, None, silence_s) as stream:
                 self.heard_at_s = time.monotonic()
@@ -454,12 +454,6 @@ class KubeApi:
         refused = headers["Authorization"]
         headers["Authorization"] = await self._auth.said(refused)
         return headers["Authorization"] != refused
-
-
-def _target(path: str, params: Mapping[str, str] | None) -> str:
-    """A path and its query, percent-encoded."""
-    path = quote(path, safe=_PATH_SAFE)
-    return f"{path}?{urlencode(params)}" if params else path
 
 
 def _decoded(decode: Callable[[bytes], T], data: bytes) -> T:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Generic, Literal, NamedTuple, TypeVar
+from collections.abc import Mapping
+from typing import Generic, Literal, NamedTuple, TypeAlias, TypeVar
+from urllib.parse import quote, urlencode
 
 import msgspec
 
 from springtide.backends.kubernetes.kinds import ACCESS_REVIEW, Key, Kind, Object, number_of
 
 ItemT = TypeVar("ItemT")
+# The items of all pages, and the version that they are of.
+Listed: TypeAlias = tuple[list[ItemT], str]
+_PATH_SAFE = "/:@!$&'()*+,;=~"
 METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 PatchType = Literal["merge", "json", "apply", "strategic"]
 PATCH_TYPES: dict[PatchType, str] = {
@@ -122,3 +127,9 @@ def kind_of_write(method: str, path: str) -> str:
     """Which writes cost a server alike: a POST's path ends with what is made, those to a status with that."""
     end = path.rpartition("/")[2]
     return f"{method} {end}" if method == "POST" or end == "status" else method
+
+
+def target_of(path: str, params: Mapping[str, str] | None) -> str:
+    """A path and its query, percent-encoded."""
+    path = quote(path, safe=_PATH_SAFE)
+    return f"{path}?{urlencode(params)}" if params else path
