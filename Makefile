@@ -50,7 +50,7 @@ broken: setup compiler
 # The cluster that KUBECONFIG names, or a lab of this machine's own where there is one; otherwise its tests say that they
 # are skipped. One of the two has the lab with nodes, the other an API server of its own.
 kubernetes: setup servers
-	$(PYTEST) -m kubernetes -rs --timeout 900 -n 2 --dist loadgroup --no-loadscope-reorder tests/kubernetes
+	$(PYTEST) -m kubernetes -rs --timeout 900 -n 2 --dist loadfile tests/kubernetes
 
 gpu: setup compiler
 	$(PYTEST) -m gpu -rs --timeout 600
