@@ -176,6 +176,10 @@ class FakeClient:
     def scale(self, identifier: str, minimum: int, maximum: int) -> None:
         self.calls.append(("scale", identifier, minimum, maximum))
 
+    def change(self, job_id: str, wish: dict[str, Any]) -> JobStatus:
+        self.calls.append(("change", job_id, wish))
+        return self.job(job_id)
+
     def pause(self, job_id: str) -> JobStatus:
         self.calls.append(("pause", job_id))
         return self.job(job_id)

@@ -130,6 +130,11 @@ def test_logs(client: Any, springtide: Run, make_job: MakeJob) -> None:
     [
         (["scale", "fit", "1..4"], ("scale", "fit-3f2a", 1, 4)),
         (["scale", "sentiment", "0..2"], ("scale", "sentiment", 0, 2)),
+        (
+            ["change", "fit", "--deadline", "90m", "--budget", "none", "--soft", "--retries", "9"],
+            ("change", "fit-3f2a", {"deadline_s": 5400.0, "budget_usd": None, "is_soft": True, "max_restarts": 9}),
+        ),
+        (["change", "fit", "--hard"], ("change", "fit-3f2a", {"is_soft": False})),
         (["pause", "fit"], ("pause", "fit-3f2a")),
         (["resume", "fit"], ("resume", "fit-3f2a")),
         (["cancel", "fit"], ("cancel", "fit-3f2a")),
@@ -150,7 +155,9 @@ def test_acting(
     assert client.calls == [call]
 
 
-@pytest.mark.parametrize("arguments", [["scale", "fit", "0"], ["scale", "fit", "many"], ["pause", "sentiment"]])
+@pytest.mark.parametrize(
+    "arguments", [["scale", "fit", "0"], ["scale", "fit", "many"], ["change", "fit"], ["pause", "sentiment"]]
+)
 def test_acting_wrongly_asks_nothing(
     arguments: list[str],
     client: Any,

@@ -12,7 +12,7 @@ from test_resource_controller import House
 from springtide.backends.kubernetes.object_status import Reason
 from springtide.control.controller import Controller
 from springtide.core.errors import BackendError, Conflict, InvalidRequest
-from springtide.core.events import JobEdited, ReplicaStopped
+from springtide.core.events import JobEdited, ProgressReported, ReplicaStopped
 from springtide.core.workload import Goal
 from springtide.policies.registry import make_live_policy
 from springtide.service.history import HistoryIndex
@@ -64,6 +64,23 @@ def test_a_later_deadline_of_a_promised_job_is_promised_all_the_more(house):
     assert record.admitted_at_s is not None
     assert restored(house)[record.workload_id] == record
     assert house.compare(obj).is_true
+
+
+def test_a_deadline_that_cannot_be_met_at_the_measured_speed_is_refused(house):
+    obj = begin(house, samples=32_000, workers=1, globalBatch=32)
+    record = house.job(obj)
+    steps = {"step": 200, "total_steps": 1000, "world_size": 1, "epoch": 0, "loss": 0.5, "samples_per_s": 320.0}
+    house.platform.play(ProgressReported(job_id=record.workload_id, generation=record.generation, **steps))
+    house.cluster.change(obj, deadline="30s")
+    refused = house.compare(obj)
+    assert not refused.is_true
+    assert "what is left takes 1m20 even on 1 device" in refused.message
+    assert goal_of(house, obj).deadline_s is None
+    house.cluster.change(obj, deadline="30s", soft=True)
+    assert house.compare(obj).is_true
+    house.cluster.change(obj, deadline="5m", soft=False)
+    assert house.compare(obj).is_true
+    assert house.job(obj).admitted_at_s is None, "nothing is promised to who was never profiled"
 
 
 def test_a_sooner_deadline_that_can_be_promised_is(house):

@@ -179,6 +179,31 @@ def test_pause_resume_scale_and_cancel_change_the_job(http, platform):
     assert http.post(f"/v1/workloads/{job.job_id}/scale", json={"minimum": 1, "maximum": 1}).status_code == 409
 
 
+def test_a_job_that_runs_is_given_another_goal(http, platform):
+    job = submit(http)
+    platform.run_job(job.job_id)
+    place = f"/v1/jobs/{job.job_id}"
+
+    def goal():
+        return platform.view().jobs[job.job_id].job.goal
+
+    now_s = platform.now_s()
+    aimed = http.patch(place, json={"deadline_s": 600.0, "is_soft": True, "budget_usd": 5.0})
+    assert aimed.status_code == 200, aimed.text
+    assert (goal().is_soft, goal().budget_usd) == (True, 5.0)
+    assert goal().deadline_s == pytest.approx(now_s + 600.0, abs=5.0)
+    before = goal()
+    assert http.patch(place, json={"max_restarts": 9}).status_code == 200
+    assert (goal(), platform.view().jobs[job.job_id].job.max_restarts) == (before, 9)
+    assert http.patch(place, json={"deadline_s": None, "budget_usd": None}).json()["deadline_at_s"] is None
+    assert goal().budget_usd is None
+    for body in ({"deadline_s": -1}, {"priority": 3}, {"budget_usd": "much"}):
+        assert http.patch(place, json=body).status_code == 422
+    http.post(f"{place}/cancel")
+    assert http.patch(place, json={"budget_usd": 5.0}).status_code == 409
+    assert http.patch("/v1/jobs/nobody", json={"budget_usd": 5.0}).status_code == 404
+
+
 def test_a_service_is_deployed_revised_and_removed(http, platform):
     first = http.put("/v1/services/sentiment", json=service_body())
     assert first.status_code == 200, first.text

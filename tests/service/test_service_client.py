@@ -46,6 +46,7 @@ def test_a_job_from_submission_to_its_end(client, platform):
     assert [known.job_id for known in client.jobs()] == [job.job_id]
     assert client.status().jobs[0].num_workers == 2
     assert isinstance(client.scale(job.job_id, 1, 4), JobStatus)
+    assert client.change(job.job_id, {"budget_usd": 7.0}).budget_usd == 7.0
     assert client.pause(job.job_id).state == "PREEMPTING"
     platform.stop_replicas(job.job_id)
     assert client.resume(job.job_id).state == "STARTING"

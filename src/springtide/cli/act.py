@@ -1,12 +1,16 @@
-"""Acting on what runs: `scale`, `pause`, `resume`, `cancel`."""
+"""Acting on what runs: `scale`, `change`, `pause`, `resume`, `cancel`."""
 
 from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
 
 import click
 
 from springtide.cli.session import Session, common_options, find, find_job
 from springtide.cli.tables import bounds
-from springtide.core.quantities import parse_money_usd, parse_range
+from springtide.client.changes import as_change
+from springtide.core.quantities import format_duration, parse_money_usd, parse_range
 from springtide.core.status import JobStatus
 
 
@@ -35,6 +39,35 @@ def scale(session: Session, identifier: str, size: str) -> None:
     ready = "1 is ready" if service.num_ready == 1 else f"{service.num_ready} are ready"
     text = f"{service.name} may have {bounds(minimum, maximum)} replicas now; {ready}"
     session.answer(service, text, f"watch it: springtide status {service.name}")
+
+
+@click.command()
+@click.argument("identifier", metavar="ID")
+@click.option("--deadline", metavar="WHEN", help="90m from now, or the next 18:00; none takes it away.")
+@click.option("--budget", metavar="MONEY", help="What all of it may cost, from its submission on; none takes it away.")
+@click.option("--soft/--hard", default=None, help="Whether the deadline is one to aim at, or a promise.")
+@click.option("--wait/--no-wait", default=None, help="Whether it stays in line while its deadline cannot be promised.")
+@click.option("--retries", type=click.IntRange(min=0), help="How often it may be begun again after faults.")
+@common_options
+@click.pass_obj
+def change(session: Session, /, identifier: str, **wishes: Any) -> None:
+    """Change a job's deadline, budget or retries while it runs.
+
+    A sooner deadline is promised only if it can be kept beside all others; if not, nothing changes, and you are told
+    which one could be.
+    """
+    wish = as_change(datetime.now().astimezone(), **wishes)
+    job = session.client.change(find_job(session.client.status(), identifier).job_id, wish)
+    session.answer(job, f"{job.job_id} {job.state}: {_kept(job)}", f"the plan for it: springtide why {job.job_id}")
+
+
+def _kept(job: JobStatus) -> str:
+    """What the job is to keep now, in words."""
+    told = "no deadline"
+    if job.deadline_at_s is not None:
+        word = "promised" if job.is_promised else "aimed at"
+        told = f"deadline {format_duration(job.deadline_at_s - job.submitted_at_s)} after it was submitted, {word}"
+    return told if job.budget_usd is None else f"{told}, budget ${job.budget_usd:g}"
 
 
 @click.command()

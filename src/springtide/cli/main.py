@@ -44,6 +44,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "pools": ("springtide.cli.pools", "Show servers by pool, loans and reclaims, the tide and its forecast."),
         "devices": ("springtide.cli.devices", "Show who shares which device: request, limit, granted, used."),
         "scale": ("springtide.cli.act", "Change how many workers or replicas there may be, while it runs."),
+        "change": ("springtide.cli.act", "Change a job's deadline, budget or retries while it runs."),
         "pause": ("springtide.cli.act", "Checkpoint a job and give its devices back."),
         "resume": ("springtide.cli.act", "Let a paused job continue."),
         "cancel": ("springtide.cli.act", "End a job, or take a service away."),

@@ -219,6 +219,10 @@ class Client:
         """End a job; its last checkpoint stays. Raises NotFound, Conflict."""
         return self._ask("POST", f"/v1/jobs/{_part(job_id)}/cancel", JobStatus)
 
+    def change(self, job_id: str, wish: Mapping[str, Any]) -> JobStatus:
+        """Change what a job is to keep: the body of PATCH /v1/jobs/{id}. Raises NotFound, Conflict, InvalidRequest."""
+        return self._ask("PATCH", f"/v1/jobs/{_part(job_id)}", JobStatus, body=dict(wish))
+
     def pause(self, job_id: str) -> JobStatus:
         """Have a job checkpoint and give its devices back. Raises NotFound, Conflict."""
         return self._ask("POST", f"/v1/jobs/{_part(job_id)}/pause", JobStatus)

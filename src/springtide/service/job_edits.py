@@ -7,10 +7,11 @@ from datetime import UTC, datetime
 from springtide.control.budget import cost_usd, money
 from springtide.control.reconsider import reconsider, soonest_s
 from springtide.control.records import JobRecord
-from springtide.core.decision import PlannedRun
+from springtide.core.decision import PlannedRun, Snapshot
 from springtide.core.errors import Conflict, InvalidRequest
 from springtide.core.quantities import format_duration
 from springtide.core.workload import Goal
+from springtide.perf.scaling import fit_scaling
 from springtide.service.contract import PlatformLike
 
 
@@ -22,7 +23,8 @@ def check_goal(platform: PlatformLike, record: JobRecord, goal: Goal) -> float |
     if record.job.is_on_functions:
         raise Conflict(
             f"{record.workload_id} runs on functions, where a goal cannot be changed while it runs: pause it, and let "
-            "it go on with a new budget (spec.suspend true, then false with spec.budget)"
+            "it go on with a new budget (springtide resume ID --budget MONEY, or spec.suspend true, then false with "
+            "spec.budget)"
         )
     _check_budget(platform, record, goal)
     return _promised_s(platform, record, goal)
@@ -74,11 +76,14 @@ def _promised_s(platform: PlatformLike, record: JobRecord, goal: Goal) -> float 
         # Once it goes on its deadline could be refused, which would be its end.
         raise InvalidRequest(
             f"{record.workload_id} is paused, and nothing is promised to who holds nothing: let it go on first "
-            "(spec.suspend: false), or say that the deadline is an aim (spec.soft: true)"
+            "(springtide resume ID, or spec.suspend: false), or say that the deadline is an aim (--soft, or spec.soft: "
+            "true)"
         )
     policy = platform.make_policy()
     found = reconsider(snapshot, policy, record.workload_id, goal)
     if not found.refusal and (found.finish_s is not None or not was_promised):
+        if found.finish_s is None:
+            _refuse_hopeless(snapshot, record, deadline_s, offset_s)
         return found.finish_s
     if goal.waits and not was_promised and not record.replicas:
         # It stays in line; one that runs would have to leave for that.
@@ -89,8 +94,26 @@ def _promised_s(platform: PlatformLike, record: JobRecord, goal: Goal) -> float 
     why = found.refusal or f"{platform.view().policy} promises none"
     raise InvalidRequest(
         f"a deadline in {format_duration(deadline_s - now_s)} cannot be promised: {why}{offer}, or say that it is an "
-        f"aim (spec.soft: true){kept}"
+        f"aim (--soft, or spec.soft: true){kept}"
     )
+
+
+def _refuse_hopeless(snapshot: Snapshot, record: JobRecord, deadline_s: float, offset_s: float) -> None:
+    """Refuse a deadline that nobody promises and that even all devices would miss, at the speed that was measured."""
+    view = next(view for view in snapshot.jobs if view.job.job_id == record.workload_id)
+    if view.total_steps is None or not view.throughput_samples_per_s or record.job.batch is not None:
+        return
+    curve = fit_scaling(view.throughput_samples_per_s)
+    most = max(1, min(view.max_workers, len(snapshot.cluster.device_ids())))
+    rate = max(curve.samples_per_s(count) for count in range(1, most + 1))
+    least_s = (view.total_steps - view.step) * record.job.global_batch_size / rate
+    if snapshot.now_s + least_s > deadline_s:
+        devices = "1 device" if most == 1 else f"{most} devices"
+        raise InvalidRequest(
+            f"a deadline in {format_duration(deadline_s - snapshot.now_s)} cannot be met: as fast as it was measured, "
+            f"what is left takes {format_duration(least_s)} even on {devices}; name one from "
+            f"{_moment(snapshot.now_s + least_s + offset_s)} on, or say that it is an aim (--soft, or spec.soft: true)"
+        )
 
 
 def _moment(unix_s: float) -> str:

@@ -39,7 +39,16 @@ from springtide.service.outlook import outlook_of
 from springtide.service.pool_routes import PoolDesk
 from springtide.service.problems import UnsupportedMediaType
 from springtide.service.quote import QuoteDesk
-from springtide.service.schemas import JobIn, NothingIn, ResumeIn, ScaleIn, ServiceIn, ShutdownIn, parse_body
+from springtide.service.schemas import (
+    JobChangeIn,
+    JobIn,
+    NothingIn,
+    ResumeIn,
+    ScaleIn,
+    ServiceIn,
+    ShutdownIn,
+    parse_body,
+)
 from springtide.service.search_reports import SearchDesk
 from springtide.service.series import SeriesIndex, planned_of
 from springtide.service.shares import ShareDesk
@@ -193,7 +202,24 @@ def job_routes(counter: Counter) -> APIRouter:
         record = find_job(platform.view(), id)
         return encoded(await run_in_threadpool(counter.job, record, with_map=True))
 
+    _add_changes(router, counter)
+    return router
+
+
+def _add_changes(router: APIRouter, counter: Counter) -> None:
+    """What changes a job that was submitted."""
+    desk = counter.desk
     changed = openapi.answers(_JOB, "The job as it is now.", 400, 404, 409, 413, 415, 422, 503)
+
+    @router.patch(
+        "/{id}",
+        summary="Change a job's deadline, budget or retries while it runs",
+        openapi_extra=openapi.takes(JobChangeIn, {"deadline_s": 3600, "budget_usd": 5.0}),
+        responses=changed,
+    )
+    async def change_job(request: Request, id: str) -> Response:
+        wish = await read_body(request, JobChangeIn)
+        return encoded(counter.job(await run_in_threadpool(desk.change_job, id, wish)))
 
     @router.post("/{id}/cancel", summary="End a job", responses=changed)
     async def cancel_job(request: Request, id: str) -> Response:
@@ -214,8 +240,6 @@ def job_routes(counter: Counter) -> APIRouter:
     async def resume_job(request: Request, id: str) -> Response:
         wish = await read_body(request, ResumeIn) if await request.body() else ResumeIn()
         return encoded(counter.job(await run_in_threadpool(desk.resume_job, id, wish.budget_usd)))
-
-    return router
 
 
 def service_routes(counter: Counter) -> APIRouter:

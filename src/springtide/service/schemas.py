@@ -282,6 +282,18 @@ class ResumeIn(_Model):
     )
 
 
+class JobChangeIn(_Model):
+    """The body of PATCH /v1/jobs/{id}: what is left out stays as it is, null takes a deadline or budget away."""
+
+    deadline_s: PositiveSeconds | None = Field(default=None, description="seconds from now")
+    budget_usd: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] | None = Field(
+        default=None, description="of all the job has cost and will"
+    )
+    is_soft: bool = False
+    waits: bool = False
+    max_restarts: int = Field(default=3, ge=0, le=1000)
+
+
 class ServiceIn(_Model):
     """The body of PUT /v1/services/{name}."""
 
@@ -320,7 +332,7 @@ class Problem(_Model):
     error: ProblemDetail
 
 
-REQUEST_MODELS: tuple[type[BaseModel], ...] = (JobIn, ResumeIn, ServiceIn, ScaleIn, ShutdownIn, Problem)
+REQUEST_MODELS: tuple[type[BaseModel], ...] = (JobIn, JobChangeIn, ResumeIn, ServiceIn, ScaleIn, ShutdownIn, Problem)
 
 
 def parse_body(body: bytes, model: type[ModelT]) -> ModelT:

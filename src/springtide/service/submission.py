@@ -49,6 +49,7 @@ from springtide.service.job_edits import check_goal
 from springtide.service.lookup import find_job, find_service, find_workload
 from springtide.service.schemas import (
     ContainerIn,
+    JobChangeIn,
     JobIn,
     JobOptionsIn,
     ScaleIn,
@@ -248,6 +249,17 @@ class Desk:
             accepted=dict(accepted or {}),
         )
         return self._hand_over(event).jobs[record.workload_id]
+
+    def change_job(self, called: str, wish: JobChangeIn) -> JobRecord:
+        """Give a job that has not ended what `wish` names. Raises NotFound, Conflict, InvalidRequest."""
+        named = wish.model_fields_set
+        goal = find_job(self._platform.view(), called).job.goal
+        if "deadline_s" in named:
+            after_s = wish.deadline_s
+            goal = replace(goal, deadline_s=None if after_s is None else self._platform.now_s() + after_s)
+        changes = {name: getattr(wish, name) for name in ("budget_usd", "is_soft", "waits") if name in named}
+        retries = wish.max_restarts if "max_restarts" in named else None
+        return self.edit_job(called, goal=replace(goal, **changes), max_restarts=retries)
 
     def scale(self, called: str, bounds: ScaleIn) -> JobRecord | ServiceRecord:
         """Set new bounds on workers or replicas. Raises NotFound, Conflict, InvalidRequest."""

@@ -21,7 +21,8 @@ from springtide.backends.kubernetes.settings_file import (
 ROOT = Path(__file__).parents[3]
 RECIPE = (ROOT / "deploy" / "containers" / "Containerfile").read_text(encoding="utf-8")
 ROLES = {"control-plane": CONTROL_PLANE_IMAGE, "worker": WORKER_IMAGE, "share-agent": SHARE_AGENT_IMAGE}
-HEAVY = {"torch", "jax", "optuna", "boto3"}
+HEAVY = {"torch", "jax", "optuna", "awslambdaric"}
+CLOUDS = {"boto3", "alibabacloud-fc20230330"}
 
 
 def stages() -> dict[str, list[str]]:
@@ -75,6 +76,9 @@ def test_only_workers_have_torch() -> None:
     assert "torch" in packages("worker")
     assert not HEAVY & (packages("control-plane") | packages("share-agent"))
     assert {"lightkube", "psycopg", "obstore", "redis", "pyyaml"} <= packages("control-plane")
+    # It begins functions; nobody else does.
+    assert CLOUDS <= packages("control-plane")
+    assert not CLOUDS & (packages("worker") | packages("share-agent"))
 
 
 def test_nobody_is_root_but_who_has_to_be() -> None:
