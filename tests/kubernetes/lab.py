@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import os
 import shutil
@@ -35,9 +36,13 @@ def missing_lab() -> str:
         return (
             f"KUBECONFIG names no cluster, and there is no lab: {script} does not exist (SPRINGTIDE_K8S_LAB names it)"
         )
-    if all((binary_folder() / name).is_file() for name in BINARIES) and shutil.which("etcd"):
-        return ""
-    got = subprocess.run([script, "get"], capture_output=True, text=True, check=False, timeout=600)
+    REGISTRY.mkdir(exist_ok=True)
+    # Two workers of one run begin at once: the second waits, and finds what the first has fetched.
+    with open(REGISTRY / "get.lock", "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if all((binary_folder() / name).is_file() for name in BINARIES) and shutil.which("etcd"):
+            return ""
+        got = subprocess.run([script, "get"], capture_output=True, text=True, check=False, timeout=600)
     return "" if got.returncode == 0 else f"the lab's parts cannot be had ({script} get): {got.stderr.strip()[-300:]}"
 
 
