@@ -20,6 +20,7 @@ from springtide.core.functions import FunctionPlan, FunctionStage
 from springtide.storage.checked import CheckedStore
 
 RecordT = TypeVar("RecordT", ControlRecord, Notes)
+T = TypeVar("T")
 # Of one job there is one coordinator, or two for a moment: whoever loses so often meets a store that keeps no promise.
 MAX_RACES = 20
 # What holds before there is an attempt: nobody has a place.
@@ -66,14 +67,14 @@ class Fence:
         found = self._store.get_version(self._keys.control)
         if found is None:
             raise _gone(self._keys.control)
-        if _decoded(found[0], ControlRecord, self._keys.control).term > self._term:
+        if decoded(found[0], ControlRecord, self._keys.control).term > self._term:
             raise self._fenced()
 
     def _take(self, key: str, kind: type[RecordT], first: RecordT) -> RecordT | None:
         """Replace what is there by itself in the own term, nothing by `first`; what was there."""
         for _ in range(MAX_RACES):
             found = self._store.get_version(key)
-            known = None if found is None else _decoded(found[0], kind, key)
+            known = None if found is None else decoded(found[0], kind, key)
             if known is not None and known.term > self._term:
                 raise self._fenced()
             data = msgspec.json.encode(msgspec.structs.replace(known or first, term=self._term))
@@ -89,7 +90,7 @@ class Fence:
             found = self._store.get_version(key)
             if found is None:
                 raise _gone(key)
-            known = _decoded(found[0], kind, key)
+            known = decoded(found[0], kind, key)
             if known.term > self._term or is_later(known):
                 raise self._fenced()
             # It is one's own: a write whose answer was lost, or that of a replica before this one.
@@ -120,10 +121,11 @@ def _gone(key: str) -> StorageError:
     return StorageError(f"{key} is gone from the store")
 
 
-def _decoded(data: bytes, kind: type[RecordT], key: str) -> RecordT:
+def decoded(data: bytes, kind: type[T], what: str) -> T:
+    """The record that an object holds; `what` names it in what people are told. Raises StorageError."""
     try:
         if len(data) > MAX_RECORD_BYTES:
             raise ValueError(f"it has {len(data)} bytes")
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, ValueError) as error:
-        raise StorageError(f"{key} is unreadable: {error}") from None
+        raise StorageError(f"{what} is unreadable: {error}") from None

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
-from springtide.backends.functions.coordinator_fence import Fence
+from springtide.backends.functions.coordinator_fence import Fence, decoded
 from springtide.core.errors import InvalidRequest, ObjectMissing, StorageError
 from springtide.core.function_wire import (
-    MAX_RECORD_BYTES,
     ControlRecord,
     FunctionReport,
     Keys,
@@ -28,7 +26,6 @@ from springtide.storage.frames import FrameTensor, decode, encode
 from springtide.storage.open import open_store
 from springtide.storage.workload_store import WorkloadStore
 
-T = TypeVar("T")
 MODEL_PREFIX = "model/"
 MODEL_FILE = "model.safetensors"
 # Stages of one state: more than the layers of a model there are not.
@@ -94,7 +91,7 @@ class JobObjects:
             data = self.store.get(self.keys.control)
         except ObjectMissing:
             return None
-        return _decoded(data, ControlRecord, "control record")
+        return decoded(data, ControlRecord, "the control record")
 
     def write_control(self, record: ControlRecord) -> None:
         """Replace the control record."""
@@ -106,7 +103,7 @@ class JobObjects:
             data = self.store.get(self.keys.report(place, incarnation))
         except ObjectMissing:
             return None
-        return _decoded(data, FunctionReport, f"report of {place}")
+        return decoded(data, FunctionReport, f"the report of {place}")
 
     def find_states(self, num_layers: int, newest: int | None = None, *, may_begin_anew: bool = False) -> FoundStates:
         """Look for the newest step of which every stage's record is there. One list, and the records of a few steps.
@@ -142,7 +139,7 @@ class JobObjects:
             if key not in there or self.keys.state(step, len(metas)) not in there:
                 return ()
             try:
-                meta = _decoded(self.store.get(key), StageState, "record of a state")
+                meta = decoded(self.store.get(key), StageState, "the record of a state")
             except ObjectMissing:
                 return ()
             if meta.first_layer != layer or meta.end_layer <= layer:
@@ -201,12 +198,3 @@ class JobObjects:
 def _remove(store: Store, keys: list[str]) -> None:
     if keys:
         store.delete(keys)
-
-
-def _decoded(data: bytes, kind: type[T], what: str) -> T:
-    try:
-        if len(data) > MAX_RECORD_BYTES:
-            raise ValueError(f"it has {len(data)} bytes")
-        return msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise StorageError(f"the {what} is unreadable: {error}") from None
