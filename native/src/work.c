@@ -31,6 +31,9 @@
  * work more, so that it stays below half a percent of the device time. */
 #define LONGEST_INTERVAL 1024u
 #define SHORTEST_INTERVAL 16u
+/* The furthest that a due launch is ahead. Threads count launches without a lock: one that was interrupted while it
+ * counted puts the number back to where it was then, and what is due would be out of reach. */
+#define FURTHEST_DUE (LONGEST_INTERVAL + LONGEST_INTERVAL / 4u)
 #define INTERVAL_NS 2000000u
 /* And no two measured launches of a process are closer together than this many launches. */
 #define GAP 32u
@@ -338,7 +341,8 @@ void st_launch_begin(struct st_ticket *ticket, struct st_work *work, CUstream st
     uint32_t num_launches = atomic_load_explicit(&work->num_launches, memory_order_relaxed);
     atomic_store_explicit(&work->num_launches, num_launches + 1, memory_order_relaxed);
     uint32_t next_sample = atomic_load_explicit(&work->next_sample, memory_order_relaxed);
-    if (ST_UNLIKELY((int32_t)(num_launches - next_sample) >= 0)) {
+    /* Whether it is 1 to FURTHEST_DUE launches ahead, in one comparison. */
+    if (ST_UNLIKELY(next_sample - num_launches - 1 >= FURTHEST_DUE)) {
         consider_sample(ticket, stream, per_thread);
     }
 }

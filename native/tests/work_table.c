@@ -36,7 +36,10 @@ void st_cycle_begin_slowly(struct st_bucket *its) {
     atomic_store(&its->cycle_started_ns, 1);
 }
 
+static uint64_t num_considered;
+
 struct st_sample *st_sample_begin(const struct st_ticket *ticket, CUstream stream, bool per_thread, bool only_read) {
+    num_considered++;
     return ticket->bucket != &bucket && stream == NULL && !per_thread && only_read ? abort(), NULL : NULL;
 }
 
@@ -169,6 +172,22 @@ static void settlement(void) {
            (unsigned long long)usage.used_ns);
 }
 
+/* How often a launch out of as many as may lie between two measured ones is looked at, once a thread that was
+ * interrupted while it counted has put the number back. */
+static void interrupted(void) {
+    struct st_work *work = st_work_of_kernel(function(1), 1, 128);
+    measure(work, 30000);
+    for (int i = 0; i < 100000; i++) {
+        launch(work);
+    }
+    atomic_store(&work->num_launches, 1000);
+    num_considered = 0;
+    for (unsigned i = 0; i < FURTHEST_DUE; i++) {
+        launch(work);
+    }
+    printf("{\"considered\": %llu}\n", (unsigned long long)num_considered);
+}
+
 int main(int count, char **values) {
     switch (count == 2 ? values[1][0] : 0) {
     case 'f':
@@ -179,6 +198,9 @@ int main(int count, char **values) {
         return 0;
     case 's':
         settlement();
+        return 0;
+    case 'i':
+        interrupted();
         return 0;
     }
     return 2;

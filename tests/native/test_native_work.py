@@ -169,6 +169,10 @@ def test_settlement_goes_both_ways_within_bounds(native: Native) -> None:
     assert said == {"up_ns": 500_000, "down_ns": 150_000, "floor_ns": 0, "most_ns": 500_000_000}
 
 
+def test_a_thread_interrupted_while_it_counts_does_not_end_the_measuring(native: Native) -> None:
+    assert run_table(native, "interrupted")["considered"] > 5
+
+
 # --- measurements by themselves, where processor and device are modelled ----------------------------------------------
 
 
