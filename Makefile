@@ -10,7 +10,8 @@ COMPUTING := tests/control tests/sim tests/simulation tests/solvers tests/perf t
 ALONE := $(addprefix tests/end_to_end/test_,tide_live.py sharing_live.py sharing_bench_live.py gpu_sharing_live.py \
 	report_latency.py goodput_live.py quote_live.py functions.py)
 
-.PHONY: setup demo check test slow examples kubernetes gpu broken golden bench ci clean browser servers compiler
+.PHONY: setup demo check test slow slow-computing slow-processes slow-alone examples kubernetes gpu broken golden bench ci \
+	clean browser servers compiler
 
 setup: $(STAMP)
 
@@ -34,10 +35,16 @@ check: setup
 test: setup servers compiler
 	$(PYTEST) -n 2 --dist loadgroup
 
+slow: slow-computing slow-processes slow-alone
+
 # What computes runs two at a time, and so do real processes, which wait for most of their time.
-slow: setup browser servers compiler
+slow-computing: setup servers compiler
 	$(PYTEST) -m slow --timeout 600 -n 2 --dist loadgroup $(COMPUTING)
+
+slow-processes: setup browser servers compiler
 	$(PYTEST) -m slow --timeout 600 -n 2 --dist loadgroup $(COMPUTING:%=--ignore=%) $(ALONE:%=--ignore=%)
+
+slow-alone: setup browser servers compiler
 	$(PYTEST) -m slow --timeout 600 $(ALONE)
 
 examples: setup servers
@@ -83,7 +90,9 @@ compiler:
 	  (apt-get update -qq && apt-get install -y -qq gcc libc6-dev >/dev/null) || \
 	  echo "there is no C compiler and it cannot be installed: the tests of native/ will be skipped"
 
-ci: check test slow kubernetes examples
+# One that fails keeps none of the others from being run: whoever reads the output sees all that is to be mended.
+ci:
+	$(MAKE) --keep-going check test slow kubernetes examples
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
