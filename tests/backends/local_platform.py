@@ -15,6 +15,8 @@ from springtide.core.events import Event
 from springtide.core.resources import DeviceId, make_node
 from springtide.core.workload import Entrypoint, JobState, ReplicaId, TrainingJob, WorkloadId
 
+# So much longer than anything should take it is waited for, since other things may keep the machine busy.
+PATIENCE_S = 45.0
 E = TypeVar("E")
 FAKE_WORKER = [sys.executable, str(Path(__file__).with_name("fake_worker.py"))]
 
@@ -41,7 +43,7 @@ class Platform:
         self, kind: type[E], condition: Callable[[E], bool] = lambda event: True, *, timeout_s: float = 20.0
     ) -> E:
         """Return the first event of this kind, seen already or to come."""
-        end_s = time.monotonic() + timeout_s
+        end_s = time.monotonic() + PATIENCE_S + timeout_s
         looked = 0
         while True:
             for event in self.events[looked:]:
@@ -78,7 +80,7 @@ class Platform:
         return replica.identity.pid
 
     def until_logged(self, replica_id: str, text: str) -> None:
-        end_s = time.monotonic() + 20.0
+        end_s = time.monotonic() + PATIENCE_S + 20.0
         while text not in self.log(replica_id):
             assert time.monotonic() < end_s, f"{text} is not in {self.log(replica_id)}"
             time.sleep(0.01)

@@ -16,6 +16,8 @@ from typing import Any
 import httpx2
 import pytest
 
+# So much longer than anything should take it is waited for, since other things may keep the machine busy.
+PATIENCE_S = 45.0
 TINY = '''
 """A linear model on 96 seeded samples; every step can be stretched, to leave time for trouble."""
 import time
@@ -149,10 +151,10 @@ class LivePlatform:
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float, what: str | Callable[[], str]) -> None:
-    end = time.monotonic() + timeout_s
+    end = time.monotonic() + PATIENCE_S + timeout_s
     while not condition():
         if time.monotonic() > end:
-            raise AssertionError(f"waited {timeout_s:.0f} s for {what() if callable(what) else what}")
+            raise AssertionError(f"waited {PATIENCE_S + timeout_s:.0f} s for {what() if callable(what) else what}")
         time.sleep(0.05)
 
 

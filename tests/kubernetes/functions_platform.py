@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 import psycopg
-from kube_http import wait_for
+from kube_http import PATIENCE_S, wait_for
 from lab import Cluster, free_ports
 from service_account import RIGHTS, install_definitions, installed, kubeconfig_of
 
@@ -249,7 +249,7 @@ def functions_platform(
 
 def wait_until(what: str, is_so: Callable[[], bool], within_s: float) -> None:
     """Wait for something that is not of the cluster."""
-    end_s = time.monotonic() + within_s
+    end_s = time.monotonic() + PATIENCE_S + within_s
     while not is_so():
-        assert time.monotonic() < end_s, f"{what}: not within {within_s:g} s"
+        assert time.monotonic() < end_s, f"{what}: not within {PATIENCE_S + within_s:g} s"
         time.sleep(0.2)

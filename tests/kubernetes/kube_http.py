@@ -17,6 +17,8 @@ from urllib.parse import urlencode, urlsplit
 
 import yaml
 
+# So much longer than anything should take it is waited for, since other things may keep the machine busy.
+PATIENCE_S = 45.0
 GROUP = "apis/springtide.dev/v1alpha1"
 PATCHES = {
     "merge": "application/merge-patch+json",
@@ -153,8 +155,11 @@ def collection(item: dict[str, Any]) -> str:
 
 
 def wait_for(what: str, condition: Callable[[], Any], within_s: float = 60.0, every_s: float = 0.2) -> Any:
-    """What the condition gives as soon as it gives something. An API server that does not answer is waited for."""
-    until = time.monotonic() + within_s
+    """What the condition gives as soon as it gives something. An API server that does not answer is waited for.
+
+    It is waited for `PATIENCE_S` longer than it should take.
+    """
+    until = time.monotonic() + PATIENCE_S + within_s
     last: object = None
     while time.monotonic() < until:
         try:
@@ -164,4 +169,4 @@ def wait_for(what: str, condition: Callable[[], Any], within_s: float = 60.0, ev
         except (OSError, Refused, http.client.HTTPException) as error:
             last = error
         time.sleep(every_s)
-    raise AssertionError(f"{what} did not come within {within_s:g} s (last: {last!r})")
+    raise AssertionError(f"{what} did not come within {PATIENCE_S + within_s:g} s (last: {last!r})")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from api_proxy import ApiProxy
-from kube_http import Kube
+from kube_http import PATIENCE_S, Kube
 from kubelet_player import MASTER_KEY, KubeletPlayer
 from lab import free_ports
 
@@ -157,7 +157,7 @@ class PodPlatform:
         self, kind: type[E], condition: Callable[[E], bool] = lambda event: True, *, timeout_s: float = 30.0
     ) -> E:
         """Return the first event of this kind, seen already or to come."""
-        end_s = time.monotonic() + timeout_s
+        end_s = time.monotonic() + PATIENCE_S + timeout_s
         looked = 0
         while True:
             for event in self.events[looked:]:
@@ -185,7 +185,7 @@ class PodPlatform:
 
     def wait_for(self, what: str, condition: Callable[[], object], limit_s: float = 30.0) -> Any:
         """Go on taking events until the condition holds."""
-        end_s = time.monotonic() + limit_s
+        end_s = time.monotonic() + PATIENCE_S + limit_s
         while not (found := condition()):
             assert time.monotonic() < end_s, f"{what} did not come: {self.events}, {self.executor.status()}"
             self.take(0.1)
