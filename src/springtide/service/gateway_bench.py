@@ -225,7 +225,8 @@ async def _replica(directory: Path) -> Any:
         yield process.pid, await _first(ready, process, "the replica")
         for writer in writers:
             writer.write(encode_order(Stop(grace_s=_STOP_TIMEOUT_S)))
-        await asyncio.wait_for(process.wait(), _STOP_TIMEOUT_S)
+        async with asyncio.timeout(_STOP_TIMEOUT_S):
+            await process.wait()
     finally:
         await _end(process)
         server.close()
@@ -261,7 +262,8 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
         process.terminate()
         try:
-            await asyncio.wait_for(process.wait(), _STOP_TIMEOUT_S)
+            async with asyncio.timeout(_STOP_TIMEOUT_S):
+                await process.wait()
         except TimeoutError:
             process.kill()
             await process.wait()

@@ -52,7 +52,8 @@ class Limits:
                 # What follows is only the end of the connection, which may take its time.
                 return await receive()
             try:
-                message = await asyncio.wait_for(receive(), self._max_body_pause_s)
+                async with asyncio.timeout(self._max_body_pause_s):
+                    message = await receive()
             except TimeoutError:
                 raise TooSlow(f"the body stopped for {self._max_body_pause_s:.0f} s; send it in one go") from None
             if message["type"] == "http.request":

@@ -37,7 +37,8 @@ SERVICE = FunctionService(
 class ScriptedFunctions:
     """Every function makes `total_steps` steps of `step_s`, in step with the others of its attempt.
 
-    `errors` are raised at a step by stage, `kills` end the n-th invocation without a word at a step.
+    `errors` are raised at a step by stage, `kills` end the n-th invocation without a word at a step. After the step
+    `waits_at` all wait until they `may_go`.
     """
 
     def __init__(self, total_steps: int = 10, step_s: float = 0.03) -> None:
@@ -46,6 +47,8 @@ class ScriptedFunctions:
         self.kills: dict[int, int] = {}
         self.errors: dict[int, str] = {}
         self.refusal = ""
+        self.waits_at: int | None = None
+        self.may_go = threading.Event()
         self.deployed: list[int] = []
         self.num_invocations = 0
         self.threads: list[threading.Thread] = []
@@ -134,6 +137,8 @@ class _Function:
             error = self.world.errors.get(self.order.stage)
             if error and self.step == 3:
                 return self.result("failed", error)
+            if self.step == self.world.waits_at and not self.world.may_go.wait(self.world.step_s):
+                continue
             time.sleep(self.world.step_s)
             self.make_step(record)
         return None

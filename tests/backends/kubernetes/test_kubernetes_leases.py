@@ -25,6 +25,7 @@ class LeaseServer:
         self.lease: dict[str, Any] | None = None
         self.trouble: list[Exception] = []
         self.loses_answers = 0
+        self.on_kept: Callable[[], object] = lambda: None
         self._version = 0
 
     async def find(self, kind: object, name: str, namespace: str) -> dict[str, Any] | None:
@@ -60,6 +61,7 @@ class LeaseServer:
         if self.loses_answers:
             self.loses_answers -= 1
             raise Unreachable("the answer is lost")
+        asyncio.get_running_loop().call_soon(self.on_kept)
         return copy.deepcopy(self.lease)
 
     async def _meet(self) -> None:
@@ -85,7 +87,7 @@ class Process:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -117,6 +119,17 @@ def test_the_first_one_leads_and_the_second_waits_until_it_is_silent() -> None:
         await until(two.leadership.may_act)
         assert not one.leadership.may_act()
         assert two.leadership.num_changes == 2
+
+    run(story)
+
+
+def test_one_that_is_cancelled_as_its_renewal_ends_renews_no_more() -> None:
+    async def story(server: LeaseServer) -> None:
+        one = Process(server, "one")
+        await until(one.leadership.may_act)
+        server.on_kept = one.task.cancel
+        await until(one.task.done)
+        assert one.task.cancelled()
 
     run(story)
 

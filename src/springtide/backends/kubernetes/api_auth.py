@@ -107,7 +107,8 @@ class TokenCommand:
             process = await asyncio.create_subprocess_exec(
                 *self._command, env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe
             )
-            out, err = await asyncio.wait_for(process.communicate(), _COMMAND_S)
+            async with asyncio.timeout(_COMMAND_S):
+                out, err = await process.communicate()
         except (OSError, TimeoutError) as error:
             raise BackendError(f"`{self._command[0]}` gave no credentials for the cluster: {error!r}") from error
         try:

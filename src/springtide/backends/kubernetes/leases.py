@@ -218,7 +218,9 @@ class Leadership:
     async def _quietly(self, task: Callable[[KubeApi], Any], api: KubeApi) -> bool:
         """Run a task for a part of the lease at most; False where the server does not let it, for now."""
         try:
-            done = bool(await asyncio.wait_for(task(api), self.lease_s * _RENEW_PART))
+            # Not `wait_for`, which up to Python 3.11 swallows a cancellation that comes as the call ends.
+            async with asyncio.timeout(self.lease_s * _RENEW_PART):
+                done = bool(await task(api))
         except (VersionConflict, AlreadyExists):
             return False
         except TimeoutError:

@@ -162,7 +162,8 @@ class TemplateLauncher:
         assert self._ready is not None
         channel = self._channel
         try:
-            await asyncio.wait_for(asyncio.shield(self._ready), _TEMPLATE_START_S)
+            async with asyncio.timeout(_TEMPLATE_START_S):
+                await asyncio.shield(self._ready)
         except TimeoutError as error:
             raise BackendError(f"the warm template took more than {_TEMPLATE_START_S:.0f} s to import") from error
         return channel
