@@ -9,10 +9,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from springtide.control.records import JobRecord, PlatformState
+from springtide.control.records import JobRecord, Moment, PlatformState
 from springtide.core import events
 from springtide.core.decision import MAX_STEP_TIMES, GradientNoise, Overheads, StepTime
 
+# Reports tell the speed of the last seconds. Within this long they are one and the same moment, and count once.
+MOMENT_S = 4.0
+# A new moment counts this much beside all that was known before it.
+_NEW_FRACTION = 0.3
 # So many changes are remembered; what was believed before any was seen counts like so many of them.
 MAX_CHANGES = 32
 PRIOR_CHANGES = 4
@@ -21,9 +25,14 @@ _USUAL = 0.75
 _LEAST_S, _LONGEST_S, _GRAIN_S = 0.5, 120.0, 0.5
 
 
-def learnt(record: JobRecord, event: events.ProgressReported, state: PlatformState) -> dict[str, Any]:
-    """What a report says beyond steps: progress over changing batches, how long a step takes there, gradient noise."""
+def learnt(record: JobRecord, event: events.ProgressReported, state: PlatformState, now_s: float) -> dict[str, Any]:
+    """What a report says beyond steps: how fast the job is on so many workers, progress over changing batches, how
+    long a step takes there, gradient noise.
+    """
     found: dict[str, Any] = {}
+    if event.samples_per_s:
+        found["moment"], speed = _with_speed(record, event, event.samples_per_s, now_s)
+        found["throughput_samples_per_s"] = {**record.throughput_samples_per_s, event.world_size: speed}
     if event.progress is not None:
         found["progress"] = event.progress
     if record.job.is_on_functions and event.global_batch_size:
@@ -46,6 +55,22 @@ def learnt(record: JobRecord, event: events.ProgressReported, state: PlatformSta
             others = [known for known in record.step_times if (known.placement, known.local_batch_size) != key]
             found["step_times"] = (*others, measured)[-MAX_STEP_TIMES:]
     return found
+
+
+def _with_speed(
+    record: JobRecord, event: events.ProgressReported, samples_per_s: float, now_s: float
+) -> tuple[Moment, float]:
+    """The moment that a report belongs to, and the speed on so many workers with it: of a moment the newest report
+    counts.
+    """
+    moment = record.moment
+    is_new = moment is None or now_s - moment.began_s >= MOMENT_S or moment.generation != event.generation
+    if moment is None or is_new:
+        known = record.throughput_samples_per_s.get(event.world_size)
+        moment = Moment(generation=event.generation, began_s=now_s, samples_per_s=known)
+    if moment.samples_per_s is None:
+        return moment, samples_per_s
+    return moment, (1.0 - _NEW_FRACTION) * moment.samples_per_s + _NEW_FRACTION * samples_per_s
 
 
 def enlarged(record: JobRecord, event: events.FunctionsMeasured) -> dict[str, Any]:

@@ -62,6 +62,17 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     phases_s: Mapping[str, float] = {}
 
 
+class Moment(msgspec.Struct, frozen=True, kw_only=True):
+    """Reports of one group so close together that they tell of the same seconds, from `began_s` on.
+
+    `samples_per_s` is what was known of so many workers before; None: nothing.
+    """
+
+    generation: int
+    began_s: float
+    samples_per_s: float | None = None
+
+
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     """All there is to know of one job.
 
@@ -76,6 +87,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     `changed_s` is how long it stood still for changes of its group, all together; `change_s` is what the last forming
     of a group took, from the decision (`resizing_since_s`) to its first step.
     `pause_reason` says why it was paused, if not by its owner. `num_edits` is how often its owner changed its goal.
+    `moment` is that of the newest report of its speed.
     """
 
     job: TrainingJob
@@ -107,6 +119,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_s: float | None = None
     metrics: Mapping[str, float] = {}
     throughput_samples_per_s: Mapping[int, float] = {}
+    moment: Moment | None = None
     checkpoint: Checkpoint | None = None
     artifact_path: str = ""
     crashes_at_s: tuple[float, ...] = ()

@@ -263,10 +263,6 @@ def _(event: events.ProgressReported, state: PlatformState, now_s: float) -> Non
     record = _current(state, event.job_id, event.generation)
     if record is None or event.step < record.step:
         return
-    throughput = dict(record.throughput_samples_per_s)
-    if event.samples_per_s:
-        known = throughput.get(event.world_size, event.samples_per_s)
-        throughput[event.world_size] = 0.7 * known + 0.3 * event.samples_per_s
     state.jobs[event.job_id] = replace(
         record,
         step=event.step,
@@ -276,8 +272,7 @@ def _(event: events.ProgressReported, state: PlatformState, now_s: float) -> Non
         loss=event.loss if event.loss is not None else record.loss,
         samples_per_s=event.samples_per_s if event.samples_per_s is not None else record.samples_per_s,
         metrics=event.metrics or record.metrics,
-        throughput_samples_per_s=throughput,
-        **learnt(record, event, state),
+        **learnt(record, event, state, now_s),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -17,6 +18,13 @@ from springtide.core.workload import WorkloadId
 from springtide.perf.scaling import ScalingCurve, fit_scaling
 from springtide.policies.placement import held_counts
 from springtide.policies.shares import Shares, most_workers, serve_demand, serve_minimum
+from springtide.policies.speed_words import WHY_TRIED, why_fewer
+
+RULE = "elastic-1"
+# The waits between trials double so often.
+MAX_DOUBLINGS = 4
+# What a trial counts as beside gains that were measured: anybody's is more.
+TRIED = math.ulp(0.0)
 
 
 class Elastic(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,7 +36,8 @@ class Elastic(msgspec.Struct, frozen=True, kw_only=True):
     new size is still being measured, nor before the change has had `num_changes_to_settle` times as long as it cost:
     where a worker takes half a minute to start, devices stay for minutes. A job that gained nothing from one more, as
     far as it was measured, is tried again on an idle one `retry_s` after its last resize: it may have been measured at
-    a bad moment. Deadlines are looked at again every `revisit_s`.
+    a bad moment. When such a trial began is remembered: until its workers have joined nothing tells it apart.
+    Deadlines are looked at again every `revisit_s`.
     """
 
     safety_fraction: float = 0.1
@@ -58,17 +67,18 @@ class Elastic(msgspec.Struct, frozen=True, kw_only=True):
             job_id = view.job.job_id
             if not shares.of(job_id):
                 shares.raise_to(job_id, self._entry_size(view, held.get(job_id, 0)))
-        self._share_out(shares, snapshot, curves, held)
+        trials = _Trials(self, snapshot, curves)
+        self._share_out(shares, snapshot, curves, held, trials)
         revisits = [snapshot.now_s + self.revisit_s] if urgent else []
-        if shares.left and (retries := self._retries_at_s(shares, snapshot)):
+        if shares.left and (retries := self._retries_at_s(shares, snapshot, trials)):
             revisits.append(max(min(retries), snapshot.now_s + self.revisit_s))
-        return shares.plan(min(revisits, default=None))
+        return msgspec.structs.replace(shares.plan(min(revisits, default=None)), memory=trials.encode())
 
-    def _retries_at_s(self, shares: Shares, snapshot: Snapshot) -> list[float]:
+    def _retries_at_s(self, shares: Shares, snapshot: Snapshot, trials: _Trials) -> list[float]:
         """When jobs that could have more workers are tried on them again."""
         growing = [view for view in snapshot.jobs if view.job.elastic and shares.of(view.job.job_id)]
         return [
-            view.resized_at_s + self.retry_s
+            view.resized_at_s + trials.wait_s(view)
             for view in growing
             if view.resized_at_s is not None and shares.of(view.job.job_id) < most_workers(view)
         ]
@@ -90,8 +100,11 @@ class Elastic(msgspec.Struct, frozen=True, kw_only=True):
             reserve = self.safety_fraction * (2 if count < num_held else 1)
             if samples_left / curve.samples_per_s(count) <= time_left_s * (1 - reserve):
                 return count
-        can_at_all = samples_left / curve.samples_per_s(most_workers(view)) <= time_left_s
-        return most_workers(view) if can_at_all else None
+        fastest = curve.samples_per_s(most_workers(view))
+        if samples_left / fastest > time_left_s:
+            return None
+        # Where more workers bring nothing, as far as it was measured, no more than these are as fast as all of them.
+        return next(n for n in range(view.min_workers, most_workers(view) + 1) if curve.samples_per_s(n) >= fastest)
 
     def _entry_size(self, view: JobView, num_held: int) -> int:
         """What a job needs to run at all."""
@@ -105,25 +118,86 @@ class Elastic(msgspec.Struct, frozen=True, kw_only=True):
         snapshot: Snapshot,
         curves: Mapping[WorkloadId, ScalingCurve],
         held: Mapping[WorkloadId, int],
+        trials: _Trials,
     ) -> None:
         """Give what is left one device at a time to the job that gains most from one more."""
-        growing = [view for view in snapshot.jobs if view.job.elastic and shares.of(view.job.job_id)]
+        growing = {view.job.job_id: view for view in snapshot.jobs if view.job.elastic and shares.of(view.job.job_id)}
         settle_s = max(self.settle_s, self.num_changes_to_settle * snapshot.overheads.change_s)
         while shares.left:
             best_gain, best_id = 0.0, None
-            for view in growing:
-                job_id = view.job.job_id
+            for job_id, view in growing.items():
                 count = shares.of(job_id)
                 if count >= most_workers(view):
                     continue
                 gain = curves[job_id].speedup(count + 1) - curves[job_id].speedup(count)
-                if count < held.get(job_id, 0):
-                    is_settling = snapshot.now_s - (view.resized_at_s or snapshot.now_s) < settle_s
+                is_held = count < held.get(job_id, 0)
+                if is_held:
+                    since_s = snapshot.now_s - (view.resized_at_s or snapshot.now_s)
+                    is_settling = since_s < (self.settle_s if trials.is_on(view) else settle_s)
                     gain = math.inf if is_settling else gain * self.keep_bonus
-                elif gain <= 0.0 and snapshot.now_s >= (view.resized_at_s or math.inf) + self.retry_s:
-                    gain = math.ulp(0.0)
+                if gain <= 0.0 and (trials.is_joining(view) if is_held else trials.is_due(view)):
+                    gain = TRIED
                 if gain > best_gain:
                     best_gain, best_id = gain, job_id
             if best_id is None:
-                return
+                break
             shares.raise_to(best_id, shares.of(best_id) + 1)
+            if best_gain == TRIED and shares.of(best_id) > held.get(best_id, 0):
+                trials.begin(best_id, shares.of(best_id))
+                shares.notes[best_id] = WHY_TRIED
+        for job_id, view in growing.items():
+            before, after = held.get(job_id, 0), shares.of(job_id)
+            if shares.left and after < before <= most_workers(view) and before in view.throughput_samples_per_s:
+                shares.notes[job_id] = why_fewer(view.throughput_samples_per_s, before, after)
+
+
+class _Trials:
+    """Who has been tried on more devices than brought it anything as far as was measured.
+
+    For each such job: when its last trial began, how many there were, and with how many devices. Until its new workers
+    have joined nothing else tells a trial apart. A job is forgotten once more devices are worth having by its curve.
+    """
+
+    def __init__(self, policy: Elastic, snapshot: Snapshot, curves: Mapping[WorkloadId, ScalingCurve]) -> None:
+        self._policy, self._now_s = policy, snapshot.now_s
+        self._by_id: dict[WorkloadId, tuple[float, int, int]] = {}
+        memory: Any = snapshot.memory
+        known = memory["trials"] if isinstance(memory, dict) and memory.get("rule") == RULE else {}
+        for view in snapshot.jobs:
+            job_id = view.job.job_id
+            if job_id not in known:
+                continue
+            began_s, number, size = known[job_id]
+            settled_at_s = (view.resized_at_s or 0.0) + policy.settle_s
+            is_over = (view.resized_at_s or 0.0) >= began_s and snapshot.now_s >= settled_at_s
+            if not (is_over and curves[job_id].speedup(size) > curves[job_id].speedup(size - 1)):
+                self._by_id[job_id] = began_s, number, size
+
+    def begin(self, job_id: WorkloadId, size: int) -> None:
+        """The job is tried on `size` devices from now on."""
+        _, number, _ = self._by_id.get(job_id, (0.0, 0, 0))
+        self._by_id[job_id] = self._now_s, number + 1, size
+
+    def is_joining(self, view: JobView) -> bool:
+        """Whether the workers of its trial are on their way. After `retry_s` they will not come any more."""
+        began_s, _, _ = self._by_id.get(view.job.job_id, (-math.inf, 0, 0))
+        return (view.resized_at_s or 0.0) < began_s and self._now_s < began_s + self._policy.retry_s
+
+    def is_on(self, view: JobView) -> bool:
+        """Whether its last change was a trial's, or the end of one."""
+        began_s, _, _ = self._by_id.get(view.job.job_id, (math.inf, 0, 0))
+        return (view.resized_at_s or 0.0) >= began_s
+
+    def is_due(self, view: JobView) -> bool:
+        """Whether it is time to try it on more."""
+        return view.resized_at_s is not None and self._now_s >= view.resized_at_s + self.wait_s(view)
+
+    def wait_s(self, view: JobView) -> float:
+        """How long after its last change it is tried: after each trial that brought nothing twice as long."""
+        _, number, _ = self._by_id.get(view.job.job_id, (0.0, 0, 0))
+        return self._policy.retry_s * float(2 ** min(number, MAX_DOUBLINGS))
+
+    def encode(self) -> Any:
+        """As plain values for the journal; None where nobody was tried."""
+        trials = {str(job_id): list(trial) for job_id, trial in self._by_id.items()}
+        return {"rule": RULE, "trials": trials} if trials else None

@@ -24,12 +24,15 @@ class Ask:
         running: FunctionPlan | None = None,
         *,
         is_corrected: bool = False,
+        by_own_pace: bool = False,
     ) -> None:
         self._view = view
         self._menu = menu
         self._now_s = now_s
         self._left = None if view.total_steps is None else max(0, view.total_steps - view.step)
         self._pace = 1.0 if is_corrected else pace_of(view, menu, running)
+        # What it has run as before is compared by what it took there, or it would be gone back to again and again.
+        self._own = _paces(view, menu) if by_own_pace else {}
         self.refusal = Refusal(reason="")
 
     @property
@@ -46,7 +49,7 @@ class Ask:
         if self._left is None:
             return math.inf
         slack = 1.0 + (self._menu.error_fraction if is_upper else 0.0)
-        return option.start_s + self._left * option.step_s * self._pace * slack
+        return option.start_s + self._left * option.step_s * self._pace_as(option) * slack
 
     def finish_s(self, option: FunctionOption) -> float:
         """When it is through if it begins as this now, at the upper end."""
@@ -57,7 +60,10 @@ class Ask:
         if self._left is None:
             return self._view.spent_usd
         slack = 1.0 + self._menu.error_fraction
-        return self._view.spent_usd + option.start_usd + self._left * option.step_usd * self._pace * slack
+        return self._view.spent_usd + option.start_usd + self._left * option.step_usd * self._pace_as(option) * slack
+
+    def _pace_as(self, option: FunctionOption) -> float:
+        return self._own.get(option.plan, self._pace)
 
     def latest_start_s(self, options: Sequence[FunctionOption]) -> float:
         """Until when it may wait and still make its deadline within its budget; in the past if nothing ever would."""
@@ -163,6 +169,29 @@ class Ask:
             return min(punctual, key=self.cost_usd), "it has fallen behind its deadline; the cheapest that makes it"
         return min(sooner, key=self.time_s), "it has fallen behind its deadline; the fastest"
 
+    def unlike(
+        self, now: FunctionOption, options: Sequence[FunctionOption], starts_s: Mapping[FunctionPlan, float]
+    ) -> tuple[FunctionOption, str] | None:
+        """The entry to move to because its owner wants something else of it now; None where it stays as it is.
+
+        `now` costs no start. It takes a tenth less of what there is too little of, or of what the goal is about.
+        """
+        goal = self._view.job.goal
+        if self._left is None or (goal.deadline_s is None and goal.budget_usd is None):
+            return None
+        chosen = self.choose(options, starts_s)
+        if chosen is None or chosen[0].plan == now.plan:
+            return None
+        option, why = chosen
+        is_late = goal.deadline_s is not None and self._now_s + self.time_s(now) > goal.deadline_s
+        is_dear = goal.budget_usd is not None and self.cost_usd(now) > goal.budget_usd
+        is_about_time = goal.deadline_s is None or goal.is_fastest
+        if is_late or (is_about_time and not is_dear):
+            was, would = self.time_s(now), self.time_s(option)
+        else:
+            was, would = self.cost_usd(now) - self._view.spent_usd, self.cost_usd(option) - self._view.spent_usd
+        return None if would > (1.0 - LEAST_GAIN_FRACTION) * was else (option, f"its owner changed its goal; {why}")
+
     def _recommended(self, options: Sequence[FunctionOption]) -> FunctionOption:
         """The recommended entry, or of those that fit the fastest one that is no dearer."""
         wanted = self._menu.options[self._menu.recommended]
@@ -182,11 +211,17 @@ def pace_of(view: JobView, menu: FunctionMenu, running: FunctionPlan | None = No
 
     What is measured is known by the number of functions: what a job runs as now says which of its ways that was.
     """
+    ratios = _paces(view, menu)
+    if running in ratios:
+        return ratios[running]
+    return min(ratios.values(), default=1.0)
+
+
+def _paces(view: JobView, menu: FunctionMenu) -> dict[FunctionPlan, float]:
+    """How much longer steps took than predicted, of those ways that were seen."""
     ratios: dict[FunctionPlan, float] = {}
     for option in menu.options:
         samples_per_s = view.throughput_samples_per_s.get(option.plan.num_functions)
         if samples_per_s:
             ratios[option.plan] = view.global_batch_size / samples_per_s / option.step_s
-    if running in ratios:
-        return ratios[running]
-    return min(ratios.values(), default=1.0)
+    return ratios

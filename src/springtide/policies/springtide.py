@@ -31,6 +31,7 @@ from springtide.policies.springtide_moves import detours
 from springtide.policies.springtide_places import settle
 from springtide.policies.springtide_rows import MARK_SPACE, Row, Rows
 from springtide.policies.springtide_spare import owed_to, share_spare
+from springtide.policies.springtide_trials import Trials, is_cut_short
 from springtide.policies.springtide_words import PlannedFuture, reasons_of, same_reasons, why_impossible, why_no_room
 from springtide.policies.topology import layout_of
 from springtide.solvers.plan_book import Book, Entry
@@ -173,6 +174,7 @@ class _Decision:
         self.latest_s: list[float] = []
         self.newcomers: dict[WorkloadId, tuple[float, Entry]] = {}
         self.guests = Guests()
+        self.trials = Trials(state, self.by_id, self.now_s)
         largest = max((len(row.rates) - 1 for row in rows), default=1)
         state.change_s = snapshot.overheads.change_s
         costs = costs_of(snapshot.overheads, largest, falls_told(snapshot))
@@ -207,6 +209,7 @@ class _Decision:
         for row in self.rows:
             if row.job_id in state.newcomers and row.job_id not in self.book.entries:
                 self._turn_away(self.newcomers[row.job_id][0], row, self.newcomers[row.job_id][1])
+        self.notes = self.trials.note(self.rows, snapshot, placed) | self.notes
         state.newcomers.clear()
         state.pinned.clear()
         mark_used(state, layout, self.now_s, {who: given.device_ids for who, given in placed.items()})
@@ -293,7 +296,11 @@ class _Decision:
                 state.num_surplus += given.num_devices - num_lasting
         self.guests = self.guests._replace(others=others)
         rest = [row for row in outside if row.job_id not in others]
-        return others | share_spare(self.book, rest, snapshot, state.num_surplus - sum(others.values()))
+        num_surplus = state.num_surplus - sum(others.values())
+        counts = others | share_spare(self.book, rest, snapshot, num_surplus, self.trials.kept)
+        # Where nodes are being emptied nobody is tried on what is left.
+        self.trials.share([] if leaving else self.rows, snapshot, counts, state.num_surplus)
+        return counts
 
     def _catch_up(self) -> None:
         """Bring the entries of jobs that are not where their plan says up to what is known of them."""
@@ -318,7 +325,10 @@ class _Decision:
             is_hurried = (
                 bool(row.view.num_edits and entry.was) and not entry.is_late and entry.was[-1].end_s > row.deadline_s
             )
-            if not (is_moved or is_lost or is_overdue or is_nowhere or is_hurried or _deviates(row, state)):
+            is_amiss = is_moved or _deviates(row, state)
+            if is_amiss and not entry.is_promised and row.view.runnable_at_s <= now_s:
+                is_amiss = not is_cut_short(row, state, now_s)
+            if not (is_amiss or is_lost or is_overdue or is_nowhere or is_hurried):
                 continue
             held = 0 if row.view.runnable_at_s > now_s else _held(self.snapshot, row)
             left = row.steps_left(now_s, held)
@@ -405,6 +415,7 @@ class _Decision:
                 if entry.runs:
                     # Who ends in time says so; this is for who does not.
                     moments.append(max(entry.runs[-1].end_s, now_s + 1e-3) + OVERDUE_S)
+        moments += self.trials.moments_s
         moments += [row.view.runnable_at_s for row in self.rows if row.view.runnable_at_s > now_s]
         return min(moments, default=None)
 

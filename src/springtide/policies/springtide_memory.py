@@ -29,7 +29,8 @@ class State:
     `devices` are those decided for everyone, `formed_s` since when a job is on them. `used[k]` is a bitmap of the
     aligned blocks of 2**k devices that some job has been on. `held` counts the devices decided for everyone, also
     where nobody knows any more which they were. `told` is what promises were to count on at the last decision; the book
-    counts on more where they did not fit. `num_surplus` devices are there now and no promise counts on them.
+    counts on more where they did not fit. `num_surplus` devices are there now and no promise counts on them. `trials`
+    says of jobs on which number of devices they are being tried (0: on none now), and how often they have been tried.
     """
 
     def __init__(self, book: Book) -> None:
@@ -53,6 +54,7 @@ class State:
         self.coded: dict[WorkloadId, tuple[Devices, list[int]]] = {}
         self.waiting: set[str] = set()
         self.detours: list[WorkloadId] = []
+        self.trials: dict[WorkloadId, tuple[int, int]] = {}
 
     def encode(self, index_of: Mapping[DeviceId, int]) -> dict[str, Any]:
         """As plain values. Devices are their numbers in the cluster."""
@@ -75,6 +77,7 @@ class State:
             "waiting": sorted(self.waiting),
             "detours": [str(who) for who in self.detours],
             "slowed": dict(self.slowed),
+            **({"trials": {str(who): list(trial) for who, trial in self.trials.items()}} if self.trials else {}),
             "formed_s": {str(who): at_s for who, at_s in self.formed_s.items()},
             "jobs": {
                 entry.key: [
@@ -108,6 +111,7 @@ def decode(
     state.mark, state.until_s = memory["mark"], memory["until_s"]
     state.waiting = set(memory["waiting"])
     state.notes = {WorkloadId(who): text for who, text in memory["notes"].items()}
+    state.trials = {WorkloadId(who): (size, number) for who, (size, number) in memory.get("trials", {}).items()}
     if memory["cluster"] == cluster_mark:
         state.used = [int(bits, 16) for bits in memory["used"]]
         state.devices = {

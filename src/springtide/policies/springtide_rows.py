@@ -15,6 +15,8 @@ from springtide.policies.shares import most_workers
 MARK_SPACE = 1 << 62
 # Measured speeds that differ by less than this are the same: noise is no reason to decide anew.
 SPEED_STEP_FRACTION = 0.1
+# What a job reports of a new size counts as measured from this long after the change: one moment decides nothing.
+SETTLE_S = 20.0
 # A job of unknown length is weighed against others as if it had an hour on its smallest size to go.
 UNKNOWN_RUN_S = 3600.0
 
@@ -25,7 +27,9 @@ class Row:
     `rates[n]` is steps/s on n devices by its profile (without one: by what was measured), `scale` what was measured
     over what was profiled, `sizes` the numbers of devices it is given. `can_promise`: profile and length were known
     when it came, so its hard deadline is promised or it is refused. `is_pursued`: it has a hard deadline, but its
-    speed was learnt only while it ran. `mark` stands for everything that is a reason to decide anew.
+    speed was learnt only while it ran. `reach` are the numbers of devices it may be tried on whatever was measured
+    there: none for a job with a profile or a promise. `is_settled`: it has reported for a while at its present size.
+    `mark` stands for everything that is a reason to decide anew.
     """
 
     __slots__ = (
@@ -33,9 +37,11 @@ class Row:
         "deadline_s",
         "is_known",
         "is_pursued",
+        "is_settled",
         "job_id",
         "mark",
         "rates",
+        "reach",
         "scale",
         "sizes",
         "view",
@@ -69,11 +75,18 @@ class Row:
         is_hard = self.is_known and job.goal.is_hard
         self.can_promise = is_hard and curve.source == "profile"
         self.is_pursued = is_hard and not self.can_promise
+        is_tried = job.elastic and curve.source == "measured" and view.admitted_at_s is None
+        self.reach: tuple[int, ...] = (
+            _granted(range(view.min_workers, most_workers(view) + 1)) if is_tried and has_speed else ()
+        )
+        self.is_settled = view.resized_at_s is not None and view.progress_at_s >= view.resized_at_s + SETTLE_S
         speed = round(math.log(self.rates[self.sizes[0]] * self.scale) / SPEED_STEP_FRACTION) if has_speed else None
         facts = (
             f"{job.job_id} {view.min_workers} {view.max_workers} {view.total_steps} {view.num_restarts} {speed}"
             f" {view.runnable_at_s} {self.sizes if job.elastic else None}"
         )
+        if self.reach:
+            facts += f" {view.resized_at_s} {self.is_settled}"
         if view.num_edits:
             facts += f" {view.num_edits} {job.goal.deadline_s} {job.goal.is_hard}"
         self.mark = int.from_bytes(hashlib.blake2b(facts.encode(), digest_size=8).digest()) % MARK_SPACE

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from springtide.core.decision import Snapshot
+from springtide.core.decision import EMPTY, Snapshot
 from springtide.core.workload import WorkloadId
 from springtide.policies.springtide_rows import Row
 from springtide.solvers.plan_book import Book
@@ -20,12 +20,19 @@ def owed_to(rows: Sequence[Row], snapshot: Snapshot) -> int:
     return sum(row.sizes[0] for row in rows if row.view.runnable_at_s <= snapshot.now_s or _held(snapshot, row))
 
 
-def share_spare(book: Book, rows: Sequence[Row], snapshot: Snapshot, num_surplus: int = 0) -> dict[WorkloadId, int]:
+def share_spare(
+    book: Book,
+    rows: Sequence[Row],
+    snapshot: Snapshot,
+    num_surplus: int = 0,
+    kept: Mapping[WorkloadId, int] = EMPTY,
+) -> dict[WorkloadId, int]:
     """Devices for each of `rows` out of those that no schedule uses now, and `num_surplus` that none may count on.
 
     First everyone the least it runs on: who holds devices, then soft deadlines by date, then in order of arrival.
-    Then everyone what it holds. What is left goes one size at a time where it saves most for the GPU-time it adds,
-    if that pays for the change and the devices stay free long enough.
+    Then everyone what it holds, as far as it runs the faster for it; `kept` says of some how much they may keep
+    instead. What is left goes one size at a time where it saves most for the GPU-time it adds, if that pays for the
+    change and the devices stay free long enough.
     """
     now_s, left = book.now_s, book.profile.at(book.now_s) + num_surplus
     held = {row.job_id: _held(snapshot, row) for row in rows}
@@ -43,11 +50,11 @@ def share_spare(book: Book, rows: Sequence[Row], snapshot: Snapshot, num_surplus
             left -= least
     for at in order:
         row = waiting[at]
-        count, most = counts.get(row.job_id, 0), min(held[row.job_id], row.sizes[-1])
+        count, most = counts.get(row.job_id, 0), min(held[row.job_id], kept.get(row.job_id, row.sizes[-1]))
         if count and most > count:
-            kept = max((n for n in (*row.sizes, most) if count <= n <= min(most, count + left)), default=count)
-            counts[row.job_id] = kept
-            left -= kept - count
+            stays = max((n for n in (*row.sizes, most) if count <= n <= min(most, count + left)), default=count)
+            counts[row.job_id] = stays
+            left -= stays - count
     return _grow(book, [waiting[at] for at in order], held, counts, left, num_surplus)
 
 
