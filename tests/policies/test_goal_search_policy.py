@@ -83,14 +83,18 @@ class World:
         )  # fmt: skip
 
 
-def play(job, world, batch_of=lambda step: BATCH, total=STEPS):
-    """Follow every step of the search to the job's end: seconds, dollars, and what was said."""
+def play(job, world, batch_of=lambda step: BATCH, total=STEPS, goal_of=None):
+    """Follow every step of the search to the job's end: seconds, dollars, and what was said.
+
+    `goal_of` says what its owner wants from each step on, where that changes.
+    """
     now_s = usd = 0.0
     step, plan, said, counts, measurements = 0, None, [], {}, ()
     while step < total:
         batch = batch_of(step)
+        wanted = job if goal_of is None else replace(job, goal=goal_of(step))
         view = view_of(
-            job, step=step, spent_usd=usd, measurements=measurements, global_batch_size=batch, progress_at_s=now_s,
+            wanted, step=step, spent_usd=usd, measurements=measurements, global_batch_size=batch, progress_at_s=now_s,
             started_at_s=0.0 if plan else None,
         )  # fmt: skip
         found = search_step(view, SERVICE, now_s, plan)
@@ -132,6 +136,20 @@ def test_fastest_within_a_budget_is_found_and_kept(seed):
     took_s, cost_usd, _ = play(job_of(Goal(budget_usd=budget_usd, is_fastest=True)), world)
     assert cost_usd <= budget_usd
     assert took_s <= 1.25 * float(seconds[usd <= budget_usd].min())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_another_deadline_is_aimed_for_from_where_it_is(seed):
+    world = World(30 + seed)
+    shortest_s = float(world.totals()[0].min())
+    tight, loose, sooner = (Goal(deadline_s=factor * shortest_s) for factor in (1.6, 6.0, 3.0))
+    _, tight_usd, _ = play(job_of(tight), world)
+    took_s, usd, _ = play(job_of(tight), world, goal_of=lambda step: tight if step < 100 else loose)
+    assert took_s <= loose.deadline_s
+    assert usd < 0.95 * tight_usd, "time to spare is worth money"
+    loose_s, _, _ = play(job_of(loose), world)
+    took_s, _, _ = play(job_of(loose), world, goal_of=lambda step: loose if step < 100 else sooner)
+    assert took_s <= sooner.deadline_s < loose_s
 
 
 def test_fastest_at_any_price_comes_near_the_fastest_there_is():

@@ -25,11 +25,12 @@ from springtide.core.decision import (
     Schedule,
     Snapshot,
 )
-from springtide.core.functions import FunctionOption, FunctionPlan, FunctionService
+from springtide.core.functions import FunctionMenu, FunctionOption, FunctionPlan, FunctionService
 from springtide.core.resources import DeviceId, Node
-from springtide.core.workload import WorkloadId
+from springtide.core.workload import Goal, WorkloadId
 from springtide.policies.function_ask import Ask
 from springtide.policies.function_room import MOMENT_S, Room
+from springtide.policies.function_settled import settled
 from springtide.policies.function_words import words
 from springtide.policies.goal_search import SearchStep, search_step
 
@@ -201,14 +202,47 @@ class _Desk:
         if found is not None:
             self._follow(view, plan, place, ask, found)
             return
-        if entry is None or not ask.is_behind(entry):
+        is_behind = entry is not None and ask.is_behind(entry)
+        if entry is None or not (is_behind or view.num_edits):
             return
         self._room.release(plan.num_functions)
-        faster = ask.faster(entry, [option for option in ask.options if self._fits_now(ask, option)])
+        faster = None
+        if is_behind:
+            faster = ask.faster(entry, [option for option in ask.options if self._fits_now(ask, option)])
+        elif view.num_edits:
+            faster = self._other(view, plan)
         if faster is None:
             self._room.claim(self._now_s, self._now_s + ask.left_s(entry), plan.num_functions)
         else:
             self._give(view, place, faster[0], faster[1], ask.time_s(faster[0]))
+
+    def _other(self, view: JobView, plan: FunctionPlan) -> tuple[FunctionOption, str] | None:
+        """The entry that its owner's new goal asks for, of those that fit beside what is planned."""
+        view = _as_running(view, plan)
+        ask = Ask(view, _menu_of(view), self._now_s, plan, by_own_pace=True)
+        now = ask.entry(plan)
+        assert now is not None
+        options = [each for each in ask.options if each.plan == plan or self._fits_now(ask, each)]
+        return ask.unlike(now, options, dict.fromkeys((each.plan for each in options), self._now_s))
+
+    def offer(self, view: JobView, plan: FunctionPlan | None) -> tuple[float | None, Refusal | None]:
+        """When a job that is not served here would be through at the latest, for its goal, or why it cannot be had.
+
+        `plan` is what it runs as: that goes on without a start.
+        """
+        if plan is not None:
+            view = _as_running(view, plan)
+        ask = Ask(view, _menu_of(view), self._now_s, plan, by_own_pace=True)
+        options = [each for each in ask.options if each.plan.num_functions <= self._service.concurrency]
+        starts_s = {each.plan: self._room.earliest_s(each.plan.num_functions, ask.time_s(each)) for each in options}
+        if plan in starts_s:
+            # Nobody takes from it what it has.
+            starts_s[plan] = self._now_s
+        chosen = ask.choose(options, starts_s)
+        if chosen is None:
+            return None, ask.refusal
+        end_s = starts_s[chosen[0].plan] + ask.time_s(chosen[0])
+        return (end_s if math.isfinite(end_s) else None), None
 
     def _fits_now(self, ask: Ask, option: FunctionOption) -> bool:
         return self._room.earliest_s(option.plan.num_functions, ask.time_s(option)) == self._now_s
@@ -289,6 +323,46 @@ class _Desk:
             f"waiting for {count} functions: {max(0, self._room.free_now())} of the {self._service.concurrency} that "
             f"{name!r} runs at a time are free"
         )
+
+
+def goal_offer(snapshot: Snapshot, job_id: WorkloadId, goal: Goal) -> tuple[float | None, Refusal | None]:
+    """Whether a job on functions that is in the snapshot can be held to another goal, beside what others were promised.
+
+    When it would be through at the latest (None: nobody can say), or a refusal with what could be had.
+    """
+    calm = settled(snapshot)
+    asked = next(view for view in calm.jobs if view.job.job_id == job_id)
+    name = _service_of(asked)
+    found = next((node for node in calm.cluster.function_services if _offered(node).name == name), None)
+    if found is None:
+        return None, Refusal(reason=f"the function service {name!r} is not connected")
+    held = calm.allocations.get(job_id)
+    others = [
+        view for view in calm.jobs if view.job.is_on_functions and view is not asked and _service_of(view) == name
+    ]
+    # Who has neither begun nor a promise makes way.
+    others = [view for view in others if _has_claim(view) or view.job.job_id in calm.allocations]
+    left = {who: given for who, given in calm.allocations.items() if who != job_id}
+    desk = _Desk(replace(calm, jobs=tuple(others), allocations=left), found, _offered(found))
+    desk.serve(others)
+    return desk.offer(replace(asked, job=replace(asked.job, goal=goal)), _plan_of(held))
+
+
+def _offered(node: Node) -> FunctionService:
+    assert node.functions is not None
+    return node.functions
+
+
+def _menu_of(view: JobView) -> FunctionMenu:
+    assert view.job.menu is not None
+    return view.job.menu
+
+
+def _as_running(view: JobView, plan: FunctionPlan) -> JobView:
+    """The job with a menu on which what it runs as begins at once, for nothing."""
+    menu = _menu_of(view)
+    options = tuple(replace(each, start_s=0.0, start_usd=0.0) if each.plan == plan else each for each in menu.options)
+    return replace(view, job=replace(view.job, menu=replace(menu, options=options)))
 
 
 def _has_claim(view: JobView) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from springtide.backends.functions.parameter_address import is_fixed, make_parameter_host
 from springtide.backends.functions.parameter_host import ParameterHost
-from springtide.backends.functions.provider import FunctionProvider
+from springtide.backends.functions.provider import FunctionProvider, function_prefix
 from springtide.core.errors import BackendError, InvalidRequest
 from springtide.core.functions import FunctionService
 from springtide.core.resources import Node, make_node
@@ -21,6 +21,8 @@ from springtide.service.function_settings import FunctionSettings
 from springtide.storage.probe import probe_store
 
 if TYPE_CHECKING:
+    from springtide.backends.functions.alibaba import AlibabaSettings
+    from springtide.backends.functions.aws import LambdaSettings
     from springtide.backends.functions.emulator.launch import EmulatorAddress
 
 _FOLDER = "functions"
@@ -33,6 +35,7 @@ _LEAST_CONCURRENCY = 6
 EMULATOR_TOKEN = "SPRINGTIDE_EMULATOR_TOKEN"
 # By these functions of AWS are made and invoked; without them by those that boto3 finds.
 AWS_KEYS = ("FUNCTIONS_AWS_ACCESS_KEY_ID", "FUNCTIONS_AWS_SECRET_ACCESS_KEY")
+ALIBABA_KEYS = ("ALIBABA_CLOUD_ACCESS_KEY_ID", "ALIBABA_CLOUD_ACCESS_KEY_SECRET")
 _STORE_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION")
 _INSTALL = "pip install 'springtide[functions]'"
 
@@ -106,14 +109,15 @@ def _offered_by(settings: FunctionSettings) -> FunctionService:
         return service_of(settings, num_cores=_num_cores())
     from springtide.backends.functions.emulator.launch import emulator_service
 
-    service = emulator_service(_emulator_elsewhere(settings))
+    service = emulator_service(emulator_elsewhere(settings, os.environ))
     return replace(service, concurrency=settings.concurrency or max(1, service.concurrency // 2))
 
 
-def _emulator_elsewhere(settings: FunctionSettings) -> EmulatorAddress:
+def emulator_elsewhere(settings: FunctionSettings, environment: Mapping[str, str]) -> EmulatorAddress:
+    """The emulator that the settings name, with its token out of `environment`."""
     from springtide.backends.functions.emulator.launch import EmulatorAddress
 
-    return EmulatorAddress(endpoint=settings.endpoint.rstrip("/"), token=os.environ.get(EMULATOR_TOKEN, ""))
+    return EmulatorAddress(endpoint=settings.endpoint.rstrip("/"), token=environment.get(EMULATOR_TOKEN, ""))
 
 
 def service_of(settings: FunctionSettings, num_cores: int) -> FunctionService:
@@ -150,7 +154,12 @@ def _emulated(settings: FunctionSettings, service: FunctionService, folder: Path
 
     if settings.endpoint:
         # It has no roles: what one would give is a part of the functions' environment.
-        elsewhere = emulator_provider(_emulator_elsewhere(settings), service, _role_environment(settings))
+        elsewhere = emulator_provider(
+            emulator_elsewhere(settings, os.environ),
+            service,
+            _role_environment(settings),
+            function_prefix=function_prefix(settings.name, settings.store),
+        )
         return elsewhere, lambda ends_functions: elsewhere.close()
     faults = {f"{name}_fraction": fraction for name, fraction in settings.faults.items()}
     config = EmulatorConfig(
@@ -190,29 +199,48 @@ def _last_config(folder: Path) -> bytes | None:
 
 
 def _on_aws(settings: FunctionSettings, service: FunctionService, folder: Path) -> _Connected:
-    from springtide.backends.functions.aws import LambdaProvider, LambdaSettings
+    from springtide.backends.functions.aws import LambdaProvider
 
-    lambda_settings = LambdaSettings(
+    provider = LambdaProvider(aws_settings(settings, os.environ), service)
+    return provider, lambda ends_functions: provider.close()
+
+
+def aws_settings(settings: FunctionSettings, environment: Mapping[str, str]) -> LambdaSettings:
+    """What the provider at AWS is told; its keys are those of `environment`, where there are some."""
+    from springtide.backends.functions.aws import LambdaSettings
+
+    return LambdaSettings(
         region=settings.region,
         role_arn=settings.role,
         image_uri=settings.image,
         endpoint_url=settings.endpoint,
+        function_prefix=function_prefix(settings.name, settings.store),
         # The usual places hold the store's keys where workers have those, too: they need not be able to do this.
-        access_key_id=os.environ.get(AWS_KEYS[0], ""),
-        secret_access_key=os.environ.get(AWS_KEYS[1], ""),
+        access_key_id=environment.get(AWS_KEYS[0], ""),
+        secret_access_key=environment.get(AWS_KEYS[1], ""),
     )
-    provider = LambdaProvider(lambda_settings, service)
-    return provider, lambda ends_functions: provider.close()
 
 
 def _at_alibaba(settings: FunctionSettings, service: FunctionService, folder: Path) -> _Connected:
-    from springtide.backends.functions.alibaba import AlibabaProvider, AlibabaSettings
+    from springtide.backends.functions.alibaba import AlibabaProvider
 
-    alibaba_settings = AlibabaSettings(
-        region=settings.region, role_arn=settings.role, image_uri=settings.image, endpoint=settings.endpoint
-    )
-    provider = AlibabaProvider(alibaba_settings, service)
+    provider = AlibabaProvider(alibaba_settings(settings, os.environ), service)
     return provider, lambda ends_functions: provider.close()
+
+
+def alibaba_settings(settings: FunctionSettings, environment: Mapping[str, str]) -> AlibabaSettings:
+    """What the provider at Alibaba is told; its keys are those of `environment`, where there are some."""
+    from springtide.backends.functions.alibaba import AlibabaSettings
+
+    return AlibabaSettings(
+        region=settings.region,
+        role_arn=settings.role,
+        image_uri=settings.image,
+        endpoint=settings.endpoint,
+        function_prefix=function_prefix(settings.name, settings.store),
+        access_key_id=environment.get(ALIBABA_KEYS[0], ""),
+        access_key_secret=environment.get(ALIBABA_KEYS[1], ""),
+    )
 
 
 def _num_cores() -> int:

@@ -30,6 +30,7 @@ class FunctionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     `store` is where jobs' objects live, an address of storage.open; `parameter_store` (optional) what carries
     activations and gradients: such an address, too, or what is started for each job (docs/storage.md). `role` is what
     functions may do, `image` what they are made of (empty: a zip), `endpoint` another address of the provider's API.
+    `name` is the platform's own, a part of its functions' names (provider.function_prefix).
     `concurrency` is how many functions jobs have at a time (as many successors may warm up beside them), `places` how
     many jobs there are. The emulator alone has a `lifetime_s`, a `bytes_per_s` for each function and direction, and
     `faults`, the fractions of invocations that each of FAULTS befalls, drawn
@@ -43,6 +44,7 @@ class FunctionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     role: str = ""
     image: str = ""
     endpoint: str = ""
+    name: str = ""
     concurrency: int | None = None
     places: int = DEFAULT_PLACES
     lifetime_s: float | None = None

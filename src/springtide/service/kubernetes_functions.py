@@ -45,6 +45,7 @@ def function_settings(settings: KubernetesSettings, environment: Mapping[str, st
         role=given.role,
         image=given.image,
         endpoint=given.endpoint,
+        name=settings.name,
         concurrency=given.concurrency or None,
         places=given.places,
     )

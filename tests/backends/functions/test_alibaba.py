@@ -173,3 +173,20 @@ def test_without_keys_it_says_which_are_missing(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(InvalidRequest, match="ALIBABA_CLOUD_ACCESS_KEY_ID"):
         AlibabaProvider(settings_of(None, access_key_id="", access_key_secret=""), SERVICE)
+
+
+def test_before_a_first_job_its_keys_are_tried_and_its_functions_are_counted(double, provider):
+    (first,) = provider.examine()
+    assert (first.verdict, first.text) == (
+        "ok",
+        "alibaba cn-hangzhou: functions are called springtide-MEMORY; 0 are made",
+    )
+    provider.deploy([1024])
+    assert provider.examine()[0].text.endswith("; 1 are made")
+    (unknown,) = AlibabaProvider(settings_of(double, access_key_id="wrong"), SERVICE).examine()
+    assert unknown.verdict == "fail"
+    assert "check the access key" in unknown.text
+    assert unknown.mend
+    (away,) = AlibabaProvider(settings_of(None), SERVICE).examine()
+    assert away.verdict == "warn"
+    assert "cannot be reached" in away.text

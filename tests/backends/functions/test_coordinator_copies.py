@@ -8,7 +8,9 @@ import pytest
 
 from springtide.backends.functions import coordinator_copies
 from springtide.backends.functions.coordinator_copies import Copies, copies_prefix, fetch_status
+from springtide.backends.functions.coordinator_notes import NoteBook
 from springtide.core.errors import StorageError
+from springtide.core.function_wire import MAX_LOSSES, Place
 from springtide.core.workload import WorkloadId
 from springtide.storage.checked import CheckedStore
 from springtide.storage.file_store import FileStore
@@ -90,6 +92,33 @@ def test_a_long_log_waits_until_it_has_grown_by_a_part(
         assert len(store.get(key)) == copied
     copies.save(is_last=True)
     assert len(store.get(key)) == 1300
+
+
+def test_what_comes_once_does_not_wait(store: CheckedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator_copies, "SHORT_BYTES", 100)
+    monkeypatch.setattr(coordinator_copies, "HURRY_S", 0.0)
+    here = filled(tmp_path / "here")
+    book, copies = NoteBook(here, JOB), Copies(store, JOB, here)
+    book.on_news = copies.hurry
+    book.add_lines("coordinator", ["x" * 1000])
+    copies.save()
+    book.add_step(Place(0, 0), 1, "step 1/9")
+    book.add_losses([(step, 0.5, 8) for step in range(2, MAX_LOSSES // 2)])
+    assert not copies.is_due(), "what is reported again can wait"
+    book.add_lines("coordinator", ["0.0.1 killed"])
+    assert copies.is_due()
+    copies.save()
+    assert store.get(f"{copies_prefix(JOB)}logs/j.coordinator.log").endswith(b"killed\n")
+    assert not copies.is_due()
+    for hurried in (
+        lambda: book.add_tail(Place(0, 0), 1, "printed\n"),
+        lambda: book.add_losses([(step, 0.5, 8) for step in range(MAX_LOSSES // 2, MAX_LOSSES)]),
+    ):
+        hurried()
+        assert copies.is_due()
+        copies.save()
+        assert not copies.is_due()
+    assert store.get(f"{copies_prefix(JOB)}logs/j.0.0.log").endswith(b"(1) printed\n")
 
 
 def test_what_is_no_copy_is_let_lie(store: CheckedStore, tmp_path: Path) -> None:

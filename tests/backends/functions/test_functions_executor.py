@@ -356,3 +356,15 @@ def test_a_budget_stops_it_with_a_checkpoint(bench_of: Callable[..., Bench]) -> 
     assert bench.of(events.UsageReported)[-1].bill.total_usd <= 0.0006
     bench.executor.start(PreemptJob(job_id=bench.job.job_id, generation=2, replica_ids=(ReplicaId("j.0"),)))
     bench.take(events.ReplicaStopped)
+
+
+def test_a_goal_that_is_durable_holds_for_who_runs(bench_of: Callable[..., Bench]) -> None:
+    bench = bench_of(total_steps=100_000)
+    bench.train()
+    bench.take(events.CheckpointCommitted)
+    edited = events.JobEdited(job_id=bench.job.job_id, goal=Goal(budget_usd=0.0006))
+    others = events.JobEdited(job_id=WorkloadId("other"), goal=Goal(budget_usd=0.0001))
+    bench.executor.acknowledge([edited, others, events.JobEdited(job_id=bench.job.job_id, max_restarts=3)])
+    paused = bench.take(events.PauseRequested, 60.0)
+    assert isinstance(paused, events.PauseRequested)
+    assert "its budget of $0.0006 is nearly spent" in paused.reason

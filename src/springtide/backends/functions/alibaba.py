@@ -18,7 +18,16 @@ from typing import Any
 import msgspec
 
 from springtide.backends.functions.emulator.config import DEFAULT_HANDLER
-from springtide.backends.functions.provider import InvocationEnd, Invocations, LogLine, OnEnd, Outcome, one_line
+from springtide.backends.functions.provider import (
+    InvocationEnd,
+    Invocations,
+    LogLine,
+    OnEnd,
+    Outcome,
+    Seen,
+    check_prefix,
+    one_line,
+)
 from springtide.core.errors import BackendError, InvalidRequest
 from springtide.core.function_wire import MAX_ORDER_BYTES
 from springtide.core.functions import FunctionService
@@ -114,6 +123,20 @@ class AlibabaProvider:
                 except self._sdk.error as error:
                     if _status_of(error) != 404:
                         raise
+
+    def examine(self) -> list[Seen]:
+        """What stands between these settings and a first function, asked without making anything."""
+        where = f"alibaba {self._settings.region}"
+        try:
+            with self._explained(f"{where} cannot be used"):
+                names = self._deployed_names()
+        except InvalidRequest as error:
+            return [Seen(verdict="fail", text=str(error), mend="docs/functions-providers.md says what is needed")]
+        except BackendError as error:
+            mend = "ask from where it can be reached; whether the control plane reaches it, its log says"
+            return [Seen(verdict="warn", text=str(error), mend=mend)]
+        told = f"{where}: functions are called {self._settings.function_prefix}-MEMORY; {len(names)} are made"
+        return [Seen(verdict="ok", text=told)]
 
     def close(self) -> None:
         """Tell nobody anything any more; functions run on."""
@@ -223,8 +246,7 @@ def check_settings(settings: AlibabaSettings, service: FunctionService) -> None:
         )
     if settings.role_arn and not re.fullmatch(r"acs:ram::\d+:role/[\w.@-]+", settings.role_arn):
         raise InvalidRequest(f"a role on Alibaba Cloud is acs:ram::ACCOUNT:role/NAME, not {settings.role_arn!r}")
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]{0,47}", settings.function_prefix):
-        raise InvalidRequest("a function prefix is 1 to 48 letters, digits, - and _, and begins with a letter or _")
+    check_prefix(settings.function_prefix)
     if service.lifetime_s > _MAX_LIFETIME_S:
         raise InvalidRequest(f"a function lives for {_MAX_LIFETIME_S} s at most, not {service.lifetime_s:g}")
 

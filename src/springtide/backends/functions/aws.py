@@ -22,15 +22,26 @@ from urllib.parse import urlsplit
 import msgspec
 
 from springtide.backends.functions.aws_errors import INSTALL, Explained, code_of, sdk_errors
+from springtide.backends.functions.aws_examination import Account, examine_account
 from springtide.backends.functions.emulator.config import DEFAULT_HANDLER
 from springtide.backends.functions.emulator.launch import EmulatorAddress
-from springtide.backends.functions.provider import InvocationEnd, Invocations, LogLine, OnEnd, Outcome, one_line
+from springtide.backends.functions.provider import (
+    InvocationEnd,
+    Invocations,
+    LogLine,
+    OnEnd,
+    Outcome,
+    Seen,
+    check_prefix,
+    one_line,
+)
 from springtide.core.errors import BackendError, InvalidRequest
 from springtide.core.function_wire import MAX_ORDER_BYTES
 from springtide.core.functions import FunctionService
 
 _READ_MARGIN_S = 30.0
 _CONNECT_LIMIT_S = 10.0
+_EXAMINE_LIMIT_S = 15.0
 _KEEP_ALIVE_S = 60
 _READY_LIMIT_S = 120.0
 _READY_POLL_S = 0.5
@@ -146,6 +157,30 @@ class LambdaProvider:
                 except self._errors.client as error:
                     if code_of(error) != "ResourceNotFoundException":
                         raise
+
+    def examine(self) -> list[Seen]:
+        """What stands between these settings and a first function, asked without making anything."""
+        clients: dict[str, Any] = {}
+
+        def client_of(kind: str) -> Any:
+            if kind not in clients:
+                clients[kind] = self._client(kind, attempts=1, read_s=_EXAMINE_LIMIT_S, connections=1)
+            return clients[kind]
+
+        account = Account(
+            region=self._settings.region,
+            role_arn=self._settings.role_arn,
+            image_uri=self._settings.image_uri,
+            prefix=self._settings.function_prefix,
+            concurrency=self._service.concurrency,
+            client_of=client_of,
+            errors=self._errors,
+        )
+        try:
+            return examine_account(account)
+        finally:
+            for client in clients.values():
+                client.close()
 
     def close(self) -> None:
         """Drop connections; functions run on."""
@@ -301,6 +336,7 @@ def emulator_provider(
     service: FunctionService,
     environment: Mapping[str, str] | None = None,
     handler: str = DEFAULT_HANDLER,
+    function_prefix: str = "springtide",
 ) -> LambdaProvider:
     """The provider of the emulator at that address; its token is the access key."""
     settings = LambdaSettings(
@@ -312,6 +348,7 @@ def emulator_provider(
         secret_access_key=address.token,
         environment=dict(environment or {}),
         handler=handler,
+        function_prefix=function_prefix,
     )
     return LambdaProvider(settings, service)
 
@@ -336,8 +373,7 @@ def check_settings(settings: LambdaSettings, service: FunctionService) -> None:
             raise InvalidRequest(f"there is no zip file {settings.zip_path}")
         if path.stat().st_size > _MAX_UNZIPPED_IN_REQUEST:
             raise InvalidRequest(f"{settings.zip_path} is above the 50 MB that Lambda takes directly; use an image")
-    if not re.fullmatch(r"[A-Za-z0-9_-]{1,48}", settings.function_prefix):
-        raise InvalidRequest("a function prefix is 1 to 48 letters, digits, - and _")
+    check_prefix(settings.function_prefix)
     if service.lifetime_s > _LAMBDA_LIFETIME_S:
         raise InvalidRequest(f"a Lambda function lives for {_LAMBDA_LIFETIME_S} s at most, not {service.lifetime_s:g}")
 

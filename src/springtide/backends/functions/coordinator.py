@@ -151,6 +151,18 @@ class Coordinator(Watch):
             self._close_by_s = min(self._close_by_s, self._now_s + asked.grace_s)
 
     @_take.register
+    def _(self, told: messages.BudgetTold) -> None:
+        self.ledger.budget_usd = told.budget_usd
+        is_about_to_rest = self.mode in ("closing", "looking_last") and self.after == "budget"
+        if not is_about_to_rest or self._plan is None:
+            return
+        start_usd = self.ledger.start_usd(self._plan, self.pace.start_s)
+        needed_usd = self._spent_usd() + start_usd + self._step_usd(self._plan) + self._end_usd(self._plan)
+        if told.budget_usd is None or needed_usd <= told.budget_usd:
+            # Nobody has been told yet that it rests: it begins again from what they save now.
+            self.after, self._next_plan = "resize", self._plan
+
+    @_take.register
     def _(self, found: messages.StatesFound) -> None:
         is_roll_call, self._is_roll_call = self._is_roll_call, False
         self._found(found)

@@ -1,7 +1,7 @@
 """Copies of what people read of a job on functions: status, losses and logs, in the store, for another control plane.
 
 They are whole files under `workloads/ID/functions/`, written now and then and at the end: who goes on elsewhere has all
-but the newest lines. Nothing is decided by them.
+but the newest lines about steps, and these are told again by the functions' reports. Nothing is decided by them.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ import time
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from springtide.backends.functions.coordinator_notes import LOSSES_FILE, STATUS_FILE
+from springtide.backends.functions.coordinator_notes import LOGS, LOSSES_FILE, STATUS_FILE
 from springtide.core.errors import ObjectMissing, StorageError
 from springtide.core.ports import Store
 from springtide.core.workload import WorkloadId
 from springtide.storage.files import write_durable
 
 _log = logging.getLogger(__name__)
-LOGS = "logs"
 # A file that has changed is copied so often; a long one only once it has grown by this part.
 COPY_S = 30.0
+# What comes once, and rarely (who died and why, what a function wrote), waits no longer than that.
+HURRY_S = 1.0
 GROWN_PART = 0.2
 SHORT_BYTES = 256 * 1024
 MAX_FILES = 256
@@ -40,7 +41,9 @@ class Copies:
         self._prefix = copies_prefix(job_id)
         self._work_dir = work_dir
         self._lock = threading.Lock()
+        self._urgency = threading.Lock()
         self._sizes: dict[str, int] = {}
+        self._urgent: frozenset[str] = frozenset()
         self._saved_at_s = time.monotonic()
 
     def restore(self) -> None:
@@ -56,7 +59,13 @@ class Copies:
 
     def is_due(self) -> bool:
         """Whether it is time to save again."""
-        return time.monotonic() - self._saved_at_s >= COPY_S
+        since_s = time.monotonic() - self._saved_at_s
+        return since_s >= COPY_S or (bool(self._urgent) and since_s >= HURRY_S)
+
+    def hurry(self, name: str) -> None:
+        """A file has lines that nobody writes again: it is to be copied soon, a log however long it is."""
+        with self._urgency:
+            self._urgent |= {name}
 
     def save(self, *, is_last: bool = False) -> None:
         """Copy what has changed; all of it where it is the last time."""
@@ -64,8 +73,10 @@ class Copies:
             return
         try:
             self._saved_at_s = time.monotonic()
+            with self._urgency:
+                urgent, self._urgent = self._urgent, frozenset()
             for name, path in self._files():
-                self._save(name, path, is_last)
+                self._save(name, path, is_last or (name in urgent and name != LOSSES_FILE))
         except StorageError as error:
             _log.warning("copies under %s could not be written: %s", self._prefix, error)
         finally:

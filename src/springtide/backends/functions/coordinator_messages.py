@@ -38,6 +38,12 @@ class AskedToStop(_Value, frozen=True, kw_only=True):
     grace_s: float = 2.0
 
 
+class BudgetTold(_Value, frozen=True, kw_only=True):
+    """From now on this much may be spent in all (None: whatever it takes)."""
+
+    budget_usd: float | None
+
+
 class InvocationEnded(_Value, frozen=True, kw_only=True):
     """An invocation is over, as the provider tells it (provider.InvocationEnd). `duration_s` None: nobody knows.
 
@@ -121,6 +127,7 @@ Stimulus = (
     AskedToRun
     | AskedToPreempt
     | AskedToStop
+    | BudgetTold
     | InvocationEnded
     | ReportSeen
     | StatesFound

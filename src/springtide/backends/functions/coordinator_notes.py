@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from springtide.core.errors import StorageError
 from springtide.core.function_status import FunctionRunStatus
-from springtide.core.function_wire import Place
+from springtide.core.function_wire import MAX_LOSSES, Place
 from springtide.core.functions import Usage
 from springtide.perf.function_bill import gb_s_of
 from springtide.storage.files import write_durable
+
+if TYPE_CHECKING:
+    from springtide.backends.functions.coordinator import Coordinator
 
 _log = logging.getLogger(__name__)
 NOTES_FILE = "functions-notes.json"
 STATUS_FILE = "functions.json"
 LOSSES_FILE = "losses.jsonl"
+LOGS = "logs"
 MAX_LOG_BYTES = 8 << 20
 # Lines of this kind come by the reports while the function runs; its own log repeats them at the end.
 _STEP_LINE = "stage "
@@ -66,10 +71,40 @@ def usage_taken_over(notes: Notes, now_s: float, *, uses_parameters: bool) -> Us
     return notes.usage.plus(Usage(parameter_store_s=max(0.0, now_s - notes.at_s)))
 
 
+def notes_of(coordinator: Coordinator, now_s: float) -> Notes:
+    """What whoever follows this coordinator has to know of it."""
+    lives = tuple(
+        NotedLife(
+            incarnation=life.incarnation,
+            memory_mb=life.memory_mb,
+            invoked_at_s=life.invoked_at_s,
+            usage=life.usage,
+        )
+        for life in coordinator.ledger.running()
+    )
+    return Notes(
+        at_s=now_s,
+        used_incarnations=coordinator.crew.used_incarnations,
+        usage=coordinator.ledger.settled_usage(now_s),
+        lives=lives,
+        ids_digest=coordinator.progress.ids_digest,
+    )
+
+
+def log_name(job_id: str, name: str) -> str:
+    """The file of a job's log in its directory: that of a place ("0.1") or the coordinator's own."""
+    return f"{LOGS}/{job_id}.{name}.log"
+
+
 class NoteBook:
-    """The files of one job in its workload's directory. Failures to write are logged: none of it must stop a job."""
+    """The files of one job in its workload's directory. Failures to write are logged: none of it must stop a job.
+
+    `on_news` is told of a file that has lines which come once: what functions report of their steps comes again.
+    """
 
     def __init__(self, work_dir: Path, job_id: str) -> None:
+        self.on_news: Callable[[str], None] = lambda name: None
+        self._num_untold = 0
         self._work_dir = work_dir
         self._job_id = job_id
         self._notes_path = work_dir / NOTES_FILE
@@ -109,13 +144,24 @@ class NoteBook:
 
     def add_losses(self, losses: Iterable[tuple[int, float, int]]) -> None:
         """Append steps' mean losses: a line [step, loss, samples] for each."""
-        text = "".join(f"{json.dumps(list(loss))}\n" for loss in losses)
-        self._append(self._losses_path, text)
+        lines = [f"{json.dumps(list(loss))}\n" for loss in losses]
+        self._append(self._losses_path, "".join(lines))
+        self._num_untold += len(lines)
+        if self._num_untold >= MAX_LOSSES // 2:
+            # Reports repeat the newest ones only.
+            self._num_untold = 0
+            self.on_news(LOSSES_FILE)
+
+    def add_step(self, place: Place, incarnation: int, line: str) -> None:
+        """Append a line about a step to the log of a place."""
+        self._append(self._work_dir / log_name(self._job_id, str(place)), f"({incarnation}) {line}\n")
 
     def add_lines(self, name: str, lines: Iterable[str]) -> None:
         """Append lines to a log of the job: that of a place ("0.1") or the coordinator's own."""
         text = "".join(f"{line}\n" for line in lines)
-        self._append(self._work_dir / "logs" / f"{self._job_id}.{name}.log", text)
+        if text:
+            self._append(self._work_dir / log_name(self._job_id, name), text)
+            self.on_news(log_name(self._job_id, name))
 
     def add_tail(self, place: Place, incarnation: int, tail: str) -> None:
         """Append what a function wrote, but for the lines about its steps, which are there already."""

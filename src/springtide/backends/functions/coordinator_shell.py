@@ -23,8 +23,8 @@ from springtide.backends.functions.coordinator_errands import RETRY_S, STORE_PAT
 from springtide.backends.functions.coordinator_fence import Fence
 from springtide.backends.functions.coordinator_notes import (
     NoteBook,
-    NotedLife,
     Notes,
+    notes_of,
     usage_taken_over,
     usage_with_lives,
 )
@@ -211,6 +211,7 @@ class CoordinatorShell:
                     raise
         self._copies = Copies(self._objects.store, self.job.job_id, wiring.work_dir)
         self._copies.restore()
+        self._notebook.on_news = self._copies.hurry
         return record, notes
 
     def _loop(self) -> None:
@@ -280,6 +281,8 @@ class CoordinatorShell:
         """About once a second: how far the stream has come, whether the parameter store lives, what people are told."""
         coordinator = self._coordinator
         assert coordinator is not None
+        if self._copies is not None and self._copies.is_due():
+            self._pool.submit(self._copies.save)
         now_s = time.monotonic()
         if coordinator.mode != "dry":
             self._dry_since_s = now_s
@@ -293,8 +296,6 @@ class CoordinatorShell:
             self._pool.submit(self._errands.look_at_stream)
         if coordinator.mode == "running" and coordinator.crew.parameter_url:
             self._pool.submit(self._errands.look_at_parameters)
-        if self._copies is not None and self._copies.is_due():
-            self._pool.submit(self._copies.save)
 
     def _read_report(self, place: Place, incarnation: int) -> None:
         try:
@@ -309,7 +310,7 @@ class CoordinatorShell:
             self._lines_of[place] = report.step
             loss = f"  loss {report.losses[-1][1]:.4g}" if report.losses and report.losses[-1][2] else ""
             line = f"step {report.step}/{report.total_steps}{loss}  {report.lanes.step_s:.2f} s"
-            self._notebook.add_lines(str(place), [f"({incarnation}) {line}"])
+            self._notebook.add_step(place, incarnation, line)
 
     def _ended(self, invoke: messages.Invoke, end: InvocationEnd) -> None:
         """Called by the provider: the last report is read before the end is told."""
@@ -384,7 +385,7 @@ class CoordinatorShell:
 
     def _announce(self, coordinator: Coordinator) -> bool:
         """Write down who is about to be invoked. False: nobody may be."""
-        fence, notes = self._fence, self._notes_of(coordinator)
+        fence, notes = self._fence, notes_of(coordinator, self._wiring.clock.now_s())
         if fence is None:
             self._write_notes(coordinator)
             return True
@@ -448,33 +449,14 @@ class CoordinatorShell:
         """Keep what has been used so far."""
         try:
             if self._fence is None:
-                self._notebook.write(self._notes_of(coordinator))
+                self._notebook.write(notes_of(coordinator, self._wiring.clock.now_s()))
             else:
                 # Before it is told: a bill that people have seen does not fall when another control plane goes on.
-                self._fence.write_notes(self._notes_of(coordinator))
+                self._fence.write_notes(notes_of(coordinator, self._wiring.clock.now_s()))
         except Fenced:
             self.tell(messages.Fenced())
         except StorageError as error:
             _log.error("%s", error)
-
-    def _notes_of(self, coordinator: Coordinator) -> Notes:
-        now_s = self._wiring.clock.now_s()
-        lives = tuple(
-            NotedLife(
-                incarnation=life.incarnation,
-                memory_mb=life.memory_mb,
-                invoked_at_s=life.invoked_at_s,
-                usage=life.usage,
-            )
-            for life in coordinator.ledger.running()
-        )
-        return Notes(
-            at_s=now_s,
-            used_incarnations=coordinator.crew.used_incarnations,
-            usage=coordinator.ledger.settled_usage(now_s),
-            lives=lives,
-            ids_digest=coordinator.progress.ids_digest,
-        )
 
     def _keep_losses(self, coordinator: Coordinator) -> None:
         losses = coordinator.progress.losses

@@ -32,7 +32,7 @@ from springtide.core.actions import (
     StopReplica,
 )
 from springtide.core.errors import StorageError
-from springtide.core.events import Event, ProgressReported, ReplicaStopped
+from springtide.core.events import Event, JobEdited, ProgressReported, ReplicaStopped
 from springtide.core.function_status import FunctionRunStatus
 from springtide.core.function_wire import Keys
 from springtide.core.ports import Clock, Standing
@@ -133,7 +133,16 @@ class FunctionsExecutor:
         return self._inbox.wait(deadline_s)
 
     def acknowledge(self, events: Sequence[Event]) -> None:
-        """What coordinators say they say again after a restart, from what is in the store: nobody waits for this."""
+        """Let coordinators know of goals that are durable now; one that begins later is told by its StartReplica.
+
+        What coordinators say they say again after a restart, from what is in the store: nobody waits for this.
+        """
+        for event in events:
+            if isinstance(event, JobEdited) and event.goal is not None:
+                with self._lock:
+                    shell = self._shells.get(event.job_id)
+                if shell is not None:
+                    shell.tell(messages.BudgetTold(budget_usd=event.goal.budget_usd))
 
     def status(self, job_id: WorkloadId) -> FunctionRunStatus | None:
         """A job's functions as they are now, or as they were last; None for a job that never had any."""

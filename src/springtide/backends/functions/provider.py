@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 import threading
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal, Protocol
+from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
@@ -17,6 +20,11 @@ from springtide.core.functions import FunctionService
 
 Outcome = Literal["returned", "failed", "timed_out", "out_of_memory", "killed", "throttled", "refused", "lost"]
 OnEnd = Callable[["InvocationEnd"], None]
+# Clouds' names of functions have at most 64 characters, and "-10240" says how much memory one has.
+MAX_PREFIX = 58
+_OWN = "springtide"
+_MAX_NAME = 40
+_DIGEST_DIGITS = 6
 
 
 class InvocationEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,6 +160,38 @@ class Invocations:
             is_closed = self._is_closed
         if not is_closed:
             on_end(end)
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that was looked at before a first job: how it stands, and what would mend it (empty: nothing to)."""
+
+    verdict: Literal["ok", "warn", "fail"]
+    text: str
+    mend: str = ""
+
+
+def function_prefix(name: str, store_url: str) -> str:
+    """How the functions of one platform are called, but for their size: `springtide-team-3fa9c1`.
+
+    Platforms of one account are told apart by the place where their jobs' objects lie, which no two share; the name of
+    the platform (empty: none) is for people, and for the rules of who may do what with them.
+    """
+    parts = urlsplit(store_url)
+    endpoint = dict(parse_qsl(parts.query)).get("endpoint", "")
+    # Other options of the address say how it is reached, not where it is.
+    place = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')} {endpoint}"
+    digest = hashlib.sha256(place.encode()).hexdigest()[:_DIGEST_DIGITS]
+    own = re.sub(r"[^A-Za-z0-9-]+", "-", name)[:_MAX_NAME].strip("-")
+    return "-".join([_OWN, *([own] if own and own != _OWN else []), digest])
+
+
+def check_prefix(prefix: str) -> None:
+    """Raises InvalidRequest for what clouds do not take at the beginning of a function's name."""
+    if re.fullmatch(rf"[A-Za-z_][A-Za-z0-9_-]{{0,{MAX_PREFIX - 1}}}", prefix, re.ASCII) is None:
+        raise InvalidRequest(
+            f"a function prefix is 1 to {MAX_PREFIX} letters, digits, - and _, and begins with a letter or _, "
+            f"not {prefix[:80]!r}"
+        )
 
 
 def one_line(error: BaseException) -> str:
