@@ -148,6 +148,7 @@ class LivePlatform(Door):
         self.port, self.control_port = free_ports(2)
         super().__init__(lab, namespace, namespace, f"http://{lab.host}:{self.port}")
         self.folder = folder
+        self.store = store
         self.store_url = f"{store.s3_url(BUCKET, namespace)}&allow_http=true"
         self.settings: dict[str, Any] = {
             "name": namespace,

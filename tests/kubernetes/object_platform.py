@@ -95,6 +95,7 @@ class ObjectPlatform:
         namespaces: tuple[str, ...] | None = None,
         num_devices: int = 4,
         quota_caps: Callable[[], dict[str, int]] = dict,
+        finished_ttl_s: float | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.kube = kube
@@ -106,7 +107,13 @@ class ObjectPlatform:
         self.thread = ApiThread(connect or (lambda: KubeApi.connect(kube.kubeconfig)))
         self.thread.open()
         watched = (namespace,) if namespaces is None else namespaces
-        settings = KubernetesSettings(name=name, namespace=namespace, namespaces=watched, advertise="127.0.0.1")
+        settings = KubernetesSettings(
+            name=name,
+            namespace=namespace,
+            namespaces=watched,
+            advertise="127.0.0.1",
+            finished_ttl_s=finished_ttl_s,
+        )
         self.door = ObjectDoor(self.platform, self.thread, settings, quota_caps=quota_caps)
         self.desk = self.door.desk
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from functions_platform import (
     EXAMPLES,
@@ -24,7 +26,12 @@ from functions_platform import (
 from kube_http import GROUP, wait_for
 from lab import Cluster
 
+from springtide.backends.kubernetes.api import KubeApi
+from springtide.backends.kubernetes.cluster_check import Finding, check_cluster
+from springtide.service.function_assembly import EMULATOR_TOKEN
+from springtide.service.function_cluster_check import check_functions
 from springtide.service.kubernetes_assembly import SUPERSEDED
+from springtide.service.kubernetes_functions import REDIS_PASSWORD
 from springtide.storage.frames import decode
 from springtide.testing.servers import missing_postgres, missing_redis
 
@@ -151,6 +158,69 @@ def test_another_control_plane_on_an_empty_disk_goes_on_with_the_same_functions(
     assert len(decode(platform.workload(job_id).read_artifact("model.safetensors")).tensors) == 8
     wait_until("the job's objects to go", lambda: not store.keys(f"jobs/{job_id}/"), 20.0)
     assert "took over after a restart of the platform" in platform.command("logs", job_id).stdout
+
+
+def test_a_new_budget_of_the_object_holds_while_it_runs_and_after_a_crash(platform: FunctionsPlatform) -> None:
+    first = platform.begin()
+    body = job_body()
+    # Long enough for an edit of its object to arrive while it trains, however busy the machine.
+    body["options"] |= {"budget_usd": 1.0, "num_epochs": 3}
+    job_id = platform.ask("POST", "/v1/jobs", body)["job_id"]
+    platform.wait_job(job_id, "under way", lambda job: job["step"] >= 5, 90.0)
+    path = f"{GROUP}/namespaces/{platform.name}/trainingfunctions"
+    (obj,) = platform.cluster.api.items(path)
+    platform.cluster.api.patch(f"{path}/{obj['metadata']['name']}", {"spec": {"budget": "$0.75"}})
+
+    def budget(job: dict[str, Any]) -> bool:
+        return bool(job["functions"] and job["functions"]["budget_usd"] == 0.75)
+
+    told = platform.wait_job(job_id, "held to it", budget, 60.0)
+    assert told["step"] < told["total_steps"], "it has to be changed while it trains"
+    assert (told["state"], told["functions"]["num_redone_steps"]) == ("RUNNING", 0)
+    wait_for("its object to say so", lambda: _is_applied(platform.cluster.api.items(path)[0]), 30.0)
+    first.kill()
+    first.wait(30.0)
+    platform.begin()
+    done = platform.wait_job(job_id, "done", lambda job: job["state"] == "SUCCEEDED", 120.0)
+    assert budget(done)
+    assert done["functions"]["num_redone_steps"] == 0
+    # What the first wrote of its functions is not lost with its disk, nor is a loss.
+    wait_until("the last copies", lambda: platform.losses(job_id)[-1][0] == done["total_steps"], 20.0)
+    assert [step for step, _, _ in platform.losses(job_id)] == list(range(1, done["total_steps"] + 1))
+
+
+def _is_applied(obj: dict[str, Any]) -> bool:
+    conditions = obj.get("status", {}).get("conditions", [])
+    return any(each["type"] == "Applied" and each["status"] == "True" for each in conditions)
+
+
+def test_the_check_tries_what_jobs_on_functions_rest_on(platform: FunctionsPlatform) -> None:
+    around, namespace = platform.around, platform.name
+    values = {**STORE_KEYS, REDIS_PASSWORD: around.redis.password, EMULATOR_TOKEN: around.emulator.token}
+    secrets = f"api/v1/namespaces/{namespace}/secrets"
+    platform.cluster.api.post(secrets, {"metadata": {"name": "keys"}, "stringData": values})
+    given = msgspec.structs.replace(platform.settings, store_secret="keys")
+
+    def look() -> list[tuple[str, str]]:
+        async def ask() -> list[Finding]:
+            api = KubeApi.connect(platform.cluster.kubeconfig)
+            try:
+                return await check_cluster(api, given, check_functions)
+            finally:
+                await api.close()
+
+        return [(each.verdict, each.text) for each in asyncio.run(ask()) if each.name == "functions"]
+
+    emulator, store, redis = look()
+    assert emulator == ("ok", f"emulator at {around.emulator.endpoint}: 8 functions at a time, of 1024, 2048 MB")
+    assert store[0] == "ok"
+    assert store[1].startswith(f"s3://springtide/{namespace}: put ")
+    assert redis[0] == "ok"
+    assert redis[1].startswith(f"the Redis at {around.redis.host}:{around.redis.port}: version ")
+    changed = {"stringData": {"AWS_ACCESS_KEY_ID": "test", REDIS_PASSWORD: "another"}}
+    platform.cluster.api.patch(f"{secrets}/keys", changed)
+    assert [verdict for verdict, _ in look()] == ["ok", "ok", "fail"]
+    assert look()[2][1].endswith("does not take the password (WRONGPASS)")
 
 
 def test_what_no_job_on_functions_can_have_is_refused_with_the_mend(platform: FunctionsPlatform) -> None:

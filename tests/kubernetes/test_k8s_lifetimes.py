@@ -110,6 +110,47 @@ def test_a_time_that_was_over_while_nobody_led_is_over(tmp_path: Path, kube: Kub
         assert second.wait_state("goes", "RUNNING")["workloadId"] != job_id
 
 
+# What nobody hears of is looked for twice a minute.
+@pytest.mark.timeout(400)
+def test_what_a_deleted_object_leaves_goes_in_its_time_and_nobody_elses(tmp_path: Path, kube: Kube, namespace: str):
+    def labelled(name: str, platform: str, **spec: Any) -> dict[str, Any]:
+        obj = training(name, namespace, **spec)
+        obj["metadata"]["labels"] = {"springtide.dev/platform": platform}
+        return obj
+
+    def delete(up: Kept, name: str) -> None:
+        kube.delete(up.path("trainingfunctions", name))
+        # Nothing holds it, so that it goes also where nobody leads.
+        assert kube.find(up.path("trainingfunctions", name)) is None
+
+    folder = tmp_path / "state"
+    # Both platforms have one store, and one of them is set to clear up: what is not its own it does not touch.
+    with Kept(tmp_path / "neighbour", kube, namespace, name="neighbour") as neighbour:
+        kube.apply(labelled("theirs", "neighbour"))
+        neighbour.wait_state("theirs", "RUNNING")
+        neighbour.finish("theirs")
+        neighbour.wait_state("theirs", "SUCCEEDED")
+        their_id = neighbour.id_of("theirs")
+        their_keys = neighbour.kept(their_id)
+        assert "source" in their_keys
+        with Kept(folder, kube, namespace) as first:
+            kube.apply(labelled("silent", "objects"))
+            kube.apply(labelled("wished", "objects", ttlSecondsAfterFinished=0, ttlKeeps="nothing"))
+            first.wait_state("silent", "RUNNING")
+            first.wait_state("wished", "RUNNING")
+            silent, wished = first.id_of("silent"), first.id_of("wished")
+            first.finish("silent")
+            first.wait_state("silent", "SUCCEEDED")
+            delete(first, "silent")
+            delete(first, "wished")
+            wait_for("what it had to be gone", lambda: first.kept(wished) == ["head"], within_s=90.0)
+            assert first.platform.view().jobs[wished].state == "CANCELLED"
+            assert sorted(first.kept(silent)) == ["artifacts", "head", "logs", "source"]
+        with Kept(folder, kube, namespace, finished_ttl_s=0.0) as second:
+            wait_for("the rest to be gone", lambda: sorted(second.kept(silent)) == ["artifacts", "head"], within_s=90.0)
+        assert neighbour.kept(their_id) == their_keys
+
+
 @pytest.mark.parametrize(
     ("spec", "told"),
     [

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from kube_http import GROUP, wait_for
-from live_cluster import LivePlatform, platform_on
+from live_cluster import CREDENTIALS, LivePlatform, platform_on
+
+from springtide.core.errors import ObjectMissing
+from springtide.core.workload import ReplicaId, WorkloadId
+from springtide.storage.workload_store import open_workload_store
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
 LONG_S = 240.0
@@ -26,6 +35,17 @@ import time
 def fit(ctx):
     time.sleep(1000)
 """
+STEADY = """
+import time
+import torch
+
+def fit(ctx):
+    model, optimizer = ctx.prepare(torch.nn.Linear(4, 1), lambda p: torch.optim.SGD(p, lr=0.01))
+    print("it trains", flush=True)
+    for batch in ctx.batches((torch.ones(64, 4), torch.ones(64, 1))):
+        time.sleep(0.02)
+        ctx.step(((model(batch.x) - batch.y) ** 2).mean())
+"""
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +55,11 @@ def platform(node_lab, tmp_path_factory):
         yield live
 
 
-def submit(platform: LivePlatform, name: str, text: str, **container: Any) -> None:
-    spec = {"source": {"function": "fit", "files": {"job.py": text}}, "workers": 1, "retries": 0}
+def submit(
+    platform: LivePlatform, name: str, text: str, *, epochs: int = 1, globalBatch: int = 32, **container: Any
+) -> None:
+    source = {"function": "fit", "files": {"job.py": text}}
+    spec = {"source": source, "workers": 1, "retries": 0, "epochs": epochs, "globalBatch": globalBatch}
     platform.api.apply(
         {
             "apiVersion": "springtide.dev/v1alpha1",
@@ -98,6 +121,57 @@ def test_a_deleted_object_takes_its_pods_along(platform):
     assert platform.pids_of(pod)
     gone(platform, "sleepy")
     wait_for("its processes to be gone", lambda: not platform.pids_of(pod), LONG_S)
+
+
+def test_what_was_written_while_the_store_was_away_is_there_when_it_is_back(platform, monkeypatch):
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    submit(platform, "cut-off", STEADY, epochs=100_000, globalBatch=8)
+    workload_id = platform.workload_id("cut-off")
+
+    def step() -> int:
+        return int(status_of(platform, "cut-off").get("step", 0))
+
+    wait_for("its first steps", lambda: step() > 0, LONG_S)
+    ((replica_id, pod),) = platform.running(workload_id).items()
+    with held(platform.store.pid):
+        before = step()
+        wait_for("more steps", lambda: step() >= before + 100, LONG_S)
+        os.kill(worker_of(platform.pids_of(pod)), signal.SIGKILL)
+        status = ended(platform, "cut-off")
+        assert status["state"] == "FAILED"
+        told = step()
+    store = open_workload_store(platform.store_url, WorkloadId(workload_id))
+
+    def output() -> bytes | None:
+        with contextlib.suppress(ObjectMissing):
+            return store.read_log(ReplicaId(replica_id))
+        return None
+
+    try:
+        assert b"it trains" in (wait_for("its output", output, LONG_S) or b"")
+        steps = wait_for("its last steps", lambda: len(s := store.steps()) >= told and s, LONG_S)
+        assert [record["step"] for record in steps] == list(range(1, len(steps) + 1))
+        assert "springtide-steps" not in platform.call(f"/v1/jobs/{workload_id}/logs")[1]
+    finally:
+        store.close()
+
+
+@contextlib.contextmanager
+def held(pid: int) -> Iterator[None]:
+    """Meanwhile the process answers nobody."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def worker_of(pids: tuple[int, ...]) -> int:
+    """Of a container's processes the one that trains: the first child of the first one."""
+    parents = {pid: int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in pids}
+    (keeper,) = [pid for pid, parent in parents.items() if parent not in parents]
+    return min(pid for pid, parent in parents.items() if parent == keeper)
 
 
 def gone(platform: LivePlatform, name: str) -> None:

@@ -17,6 +17,7 @@ from springtide.core.wire import CheckpointWritten, Failed, Finished, Left, Pree
 from springtide.core.workload import ReplicaId
 from springtide.runtime.exits import EXIT_GRACE
 from springtide.storage.datasets import put_dataset
+from springtide.storage.step_lines import WORD, hear_lines, lines_above
 from springtide.testing.servers import running_s3
 
 pytestmark = pytest.mark.slow
@@ -254,6 +255,33 @@ def test_a_checkpoint_that_takes_longer_than_the_grace_is_given_up_and_never_see
     plane.wait_exit("job.0", code=EXIT_GRACE)
     assert slow_link.held.is_set()
     assert plane.store.checkpoints() == ()
+
+
+def test_a_worker_that_dies_while_the_store_is_away_leaves_its_steps_on_its_output(make_pods, tmp_path):
+    objects = tmp_path / "objects"
+    plane = make_pods(step_s=0.02, num_epochs=200, store_url=f"file://{objects}")
+    plane.start_group("job.0")
+    plane.wait(lambda: plane.steps(), "the log's first steps")
+    objects.rename(tmp_path / "elsewhere")
+    # Whoever opens it would make it anew.
+    objects.write_text("in the way")
+    away = plane.step()
+    plane.wait_step(away + 30)
+    kill_worker(plane, "job.0")
+    plane.wait_exit("job.0", code=137)
+    last = plane.step()
+    objects.unlink()
+    (tmp_path / "elsewhere").rename(objects)
+    # What the store has ends before what was told of last; what is lacking is on the output, as people see it, too.
+    logged = [record["step"] for record in plane.steps()]
+    assert logged == list(range(1, len(logged) + 1))
+    assert len(logged) < last
+    said = [line for line in (plane.directory / "job.0.out").read_text().splitlines() if line.startswith(WORD)]
+    lines = hear_lines(said)
+    assert lines[0][0] == len(logged) + 1
+    assert lines[-1][0] >= last
+    plane.store.log_steps(plane.generation, lambda step: lines_above(lines, step))
+    check_steps(plane, lines[-1][0])
 
 
 SCRIPT = """

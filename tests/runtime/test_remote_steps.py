@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import itertools
+import json
 import secrets
 import threading
+import zlib
+from collections import deque
 
 import pytest
 
@@ -12,7 +17,9 @@ from springtide.core.workload import WorkloadId
 from springtide.runtime import remote_steps
 from springtide.runtime.records import StepRecord
 from springtide.runtime.remote_steps import RemoteStepLog
+from springtide.runtime.step_spool import SPOOL_NAME, StepSpool, said_of
 from springtide.storage.open import open_store
+from springtide.storage.step_lines import gap_line, hear_lines, is_gap, lines_above, say_lines
 from springtide.storage.workload_store import WorkloadStore
 
 JOB = WorkloadId("job")
@@ -23,8 +30,11 @@ def url():
     return f"memory://{secrets.token_hex(8)}"
 
 
-def open_log(url):
-    return RemoteStepLog(WorkloadStore(open_store(url), JOB))
+@pytest.fixture
+def open_log(tmp_path):
+    """A function that makes another member's log, which has a disk of its own."""
+    numbers = itertools.count()
+    return lambda url: RemoteStepLog(WorkloadStore(open_store(url), JOB), tmp_path / f"member-{next(numbers)}")
 
 
 def remember(log, first, last, generation=1):
@@ -38,7 +48,7 @@ def logged(url):
     return [(record["step"], record["generation"]) for record in WorkloadStore(open_store(url), JOB).steps()]
 
 
-def test_steps_are_written_in_the_background_when_many_wait(url, monkeypatch):
+def test_steps_are_written_in_the_background_when_many_wait(open_log, url, monkeypatch):
     written = threading.Event()
     log = open_log(url)
     log_steps = log._store.log_steps
@@ -60,7 +70,7 @@ def test_steps_are_written_in_the_background_when_many_wait(url, monkeypatch):
     assert [step for step, _ in logged(url)] == list(range(1, 101))
 
 
-def test_who_leaves_writes_at_once_and_the_next_leader_only_what_is_lacking(url):
+def test_who_leaves_writes_at_once_and_the_next_leader_only_what_is_lacking(open_log, url):
     leader, survivor = open_log(url), open_log(url)
     remember(leader, 1, 6)
     leader.write(1, is_leader=False)
@@ -73,7 +83,7 @@ def test_who_leaves_writes_at_once_and_the_next_leader_only_what_is_lacking(url)
     assert WorkloadStore(open_store(url), JOB).head().generation == 2
 
 
-def test_a_job_that_goes_on_from_a_checkpoint_logs_again_what_it_does_again(url):
+def test_a_job_that_goes_on_from_a_checkpoint_logs_again_what_it_does_again(open_log, url):
     first, second = open_log(url), open_log(url)
     remember(first, 1, 10)
     first.flush(1)
@@ -83,7 +93,7 @@ def test_a_job_that_goes_on_from_a_checkpoint_logs_again_what_it_does_again(url)
     assert logged(url) == [*((step, 1) for step in range(1, 5)), *((step, 2) for step in range(5, 13))]
 
 
-def test_a_refusal_in_the_background_is_told_with_the_next_step(url, monkeypatch):
+def test_a_refusal_in_the_background_is_told_with_the_next_step(open_log, url, monkeypatch):
     log = open_log(url)
     WorkloadStore(open_store(url), JOB).raise_fence(5)
     monkeypatch.setattr(log, "_interval_s", 0.0)
@@ -109,7 +119,7 @@ def test_a_refusal_in_the_background_is_told_with_the_next_step(url, monkeypatch
     assert [step for step, _ in logged(url)] == [1, 2, 3]
 
 
-def test_a_store_that_is_away_costs_no_lines(url, monkeypatch, capsys):
+def test_a_store_that_is_away_costs_no_lines(open_log, url, monkeypatch, capsys):
     log = open_log(url)
     monkeypatch.setattr(log, "_interval_s", 0.0)
     failed = threading.Event()
@@ -130,7 +140,7 @@ def test_a_store_that_is_away_costs_no_lines(url, monkeypatch, capsys):
     assert [step for step, _ in logged(url)] == list(range(1, 8))
 
 
-def test_any_one_member_that_is_left_can_make_the_log_whole(url):
+def test_any_one_member_that_is_left_can_make_the_log_whole(open_log, url):
     leader, joiner, late = open_log(url), open_log(url), open_log(url)
     remember(leader, 1, 300)
     leader.flush(1)
@@ -145,7 +155,7 @@ def test_any_one_member_that_is_left_can_make_the_log_whole(url):
     assert [step for step, _ in logged(url)] == list(range(1, 726))
 
 
-def test_a_leader_hands_over_all_that_waits_however_long_the_store_was_away(url):
+def test_a_leader_hands_over_all_that_waits_however_long_the_store_was_away(open_log, url):
     leader, joiner = open_log(url), open_log(url)
     remember(leader, 1, 10)
     leader.flush(1)
@@ -158,7 +168,7 @@ def test_a_leader_hands_over_all_that_waits_however_long_the_store_was_away(url)
     assert [step for step, _ in logged(url)] == list(range(1, 6001))
 
 
-def test_a_new_leader_writes_at_its_first_step(url):
+def test_a_new_leader_writes_at_its_first_step(open_log, url):
     log = open_log(url)
     remember(log, 1, 5)
     log.flush(1)
@@ -169,17 +179,23 @@ def test_a_new_leader_writes_at_its_first_step(url):
     assert log._thread is not None
 
 
-def test_steps_that_nobody_knows_any_more_are_told(url, capsys):
+def test_steps_that_nobody_knows_any_more_are_told(open_log, url, capsys):
     log = open_log(url)
     remember(log, 1, 3)
     log.flush(1)
     other = open_log(url)
     remember(other, 8, 9)
     other.flush(2)
-    assert "the step log will lack steps 4 to 7" in capsys.readouterr().err
+    assert "the step log will lack 4 steps, 4 to 7" in capsys.readouterr().err
+    assert logged(url) == [(1, 1), (2, 1), (3, 1), (8, 1), (9, 1)]
+    store = WorkloadStore(open_store(url), JOB)
+    lines = [
+        json.loads(line) for key in store.store.keys(store.key("steps/")) for line in store.store.get(key).splitlines()
+    ]
+    assert [line for line in lines if is_gap(line)] == [{"generation": 1, "step": 7, "num_lost": 4}]
 
 
-def test_who_led_and_leaves_writes_what_waits_unless_others_do(url):
+def test_who_led_and_leaves_writes_what_waits_unless_others_do(open_log, url):
     log = open_log(url)
     remember(log, 1, 4)
     log.leave(1, is_leader=False)
@@ -192,7 +208,7 @@ def test_who_led_and_leaves_writes_what_waits_unless_others_do(url):
     assert [step for step, _ in logged(url)] == [1, 2, 3, 4]
 
 
-def test_what_is_handed_over_is_what_the_giver_remembers(url):
+def test_what_is_handed_over_is_what_the_giver_remembers(open_log, url):
     giver, taker = open_log(url), open_log(url)
     remember(giver, 1, 30)
     taker.take_over(giver.newest())
@@ -200,3 +216,127 @@ def test_what_is_handed_over_is_what_the_giver_remembers(url):
     remember(taker, 31, 31)
     taker.flush(2)
     assert [step for step, _ in logged(url)] == list(range(1, 32))
+
+
+def test_more_than_memory_holds_waits_on_the_disk_while_the_store_is_away(open_log, url, monkeypatch):
+    log = open_log(url)
+    monkeypatch.setattr(log, "_remembered", deque(maxlen=100))
+    log._spool._part_lines = 64
+    remember(log, 1, 10)
+    log.flush(1)
+    remember(log, 11, 5000)
+    log.flush(1)
+    assert [step for step, _ in logged(url)] == list(range(1, 5001))
+    # What the store has leaves the disk.
+    assert list(log._spool._directory.glob("*.jsonl")) == []
+
+
+def test_of_more_than_the_disk_may_hold_the_oldest_go_and_the_log_says_how_many(open_log, url, monkeypatch, capsys):
+    log = open_log(url)
+    monkeypatch.setattr(log, "_remembered", deque(maxlen=10))
+    log._spool._part_lines, log._spool._max_bytes = 16, 8000
+    remember(log, 1, 1000)
+    log.flush(1)
+    kept = [step for step, _ in logged(url)]
+    first = kept[0]
+    assert 900 < first < 991
+    assert kept == list(range(first, 1001))
+    assert f"the step log will lack {first - 1} steps, 1 to {first - 1}" in capsys.readouterr().err
+    assert sum(path.stat().st_size for path in log._spool._directory.glob("*.jsonl")) <= 8000
+
+
+def test_what_came_with_a_state_is_on_the_disk_after_a_few_steps(open_log, url):
+    giver, taker = open_log(url), open_log(url)
+    remember(giver, 1, 1000)
+    taker.take_over(giver.newest())
+    remember(taker, 1001, 1010)
+    assert [step for step, _ in taker._spool.lines(0, 2000)] == list(range(1, 1011))
+    taker.take_over([])
+    assert taker._spool.lines(0, 2000) == []
+
+
+def test_a_disk_without_room_costs_no_step(open_log, url, tmp_path):
+    (tmp_path / "member-0").write_text("no directory")
+    log = open_log(url)
+    remember(log, 1, 20)
+    log.flush(1)
+    assert [step for step, _ in logged(url)] == list(range(1, 21))
+
+
+# --- after the worker's end ------------------------------------------------------------------------------------------
+
+
+def heard(log):
+    return hear_lines(said_of(log._spool._directory))
+
+
+def test_the_keeper_says_what_the_store_lacks_of_a_leader_however_that_ended(open_log, url, monkeypatch):
+    log = open_log(url)
+    monkeypatch.setattr(log, "_interval_s", 1e9)
+    monkeypatch.setattr(log, "_written_at_s", 1e18)
+    remember(log, 1, 200)
+    log.write(1)
+    assert heard(log) == log._lines_after(0)
+    log.flush(1)
+    assert heard(log) == []
+    remember(log, 201, 205)
+    log.write(1)
+    assert [step for step, _ in heard(log)] == [201, 202, 203, 204, 205]
+    # Another one leads now, and sees to it.
+    log.forget_written()
+    assert heard(log) == []
+
+
+def test_a_line_that_a_death_has_cut_is_none(tmp_path):
+    spool = StepSpool(tmp_path / SPOOL_NAME)
+    spool.add([(1, '{"generation": 1, "step": 1}'), (2, '{"generation": 1, "step": 2}')])
+    spool.note(leads=True, written_step=0)
+    (path,) = (tmp_path / SPOOL_NAME).glob("*.jsonl")
+    path.write_bytes(path.read_bytes()[:-5])
+    assert [step for step, _ in hear_lines(said_of(tmp_path / SPOOL_NAME))] == [1]
+
+
+def test_of_too_many_the_newest_are_said_and_how_many_are_not(tmp_path):
+    spool = StepSpool(tmp_path / SPOOL_NAME)
+    spool.add((step, json.dumps({"generation": 3, "step": step})) for step in range(1, 301))
+    spool.note(leads=True, written_step=20)
+    said = said_of(tmp_path / SPOOL_NAME, max_lines=200)
+    assert max(map(len, said)) < 16_000
+    lines = hear_lines(said)
+    assert lines[0] == gap_line(3, 21, 100)
+    assert [step for step, _ in lines[1:]] == list(range(101, 301))
+
+
+def test_anything_may_be_printed_and_only_lines_are_heard():
+    lines = [(4, '{"generation": 1, "step": 4}'), (5, '{"generation": 1, "step": 5}')]
+    (good,) = say_lines(lines)
+    bomb = base64.b64encode(zlib.compress(b"x" * (64 << 20))).decode()
+    strange = [good[:40], "springtide-steps: ???", "springtide-steps: AAAA", "", f"springtide-steps: {bomb}"]
+    assert hear_lines(strange) == []
+    (other,) = say_lines([(3, "[]"), (4, '{"step": 4}'), (5, '{"generation": 1, "step": 5}')])
+    assert hear_lines([good, good, *strange, other]) == lines
+
+
+def test_a_gap_in_what_is_handed_in_is_as_long_as_what_the_log_lacks():
+    lines = [gap_line(2, 5, 9), (10, '{"generation": 2, "step": 10}')]
+    assert lines_above(lines, 4) == lines
+    assert lines_above(lines, 7) == [gap_line(2, 8, 9), lines[1]]
+    assert lines_above(lines, 9) == lines[1:]
+    assert lines_above(lines, 2) == [gap_line(2, 3, 9), lines[1]]
+    assert lines_above(lines, 10) == []
+
+
+def test_who_has_to_leave_does_not_wait_for_a_store_that_just_failed(open_log, url, monkeypatch):
+    log = open_log(url)
+    asked = []
+
+    def away(*arguments):
+        asked.append(arguments)
+        raise StorageError("nobody answers")
+
+    monkeypatch.setattr(log._store, "log_steps", away)
+    remember(log, 1, 5)
+    log.leave(1, is_leader=True)
+    assert len(asked) == 1
+    log.leave(1, is_leader=True)
+    assert len(asked) == 1

@@ -133,6 +133,8 @@ def test_both_speak_in_one_stream(pair: tuple[Recorder, Recorder, RoutedExecutor
     assert events == [ready, PlatformStarted()]
     routed.acknowledge(events)
     assert machines.acknowledged == events
+    # Who directs functions learns there which goals are durable.
+    assert functions.acknowledged == events
 
 
 def test_what_stands_is_split(pair: tuple[Recorder, Recorder, RoutedExecutor]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from springtide.backends.functions.aws import LambdaProvider
 from springtide.backends.functions.emulator.config import EmulatorConfig
 from springtide.backends.functions.emulator.launch import EmulatorAddress, ensure_emulator, stop_emulator
 from springtide.backends.inbox import Inbox
@@ -93,6 +95,11 @@ def test_a_cloud_is_a_node_of_places_although_nothing_answers_now(
     assert node.functions is not None
     assert node.functions.name == "aws"
     assert functions.has_parameter_store
+    # Two platforms of one account share no function.
+    assert functions._connection is not None
+    provider = functions._connection.provider
+    assert isinstance(provider, LambdaProvider)
+    assert re.fullmatch(r"springtide-[0-9a-f]{6}-2048", provider.function_name(2048))
     end_s = time.monotonic() + 20.0
     while "will wait for" not in caplog.text and time.monotonic() < end_s:
         time.sleep(0.05)

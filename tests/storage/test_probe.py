@@ -35,7 +35,7 @@ def test_a_store_that_ignores_the_condition_is_found_out(monkeypatch):
             return super()._write(key, data, only_if_absent=False)
 
     store = Careless()
-    monkeypatch.setattr(probe, "open_store", lambda url: store)
+    monkeypatch.setattr(probe, "open_store", lambda url, environment: store)
     with pytest.raises(StorageError, match="ignores If-None-Match"):
         probe_store("memory://any")
     assert store.keys("") == []

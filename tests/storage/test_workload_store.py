@@ -201,6 +201,16 @@ def test_two_who_log_the_same_steps_at_once_are_one(url):
     store.remove()
 
 
+def test_who_finds_a_part_written_by_one_that_died_over_it_writes_the_rest(url):
+    store = open_workload_store(url, JOB)
+    assert store.log_steps(1, lines(1, 1)) == 1
+    text = "".join(f"{line}\n" for _, line in lines(2, 15)(1))
+    store.store.put(store.key("steps", "00000001-0000000002.jsonl"), text.encode())
+    assert store.log_steps(1, lines(1, 40)) == 40
+    assert [record["step"] for record in store.steps()] == list(range(1, 41))
+    store.remove()
+
+
 def test_steps_done_again_from_a_checkpoint_count_as_they_were_done_last(url):
     store = open_workload_store(url, JOB)
     store.log_steps(1, lines(1, 20))

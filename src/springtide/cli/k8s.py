@@ -150,13 +150,14 @@ def check(
 
     from springtide.backends.kubernetes.api import KubeApi
     from springtide.backends.kubernetes.cluster_check import Finding, check_cluster
+    from springtide.service.function_cluster_check import check_functions
 
     settings = _settings_of(path, changes, flags)
 
     async def look() -> list[Finding]:
         api = KubeApi.connect(kubeconfig, context=context)
         try:
-            return await check_cluster(api, settings)
+            return await check_cluster(api, settings, check_functions)
         finally:
             await api.close()
 

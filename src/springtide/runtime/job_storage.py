@@ -100,7 +100,7 @@ class RemoteStorage:
     def __init__(self, store: WorkloadStore, work_dir: Path) -> None:
         self._store = store
         self._work_dir = work_dir
-        self.step_log: StepMemory = RemoteStepLog(store)
+        self.step_log: StepMemory = RemoteStepLog(store, work_dir)
 
     def write_checkpoint(self, snapshot: Snapshot, generation: int) -> Checkpoint:
         """Write the files here, upload them, and only then have them count: after the log of all steps in them."""

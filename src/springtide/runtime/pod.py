@@ -25,6 +25,7 @@ from springtide.core.wire import WorkerSpec
 from springtide.core.workload import InferenceService
 from springtide.runtime.exits import EXIT_UNFIT
 from springtide.runtime.pod_place import fetch_source, keep_log, leave_word, open_prestop, read_spec
+from springtide.runtime.step_spool import SPOOL_NAME, said_of
 
 _READ_BYTES = 1 << 16
 # Of an output without end the newest part is kept, in two files of this length at most.
@@ -63,9 +64,21 @@ def run_pod() -> int:
     keeper = _Keeper(spec, pid, reading, listener)
     code = keeper.run()
     leave_word(os.environ, keeper.log.last_line() if code else "")
+    say_steps(spec)
     keep(spec, keeper.log.read())
     keeper.close()
     return code
+
+
+def say_steps(spec: WorkerSpec) -> None:
+    """Say what the store lacks of the step log, for whoever follows the container's output: its disk goes with it."""
+    if not spec.store_url:
+        return
+    for line in said_of(Path(spec.work_dir) / SPOOL_NAME):
+        with contextlib.suppress(OSError):
+            sys.stdout.write(f"{line}\n")
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
 
 
 def keep(spec: WorkerSpec, output: bytes, upload: Callable[[WorkerSpec, bytes], None] = keep_log) -> None:

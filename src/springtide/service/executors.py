@@ -87,6 +87,7 @@ class RoutedExecutor:
     def acknowledge(self, events: Sequence[Event]) -> None:
         """The events are durable in the journal."""
         self.machines.acknowledge(events)
+        self.functions.acknowledge(events)
 
     def post(self, event: Event) -> None:
         """Hand over an event from outside; `wait` returns at once."""

@@ -26,11 +26,13 @@ from springtide.core.pod_status import ClusterStatus
 from springtide.core.ports import Step
 from springtide.core.workload import WorkloadId
 from springtide.service.contract import PlatformLike
+from springtide.service.log_hand_in import LogHandIn
 from springtide.service.resource_controller_desk import ObjectDesk
 from springtide.service.resource_controller_events import EventTeller, loud_news, owner_of, quiet_news
 from springtide.service.resource_controller_expiry import Expiry
 from springtide.service.resource_controller_intake import Intake
 from springtide.service.resource_controller_jobs import JobObjects, refusal_of
+from springtide.service.resource_controller_remains import Remains
 from springtide.service.resource_controller_services import ServiceObjects
 from springtide.service.resource_controller_status import StatusTeller
 from springtide.service.submission import Desk
@@ -81,6 +83,8 @@ class ObjectDoor:
             platform, objects, settings.name, url, cluster_status, usual_ttl_s=settings.finished_ttl_s
         )
         self._expiry = Expiry(platform, objects, settings.name, settings.finished_ttl_s)
+        self._remains = Remains(platform, objects, settings.finished_ttl_s)
+        self._hand_in = LogHandIn(platform)
         self._events = EventTeller(settings.name, platform.wall_clock_offset_s, objects.tell_event)
         self._changed = threading.Condition()
         self._dirty: dict[Place, None] = {}
@@ -101,6 +105,7 @@ class ObjectDoor:
         self._events.begin(self._platform.now_s())
         self.objects.open(self._on_object)
         self._thread.start()
+        self._hand_in.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """End the thread; nothing is taken in any more."""
@@ -111,6 +116,8 @@ class ObjectDoor:
             self._thread.join(timeout_s)
         self._hands.shutdown(wait=False, cancel_futures=True)
         self._expiry.close()
+        self._remains.close()
+        self._hand_in.stop(timeout_s)
 
     # --- what it hears, on other threads ----------------------------------------------------------------------------
 
@@ -231,6 +238,7 @@ class ObjectDoor:
         else:
             job = self._job_of(obj)
             if job is not None:
+                self._remains.heed(obj)
                 expired = self._expiry.look(obj, job)
                 self._conditions[uid] = [self._jobs.compare(obj, job), *((expired,) if expired else ())]
         if any(each.reason in _ASKED_AGAIN for each in self._conditions.get(uid, ())):
@@ -277,7 +285,11 @@ class ObjectDoor:
         there = {uid_of(obj) for kind in (TRAINING_FUNCTION, INFERENCE_FUNCTION) for obj in self.objects.all(kind.name)}
         for job in list(view.jobs.values()):
             container = job.job.container
-            if container is not None and not job.state.is_terminal and self._is_orphan(container, there):
+            if container is None or not self._is_orphan(container, there):
+                continue
+            if job.state.is_terminal:
+                self._remains.look(job)
+            else:
                 self._ended(self._jobs.end_orphan, job)
         for service in list(view.services.values()):
             container = service.service.container

@@ -46,7 +46,12 @@ class Intake:
         self._room = room
         self._platform = platform
         self._objects = objects
-        self._own_secrets = {master_key_name(settings), token_name(settings), settings.store_secret}
+        self._own_secrets = {
+            master_key_name(settings),
+            token_name(settings),
+            settings.store_secret,
+            settings.worker_store_secret,
+        }
 
     def take_job(self, obj: Object) -> JobRecord:
         """Submit the job that a whole TrainingFunction stands for, unless that was done. Returns its record.

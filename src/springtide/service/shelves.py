@@ -7,21 +7,24 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import logging
 import os
 import shutil
 import stat
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from springtide.backends.functions.coordinator_copies import copies_prefix
-from springtide.core.errors import ObjectMissing, StorageError
-from springtide.core.workload import WorkloadId
+from springtide.core.errors import Fenced, ObjectMissing, StorageError
+from springtide.core.workload import ReplicaId, WorkloadId
 from springtide.service import sources
 from springtide.service.schemas import JobSourceIn, ServiceSourceIn
 from springtide.storage.checked import CheckedStore
 from springtide.storage.files import fsync_directory, write_durable
+from springtide.storage.step_lines import hear_lines, lines_above
+from springtide.storage.workload_head import Departure, Head
 from springtide.storage.workload_store import WorkloadStore
 
 LOG = logging.getLogger("springtide.shelves")
@@ -190,6 +193,35 @@ class StoreShelf:
         for key in [key for key in list(self._digests) if key.startswith(prefix)]:
             self._digests.pop(key, None)
         return num_objects
+
+    def keep_log(self, workload_id: WorkloadId, replica_id: ReplicaId, path: Path) -> bool:
+        """Put a replica's output into the store, its newest part, unless its pod has; whether it had not."""
+        try:
+            with path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - MAX_FETCHED_LOG_BYTES))
+                text = file.read()
+        except OSError as error:
+            raise StorageError(f"cannot read {path}: {error.strerror}") from error
+        return WorkloadStore(self._store, workload_id).put_log_if_absent(replica_id, text)
+
+    def keep_steps(self, workload_id: WorkloadId, said: Iterable[str], newest_generation: int) -> None:
+        """Add to a job's step log what one of its workers said of it at its end, as far as that is lacking.
+
+        What a worker of the past says is left out: whoever came after it has made those steps, or made them again.
+        """
+        lines = hear_lines(said)
+        generation = json.loads(lines[-1][1])["generation"] if lines else 0
+        if lines and generation <= newest_generation:
+            with contextlib.suppress(Fenced):
+                WorkloadStore(self._store, workload_id).log_steps(generation, lambda step: lines_above(lines, step))
+
+    def head(self, workload_id: WorkloadId) -> Head:
+        """What counts of a workload's objects."""
+        return WorkloadStore(self._store, workload_id).head()
+
+    def set_departure(self, workload_id: WorkloadId, departure: Departure) -> None:
+        """Have it known when what is kept of a workload goes, whoever leads then."""
+        WorkloadStore(self._store, workload_id).set_departure(departure)
 
     def _fetch_logs(self, workload_id: WorkloadId) -> None:
         folder = self._state_dir / "workloads" / workload_id / "logs"

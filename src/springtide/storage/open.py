@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit, urlunsplit
 
@@ -16,11 +17,12 @@ STORE_FORMS = (
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 
 
-def open_store(url: str) -> Store:
+def open_store(url: str, environment: Mapping[str, str] | None = None) -> Store:
     """Open the store that a URL names. Raises InvalidRequest for a URL that names none, StorageError if it is shut.
 
-    Schemes: memory (one process), file (a directory), s3 (any S3 API), shm (shared memory of one machine), redis and
-    rediss. docs/storage.md says what each takes after the `?`.
+    `environment` holds the credentials of an object store (None: this process's own). Schemes: memory (one process),
+    file (a directory), s3 (any S3 API), shm (shared memory of one machine), redis and rediss. docs/storage.md says what
+    each takes after the `?`.
     """
     try:
         parts = urlsplit(url)
@@ -43,13 +45,13 @@ def open_store(url: str) -> Store:
         _take(options, parts)
         return SharedMemoryStore(_name(parts))
     if parts.scheme == "s3":
-        return _open_s3(parts, options)
+        return _open_s3(parts, options, environment)
     if parts.scheme in {"redis", "rediss"}:
         return _open_redis(parts, options)
     raise InvalidRequest(f"no store has the scheme {parts.scheme!r}; a store's URL is one of: {STORE_FORMS}")
 
 
-def _open_s3(parts: SplitResult, options: dict[str, str]) -> Store:
+def _open_s3(parts: SplitResult, options: dict[str, str], environment: Mapping[str, str] | None) -> Store:
     from springtide.storage.s3_store import S3Place, S3Store
 
     endpoint, region, style, allow_http = _take(options, parts, "endpoint", "region", "style", "allow_http")
@@ -64,7 +66,7 @@ def _open_s3(parts: SplitResult, options: dict[str, str]) -> Store:
         style=style or "path",
         is_plain_http_allowed=_flag(allow_http),
     )
-    return S3Store(place)
+    return S3Store(place, environment=environment)
 
 
 def _open_redis(parts: SplitResult, options: dict[str, str]) -> Store:

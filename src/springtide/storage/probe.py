@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 
 import msgspec
 
@@ -20,14 +21,14 @@ class ProbedStore(msgspec.Struct, frozen=True, kw_only=True):
     get_s: float
 
 
-def probe_store(url: str, pace: Pace | None = None) -> ProbedStore:
-    """Put, get and delete a small object of a name of its own.
+def probe_store(url: str, pace: Pace | None = None, *, environment: Mapping[str, str] | None = None) -> ProbedStore:
+    """Put, get and delete a small object of a name of its own; `environment` is as in `open_store`.
 
     Raises InvalidRequest for a URL that names no store, StorageError with what to mend where the store is not there,
     does not let us in, or tells two writers that each was the first.
     """
     pace = pace or real_pace()
-    store = open_store(url)
+    store = open_store(url, environment)
     key = f"{PROBE_PREFIX}/{secrets.token_hex(8)}"
     try:
         began_s = pace.now_s()

@@ -6,6 +6,8 @@ import msgspec
 from msgspec.structs import replace
 
 NUM_CHECKPOINTS_KEPT = 2
+# No workload is ever formed anew so often: the fence of one that was retired.
+NOBODYS_GENERATION = 1 << 53
 
 
 class KeptCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,17 +38,26 @@ class LoggedSteps(msgspec.Struct, frozen=True, kw_only=True):
     step: int
 
 
+class Departure(msgspec.Struct, frozen=True, kw_only=True):
+    """When a workload is to be retired, in seconds of Unix time, and whether what it made stays."""
+
+    at_unix_s: float
+    keeps_artifacts: bool = True
+
+
 class Head(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The present state of a workload's objects. `generation` is the lowest that may still change anything.
 
     Whatever is in the store and not named here does not exist: it was written by someone whose turn was over, or is
-    about to be named. `checkpoints` are newest first, `logged` in the order of writing.
+    about to be named. `checkpoints` are newest first, `logged` in the order of writing. `departure` is when all of it
+    goes, where that has been decided, until it has gone.
     """
 
     generation: int = 0
     checkpoints: tuple[KeptCheckpoint, ...] = ()
     logged: tuple[LoggedSteps, ...] = ()
     artifacts: dict[str, KeptArtifact] = {}
+    departure: Departure | None = None
 
     def holds_checkpoint(self, generation: int, step: int) -> KeptCheckpoint | None:
         """The checkpoint of that generation and step, if it is one of those kept."""

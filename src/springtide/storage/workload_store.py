@@ -25,13 +25,19 @@ from springtide.core.errors import Fenced, ObjectMissing, StorageError
 from springtide.core.workload import Checkpoint, ReplicaId, WorkloadId
 from springtide.storage.checked import CheckedStore
 from springtide.storage.open import open_store
-from springtide.storage.workload_head import Head, KeptArtifact, KeptCheckpoint, parse_version, version_name
+from springtide.storage.step_lines import Line, is_gap
+from springtide.storage.workload_head import (
+    NOBODYS_GENERATION,
+    Departure,
+    Head,
+    KeptArtifact,
+    KeptCheckpoint,
+    parse_version,
+    version_name,
+)
 
 # Swaps of one head are a few a second at most: whoever loses so often in a row meets a store that keeps no promise.
 _MAX_RACES = 100
-# No workload is ever formed anew so often.
-NOBODYS_GENERATION = 1 << 53
-Line = tuple[int, str]
 
 
 def open_workload_store(url: str, workload_id: WorkloadId) -> WorkloadStore:
@@ -214,9 +220,9 @@ class WorkloadStore:
                 return head.with_logged(generation, upto) if is_end else head
 
             before, _ = self._change(log_more, generation)
-            if before.last_logged(generation, after) == last:
+            if before.last_logged(generation, after) == last and upto >= lines[-1][0]:
                 return upto
-            # Somebody else has logged meanwhile: what is left to log has to be looked at again.
+            # Somebody else has logged meanwhile, or had written a part of it: what is left has to be looked at again.
         raise StorageError(f"the step log of {self.prefix} was changed by others {_MAX_RACES} times in a row")
 
     def _write_segment(self, generation: int, lines: Sequence[Line]) -> int:
@@ -229,7 +235,10 @@ class WorkloadStore:
         return int(json.loads(self.store.get(key).splitlines()[-1])["step"])
 
     def steps(self) -> list[dict[str, Any]]:
-        """The step log, each step once and in order: where a step was done again, as it was done last."""
+        """The step log, each step once and in order: where a step was done again, as it was done last.
+
+        A step that is not in it, and is below the last one, is one of which nobody knew any more when it was written.
+        """
         head = self.head()
         upto = {entry.generation: entry.step for entry in head.logged}
         prefix = self.key("steps/")
@@ -240,7 +249,7 @@ class WorkloadStore:
                 continue
             for line in self.store.get(key).splitlines():
                 record = json.loads(line)
-                if record["step"] <= upto[version[0]]:
+                if record["step"] <= upto[version[0]] and not is_gap(record):
                     merged[record["step"]] = record
         return [merged[step] for step in sorted(merged)]
 
@@ -278,6 +287,12 @@ class WorkloadStore:
         """Keep a replica's output."""
         self.store.put(self.log_key(replica_id), data)
 
+    def put_log_if_absent(self, replica_id: ReplicaId, data: bytes) -> bool:
+        """Keep a replica's output unless it is there; whether it was not. One of a retired workload is not kept."""
+        if self.head().generation == NOBODYS_GENERATION:
+            return False
+        return self.store.put_if_absent(self.log_key(replica_id), data)
+
     def read_log(self, replica_id: ReplicaId) -> bytes:
         """A replica's output. Raises ObjectMissing where it has not ended yet."""
         return self.store.get(self.log_key(replica_id))
@@ -285,6 +300,14 @@ class WorkloadStore:
     def log_key(self, replica_id: ReplicaId) -> str:
         """The key of a replica's output."""
         return self.key("logs", f"{replica_id}.log")
+
+    def set_departure(self, departure: Departure) -> None:
+        """Have it known when the workload is to be retired, whoever looks then. A retired one stays as it is."""
+        self._change(
+            lambda head: (
+                head if head.generation == NOBODYS_GENERATION else msgspec.structs.replace(head, departure=departure)
+            )
+        )
 
     def retire(self, *, keeps_artifacts: bool) -> int:
         """Take away what an ended workload has no use for any more; returns how many objects that were.
@@ -296,7 +319,8 @@ class WorkloadStore:
             return 0
 
         def ended(head: Head) -> Head:
-            return Head(generation=NOBODYS_GENERATION, artifacts=head.artifacts if keeps_artifacts else {})
+            kept = head.artifacts if keeps_artifacts else {}
+            return Head(generation=NOBODYS_GENERATION, artifacts=kept, departure=head.departure)
 
         _, head = self._change(ended)
         kept = {
@@ -305,6 +329,8 @@ class WorkloadStore:
         doomed = [key for key in self.store.keys(self.prefix) if key not in kept and key != self.key("head")]
         if doomed:
             self.store.delete(doomed)
+        # As long as it is there, not all may be gone.
+        self._change(lambda head: msgspec.structs.replace(head, departure=None))
         return len(doomed)
 
     def remove(self) -> None:

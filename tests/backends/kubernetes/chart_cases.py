@@ -40,6 +40,12 @@ CASES: dict[str, dict[str, Any]] = {
             "concurrency": 100,
         },
     },
+    "keys of their own for workers": {
+        "store_url": "s3://bucket/springtide?region=eu-central-1",
+        "store_secret": "springtide-store",
+        "worker_store_secret": "springtide-workers",
+    },
+    "keys for workers alone": {"store_url": "s3://bucket/springtide", "worker_store_secret": "springtide-workers"},
     "no network policy": {"install": {"network_policy": False}, "advertise": "tide.example.com", "pools": True},
     "share daemon": {
         "namespaces": ["ml"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from springtide.backends.kubernetes.cluster_check import SUBJECT_ACCESS_REVIEW, 
 from springtide.backends.kubernetes.custom_resources import custom_resource_definitions
 from springtide.backends.kubernetes.kinds import Kind
 from springtide.backends.kubernetes.manifests import render
-from springtide.backends.kubernetes.settings_file import settings_from
+from springtide.backends.kubernetes.settings_file import SettingsFile, settings_from
 
 VALUES: dict[str, Any] = {
     "namespaces": ["team"],
@@ -212,3 +213,41 @@ def test_a_server_that_goes_away_ends_the_looking_with_one_sentence() -> None:
         name="server", verdict="fail", text="the API server does not answer", mend="try again"
     )
     assert [each.name for each in look(Cluster([], away_after=0))] == ["server"]
+
+
+def test_the_function_service_is_looked_at_with_what_the_control_plane_has() -> None:
+    given = {
+        "provider": "aws",
+        "region": "eu-central-1",
+        "role": "arn:aws:iam::123456789012:role/a",
+        "image": "123456789012.dkr.ecr.eu-central-1.amazonaws.com/a:1",
+    }
+    asked: list[dict[str, str]] = []
+
+    def functions(settings: SettingsFile, secret: Mapping[str, str]) -> list[Finding]:
+        asked.append(dict(secret))
+        return [Finding(name="functions", verdict="ok", text=settings.functions.region)]
+
+    def ask(values: dict[str, Any], cluster: Cluster) -> list[Finding]:
+        settings = settings_from(values, "the test's settings")
+        return named(asyncio.run(check_cluster(cluster, settings, functions)), "functions")  # type: ignore[arg-type]
+
+    assert ask(VALUES, Cluster(whole_cluster())) == []
+    (found,) = ask({**VALUES, "functions": given}, Cluster(whole_cluster()))
+    assert found.text == "eu-central-1"
+    assert asked == [{"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "PGPASSWORD": "x"}]
+    (refused,) = ask({**VALUES, "functions": given}, Cluster(whole_cluster(), refused=("Secret",)))
+    assert (refused.verdict, len(asked)) == ("warn", 1)
+    objects = [each for each in whole_cluster() if each["kind"] != "Secret"]
+    assert ask({**VALUES, "functions": given}, Cluster(objects))[0].verdict == "ok"
+    assert asked[-1] == {}
+
+
+def test_the_workers_own_keys_are_looked_for_and_may_be_none() -> None:
+    values = {**VALUES, "worker_store_secret": "workers"}
+    assert [each.verdict for each in named(look(Cluster(whole_cluster()), values), "store")] == ["ok", "fail"]
+    for data, verdict in (({}, "warn"), ({"AWS_ACCESS_KEY_ID": "eA=="}, "fail")):
+        secret = {"kind": "Secret", "metadata": {"name": "workers", "namespace": "springtide"}, "data": data}
+        told = named(look(Cluster([*whole_cluster(), secret]), values), "store")
+        assert [each.verdict for each in told] == ["ok", verdict]
+        assert "springtide/workers" in told[1].text

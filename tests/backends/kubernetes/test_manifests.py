@@ -139,6 +139,17 @@ def test_the_pod_is_given_what_it_is_told_of() -> None:
     } <= ports
 
 
+def test_workers_keys_come_under_names_of_their_own() -> None:
+    def given(**values: Any) -> Any:
+        pod = only("Deployment", {"store_url": "s3://bucket", **values})["spec"]["template"]["spec"]
+        return pod["containers"][0].get("envFrom")
+
+    workers = {"secretRef": {"name": "workers"}, "prefix": "WORKERS_"}
+    assert given(store_secret="store", worker_store_secret="workers") == [{"secretRef": {"name": "store"}}, workers]
+    assert given(worker_store_secret="workers") == [workers]
+    assert given() is None
+
+
 def test_a_journal_in_a_file_has_one_writer_on_a_volume_that_stays() -> None:
     deployment = only("Deployment")
     assert deployment["spec"]["strategy"] == {"type": "Recreate"}

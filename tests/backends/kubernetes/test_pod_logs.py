@@ -14,6 +14,7 @@ from springtide.backends.kubernetes.api_errors import NoSuchObject, Unreachable
 from springtide.backends.kubernetes.kinds import Key
 from springtide.backends.kubernetes.pod_logs import PodLogs
 from springtide.backends.kubernetes.pod_table import Body
+from springtide.storage.step_lines import hear_lines, say_lines
 
 
 class Kubelet:
@@ -113,3 +114,55 @@ def test_output_without_end_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     follow(path, [line(n % 60, "x" * 99, n) for n in range(60)], [], max_log_bytes=2000)
     assert path.stat().st_size <= 3100
     assert (tmp_path / "log.1").exists()
+
+
+def test_what_a_pod_says_of_the_step_log_is_kept_apart(tmp_path: Path) -> None:
+    path = tmp_path / "logs" / "job.0.log"
+    lines = [(step, f'{{"generation": 1, "step": {step}}}') for step in range(1, 101)]
+    said = [line(3, text, part) for part, text in enumerate(say_lines(lines))]
+    follow(path, [line(1, "a"), *said, line(4, "b")], [])
+    assert path.read_text() == "a\nb\n"
+    assert hear_lines((tmp_path / "logs" / "job.0.steps").read_text().splitlines()) == lines
+    assert (tmp_path / "logs" / "job.0.ended").exists()
+    # Followed anew, from its beginning.
+    follow(path, [line(1, "a")], [])
+    assert not (tmp_path / "logs" / "job.0.steps").exists()
+
+
+def test_what_is_said_without_end_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_logs, "_MAX_STEPS_BYTES", 1000)
+    path = tmp_path / "job.0.log"
+    follow(path, [line(n % 60, "springtide-steps: " + "x" * 90, n) for n in range(60)], [])
+    assert (tmp_path / "job.0.steps").stat().st_size <= 1000
+
+
+def test_a_pod_that_goes_on_when_the_control_plane_ends_has_not_ended(tmp_path: Path) -> None:
+    path = tmp_path / "job.0.log"
+    body = make_body()
+
+    class Endless(Kubelet):
+        async def logs(self, pod: Key, **options: Any) -> AsyncIterator[bytes]:
+            yield line(1, "a")
+            self.begun.set()
+            await asyncio.Event().wait()
+
+    class Thread:
+        def run(self, task: Any) -> Any:
+            self.task = task
+
+    async def cut_off(is_over: bool) -> None:
+        thread, kubelet = Thread(), Endless(body)
+        kubelet.begun = asyncio.Event()  # type: ignore[attr-defined]
+        logs = PodLogs(thread, lambda _: path, lambda _: None)  # type: ignore[arg-type]
+        logs.follow(body)
+        stream = asyncio.ensure_future(thread.task(kubelet))
+        await kubelet.begun.wait()  # type: ignore[attr-defined]
+        body.is_over = is_over
+        stream.cancel()
+        await asyncio.wait([stream])
+
+    asyncio.run(cut_off(is_over=False))
+    assert path.read_text() == "a\n"
+    assert not path.with_suffix(".ended").exists()
+    asyncio.run(cut_off(is_over=True))
+    assert path.with_suffix(".ended").exists()

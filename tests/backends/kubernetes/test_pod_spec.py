@@ -198,6 +198,31 @@ def test_the_secret_holds_the_key_and_only_what_the_store_needs() -> None:
     assert "key" not in sources, "the key is a file, which no child process inherits"
 
 
+def test_pods_have_keys_of_their_own_where_there_are_some() -> None:
+    both = {
+        "AWS_ACCESS_KEY_ID": "id",
+        "AWS_SECRET_ACCESS_KEY": "s",
+        "AWS_SESSION_TOKEN": "t",
+        "AWS_REGION": "here",
+        "WORKERS_AWS_ACCESS_KEY_ID": "less",
+        "WORKERS_AWS_SECRET_ACCESS_KEY": "l",
+    }
+    apart = replace(SETTINGS, worker_store_secret="workers")
+
+    def values(settings: KubernetesSettings, found: dict[str, str]) -> dict[str, str]:
+        data = make_secret(JOB, settings, "k", found)["data"]
+        return {name: base64.b64decode(value).decode() for name, value in data.items() if name != "key"}
+
+    less = {"AWS_ACCESS_KEY_ID": "less", "AWS_SECRET_ACCESS_KEY": "l", "AWS_REGION": "here"}
+    assert values(apart, both) == less
+    assert values(SETTINGS, both)["AWS_ACCESS_KEY_ID"] == "id"
+    # An empty Secret is for pods with an identity of their own: the control plane's keys do not take its place.
+    assert values(apart, {name: value for name, value in both.items() if not name.startswith("WORKERS")}) == {
+        "AWS_REGION": "here"
+    }
+    assert values(apart, {**both, "WORKERS_AWS_REGION": "there"}) == {**less, "AWS_REGION": "there"}
+
+
 def test_where_workloads_live() -> None:
     plain = replace(JOB, container=None)
     assert namespace_of(JOB, SETTINGS) == "ml"

@@ -92,6 +92,7 @@ _AWS = "{store_url: 's3://b', functions: {provider: aws, region: r, role: a, ima
         ("device_resource: gpu", "must be an extended resource like nvidia.com/gpu"),
         ("store_url: bucket", "store_url must be an address like s3://bucket/springtide"),
         ("journal_url: 'mysql://user:hunter2@db/x'", r"journal_url must be an address like postgresql://.*, got .db/x"),
+        ("{store_secret: a, worker_store_secret: a}", r"both 'a'.*name another Secret"),
         ("journal_url: 'postgresql://user:hunter2@db/x'", r"journal_url holds a password.*as PGPASSWORD"),
         ("port: 80", r"port must be from 1024 to 65535 \(the control plane is not root\)"),
         ("control_port: 8787", "port and control_port are both 8787"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal
@@ -26,6 +27,7 @@ SUBJECT_ACCESS_REVIEW = Kind(
 STORAGE_CLASS = Kind("storage.k8s.io", "v1", "storageclasses", "StorageClass", is_namespaced=False)
 _DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 _APPLY = "springtide k8s render --settings FILE | kubectl apply -f -"
+STORE_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 _MAX_TOLD = 8
 _PARALLEL = 8
 # What the platform has no business with. Whoever may do one of these has been given more than the manifests give.
@@ -46,12 +48,23 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     mend: str = ""
 
 
-async def check_cluster(api: KubeApi, given: SettingsFile) -> list[Finding]:
+# Looks at the function service that the settings name, with what the Secret `store_secret` holds; may block.
+FunctionsCheck = Callable[[SettingsFile, Mapping[str, str]], list[Finding]]
+
+
+async def check_cluster(api: KubeApi, given: SettingsFile, functions: FunctionsCheck | None = None) -> list[Finding]:
     """Look at everything that the platform rests on in a cluster, as whoever `api` is.
 
-    What that person may not read is a warning. Raises ApiError if the server breaks off in another way.
+    `functions` looks at the function service, where the settings name one. What that person may not read is a warning.
+    Raises ApiError if the server breaks off in another way.
     """
     settings = complete(given)
+
+    async def check_functions(api: KubeApi, settings: SettingsFile) -> list[Finding]:
+        if functions is None or not settings.functions.provider:
+            return []
+        return await asyncio.to_thread(functions, settings, await _secret_values(api, settings))
+
     try:
         version = await api.version()
     except ApiError as error:
@@ -66,6 +79,7 @@ async def check_cluster(api: KubeApi, given: SettingsFile) -> list[Finding]:
         ("nodes", _check_nodes),
         ("quota", _check_quota),
         ("store", _check_store),
+        ("functions", check_functions),
         ("journal", _check_journal),
         ("monitoring", _check_monitoring),
         ("control plane", _check_control_plane),
@@ -279,7 +293,10 @@ async def _check_store(api: KubeApi, settings: SettingsFile) -> list[Finding]:
     if not settings.store_secret:
         told = f"{settings.store_url.partition('?')[0]} without store_secret: the pods' own identity must do"
         return [_ok("store", told)]
-    return await _check_secret(api, settings, "store", ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"))
+    found = await _check_secret(api, settings, "store", STORE_KEYS)
+    if settings.worker_store_secret:
+        found += await _check_secret(api, settings, "store", STORE_KEYS, settings.worker_store_secret)
+    return found
 
 
 async def _check_journal(api: KubeApi, settings: SettingsFile) -> list[Finding]:
@@ -306,17 +323,33 @@ async def _check_journal(api: KubeApi, settings: SettingsFile) -> list[Finding]:
     return [_ok("journal", f"SQLite on a volume of class {name}, {settings.install.storage_size}")]
 
 
-async def _check_secret(api: KubeApi, settings: SettingsFile, name: str, variables: tuple[str, ...]) -> list[Finding]:
-    where = f"{settings.namespace}/{settings.store_secret}"
+async def _check_secret(
+    api: KubeApi, settings: SettingsFile, name: str, variables: tuple[str, ...], secret: str = ""
+) -> list[Finding]:
+    """Whether a Secret (by default `store_secret`) has these values."""
+    secret = secret or settings.store_secret
+    where = f"{settings.namespace}/{secret}"
     literals = " ".join(f"--from-literal={variable}=..." for variable in variables)
-    mend = f"kubectl --namespace {settings.namespace} create secret generic {settings.store_secret} {literals}"
-    found = await api.find(kinds.SECRET, settings.store_secret, settings.namespace)
+    mend = f"kubectl --namespace {settings.namespace} create secret generic {secret} {literals}"
+    found = await api.find(kinds.SECRET, secret, settings.namespace)
     if found is None:
         return [_fail(name, f"there is no Secret {where}", mend)]
-    absent = [variable for variable in variables if not found.get("data", {}).get(variable)]
+    absent = [variable for variable in variables if not (found.get("data") or {}).get(variable)]
+    if absent == list(variables) and secret == settings.worker_store_secret:
+        told = f"Secret {where} has no keys: workers' pods need an identity of their own"
+        return [_warn(name, told, f"see that pod.service_account has one, or {mend}")]
     if absent:
         return [_fail(name, f"Secret {where} lacks {', '.join(absent)}", mend)]
     return [_ok(name, f"Secret {where} has {', '.join(variables)}")]
+
+
+async def _secret_values(api: KubeApi, settings: SettingsFile) -> dict[str, str]:
+    """What the Secret `store_secret` holds, which is the control plane's environment; nothing where there is none."""
+    if not settings.store_secret:
+        return {}
+    found = await api.find(kinds.SECRET, settings.store_secret, settings.namespace)
+    data = {} if found is None else found.get("data") or {}
+    return {name: base64.b64decode(value).decode(errors="replace") for name, value in data.items()}
 
 
 async def _check_monitoring(api: KubeApi, settings: SettingsFile) -> list[Finding]:

@@ -347,8 +347,11 @@ def _container(settings: SettingsFile) -> Manifest:
             {"name": "tmp", "mountPath": "/tmp"},
         ],
     }
-    if settings.store_secret:
-        container["envFrom"] = [{"secretRef": {"name": settings.store_secret}}]
+    given: list[Manifest] = [{"secretRef": {"name": settings.store_secret}}] if settings.store_secret else []
+    if settings.worker_store_secret:
+        given.append({"secretRef": {"name": settings.worker_store_secret}, "prefix": names.WORKERS_PREFIX})
+    if given:
+        container["envFrom"] = given
     if controller.image_pull_policy:
         container["imagePullPolicy"] = controller.image_pull_policy
     return container

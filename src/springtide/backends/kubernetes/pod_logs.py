@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import logging
 import re
 from collections.abc import AsyncIterator, Callable
@@ -17,6 +18,7 @@ from springtide.backends.kubernetes.pod_spec import CONTAINER_NAME
 from springtide.backends.kubernetes.pod_table import Body
 from springtide.backends.processes import bound_log
 from springtide.core.errors import BackendError
+from springtide.storage.step_lines import WORD
 
 _log = logging.getLogger(__name__)
 
@@ -25,6 +27,12 @@ KEPT_LOG_BYTES = 1 << 20
 # So many streams at once; who comes later is read when one of them has ended, as far as the kubelet still has it.
 MAX_FOLLOWED = 256
 _CHECK_BYTES = 256 << 10
+# Beside a replica's output: what its pod said at the end of its job's step log, and, once nothing more will come, a
+# file that says so to whoever sees to it that both are in the store (service/log_hand_in.py).
+STEPS_SUFFIX = ".steps"
+ENDED_SUFFIX = ".ended"
+_MAX_STEPS_BYTES = 4 << 20
+_STEPS_WORD = WORD.encode()
 _BACKOFF_S = (0.5, 10.0)
 _STAMP = re.compile(rb"\d{4}-\d\d-\d\dT[0-9:.]+(Z|[+-]\d\d:\d\d)")
 
@@ -74,6 +82,10 @@ class PodLogs:
         except OSError as error:
             _log.warning("the output of %s cannot be kept: %s", body.replica_id, error.strerror)
         finally:
+            # A control plane that ends lets go of pods that go on.
+            if body.is_over or body.is_gone:
+                with contextlib.suppress(OSError):
+                    _note_end(self._path_of(body))
             self._done(body)
 
     async def _copy(self, api: KubeApi, body: Body) -> None:
@@ -121,6 +133,7 @@ class _Output:
         self._max_bytes = max_bytes
         self._file: IO[bytes] | None = None
         self._written = 0
+        self._steps_bytes = 0
 
     def __enter__(self) -> _Output:
         return self
@@ -134,10 +147,27 @@ class _Output:
         if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._path.write_bytes(b"")
+            for suffix in (STEPS_SUFFIX, ENDED_SUFFIX):
+                self._path.with_suffix(suffix).unlink(missing_ok=True)
             # Appending, so that one goes on at the new end when the file was cut.
             self._file = self._path.open("ab", buffering=0)
+        if line.startswith(_STEPS_WORD):
+            self._write_steps(line)
+            return
         self._file.write(line + b"\n")
         self._written += len(line) + 1
         if self._written >= _CHECK_BYTES:
             self._written = 0
             bound_log(self._path, self._max_bytes, min(KEPT_LOG_BYTES, self._max_bytes))
+
+    def _write_steps(self, line: bytes) -> None:
+        """Keep what a pod says of its job's step log apart: it is for the store, and nothing that people read."""
+        self._steps_bytes += len(line) + 1
+        if self._steps_bytes <= _MAX_STEPS_BYTES:
+            with self._path.with_suffix(STEPS_SUFFIX).open("ab") as file:
+                file.write(line + b"\n")
+
+
+def _note_end(path: Path) -> None:
+    if path.exists():
+        path.with_suffix(ENDED_SUFFIX).touch()

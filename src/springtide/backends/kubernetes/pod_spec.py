@@ -45,6 +45,7 @@ STORE_VARIABLES = (
     "AWS_REGION",
     "AWS_DEFAULT_REGION",
 )
+_REGION_VARIABLES = frozenset({"AWS_REGION", "AWS_DEFAULT_REGION"})
 # The kernel passes no string of an environment above 128 KiB to a process.
 _MAX_SPEC_BYTES = 120_000
 _MAX_NAME = 63
@@ -201,9 +202,18 @@ def make_secret(
     key: str,
     credentials: Mapping[str, str],
 ) -> dict[str, Any]:
-    """What the pods of a workload share and nobody else may read: its key, and the object store's credentials."""
+    """What the pods of a workload share and nobody else may read: its key, and the object store's credentials.
+
+    `credentials` are those at hand by their variables' names, the control plane's and, where the settings name a Secret
+    of workers' keys, those: then the control plane's go to no pod, also where the other Secret lacks a value.
+    """
     workload_id = _id_of(workload)
-    values = {"key": key, **{name: value for name, value in credentials.items() if name in STORE_VARIABLES and value}}
+    found = {name: credentials.get(name, "") for name in STORE_VARIABLES}
+    if settings.worker_store_secret:
+        own = {name: credentials.get(f"{names.WORKERS_PREFIX}{name}", "") for name in STORE_VARIABLES}
+        # Where the bucket is is no secret, and the same for both.
+        found = {name: own[name] or (found[name] if name in _REGION_VARIABLES else "") for name in STORE_VARIABLES}
+    values = {"key": key, **{name: value for name, value in found.items() if value}}
     return {
         "apiVersion": "v1",
         "kind": "Secret",

@@ -9,6 +9,9 @@ import msgspec
 GROUP = "springtide.dev"
 VERSION = "v1alpha1"
 SCHEDULER_NAME = "springtide"
+# The control plane finds the values of `worker_store_secret` in its environment under their names with this in front:
+# its own bear the same names.
+WORKERS_PREFIX = "WORKERS_"
 FIELD_MANAGER = "springtide"
 
 # Labels of nodes. The first says that the platform may use a node at all; the second which pool it is labelled for now
@@ -78,7 +81,8 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     the object store, `journal_url` the journal (empty: SQLite in the state directory).
     `pools` says that nodes belong to pools and may be loaned; `day_s` is the time after which the tide comes again
     (None: a day). `share_directory` is the directory of a node in which its share daemon and sharers' pods meet (empty:
-    no daemon). `store_secret` is a Secret in the platform's namespace whose values are the object store's credentials.
+    no daemon). `store_secret` is a Secret in the platform's namespace whose values are the object store's credentials,
+    `worker_store_secret` one beside it with those that workers' pods are given instead (empty: the same).
     `finished_ttl_s` is for how long jobs stay after their end whose objects do not say (None: for good). `functions` is
     the function service that jobs may run on, too.
     """
@@ -97,6 +101,7 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     pools: bool = False
     store_url: str = ""
     store_secret: str = ""
+    worker_store_secret: str = ""
     journal_url: str = ""
     usd_per_device_hour: float | None = None
     day_s: float | None = None

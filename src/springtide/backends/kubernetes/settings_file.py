@@ -213,6 +213,11 @@ def _bad_addresses(settings: SettingsFile) -> list[str]:
     ):
         if address and urlsplit(address).scheme not in schemes:
             found.append(f"{what} must be an address like {example}, got {address.partition('@')[2] or address!r}")
+    if settings.worker_store_secret and settings.worker_store_secret == settings.store_secret:
+        found.append(
+            f"store_secret and worker_store_secret are both {settings.store_secret!r}, and the second holds keys that "
+            "may do less; name another Secret, or leave worker_store_secret out"
+        )
     if urlsplit(settings.journal_url).password:
         found.append(
             "journal_url holds a password, and the settings are no secret; put it into the Secret store_secret as "
