@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(RERUNS)
 STAMP := $(VENV)/.installed
 COMPUTING := tests/control tests/sim tests/simulation tests/solvers tests/perf tests/policies tests/native
+# What only computes says the same again; and asking about reruns costs each of its thousands of tests some milliseconds.
+SURE := $(addprefix tests/,conformance core golden perf policies replay serving sim simulation solvers testing workloads)
 # What measures, holds a running service to its objective, or needs most of the memory, has the machine to itself.
 ALONE := $(addprefix tests/end_to_end/test_,tide_live.py sharing_live.py sharing_bench_live.py gpu_sharing_live.py \
 	report_latency.py goodput_live.py quote_live.py functions.py)
@@ -33,7 +35,7 @@ check: setup
 	$(PYTEST) tests/test_tidy.py
 
 test: setup servers compiler
-	$(PYTEST) -n 2 --dist loadgroup
+	$(PYTEST) $(if $(RERUNS),$(SURE:%=--rerun-exclude-path=%)) -n 2 --dist loadgroup
 
 slow: slow-computing slow-processes slow-alone
 
