@@ -154,7 +154,8 @@ class Instance:
         return invocation, {
             "Content-Type": "application/json",
             "Lambda-Runtime-Aws-Request-Id": invocation.id,
-            "Lambda-Runtime-Deadline-Ms": str(round((time.time() + left_s) * 1000)),
+            # Cut, not rounded: nobody may find more left than a function has.
+            "Lambda-Runtime-Deadline-Ms": str(int((time.time() + left_s) * 1000)),
             "Lambda-Runtime-Invoked-Function-Arn": f"arn:aws:lambda:::function:{self.function.name}",
             "Lambda-Runtime-Trace-Id": _NO_TRACE,
         }
