@@ -98,6 +98,32 @@ _OPTIONS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "launches": ("interpose",),
     }
 )
+# Where the measurements are.
+_MODULES: Mapping[str, str] = MappingProxyType(
+    {
+        "communication": "springtide.sim.bench_communication",
+        "deadlines": "springtide.sim.bench_deadlines",
+        "decision": "springtide.sim.bench_decision",
+        "fapes": "springtide.sim.bench_fapes",
+        "figures": "springtide.sim.bench_figures",
+        "funcpipe": "springtide.sim.bench_funcpipe",
+        "goals": "springtide.sim.bench_goals",
+        "interpose": "springtide.client.interpose_bench",
+        "jct": "springtide.sim.bench_jct",
+        "kubernetes": "springtide.client.kubernetes_bench",
+        "packing": "springtide.sim.bench_packing",
+        "pipeline-plan": "springtide.sim.bench_pipeline_plan",
+        "sharing": "springtide.client.sharing_bench",
+        "smlt": "springtide.sim.bench_smlt",
+    }
+)
+_PAGES: Mapping[str, str] = MappingProxyType(
+    {
+        "deadlines": "springtide.sim.deadlines_page",
+        "figures": "springtide.sim.figures_page",
+        "smlt": "springtide.sim.smlt_page",
+    }
+)
 
 
 @click.command()
@@ -187,10 +213,10 @@ def bench(session: Session, /, name: str | None, is_listed: bool, **options: Any
     elif name in ("smlt-sync", "sync"):
         report = _probe(f"probe-{name}", small=options["small"], seed=options["seed"])
     else:
-        module = importlib.import_module(f"springtide.sim.bench_{name.replace('-', '_')}")
+        module = importlib.import_module(_MODULES[name])
         report = _RUN[name](session, module, options)
         if options["html"]:
-            drawn = importlib.import_module(f"springtide.sim.{name}_page")
+            drawn = importlib.import_module(_PAGES[name])
             getattr(drawn, f"write_{name}")(Path(options["html"]), report)
         if options["markdown"]:
             click.echo(module.markdown(report))
@@ -420,7 +446,7 @@ def _gateway_bench() -> dict[str, Any]:
 
 
 def _client_bench(session: Session, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    module, seed = importlib.import_module(f"springtide.client.{name}_bench"), options["seed"] or 0
+    module, seed = importlib.import_module(_MODULES[name]), options["seed"] or 0
     measured: dict[str, Any]
     if name == "sharing":
         measured = module.run_sharing_bench(seed=seed, is_small=options["small"], tell=session.note)

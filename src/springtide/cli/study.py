@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -20,8 +21,15 @@ from springtide.cli.tables import UNKNOWN, align, duration, number, percent
 STUDY_OPTIONS = ("n_r_max", "days", "training", "ablations")
 # What belongs to a trace, hence not to a study, which brings its own jobs, tide and costs.
 _NOT_FOR_STUDIES = ("trace", "from_live", "jobs", "profiles", "draw", "error", "mtbf", "adaptive", "series")
-# Each is a module of its own in sim/, named alike, with `run_study` and `study_text`.
-SHARING_STUDIES = ("dilu-packing", "dilu-coscaling", "dilu-collocation")
+# Each is a module of its own, with `run_study` and `study_text`.
+_SHARING_MODULES: Mapping[str, str] = MappingProxyType(
+    {
+        "dilu-packing": "springtide.sim.dilu_packing",
+        "dilu-coscaling": "springtide.sim.dilu_coscaling",
+        "dilu-collocation": "springtide.sim.dilu_collocation",
+    }
+)
+SHARING_STUDIES = tuple(_SHARING_MODULES)
 _NOT_FOR_SHARING = (*STUDY_OPTIONS, *_NOT_FOR_STUDIES, "cluster", "policy", "processes", "report")
 _SHOWN: tuple[tuple[str, str], ...] = (
     ("queueing_mean_s", "MEAN WAIT"),
@@ -85,7 +93,7 @@ def run_sharing_study(
     data = options["data"]
     if data is not None and not data.is_dir():
         refuse(f"there is no folder {str(data)!r}; name the one that holds workload/, profiles/ and traces/")
-    study = importlib.import_module("springtide.sim." + options["study"].replace("-", "_"))
+    study = importlib.import_module(_SHARING_MODULES[options["study"]])
     with shown_progress as on_progress:
         answer: dict[str, Any] = study.run_study(
             data=data, seed=options["seed"], is_small=options["small"], on_progress=on_progress

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -16,7 +15,7 @@ from springtide.core.errors import InvalidRequest
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    """Where a policy is ("module:Class"), and its line if it is not its module's first."""
+    """Where a policy is ("package.module:Class"), and its line if it is not its module's first."""
 
     target: str
     line: str = ""
@@ -25,39 +24,40 @@ class _Entry(msgspec.Struct, frozen=True):
 # Modules are imported when they are asked for, so that a control plane loads the one policy that it runs.
 _POLICIES: Mapping[str, _Entry] = MappingProxyType(
     {
-        "springtide": _Entry("springtide:Springtide"),
-        "elastic": _Entry("elastic:Elastic"),
-        "edf": _Entry("edf:EarliestDeadlineFirst"),
-        "fifo": _Entry("fifo:Fifo"),
-        "elasticflow": _Entry("elasticflow:ElasticFlow"),
+        "springtide": _Entry("springtide.policies.springtide:Springtide"),
+        "elastic": _Entry("springtide.policies.elastic:Elastic"),
+        "edf": _Entry("springtide.policies.edf:EarliestDeadlineFirst"),
+        "fifo": _Entry("springtide.policies.fifo:Fifo"),
+        "elasticflow": _Entry("springtide.policies.elasticflow:ElasticFlow"),
         "elasticflow-artifact": _Entry(
-            "elasticflow:ElasticFlowArtifact",
+            "springtide.policies.elasticflow:ElasticFlowArtifact",
             line="ElasticFlow as its published artifact decides, with its known faults.",
         ),
         "edf+admission": _Entry(
-            "edf_variants:EdfAdmission", line="EDF that turns away deadlines it cannot make (ElasticFlow's variant)."
+            "springtide.policies.edf_variants:EdfAdmission",
+            line="EDF that turns away deadlines it cannot make (ElasticFlow's variant).",
         ),
         "edf+elastic": _Entry(
-            "edf_variants:EdfElastic",
+            "springtide.policies.edf_variants:EdfElastic",
             line="ElasticFlow's allocation without its admission (its EDF + elastic scaling).",
         ),
-        "fapes": _Entry("fapes:Fapes"),
-        "goodput": _Entry("goodput:Goodput"),
-        "pollux": _Entry("pollux:Pollux"),
-        "sia": _Entry("sia:Sia"),
-        "chronus": _Entry("chronus:Chronus"),
-        "gandiva": _Entry("gandiva:Gandiva"),
-        "optimus": _Entry("optimus:Optimus"),
-        "sjf": _Entry("sjf:ShortestJobFirst"),
-        "static": _Entry("static:Static"),
-        "themis": _Entry("themis:Themis"),
-        "tiresias": _Entry("tiresias:Tiresias"),
+        "fapes": _Entry("springtide.policies.fapes:Fapes"),
+        "goodput": _Entry("springtide.policies.goodput:Goodput"),
+        "pollux": _Entry("springtide.policies.pollux:Pollux"),
+        "sia": _Entry("springtide.policies.sia:Sia"),
+        "chronus": _Entry("springtide.policies.chronus:Chronus"),
+        "gandiva": _Entry("springtide.policies.gandiva:Gandiva"),
+        "optimus": _Entry("springtide.policies.optimus:Optimus"),
+        "sjf": _Entry("springtide.policies.sjf:ShortestJobFirst"),
+        "static": _Entry("springtide.policies.static:Static"),
+        "themis": _Entry("springtide.policies.themis:Themis"),
+        "tiresias": _Entry("springtide.policies.tiresias:Tiresias"),
         "optimus-oracle": _Entry(
-            "tuned:OptimusOracle",
+            "springtide.policies.tuned:OptimusOracle",
             line="Optimus as Pollux's published artifact plays it, every minute, told all speeds.",
         ),
         "tiresias-tuned": _Entry(
-            "tuned:TiresiasTuned",
+            "springtide.policies.tuned:TiresiasTuned",
             line="Tiresias as Pollux's published artifact plays it, every minute, on tuned requests.",
         ),
     }
@@ -65,22 +65,39 @@ _POLICIES: Mapping[str, _Entry] = MappingProxyType(
 # Which servers serve and which train; each stands before a policy for training, as in `two-way/fapes`.
 _STRATEGIES: Mapping[str, _Entry] = MappingProxyType(
     {
-        "tide": _Entry("tide:TideStrategy"),
-        "two-way": _Entry("reclaim:TwoWay", line="Loans with any server taken back by gain and cost (FaPES-Manager)."),
-        "one-way": _Entry("reclaim:OneWay", line="Loans of which only what was loaned is taken back (FaPES, 7.1)."),
-        "dedicated": _Entry("reclaim:Dedicated", line="Two pools of fixed size, without loans (FaPES, 7.1)."),
+        "tide": _Entry("springtide.policies.tide:TideStrategy"),
+        "two-way": _Entry(
+            "springtide.policies.reclaim:TwoWay",
+            line="Loans with any server taken back by gain and cost (FaPES-Manager).",
+        ),
+        "one-way": _Entry(
+            "springtide.policies.reclaim:OneWay", line="Loans of which only what was loaned is taken back (FaPES, 7.1)."
+        ),
+        "dedicated": _Entry(
+            "springtide.policies.reclaim:Dedicated", line="Two pools of fixed size, without loans (FaPES, 7.1)."
+        ),
     }
 )
 # Who sits beside whom on a device that is held in parts; each stands before any policy, as in `dilu/springtide`.
 _PACKERS: Mapping[str, _Entry] = MappingProxyType(
     {
-        "dilu": _Entry("share_packing:DiluPacker", line="Shares packed on few devices within bounds (Dilu, 3.3)."),
-        "infless-l": _Entry(
-            "share_rivals:InflessLimit", line="Shares booked at their limit (INFless+-l in Dilu, 5.1)."
+        "dilu": _Entry(
+            "springtide.policies.share_packing:DiluPacker",
+            line="Shares packed on few devices within bounds (Dilu, 3.3).",
         ),
-        "infless-r": _Entry("share_rivals:InflessRequest", line="Shares held to their request (INFless+-r, 5.1)."),
-        "fast-gs": _Entry("share_rivals:FastGs", line="Shares booked at their limit, first fit (FaST-GS+, 5.1)."),
-        "exclusive": _Entry("share_rivals:ExclusivePacker", line="A device of its own for everyone with a share."),
+        "infless-l": _Entry(
+            "springtide.policies.share_rivals:InflessLimit",
+            line="Shares booked at their limit (INFless+-l in Dilu, 5.1).",
+        ),
+        "infless-r": _Entry(
+            "springtide.policies.share_rivals:InflessRequest", line="Shares held to their request (INFless+-r, 5.1)."
+        ),
+        "fast-gs": _Entry(
+            "springtide.policies.share_rivals:FastGs", line="Shares booked at their limit, first fit (FaST-GS+, 5.1)."
+        ),
+        "exclusive": _Entry(
+            "springtide.policies.share_rivals:ExclusivePacker", line="A device of its own for everyone with a share."
+        ),
     }
 )
 _Kind = Literal["policy", "strategy of loans", "packer of shares"]
@@ -89,17 +106,9 @@ _ENTRIES: Mapping[_Kind, Mapping[str, _Entry]] = MappingProxyType(
 )
 
 
-def _present(entries: Mapping[str, _Entry]) -> tuple[str, ...]:
-    return tuple(
-        name
-        for name, entry in entries.items()
-        if importlib.util.find_spec(f"springtide.policies.{entry.target.partition(':')[0]}")
-    )
-
-
-POLICY_NAMES: tuple[str, ...] = _present(_POLICIES)
-STRATEGY_NAMES: tuple[str, ...] = _present(_STRATEGIES)
-PACKER_NAMES: tuple[str, ...] = _present(_PACKERS)
+POLICY_NAMES: tuple[str, ...] = tuple(_POLICIES)
+STRATEGY_NAMES: tuple[str, ...] = tuple(_STRATEGIES)
+PACKER_NAMES: tuple[str, ...] = tuple(_PACKERS)
 
 
 def make_policy(name: str, **parameters: Any) -> Policy:
@@ -180,7 +189,7 @@ def _class_of(name: str, kind: _Kind) -> type:
             raise InvalidRequest(f"{name} is a {what}: write {name}/POLICY, as in {name}/{names[0]}")
         raise InvalidRequest(f"there is no {kind} {name!r}; choose one of {', '.join(names)}")
     module, _, class_name = _ENTRIES[kind][name].target.partition(":")
-    found: type = getattr(importlib.import_module(f"springtide.policies.{module}"), class_name)
+    found: type = getattr(importlib.import_module(module), class_name)
     return found
 
 
