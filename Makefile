@@ -65,7 +65,7 @@ gpu: setup compiler
 	$(PYTEST) -m gpu -rs --timeout 600
 
 golden: setup
-	$(BIN)/python -m springtide.testing.golden --write
+	$(BIN)/python -m springtide_studies.fault_seeds.golden --write
 
 bench: setup
 	$(BIN)/springtide bench resize --json

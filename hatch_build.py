@@ -33,7 +33,7 @@ class InterpositionLibrary(BuildHookInterface):  # type: ignore[type-arg]
         sys.path.insert(0, str(root / "src"))
         try:
             # Nothing but the standard library is there while a wheel is built; these two need no more.
-            from springtide.backends.gpu.library import LIBRARY_NAME, compile_library
+            from springtide.backends.sharing.gpu.library import LIBRARY_NAME, compile_library
             from springtide.core.errors import BackendError
         finally:
             sys.path.pop(0)

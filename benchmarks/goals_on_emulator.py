@@ -27,10 +27,10 @@ import goals_task
 import msgspec
 from msgspec.structs import replace
 
-from springtide.backends.functions.aws import emulator_provider
 from springtide.backends.functions.emulator.config import EmulatorConfig, Faults
 from springtide.backends.functions.emulator.launch import ensure_emulator, stop_emulator
 from springtide.backends.functions.executor import FunctionsExecutor
+from springtide.backends.functions.providers.aws import emulator_provider
 from springtide.client.api import Client, connect
 from springtide.client.functions import job_request
 from springtide.client.goals import TrainOptions
@@ -49,13 +49,13 @@ from springtide.core.functions import (
     ModelProfile,
 )
 from springtide.core.resources import DeviceId
-from springtide.core.status import JobStatus
+from springtide.core.status.platform import JobStatus
 from springtide.core.workload import Entrypoint, JobState, ReplicaId, TrainingJob, WorkloadId
-from springtide.perf.function_services import emulator as emulator_service
-from springtide.perf.worker_surface import Surface, WorkSettings
-from springtide.runtime.layer_profiling import LayerProfileFile, write_layer_profile
-from springtide.service.function_assembly import service_of
-from springtide.service.function_settings import FunctionSettings, write_settings
+from springtide.perf.functions.services import emulator as emulator_service
+from springtide.perf.functions.workers.surface import Surface, WorkSettings
+from springtide.runtime.profiling.layer_profiling import LayerProfileFile, write_layer_profile
+from springtide.service.assembly.function_settings import FunctionSettings, write_settings
+from springtide.service.assembly.functions import service_of
 
 TASK = Path(__file__).with_name("goals_task.py")
 BATCH, NUM_SAMPLES, EPOCHS, GRID_EPOCHS = 24, 360, 12, 1

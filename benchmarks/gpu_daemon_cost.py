@@ -19,12 +19,18 @@ import time
 import uuid
 from pathlib import Path
 
-from springtide.backends.gpu.gpu_table import SOCKET_NAME, STATUS_NAME, GpuTable, GpuTenantEntry, read_status
-from springtide.backends.gpu.segments import GRANT_FIELDS, SEGMENT_BYTES, USAGE_FIELDS, offsets_of, segment_directory
 from springtide.backends.processes import identify, process_clock_s
+from springtide.backends.sharing.gpu.segments import (
+    GRANT_FIELDS,
+    SEGMENT_BYTES,
+    USAGE_FIELDS,
+    offsets_of,
+    segment_directory,
+)
+from springtide.backends.sharing.gpu.table import SOCKET_NAME, STATUS_NAME, GpuTable, GpuTenantEntry, read_status
 from springtide.core.resources import DeviceId
 from springtide.core.shares import Share
-from springtide.core.wire import encode_frame
+from springtide.core.wire.workers import encode_frame
 from springtide.core.workload import ReplicaId, WorkloadId
 
 LAUNCH_NS = 1_000_000
@@ -80,7 +86,7 @@ def main() -> int:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        daemon = subprocess.Popen([sys.executable, "-m", "springtide.backends.gpu.gpu_daemon", name])
+        daemon = subprocess.Popen([sys.executable, "-m", "springtide.backends.sharing.gpu.daemon", name])
         leaders = [subprocess.Popen(["sleep", "3600"]) for _ in range(asked.devices * asked.tenants)]
         try:
             while read_status(directory / STATUS_NAME) is None:

@@ -29,8 +29,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from springtide.backends.gpu.library import find_library, preload
-from springtide.client.interpose_daemon import WHOLE, RunningDaemon, Tenant
+from springtide_studies.interposition.daemon import WHOLE, RunningDaemon, Tenant
+
+from springtide.backends.sharing.gpu.library import find_library, preload
 from springtide.core.shares import Share
 
 WORK = Path(__file__).with_name("gpu_pair_work.py")

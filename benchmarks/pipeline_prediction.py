@@ -19,21 +19,21 @@ from pathlib import Path
 
 import msgspec
 
-from springtide.backends.functions.aws import emulator_provider
 from springtide.backends.functions.emulator.config import EmulatorConfig
 from springtide.backends.functions.emulator.launch import ensure_emulator, stop_emulator
 from springtide.backends.functions.provider import FunctionProvider, InvocationEnd
+from springtide.backends.functions.providers.aws import emulator_provider
 from springtide.core.errors import BackendError, ObjectMissing
-from springtide.core.function_wire import ControlRecord, FunctionOrder, FunctionReport, Keys, Place, ProfileOrder
 from springtide.core.functions import FunctionPlan, FunctionService, FunctionStage, ModelProfile
 from springtide.core.ports import Store
+from springtide.core.wire.functions import ControlRecord, FunctionOrder, FunctionReport, Keys, Place, ProfileOrder
 from springtide.core.workload import Entrypoint, TrainingJob, WorkloadId
-from springtide.perf.function_scale import scaled_profile
-from springtide.perf.function_services import emulator
-from springtide.perf.pipeline import estimate_step
-from springtide.runtime.layer_profiling import profile_source_layers
+from springtide.perf.functions.pipeline.step_time import estimate_step
+from springtide.perf.functions.scale import scaled_profile
+from springtide.perf.functions.services import emulator
+from springtide.runtime.profiling.layer_profiling import profile_source_layers
 from springtide.storage.bundles import pack
-from springtide.storage.open import open_store
+from springtide.storage.stores.open import open_store
 
 SOURCE = Path(__file__).with_name("prediction_task.py")
 MEMORY_MB = (1024, 1769)

@@ -21,7 +21,7 @@ import springtide as st
 from springtide.client.api import Client, connect
 from springtide.core.errors import CapacityError
 from springtide.core.quantities import format_duration
-from springtide.core.status import JobStatus, PlatformStatus, ServiceStatus
+from springtide.core.status.platform import JobStatus, PlatformStatus, ServiceStatus
 
 HERE = Path(__file__).parent
 NUM_SLOTS = 4

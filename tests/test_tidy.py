@@ -339,7 +339,7 @@ def test_architecture_fits_in_one_reading_and_names_every_room() -> None:
 
 
 def test_every_policy_has_its_page() -> None:
-    from springtide.policies.registry import POLICY_NAMES
+    from springtide.scheduling.registry import POLICY_NAMES
 
     missing = [name for name in POLICY_NAMES if not (DOCS / "policies" / f"{name}.md").is_file()]
     assert not missing, f"docs/policies has no page for {missing}"

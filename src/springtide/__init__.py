@@ -46,13 +46,13 @@ if TYPE_CHECKING:
     from springtide.core.context import Batch as Batch
     from springtide.core.context import TrainContext as TrainContext
     from springtide.core.model import Model as Model
-    from springtide.core.quote import Quote as Quote
+    from springtide.core.status.quote import Quote as Quote
 
 _PUBLIC = {
     "Batch": "springtide.core.context",
     "Client": "springtide.client.api",
     "Model": "springtide.core.model",
-    "Quote": "springtide.core.quote",
+    "Quote": "springtide.core.status.quote",
     "ServeFunction": "springtide.client.functions",
     "Task": "springtide.client.functions",
     "TrainContext": "springtide.core.context",

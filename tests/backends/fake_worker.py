@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from springtide.core import wire
+from springtide.core.wire import workers as wire
 from springtide.core.workload import Checkpoint
 
 

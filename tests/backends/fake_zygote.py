@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from springtide.core import wire
+from springtide.core.wire import workers as wire
 
 WORKER = Path(__file__).with_name("fake_worker.py")
 

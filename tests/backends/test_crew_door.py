@@ -10,13 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from springtide.backends.crew import reports
-from springtide.backends.crew.door import Door
-from springtide.backends.crew.reactor import Connection, Reactor
-from springtide.backends.crew.reports import Reports
+from springtide.backends.control_channel import reports
+from springtide.backends.control_channel.listener import Door
+from springtide.backends.control_channel.reactor import Connection, Reactor
+from springtide.backends.control_channel.reports import Reports
 from springtide.backends.sockets import listen_tcp
 from springtide.core.errors import BackendError
-from springtide.core.wire import Fence, FrameDecoder, Hello, Order, Report, encode_frame
+from springtide.core.wire.workers import Fence, FrameDecoder, Hello, Order, Report, encode_frame
 
 
 class Place:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from springtide.backends.gpu import discovery
+from kits.nvidia_smi import STUB_UUIDS, install_nvidia_smi
 from springtide.backends.local.devices import Gpu, discover_gpus, discover_node, gpus_of, split_node
+from springtide.backends.sharing.gpu import discovery
 from springtide.core.resources import make_node
-from springtide.testing.nvidia_smi import STUB_UUIDS, install_nvidia_smi
 
 FIRST, SECOND = STUB_UUIDS[:2]
 MEMORY_MB = 16384 * (1 << 20) // 1_000_000

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from springtide.backends.gpu import segments as layout
-from springtide.backends.gpu.build import find_compiler
-from springtide.backends.gpu.segments import (
+from springtide.backends.sharing.gpu import segments as layout
+from springtide.backends.sharing.gpu.build import find_compiler
+from springtide.backends.sharing.gpu.segments import (
     CLOSED,
     GRANT_FIELDS,
     HELLO_FIELDS,

@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from springtide.backends.gpu.gpu_meter import Meter, work_size
-from springtide.backends.gpu.gpu_table import GpuTenantEntry, uuid_bytes
-from springtide.backends.gpu.gpu_tenants import GpuTenant, GpuTenants
-from springtide.backends.gpu.gpu_turns import GpuTurns, tokens
-from springtide.backends.gpu.segments import (
+from springtide.backends.processes import ProcessIdentity, identify
+from springtide.backends.sharing.gpu.meter import Meter, work_size
+from springtide.backends.sharing.gpu.segments import (
     OK,
     UNKNOWN,
     UNLIMITED,
@@ -24,11 +22,13 @@ from springtide.backends.gpu.segments import (
     offsets_of,
     segment_directory,
 )
-from springtide.backends.processes import ProcessIdentity, identify
+from springtide.backends.sharing.gpu.table import GpuTenantEntry, uuid_bytes
+from springtide.backends.sharing.gpu.tenants import GpuTenant, GpuTenants
+from springtide.backends.sharing.gpu.turn import GpuTurns, tokens
 from springtide.core.errors import BackendError
 from springtide.core.resources import DeviceId
-from springtide.core.share_wire import EndedIteration, SlotReading
 from springtide.core.shares import Share
+from springtide.core.wire.shares import EndedIteration, SlotReading
 from springtide.core.workload import ReplicaId, WorkloadId
 from springtide.serving.share_control import Observation
 

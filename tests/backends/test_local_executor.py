@@ -274,8 +274,8 @@ def test_ending_a_job_ends_its_workers(platform: Platform) -> None:
 
 
 def test_a_broken_group_whose_members_all_live_is_reported(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("springtide.backends.crew.reports.LOST_AFTER_S", 0.2)
-    monkeypatch.setattr("springtide.backends.crew.reports._BREAK_CHECK_S", 0.1)
+    monkeypatch.setattr("springtide.backends.control_channel.reports.LOST_AFTER_S", 0.2)
+    monkeypatch.setattr("springtide.backends.control_channel.reports._BREAK_CHECK_S", 0.1)
     form(platform, "r0", "r1", then="break")
     broken = platform.until(GroupBroken)
     assert (broken.generation, broken.detail) == (1, "the all-reduce ran into its deadline")

@@ -18,22 +18,36 @@ import pytest
 from local_platform import Platform, start
 from msgspec.structs import replace
 
-from springtide.backends.gpu import enforcement
-from springtide.backends.gpu.build import LIBRARY_FLAGS, LIBRARY_NAME, build_library
-from springtide.backends.gpu.gpu_table import STATUS_NAME, TENANT_SOCKET_NAME, GpuDaemonStatus, read_status, uuid_bytes
-from springtide.backends.gpu.segments import HELLO, LAYOUT, MAGIC, SOCKET_VARIABLE, UNKNOWN, WELCOME, segment_directory
+from kits.nvidia_smi import STUB_UUIDS
 from springtide.backends.local.devices import Gpu
 from springtide.backends.processes import read_stat
+from springtide.backends.sharing.gpu import enforcement
+from springtide.backends.sharing.gpu.build import LIBRARY_FLAGS, LIBRARY_NAME, build_library
+from springtide.backends.sharing.gpu.segments import (
+    HELLO,
+    LAYOUT,
+    MAGIC,
+    SOCKET_VARIABLE,
+    UNKNOWN,
+    WELCOME,
+    segment_directory,
+)
+from springtide.backends.sharing.gpu.table import (
+    STATUS_NAME,
+    TENANT_SOCKET_NAME,
+    GpuDaemonStatus,
+    read_status,
+    uuid_bytes,
+)
 from springtide.backends.sockets import socket_directory
 from springtide.core.actions import SetShare, StartReplica, StopReplica
 from springtide.core.errors import BackendError
 from springtide.core.events import ReplicaReady, ReplicaStopped
 from springtide.core.ports import Standing
 from springtide.core.resources import DeviceId, make_node
-from springtide.core.share_status import SharingStatus, TenantStatus
 from springtide.core.shares import Share
+from springtide.core.status.shares import SharingStatus, TenantStatus
 from springtide.core.workload import ReplicaId, WorkloadId
-from springtide.testing.nvidia_smi import STUB_UUIDS
 
 THIRD = Share(request=0.3, limit=0.6, memory_mb=1000)
 GPUS = [Gpu(number=number, uuid=uuid, memory_mb=16_000) for number, uuid in enumerate(STUB_UUIDS[:2])]

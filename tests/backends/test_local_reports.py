@@ -12,9 +12,9 @@ import pytest
 from local_platform import Platform, start
 
 from springtide.backends.sockets import socket_directory
-from springtide.core import wire
 from springtide.core.actions import ResizeJob
 from springtide.core.events import CheckpointCommitted, JobResized, ReplicaLost, ReplicaReady
+from springtide.core.wire import workers as wire
 from springtide.core.workload import Checkpoint, ReplicaId, WorkloadId
 
 GARBAGE = {

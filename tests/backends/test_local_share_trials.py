@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from springtide.backends.local.share_trials import ShareTrials
+from springtide.backends.sharing.trials import ShareTrials
 from springtide.core.errors import BackendError, InvalidRequest
 from springtide.core.workload import Entrypoint, TrainingJob, WorkloadId
-from springtide.runtime.share_profiler import ShareSpec
+from springtide.runtime.profiling.share_profiler import ShareSpec
 
 pytestmark = pytest.mark.slow
 

@@ -12,16 +12,16 @@ import pytest
 from local_platform import Platform, start
 from msgspec.structs import replace
 
-from springtide.backends.local.share_enforcers import describe_enforcer
-from springtide.backends.local.share_table import STATUS_NAME, DaemonStatus, group_name, read_status
 from springtide.backends.processes import read_stat
+from springtide.backends.sharing.cpu.enforcers import describe_enforcer
+from springtide.backends.sharing.table import STATUS_NAME, DaemonStatus, group_name, read_status
 from springtide.backends.sockets import socket_directory
 from springtide.core.actions import SetShare, StartReplica, StopReplica
 from springtide.core.events import ReplicaReady, ReplicaStopped
 from springtide.core.ports import Standing
 from springtide.core.resources import DeviceId, make_node
-from springtide.core.share_status import TenantStatus
 from springtide.core.shares import Share
+from springtide.core.status.shares import TenantStatus
 from springtide.core.workload import ReplicaId, WorkloadId
 
 THIRD = Share(request=0.3, limit=0.6)

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from springtide.backends.crew.members import Phase
-from springtide.backends.crew.reactor import Reactor
+from springtide.backends.control_channel.members import Phase
+from springtide.backends.control_channel.reactor import Reactor
 from springtide.backends.local import watch
 from springtide.backends.local.members import Worker
 from springtide.backends.processes import ProcessStat, identify
@@ -105,7 +105,7 @@ def test_after_a_pause_of_its_own_the_watch_forgives(monkeypatch: pytest.MonkeyP
 
 
 def test_the_reactor_notices_that_it_was_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("springtide.backends.crew.reactor.LATE_S", 0.05)
+    monkeypatch.setattr("springtide.backends.control_channel.reactor.LATE_S", 0.05)
     reactor = Reactor()
     order: list[str] = []
     reactor.on_late = lambda: order.append("late")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from local_platform import Platform, start
 
-from springtide.backends.crew.reactor import Reactor
+from springtide.backends.control_channel.reactor import Reactor
 from springtide.backends.local.zygote import Zygote
 from springtide.core.actions import StopReplica
 from springtide.core.events import ReplicaLost, ReplicaReady, ReplicaStopped

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from springtide.backends.local.share_daemon import MachineLoad
-from springtide.backends.local.share_table import (
+from springtide.backends.processes import ProcessIdentity, identify, process_clock_s, read_stat
+from springtide.backends.sharing.cpu.daemon import MachineLoad
+from springtide.backends.sharing.table import (
     SOCKET_NAME,
     STATUS_NAME,
     DaemonStatus,
@@ -23,11 +24,10 @@ from springtide.backends.local.share_table import (
     read_status,
     slots_path,
 )
-from springtide.backends.processes import ProcessIdentity, identify, process_clock_s, read_stat
 from springtide.backends.sockets import socket_directory
-from springtide.core.share_wire import SlotWriter, make_slots
 from springtide.core.shares import Share
-from springtide.core.wire import encode_frame
+from springtide.core.wire.shares import SlotWriter, make_slots
+from springtide.core.wire.workers import encode_frame
 
 LIMIT_S = 60.0
 SPIN = "while True: pass"
@@ -49,7 +49,7 @@ class Daemon:
         if not self.slots.exists():
             make_slots(self.slots, 16)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "springtide.backends.local.share_daemon", str(directory)],
+            [sys.executable, "-m", "springtide.backends.sharing.cpu.daemon", str(directory)],
             env=os.environ | {"SPRINGTIDE_SHARE_MECHANISM": mechanism},
             stderr=subprocess.DEVNULL,
         )
@@ -220,7 +220,7 @@ def test_places_of_different_platforms_differ(tmp_path: Path) -> None:
 
 def test_a_machine_that_is_busy_with_others_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = iter([(100.0, 1000.0), (109.9, 1010.0), (110.0, 1020.0)])
-    monkeypatch.setattr("springtide.backends.local.share_daemon._busy_and_total_s", lambda: next(seen))
+    monkeypatch.setattr("springtide.backends.sharing.cpu.daemon._busy_and_total_s", lambda: next(seen))
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     load = MachineLoad()
     assert load.others(0.0, 0.0) == ""

@@ -12,19 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from springtide.backends.local.fixed_share import FixedShare
-from springtide.backends.local.share_enforcers import NoEnforcer, choose_enforcer
-from springtide.backends.local.share_groups import GroupEnforcer, GroupV1Enforcer, GroupV2Enforcer, read_pids
-from springtide.backends.local.share_guard import Guard, start_ticks_of, undo
-from springtide.backends.local.share_signals import SignalEnforcer
 from springtide.backends.processes import process_clock_s, read_stat
+from springtide.backends.sharing.cpu.control_groups import GroupEnforcer, GroupV1Enforcer, GroupV2Enforcer, read_pids
+from springtide.backends.sharing.cpu.enforcers import NoEnforcer, choose_enforcer
+from springtide.backends.sharing.cpu.guard import Guard, start_ticks_of, undo
+from springtide.backends.sharing.cpu.signals import SignalEnforcer
+from springtide.backends.sharing.fixed_share import FixedShare
 from springtide.core.errors import BackendError, InvalidRequest
 
 LIMIT_S = 60.0
 SPIN = "while True: pass"
 HOLD_AND_WAIT = """
 import sys, time
-from springtide.backends.local.fixed_share import FixedShare
+from springtide.backends.sharing.fixed_share import FixedShare
 with FixedShare(int(sys.argv[1]), 0.02, only=sys.argv[2]) as held:
     print(held.mechanism, held._guard.pid, flush=True)
     time.sleep(600)

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from springtide.backends.local import share_turns
-from springtide.backends.local.share_enforcers import NoEnforcer
-from springtide.backends.local.share_table import DaemonStatus, SharerEntry, read_status, write_status
-from springtide.backends.local.share_turns import Turns
 from springtide.backends.processes import ProcessIdentity
+from springtide.backends.sharing.cpu import turn as share_turns
+from springtide.backends.sharing.cpu.enforcers import NoEnforcer
+from springtide.backends.sharing.cpu.turn import Turns
+from springtide.backends.sharing.table import DaemonStatus, SharerEntry, read_status, write_status
 from springtide.core.errors import BackendError
-from springtide.core.share_status import SharingStatus
-from springtide.core.share_wire import SlotReader, SlotWriter, make_slots
 from springtide.core.shares import Share
+from springtide.core.status.shares import SharingStatus
+from springtide.core.wire.shares import SlotReader, SlotWriter, make_slots
 
 TICK_S = 0.005
 

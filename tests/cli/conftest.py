@@ -12,12 +12,19 @@ from click.testing import CliRunner, Result
 
 from springtide.cli.main import cli
 from springtide.cli.session import Session
-from springtide.core.export import LiveState
-from springtide.core.pod_status import ClusterStatus
-from springtide.core.pool_status import PoolsReport
-from springtide.core.quote import Quote
-from springtide.core.share_status import SharingStatus
-from springtide.core.status import DeviceStatus, Explanation, HistoryEntry, JobStatus, PlatformStatus, ServiceStatus
+from springtide.core.status.export import LiveState
+from springtide.core.status.platform import (
+    DeviceStatus,
+    Explanation,
+    HistoryEntry,
+    JobStatus,
+    PlatformStatus,
+    ServiceStatus,
+)
+from springtide.core.status.pods import ClusterStatus
+from springtide.core.status.pools import PoolsReport
+from springtide.core.status.quote import Quote
+from springtide.core.status.shares import SharingStatus
 
 _JOB = JobStatus(
     job_id="fit-3f2a",

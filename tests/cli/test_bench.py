@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from springtide.cli.bench import BENCHES
+from springtide.cli.commands.bench import BENCHES
 
 Run = Callable[..., Result]
 TRACE = """job_id,submit_time,iteration,model_name,ddl,batch_size,num_gpu,duration

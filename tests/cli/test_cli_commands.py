@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from springtide.cli.main import COMMANDS, cli
 from springtide.cli.session import Session
 from springtide.core.errors import BackendError, InvalidRequest
-from springtide.core.status import JobStatus, ServiceStatus
+from springtide.core.status.platform import JobStatus, ServiceStatus
 
 Run = Callable[..., Result]
 MakeJob = Callable[..., JobStatus]
@@ -248,7 +248,7 @@ def test_ctrl_c_detaches(
     def interrupt(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("springtide.cli.run.follow", interrupt)
+    monkeypatch.setattr("springtide.cli.commands.run.follow", interrupt)
     result = springtide("run", training_file)
     assert result.exit_code == 0
     assert "detached; fit-3f2a goes on" in result.output
@@ -289,7 +289,7 @@ def test_deploy_prints_how_to_call_it(
 def test_deploy_says_when_the_guaranteed_replicas_are_not_there(
     client: Any, springtide: Run, make_service: Callable[..., ServiceStatus], tmp_path: Path, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("springtide.cli.deploy._FREE_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("springtide.cli.commands.deploy._FREE_TIMEOUT_S", 0.0)
     client.add(make_service(num_ready=0, state="IDLE", min_replicas=2))
     path = tmp_path / "serve.py"
     path.write_text(SERVING, encoding="utf-8")

@@ -6,10 +6,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from springtide.cli.data import size
-from springtide.cli.data_sources import pieces_of
+from springtide.cli.commands.data import size
+from springtide.cli.commands.data_sources import pieces_of
 from springtide.core.errors import InvalidRequest
-from springtide.storage.dataset_manifest import DatasetArray, DatasetStatus
+from springtide.storage.datasets.manifest import DatasetArray, DatasetStatus
 from springtide.storage.frames import FrameTensor, encode, tensor_of
 
 STATUS = DatasetStatus(

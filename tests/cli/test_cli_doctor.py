@@ -13,9 +13,9 @@ import pytest
 from click.testing import Result
 from msgspec.structs import replace
 
-from springtide.cli import doctor
-from springtide.cli.platform_process import PlatformFile
-from springtide.core.pool_status import PoolStatus
+from springtide.cli.doctor import machine as doctor
+from springtide.cli.platform.platform_process import PlatformFile
+from springtide.core.status.pools import PoolStatus
 
 Run = Callable[..., Result]
 

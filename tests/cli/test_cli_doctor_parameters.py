@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from springtide.cli.doctor_functions import _check_parameters
+from springtide.cli.doctor.functions import _check_parameters
 
 
 @pytest.mark.parametrize(

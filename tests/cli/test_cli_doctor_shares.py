@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from springtide.cli.doctor_shares import check_shares
+from springtide.cli.doctor.shares import check_shares
 
 
 def test_shares_are_tried_and_told() -> None:

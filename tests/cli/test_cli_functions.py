@@ -12,20 +12,21 @@ import pytest
 from click.testing import Result
 from msgspec.structs import replace
 
-from springtide.cli import function_tables, lifecycle, platform_process
-from springtide.cli.doctor_functions import check_functions
-from springtide.cli.offers import quote_text
-from springtide.cli.progress import JobWatcher
+from springtide.cli.doctor.functions import check_functions
+from springtide.cli.jobs.offers import quote_text
+from springtide.cli.jobs.progress import JobWatcher
+from springtide.cli.platform import lifecycle, platform_process
+from springtide.cli.platform.up_functions import NAMES_OF_FUNCTIONS, settings_of, told_functions
 from springtide.cli.settings import resolve
-from springtide.cli.tables import final_line, job_details, jobs_table, progress_line
-from springtide.cli.up_functions import NAMES_OF_FUNCTIONS, settings_of, told_functions
+from springtide.cli.tables import functions as function_tables
+from springtide.cli.tables.statuses import final_line, job_details, jobs_table, progress_line
 from springtide.client import layer_profiles
 from springtide.core.errors import InvalidRequest
-from springtide.core.function_status import FunctionRunStatus, PlaceStatus
-from springtide.core.function_wire import LaneTimes
 from springtide.core.functions import Bill, FunctionPlan, FunctionStage, LayerProfile, ModelProfile
-from springtide.core.quote import FunctionQuoteOption, PlaceQuote, Quote, Range
-from springtide.core.status import JobStatus
+from springtide.core.status.functions import FunctionRunStatus, PlaceStatus
+from springtide.core.status.platform import JobStatus
+from springtide.core.status.quote import FunctionQuoteOption, PlaceQuote, Quote, Range
+from springtide.core.wire.functions import LaneTimes
 
 Run = Callable[..., Result]
 MakeJob = Callable[..., JobStatus]
@@ -204,7 +205,7 @@ def task(tmp_path: Path) -> Path:
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     """The layers are known without measuring; who asked is remembered."""
-    from springtide.runtime import layer_profiling
+    from springtide.runtime.profiling import layer_profiling
 
     asked: list[Any] = []
 
@@ -271,7 +272,7 @@ def test_what_cannot_run_on_functions_is_said(
 
 
 def test_a_profile_of_something_else_is_refused(springtide: Run, client: Any, task: Path, tmp_path: Path) -> None:
-    from springtide.runtime.layer_profiling import LayerProfileFile, write_layer_profile
+    from springtide.runtime.profiling.layer_profiling import LayerProfileFile, write_layer_profile
 
     client.num_places = 1
     path = tmp_path / "p.json"

@@ -6,8 +6,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from springtide.cli import in_cluster
-from springtide.cli.in_cluster import Watcher, check_cluster_options, final_text
+from springtide.cli.jobs import in_cluster
+from springtide.cli.jobs.in_cluster import Watcher, check_cluster_options, final_text
 from springtide.cli.main import cli
 from springtide.core.errors import InvalidRequest
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from springtide.cli.main import cli
 from springtide.core.functions import LayerProfile, ModelProfile
-from springtide.perf.pipeline_plan import WEIGHTS, plan_pipeline
+from springtide.perf.functions.pipeline.plan import WEIGHTS, plan_pipeline
 
 
 def profile_of(num_layers, *, seed=0, parameter_bytes=20 << 20, memory_mb=(512, 1024, 2048)):

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from springtide.cli import platform_process
-from springtide.cli.platform_process import (
+from springtide.cli.platform import platform_process
+from springtide.cli.platform.platform_process import (
     PlatformFile,
     is_alive,
     is_healthy,

@@ -10,8 +10,8 @@ import pytest
 from click.testing import Result
 from msgspec.structs import replace
 
-from springtide.cli.pool_tables import handovers_table, nodes_table, pools_line, pools_text, tide_lines
-from springtide.core.pool_status import (
+from springtide.cli.tables.pools import handovers_table, nodes_table, pools_line, pools_text, tide_lines
+from springtide.core.status.pools import (
     AffectedJob,
     DrainStatus,
     Handover,
@@ -20,7 +20,7 @@ from springtide.core.pool_status import (
     TideBand,
     TideStatus,
 )
-from springtide.service.pools import pool_statuses
+from springtide.service.status.pools import pool_statuses
 
 REASON = "forecast for 07:30 needs 3 more"
 

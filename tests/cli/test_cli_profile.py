@@ -16,13 +16,14 @@ import msgspec
 import pytest
 from click.testing import Result
 
-from springtide.cli.profile_text import drawing, profile_text, samples_text, size_text
-from springtide.core.status import JobStatus
+from springtide.cli.profiles.text import drawing, profile_text, samples_text, size_text
+from springtide.core.status.platform import JobStatus
 from springtide.core.workload import GradientBucket, StepProfile
 from springtide.perf.timeline import exchange_intervals
-from springtide.runtime import collective_sampler, profiling
-from springtide.runtime.collective_sampler import Measured, _as_file, _node, server_links
-from springtide.runtime.profiling import (
+from springtide.runtime.profiling import collective_sampler
+from springtide.runtime.profiling import step_profiling as profiling
+from springtide.runtime.profiling.collective_sampler import Measured, _as_file, _node, server_links
+from springtide.runtime.profiling.step_profiling import (
     FunctionProfile,
     Operator,
     OperatorTotal,
@@ -153,7 +154,7 @@ def test_what_cannot_be_profiled_is_refused(
         "--nic says what the network of --namespaces is to be"
         in springtide("profile", written[0], "--nic", "1MB").stderr
     )
-    monkeypatch.setattr("springtide.runtime.namespaces.why_not_here", lambda: "")
+    monkeypatch.setattr("springtide.runtime.profiling.namespaces.why_not_here", lambda: "")
     for racks in ("2,x", "1", "0,4", "20,20"):
         refused = springtide("profile", "communication", "--namespaces", "--racks", racks, "--out", str(tmp_path / "x"))
         assert f"--racks {racks!r} is no network; give 2 to 8 nodes" in refused.stderr
@@ -166,7 +167,9 @@ def test_communication_goes_on_without_namespaces(
     measured = [Measured(group=[0, 1], num_bytes=1024, repeats_s=[0.001], duration_s=0.001)]
     samples = _as_file(measured, (_node("local", 2, (), "cpu"),), server_links("x", "cpu", 1e9, 1e9, 1e9), "a test")
     monkeypatch.setattr(collective_sampler, "sample_here", lambda *_, **__: samples)
-    monkeypatch.setattr("springtide.runtime.namespaces.why_not_here", lambda: "network namespaces need root, so none")
+    monkeypatch.setattr(
+        "springtide.runtime.profiling.namespaces.why_not_here", lambda: "network namespaces need root, so none"
+    )
     out = tmp_path / "samples.json"
     result = springtide("profile", "communication", "--namespaces", "--out", str(out))
     assert result.exit_code == 0, result.output

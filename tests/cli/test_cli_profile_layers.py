@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from springtide.cli.profile_layers import layers_text
+from springtide.cli.profiles.layers import layers_text
 from springtide.core.functions import MIB, LayerProfile, ModelProfile
-from springtide.runtime import layer_profiling
-from springtide.runtime.layer_profiling import LayerProfileFile, read_layer_profile
+from springtide.runtime.profiling import layer_profiling
+from springtide.runtime.profiling.layer_profiling import LayerProfileFile, read_layer_profile
 
 Run = Callable[..., Result]
 TASK = """

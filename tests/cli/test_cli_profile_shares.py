@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from springtide.backends.local import share_trials
+from springtide.backends.sharing import trials as share_trials
 from springtide.core.errors import BackendError
 from springtide.perf.share_profile import read_share_profiles
-from springtide.runtime.share_profiler import ShareSpec
+from springtide.runtime.profiling.share_profiler import ShareSpec
 
 Run = Callable[..., Result]
 SOURCE = """

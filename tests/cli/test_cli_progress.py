@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from springtide.cli.progress import JobWatcher, PlainDisplay, follow
+from springtide.cli.jobs.progress import JobWatcher, PlainDisplay, follow
 from springtide.core.errors import BackendError
-from springtide.core.status import JobStatus
+from springtide.core.status.platform import JobStatus
 
 MakeJob = Callable[..., JobStatus]
 

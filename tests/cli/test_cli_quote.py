@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from springtide.cli import quote as quote_command
-from springtide.cli.offers import alternative_text, dollars, quote_text, refusal_text, times
+from springtide.cli.commands import quote as quote_command
+from springtide.cli.jobs.offers import alternative_text, dollars, quote_text, refusal_text, times
 from springtide.core.decision import PlannedRun
-from springtide.core.quote import Alternative, CountedOn, Quote, QuoteOption, Range
-from springtide.core.status import JobStatus
+from springtide.core.status.platform import JobStatus
+from springtide.core.status.quote import Alternative, CountedOn, Quote, QuoteOption, Range
 
 Run = Callable[..., Result]
 MakeJob = Callable[..., JobStatus]

@@ -10,16 +10,16 @@ import pytest
 from click.testing import Result
 from msgspec.structs import replace
 
-from springtide.cli.offers import quote_text
-from springtide.cli.progress import JobWatcher
-from springtide.cli.search_tables import MAX_TRIED, search_quote_text
-from springtide.cli.tables import final_line, job_details, jobs_table
+from springtide.cli.jobs.offers import quote_text
+from springtide.cli.jobs.progress import JobWatcher
+from springtide.cli.tables.search import MAX_TRIED, search_quote_text
+from springtide.cli.tables.statuses import final_line, job_details, jobs_table
 from springtide.core.function_search import BatchPhase
-from springtide.core.function_status import FunctionRunStatus, PlaceStatus, PlanChange
 from springtide.core.functions import Bill, FunctionPlan, FunctionStage
-from springtide.core.quote import Quote
-from springtide.core.search_status import SearchQuote, SearchStatus, StreamStatus, TriedConfiguration
-from springtide.core.status import JobStatus
+from springtide.core.status.functions import FunctionRunStatus, PlaceStatus, PlanChange
+from springtide.core.status.platform import JobStatus
+from springtide.core.status.quote import Quote
+from springtide.core.status.search import SearchQuote, SearchStatus, StreamStatus, TriedConfiguration
 
 Run = Callable[..., Result]
 MakeJob = Callable[..., JobStatus]
@@ -240,7 +240,7 @@ def task(tmp_path: Path) -> Path:
 @pytest.fixture
 def known_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     from springtide.core.functions import LayerProfile, ModelProfile
-    from springtide.runtime import layer_profiling
+    from springtide.runtime.profiling import layer_profiling
 
     layer = LayerProfile(
         name="0", parameter_bytes=8, activation_bytes=8, output_bytes=8, gradient_bytes=8, forward_s=(0.1,),

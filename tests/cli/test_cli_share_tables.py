@@ -9,10 +9,10 @@ from typing import Any
 from click.testing import Result
 from msgspec.structs import replace
 
-from springtide.cli.share_tables import devices_text, enforced_lines, share_bar
-from springtide.core.share_status import SharingStatus, TenantStatus
+from springtide.cli.tables.shares import devices_text, enforced_lines, share_bar
 from springtide.core.shares import Share
-from springtide.core.status import DeviceHolder, DeviceStatus
+from springtide.core.status.platform import DeviceHolder, DeviceStatus
+from springtide.core.status.shares import SharingStatus, TenantStatus
 
 Run = Callable[..., Result]
 READER = TenantStatus(

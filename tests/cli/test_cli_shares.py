@@ -12,12 +12,12 @@ import pytest
 from click.testing import Result
 from msgspec.structs import replace
 
-from springtide.cli.offers import quote_text
-from springtide.cli.share_text import held_line, share_range, start_pairs
-from springtide.cli.tables import job_details, platform_summary, service_details
-from springtide.core.quote import Quote
+from springtide.cli.jobs.offers import quote_text
+from springtide.cli.tables.share_text import held_line, share_range, start_pairs
+from springtide.cli.tables.statuses import job_details, platform_summary, service_details
 from springtide.core.shares import Share
-from springtide.core.status import DeviceHolder, JobStatus, ReplicaStatus, ServiceStatus
+from springtide.core.status.platform import DeviceHolder, JobStatus, ReplicaStatus, ServiceStatus
+from springtide.core.status.quote import Quote
 
 Run = Callable[..., Result]
 SHARE = Share(request=0.3, limit=0.6)

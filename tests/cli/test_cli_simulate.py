@@ -10,7 +10,7 @@ import click
 import pytest
 from click.testing import Result
 
-from springtide.cli import simulate as command
+from springtide.cli.commands import simulate as command
 
 Run = Callable[..., Result]
 ASKED = ("simulate", "--trace", "generated:20", "--cluster", "1x4", "--seed", "3")
@@ -65,7 +65,9 @@ def test_without_a_trace_the_running_platform_may_be_meant(springtide: Run, monk
     assert done.exit_code == 2
     assert "--from-live" in done.stderr
     asked: list[object] = []
-    monkeypatch.setattr("springtide.cli.twin.play_live", lambda session, names, output: asked.append((names, output)))
+    monkeypatch.setattr(
+        "springtide.cli.commands.simulate_live.play_live", lambda session, names, output: asked.append((names, output))
+    )
     assert springtide("simulate", "--from-live", "--policy", "fifo,edf", "--json", "-").exit_code == 0
     assert asked == [(["fifo", "edf"], "-")]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from springtide.cli.story import explanation, num_workers_over_time, workers_text
-from springtide.core.status import Explanation, HistoryEntry
+from springtide.cli.tables.story import explanation, num_workers_over_time, workers_text
+from springtide.core.status.platform import Explanation, HistoryEntry
 
 
 def _entries(*pairs: tuple[str, str]) -> list[HistoryEntry]:

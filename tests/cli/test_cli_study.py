@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 from click.testing import Result
-
-from springtide.cli.study import study_text
-from springtide.sim import loaning
+from springtide_studies.commands.study import study_text
+from springtide_studies.loans import study as loaning
 
 Run = Callable[..., Result]
 ASKED = ("simulate", "--study", "loaning", "--n-r-max", "2,3", "--processes", "1")

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import Result
-
-from springtide.cli.study import SHARING_STUDIES
+from springtide_studies.commands.study import SHARING_STUDIES
 
 Run = Callable[..., Result]
 
@@ -29,7 +28,7 @@ def study_text(answer: dict[str, Any]) -> str:
 @pytest.fixture(autouse=True)
 def _stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     for study in SHARING_STUDIES:
-        name = f"springtide.sim.{study.replace('-', '_')}"
+        name = f"springtide.simulator.{study.replace('-', '_')}"
         module = ModuleType(name)
         module.__dict__.update(run_study=run_study, study_text=study_text)
         monkeypatch.setitem(sys.modules, name, module)

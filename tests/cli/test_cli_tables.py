@@ -7,8 +7,16 @@ from typing import Any
 
 import pytest
 
-from springtide.cli.tables import final_line, job_details, jobs_table, progress_line, services_table, shorten, slack
-from springtide.core.status import JobStatus, ReplicaStatus, ServiceStatus
+from springtide.cli.tables.statuses import (
+    final_line,
+    job_details,
+    jobs_table,
+    progress_line,
+    services_table,
+    shorten,
+    slack,
+)
+from springtide.core.status.platform import JobStatus, ReplicaStatus, ServiceStatus
 
 MakeJob = Callable[..., JobStatus]
 

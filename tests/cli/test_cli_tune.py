@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from springtide.cli import tune as command
-from springtide.cli.tune import shown_study, study_table, study_text, trial_line
+from springtide.cli.commands import tune as command
+from springtide.cli.commands.tune import shown_study, study_table, study_text, trial_line
 from springtide.client.studies import Study, Trial
 from springtide.core.errors import InvalidRequest
 

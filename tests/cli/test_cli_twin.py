@@ -10,13 +10,13 @@ import click
 import msgspec
 import pytest
 
+from springtide.cli.commands.simulate_live import forecast_answer, forecast_text, play_live
 from springtide.cli.session import Session
-from springtide.cli.twin import forecast_answer, forecast_text, play_live
 from springtide.core.decision import JobView, PoolAllocation, Snapshot
-from springtide.core.export import LiveState
 from springtide.core.resources import Topology, make_node
+from springtide.core.status.export import LiveState
 from springtide.core.workload import Entrypoint, Goal, JobState, TrainingJob
-from springtide.policies.registry import make_policy
+from springtide.scheduling.registry import make_policy
 
 
 def view(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from springtide.cli.doctor_cluster import check_cluster
-from springtide.core.pod_status import ClusterStatus, PodStatus
+from springtide.cli.doctor.cluster import check_cluster
+from springtide.core.status.pods import ClusterStatus, PodStatus
 
 CLUSTER = ClusterStatus(
     server="https://10.0.0.1:6443", leader="springtide-0_1_ab", term=7, num_nodes=3, num_pods=1, watch_age_s=2.0

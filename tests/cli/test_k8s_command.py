@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from springtide.backends.kubernetes.yaml_text import read_yaml
+from springtide.backends.kubernetes.client.yaml_text import read_yaml
 from springtide.cli.main import cli
 
 

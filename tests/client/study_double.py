@@ -9,7 +9,7 @@ import httpx2
 import msgspec
 
 from springtide.client.api import Client
-from springtide.core.status import JobStatus, PlatformStatus, ProgressPoint, ProgressSeries
+from springtide.core.status.platform import JobStatus, PlatformStatus, ProgressPoint, ProgressSeries
 
 NUM_STEPS = 40
 Fate = Literal["done", "fails", "refused", "no such thing"]

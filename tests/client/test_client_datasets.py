@@ -21,11 +21,11 @@ from springtide.client.datasets import (
 )
 from springtide.core.errors import BackendError, Conflict, InvalidRequest, NotFound
 from springtide.core.workload import WorkloadId
-from springtide.service.data_routes import DataDesk
-from springtide.storage.artifacts import Artifact
-from springtide.storage.dataset_manifest import DatasetStatus
-from springtide.storage.dataset_place import data_store_url
-from springtide.storage.dataset_reading import DatasetReader
+from springtide.service.api.data_routes import DataDesk
+from springtide.storage.datasets.manifest import DatasetStatus
+from springtide.storage.datasets.place import data_store_url
+from springtide.storage.datasets.reading import DatasetReader
+from springtide.storage.workloads.artifacts import Artifact
 
 
 class Platform:

@@ -14,7 +14,7 @@ from springtide.client.layer_profiles import cache_folder, with_layers
 from springtide.client.source import read_source
 from springtide.core.errors import InvalidRequest
 from springtide.core.functions import LayerProfile, ModelProfile
-from springtide.runtime.layer_profiling import LayerProfileFile, write_layer_profile
+from springtide.runtime.profiling.layer_profiling import LayerProfileFile, write_layer_profile
 
 TEXT = "import springtide as st\nwave = st.Task(model=dict, dataset=list, loss=print, optimizer=print)\n"
 LAYER = LayerProfile(
@@ -123,7 +123,7 @@ def test_a_task_on_a_stream_names_it_and_has_no_length(source: Any, tmp_path: Pa
 
 
 def test_layers_are_those_of_the_jobs_params(source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from springtide.runtime import layer_profiling
+    from springtide.runtime.profiling import layer_profiling
 
     asked: list[Any] = []
     taken = layer_profiling.read_layer_profile(write_profile(tmp_path / "p.json", params={"width": "8"}))

@@ -15,7 +15,7 @@ import pytest
 import springtide as st
 from springtide.client.api import Client
 from springtide.core.errors import InvalidRequest
-from springtide.core.quote import Alternative, Quote, Range
+from springtide.core.status.quote import Alternative, Quote, Range
 
 FILE = """
 import springtide as st

@@ -13,8 +13,8 @@ from springtide.client.serving_goals import ServeOptions
 from springtide.client.share_profiles import job_as_profiled, service_as_profiled
 from springtide.client.source import SourceFile, read_source
 from springtide.core.errors import InvalidRequest
-from springtide.core.share_status import SharingStatus
 from springtide.core.shares import Share
+from springtide.core.status.shares import SharingStatus
 from springtide.perf.share_profile import (
     InferenceShareProfile,
     TrainingShareProfile,

@@ -6,9 +6,7 @@ import subprocess
 from unittest.mock import MagicMock
 
 import pytest
-
-from springtide.backends.gpu.build import find_compiler, find_headers
-from springtide.client.interpose_bench import (
+from springtide_studies.interposition.bench import (
     ARMS,
     BARE,
     HELD,
@@ -23,6 +21,8 @@ from springtide.client.interpose_bench import (
     median_interval,
     run_interpose_bench,
 )
+
+from springtide.backends.sharing.gpu.build import find_compiler, find_headers
 from springtide.core.errors import BackendError
 
 

@@ -37,7 +37,7 @@ def test_it_is_declared_without_jax() -> None:
 
 def test_where_jax_is_missing_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jax", None)
-    monkeypatch.delitem(sys.modules, "springtide.runtime.adapter_jax", raising=False)
+    monkeypatch.delitem(sys.modules, "springtide.runtime.models.jax_model", raising=False)
     with pytest.raises(InvalidRequest, match=r"needs jax, .* pip install 'springtide\[jax\]'"):
         jax_model(init, loss, update)({})
 
@@ -58,7 +58,7 @@ def test_what_are_no_functions_is_refused() -> None:
 
 
 def test_machines_refuse_what_only_functions_can_train() -> None:
-    from springtide.runtime.entry import run_task
+    from springtide.runtime.process.entry import run_task
 
     class Context:
         params: dict[str, str] = {}

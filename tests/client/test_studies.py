@@ -9,7 +9,7 @@ import pytest
 
 from springtide.client.studies import Study, Trial, holding_study, losses_by_part, read_study, write_study
 from springtide.core.errors import BackendError, InvalidRequest
-from springtide.core.status import ProgressPoint
+from springtide.core.status.platform import ProgressPoint
 
 
 def trial_of(number: int, **fields: Any) -> Trial:

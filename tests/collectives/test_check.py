@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from springtide.collectives.check import find_faults, traffic
 from springtide.collectives.schedule import (
     COLLECTIVES,
     make_schedule,
@@ -16,6 +15,7 @@ from springtide.collectives.schedule import (
     rank_steps,
 )
 from springtide.collectives.steps import Get, Put, Reduce, Schedule
+from springtide.testing.collective_schedules import find_faults, traffic
 
 ODD_SIZES = (0, 1, 2, 7, 16, 97, 1001)
 

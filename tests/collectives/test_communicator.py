@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from kits.servers import missing_redis, running_redis
 from springtide.collectives.communicator import Communicator
 from springtide.collectives.schedule import COLLECTIVES
 from springtide.core.errors import CollectiveError, InvalidRequest, ObjectMissing, StorageError
-from springtide.storage.open import open_store
-from springtide.testing.servers import missing_redis, running_redis
+from springtide.storage.stores.open import open_store
 
 SEED = 5
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from springtide.collectives.check import traffic
 from springtide.collectives.schedule import COLLECTIVES, make_schedule, rank_steps
 from springtide.collectives.steps import Get, Put, Schedule, bounds
 from springtide.core.errors import InvalidRequest
+from springtide.testing.collective_schedules import traffic
 
 
 def test_parts_cover_everything_and_differ_by_one():

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from springtide_studies.fault_seeds.executor import SimExecutor
+from springtide_studies.fault_seeds.invariants import complain
+from springtide_studies.fault_seeds.machine import Machine
+from springtide_studies.fault_seeds.models import Delays
+from springtide_studies.fault_seeds.workload import make_job, make_service
 
 from springtide.core.actions import LabelNode
 from springtide.core.resources import NodeId, Pool, make_node
 from springtide.core.shares import Share
-from springtide.sim.clock import VirtualClock
-from springtide.sim.executor import SimExecutor
-from springtide.sim.invariants import complain
-from springtide.sim.machine import Machine
-from springtide.sim.models import Delays
-from springtide.sim.workload import make_job, make_service
+from springtide.simulator.clock import VirtualClock
 from springtide.testing.executor import CHECKS, POOL_CHECKS, SHARE_CHECKS
 
 

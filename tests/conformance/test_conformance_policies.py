@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from springtide.core.decision import Plan, PoolAllocation
 from springtide.core.errors import PolicyError
-from springtide.policies.registry import PACKER_NAMES, POLICY_NAMES, make_policy
-from springtide.policies.sharing import Sharing
+from springtide.scheduling.registry import PACKER_NAMES, POLICY_NAMES, make_policy
+from springtide.scheduling.sharing.policy import Sharing
 from springtide.testing.policy import check_policy, check_shared_policy, digest_plans
 
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from springtide.core.decision import Plan, Relabel
 from springtide.core.errors import PolicyError
-from springtide.policies.registry import make_policy
+from springtide.scheduling.registry import make_policy
 from springtide.testing.pooled_policy import carry_out, check_pooled_policy, draw_pooled_snapshot
 
 NAMES = (

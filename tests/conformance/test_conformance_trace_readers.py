@@ -8,7 +8,7 @@ import pytest
 
 from springtide.core.errors import InvalidRequest
 from springtide.testing.trace_reader import Reader, Sample, check_memory, check_reader
-from springtide.workloads import azure, elasticflow, google, helios, philly, pollux, springtide
+from springtide.workloads.formats import azure, elasticflow, google, helios, philly, pollux, springtide
 from springtide.workloads.readers import FORMATS, read_requests, read_trace
 from springtide.workloads.trace import Trace, TraceJob
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
+from springtide_studies.fault_seeds.workload import make_job, make_service
 
 from springtide.core.resources import NodeId, Pool, make_node
 from springtide.core.shares import Share
 from springtide.core.workload import TrainingJob
-from springtide.sim.clock import VirtualClock
-from springtide.sim.fluid import FluidExecutor
-from springtide.sim.workload import make_job, make_service
+from springtide.simulator.clock import VirtualClock
+from springtide.simulator.fluid.executor import FluidExecutor
 from springtide.testing.executor import CHECKS, POOL_CHECKS, SHARE_CHECKS
 
 

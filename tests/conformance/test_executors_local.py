@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from springtide.backends.local import LocalExecutor
-from springtide.backends.local.share_table import STATUS_NAME, read_status
+from springtide.backends.sharing.table import STATUS_NAME, read_status
 from springtide.backends.sockets import socket_directory
 from springtide.core.resources import make_node
 from springtide.core.shares import Share

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from springtide.control.controller import Controller
-from springtide.control.inquiry import known_curve
+from springtide.control.quotes.inquiry import known_curve
 from springtide.core.decision import Plan, PlannedRun, PoolAllocation, Refusal
 from springtide.core.events import JobResized, JobSubmitted, NodeJoined, ProgressReported, ReplicaReady, ReplicaStopped
 from springtide.core.resources import make_node

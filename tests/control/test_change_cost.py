@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from springtide.control.controller import Controller
-from springtide.control.journal import MemoryJournal
+from springtide.control.journal.sqlite import MemoryJournal
 from springtide.control.learnt import MAX_CHANGES, PRIOR_CHANGES, learnt_overheads
 from springtide.control.loop import verify
 from springtide.core import events
 from springtide.core.decision import Overheads
 from springtide.core.resources import make_node
 from springtide.core.workload import Entrypoint, Goal, TrainingJob
-from springtide.policies.registry import make_live_policy
+from springtide.scheduling.registry import make_live_policy
 
 PRIOR = Overheads(change_s=6.0)
 

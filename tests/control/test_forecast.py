@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from quoting import Reserving, platform, training_job
 
-from springtide.control.budget import WithinBudget, cost_usd, money
-from springtide.control.forecast import play_forward
+from springtide.control.quotes.budget import WithinBudget, cost_usd, money
+from springtide.control.quotes.forecast import play_forward
 from springtide.core.decision import Overheads, Plan, PlannedRun, PoolAllocation
 from springtide.core.workload import Goal
 

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from springtide.control.controller import Controller, check_plan, keep_plan
-from springtide.control.forecast import play_forward
+from springtide.control.quotes.forecast import play_forward
 from springtide.core import events
 from springtide.core.decision import FunctionAllocation, Plan, PoolAllocation, Snapshot
 from springtide.core.errors import PolicyError
@@ -23,8 +23,8 @@ from springtide.core.functions import (
 )
 from springtide.core.resources import Device, DeviceId, Node, NodeId, make_node
 from springtide.core.workload import Entrypoint, Goal, JobState, TrainingJob, WorkloadId
-from springtide.policies.functions import WithFunctions
-from springtide.policies.registry import make_policy
+from springtide.scheduling.functions.policy import WithFunctions
+from springtide.scheduling.registry import make_policy
 
 PLACE = DeviceId("f/0")
 NODE = Node(

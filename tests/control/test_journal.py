@@ -6,7 +6,7 @@ import sqlite3
 
 import pytest
 
-from springtide.control.journal import MemoryJournal, SqliteJournal, decode_step, encode_step
+from springtide.control.journal.sqlite import MemoryJournal, SqliteJournal, decode_step, encode_step
 from springtide.core import actions, events
 from springtide.core.errors import JournalError
 from springtide.core.ports import Step

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import pytest
 
 from springtide.control.controller import Controller
-from springtide.control.journal import MemoryJournal
+from springtide.control.journal.sqlite import MemoryJournal
 from springtide.control.loop import recover, run, verify
 from springtide.core import events
 from springtide.core.errors import JournalError
 from springtide.core.events import Event
 from springtide.core.ports import Standing, Step
 from springtide.core.resources import make_node
-from springtide.policies.fifo import Fifo
+from springtide.scheduling.policies.fifo import Fifo
 
 
 class Script:

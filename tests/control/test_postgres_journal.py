@@ -11,14 +11,14 @@ import threading
 import psycopg
 import pytest
 
-from springtide.control import journal as journals
-from springtide.control.journal import SqliteJournal, open_journal, read_journal
+from kits.servers import missing_postgres, running_postgres
+from springtide.control.journal import sqlite as journals
+from springtide.control.journal.postgres import PostgresJournal
+from springtide.control.journal.sqlite import SqliteJournal, open_journal, read_journal
 from springtide.control.loop import run
-from springtide.control.postgres_journal import PostgresJournal
 from springtide.core.errors import InvalidRequest, JournalError, Superseded
 from springtide.core.events import PlatformStarted
 from springtide.core.ports import Step
-from springtide.testing.servers import missing_postgres, running_postgres
 
 pytestmark = pytest.mark.skipif(bool(missing_postgres()), reason=missing_postgres() or "none")
 STEP = Step(now_s=1.5, events=(PlatformStarted(),), reasons={"a": "because \u2014 \x00"}, memory={"rounds": [1, 2]})
@@ -59,7 +59,7 @@ def end_backends(url):
 
 
 def test_what_was_appended_comes_back_in_order(url, monkeypatch):
-    monkeypatch.setattr("springtide.control.postgres_journal.PAGE_STEPS", 3)
+    monkeypatch.setattr("springtide.control.journal.postgres.PAGE_STEPS", 3)
     journal = PostgresJournal(url)
     seqs = [journal.append(Step(now_s=float(n))) for n in range(7)] + [journal.append(STEP)]
     assert seqs == list(range(1, 9))
@@ -288,7 +288,7 @@ def test_a_journal_is_opened_by_url(url, tmp_path, monkeypatch):
     for wrong in ("mysql://host/db", "sqlite://host/path", "sqlite:///", "postgresql"):
         with pytest.raises(InvalidRequest, match="it is one of: postgresql://"):
             open_journal(wrong, tmp_path)
-    monkeypatch.setitem(sys.modules, "springtide.control.postgres_journal", None)
+    monkeypatch.setitem(sys.modules, "springtide.control.journal.postgres", None)
     with pytest.raises(InvalidRequest, match=r"pip install 'springtide\[postgres\]'"):
         journals.open_journal(url, tmp_path)
 
@@ -316,7 +316,7 @@ class Still:
 
 def test_the_loop_ends_when_its_journal_was_taken_over(url):
     from springtide.control.controller import Controller
-    from springtide.policies.registry import make_live_policy
+    from springtide.scheduling.registry import make_live_policy
 
     journal = PostgresJournal(url)
     executor = Quiet()
@@ -341,7 +341,7 @@ def test_the_loop_ends_when_its_journal_was_taken_over(url):
 
 WRITER = """
 import sys
-from springtide.control.postgres_journal import PostgresJournal
+from springtide.control.journal.postgres import PostgresJournal
 from springtide.core.errors import Superseded
 from springtide.core.ports import Step
 journal = PostgresJournal(sys.argv[1], holder="child")

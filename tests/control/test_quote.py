@@ -6,15 +6,15 @@ import pytest
 from msgspec.structs import replace
 from quoting import Reserving, pass_time, platform, random_case, training_job, verdict_of
 
-from springtide.control.alternatives import readable_s, typed_duration
-from springtide.control.inquiry import changed_job, grown
-from springtide.control.quote import Spread, quote
+from springtide.control.quotes.alternatives import readable_s, typed_duration
+from springtide.control.quotes.inquiry import changed_job, grown
+from springtide.control.quotes.quote import Spread, quote
 from springtide.core.decision import Overheads, Snapshot
 from springtide.core.events import NodeJoined
 from springtide.core.quantities import parse_duration_s
 from springtide.core.resources import Topology, make_node
 from springtide.core.workload import Goal
-from springtide.policies.registry import POLICY_NAMES, make_policy
+from springtide.scheduling.registry import POLICY_NAMES, make_policy
 
 NAMES_WITH_ADMISSION = ("springtide", "elasticflow", "edf+admission")
 

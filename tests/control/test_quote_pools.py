@@ -7,17 +7,17 @@ import pytest
 from msgspec.structs import replace
 from quoting import Reserving, training_job
 
-from springtide.control.forecast import play_forward
-from springtide.control.forecast_pools import PoolPlay
-from springtide.control.inquiry import arriving, grown
-from springtide.control.quote import quote
-from springtide.control.quote_pools import Ground, counted_on, loans_text
+from springtide.control.quotes.forecast import play_forward
+from springtide.control.quotes.inquiry import arriving, grown
+from springtide.control.quotes.pools_forecast import PoolPlay
+from springtide.control.quotes.quote import quote
+from springtide.control.quotes.quote_pools import Ground, counted_on, loans_text
 from springtide.core.decision import Capacity, Plan, PoolAllocation, Relabel, ServiceView, Snapshot
-from springtide.core.quote import Quote
 from springtide.core.resources import Topology, make_node
+from springtide.core.status.quote import Quote
 from springtide.core.tide import Tide
 from springtide.core.workload import Entrypoint, InferenceService
-from springtide.policies.springtide import Springtide
+from springtide.scheduling.policies.springtide.policy import Springtide
 
 HOUR_S = 3600.0
 

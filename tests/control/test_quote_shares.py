@@ -7,15 +7,15 @@ import pytest
 from msgspec.structs import replace
 from quoting import SOURCE, obey, pass_time, platform, random_case, training_job, verdict_of
 
-from springtide.control.forecast import play_forward, while_changing
-from springtide.control.inquiry import arriving, changed_job, grown, known_curve
 from springtide.control.parts import best_fraction, price_fraction, share_of, sure_curve
-from springtide.control.quote import quote
+from springtide.control.quotes.forecast import play_forward, while_changing
+from springtide.control.quotes.inquiry import arriving, changed_job, grown, known_curve
+from springtide.control.quotes.quote import quote
 from springtide.core.events import JobSubmitted, NodeJoined, ServiceDeployed
 from springtide.core.shares import make_share
 from springtide.core.workload import InferenceService
 from springtide.perf.curve import curve_of
-from springtide.policies.registry import make_policy
+from springtide.scheduling.registry import make_policy
 
 SHARE = make_share(0.4, 0.8)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from springtide.control.controller import Controller
-from springtide.control.reconsider import reconsider, soonest_s
+from springtide.control.quotes.reconsider import reconsider, soonest_s
 from springtide.core import events
 from springtide.core.decision import Overheads
 from springtide.core.resources import make_node
 from springtide.core.workload import Entrypoint, Goal, TrainingJob
-from springtide.policies.registry import make_live_policy
+from springtide.scheduling.registry import make_live_policy
 
 # So long a start takes; a job of 1,000 steps takes 100 s on one device and 56 s on two.
 CHANGE_S = 2.0

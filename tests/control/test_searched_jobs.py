@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from springtide.control.controller import Controller
-from springtide.control.forecast import play_forward
+from springtide.control.quotes.forecast import play_forward
 from springtide.core import events
 from springtide.core.actions import AdmitJob, ResizeJob
 from springtide.core.function_search import (
@@ -19,13 +19,13 @@ from springtide.core.function_search import (
 from springtide.core.functions import Bill, Usage
 from springtide.core.resources import Device, DeviceId, Node, NodeId, make_node
 from springtide.core.workload import Entrypoint, Goal, JobState, TrainingJob, WorkloadId
-from springtide.perf.function_services import aws_lambda
-from springtide.perf.worker_model import space_of
-from springtide.perf.worker_surface import Surface, WorkSettings
-from springtide.policies.function_settled import settled
-from springtide.policies.functions import WithFunctions
-from springtide.policies.goal_search import search_menu
-from springtide.policies.registry import make_policy
+from springtide.perf.functions.services import aws_lambda
+from springtide.perf.functions.workers.model import space_of
+from springtide.perf.functions.workers.surface import Surface, WorkSettings
+from springtide.scheduling.functions.goal_search import search_menu
+from springtide.scheduling.functions.policy import WithFunctions
+from springtide.scheduling.functions.settled import settled
+from springtide.scheduling.registry import make_policy
 
 SERVICE = aws_lambda(concurrency=40)
 NODE = Node(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from springtide.core.errors import BackendError
-from springtide.core.share_wire import (
+from springtide.core.wire.shares import (
     MAX_BATCH_SIZE,
     MAX_QUEUED,
     NUM_KEPT,

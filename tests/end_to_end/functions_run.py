@@ -12,18 +12,18 @@ from typing import Any
 
 import torch
 
-from springtide.backends.functions.aws import emulator_provider
 from springtide.backends.functions.emulator.config import EmulatorConfig, Faults
 from springtide.backends.functions.emulator.launch import ensure_emulator, stop_emulator
 from springtide.backends.functions.executor import FunctionsExecutor
+from springtide.backends.functions.providers.aws import emulator_provider
 from springtide.core import events
 from springtide.core.actions import Action, EndJob, PreemptJob, ResizeJob, StartReplica, StopReplica
 from springtide.core.functions import FunctionMenu, FunctionOption, FunctionPlan, FunctionService, FunctionStage
 from springtide.core.resources import DeviceId
 from springtide.core.workload import Entrypoint, Goal, JobState, ReplicaId, TrainingJob, WorkloadId
-from springtide.perf import function_services
-from springtide.perf.pipeline_tasks import micro_batch_bounds
-from springtide.runtime.shards import Schedule, seed_everything
+from springtide.perf.functions import services as function_services
+from springtide.perf.functions.pipeline.tasks import micro_batch_bounds
+from springtide.runtime.data.shards import Schedule, seed_everything
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -101,7 +101,7 @@ class Run:
             service=service,
             cpu_fraction=cpu_fraction,
             warm_template=True,
-            preload=("torch", "springtide.runtime.function_worker"),
+            preload=("torch", "springtide.runtime.functions.worker"),
             faults=faults or Faults(),
             role_environment=environment or {},
         )

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from conftest import LivePlatform, wait_for
 
-from springtide.backends.functions.coordinator_notes import NOTES_FILE, Notes
+from springtide.backends.functions.coordinator.notes import NOTES_FILE, Notes
 from springtide.backends.functions.emulator.config import Faults, fate_of
 from springtide.backends.functions.emulator.launch import (
     EmulatorAddress,
@@ -31,11 +31,11 @@ from springtide.backends.processes import ProcessIdentity, live_stat
 from springtide.client.api import Client, connect
 from springtide.core.function_search import BatchPhase
 from springtide.core.functions import Bill, LayerProfile, ModelProfile
-from springtide.core.status import JobStatus
+from springtide.core.status.platform import JobStatus
 from springtide.core.workload import JobState
-from springtide.runtime.layer_profiling import LayerProfileFile, write_layer_profile
-from springtide.runtime.shards import Schedule, seed_everything
-from springtide.service.function_settings import FunctionSettings, write_settings
+from springtide.runtime.data.shards import Schedule, seed_everything
+from springtide.runtime.profiling.layer_profiling import LayerProfileFile, write_layer_profile
+from springtide.service.assembly.function_settings import FunctionSettings, write_settings
 
 LIMIT_S = 400.0
 # A linear classifier in double precision: its losses can be compared however many workers add up its gradients. In a

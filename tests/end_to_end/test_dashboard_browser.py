@@ -25,7 +25,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from springtide.core.status import (
+from springtide.core.status.platform import (
     DeviceStatus,
     Explanation,
     HistoryEntry,
@@ -37,7 +37,7 @@ from springtide.core.status import (
     ServiceStatus,
     Timeline,
 )
-from springtide.service.dashboard import dashboard_routes
+from springtide.service.api.dashboard import dashboard_routes
 
 NOW_S = 1000.0
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

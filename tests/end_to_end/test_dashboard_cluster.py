@@ -20,8 +20,8 @@ from test_dashboard_browser import (
 )
 from test_dashboard_sharing import keep_picture
 
-from springtide.core.pod_status import ClusterStatus, PodStatus
-from springtide.core.status import JobStatus, PlatformStatus
+from springtide.core.status.platform import JobStatus, PlatformStatus
+from springtide.core.status.pods import ClusterStatus, PodStatus
 
 pytestmark = [
     pytest.mark.slow,

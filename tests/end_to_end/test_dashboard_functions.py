@@ -23,10 +23,10 @@ from test_dashboard_browser import (
     text,
 )
 
-from springtide.core.function_status import FunctionRunStatus, PlaceStatus
-from springtide.core.function_wire import LaneTimes
 from springtide.core.functions import Bill, FunctionPlan, FunctionStage
-from springtide.core.status import DeviceStatus, PlatformStatus
+from springtide.core.status.functions import FunctionRunStatus, PlaceStatus
+from springtide.core.status.platform import DeviceStatus, PlatformStatus
+from springtide.core.wire.functions import LaneTimes
 
 pytestmark = [
     pytest.mark.slow,

@@ -26,7 +26,8 @@ from test_dashboard_browser import (
     text,
 )
 
-from springtide.core.pool_status import (
+from springtide.core.status.platform import DeviceStatus, Interval, Mark, PlatformStatus, Timeline
+from springtide.core.status.pools import (
     AffectedJob,
     DrainStatus,
     Handover,
@@ -37,8 +38,7 @@ from springtide.core.pool_status import (
     TideBand,
     TideStatus,
 )
-from springtide.core.status import DeviceStatus, Interval, Mark, PlatformStatus, Timeline
-from springtide.service.pools import pool_statuses
+from springtide.service.status.pools import pool_statuses
 
 pytestmark = [
     pytest.mark.slow,

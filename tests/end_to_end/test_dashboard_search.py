@@ -26,11 +26,11 @@ from test_dashboard_browser import (
 )
 
 from springtide.core.function_search import BatchPhase
-from springtide.core.function_status import FunctionRunStatus, PlaceStatus, PlanChange
-from springtide.core.function_wire import LaneTimes
 from springtide.core.functions import Bill, FunctionPlan, FunctionStage
-from springtide.core.search_status import ExpectedConfiguration, SearchStatus, StreamStatus, TriedConfiguration
-from springtide.core.status import PlatformStatus, ProgressPoint, ProgressSeries
+from springtide.core.status.functions import FunctionRunStatus, PlaceStatus, PlanChange
+from springtide.core.status.platform import PlatformStatus, ProgressPoint, ProgressSeries
+from springtide.core.status.search import ExpectedConfiguration, SearchStatus, StreamStatus, TriedConfiguration
+from springtide.core.wire.functions import LaneTimes
 
 pytestmark = [
     pytest.mark.slow,

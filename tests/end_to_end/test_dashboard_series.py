@@ -25,7 +25,7 @@ from test_dashboard_browser import (
     text,
 )
 
-from springtide.core.status import Planned, ProgressPoint, ProgressSeries
+from springtide.core.status.platform import Planned, ProgressPoint, ProgressSeries
 
 pytestmark = [
     pytest.mark.slow,

@@ -26,9 +26,9 @@ from test_dashboard_browser import (
     text,
 )
 
-from springtide.core.share_status import SharingStatus, TenantStatus
 from springtide.core.shares import Share
-from springtide.core.status import DeviceHolder, Interval, PlatformStatus
+from springtide.core.status.platform import DeviceHolder, Interval, PlatformStatus
+from springtide.core.status.shares import SharingStatus, TenantStatus
 
 pytestmark = [
     pytest.mark.slow,

@@ -12,7 +12,7 @@ import pytest
 from functions_run import Run, job_of, plan_of, reference, service_of
 from safetensors.torch import load_file
 
-from springtide.backends.functions.coordinator_notes import NOTES_FILE, Notes
+from springtide.backends.functions.coordinator.notes import NOTES_FILE, Notes
 from springtide.backends.functions.emulator.config import Faults
 from springtide.core import events
 from springtide.core.workload import Entrypoint

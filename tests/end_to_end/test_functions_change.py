@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from functions_run import Run, job_of, plan_of, reference, service_of
 
-from springtide.backends.functions.coordinator_notes import NOTES_FILE, Notes
+from springtide.backends.functions.coordinator.notes import NOTES_FILE, Notes
 from springtide.backends.functions.emulator.launch import inject
 from springtide.core import events
 from springtide.core.functions import FunctionPlan

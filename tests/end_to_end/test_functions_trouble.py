@@ -15,14 +15,14 @@ import pytest
 from functions_run import Run, job_of, plan_of, service_of
 from test_functions import check_equal
 
+from kits.servers import missing_redis, running_redis, running_s3
 from springtide.backends.functions.emulator.config import Faults
 from springtide.backends.functions.emulator.launch import inject, set_faults
 from springtide.core import events
 from springtide.core.actions import EndJob, StopReplica
 from springtide.core.ports import Standing
 from springtide.core.workload import JobState
-from springtide.storage.open import open_store
-from springtide.testing.servers import missing_redis, running_redis, running_s3
+from springtide.storage.stores.open import open_store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 PLAN = plan_of((5, 10), num_micro_batches=3, micro_batch_size=20)

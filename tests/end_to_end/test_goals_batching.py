@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from goals_platform import GoalsPlatform, check_losses, load_file, reference, seed_that_kills, write_softmax
 
-from springtide.testing.servers import missing_redis
+from kits.servers import missing_redis
 
 pytestmark = [
     pytest.mark.slow,

@@ -19,7 +19,7 @@ from goals_platform import (
     write_softmax,
 )
 
-from springtide.testing.servers import missing_redis
+from kits.servers import missing_redis
 
 pytestmark = [
     pytest.mark.slow,

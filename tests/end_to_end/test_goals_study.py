@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from goals_platform import GoalsPlatform, check_losses, load_file, reference, seed_that_kills, write_softmax
 
+from kits.servers import missing_redis
 from springtide.client.api import connect
 from springtide.client.studies import Study
 from springtide.client.tuning import tune
-from springtide.testing.servers import missing_redis
 
 pytestmark = [
     pytest.mark.slow,

@@ -11,14 +11,14 @@ import time
 import pytest
 from conftest import wait_for
 
-from springtide.control.budget import WithinBudget
 from springtide.control.controller import Controller
-from springtide.control.journal import SqliteJournal
+from springtide.control.journal.sqlite import SqliteJournal
 from springtide.control.loop import verify
+from springtide.control.quotes.budget import WithinBudget
 from springtide.core.actions import ResizeJob
 from springtide.core.events import ProgressReported
-from springtide.policies.registry import POLICY_NAMES, make_policy
-from springtide.runtime.shards import Schedule
+from springtide.runtime.data.shards import Schedule
+from springtide.scheduling.registry import POLICY_NAMES, make_policy
 from springtide.service.platform import LOCAL_OVERHEADS
 
 pytestmark = [

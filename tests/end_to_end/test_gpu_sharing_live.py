@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 from conftest import LivePlatform, wait_for
 
-from springtide.backends.gpu.gpu_table import STATUS_NAME, GpuDaemonStatus, read_status
+from kits.nvidia_smi import STUB_UUIDS, install_nvidia_smi
+from springtide.backends.sharing.gpu.table import STATUS_NAME, GpuDaemonStatus, read_status
 from springtide.backends.sockets import socket_directory
 from springtide.core.errors import BackendError
-from springtide.testing.nvidia_smi import STUB_UUIDS, install_nvidia_smi
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -85,7 +85,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     sys.path.append(str(Path(__file__).parents[1] / "native"))
     from native_build import Native
 
-    from springtide.backends.gpu.build import find_compiler, find_headers
+    from springtide.backends.sharing.gpu.build import find_compiler, find_headers
 
     folder = tmp_path_factory.mktemp("machine")
     try:

@@ -15,7 +15,7 @@ import pytest
 from conftest import ECHO, artifact_digest, assert_exactly_once, wait_for
 
 from springtide.backends.local import CRASH_POINTS
-from springtide.control.journal import SqliteJournal
+from springtide.control.journal.sqlite import SqliteJournal
 from springtide.core.actions import EndJob
 from springtide.service.platform import LOOP_CRASH_POINTS
 

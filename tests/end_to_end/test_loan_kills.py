@@ -12,10 +12,10 @@ import pytest
 from conftest import ECHO, assert_exactly_once, wait_for
 
 from springtide.control.controller import Controller
-from springtide.control.journal import SqliteJournal
+from springtide.control.journal.sqlite import SqliteJournal
 from springtide.control.loop import recover
 from springtide.core.resources import admits
-from springtide.policies.registry import make_policy
+from springtide.scheduling.registry import make_policy
 from springtide.service.platform import LOAN_CRASH_POINTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -11,9 +11,9 @@ import pytest
 from conftest import ECHO, artifact_digest, assert_exactly_once, wait_for
 
 from springtide.control.controller import Controller
-from springtide.control.journal import SqliteJournal
+from springtide.control.journal.sqlite import SqliteJournal
 from springtide.control.loop import verify
-from springtide.policies.registry import make_policy
+from springtide.scheduling.registry import make_policy
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ import time
 import pytest
 from conftest import TINY, wait_for
 
-from springtide.policies.registry import POLICY_NAMES
+from springtide.scheduling.registry import POLICY_NAMES
 
 pytestmark = pytest.mark.slow
 POLICY = "springtide" if "springtide" in POLICY_NAMES else "elasticflow"

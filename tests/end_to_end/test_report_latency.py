@@ -16,9 +16,9 @@ from springtide.backends.local.executor import LocalExecutor
 from springtide.core.events import JobSubmitted, ProgressReported
 from springtide.core.resources import make_node
 from springtide.core.workload import AdaptiveBatch, Entrypoint, TrainingJob
-from springtide.runtime.course import NOISE_STRIDE, NUM_DENSE_STEPS
-from springtide.runtime.payload import Payload
-from springtide.runtime.state import TrainingState
+from springtide.runtime.elastic.step_vector import Payload
+from springtide.runtime.elastic.training_cursor import NOISE_STRIDE, NUM_DENSE_STEPS
+from springtide.runtime.models.named_tensors import TrainingState
 from springtide.service.platform import Platform
 
 pytestmark = pytest.mark.slow

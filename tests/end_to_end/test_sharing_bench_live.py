@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-
-from springtide.client.sharing_bench import ARMS
-from springtide.client.sharing_bench_load import Surge
-from springtide.client.sharing_bench_report import SharingFigures, make_report
-from springtide.client.sharing_bench_trial import JOB, SERVICES, Load, run_trial
+from springtide_studies.sharing.bench import ARMS
+from springtide_studies.sharing.load import Surge
+from springtide_studies.sharing.report import SharingFigures, make_report
+from springtide_studies.sharing.trial import JOB, SERVICES, Load, run_trial
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SURGE = (Surge(from_s=1.0, until_s=3.0, factor=4.0),)

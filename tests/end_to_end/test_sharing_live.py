@@ -92,7 +92,7 @@ def daemon_pids(platform: LivePlatform) -> list[int]:
         except OSError:
             continue
         if (
-            b"springtide.backends.local.share_daemon" in words
+            b"springtide.backends.sharing.cpu.daemon" in words
             and str(platform.state_dir.parent).encode() in environment
         ):
             found.append(int(folder.name))

@@ -18,15 +18,15 @@ import pytest
 from conftest import assert_exactly_once
 from open_loop import Answer, Tidal, ask_at, attained_fraction
 
-from springtide.control.budget import WithinBudget
 from springtide.control.controller import Controller
-from springtide.control.journal import SqliteJournal
+from springtide.control.journal.sqlite import SqliteJournal
 from springtide.control.loop import verify
+from springtide.control.quotes.budget import WithinBudget
 from springtide.core.actions import DrainNode, LabelNode, PreemptJob, StartReplica, StopReplica
 from springtide.core.events import NodeJoined, ReplicaLost, ReplicaReady, ReplicaStopped
 from springtide.core.resources import admits
-from springtide.policies.registry import make_policy
-from springtide.service.owners import tide_of
+from springtide.scheduling.registry import make_policy
+from springtide.service.assembly.pool_settings import tide_of
 from springtide.service.platform import LOCAL_OVERHEADS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -11,8 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from springtide.runtime.layer_profiler import profile_layers  # noqa: E402
-from springtide.runtime.layers import layers_of  # noqa: E402
+from springtide.runtime.models.layers import layers_of  # noqa: E402
+from springtide.runtime.profiling.layer_profiler import profile_layers  # noqa: E402
 
 MODELS = Path(__file__).parents[2] / "examples" / "models"
 

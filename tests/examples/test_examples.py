@@ -172,7 +172,7 @@ def test_declared_task_trains(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_jobs_for_functions_are_lists_of_layers_and_learn(
     name: str, num_layers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from springtide.runtime.layers import layers_of
+    from springtide.runtime.models.layers import layers_of
 
     pytest.importorskip("sklearn")
     module = load(name, monkeypatch)

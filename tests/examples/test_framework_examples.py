@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from springtide.runtime.task_profiler import profile_task
+from springtide.runtime.profiling.task_profiler import profile_task
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 pytest.importorskip("sklearn")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from springtide.core.model import Model, called_with
-from springtide.storage.dataset_reference import DatasetReference
+from springtide.storage.datasets.reference import DatasetReference
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

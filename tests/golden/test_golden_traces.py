@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from springtide.testing.golden import golden_file, golden_names, golden_trace, main
+from springtide_studies.fault_seeds.golden import golden_file, golden_names, golden_trace, main
 
 HERE = Path(__file__).parent
 
@@ -15,7 +14,7 @@ HERE = Path(__file__).parent
 def test_trace_is_as_written(scenario: str, policy: str) -> None:
     path = HERE / golden_file(scenario, policy)
     assert golden_trace(scenario, policy) == path.read_text(encoding="utf-8"), (
-        "to accept the change: python -m springtide.testing.golden --write"
+        "to accept the change: python -m springtide_studies.fault_seeds.golden --write"
     )
 
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from springtide_studies.interposition.daemon import WHOLE, RunningDaemon, Tenant
 
-from springtide.backends.gpu.library import find_library, preload
-from springtide.client.interpose_daemon import WHOLE, RunningDaemon, Tenant
+from springtide.backends.sharing.gpu.library import find_library, preload
 from springtide.core.shares import Share
 
 pytestmark = [

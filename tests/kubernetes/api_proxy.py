@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
-from springtide.backends.kubernetes.api import KubeApi
-from springtide.backends.kubernetes.api_errors import Unreachable
-from springtide.backends.kubernetes.api_wire import Stream
+from springtide.backends.kubernetes.client.api import KubeApi
+from springtide.backends.kubernetes.client.errors import Unreachable
+from springtide.backends.kubernetes.client.wire import Stream
 
 # What each connection says for itself.
 _HOP = {"host", "connection", "content-length", "transfer-encoding", "accept-encoding", "keep-alive", "user-agent"}

@@ -31,9 +31,9 @@ from live_cluster import BUCKET, CREDENTIALS, Door
 from paced_job import apply
 from service_account import path_of
 
-from springtide.backends.kubernetes.manifests import ACTIVE_LABEL, CONTAINER_NAME
+from kits.servers import RunningServer, running_postgres, running_s3
+from springtide.backends.kubernetes.install.manifests import ACTIVE_LABEL, CONTAINER_NAME
 from springtide.backends.kubernetes.settings import HOME_LABEL, NODE_LABEL, POOL_LABEL
-from springtide.testing.servers import RunningServer, running_postgres, running_s3
 
 Target = Callable[[], tuple[str, int] | None]
 # What a Service of the API server's own has as its address: its certificate speaks of it.

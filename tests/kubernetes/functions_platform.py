@@ -25,6 +25,7 @@ from kube_http import PATIENCE_S, wait_for
 from lab import Cluster, free_ports
 from service_account import RIGHTS, install_definitions, installed, kubeconfig_of
 
+from kits.servers import RunningServer, running_postgres, running_redis, running_s3
 from springtide.backends.functions.emulator.config import EmulatorConfig
 from springtide.backends.functions.emulator.launch import (
     EmulatorAddress,
@@ -32,16 +33,15 @@ from springtide.backends.functions.emulator.launch import (
     ensure_emulator,
     stop_emulator,
 )
-from springtide.backends.kubernetes.manifests import settings_text
-from springtide.backends.kubernetes.settings_file import SettingsFile, complete
+from springtide.backends.kubernetes.install.manifests import settings_text
+from springtide.backends.kubernetes.install.settings_file import SettingsFile, complete
 from springtide.core.workload import WorkloadId
-from springtide.perf import function_services
-from springtide.service.function_assembly import EMULATOR_TOKEN
-from springtide.service.kubernetes_functions import REDIS_PASSWORD
-from springtide.storage.checked import CheckedStore
-from springtide.storage.open import open_store
-from springtide.storage.workload_store import WorkloadStore
-from springtide.testing.servers import RunningServer, running_postgres, running_redis, running_s3
+from springtide.perf.functions import services as function_services
+from springtide.service.assembly.functions import EMULATOR_TOKEN
+from springtide.service.assembly.kubernetes_functions import REDIS_PASSWORD
+from springtide.storage.stores.checked import CheckedStore
+from springtide.storage.stores.open import open_store
+from springtide.storage.workloads.store import WorkloadStore
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STORE_KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
@@ -81,7 +81,7 @@ def surroundings(folder: Path) -> Iterator[Surroundings]:
         service=SERVICE,
         cpu_fraction=4.0,
         warm_template=True,
-        preload=("torch", "springtide.runtime.function_worker"),
+        preload=("torch", "springtide.runtime.functions.worker"),
     )
     with running_postgres() as postgres, running_redis() as redis, running_s3(buckets=("springtide",)) as s3:
         address = ensure_emulator(folder / "emulator", config)

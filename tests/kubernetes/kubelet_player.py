@@ -15,11 +15,11 @@ from typing import Any
 import msgspec
 from kube_http import Kube, Refused
 
-from springtide.backends.kubernetes.pod_spec import spec_of
+from springtide.backends.kubernetes.pods.spec import spec_of
 from springtide.backends.kubernetes.settings import NODE_LABEL, REPLICA_ANNOTATION
-from springtide.core import wire
 from springtide.core.tokens import replica_token, workload_key
-from springtide.core.wire import FrameDecoder, WorkerSpec, encode_frame
+from springtide.core.wire import workers as wire
+from springtide.core.wire.workers import FrameDecoder, WorkerSpec, encode_frame
 
 MASTER_KEY = b"m" * 32
 _LOOK_S = 0.05

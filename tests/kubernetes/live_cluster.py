@@ -24,8 +24,8 @@ from lab_nodes import DEVICE_RESOURCE, NODES, NodeLab
 from lab_pods import pod_settings
 from service_account import install_definitions, installed, kubeconfig_of
 
+from kits.servers import RunningServer, running_s3
 from springtide.backends.kubernetes.settings import HOME_LABEL, NODE_LABEL, POOL_LABEL, REPLICA_ANNOTATION
-from springtide.testing.servers import RunningServer, running_s3
 
 BUCKET = "springtide"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}

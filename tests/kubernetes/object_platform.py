@@ -10,17 +10,17 @@ from typing import Any
 
 from kube_http import GROUP, Kube, wait_for
 
-from springtide.backends.kubernetes.api import KubeApi
-from springtide.backends.kubernetes.api_thread import ApiThread
-from springtide.backends.kubernetes.custom_resources import custom_resource_definitions
+from springtide.backends.kubernetes.client.api import KubeApi
+from springtide.backends.kubernetes.client.thread import ApiThread
+from springtide.backends.kubernetes.resources.definitions import custom_resource_definitions
 from springtide.backends.kubernetes.settings import KubernetesSettings
 from springtide.core import actions
 from springtide.core.events import Event, JobResized, ReplicaReady, ReplicaStopped
 from springtide.core.resources import make_node
-from springtide.core.status import JobStatus
+from springtide.core.status.platform import JobStatus
 from springtide.service.platform import Platform
-from springtide.service.resource_controller import ObjectDoor
-from springtide.service.status import job_status
+from springtide.service.reconciler.controller import ObjectDoor
+from springtide.service.status.status import job_status
 
 TRAIN = "def fit(ctx):\n    pass\n"
 SERVE = "class Echo:\n    def predict(self, text: str) -> str:\n        return text\n"

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from kube_http import Kube
 
-from springtide.storage.workload_store import open_workload_store
+from springtide.storage.workloads.store import open_workload_store
 
 BATCH, NUM_SAMPLES = 16, 96
 TINY = '''

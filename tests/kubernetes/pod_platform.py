@@ -12,15 +12,15 @@ from kube_http import PATIENCE_S, Kube
 from kubelet_player import MASTER_KEY, KubeletPlayer
 from lab import free_ports
 
-from springtide.backends.kubernetes.api_thread import ApiThread
+from springtide.backends.kubernetes.client.thread import ApiThread
 from springtide.backends.kubernetes.executor import KubernetesExecutor
 from springtide.backends.kubernetes.settings import KubernetesSettings, PodSettings
 from springtide.core.actions import ResizeJob, StartReplica, StopReplica
 from springtide.core.events import Event, JobResized, ReplicaReady
 from springtide.core.ports import Standing
 from springtide.core.workload import Entrypoint, TrainingJob
-from springtide.storage.memory_store import MemoryStore
-from springtide.storage.workload_store import WorkloadStore
+from springtide.storage.stores.memory import MemoryStore
+from springtide.storage.workloads.store import WorkloadStore
 
 E = TypeVar("E")
 RESOURCE = "springtide.dev/played"

@@ -22,10 +22,10 @@ from kube_http import GROUP, Kube, Refused
 from lab import Cluster, free_ports
 from service_account import RIGHTS, install_definitions, installed, kubeconfig_of
 
-from springtide.backends.kubernetes.manifests import settings_text
+from kits.servers import running_s3
+from springtide.backends.kubernetes.install.manifests import settings_text
+from springtide.backends.kubernetes.install.settings_file import complete
 from springtide.backends.kubernetes.settings import NODE_LABEL
-from springtide.backends.kubernetes.settings_file import complete
-from springtide.testing.servers import running_s3
 
 DEVICE = "example.com/device"
 _BEAT_S = 3.0

@@ -12,9 +12,9 @@ from typing import Any
 from kube_http import Kube, Refused, collection, wait_for
 from lab import Cluster
 
-from springtide.backends.kubernetes.custom_resources import custom_resource_definitions
-from springtide.backends.kubernetes.manifests import render
-from springtide.backends.kubernetes.settings_file import SettingsFile, settings_from
+from springtide.backends.kubernetes.install.manifests import render
+from springtide.backends.kubernetes.install.settings_file import SettingsFile, settings_from
+from springtide.backends.kubernetes.resources.definitions import custom_resource_definitions
 
 # Kinds that the tests' own collection() cannot spell.
 _PLURALS = {"NetworkPolicy": "networkpolicies"}

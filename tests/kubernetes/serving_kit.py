@@ -16,9 +16,9 @@ from kube_http import GROUP, Kube, Refused, wait_for
 from lab_pods import IMAGE
 from live_cluster import BUCKET, LivePlatform
 
-from springtide.backends.kubernetes.custom_resources import custom_resource_definitions
+from kits.servers import running_s3
+from springtide.backends.kubernetes.resources.definitions import custom_resource_definitions
 from springtide.backends.kubernetes.settings import NODE_LABEL
-from springtide.testing.servers import running_s3
 
 LIMIT_S = 90.0
 NODE = "127.0.0.1"

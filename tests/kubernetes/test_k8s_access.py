@@ -12,11 +12,11 @@ import yaml
 from kube_http import wait_for
 from lab import Cluster
 
-from springtide.backends.kubernetes import api as api_module
-from springtide.backends.kubernetes import api_auth
-from springtide.backends.kubernetes.api import KubeApi
-from springtide.backends.kubernetes.api_errors import Forbidden, NotAuthenticated
-from springtide.backends.kubernetes.kinds import NAMESPACE, POD, SECRET, SERVICE_ACCOUNT
+from springtide.backends.kubernetes.client import api as api_module
+from springtide.backends.kubernetes.client import auth as api_auth
+from springtide.backends.kubernetes.client.api import KubeApi
+from springtide.backends.kubernetes.client.errors import Forbidden, NotAuthenticated
+from springtide.backends.kubernetes.client.kinds import NAMESPACE, POD, SECRET, SERVICE_ACCOUNT
 from springtide.core.errors import BackendError
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(120)]

@@ -9,10 +9,10 @@ from api_proxy import ApiProxy
 from kube_http import wait_for
 from lab import Cluster
 
-from springtide.backends.kubernetes import cache as cache_module
-from springtide.backends.kubernetes.api_thread import ApiThread
-from springtide.backends.kubernetes.kinds import CONFIG_MAP, POD, Key
-from springtide.backends.kubernetes.writes import ensure_created, ensure_deleted
+from springtide.backends.kubernetes.client import cache as cache_module
+from springtide.backends.kubernetes.client.kinds import CONFIG_MAP, POD, Key
+from springtide.backends.kubernetes.client.thread import ApiThread
+from springtide.backends.kubernetes.client.writes import ensure_created, ensure_deleted
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(120)]
 
@@ -187,7 +187,7 @@ def test_absence_is_confirmed_by_the_server_itself(thread, proxy, namespace, map
 def test_an_api_server_that_is_restarted(cluster, namespace, maps):
     if cluster.lab is None:
         pytest.skip("KUBECONFIG names a cluster that is not ours to break")
-    from springtide.backends.kubernetes.api import KubeApi
+    from springtide.backends.kubernetes.client.api import KubeApi
 
     maps.make("a")
     with ApiThread(lambda: KubeApi.connect(cluster.kubeconfig)) as thread:

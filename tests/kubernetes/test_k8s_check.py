@@ -14,11 +14,11 @@ from kube_http import wait_for
 from lab import Cluster
 from service_account import apply, install_definitions, installed, kubeconfig_of
 
-from springtide.backends.kubernetes.api import KubeApi
-from springtide.backends.kubernetes.cluster_check import Finding, check_cluster
-from springtide.backends.kubernetes.custom_resources import custom_resource_definitions
+from springtide.backends.kubernetes.client.api import KubeApi
+from springtide.backends.kubernetes.install.cluster_check import Finding, check_cluster
+from springtide.backends.kubernetes.install.settings_file import settings_from
+from springtide.backends.kubernetes.resources.definitions import custom_resource_definitions
 from springtide.backends.kubernetes.settings import HOME_LABEL, NODE_LABEL
-from springtide.backends.kubernetes.settings_file import settings_from
 from springtide.cli.main import cli
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(180)]

@@ -21,10 +21,10 @@ from api_proxy import ApiProxy
 from kube_http import Refused, wait_for
 from lab import Cluster, free_ports
 
-from springtide.backends.kubernetes.custom_resources import custom_resource_definitions
+from kits.servers import missing_postgres, running_postgres
+from springtide.backends.kubernetes.resources.definitions import custom_resource_definitions
 from springtide.backends.kubernetes.settings import NODE_LABEL
 from springtide.service.server import CRASH_AT
-from springtide.testing.servers import missing_postgres, running_postgres
 
 pytestmark = [
     pytest.mark.kubernetes,

@@ -22,7 +22,7 @@ from lab_nodes import NodeLab
 from live_cluster import CREDENTIALS, Witness
 from paced_job import Pace, apply, each_step_once, paced_function
 
-from springtide.testing.servers import missing_postgres
+from kits.servers import missing_postgres
 
 pytestmark = [
     pytest.mark.kubernetes,

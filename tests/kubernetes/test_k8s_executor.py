@@ -12,8 +12,11 @@ from lab import Cluster
 from msgspec.structs import replace
 from pod_platform import PodPlatform
 
-from springtide.backends.kubernetes import pod_machines, pod_recovery, pod_watch, quota
 from springtide.backends.kubernetes import settings as names
+from springtide.backends.kubernetes.pods import machines as pod_machines
+from springtide.backends.kubernetes.pods import quota
+from springtide.backends.kubernetes.pods import recovery as pod_recovery
+from springtide.backends.kubernetes.pods import watch as pod_watch
 from springtide.core.actions import EndJob
 from springtide.core.events import JobResized, NodeLost, ReplicaLost, ReplicaReady, ReplicaStopped, ScaleRequested
 from springtide.core.ports import Standing

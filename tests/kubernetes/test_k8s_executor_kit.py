@@ -17,18 +17,19 @@ from lab_pods import pod_settings
 from live_cluster import BUCKET, CREDENTIALS
 from msgspec.structs import replace
 
-from springtide.backends.kubernetes.api import KubeApi
-from springtide.backends.kubernetes.api_thread import ApiThread
+from kits.servers import RunningServer, running_s3
+from springtide.backends.kubernetes.client.api import KubeApi
+from springtide.backends.kubernetes.client.thread import ApiThread
 from springtide.backends.kubernetes.executor import KubernetesExecutor
-from springtide.backends.kubernetes.pod_shares import share_of
+from springtide.backends.kubernetes.pods.shares import share_of
 from springtide.backends.kubernetes.settings import NODE_LABEL, KubernetesSettings
 from springtide.core.containers import ContainerSettings
 from springtide.core.events import ReplicaLost
 from springtide.core.resources import NodeId
 from springtide.core.shares import Share
 from springtide.core.workload import Entrypoint, InferenceService, ReplicaId, TrainingJob
-from springtide.storage.open import open_store
-from springtide.storage.workload_store import WorkloadStore
+from springtide.storage.stores.open import open_store
+from springtide.storage.workloads.store import WorkloadStore
 from springtide.testing.executor import (
     CHECKS,
     SHARE_CHECKS,
@@ -36,7 +37,6 @@ from springtide.testing.executor import (
     expect,
     start_of,
 )
-from springtide.testing.servers import RunningServer, running_s3
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(300)]
 

@@ -26,14 +26,14 @@ from functions_platform import (
 from kube_http import GROUP, wait_for
 from lab import Cluster
 
-from springtide.backends.kubernetes.api import KubeApi
-from springtide.backends.kubernetes.cluster_check import Finding, check_cluster
-from springtide.service.function_assembly import EMULATOR_TOKEN
-from springtide.service.function_cluster_check import check_functions
-from springtide.service.kubernetes_assembly import SUPERSEDED
-from springtide.service.kubernetes_functions import REDIS_PASSWORD
+from kits.servers import missing_postgres, missing_redis
+from springtide.backends.kubernetes.client.api import KubeApi
+from springtide.backends.kubernetes.install.cluster_check import Finding, check_cluster
+from springtide.service.assembly.function_cluster_check import check_functions
+from springtide.service.assembly.functions import EMULATOR_TOKEN
+from springtide.service.assembly.kubernetes import SUPERSEDED
+from springtide.service.assembly.kubernetes_functions import REDIS_PASSWORD
 from springtide.storage.frames import decode
-from springtide.testing.servers import missing_postgres, missing_redis
 
 WHY_NOT = missing_postgres() or missing_redis()
 pytestmark = [

@@ -17,9 +17,9 @@ sys.path.append(str(Path(__file__).parents[1] / "backends" / "kubernetes"))
 from chart_cases import CHART, in_order
 from real_helm import Helm, HelmError, found_helm
 
-from springtide.backends.kubernetes.manifests import render
-from springtide.backends.kubernetes.settings_file import settings_from
-from springtide.backends.kubernetes.yaml_text import read_yaml
+from springtide.backends.kubernetes.client.yaml_text import read_yaml
+from springtide.backends.kubernetes.install.manifests import render
+from springtide.backends.kubernetes.install.settings_file import settings_from
 
 pytestmark = pytest.mark.kubernetes
 

@@ -11,9 +11,9 @@ from api_proxy import ApiProxy
 from kube_http import wait_for
 from lab import Cluster
 
-from springtide.backends.kubernetes.api_thread import ApiThread
-from springtide.backends.kubernetes.kinds import Key
-from springtide.backends.kubernetes.leases import Leadership, boot_s
+from springtide.backends.kubernetes.client.kinds import Key
+from springtide.backends.kubernetes.client.leases import Leadership, boot_s
+from springtide.backends.kubernetes.client.thread import ApiThread
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(120)]
 LEASE_S = 2.0

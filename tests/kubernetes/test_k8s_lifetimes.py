@@ -18,9 +18,9 @@ from springtide.client.kubernetes import training_object
 from springtide.client.source import read_source
 from springtide.core.events import JobFinished
 from springtide.core.workload import ReplicaId, WorkloadId
-from springtide.service.shelves import StoreShelf
-from springtide.storage.file_store import FileStore
-from springtide.storage.workload_store import WorkloadStore
+from springtide.service.submission.source_stores import StoreShelf
+from springtide.storage.stores.files import FileStore
+from springtide.storage.workloads.store import WorkloadStore
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(180)]
 

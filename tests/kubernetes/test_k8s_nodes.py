@@ -12,8 +12,8 @@ from api_proxy import ApiProxy
 from kube_http import wait_for
 from lab import Cluster
 
-from springtide.backends.kubernetes.api_thread import ApiThread
-from springtide.backends.kubernetes.node_book import NodeBook
+from springtide.backends.kubernetes.client.thread import ApiThread
+from springtide.backends.kubernetes.nodes.registry import NodeBook
 from springtide.backends.kubernetes.settings import KubernetesSettings
 from springtide.core.actions import LabelNode
 from springtide.core.events import NodeJoined, NodeLost

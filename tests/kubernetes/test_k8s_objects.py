@@ -16,8 +16,8 @@ from object_platform import SERVE, TRAIN, ObjectPlatform, inference, install_def
 from springtide.client.kubernetes import Cluster as Client
 from springtide.client.kubernetes import check_object
 from springtide.core.errors import Conflict, InvalidRequest
-from springtide.service import resource_controller
-from springtide.service.schemas import JobIn, ScaleIn, ServiceIn, parse_body
+from springtide.service.reconciler import controller as resource_controller
+from springtide.service.submission.schemas import JobIn, ScaleIn, ServiceIn, parse_body
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(180)]
 

@@ -12,15 +12,16 @@ from kube_http import GROUP, PATCHES, Kube, Refused, wait_for
 from lab import Cluster
 from service_account import RIGHTS, install_definitions, installed, is_refused, kubeconfig_of, token_of
 
-from springtide.backends.kubernetes import kinds, rbac
-from springtide.backends.kubernetes.api import KubeApi
-from springtide.backends.kubernetes.api_errors import ApiError
-from springtide.backends.kubernetes.cluster_check import may
-from springtide.backends.kubernetes.kinds import Key, Kind
-from springtide.backends.kubernetes.manifests import ACTIVE_LABEL
+from springtide.backends.kubernetes.client import kinds
+from springtide.backends.kubernetes.client.api import KubeApi
+from springtide.backends.kubernetes.client.errors import ApiError
+from springtide.backends.kubernetes.client.kinds import Key, Kind
+from springtide.backends.kubernetes.install import rbac
+from springtide.backends.kubernetes.install.cluster_check import may
+from springtide.backends.kubernetes.install.manifests import ACTIVE_LABEL
+from springtide.backends.kubernetes.install.settings_file import SettingsFile
 from springtide.backends.kubernetes.settings import POOL_LABEL
-from springtide.backends.kubernetes.settings_file import SettingsFile
-from springtide.service.cluster_secrets import master_key
+from springtide.service.assembly.cluster_secrets import master_key
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(180)]
 

@@ -28,14 +28,14 @@ from serving_kit import RESOURCE, serving_on
 sys.path.append(str(Path(__file__).parents[1] / "native"))
 from native_build import Native
 
-from springtide.backends.gpu.build import find_compiler, find_headers
+from kits.nvidia_smi import install_nvidia_smi
 from springtide.backends.kubernetes import settings as names
-from springtide.backends.kubernetes.pod_shares import SHARE_ANNOTATION, share_parts, share_patch, share_text
+from springtide.backends.kubernetes.pods.shares import SHARE_ANNOTATION, share_parts, share_patch, share_text
 from springtide.backends.kubernetes.settings import KubernetesSettings
+from springtide.backends.sharing.gpu.build import find_compiler, find_headers
 from springtide.core.errors import BackendError
 from springtide.core.resources import Device, DeviceId, NodeId
 from springtide.core.shares import Share
-from springtide.testing.nvidia_smi import install_nvidia_smi
 
 pytestmark = pytest.mark.kubernetes
 
@@ -119,7 +119,7 @@ class Node:
         spec["hostPID"] = True
         # The lab's API server listens on this machine's loopback alone.
         spec["hostNetwork"] = True
-        container["command"] = [PYTHON, "-m", "springtide.backends.kubernetes.share_agent"]
+        container["command"] = [PYTHON, "-m", "springtide.backends.kubernetes.share_agent.agent"]
         container["args"] = ["--settings", "/opt/h/settings.yaml", "--library", "/opt/h/library.so"]
         container["args"] += ["--host", "127.0.0.1", "--port", str(port)]
         container["env"] += [

@@ -21,7 +21,7 @@ from lab_nodes import DEVICE_RESOURCE, NODES
 from live_cluster import CREDENTIALS, LivePlatform, Witness, platform_on
 from paced_job import Pace, apply, each_step_once, paced_function
 
-from springtide.control.journal import SqliteJournal
+from springtide.control.journal.sqlite import SqliteJournal
 from springtide.core.events import JobResized, ReplicaLost
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(2400)]

@@ -15,7 +15,7 @@ from live_cluster import CREDENTIALS, LivePlatform, platform_on
 
 from springtide.core.errors import ObjectMissing
 from springtide.core.workload import ReplicaId, WorkloadId
-from springtide.storage.workload_store import open_workload_store
+from springtide.storage.workloads.store import open_workload_store
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
 LONG_S = 240.0

@@ -12,11 +12,11 @@ from api_proxy import ApiProxy, Request
 from kube_http import wait_for
 from lab import Cluster
 
-from springtide.backends.kubernetes.api import KubeApi
-from springtide.backends.kubernetes.api_errors import AlreadyExists, Forbidden, Invalid, NoSuchObject, QuotaExceeded
-from springtide.backends.kubernetes.api_thread import ApiThread
-from springtide.backends.kubernetes.kinds import CONFIG_MAP, POD, RESOURCE_QUOTA, Key, Object, key_of, uid_of
-from springtide.backends.kubernetes.writes import ensure_bound, ensure_changed, ensure_created, ensure_deleted
+from springtide.backends.kubernetes.client.api import KubeApi
+from springtide.backends.kubernetes.client.errors import AlreadyExists, Forbidden, Invalid, NoSuchObject, QuotaExceeded
+from springtide.backends.kubernetes.client.kinds import CONFIG_MAP, POD, RESOURCE_QUOTA, Key, Object, key_of, uid_of
+from springtide.backends.kubernetes.client.thread import ApiThread
+from springtide.backends.kubernetes.client.writes import ensure_bound, ensure_changed, ensure_created, ensure_deleted
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(120)]
 MARK = "springtide.test/replica"

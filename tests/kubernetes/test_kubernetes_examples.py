@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from springtide.backends.kubernetes.custom_resources import custom_resource_definitions
-from springtide.backends.kubernetes.settings_file import read_settings
+from springtide.backends.kubernetes.install.settings_file import read_settings
+from springtide.backends.kubernetes.resources.definitions import custom_resource_definitions
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OBJECTS = ["digits.yaml", "digit-reader.yaml"]

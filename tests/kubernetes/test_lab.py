@@ -13,7 +13,7 @@ from lab_nodes import NODES
 from lab_pods import plain_pod
 from lab_remains import CGROUPS, REGISTRY, mounts_below, processes_of
 
-from springtide.testing.servers import running_s3
+from kits.servers import running_s3
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(300)]
 HERE = Path(__file__).parent
@@ -30,7 +30,7 @@ dist.destroy_process_group()
 """
 STORE = """
 import os
-from springtide.storage.open import open_store
+from springtide.storage.stores.open import open_store
 store = open_store(os.environ["STORE"])
 store.put("from-a-pod", b"hello")
 print("store", store.get("from-a-pod"))

@@ -15,7 +15,7 @@ from pathlib import Path
 from grant_stand_in import GrantStandIn, Segment
 from native_build import PROGRAM_FLAGS, PROGRAMS, SANITIZE, Native
 
-from springtide.backends.gpu.build import build_library
+from springtide.backends.sharing.gpu.build import build_library
 
 UUID = bytes(range(16))
 VARIABLE = "SPRINGTIDE_GPU_SOCKET"

@@ -17,17 +17,8 @@ from pathlib import Path
 
 from native_build import Native
 
-from springtide.backends.gpu.gpu_table import (
-    SOCKET_NAME,
-    STATUS_NAME,
-    TENANT_SOCKET_NAME,
-    GpuDaemonStatus,
-    GpuTable,
-    GpuTenantEntry,
-    read_status,
-    uuid_bytes,
-)
-from springtide.backends.gpu.segments import (
+from springtide.backends.processes import identify
+from springtide.backends.sharing.gpu.segments import (
     GRANT_FIELDS,
     HELLO,
     LAYOUT,
@@ -42,10 +33,19 @@ from springtide.backends.gpu.segments import (
     offsets_of,
     segment_directory,
 )
-from springtide.backends.processes import identify
-from springtide.core.share_status import TenantStatus
+from springtide.backends.sharing.gpu.table import (
+    SOCKET_NAME,
+    STATUS_NAME,
+    TENANT_SOCKET_NAME,
+    GpuDaemonStatus,
+    GpuTable,
+    GpuTenantEntry,
+    read_status,
+    uuid_bytes,
+)
 from springtide.core.shares import Share
-from springtide.core.wire import encode_frame
+from springtide.core.status.shares import TenantStatus
+from springtide.core.wire.workers import encode_frame
 
 LIMIT_S = 30.0
 _PARENT_DEATH_SIGNAL = 1
@@ -87,7 +87,7 @@ class Daemon:
 
     def start(self, *, connect: bool = True) -> None:
         environment = {name: value for name, value in os.environ.items() if name != "SPRINGTIDE_SHARE_CONTROL"}
-        command = [sys.executable, "-m", "springtide.backends.gpu.gpu_daemon", str(self.directory)]
+        command = [sys.executable, "-m", "springtide.backends.sharing.gpu.daemon", str(self.directory)]
         if self._max_files:
             command = ["sh", "-c", f'ulimit -n {self._max_files}; exec "$@"', "sh", *command]
         self.process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)

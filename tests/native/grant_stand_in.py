@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from springtide.backends.gpu.segments import BAD, CLOSED, LAYOUT, MAGIC, OK, SEGMENT_BYTES, UNKNOWN
+from springtide.backends.sharing.gpu.segments import BAD, CLOSED, LAYOUT, MAGIC, OK, SEGMENT_BYTES, UNKNOWN
 
 # Segments begin with bounds that no busy machine reaches, so that only those tests see launches let through without
 # tokens that are about it.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from springtide.backends.gpu.build import (
+from springtide.backends.sharing.gpu.build import (
     LIBRARY_FLAGS,
     LIBRARY_LINKS,
     LIBRARY_NAME,

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 from native_build import NATIVE, Native
 
-from springtide.backends.gpu.build import LIBRARY_NAME, build_library, headers_version
+from springtide.backends.sharing.gpu.build import LIBRARY_NAME, build_library, headers_version
 
 DRIVER = "libcuda.so.1"
 OURS = LIBRARY_NAME

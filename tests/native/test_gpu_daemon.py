@@ -32,8 +32,7 @@ from gpu_daemon_kit import (
 from msgspec.structs import replace
 from native_build import Native
 
-from springtide.backends.gpu.gpu_table import EXIT_TAKEN, SOCKET_NAME, STATUS_NAME, TENANT_SOCKET_NAME, GpuTable
-from springtide.backends.gpu.segments import (
+from springtide.backends.sharing.gpu.segments import (
     BAD,
     CLOSED,
     FULL,
@@ -46,8 +45,9 @@ from springtide.backends.gpu.segments import (
     UNKNOWN,
     UNLIMITED,
 )
-from springtide.core.share_wire import SlotWriter, make_slots
-from springtide.core.wire import encode_frame
+from springtide.backends.sharing.gpu.table import EXIT_TAKEN, SOCKET_NAME, STATUS_NAME, TENANT_SOCKET_NAME, GpuTable
+from springtide.core.wire.shares import SlotWriter, make_slots
+from springtide.core.wire.workers import encode_frame
 
 
 @pytest.fixture(scope="module")
@@ -483,7 +483,7 @@ def test_asked_to_end_it_lets_everybody_go_and_leaves_nothing(own_daemon: Daemon
 @pytest.mark.slow
 def test_a_second_daemon_leaves_the_first_one_alone(daemon: Daemon) -> None:
     daemon.send(entry(os.getpid()))
-    command = [sys.executable, "-m", "springtide.backends.gpu.gpu_daemon", str(daemon.directory)]
+    command = [sys.executable, "-m", "springtide.backends.sharing.gpu.daemon", str(daemon.directory)]
     assert subprocess.run(command, stderr=subprocess.DEVNULL, timeout=LIMIT_S).returncode == EXIT_TAKEN
     held(daemon).close()
 

@@ -25,7 +25,7 @@ from gpu_daemon_kit import (
 )
 from native_build import Native
 
-from springtide.backends.gpu.segments import OK
+from springtide.backends.sharing.gpu.segments import OK
 
 SANITIZED = False
 NUM_RECONNECTS = 1000

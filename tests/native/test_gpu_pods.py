@@ -15,16 +15,16 @@ from pathlib import Path
 import pytest
 from gpu_daemon_kit import LIMIT_S, UUIDS, Daemon, ask, running_daemon, until
 
-from springtide.backends.gpu.gpu_pods import pod_of, pods_seen, uids_of
-from springtide.backends.gpu.gpu_table import TENANT_SOCKET_NAME, GpuTenantEntry, uuid_bytes
-from springtide.backends.gpu.segments import HELLO, LAYOUT, MAGIC, OK, UNKNOWN, WELCOME
+from springtide.backends.sharing.gpu.pods import pod_of, pods_seen, uids_of
+from springtide.backends.sharing.gpu.segments import HELLO, LAYOUT, MAGIC, OK, UNKNOWN, WELCOME
+from springtide.backends.sharing.gpu.table import TENANT_SOCKET_NAME, GpuTenantEntry, uuid_bytes
 from springtide.core.shares import Share
 
 ONE, OTHER = "11111111-2222-3333-4444-555555555501", "11111111-2222-3333-4444-555555555502"
 HIERARCHIES = (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup"))
 ASKER = """
 import os, socket, sys
-from springtide.backends.gpu.segments import HELLO, WELCOME
+from springtide.backends.sharing.gpu.segments import HELLO, WELCOME
 sys.stdin.readline()
 for uuid in sys.argv[2:]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stream:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from native_build import NATIVE, STUB, STUB_FLAGS
 
-from springtide.backends.gpu import build
-from springtide.backends.gpu.build import (
+from springtide.backends.sharing.gpu import build
+from springtide.backends.sharing.gpu.build import (
     build_interposer,
     build_library,
     find_compiler,

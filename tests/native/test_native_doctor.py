@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from native_build import Native
 
-from springtide.backends.gpu import enforcement
-from springtide.backends.gpu.enforcement import Enforcement, choose_enforcement, is_mps_there
+from kits.nvidia_smi import STUB_UUIDS, install_nvidia_smi
 from springtide.backends.local.devices import Gpu
-from springtide.cli import doctor_gpu
-from springtide.cli.doctor_functions import Check
-from springtide.cli.doctor_gpu import check_gpu_shares
-from springtide.cli.doctor_shares import check_shares
+from springtide.backends.sharing.gpu import enforcement
+from springtide.backends.sharing.gpu.enforcement import Enforcement, choose_enforcement, is_mps_there
+from springtide.cli.doctor import gpu as doctor_gpu
+from springtide.cli.doctor.functions import Check
+from springtide.cli.doctor.gpu import check_gpu_shares
+from springtide.cli.doctor.shares import check_shares
 from springtide.core.errors import BackendError
-from springtide.testing.nvidia_smi import STUB_UUIDS, install_nvidia_smi
 
 # The programs here are Python's: they are not built under sanitizers.
 SANITIZED = False
@@ -53,7 +53,7 @@ def test_a_program_finds_the_library_where_it_looks_for_the_driver(
 def test_a_library_that_programs_pass_by_is_told_of(
     native: Native, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from springtide.backends.gpu.build import LIBRARY_FLAGS, LIBRARY_NAME, build_library
+    from springtide.backends.sharing.gpu.build import LIBRARY_FLAGS, LIBRARY_NAME, build_library
 
     source = tmp_path / "empty.c"
     source.write_text("int springtide_nothing;\n")

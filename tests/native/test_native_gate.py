@@ -11,8 +11,8 @@ import pytest
 from gate_scene import HANGS_NS, MS, UUID, Scene, open_scene, slowly, wait_for_waiting
 from native_build import Native
 
-from springtide.backends.gpu.gpu_tenants import STALE_AFTER_NS
-from springtide.backends.gpu.segments import UNLIMITED
+from springtide.backends.sharing.gpu.segments import UNLIMITED
+from springtide.backends.sharing.gpu.tenants import STALE_AFTER_NS
 
 
 @pytest.fixture

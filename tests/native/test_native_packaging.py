@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 from native_build import Native
 
-from springtide.backends.gpu import build, library
-from springtide.backends.gpu.enforcement import choose_enforcement
-from springtide.backends.gpu.library import LIBRARY_NAME, find_library, preload, why_not_preloaded
+from springtide.backends.sharing.gpu import build, library
+from springtide.backends.sharing.gpu.enforcement import choose_enforcement
+from springtide.backends.sharing.gpu.library import LIBRARY_NAME, find_library, preload, why_not_preloaded
 from springtide.core.errors import BackendError
 
 # The programs here are Python's and the loader's own: they are not built under sanitizers.
 SANITIZED = False
 ROOT = Path(__file__).parents[2]
-FIND = "from springtide.backends.gpu.library import find_library; print(find_library())"
+FIND = "from springtide.backends.sharing.gpu.library import find_library; print(find_library())"
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import pytest
 from native_build import NATIVE, Native
 from resolve_kit import DRIVER, OURS, Entry, ask, build_shared, hooks, read_table, symbols_of
 
-from springtide.backends.gpu.build import headers_version
+from springtide.backends.sharing.gpu.build import headers_version
 
 VERSIONS = (
     2000,

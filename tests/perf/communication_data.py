@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from springtide.core.resources import DeviceId, Topology, make_node
-from springtide.perf.communication import Query
-from springtide.perf.fabric import T4_SERVER, V100_SERVER, Fabric, Links, Subgraph
+from springtide.perf.communication.fabric import T4_SERVER, V100_SERVER, Fabric, Links, Subgraph
+from springtide.perf.communication.query import Query
 
 
 def small_fabric(links: Links = V100_SERVER, num_nodes: int = 8, devices: int = 8) -> Fabric:

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from springtide_studies.communication.collective_walk import StoreLink, walk_s
 
 from springtide.collectives.schedule import COLLECTIVES, make_schedule
 from springtide.core.errors import InvalidRequest
 from springtide.core.functions import FunctionPrices
-from springtide.perf.collective_choice import (
+from springtide.perf.functions.collective_choice import (
     CHOICES,
     SyncStore,
     choose_collective,
@@ -23,9 +24,8 @@ from springtide.perf.collective_choice import (
     shard_choices,
     sync_store_of,
 )
-from springtide.perf.collective_time import CHUNKED, held_bytes, sync_requests, sync_time_s
-from springtide.perf.collective_walk import StoreLink, walk_s
-from springtide.perf.function_services import aws_lambda, emulator
+from springtide.perf.functions.collective_time import CHUNKED, held_bytes, sync_requests, sync_time_s
+from springtide.perf.functions.services import aws_lambda, emulator
 
 MB = 1e6
 PRICES = FunctionPrices(usd_per_gb_s=1.66667e-5, usd_per_put=5e-6, usd_per_get=4e-7)

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from springtide_studies.communication.collective_walk import StoreLink, walk, walk_s
 
 from springtide.collectives.schedule import (
     COLLECTIVES,
@@ -18,7 +19,7 @@ from springtide.collectives.schedule import (
 from springtide.collectives.steps import Get, Put
 from springtide.core.errors import InvalidRequest
 from springtide.core.functions import FunctionPrices
-from springtide.perf.collective_time import (
+from springtide.perf.functions.collective_time import (
     best_chunks,
     enough_chunks,
     held_bytes,
@@ -29,7 +30,6 @@ from springtide.perf.collective_time import (
     sync_requests,
     sync_time_s,
 )
-from springtide.perf.collective_walk import StoreLink, walk, walk_s
 
 MB = 1e6
 # What Amazon asks for: functions by the GB-second, objects by the request.

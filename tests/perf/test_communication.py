@@ -9,8 +9,8 @@ import pytest
 
 from springtide.core.errors import InvalidRequest
 from springtide.core.resources import DeviceId, make_node
-from springtide.perf.communication import CommunicationSample, SampleFile, read_samples, write_samples
-from springtide.perf.fabric import T4_SERVER, V100_SERVER
+from springtide.perf.communication.fabric import T4_SERVER, V100_SERVER
+from springtide.perf.communication.query import CommunicationSample, SampleFile, read_samples, write_samples
 
 
 def two_samples(*links: object) -> SampleFile:

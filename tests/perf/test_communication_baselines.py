@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from communication_data import drawn_subgraphs, lawful_samples, small_fabric, subgraph_of
 
-from springtide.perf.communication import Query
-from springtide.perf.communication_baselines import AlphaBeta, BytesOverBandwidth, PolluxForm
+from springtide.perf.communication.baselines import AlphaBeta, BytesOverBandwidth, PolluxForm
+from springtide.perf.communication.query import Query
 
 
 def test_bytes_over_bandwidth_is_a_ring_on_the_narrowest_link() -> None:

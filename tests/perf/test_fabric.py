@@ -7,7 +7,7 @@ import pytest
 
 from springtide.core.errors import InvalidRequest
 from springtide.core.resources import DeviceId, Topology, make_node
-from springtide.perf.fabric import (
+from springtide.perf.communication.fabric import (
     A100_SERVER,
     HOST,
     NETWORK,

@@ -12,7 +12,7 @@ from springtide.core.functions import (
     ModelProfile,
     Usage,
 )
-from springtide.perf.function_bill import (
+from springtide.perf.functions.bill import (
     PollPacing,
     StepHabits,
     StepSizes,

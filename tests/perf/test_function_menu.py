@@ -8,8 +8,8 @@ from pipeline_profiles import drawn_profile
 
 from springtide.core.errors import InvalidRequest
 from springtide.core.functions import FunctionPrices, FunctionService, MemorySize
-from springtide.perf.function_menu import menu_of
-from springtide.perf.pipeline import estimate_step
+from springtide.perf.functions.menu import menu_of
+from springtide.perf.functions.pipeline.step_time import estimate_step
 
 SERVICE = FunctionService(
     name="drawn",

@@ -4,8 +4,8 @@ import pytest
 
 from springtide.core.errors import InvalidRequest
 from springtide.core.functions import MIB, LayerProfile, ModelProfile
-from springtide.perf.function_scale import compute_speed, layer_bytes, scaled_profile
-from springtide.perf.function_services import aws_lambda, lambda_vcpus
+from springtide.perf.functions.scale import compute_speed, layer_bytes, scaled_profile
+from springtide.perf.functions.services import aws_lambda, lambda_vcpus
 
 
 def _profile(*parameter_mb: int, forward_s: float | None = 1.0) -> ModelProfile:

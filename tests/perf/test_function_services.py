@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from springtide.core.errors import InvalidRequest
-from springtide.perf.function_services import (
+from springtide.perf.functions.services import (
     LAMBDA_VCPUS,
     alibaba_function_compute,
     aws_lambda,

@@ -7,10 +7,10 @@ import pytest
 from communication_data import drawn_subgraphs, small_fabric, subgraph_of
 
 from springtide.core.errors import InvalidRequest
-from springtide.perf.communication import Query
-from springtide.perf.gnn import GraphModel, Spread, load_model, region_of, save_model
-from springtide.perf.gnn_graph import vocabulary_of
-from springtide.perf.gnn_layers import Sizes, fresh_parameters
+from springtide.perf.communication.gnn import GraphModel, Spread, load_model, region_of, save_model
+from springtide.perf.communication.gnn_graph import vocabulary_of
+from springtide.perf.communication.gnn_layers import Sizes, fresh_parameters
+from springtide.perf.communication.query import Query
 
 SIZES = Sizes(width=8, regime_width=8, head_width=8)
 
@@ -65,7 +65,7 @@ def test_a_model_comes_back_from_its_bytes() -> None:
 
 
 def test_what_is_remembered_does_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("springtide.perf.gnn._MOST_REMEMBERED", 4)
+    monkeypatch.setattr("springtide.perf.communication.gnn._MOST_REMEMBERED", 4)
     model = untrained()
     shapes = drawn_subgraphs(9, 3)
     for shape in shapes:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from communication_data import drawn_subgraphs, small_fabric, subgraph_of
 
-from springtide.perf import gnn_graph
-from springtide.perf.gnn_graph import batch_of, compile_subgraph, vocabulary_of
-from springtide.perf.gnn_layers import Sizes, embed, fresh_parameters
+from springtide.perf.communication import gnn_graph
+from springtide.perf.communication.gnn_graph import batch_of, compile_subgraph, vocabulary_of
+from springtide.perf.communication.gnn_layers import Sizes, embed, fresh_parameters
 
 
 def test_equal_servers_are_merged() -> None:
@@ -54,7 +54,7 @@ def test_a_batch_answers_as_its_members_do() -> None:
 def test_types_never_seen_have_a_place() -> None:
     known = subgraph_of(small_fabric(), n0=range(4))
     vocabulary = vocabulary_of([known])
-    from springtide.perf.fabric import A100_SERVER
+    from springtide.perf.communication.fabric import A100_SERVER
 
     other = compile_subgraph(subgraph_of(small_fabric(A100_SERVER), n0=range(4)), vocabulary, 3)
     assert (other.features[: other.num_gpus, 1] == 1.0).all()

@@ -6,8 +6,16 @@ import numpy as np
 import pytest
 from communication_data import drawn_subgraphs, lawful_samples
 
-from springtide.perf.gnn_graph import Floats, batch_of, compile_subgraph, vocabulary_of
-from springtide.perf.gnn_layers import Asked, Sizes, answer, embed, fresh_parameters, gradients, size_features
+from springtide.perf.communication.gnn_graph import Floats, batch_of, compile_subgraph, vocabulary_of
+from springtide.perf.communication.gnn_layers import (
+    Asked,
+    Sizes,
+    answer,
+    embed,
+    fresh_parameters,
+    gradients,
+    size_features,
+)
 
 
 @pytest.mark.parametrize("num_layers", [0, 2])

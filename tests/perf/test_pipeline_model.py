@@ -6,8 +6,8 @@ from pipeline_profiles import drawn_profile
 
 from springtide.core.errors import InvalidRequest
 from springtide.core.functions import MIB, FunctionPlan, FunctionStage, LayerProfile, ModelProfile
-from springtide.perf.collective_time import sync_time_s
-from springtide.perf.pipeline import SyncRule, estimate_step, memory_bytes, objective, sync_rule
+from springtide.perf.functions.collective_time import sync_time_s
+from springtide.perf.functions.pipeline.step_time import SyncRule, estimate_step, memory_bytes, objective, sync_rule
 
 
 def layer(name, forward_s, backward_s, output_bytes=0, gradient_bytes=0, parameter_bytes=0, activation_bytes=0):

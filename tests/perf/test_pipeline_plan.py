@@ -5,9 +5,8 @@ import pytest
 from pipeline_profiles import drawn_profile
 
 from springtide.core.errors import InvalidRequest
-from springtide.perf.pipeline import estimate_step, objective
-from springtide.perf.pipeline_merge import merged, unmerged
-from springtide.perf.pipeline_plan import (
+from springtide.perf.functions.pipeline.merge import merged, unmerged
+from springtide.perf.functions.pipeline.plan import (
     WEIGHTS,
     PipelinePlanner,
     delta_of,
@@ -16,7 +15,8 @@ from springtide.perf.pipeline_plan import (
     problem_of,
     recommended,
 )
-from springtide.solvers.pipeline_exhaustive import best_of, every_memory
+from springtide.perf.functions.pipeline.step_time import estimate_step, objective
+from springtide.solvers.pipeline.exhaustive import best_of, every_memory
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -5,8 +5,8 @@ import pytest
 from pipeline_profiles import drawn_profile
 
 from springtide.core.errors import InvalidRequest
-from springtide.perf.pipeline_plan import plan_pipeline
-from springtide.perf.pipeline_profile import decode_profile
+from springtide.perf.functions.pipeline.plan import plan_pipeline
+from springtide.perf.functions.pipeline.profile import decode_profile
 
 PAPER = {
     "s": [10_000_000, 20_000_000],

@@ -21,8 +21,8 @@ from springtide.perf.share_profile import (
     training_profile,
     write_share_profile,
 )
-from springtide.solvers.share_bisection import search_shares
-from springtide.solvers.share_search import search_efficacy
+from springtide.solvers.search.share_bisection import search_shares
+from springtide.solvers.search.share_search import search_efficacy
 
 
 def subject(object_name: str = "Reader") -> Subject:

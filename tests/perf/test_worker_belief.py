@@ -8,10 +8,10 @@ from msgspec.structs import replace
 
 from springtide.core.function_search import FunctionMeasurement, FunctionSearch, WorkerModel
 from springtide.core.functions import MIB
-from springtide.perf.function_services import aws_lambda
-from springtide.perf.worker_belief import Belief, net_step
-from springtide.perf.worker_model import space_of
-from springtide.perf.worker_surface import Surface, WorkSettings
+from springtide.perf.functions.services import aws_lambda
+from springtide.perf.functions.workers.belief import Belief, net_step
+from springtide.perf.functions.workers.model import space_of
+from springtide.perf.functions.workers.surface import Surface, WorkSettings
 
 SERVICE = aws_lambda(concurrency=64)
 MODEL = WorkerModel(parameter_bytes=80 * MIB, sample_s=0.1, fixed_s=0.05, sample_bytes=10 * MIB)

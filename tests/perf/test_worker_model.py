@@ -9,9 +9,9 @@ from pipeline_profiles import drawn_profile
 from springtide.core.errors import InvalidRequest
 from springtide.core.function_search import WorkerModel
 from springtide.core.functions import MIB, FunctionService, LayerProfile, MemorySize, ModelProfile
-from springtide.perf.function_scale import scaled_profile
-from springtide.perf.function_services import alibaba_function_compute, aws_lambda, emulator, lambda_vcpus
-from springtide.perf.worker_model import space_of, worker_bytes, worker_model_of
+from springtide.perf.functions.scale import scaled_profile
+from springtide.perf.functions.services import alibaba_function_compute, aws_lambda, emulator, lambda_vcpus
+from springtide.perf.functions.workers.model import space_of, worker_bytes, worker_model_of
 
 
 def profile_of(fixed_s=0.0):

@@ -5,10 +5,10 @@ import pytest
 
 from springtide.core.function_search import WorkerModel
 from springtide.core.functions import MIB
-from springtide.perf.function_services import aws_lambda
-from springtide.perf.worker_model import space_of
-from springtide.perf.worker_overheads import overheads_of, seen_scale
-from springtide.perf.worker_surface import Surface, WorkSettings
+from springtide.perf.functions.services import aws_lambda
+from springtide.perf.functions.workers.model import space_of
+from springtide.perf.functions.workers.overheads import overheads_of, seen_scale
+from springtide.perf.functions.workers.surface import Surface, WorkSettings
 
 SERVICE = aws_lambda(concurrency=64)
 

@@ -8,11 +8,11 @@ import pytest
 from springtide.core.errors import InvalidRequest
 from springtide.core.function_search import FunctionSearch, SearchSpace, WorkerModel
 from springtide.core.functions import MIB
-from springtide.perf.collective_choice import choose_collective
-from springtide.perf.function_services import aws_lambda, emulator
-from springtide.perf.worker_belief import plan_model, plan_usd
-from springtide.perf.worker_model import space_of, worker_bytes
-from springtide.perf.worker_surface import Surface, WorkSettings, exchange_store, worker_numbers
+from springtide.perf.functions.collective_choice import choose_collective
+from springtide.perf.functions.services import aws_lambda, emulator
+from springtide.perf.functions.workers.belief import plan_model, plan_usd
+from springtide.perf.functions.workers.model import space_of, worker_bytes
+from springtide.perf.functions.workers.surface import Surface, WorkSettings, exchange_store, worker_numbers
 
 MODEL = WorkerModel(
     parameter_bytes=160 * MIB,

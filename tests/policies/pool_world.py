@@ -31,7 +31,7 @@ from springtide.core.events import (
 from springtide.core.ports import Step
 from springtide.core.resources import Node, make_node
 from springtide.core.workload import Entrypoint, InferenceService, TrainingJob, WorkloadId
-from springtide.policies.registry import make_policy
+from springtide.scheduling.registry import make_policy
 
 SOURCE = Entrypoint(source_path="a.py")
 GRACE_S = 5.0

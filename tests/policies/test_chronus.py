@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from rival_platform import counts, look, make_view, play
+from springtide_studies.rivals.policies.chronus import Chronus
+from springtide_studies.rivals.solvers import lease_milp
 
 from springtide.core.decision import Overheads
 from springtide.core.errors import InvalidRequest
-from springtide.policies.chronus import Chronus
-from springtide.solvers import lease_milp
 
 pytest.importorskip("scipy", reason="the solver is an extra")
 
@@ -82,7 +82,7 @@ def test_the_overhead_of_a_start_is_reserved():
 
 
 def test_without_the_solver_it_says_so(monkeypatch):
-    monkeypatch.setattr("springtide.policies.chronus.is_available", lambda: False)
+    monkeypatch.setattr("springtide_studies.rivals.policies.chronus.is_available", lambda: False)
     with pytest.raises(InvalidRequest, match="needs SciPy's solver: pip install"):
         Chronus()
     monkeypatch.setattr(lease_milp, "is_available", lambda: False)

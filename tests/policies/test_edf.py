@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rival_platform import counts, look, make_view, play
 
-from springtide.policies.edf import EarliestDeadlineFirst
+from springtide.scheduling.policies.edf import EarliestDeadlineFirst
 
 LINEAR_TO_3 = {1: 1.0, 2: 2.0, 3: 3.0}
 PEAK = {1: 1.0, 2: 1.8, 4: 3.0, 8: 2.0}

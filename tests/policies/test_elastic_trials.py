@@ -10,7 +10,7 @@ from springtide.core.decision import JobView, Overheads, Plan, PoolAllocation, S
 from springtide.core.resources import Topology, make_node
 from springtide.core.workload import JobState
 from springtide.perf.scaling import fit_scaling
-from springtide.policies.elastic import MAX_DOUBLINGS, Elastic
+from springtide.scheduling.policies.elastic import MAX_DOUBLINGS, Elastic
 
 RETRY_S, SETTLE_S = Elastic().retry_s, Elastic().settle_s
 SLOWER = {1: 10.0, 2: 4.0}

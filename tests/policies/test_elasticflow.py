@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 from rival_platform import counts, look, make_view
+from springtide_studies.rivals.policies.elastic_jobs import JobBook, JobRow
+from springtide_studies.rivals.policies.elastic_plan import SLOT_S
+from springtide_studies.rivals.policies.elasticflow import ElasticFlow, ElasticFlowArtifact
 
 from springtide.core.decision import Overheads
 from springtide.core.workload import Goal, JobState
 from springtide.perf.curve import curve_of
-from springtide.policies.admission import Quota
-from springtide.policies.elastic_jobs import JobBook, JobRow
-from springtide.policies.elastic_plan import SLOT_S
-from springtide.policies.elasticflow import ElasticFlow, ElasticFlowArtifact
-from springtide.sim.figures import simulate
+from springtide.scheduling.admission import Quota
+from springtide.simulator.simulate import simulate
 from springtide.workloads.trace import Trace, TraceJob
 
 CONCAVE = {1: 1.0, 2: 1.5, 4: 2.0}

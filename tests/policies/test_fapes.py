@@ -18,11 +18,11 @@ from springtide.core.workload import (
     TrainingJob,
 )
 from springtide.perf.throughput import ThroughputModel
-from springtide.policies.fapes import Fapes
-from springtide.policies.fapes_board import Rounds, Seats, loads_of, now_of, servers_of
-from springtide.policies.fapes_filter import Candidate, Running, in_priority, select_running
-from springtide.policies.fapes_performance import Expectations, Outlook, Settings
-from springtide.policies.fapes_words import Words
+from springtide.scheduling.policies.fapes.board import Rounds, Seats, loads_of, now_of, servers_of
+from springtide.scheduling.policies.fapes.filter import Candidate, Running, in_priority, select_running
+from springtide.scheduling.policies.fapes.performance import Expectations, Outlook, Settings
+from springtide.scheduling.policies.fapes.policy import Fapes
+from springtide.scheduling.policies.fapes.reasons import Words
 from springtide.solvers.schedule_planning import Demand, Shapes
 from springtide.testing.policy import check_policy
 

@@ -11,7 +11,7 @@ from springtide.core.decision import FunctionAllocation, JobView, Snapshot
 from springtide.core.functions import FunctionOption
 from springtide.core.resources import DeviceId
 from springtide.core.workload import Goal, JobState, WorkloadId
-from springtide.policies.functions import goal_offer
+from springtide.scheduling.functions.policy import goal_offer
 
 NOW_S = 100.0
 

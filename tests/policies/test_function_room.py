@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from springtide.policies.function_room import MOMENT_S, Room
+from springtide.scheduling.functions.room import MOMENT_S, Room
 
 
 def test_something_fits_when_enough_of_what_stands_in_its_way_has_ended():

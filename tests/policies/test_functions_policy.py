@@ -18,10 +18,10 @@ from springtide.core.functions import (
 )
 from springtide.core.resources import Device, DeviceId, Node, NodeId, Topology, make_node
 from springtide.core.workload import Entrypoint, Goal, JobState, TrainingJob, WorkloadId
-from springtide.policies.function_ask import pace_of
-from springtide.policies.function_words import words
-from springtide.policies.functions import WithFunctions, machines_only
-from springtide.policies.registry import make_policy
+from springtide.scheduling.functions.ask import pace_of
+from springtide.scheduling.functions.plan_text import words
+from springtide.scheduling.functions.policy import WithFunctions, machines_only
+from springtide.scheduling.registry import make_policy
 
 SERVICE = FunctionService(
     name="lambda",

@@ -6,8 +6,7 @@ from itertools import pairwise
 
 import pytest
 from rival_platform import counts, look, make_view, play
-
-from springtide.policies.gandiva import Gandiva
+from springtide_studies.rivals.policies.gandiva import Gandiva
 
 
 def test_without_contention_nobody_is_ever_stopped():

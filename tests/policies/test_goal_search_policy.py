@@ -16,12 +16,12 @@ from springtide.core.function_search import (
 )
 from springtide.core.functions import MIB
 from springtide.core.workload import Entrypoint, Goal, JobState, TrainingJob
-from springtide.perf.function_services import aws_lambda
-from springtide.perf.worker_model import space_of
-from springtide.perf.worker_surface import Surface, WorkSettings
-from springtide.policies.goal_phases import rest_of
-from springtide.policies.goal_search import search_menu, search_step
-from springtide.policies.goal_words import goal_words, seconds_words
+from springtide.perf.functions.services import aws_lambda
+from springtide.perf.functions.workers.model import space_of
+from springtide.perf.functions.workers.surface import Surface, WorkSettings
+from springtide.scheduling.functions.goal_phases import rest_of
+from springtide.scheduling.functions.goal_search import search_menu, search_step
+from springtide.scheduling.functions.reasons import goal_words, seconds_words
 
 SERVICE = aws_lambda(concurrency=24)
 MODEL = WorkerModel(parameter_bytes=20 * MIB, sample_s=0.05, fixed_s=0.02, sample_bytes=4 * MIB)

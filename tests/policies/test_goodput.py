@@ -12,10 +12,17 @@ from springtide.core.resources import Topology, make_node
 from springtide.core.workload import AdaptiveBatch, Entrypoint, JobState, TrainingJob
 from springtide.perf.goodput import gain, split_batch, step_total_s
 from springtide.perf.throughput import ThroughputModel
-from springtide.policies.goodput import Goodput
-from springtide.policies.goodput_families import Family, Pace, family_key, read_family, stretch_of, write_family
-from springtide.policies.goodput_jobs import size_grid
-from springtide.policies.registry import make_policy
+from springtide.scheduling.policies.goodput.families import (
+    Family,
+    Pace,
+    family_key,
+    read_family,
+    stretch_of,
+    write_family,
+)
+from springtide.scheduling.policies.goodput.jobs import size_grid
+from springtide.scheduling.policies.goodput.policy import Goodput
+from springtide.scheduling.registry import make_policy
 
 BATCH = AdaptiveBatch(min_size=32, max_size=2048, min_local_size=8, max_local_size=256)
 TRUTH = ThroughputModel(alpha_c=0.02, beta_c=0.001, alpha_n=0.03, beta_n=0.001, alpha_r=0.01, beta_r=0.001, gamma=1.5)

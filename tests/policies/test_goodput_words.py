@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from test_goodput import snapshot, view
 
-from springtide.policies.goodput_jobs import Row
-from springtide.policies.goodput_words import reasons_of
-from springtide.policies.rounds import Round
+from springtide.scheduling.decisions.rounds import Round
+from springtide.scheduling.policies.goodput.jobs import Row
+from springtide.scheduling.policies.goodput.reasons import reasons_of
 
 TIMES_S = {1: 7200.0, 2: 4000.0, 4: 2400.0, 8: 2500.0}
 

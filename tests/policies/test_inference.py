@@ -9,8 +9,8 @@ from pool_world import node
 from springtide.core.decision import Drain, JobView, PoolAllocation, Relabel, ServiceView, Snapshot
 from springtide.core.resources import Topology
 from springtide.core.workload import Entrypoint, InferenceService, JobState, TrainingJob
-from springtide.policies.inference import serve, told_names, told_replicas
-from springtide.policies.pools import Verdict, pool_state
+from springtide.scheduling.loans.inference import serve, told_names, told_replicas
+from springtide.scheduling.loans.pools import Verdict, pool_state
 
 SOURCE = Entrypoint(source_path="a.py")
 

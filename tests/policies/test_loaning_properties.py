@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from pool_world import World, node
 
 from springtide.core.decision import Relabel
-from springtide.policies.loaning import Loaning
-from springtide.policies.pools import Verdict
-from springtide.policies.registry import make_policy
+from springtide.scheduling.loans.policy import Loaning
+from springtide.scheduling.loans.pools import Verdict
+from springtide.scheduling.registry import make_policy
 
 STRATEGIES = ("two-way", "one-way", "dedicated", "patient")
 TRAINING = (

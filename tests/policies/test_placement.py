@@ -7,7 +7,7 @@ import pytest
 from springtide.core.decision import JobView, PoolAllocation, ServiceView, Snapshot
 from springtide.core.resources import DeviceId, Topology, make_node
 from springtide.core.workload import Entrypoint, Goal, InferenceService, JobState, TrainingJob, WorkloadId
-from springtide.policies.placement import place
+from springtide.scheduling.placement.placing import place
 
 SOURCE = Entrypoint(source_path="main.py", object_name="main")
 Counts = Mapping[WorkloadId, int]

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from springtide.core.decision import JobView, PoolAllocation, ServiceView, Snapshot
 from springtide.core.resources import DeviceId, Topology, make_node
 from springtide.core.workload import Entrypoint, Goal, InferenceService, JobState, TrainingJob, WorkloadId
-from springtide.policies.layout import Layout, layout_of
-from springtide.policies.placement import place
+from springtide.scheduling.placement.layout import Layout, layout_of
+from springtide.scheduling.placement.placing import place
 
 SOURCE = Entrypoint(source_path="main.py", object_name="main")
 Devices = tuple[DeviceId, ...]
@@ -342,7 +342,7 @@ def test_minds_may_change_while_plans_are_carried_out(
 SCENARIO = """
 import hashlib
 from springtide.testing.policy import draw_snapshot
-from springtide.policies.placement import place
+from springtide.scheduling.placement.placing import place
 import numpy as np
 digest = hashlib.sha256()
 rng = np.random.default_rng(7)

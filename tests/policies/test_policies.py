@@ -10,8 +10,8 @@ from springtide.core.decision import JobView, Overheads, PoolAllocation, Service
 from springtide.core.errors import InvalidRequest
 from springtide.core.resources import Topology, make_node
 from springtide.core.workload import Entrypoint, Goal, InferenceService, JobState, TrainingJob
-from springtide.policies.registry import POLICY_NAMES, describe_policy, make_policy
-from springtide.policies.replicas import wanted_replicas
+from springtide.scheduling.registry import POLICY_NAMES, describe_policy, make_policy
+from springtide.scheduling.replicas import wanted_replicas
 
 SOURCE = Entrypoint(source_path="a.py")
 

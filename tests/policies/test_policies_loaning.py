@@ -6,13 +6,13 @@ import msgspec
 import pytest
 from pool_world import World, node
 
+from kits.cheap_policies import cheap_names
 from springtide.core.actions import PreemptJob, ResizeJob
 from springtide.core.decision import Capacity, Plan, PoolAllocation, Relabel, Snapshot
 from springtide.core.resources import Topology
-from springtide.policies.loaning import Loaning
-from springtide.policies.pools import Verdict
-from springtide.policies.registry import make_policy
-from springtide.testing.cheap import cheap_names
+from springtide.scheduling.loans.policy import Loaning
+from springtide.scheduling.loans.pools import Verdict
+from springtide.scheduling.registry import make_policy
 from springtide.testing.policy import check_policy
 
 

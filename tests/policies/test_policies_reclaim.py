@@ -9,9 +9,9 @@ from test_inference import job, service
 
 from springtide.core.decision import Drain, JobView, PoolAllocation, ServiceView, Snapshot
 from springtide.core.resources import Topology
-from springtide.policies.pools import pool_state
-from springtide.policies.reclaim import Dedicated, OneWay, TwoWay, choose_victims, servers_of, told_needy
-from springtide.policies.registry import make_policy
+from springtide.scheduling.loans.pools import pool_state
+from springtide.scheduling.loans.reclaim import Dedicated, OneWay, TwoWay, choose_victims, servers_of, told_needy
+from springtide.scheduling.registry import make_policy
 from springtide.solvers.reclaim import Victim
 
 

@@ -11,8 +11,8 @@ from springtide.core.functions import FunctionPrices, FunctionService
 from springtide.core.resources import Topology, make_node
 from springtide.core.shares import Share
 from springtide.core.workload import Entrypoint, Goal, InferenceService, JobState, TrainingJob
-from springtide.policies.registry import make_live_policy, make_policy
-from springtide.policies.sharing import Sharing
+from springtide.scheduling.registry import make_live_policy, make_policy
+from springtide.scheduling.sharing.policy import Sharing
 
 SOURCE = Entrypoint(source_path="job.py", object_name="fit")
 

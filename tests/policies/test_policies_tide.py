@@ -12,11 +12,11 @@ from springtide.core.errors import InvalidRequest
 from springtide.core.resources import DeviceId, Topology, make_node
 from springtide.core.tide import Tide
 from springtide.core.workload import Checkpoint, Entrypoint, Goal, InferenceService, JobState, TrainingJob, WorkloadId
-from springtide.policies.pools import pool_state
-from springtide.policies.tide import TideStrategy
-from springtide.policies.tide_losses import BROKEN_PROMISE, Losses
-from springtide.policies.tide_outlook import capacity_of, needed_lately, needed_now, outlook_of
-from springtide.policies.tide_words import loaned_text
+from springtide.scheduling.loans.losses import BROKEN_PROMISE, Losses
+from springtide.scheduling.loans.outlook import capacity_of, needed_lately, needed_now, outlook_of
+from springtide.scheduling.loans.pools import pool_state
+from springtide.scheduling.loans.reasons import loaned_text
+from springtide.scheduling.loans.tide import TideStrategy
 
 # A day of 24 bins of an hour: 8 devices are needed by night, 16 from 08:00 to 20:00.
 HOUR_S = 3600.0

@@ -12,9 +12,9 @@ from rival_platform import make_view
 from springtide.core.decision import PoolAllocation, ServiceView, Snapshot
 from springtide.core.resources import Topology, make_node
 from springtide.core.workload import Entrypoint, InferenceService
-from springtide.policies.gangs import Gangs
-from springtide.policies.recall import decide_once
-from springtide.policies.registry import make_policy
+from springtide.scheduling.decisions.recall import decide_once
+from springtide.scheduling.placement.gangs import Gangs
+from springtide.scheduling.registry import make_policy
 
 
 class Counting:

@@ -6,23 +6,23 @@ import subprocess
 import sys
 
 import pytest
+from springtide_studies.rivals.policies.static import Static
+from springtide_studies.rivals.policies.themis import Themis
+from springtide_studies.rivals.policies.tiresias import Tiresias
 
 from springtide.core.errors import InvalidRequest
-from springtide.policies.edf import EarliestDeadlineFirst
-from springtide.policies.elastic import Elastic
-from springtide.policies.fapes import Fapes
-from springtide.policies.loaning import Loaning
-from springtide.policies.reclaim import OneWay, TwoWay
-from springtide.policies.registry import (
+from springtide.scheduling.loans.policy import Loaning
+from springtide.scheduling.loans.reclaim import OneWay, TwoWay
+from springtide.scheduling.policies.edf import EarliestDeadlineFirst
+from springtide.scheduling.policies.elastic import Elastic
+from springtide.scheduling.policies.fapes.policy import Fapes
+from springtide.scheduling.registry import (
     POLICY_NAMES,
     STRATEGY_NAMES,
     check_policy_name,
     describe_policy,
     make_policy,
 )
-from springtide.policies.static import Static
-from springtide.policies.themis import Themis
-from springtide.policies.tiresias import Tiresias
 
 RIVALS = {"edf", "gandiva", "tiresias", "themis", "chronus", "optimus", "fifo", "sjf", "static"}
 
@@ -109,8 +109,8 @@ def test_every_strategy_says_in_one_line_what_it_does():
 
 def test_the_list_loads_no_policy():
     code = (
-        "import sys; import springtide.policies.registry; "
-        "print([m for m in sys.modules if m.startswith('springtide.policies.') and not m.endswith('registry')], "
+        "import sys; import springtide.scheduling.registry; "
+        "print([m for m in sys.modules if m.startswith('springtide.scheduling.') and not m.endswith('registry')], "
         "'scipy' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

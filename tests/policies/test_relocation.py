@@ -5,8 +5,8 @@ import pytest
 from springtide.core.decision import PoolAllocation
 from springtide.core.resources import DeviceId, Topology, make_node
 from springtide.core.workload import WorkloadId
-from springtide.policies.layout import addresses, layout_of
-from springtide.policies.relocation import Claims
+from springtide.scheduling.placement.layout import addresses, layout_of
+from springtide.scheduling.placement.relocation import Claims
 
 A, B, C, NEW = (WorkloadId(name) for name in ("a", "b", "c", "new"))
 

@@ -7,8 +7,8 @@ import pytest
 from msgspec.structs import replace
 from rival_platform import counts, look, make_view, play
 
-from springtide.policies.gangs import fixed_size
-from springtide.policies.registry import make_policy
+from springtide.scheduling.placement.gangs import fixed_size
+from springtide.scheduling.registry import make_policy
 
 FIXED = [
     "fifo",

@@ -11,7 +11,7 @@ from springtide.control.controller import check_plan
 from springtide.core.decision import PoolAllocation, ServiceView, Snapshot
 from springtide.core.resources import Topology, make_node
 from springtide.core.workload import Entrypoint, InferenceService, JobState
-from springtide.policies.rounds import Decision, decide_in_rounds, stuck_moves
+from springtide.scheduling.decisions.rounds import Decision, decide_in_rounds, stuck_moves
 
 A, B, C = make_view("a"), make_view("b", at_s=1.0), make_view("c", at_s=2.0)
 

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from springtide.core.decision import JobView, Plan, Snapshot
 from springtide.core.resources import Node, Topology, make_node
 from springtide.core.workload import Entrypoint, Goal, JobState, TrainingJob
-from springtide.policies.layout import shape_of
-from springtide.policies.registry import POLICY_NAMES, make_policy
+from springtide.scheduling.placement.layout import shape_of
+from springtide.scheduling.registry import POLICY_NAMES, make_policy
 
 NODE = make_node("n", 3)
 

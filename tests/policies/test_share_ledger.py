@@ -10,8 +10,8 @@ from springtide.core.errors import InvalidRequest
 from springtide.core.resources import DeviceId, Topology, make_node
 from springtide.core.shares import Load, Share, has_room, load_of
 from springtide.core.workload import WorkloadId
-from springtide.policies.share_demand import UNITS, demand_of
-from springtide.policies.share_ledger import Bounds, ShareLedger, parts_of
+from springtide.scheduling.sharing.demand import UNITS, demand_of
+from springtide.scheduling.sharing.ledger import Bounds, ShareLedger, parts_of
 
 CLUSTER = Topology(nodes=tuple(make_node(f"n{at}", 4, kind="gpu", memory_mb=40_000) for at in range(3)))
 A, B, C = (DeviceId(f"n0/{at}") for at in range(3))

@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from springtide.policies.share_demand import UNITS, Demand
-from springtide.policies.share_outlook import MAX_LEVELS, Outlook, Remainders
+from springtide.scheduling.sharing.demand import UNITS, Demand
+from springtide.scheduling.sharing.outlook import MAX_LEVELS, Outlook, Remainders
 
 LIMIT = UNITS * 3 // 2
 

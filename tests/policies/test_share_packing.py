@@ -9,8 +9,8 @@ import pytest
 from springtide.core.resources import DeviceId, Topology, make_node
 from springtide.core.shares import Share
 from springtide.core.workload import WorkloadId
-from springtide.policies.share_ledger import ShareLedger, parts_of
-from springtide.policies.share_packing import DiluPacker, PlacementRequest
+from springtide.scheduling.sharing.ledger import ShareLedger, parts_of
+from springtide.scheduling.sharing.packing import DiluPacker, PlacementRequest
 
 PRINTED = DiluPacker(foresight=False)
 PACKERS = (PRINTED, DiluPacker())

@@ -5,14 +5,20 @@ from __future__ import annotations
 import random
 
 import pytest
+from springtide_studies.rivals.policies.share_rivals import (
+    ExclusivePacker,
+    FastGs,
+    InflessLimit,
+    InflessRequest,
+    free_rectangles,
+)
 
 from springtide.core.resources import DeviceId, Topology, make_node
 from springtide.core.shares import Share
 from springtide.core.workload import WorkloadId
-from springtide.policies.share_demand import UNITS
-from springtide.policies.share_ledger import Bounds, ShareLedger, parts_of
-from springtide.policies.share_packing import Packer, PlacementRequest
-from springtide.policies.share_rivals import ExclusivePacker, FastGs, InflessLimit, InflessRequest, free_rectangles
+from springtide.scheduling.sharing.demand import UNITS
+from springtide.scheduling.sharing.ledger import Bounds, ShareLedger, parts_of
+from springtide.scheduling.sharing.packing import Packer, PlacementRequest
 
 ASKED = Share(request=0.3, limit=0.6, memory_mb=5000)
 RIVALS: tuple[Packer, ...] = (ExclusivePacker(), InflessLimit(), InflessRequest(), FastGs())

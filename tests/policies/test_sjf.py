@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 from rival_platform import counts, look, make_view, play
-
-from springtide.policies.sjf import ShortestJobFirst
+from springtide_studies.rivals.policies.sjf import ShortestJobFirst
 
 
 def test_the_shortest_of_those_that_wait_starts_next():

@@ -14,10 +14,10 @@ from rival_platform import make_view
 from springtide.core.decision import Overheads, Plan, Snapshot
 from springtide.core.resources import Topology, make_node
 from springtide.core.workload import Entrypoint, Goal, JobState, TrainingJob
-from springtide.policies.springtide import Springtide
-from springtide.sim.fluid_play import Played, play
-from springtide.sim.fluid_rules import OverheadRule, Speeds, overhead_rule
-from springtide.solvers.plan_book import verify
+from springtide.scheduling.policies.springtide.policy import Springtide
+from springtide.simulator.fluid.play import Played, play
+from springtide.simulator.fluid.rules import OverheadRule, Speeds, overhead_rule
+from springtide.solvers.reservations.reservation_table import verify
 
 LINEAR = {1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0}
 SOURCE = Entrypoint(source_path="a.py")

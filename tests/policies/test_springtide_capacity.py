@@ -10,11 +10,11 @@ from rival_platform import make_view
 from springtide.core.decision import Capacity, Drain, Overheads, PoolAllocation, Snapshot
 from springtide.core.resources import Topology, make_node
 from springtide.core.workload import JobState
-from springtide.policies.springtide import Springtide
-from springtide.policies.springtide_capacity import NOBODY, Guests, counted_on, falls_told, is_roomier
-from springtide.policies.springtide_memory import State, costs_of, mark_cluster
-from springtide.policies.springtide_moves import delays, detours
-from springtide.solvers.plan_book import Book, verify
+from springtide.scheduling.policies.springtide.capacity import NOBODY, Guests, counted_on, falls_told, is_roomier
+from springtide.scheduling.policies.springtide.memory import State, costs_of, mark_cluster
+from springtide.scheduling.policies.springtide.moves import delays, detours
+from springtide.scheduling.policies.springtide.policy import Springtide
+from springtide.solvers.reservations.reservation_table import Book, verify
 
 NODES = tuple(make_node(f"n{index}", 4) for index in range(3))
 WHOLE = Topology(nodes=NODES)

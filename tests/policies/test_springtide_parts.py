@@ -9,17 +9,25 @@ from rival_platform import make_view
 
 from springtide.core.decision import PoolAllocation, Snapshot
 from springtide.core.resources import Topology, make_node
-from springtide.policies.springtide_blocks import is_used, mark_used, pin, remember
-from springtide.policies.springtide_memory import PAD_S, State, block_of, costs_of, decode, entry_of, mark_cluster
-from springtide.policies.springtide_moves import detours
-from springtide.policies.springtide_packing import Packing
-from springtide.policies.springtide_places import retime
-from springtide.policies.springtide_rows import Row, Rows
-from springtide.policies.springtide_spare import share_spare
-from springtide.policies.springtide_words import why_impossible, why_no_room
-from springtide.policies.topology import layout_of
-from springtide.solvers.plan_book import Book
-from springtide.solvers.plan_fit import Costs, Run
+from springtide.scheduling.placement.topology import layout_of
+from springtide.scheduling.policies.springtide.blocks import is_used, mark_used, pin, remember
+from springtide.scheduling.policies.springtide.memory import (
+    PAD_S,
+    State,
+    block_of,
+    costs_of,
+    decode,
+    entry_of,
+    mark_cluster,
+)
+from springtide.scheduling.policies.springtide.moves import detours
+from springtide.scheduling.policies.springtide.packing import Packing
+from springtide.scheduling.policies.springtide.places import retime
+from springtide.scheduling.policies.springtide.reasons import why_impossible, why_no_room
+from springtide.scheduling.policies.springtide.rows import Row, Rows
+from springtide.scheduling.policies.springtide.spare import share_spare
+from springtide.solvers.reservations.fit import Costs, Run
+from springtide.solvers.reservations.reservation_table import Book
 
 FOUR_NODES = Topology(nodes=tuple(make_node(f"n{index}", 8) for index in range(4)))
 

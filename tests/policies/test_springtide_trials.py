@@ -8,9 +8,9 @@ from rival_platform import counts, look, make_view
 
 from springtide.core.decision import JobView, Overheads, Plan
 from springtide.core.workload import JobState
-from springtide.policies.springtide import Springtide
-from springtide.policies.springtide_rows import SETTLE_S, Row
-from springtide.policies.springtide_trials import MAX_DOUBLINGS, RETRY_S
+from springtide.scheduling.policies.springtide.policy import Springtide
+from springtide.scheduling.policies.springtide.rows import SETTLE_S, Row
+from springtide.scheduling.policies.springtide.trials import MAX_DOUBLINGS, RETRY_S
 
 COSTS = Overheads(change_s=1.0)
 # Two devices seem to be slower than one.

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from springtide.core.resources import Topology, make_node
-from springtide.policies.layout import Layout, addresses, block_at, layout_of
-from springtide.policies.topology import Blocks, Census, fits_compactly
+from springtide.scheduling.placement.layout import Layout, addresses, block_at, layout_of
+from springtide.scheduling.placement.topology import Blocks, Census, fits_compactly
 
 SIZES = st.lists(st.integers(0, 12), min_size=1, max_size=7)
 

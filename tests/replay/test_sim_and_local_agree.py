@@ -15,18 +15,18 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from springtide_studies.fault_seeds.seeds import FaultRun
+from springtide_studies.fault_seeds.workload import Request, Workload, make_job, make_service, make_submission
 
 from springtide.control.controller import Controller
-from springtide.control.journal import SqliteJournal
+from springtide.control.journal.sqlite import SqliteJournal
 from springtide.control.loop import verify
 from springtide.core.actions import Action, EndJob, PreemptJob, ResizeJob, SetShare, StartReplica
 from springtide.core.events import CancelRequested, Event, PauseRequested, ResumeRequested, ServiceDeployed
 from springtide.core.ports import Step
 from springtide.core.resources import make_node
 from springtide.core.shares import Share
-from springtide.policies.registry import make_live_policy, make_policy
-from springtide.sim.experiment import FaultRun
-from springtide.sim.workload import Request, Workload, make_job, make_service, make_submission
+from springtide.scheduling.registry import make_live_policy, make_policy
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

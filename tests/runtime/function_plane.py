@@ -10,7 +10,8 @@ import msgspec
 from pipeline_tasks_of_users import job_of
 
 from springtide.core.errors import ObjectMissing
-from springtide.core.function_wire import (
+from springtide.core.functions import FunctionPlan, FunctionStage
+from springtide.core.wire.functions import (
     ControlRecord,
     FunctionOrder,
     FunctionReport,
@@ -19,12 +20,11 @@ from springtide.core.function_wire import (
     Place,
     StageState,
 )
-from springtide.core.functions import FunctionPlan, FunctionStage
-from springtide.runtime import function_worker
 from springtide.runtime.function_handler import handler
-from springtide.runtime.function_source import UserSource
+from springtide.runtime.functions import worker as function_worker
+from springtide.runtime.functions.source import UserSource
 from springtide.storage.bundles import pack
-from springtide.storage.open import open_store
+from springtide.storage.stores.open import open_store
 
 SOURCE = """
 import torch

@@ -7,11 +7,11 @@ import numpy as np
 from pipeline_tasks_of_users import job_of
 
 from springtide.collectives.communicator import Communicator
-from springtide.core.function_wire import Keys, Place
 from springtide.core.functions import FunctionPlan, FunctionStage
-from springtide.runtime.replica_worker import ReplicaWorker
-from springtide.runtime.samples import array_samples
-from springtide.storage.memory_store import MemoryStore
+from springtide.core.wire.functions import Keys, Place
+from springtide.runtime.data.samples import array_samples
+from springtide.runtime.functions.data_parallel.worker import ReplicaWorker
+from springtide.storage.stores.memory import MemoryStore
 
 KEYS = Keys("job")
 NUM_SAMPLES = 44

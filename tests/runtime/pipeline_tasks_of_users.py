@@ -7,8 +7,8 @@ from torch import nn
 
 from springtide.client.functions import Task
 from springtide.core.workload import Entrypoint, TrainingJob, WorkloadId
-from springtide.perf.pipeline_tasks import micro_batch_bounds
-from springtide.runtime.shards import Schedule
+from springtide.perf.functions.pipeline.tasks import micro_batch_bounds
+from springtide.runtime.data.shards import Schedule
 
 
 class Attention(nn.Module):

@@ -19,9 +19,9 @@ from runtime_plane import WAIT_S, Plane
 from safetensors.torch import load
 
 from springtide.core.tokens import replica_token, workload_key
-from springtide.core.wire import FormGroup, FrameDecoder, Progress, Report, WorkerSpec
+from springtide.core.wire.workers import FormGroup, FrameDecoder, Progress, Report, WorkerSpec
 from springtide.core.workload import ReplicaId
-from springtide.storage.workload_store import open_workload_store
+from springtide.storage.workloads.store import open_workload_store
 
 MASTER_KEY = b"a master key"
 

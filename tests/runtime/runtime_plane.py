@@ -18,7 +18,7 @@ import time
 
 from safetensors.torch import load_file
 
-from springtide.core.wire import (
+from springtide.core.wire.workers import (
     Acknowledge,
     ChildExited,
     Finished,

@@ -7,8 +7,8 @@ from pipeline_tasks_of_users import TASKS, job_of, reference
 
 from springtide.client.functions import Task
 from springtide.core.errors import CheckpointError
-from springtide.runtime.adapter_torch import torch_models
-from springtide.runtime.pipeline_parts import task_parts
+from springtide.runtime.functions.pipeline.task_parts import task_parts
+from springtide.runtime.models.torch_model import torch_models
 from springtide.storage.frames import decode
 
 

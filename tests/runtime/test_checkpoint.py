@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from springtide.core.errors import CheckpointError, Fenced, StorageError
-from springtide.runtime.checkpoint import (
+from springtide.runtime.elastic.checkpoint import (
     CheckpointWriter,
     Snapshot,
     list_checkpoints,
@@ -19,8 +19,8 @@ from springtide.runtime.checkpoint import (
     load_newest,
     write_checkpoint,
 )
-from springtide.runtime.course import Cursor
-from springtide.runtime.state import TrainingState
+from springtide.runtime.elastic.training_cursor import Cursor
+from springtide.runtime.models.named_tensors import TrainingState
 from springtide.storage.fence import Fence
 
 CPU = torch.device("cpu")
@@ -159,7 +159,7 @@ def test_a_failed_write_keeps_the_old_checkpoint_and_training_going(tmp_path, mo
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("springtide.runtime.checkpoint.save_file", full)
+    monkeypatch.setattr("springtide.runtime.elastic.checkpoint.save_file", full)
     writer.write_in_background(state, Cursor(step=4), 0, 1)
     writer.wait()
     assert "No space left" in capsys.readouterr().err

@@ -12,9 +12,9 @@ import time
 import pytest
 
 from springtide.core.errors import InvalidRequest
-from springtide.perf.communication import read_samples, write_samples
-from springtide.runtime import namespaces
-from springtide.runtime.collective_sampler import (
+from springtide.perf.communication.query import read_samples, write_samples
+from springtide.runtime.profiling import namespaces
+from springtide.runtime.profiling.collective_sampler import (
     Measured,
     _as_file,
     _fastest,
@@ -25,8 +25,8 @@ from springtide.runtime.collective_sampler import (
     sample_namespaces,
     server_links,
 )
-from springtide.runtime.collective_worker import num_repeats
-from springtide.runtime.namespaces import NamespaceNetwork, RackNetwork, list_namespaces, why_not_here
+from springtide.runtime.profiling.collective_worker import num_repeats
+from springtide.runtime.profiling.namespaces import NamespaceNetwork, RackNetwork, list_namespaces, why_not_here
 
 SMALL, LARGE = 1 << 10, 1 << 20
 
@@ -138,7 +138,7 @@ def test_the_network_is_removed_whatever_happens():
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_the_network_is_removed_when_the_measurement_is_ended(number):
     program = (
-        "from springtide.runtime.collective_sampler import *; from springtide.runtime.namespaces import *;"
+        "from springtide.runtime.profiling.collective_sampler import *; from springtide.runtime.profiling.namespaces import *;"
         "sample_namespaces(RackNetwork(), 1, [1 << 22] * 50, tell=lambda text: print(text, flush=True))"
     )
     process = subprocess.Popen(

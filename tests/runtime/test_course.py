@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from springtide.core.errors import InvalidRequest
 from springtide.core.workload import AdaptiveBatch, Entrypoint, TrainingJob, WorkloadId
 from springtide.perf.noise_scale import DECAY
-from springtide.runtime.course import LEAST_NOISE_STEPS, NOISE_STRIDE, NUM_DENSE_STEPS, Course, Cursor
-from springtide.runtime.state import TrainingState
+from springtide.runtime.elastic.training_cursor import LEAST_NOISE_STEPS, NOISE_STRIDE, NUM_DENSE_STEPS, Course, Cursor
+from springtide.runtime.models.named_tensors import TrainingState
 
 
 def make_job(**fields):

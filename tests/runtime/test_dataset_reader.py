@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from springtide.core.errors import InvalidRequest, StorageError
-from springtide.runtime.dataset_reader import open_dataset
-from springtide.storage.dataset_place import data_store_url
-from springtide.storage.dataset_reference import DatasetReference
-from springtide.storage.datasets import append_dataset, close_dataset, put_dataset, remove_dataset
-from springtide.storage.memory_store import MemoryStore
-from springtide.storage.open import open_store
+from springtide.runtime.data.dataset_reader import open_dataset
+from springtide.storage.datasets.place import data_store_url
+from springtide.storage.datasets.reference import DatasetReference
+from springtide.storage.datasets.store import append_dataset, close_dataset, put_dataset, remove_dataset
+from springtide.storage.stores.memory import MemoryStore
+from springtide.storage.stores.open import open_store
 
 DIGITS = DatasetReference(name="digits")
 CLICKS = DatasetReference(name="clicks", is_stream=True)
@@ -149,7 +149,7 @@ def test_without_a_store_it_is_that_of_the_state_directory(tmp_path, monkeypatch
 
 def test_it_loads_neither_torch_nor_jax():
     program = (
-        "import sys, springtide.runtime.dataset_reader; "
+        "import sys, springtide.runtime.data.dataset_reader; "
         "print([name for name in ('torch', 'jax', 'scipy', 'obstore', 'redis') if name in sys.modules])"
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from springtide.core.errors import BackendError, InvalidRequest
-from springtide.runtime.errands import Errand, ErrandError, ErrandFiles
+from springtide.runtime.process.child_processes import Errand, ErrandError, ErrandFiles
 
 
 def test_reports_are_whole_files(tmp_path):

@@ -12,9 +12,13 @@ from function_plane import KEYS, SOURCE, Context, FunctionPlane, Invoked, Killed
 from safetensors.torch import load
 
 from springtide.core.errors import ObjectMissing, StorageError
-from springtide.core.function_wire import Place, Upcoming
-from springtide.runtime import function_watch, function_worker, pipeline_executor, pipeline_worker, place_worker
-from springtide.runtime.function_wire_store import WireStore, WireTrouble
+from springtide.core.wire.functions import Place, Upcoming
+from springtide.runtime.functions import control_watch as function_watch
+from springtide.runtime.functions import place_worker
+from springtide.runtime.functions import worker as function_worker
+from springtide.runtime.functions.pipeline import executor as pipeline_executor
+from springtide.runtime.functions.pipeline import worker as pipeline_worker
+from springtide.runtime.functions.wire_store import WireStore, WireTrouble
 
 # Batch normalisation would make losses depend on how many replicas share a batch.
 PLAIN = SOURCE.replace("nn.BatchNorm1d(9), ", "nn.Tanh(), ")

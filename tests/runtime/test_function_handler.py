@@ -15,10 +15,10 @@ from safetensors.torch import load
 
 import springtide
 from springtide.core.errors import InvalidRequest, ObjectMissing
-from springtide.core.function_wire import FunctionOrder, FunctionReport, FunctionResult, Place, ProfileOrder
+from springtide.core.wire.functions import FunctionOrder, FunctionReport, FunctionResult, Place, ProfileOrder
 from springtide.runtime.function_handler import ProfileResult, handler, open_stores, read_order
-from springtide.storage.linked import Link, LinkedStore
-from springtide.storage.memory_store import MemoryStore
+from springtide.storage.stores.linked import Link, LinkedStore
+from springtide.storage.stores.memory import MemoryStore
 
 
 def event_of(order):

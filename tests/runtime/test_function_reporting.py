@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from springtide.core.errors import StorageError
-from springtide.core.function_wire import MAX_LOSSES, FunctionOrder, FunctionReport, Keys, Place
-from springtide.runtime.function_reporting import FunctionReporter
-from springtide.storage.memory_store import MemoryStore
+from springtide.core.wire.functions import MAX_LOSSES, FunctionOrder, FunctionReport, Keys, Place
+from springtide.runtime.functions.reporting import FunctionReporter
+from springtide.storage.stores.memory import MemoryStore
 
 ORDER = FunctionOrder(
     job_id="job-1", store_url="", prefix="jobs/job-1", generation=2, attempt=1, stage=3, replica=1, incarnation=4

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from springtide.core.function_wire import LaneTimes
-from springtide.runtime.function_timing import StepTimer
+from springtide.core.wire.functions import LaneTimes
+from springtide.runtime.functions.timing import StepTimer
 
 LANES = LaneTimes(forward_s=0.1, backward_s=0.2, update_s=0.1, sync_s=0.3)
 

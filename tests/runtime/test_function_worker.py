@@ -10,14 +10,16 @@ from function_plane import KEYS, NUM_LAYERS, SOURCE, Context, FunctionPlane, Kil
 from safetensors.torch import load
 
 from springtide.core.errors import ObjectMissing
-from springtide.core.function_wire import Place
 from springtide.core.functions import FunctionPlan, FunctionStage
-from springtide.runtime import function_watch, pipeline_executor, pipeline_worker
-from springtide.runtime.function_worker import FunctionWorker
-from springtide.runtime.inprocess import run_local
-from springtide.runtime.pipeline_state import StageTraining
-from springtide.runtime.pipeline_worker import PipelineWorker
-from springtide.runtime.shards import Schedule
+from springtide.core.wire.functions import Place
+from springtide.runtime.data.shards import Schedule
+from springtide.runtime.functions import control_watch as function_watch
+from springtide.runtime.functions.pipeline import executor as pipeline_executor
+from springtide.runtime.functions.pipeline import worker as pipeline_worker
+from springtide.runtime.functions.pipeline.state import StageTraining
+from springtide.runtime.functions.pipeline.worker import PipelineWorker
+from springtide.runtime.functions.worker import FunctionWorker
+from springtide.runtime.local.inprocess import run_local
 
 
 @pytest.fixture(autouse=True)

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from springtide.core.errors import PeerLost
-from springtide.core.wire import FormGroup
+from springtide.core.wire.workers import FormGroup
 from springtide.core.workload import ReplicaId
-from springtide.runtime.group import form_group
-from springtide.runtime.membership import Formation, Membership
-from springtide.runtime.streams import connect_stream, listen_for_stream
-from springtide.runtime.tcp_meeting import MeetingHost, TcpMeeting
+from springtide.runtime.elastic.group import form_group
+from springtide.runtime.elastic.membership import Formation, Membership
+from springtide.runtime.elastic.streams import connect_stream, listen_for_stream
+from springtide.runtime.elastic.tcp_meeting import MeetingHost, TcpMeeting
 
 CPU = torch.device("cpu")
 
@@ -210,7 +210,7 @@ def order(generation, *members, forced=False):
 
 
 def test_who_departs_commits_as_the_newest_generation_that_counts_it_in(monkeypatch):
-    monkeypatch.setattr("springtide.runtime.membership._TURN_S", 0.05)
+    monkeypatch.setattr("springtide.runtime.elastic.membership._TURN_S", 0.05)
     monkeypatch.setattr(Formation, "_form", lambda self: None)
     membership = Membership(ReplicaId("a"), CPU, "127.0.0.1")
     assert not membership.is_leaving

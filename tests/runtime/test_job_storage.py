@@ -9,16 +9,16 @@ import torch
 from torch import nn
 
 from springtide.core.errors import CheckpointError, Fenced, StorageError
-from springtide.core.wire import WorkerSpec
+from springtide.core.wire.workers import WorkerSpec
 from springtide.core.workload import Entrypoint, ReplicaId, TrainingJob, WorkloadId
-from springtide.runtime import job_storage
-from springtide.runtime.checkpoint import Snapshot
-from springtide.runtime.course import Cursor
-from springtide.runtime.exits import EXIT_UNFIT, WorkerExit
-from springtide.runtime.job_storage import LocalStorage, RemoteStorage, open_storage
-from springtide.runtime.records import StepRecord
-from springtide.runtime.state import TrainingState
-from springtide.storage.workload_store import open_workload_store
+from springtide.runtime.elastic import job_storage
+from springtide.runtime.elastic.checkpoint import Snapshot
+from springtide.runtime.elastic.job_storage import LocalStorage, RemoteStorage, open_storage
+from springtide.runtime.elastic.step_log import StepRecord
+from springtide.runtime.elastic.training_cursor import Cursor
+from springtide.runtime.models.named_tensors import TrainingState
+from springtide.runtime.process.exits import EXIT_UNFIT, WorkerExit
+from springtide.storage.workloads.store import open_workload_store
 
 JOB = WorkloadId("job")
 

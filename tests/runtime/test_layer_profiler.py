@@ -17,16 +17,16 @@ from springtide.core.errors import BackendError, InvalidRequest
 from springtide.core.functions import LayerProfile
 from springtide.core.workload import Entrypoint
 from springtide.runtime.__main__ import main
-from springtide.runtime.layer_profiler import profile_layers
-from springtide.runtime.layer_profiling import (
+from springtide.runtime.models.layers import Layer, layers_of
+from springtide.runtime.profiling.layer_profiler import profile_layers
+from springtide.runtime.profiling.layer_profiling import (
     cached_source_layers,
     profile_source_layers,
     read_layer_profile,
     write_layer_profile,
 )
-from springtide.runtime.layers import Layer, layers_of
-from springtide.runtime.profiling_place import loopback_transfer
-from springtide.runtime.task_profiler import profile_task
+from springtide.runtime.profiling.place import loopback_transfer
+from springtide.runtime.profiling.task_profiler import profile_task
 
 SOURCE = textwrap.dedent(
     """
@@ -252,7 +252,7 @@ def test_a_file_that_is_no_profile_is_refused(tmp_path: Path) -> None:
 
 def test_a_profile_survives_its_file(tmp_path: Path) -> None:
     from springtide.core.functions import ModelProfile
-    from springtide.runtime.layer_profiling import LayerProfileFile
+    from springtide.runtime.profiling.layer_profiling import LayerProfileFile
 
     layer = LayerProfile(
         name="a",

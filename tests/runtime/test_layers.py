@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from springtide.core.errors import InvalidRequest
-from springtide.runtime.layers import borders, build_stage, has_gradient, layers_of
+from springtide.runtime.models.layers import borders, build_stage, has_gradient, layers_of
 
 
 class Declared(nn.Module):

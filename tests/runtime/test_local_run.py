@@ -6,12 +6,12 @@ from pipeline_tasks_of_users import TASKS
 
 from springtide.client.functions import Task
 from springtide.core.errors import InvalidRequest
-from springtide.runtime.local_run import run_local_task
-from springtide.storage.dataset_place import data_store_url
-from springtide.storage.dataset_reference import DatasetReference
-from springtide.storage.datasets import append_dataset, close_dataset, put_dataset
+from springtide.runtime.local.function_task import run_local_task
+from springtide.storage.datasets.place import data_store_url
+from springtide.storage.datasets.reference import DatasetReference
+from springtide.storage.datasets.store import append_dataset, close_dataset, put_dataset
 from springtide.storage.frames import decode
-from springtide.storage.open import open_store
+from springtide.storage.stores.open import open_store
 
 
 def saved(result):

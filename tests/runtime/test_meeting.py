@@ -12,8 +12,8 @@ from datetime import timedelta
 import pytest
 import torch
 
-from springtide.runtime.group import form_group
-from springtide.runtime.meeting import MeetingPlace
+from springtide.runtime.elastic.group import form_group
+from springtide.runtime.elastic.meeting import MeetingPlace
 
 
 def test_what_one_sets_all_find(tmp_path):
@@ -61,7 +61,7 @@ def test_sums_of_many_threads_lose_nothing(tmp_path):
 KILLED = """
 import os, sys
 from pathlib import Path
-from springtide.runtime.meeting import MeetingPlace
+from springtide.runtime.elastic.meeting import MeetingPlace
 place = MeetingPlace(Path(sys.argv[1]), 5.0)
 place.set("whole", b"x" * 1000)
 os.replace = lambda *_: os.kill(os.getpid(), 9)

@@ -8,15 +8,15 @@ from test_adapter_torch import Whole, samples
 
 from springtide.client.functions import Task
 from springtide.core.errors import InvalidRequest
-from springtide.runtime import model_profiler
-from springtide.runtime.model_profiler import profile_model
-from springtide.runtime.profiling_place import fixed_part_s
-from springtide.runtime.samples import array_samples
-from springtide.runtime.task_profiler import profile_task
-from springtide.storage.dataset_place import data_store_url
-from springtide.storage.dataset_reference import DatasetReference
-from springtide.storage.datasets import append_dataset
-from springtide.storage.open import open_store
+from springtide.runtime.data.samples import array_samples
+from springtide.runtime.profiling import model_profiler
+from springtide.runtime.profiling.model_profiler import profile_model
+from springtide.runtime.profiling.place import fixed_part_s
+from springtide.runtime.profiling.task_profiler import profile_task
+from springtide.storage.datasets.place import data_store_url
+from springtide.storage.datasets.reference import DatasetReference
+from springtide.storage.datasets.store import append_dataset
+from springtide.storage.stores.open import open_store
 
 
 class Clocked(Softmax):

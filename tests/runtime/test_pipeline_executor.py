@@ -3,9 +3,9 @@ import time
 
 import pytest
 
-from springtide.core.function_wire import Place
-from springtide.perf.pipeline_tasks import StageTask, step_tasks
-from springtide.runtime.pipeline_executor import StepExecutor
+from springtide.core.wire.functions import Place
+from springtide.perf.functions.pipeline.tasks import StageTask, step_tasks
+from springtide.runtime.functions.pipeline.executor import StepExecutor
 
 
 class Asked(Exception):

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from springtide.core.errors import StorageError
-from springtide.runtime.pipeline_messages import Parcel, frame_tensor, pack_parcel, present, unpack_parcel
+from springtide.runtime.functions.pipeline.messages import Parcel, frame_tensor, pack_parcel, present, unpack_parcel
 from springtide.storage.frames import FrameTensor, encode
 
 TENSORS = (

@@ -8,10 +8,10 @@ from safetensors.torch import load
 
 from springtide.client.functions import Task
 from springtide.core.errors import CheckpointError
-from springtide.core.function_wire import Keys
-from springtide.runtime.pipeline_parts import stage_training, task_parts
-from springtide.runtime.pipeline_state import Position, load_state, read_meta, save_state
-from springtide.storage.memory_store import MemoryStore
+from springtide.core.wire.functions import Keys
+from springtide.runtime.functions.pipeline.state import Position, load_state, read_meta, save_state
+from springtide.runtime.functions.pipeline.task_parts import stage_training, task_parts
+from springtide.storage.stores.memory import MemoryStore
 
 KEYS = Keys("job")
 AT = Position(7, 56, "abc")

@@ -3,8 +3,8 @@ from collections import Counter
 
 import pytest
 
-from springtide.core.function_wire import Place
-from springtide.perf.pipeline_tasks import Message, finish_times, micro_batch_bounds, step_tasks
+from springtide.core.wire.functions import Place
+from springtide.perf.functions.pipeline.tasks import Message, finish_times, micro_batch_bounds, step_tasks
 
 SHAPES = list(itertools.product((1, 2, 3, 5), (1, 2, 3), (0, 1, 2, 4)))
 

@@ -9,12 +9,12 @@ from springtide.client.functions import Task
 from springtide.collectives.communicator import Communicator
 from springtide.core.errors import InvalidRequest
 from springtide.core.function_search import BatchPhase
-from springtide.core.function_wire import Keys, Place
 from springtide.core.functions import FunctionPlan, FunctionStage
-from springtide.runtime.pipeline_parts import task_parts
-from springtide.runtime.pipeline_worker import PipelineWorker
-from springtide.runtime.shards import Schedule
-from springtide.storage.memory_store import MemoryStore
+from springtide.core.wire.functions import Keys, Place
+from springtide.runtime.data.shards import Schedule
+from springtide.runtime.functions.pipeline.task_parts import task_parts
+from springtide.runtime.functions.pipeline.worker import PipelineWorker
+from springtide.storage.stores.memory import MemoryStore
 
 KEYS = Keys("job")
 

@@ -9,13 +9,13 @@ from pipeline_tasks_of_users import job_of
 from test_pipeline_worker import nothing, plan_of
 
 from springtide.core.errors import InvalidRequest
-from springtide.core.function_wire import Place
-from springtide.runtime.function_source import user_source
-from springtide.runtime.pipeline_worker import PipelineWorker
-from springtide.runtime.place_worker import build_place_worker, imports_torch
-from springtide.runtime.replica_worker import ReplicaWorker
+from springtide.core.wire.functions import Place
+from springtide.runtime.functions.data_parallel.worker import ReplicaWorker
+from springtide.runtime.functions.pipeline.worker import PipelineWorker
+from springtide.runtime.functions.place_worker import build_place_worker, imports_torch
+from springtide.runtime.functions.source import user_source
 from springtide.storage.bundles import pack
-from springtide.storage.memory_store import MemoryStore
+from springtide.storage.stores.memory import MemoryStore
 
 NUMPY_TASK = """
 import numpy as np
@@ -109,13 +109,13 @@ def test_a_job_without_torch_starts_without_it(tmp_path):
     script = textwrap.dedent("""
         import sys, time
         import msgspec
-        from springtide.core.function_wire import Keys, Place
+        from springtide.core.wire.functions import Keys, Place
         from springtide.core.functions import FunctionPlan, FunctionStage
         from springtide.core.workload import Entrypoint, TrainingJob
-        from springtide.runtime.function_source import user_source
-        from springtide.runtime.place_worker import build_place_worker
+        from springtide.runtime.functions.source import user_source
+        from springtide.runtime.functions.place_worker import build_place_worker
         from springtide.storage.bundles import pack
-        from springtide.storage.memory_store import MemoryStore
+        from springtide.storage.stores.memory import MemoryStore
         store, keys = MemoryStore(), Keys("job")
         store.put(keys.bundle, pack("task.py", open("task.py").read(), None))
         job = TrainingJob(

@@ -15,13 +15,13 @@ import pytest
 
 from springtide.core.errors import InvalidRequest
 from springtide.core.tokens import replica_token
-from springtide.core.wire import WorkerSpec
+from springtide.core.wire.workers import WorkerSpec
 from springtide.core.workload import Entrypoint, ReplicaId, TrainingJob, WorkloadId
-from springtide.runtime.exits import EXIT_UNFIT
 from springtide.runtime.pod import PodLog, keep
-from springtide.runtime.pod_place import fetch_source, leave_word, open_prestop, read_spec
 from springtide.runtime.prestop import run_prestop
-from springtide.storage.workload_store import open_workload_store
+from springtide.runtime.process.exits import EXIT_UNFIT
+from springtide.runtime.process.pod_place import fetch_source, leave_word, open_prestop, read_spec
+from springtide.storage.workloads.store import open_workload_store
 
 
 def make_spec(tmp_path, **fields):

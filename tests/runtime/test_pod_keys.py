@@ -14,12 +14,12 @@ from msgspec.structs import replace
 from pod_plane import PodPlane
 from runtime_plane import make_job
 
+from kits.servers import running_s3
 from springtide.core.errors import StorageError
-from springtide.core.wire import CheckpointWritten
+from springtide.core.wire.workers import CheckpointWritten
 from springtide.core.workload import ReplicaId
-from springtide.storage.datasets import put_dataset
-from springtide.storage.open import open_store
-from springtide.testing.servers import running_s3
+from springtide.storage.datasets.store import put_dataset
+from springtide.storage.stores.open import open_store
 
 pytestmark = pytest.mark.slow
 DOCUMENT = Path(__file__).parents[2] / "docs" / "kubernetes.md"

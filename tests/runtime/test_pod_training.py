@@ -13,12 +13,12 @@ from pod_plane import PodPlane, kill_worker
 from runtime_plane import TRAIN, make_job
 from slow_link import SlowLink
 
-from springtide.core.wire import CheckpointWritten, Failed, Finished, Left, Preempt, Switched
+from kits.servers import running_s3
+from springtide.core.wire.workers import CheckpointWritten, Failed, Finished, Left, Preempt, Switched
 from springtide.core.workload import ReplicaId
-from springtide.runtime.exits import EXIT_GRACE
-from springtide.storage.datasets import put_dataset
+from springtide.runtime.process.exits import EXIT_GRACE
+from springtide.storage.datasets.store import put_dataset
 from springtide.storage.step_lines import WORD, hear_lines, lines_above
-from springtide.testing.servers import running_s3
 
 pytestmark = pytest.mark.slow
 NUM_STEPS = 39

@@ -15,10 +15,10 @@ import pytest
 from springtide.core.errors import BackendError, InvalidRequest
 from springtide.core.resources import Device, DeviceId, Node, NodeId
 from springtide.core.workload import Entrypoint
-from springtide.perf.communication import CommunicationSample, SampleFile
-from springtide.runtime.collective_sampler import server_links
-from springtide.runtime.namespaces import RackNetwork, list_namespaces, why_not_here
-from springtide.runtime.profiling import (
+from springtide.perf.communication.query import CommunicationSample, SampleFile
+from springtide.runtime.profiling.collective_sampler import server_links
+from springtide.runtime.profiling.namespaces import RackNetwork, list_namespaces, why_not_here
+from springtide.runtime.profiling.step_profiling import (
     MARK,
     FunctionProfile,
     Iteration,
@@ -30,7 +30,7 @@ from springtide.runtime.profiling import (
     timeline_of,
     with_speed_curve,
 )
-from springtide.runtime.profiling_worker import operators_of, turns_of
+from springtide.runtime.profiling.step_worker import operators_of, turns_of
 
 NUM_BYTES = [4 * 16 * 16, 4 * 8 * 16]
 

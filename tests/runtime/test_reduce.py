@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from springtide.core.errors import PeerLost
-from springtide.runtime.reduce import (
+from springtide.runtime.data.shards import shards_of_rank
+from springtide.runtime.elastic.reduce import (
     Accumulator,
     Block,
     BufferPool,
@@ -20,7 +21,6 @@ from springtide.runtime.reduce import (
     num_vectors,
     reduce_blocks,
 )
-from springtide.runtime.shards import shards_of_rank
 
 
 @given(st.sampled_from([1, 2, 4, 8, 16, 32]), st.data())

@@ -14,13 +14,13 @@ import pytest
 
 from springtide.core.errors import Fenced, StorageError
 from springtide.core.workload import WorkloadId
-from springtide.runtime import remote_steps
-from springtide.runtime.records import StepRecord
-from springtide.runtime.remote_steps import RemoteStepLog
-from springtide.runtime.step_spool import SPOOL_NAME, StepSpool, said_of
-from springtide.storage.open import open_store
+from springtide.runtime.elastic import remote_steps
+from springtide.runtime.elastic.remote_steps import RemoteStepLog
+from springtide.runtime.elastic.step_log import StepRecord
+from springtide.runtime.elastic.step_spool import SPOOL_NAME, StepSpool, said_of
 from springtide.storage.step_lines import gap_line, hear_lines, is_gap, lines_above, say_lines
-from springtide.storage.workload_store import WorkloadStore
+from springtide.storage.stores.open import open_store
+from springtide.storage.workloads.store import WorkloadStore
 
 JOB = WorkloadId("job")
 

@@ -20,10 +20,10 @@ from test_runtime_replica import Plane, make_spec
 
 from springtide.core.errors import BackendError
 from springtide.core.tokens import gateway_token
-from springtide.core.wire import Failed, Left, Ready, Stop
+from springtide.core.wire.workers import Failed, Left, Ready, Stop
 from springtide.core.workload import ReplicaId
-from springtide.runtime.replica_doors import Guard, GuardedDoor, tcp_address
-from springtide.runtime.replica_pod import run_serving_pod
+from springtide.runtime.serving.listeners import Guard, GuardedDoor, tcp_address
+from springtide.runtime.serving.pod import run_serving_pod
 from springtide.serving.frames import (
     Answered,
     Challenge,
@@ -44,9 +44,9 @@ TOKEN = gateway_token(KEY)
 REPLICA = ReplicaId("s1-r1")
 RUNNER = """
 import sys, msgspec
-from springtide.core.wire import WorkerSpec
-from springtide.runtime.replica_doors import Guard, GuardedDoor, tcp_address
-from springtide.runtime.replica_pod import run_serving_pod
+from springtide.core.wire.workers import WorkerSpec
+from springtide.runtime.serving.listeners import Guard, GuardedDoor, tcp_address
+from springtide.runtime.serving.pod import run_serving_pod
 spec = msgspec.json.decode(sys.stdin.buffer.read(), type=WorkerSpec)
 code = run_serving_pod(spec, sys.argv[1])
 assert "torch" not in sys.modules

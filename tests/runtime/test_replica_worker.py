@@ -7,10 +7,10 @@ from pipeline_tasks_of_users import job_of
 
 from springtide.core.errors import CheckpointError, InvalidRequest, StorageError
 from springtide.core.function_search import BatchPhase
-from springtide.core.function_wire import Place
-from springtide.runtime.replica_gradients import GradientLayout
-from springtide.runtime.samples import array_samples
-from springtide.runtime.shards import Schedule, StreamSchedule
+from springtide.core.wire.functions import Place
+from springtide.runtime.data.samples import array_samples
+from springtide.runtime.data.shards import Schedule, StreamSchedule
+from springtide.runtime.functions.data_parallel.gradients import GradientLayout
 
 PHASES = (BatchPhase(from_epoch=1, global_batch_size=11), BatchPhase(from_epoch=2, global_batch_size=5))
 # 44 samples: epochs of 6, 4 and 9 steps, and the first of the fourth.

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 from test_course import ADAPTIVE, make_job
 
-from springtide.core.wire import Progress, Switched
-from springtide.runtime import reporting
-from springtide.runtime.course import LEAST_NOISE_STEPS, Course
-from springtide.runtime.reporting import Reporter
+from springtide.core.wire.workers import Progress, Switched
+from springtide.runtime.elastic import reporting
+from springtide.runtime.elastic.reporting import Reporter
+from springtide.runtime.elastic.training_cursor import LEAST_NOISE_STEPS, Course
 
 
 class Told:

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from runtime_plane import artifact_hash
 
-from springtide.core.wire import CheckpointWritten, Preempt, Progress
+from springtide.core.wire.workers import CheckpointWritten, Preempt, Progress
 from springtide.core.workload import AdaptiveBatch
-from springtide.runtime import inprocess
-from springtide.runtime.entry import load_object
-from springtide.runtime.shards import Schedule
+from springtide.runtime.data.shards import Schedule
+from springtide.runtime.local import inprocess
+from springtide.runtime.process.entry import load_object
 
 
 def batch(rule="adascale"):

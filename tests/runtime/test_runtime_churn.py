@@ -9,8 +9,8 @@ import threading
 import pytest
 from runtime_plane import TRAIN
 
-from springtide.core.wire import CheckpointWritten, Finished, GroupBroken, Hello, Left, Preempt, Switched
-from springtide.runtime.shards import Schedule
+from springtide.core.wire.workers import CheckpointWritten, Finished, GroupBroken, Hello, Left, Preempt, Switched
+from springtide.runtime.data.shards import Schedule
 
 EPOCHS = 12
 NUM_STEPS = EPOCHS * 13
@@ -77,7 +77,7 @@ CRASHES = {
     "forward": "os.kill(os.getpid(), 9)",
     "before the exchange": "ctx._trainer._reduce = lambda: os.kill(os.getpid(), 9)",
     "amid the exchange": """
-import springtide.runtime.group as group
+import springtide.runtime.elastic.group as group
 group.Group.all_gather = lambda *_, **__: os.kill(os.getpid(), 9)
 """,
     "after the exchange, before the commit": "ctx._trainer._commit = lambda vector: os.kill(os.getpid(), 9)",
@@ -224,7 +224,7 @@ dist.destroy_process_group()
 def test_a_script_runs_under_the_variables_of_torchrun(make_plane):
     import socket
 
-    from springtide.core.wire import FormGroup
+    from springtide.core.wire.workers import FormGroup
     from springtide.core.workload import Entrypoint, ReplicaId
 
     plane = make_plane(SCRIPT)

@@ -9,7 +9,7 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from springtide.core.errors import PeerLost
-from springtide.runtime.group import Group
+from springtide.runtime.elastic.group import Group
 
 CPU = torch.device("cpu")
 

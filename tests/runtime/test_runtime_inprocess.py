@@ -11,7 +11,7 @@ from runtime_plane import artifact_hash, make_job
 from safetensors.torch import load_file
 
 from springtide.core.errors import InvalidRequest
-from springtide.runtime.inprocess import run_local
+from springtide.runtime.local.inprocess import run_local
 
 
 def load_fit(job):

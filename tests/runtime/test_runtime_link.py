@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from springtide.core.wire import (
+from springtide.core.wire.workers import (
     Acknowledge,
     FrameDecoder,
     Heartbeat,
@@ -21,7 +21,7 @@ from springtide.core.wire import (
     encode_frame,
 )
 from springtide.core.workload import Entrypoint, ReplicaId, TrainingJob, WorkloadId
-from springtide.runtime.link import ControlLink
+from springtide.runtime.process.control_link import ControlLink
 
 
 class Plane:

@@ -7,7 +7,7 @@ import resource
 
 import pytest
 
-from springtide.runtime.records import StepLog, StepRecord
+from springtide.runtime.elastic.step_log import StepLog, StepRecord
 
 
 def record(step):

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from springtide.core.errors import InvalidRequest
-from springtide.core.wire import (
+from springtide.core.wire.workers import (
     Acknowledge,
     Failed,
     FrameDecoder,
@@ -30,10 +30,10 @@ from springtide.core.wire import (
     Stop,
     WorkerSpec,
 )
-from springtide.core.wire import encode_frame as encode_order
+from springtide.core.wire.workers import encode_frame as encode_order
 from springtide.core.workload import Entrypoint, InferenceService, ReplicaId, WorkloadId
-from springtide.runtime.replica import Model, load_served_class, run_replica
-from springtide.runtime.start_phases import StartPhases
+from springtide.runtime.process.start_phases import StartPhases
+from springtide.runtime.serving.replica import Model, load_served_class, run_replica
 from springtide.serving.frames import (
     Answered,
     Draining,
@@ -165,9 +165,9 @@ def make_spec(tmp_path, name="slow", **changes):
 
 RUNNER = """
 import sys, msgspec
-from springtide.core.wire import WorkerSpec
-from springtide.runtime.link import ControlLink
-from springtide.runtime.replica import run_replica
+from springtide.core.wire.workers import WorkerSpec
+from springtide.runtime.process.control_link import ControlLink
+from springtide.runtime.serving.replica import run_replica
 spec = msgspec.json.decode(sys.stdin.buffer.read(), type=WorkerSpec)
 link = ControlLink(spec)
 link.start()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from springtide.runtime.resize_probe import _LARGE, _SMALL, Pause, _rows, measure_pauses
+from springtide.runtime.profiling.resize_probe import _LARGE, _SMALL, Pause, _rows, measure_pauses
 
 
 @pytest.mark.parametrize(

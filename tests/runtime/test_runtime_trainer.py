@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from springtide.core import wire
-from springtide.core.wire import CheckpointWritten, Failed, Left, Preempt, Switched
+from springtide.core.wire import workers as wire
+from springtide.core.wire.workers import CheckpointWritten, Failed, Left, Preempt, Switched
 from springtide.storage.fence import Fence
 
 

@@ -6,13 +6,13 @@ from pipeline_tasks_of_users import job_of
 from springtide.client.functions import Task
 from springtide.core.errors import InvalidRequest
 from springtide.core.function_search import BatchPhase
-from springtide.runtime.dataset_reader import open_dataset
-from springtide.runtime.pipeline_parts import tensor_samples
-from springtide.runtime.samples import array_samples, dataset_of, schedule_of
-from springtide.runtime.shards import Schedule, StreamSchedule
-from springtide.storage.dataset_reference import DatasetReference
-from springtide.storage.datasets import append_dataset, put_dataset
-from springtide.storage.memory_store import MemoryStore
+from springtide.runtime.data.dataset_reader import open_dataset
+from springtide.runtime.data.samples import array_samples, dataset_of, schedule_of
+from springtide.runtime.data.shards import Schedule, StreamSchedule
+from springtide.runtime.functions.pipeline.task_parts import tensor_samples
+from springtide.storage.datasets.reference import DatasetReference
+from springtide.storage.datasets.store import append_dataset, put_dataset
+from springtide.storage.stores.memory import MemoryStore
 
 X, Y = np.arange(20.0).reshape(10, 2), np.arange(10)
 

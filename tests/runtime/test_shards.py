@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from springtide.core.errors import StorageError
 from springtide.core.function_search import BatchPhase, batch_at, steps_of
-from springtide.runtime.shards import (
+from springtide.runtime.data.shards import (
     Schedule,
     StreamSchedule,
     permutation,

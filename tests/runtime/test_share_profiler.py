@@ -10,8 +10,8 @@ import pytest
 
 from springtide.core.errors import InvalidRequest
 from springtide.core.workload import Entrypoint
-from springtide.runtime.share_profiler import Lines, RunAnswer, RunOrder, ShareSpec, send
-from springtide.runtime.share_profiler_worker import Orders, one_call
+from springtide.runtime.profiling.share_profiler import Lines, RunAnswer, RunOrder, ShareSpec, send
+from springtide.runtime.profiling.share_profiler_worker import Orders, one_call
 from springtide.serving.schema import derive_schema
 
 

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 from test_course import make_job
 
-from springtide.core.share_wire import SlotReader, SlotWriter, make_slots
 from springtide.core.shares import Share
-from springtide.core.wire import WorkerSpec
+from springtide.core.wire.shares import SlotReader, SlotWriter, make_slots
+from springtide.core.wire.workers import WorkerSpec
 from springtide.core.workload import Entrypoint, InferenceService, ReplicaId, WorkloadId
-from springtide.runtime.replica import Model
-from springtide.runtime.reporting import Reporter
-from springtide.runtime.share_slot import iteration, open_slot
+from springtide.runtime.elastic.reporting import Reporter
+from springtide.runtime.process.share_slot import iteration, open_slot
+from springtide.runtime.serving.replica import Model
 
 SHARE = Share(request=0.3, limit=0.6)
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from springtide.core.errors import StorageError
 from springtide.core.functions import MIB
-from springtide.runtime.spilling import bring_back, kept_bytes, spilled
+from springtide.runtime.functions.spilling import bring_back, kept_bytes, spilled
 
 
 class Block(nn.Module):
@@ -97,7 +97,7 @@ PEAK = """
 import sys
 import torch
 from pathlib import Path
-from springtide.runtime.spilling import spilled
+from springtide.runtime.functions.spilling import spilled
 def build():
     return torch.nn.Sequential(*(torch.nn.Linear(2048, 2048) for _ in range(40)))
 def peak_mb():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from springtide.runtime.start_phases import StartPhases, process_born_s
+from springtide.runtime.process.start_phases import StartPhases, process_born_s
 
 
 def clock(*moments_s):

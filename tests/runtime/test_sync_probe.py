@@ -8,10 +8,8 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
-
-from springtide.core.errors import BackendError
-from springtide.runtime.sync_member import Done, Task, drawn, expected_sha256, run_task
-from springtide.runtime.sync_probe import (
+from springtide_studies.exchange.member import Done, Task, drawn, expected_sha256, run_task
+from springtide_studies.exchange.probe import (
     FULL,
     SMALL,
     Members,
@@ -24,8 +22,10 @@ from springtide.runtime.sync_probe import (
     rows_of,
     table_of,
 )
-from springtide.runtime.sync_stores import missing
-from springtide.storage.memory_store import MemoryStore
+from springtide_studies.exchange.stores import missing
+
+from springtide.core.errors import BackendError
+from springtide.storage.stores.memory import MemoryStore
 
 FAST = FULL.cases[0][2]
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-
-from springtide.runtime.sync_member import Done, MarkedStore, Marks
-from springtide.runtime.sync_smlt import (
+from springtide_studies.exchange.member import Done, MarkedStore, Marks
+from springtide_studies.exchange.smlt import (
     CARD_LINKS,
     OBJECT_STORE_LATENCY_S,
     SMALL,
@@ -23,9 +22,10 @@ from springtide.runtime.sync_smlt import (
     run_probe,
     table_of,
 )
-from springtide.runtime.sync_stores import missing
-from springtide.storage.linked import Link
-from springtide.storage.memory_store import MemoryStore
+from springtide_studies.exchange.stores import missing
+
+from springtide.storage.stores.linked import Link
+from springtide.storage.stores.memory import MemoryStore
 
 
 def measured(system, n, *times_s, store="redis", num_bytes=500_000, latency_s=0.001) -> Measured:
@@ -145,7 +145,7 @@ def test_the_model_says_what_many_workers_take():
 
 
 def test_without_its_servers_nothing_has_passed(monkeypatch, capsys):
-    monkeypatch.setattr("springtide.runtime.sync_smlt.missing", lambda kind: f"there is no {kind}")
+    monkeypatch.setattr("springtide_studies.exchange.smlt.missing", lambda kind: f"there is no {kind}")
     assert run_probe(as_json=True) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["passed"] is False

@@ -6,7 +6,7 @@ from platform_double import PlatformDouble
 from prometheus_client import CollectorRegistry
 from starlette.testclient import TestClient
 
-from springtide.service.api import build_api
+from springtide.service.api.application import build_api
 
 
 @pytest.fixture

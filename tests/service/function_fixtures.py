@@ -8,8 +8,8 @@ from platform_double import ArrivalOrder, PlatformDouble
 
 from springtide.core.events import NodeJoined
 from springtide.core.resources import make_node
-from springtide.perf.function_services import emulator
-from springtide.policies.functions import WithFunctions
+from springtide.perf.functions.services import emulator
+from springtide.scheduling.functions.policy import WithFunctions
 
 MIB = 1 << 20
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from springtide.control.controller import Controller
-from springtide.control.journal import MemoryJournal
+from springtide.control.journal.sqlite import MemoryJournal
 from springtide.core.decision import Plan, PoolAllocation
 from springtide.core.errors import BackendError
 from springtide.core.events import JobResized, NodeJoined, ReplicaReady, ReplicaStopped
 from springtide.core.resources import make_node
-from springtide.core.share_status import SharingStatus
-from springtide.service.shelves import DirectoryShelf
-from springtide.storage.dataset_place import data_store_url
+from springtide.core.status.shares import SharingStatus
+from springtide.service.submission.source_stores import DirectoryShelf
+from springtide.storage.datasets.place import data_store_url
 
 
 class ArrivalOrder:

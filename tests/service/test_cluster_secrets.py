@@ -7,10 +7,10 @@ import base64
 
 import pytest
 
-from springtide.backends.kubernetes.api_errors import AlreadyExists
+from springtide.backends.kubernetes.client.errors import AlreadyExists
 from springtide.backends.kubernetes.settings import KubernetesSettings
 from springtide.core.errors import InvalidRequest
-from springtide.service.cluster_secrets import api_token, master_key, master_key_secret, token_secret
+from springtide.service.assembly.cluster_secrets import api_token, master_key, master_key_secret, token_secret
 
 SETTINGS = KubernetesSettings(name="tide", namespace="sys")
 

@@ -6,10 +6,10 @@ from api_fixtures import TOKEN, job_body
 from prometheus_client import CollectorRegistry, generate_latest
 from starlette.testclient import TestClient
 
-from springtide.core.pod_status import ClusterStatus, PodStatus
-from springtide.service.api import build_api
-from springtide.service.cluster_evidence import MAX_PODS_TOLD, cluster_evidence
-from springtide.service.cluster_metrics import cluster_families
+from springtide.core.status.pods import ClusterStatus, PodStatus
+from springtide.service.api.application import build_api
+from springtide.service.metrics.cluster import cluster_families
+from springtide.service.status.cluster_evidence import MAX_PODS_TOLD, cluster_evidence
 
 PULL = "ImagePullBackOff: the image nowhere/worker:1 cannot be pulled"
 

@@ -17,12 +17,12 @@ from springtide.core.actions import (
     StopReplica,
 )
 from springtide.core.events import Event, PlatformStarted, ReplicaReady
-from springtide.core.function_status import FunctionRunStatus
 from springtide.core.functions import FunctionMenu
 from springtide.core.ports import Standing
 from springtide.core.resources import DeviceId
-from springtide.core.share_status import SharingStatus
 from springtide.core.shares import Share
+from springtide.core.status.functions import FunctionRunStatus
+from springtide.core.status.shares import SharingStatus
 from springtide.core.workload import Entrypoint, JobState, ReplicaId, TrainingJob, WorkloadId
 from springtide.service.executors import RoutedExecutor
 

@@ -10,12 +10,12 @@ from typing import Any
 import boto3
 import pytest
 
+from kits.servers import running_s3
 from springtide.backends.functions.provider import Seen
-from springtide.backends.kubernetes.cluster_check import Finding
+from springtide.backends.kubernetes.install.cluster_check import Finding
 from springtide.backends.kubernetes.settings import FunctionsSettings, KubernetesSettings
-from springtide.service import function_cluster_check
-from springtide.service.function_cluster_check import check_functions
-from springtide.testing.servers import running_s3
+from springtide.service.assembly import function_cluster_check
+from springtide.service.assembly.function_cluster_check import check_functions
 
 AWS: dict[str, Any] = {
     "provider": "aws",
@@ -52,8 +52,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         found.append(provider._settings)
         return [Seen(verdict="ok", text="the cloud")]
 
-    monkeypatch.setattr("springtide.backends.functions.aws.LambdaProvider.examine", examine)
-    monkeypatch.setattr("springtide.backends.functions.alibaba.AlibabaProvider.examine", examine)
+    monkeypatch.setattr("springtide.backends.functions.providers.aws.LambdaProvider.examine", examine)
+    monkeypatch.setattr("springtide.backends.functions.providers.alibaba.AlibabaProvider.examine", examine)
     monkeypatch.setattr(function_cluster_check, "_store", lambda given, secret: [])
     return found
 
@@ -114,7 +114,7 @@ def test_what_functions_of_a_cloud_do_not_find_is_a_fault(
 
 
 def test_a_store_is_tried_with_the_secrets_keys_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("springtide.backends.functions.aws.LambdaProvider.examine", lambda provider: [])
+    monkeypatch.setattr("springtide.backends.functions.providers.aws.LambdaProvider.examine", lambda provider: [])
     (untried,) = wrong(look(AWS, OWN_KEYS))
     assert untried.verdict == "warn"
     assert untried.text.startswith("s3://bucket/platform is not tried")

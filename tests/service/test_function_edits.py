@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from springtide.core.events import JobEdited, PauseRequested, UsageReported
 from springtide.core.functions import Bill, Usage
-from springtide.service.api import build_api
+from springtide.service.api.application import build_api
 
 
 @pytest.fixture

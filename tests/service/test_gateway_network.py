@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from test_service_gateway import Doubler, make_service, run
 
 from springtide.core.tokens import gateway_token, workload_key
-from springtide.core.wire import Acknowledge, FrameDecoder, Heartbeat, Hello, Ready, Report, WorkerSpec
-from springtide.core.wire import encode_frame as encode_order
+from springtide.core.wire.workers import Acknowledge, FrameDecoder, Heartbeat, Hello, Ready, Report, WorkerSpec
+from springtide.core.wire.workers import encode_frame as encode_order
 from springtide.core.workload import Entrypoint, ReplicaId
 from springtide.serving.frames import Answered, Challenge, FrameReader, Greet, Outcome, Question, Welcome, encode_frame
 from springtide.serving.greeting import new_nonce
@@ -37,8 +37,8 @@ class Double:
 """
 RUNNER = """
 import sys, msgspec
-from springtide.core.wire import WorkerSpec
-from springtide.runtime.replica_pod import run_serving_pod
+from springtide.core.wire.workers import WorkerSpec
+from springtide.runtime.serving.pod import run_serving_pod
 sys.exit(run_serving_pod(msgspec.json.decode(sys.stdin.buffer.read(), type=WorkerSpec), sys.argv[1]))
 """
 _hosts = (f"127.78.{os.getpid() % 250}.{number}" for number in itertools.count(1))

@@ -8,7 +8,7 @@ from springtide.control.records import ReplicaRecord, ReplicaState, ServiceRecor
 from springtide.core.resources import DeviceId
 from springtide.core.shares import Share
 from springtide.core.workload import Entrypoint, InferenceService, ReplicaId, WorkloadId
-from springtide.service.gateway_routes import service_routes
+from springtide.service.gateway.routes import service_routes
 from springtide.service.platform import PlatformView
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from prometheus_client.core import CollectorRegistry
 
 from springtide.core.resources import DeviceId
-from springtide.core.share_status import SharingStatus, TenantStatus
-from springtide.service.gpu_metrics import gpu_families
+from springtide.core.status.shares import SharingStatus, TenantStatus
+from springtide.service.metrics.gpu import gpu_families
 
 GPU = DeviceId("local/0")
 TENANT = TenantStatus(

@@ -17,7 +17,7 @@ import pytest
 
 from springtide.backends.kubernetes.settings import KubernetesSettings
 from springtide.core.errors import BackendError, InvalidRequest
-from springtide.service.kubernetes_assembly import ClusterOptions, serve_on_kubernetes
+from springtide.service.assembly.kubernetes import ClusterOptions, serve_on_kubernetes
 
 NOWHERE = """
 apiVersion: v1

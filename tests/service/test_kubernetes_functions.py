@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from springtide.backends.functions.aws import LambdaProvider
 from springtide.backends.functions.emulator.config import EmulatorConfig
 from springtide.backends.functions.emulator.launch import EmulatorAddress, ensure_emulator, stop_emulator
+from springtide.backends.functions.providers.aws import LambdaProvider
 from springtide.backends.inbox import Inbox
 from springtide.backends.kubernetes.settings import FunctionsSettings, KubernetesSettings
 from springtide.core.errors import BackendError, InvalidRequest
 from springtide.core.events import Event
 from springtide.core.workload import WorkloadId
-from springtide.perf import function_services
+from springtide.perf.functions import services as function_services
+from springtide.service.assembly.functions import EMULATOR_TOKEN
+from springtide.service.assembly.kubernetes_functions import ClusterFunctions, function_settings
 from springtide.service.executors import RoutedExecutor
-from springtide.service.function_assembly import EMULATOR_TOKEN
-from springtide.service.kubernetes_functions import ClusterFunctions, function_settings
 from springtide.service.platform import PlatformClock
 
 AWS = FunctionsSettings(

@@ -7,17 +7,17 @@ import json
 import pytest
 from test_resource_controller import ClusterDouble
 
-from springtide.backends.kubernetes.kinds import key_of
+from springtide.backends.kubernetes.client.kinds import key_of
 from springtide.backends.kubernetes.settings import KubernetesSettings
 from springtide.core.errors import ObjectMissing, StorageError
 from springtide.core.workload import ReplicaId
-from springtide.service.log_hand_in import PATIENCE_S, LogHandIn
-from springtide.service.resource_controller_intake import Intake
-from springtide.service.shelves import StoreShelf
-from springtide.service.submission import Desk
-from springtide.storage.file_store import FileStore
+from springtide.service.logs.upload import PATIENCE_S, LogHandIn
+from springtide.service.reconciler.admission import Intake
+from springtide.service.submission.source_stores import StoreShelf
+from springtide.service.submission.submission import Desk
 from springtide.storage.step_lines import gap_line, say_lines
-from springtide.storage.workload_store import WorkloadStore
+from springtide.storage.stores.files import FileStore
+from springtide.storage.workloads.store import WorkloadStore
 
 
 def lines_of(generation, first, last):

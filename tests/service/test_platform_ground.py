@@ -7,22 +7,22 @@ import threading
 import pytest
 from api_fixtures import job_body, service_body
 
+from kits.servers import missing_postgres, running_postgres
 from springtide.backends.inbox import Inbox
-from springtide.control.journal import open_journal
-from springtide.control.postgres_journal import PostgresJournal
+from springtide.control.journal.postgres import PostgresJournal
+from springtide.control.journal.sqlite import open_journal
 from springtide.core.actions import StartReplica
 from springtide.core.decision import Overheads
 from springtide.core.errors import BackendError, StorageError
 from springtide.core.events import NodeJoined, NodeLost, PlatformStarted
-from springtide.core.pod_status import ClusterStatus
 from springtide.core.resources import make_node
-from springtide.core.share_status import SharingStatus
+from springtide.core.status.pods import ClusterStatus
+from springtide.core.status.shares import SharingStatus
 from springtide.service.platform import Ground, Platform
-from springtide.service.schemas import JobIn, ServiceIn
-from springtide.service.shelves import StoreShelf
-from springtide.service.submission import Desk
-from springtide.storage.file_store import FileStore
-from springtide.testing.servers import missing_postgres, running_postgres
+from springtide.service.submission.schemas import JobIn, ServiceIn
+from springtide.service.submission.source_stores import StoreShelf
+from springtide.service.submission.submission import Desk
+from springtide.storage.stores.files import FileStore
 
 
 class Machines:
@@ -270,7 +270,7 @@ def test_what_a_job_on_functions_has_left_goes_with_the_rest_of_it(tmp_path):
 
 
 def test_a_long_log_is_fetched_by_its_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("springtide.service.shelves.MAX_FETCHED_LOG_BYTES", 8)
+    monkeypatch.setattr("springtide.service.submission.source_stores.MAX_FETCHED_LOG_BYTES", 8)
     store = FileStore(tmp_path / "objects", is_durable=False)
     store.put("workloads/a/logs/a.0.log", b"first line\nlast\n")
     StoreShelf(store, tmp_path / "state").fetch_logs("a")

@@ -8,23 +8,23 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from springtide.backends.kubernetes.kinds import Key, key_of, uid_of
-from springtide.backends.kubernetes.object_spec import trimmed
-from springtide.backends.kubernetes.object_status import ConditionType, Reason
-from springtide.backends.kubernetes.pod_spec import secret_name
+from springtide.backends.kubernetes.client.kinds import Key, key_of, uid_of
+from springtide.backends.kubernetes.pods.spec import secret_name
+from springtide.backends.kubernetes.resources.from_object import trimmed
+from springtide.backends.kubernetes.resources.status import Condition
+from springtide.backends.kubernetes.resources.status_schema import ConditionType, Reason
 from springtide.backends.kubernetes.settings import KubernetesSettings
-from springtide.backends.kubernetes.status_words import Condition
 from springtide.control.records import JobRecord
 from springtide.core.errors import BackendError
 from springtide.core.events import NodeLost, PauseRequested, ProgressReported
-from springtide.core.pod_status import ClusterStatus, PodStatus
-from springtide.service.resource_controller_events import EventTeller
-from springtide.service.resource_controller_intake import Intake
-from springtide.service.resource_controller_jobs import JobObjects
-from springtide.service.resource_controller_services import ServiceObjects
-from springtide.service.resource_controller_status import PROGRESS_EVERY_S, StatusTeller
-from springtide.service.schemas import ScaleIn
-from springtide.service.submission import Desk
+from springtide.core.status.pods import ClusterStatus, PodStatus
+from springtide.service.reconciler.admission import Intake
+from springtide.service.reconciler.events import EventTeller
+from springtide.service.reconciler.jobs import JobObjects
+from springtide.service.reconciler.services import ServiceObjects
+from springtide.service.reconciler.status import PROGRESS_EVERY_S, StatusTeller
+from springtide.service.submission.schemas import ScaleIn
+from springtide.service.submission.submission import Desk
 
 
 class ClusterDouble:

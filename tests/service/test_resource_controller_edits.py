@@ -9,15 +9,15 @@ import pytest
 from platform_double import PlatformDouble
 from test_resource_controller import House
 
-from springtide.backends.kubernetes.object_status import Reason
+from springtide.backends.kubernetes.resources.status_schema import Reason
 from springtide.control.controller import Controller
 from springtide.core.errors import BackendError, Conflict, InvalidRequest
 from springtide.core.events import JobEdited, ProgressReported, ReplicaStopped
 from springtide.core.workload import Goal
-from springtide.policies.registry import make_live_policy
-from springtide.service.history import HistoryIndex
-from springtide.service.resource_controller_jobs import ASKED_AGAIN_S
-from springtide.service.submission import Desk
+from springtide.scheduling.registry import make_live_policy
+from springtide.service.history.history import HistoryIndex
+from springtide.service.reconciler.jobs import ASKED_AGAIN_S
+from springtide.service.submission.submission import Desk
 
 # 1,000 steps: 100 s on one device, 56 s on two.
 KNOWN = {"samples": 32_000, "speeds": {"1": 10.0, "2": 18.0}, "workers": "1..2", "globalBatch": 32}

@@ -6,19 +6,19 @@ import pytest
 from platform_double import PlatformDouble
 from test_resource_controller import ClusterDouble
 
-from springtide.backends.kubernetes.kinds import key_of, uid_of
-from springtide.backends.kubernetes.object_status import ConditionType, Reason
+from springtide.backends.kubernetes.client.kinds import key_of, uid_of
+from springtide.backends.kubernetes.resources.status_schema import ConditionType, Reason
 from springtide.backends.kubernetes.settings import KubernetesSettings
 from springtide.core.errors import BackendError, StorageError
-from springtide.core.pod_status import ClusterStatus
+from springtide.core.status.pods import ClusterStatus
 from springtide.core.workload import ReplicaId
-from springtide.service.resource_controller_expiry import RETRY_S, Expiry
-from springtide.service.resource_controller_intake import Intake
-from springtide.service.resource_controller_status import StatusTeller
-from springtide.service.shelves import StoreShelf
-from springtide.service.submission import Desk
-from springtide.storage.file_store import FileStore
-from springtide.storage.workload_store import WorkloadStore
+from springtide.service.reconciler.admission import Intake
+from springtide.service.reconciler.expiry import RETRY_S, Expiry
+from springtide.service.reconciler.status import StatusTeller
+from springtide.service.submission.source_stores import StoreShelf
+from springtide.service.submission.submission import Desk
+from springtide.storage.stores.files import FileStore
+from springtide.storage.workloads.store import WorkloadStore
 
 
 class Cluster(ClusterDouble):

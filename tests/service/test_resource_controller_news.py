@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from test_resource_controller import House, Moments
 
-from springtide.backends.kubernetes.event_records import MAX_MESSAGE_CHARS
+from springtide.backends.kubernetes.resources.events import MAX_MESSAGE_CHARS
 from springtide.core.actions import StartReplica
-from springtide.core.pod_status import ClusterStatus, PodStatus
 from springtide.core.ports import Step
 from springtide.core.resources import DeviceId
+from springtide.core.status.pods import ClusterStatus, PodStatus
 from springtide.core.workload import ReplicaId
-from springtide.service.resource_controller_events import EventTeller
-from springtide.service.resource_controller_status import StatusTeller
+from springtide.service.reconciler.events import EventTeller
+from springtide.service.reconciler.status import StatusTeller
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from test_resource_controller_expiry import ARTIFACT, House
 
-from springtide.backends.kubernetes.kinds import key_of, uid_of
+from springtide.backends.kubernetes.client.kinds import key_of, uid_of
 from springtide.core.errors import BackendError, StorageError
-from springtide.service.resource_controller_remains import RETRY_S, Remains
-from springtide.storage.workload_store import WorkloadStore
+from springtide.service.reconciler.orphans import RETRY_S, Remains
+from springtide.storage.workloads.store import WorkloadStore
 
 WHOLE = {"source/train.py", ARTIFACT, "head"}
 

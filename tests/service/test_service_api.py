@@ -20,8 +20,15 @@ from springtide.core.events import (
     ProgressReported,
     ReplicaLost,
 )
-from springtide.core.status import Explanation, HistoryEntry, JobStatus, PlatformStatus, ServiceStatus, Timeline
-from springtide.service.api import build_api
+from springtide.core.status.platform import (
+    Explanation,
+    HistoryEntry,
+    JobStatus,
+    PlatformStatus,
+    ServiceStatus,
+    Timeline,
+)
+from springtide.service.api.application import build_api
 
 
 def submit(http, **changes):

@@ -9,9 +9,9 @@ import pytest
 from api_fixtures import HEADERS, TOKEN
 
 from springtide.core.errors import InvalidRequest, StorageError
-from springtide.service.auth import COOKIE, load_or_create_token
-from springtide.service.limits import Limits
-from springtide.service.problems import TooLarge, TooSlow
+from springtide.service.api.auth import COOKIE, load_or_create_token
+from springtide.service.api.limits import Limits
+from springtide.service.submission.problems import TooLarge, TooSlow
 
 
 def test_the_token_is_made_once_and_is_private(tmp_path):

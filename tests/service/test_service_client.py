@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry
 from springtide.client.api import Client, connect
 from springtide.core.errors import BackendError, Conflict, InvalidRequest, NotFound, Unauthorized
 from springtide.core.events import CancelRequested, JobFailed
-from springtide.core.status import JobStatus, ServiceStatus
-from springtide.service.api import build_api
+from springtide.core.status.platform import JobStatus, ServiceStatus
+from springtide.service.api.application import build_api
 
 
 def source_of(body):

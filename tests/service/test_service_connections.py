@@ -11,7 +11,7 @@ import httpx2
 import pytest
 import uvicorn
 
-from springtide.service.connections import BoundedConnection, connection_class
+from springtide.service.api.connections import BoundedConnection, connection_class
 
 
 async def answer(scope, receive, send):

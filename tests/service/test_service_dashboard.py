@@ -9,7 +9,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from springtide.service.dashboard import FIRST_COMMANDS, PAGES, dashboard_routes, render_page
+from springtide.service.api.dashboard import FIRST_COMMANDS, PAGES, dashboard_routes, render_page
 
 
 @pytest.fixture

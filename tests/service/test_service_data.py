@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from api_fixtures import job_body
 
-from springtide.service import data_routes
-from springtide.storage.dataset_cut import checked_arrays, cut
-from springtide.storage.dataset_reading import DatasetReader
-from springtide.storage.open import open_store
+from springtide.service.api import data_routes
+from springtide.storage.datasets.cut import checked_arrays, cut
+from springtide.storage.datasets.reading import DatasetReader
+from springtide.storage.stores.open import open_store
 
 
 def frames(count=20, first=0, per_shard=8):

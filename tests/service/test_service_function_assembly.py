@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from springtide.core.errors import InvalidRequest
-from springtide.service.function_assembly import AWS_KEYS, connect, node_of, service_of
-from springtide.service.function_settings import (
+from springtide.service.assembly.function_settings import (
     FunctionSettings,
     check_settings,
     parse_faults,
@@ -14,6 +13,7 @@ from springtide.service.function_settings import (
     shown_address,
     write_settings,
 )
+from springtide.service.assembly.functions import AWS_KEYS, connect, node_of, service_of
 
 AWS = {"provider": "aws", "store": "s3://bucket/jobs", "role": "arn:aws:iam::1:role/x", "region": "eu-central-1"}
 

@@ -9,10 +9,10 @@ from prometheus_client import CollectorRegistry
 from starlette.testclient import TestClient
 
 from springtide.core.events import PauseRequested, ProgressReported, UsageReported
-from springtide.core.function_status import FunctionRunStatus, PlaceStatus
-from springtide.core.function_wire import LaneTimes
 from springtide.core.functions import Bill, Usage
-from springtide.service.api import build_api
+from springtide.core.status.functions import FunctionRunStatus, PlaceStatus
+from springtide.core.wire.functions import LaneTimes
+from springtide.service.api.application import build_api
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from starlette.applications import Starlette
 
 from springtide.core.shares import Share
 from springtide.core.workload import Entrypoint, InferenceService, ReplicaId, WorkloadId
-from springtide.service.gateway import Gateway, ReplicaRoute, ServiceRoute
-from springtide.service.gateway_bench import run_gateway_bench
+from springtide.service.gateway.application import Gateway, ReplicaRoute, ServiceRoute
+from springtide.service.gateway.bench import run_gateway_bench
 from springtide.serving.frames import (
     Answered,
     Draining,

@@ -7,8 +7,8 @@ import asyncio
 import msgspec
 
 from springtide.core.workload import Entrypoint, InferenceService, WorkloadId
-from springtide.service.gateway import Gateway, ServiceRoute
-from springtide.service.gateway_scaling import ReplicaAdvice
+from springtide.service.gateway.application import Gateway, ServiceRoute
+from springtide.service.gateway.scaling import ReplicaAdvice
 
 SERVICE = InferenceService(
     service_id=WorkloadId("s1"),

@@ -12,7 +12,7 @@ from springtide.core.errors import InvalidRequest
 from springtide.core.resources import make_node
 from springtide.core.shares import Share
 from springtide.core.workload import Entrypoint, InferenceService
-from springtide.service.guarantees import check_guarantee
+from springtide.service.submission.guarantees import check_guarantee
 
 
 def platform(num_devices=4, **minimums):

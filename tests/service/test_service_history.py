@@ -20,8 +20,8 @@ from springtide.core.events import (
 )
 from springtide.core.ports import Step
 from springtide.core.workload import AdaptiveBatch, Entrypoint, JobState, TrainingJob
-from springtide.service import logs
-from springtide.service.history import MAX_ENTRIES, HistoryIndex
+from springtide.service.history.history import MAX_ENTRIES, HistoryIndex
+from springtide.service.logs import reading as logs
 
 
 def job(job_id="fit-1"):

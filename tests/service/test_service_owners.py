@@ -7,7 +7,7 @@ from datetime import datetime
 import pytest
 
 from springtide.core.errors import InvalidRequest
-from springtide.service.owners import (
+from springtide.service.assembly.pool_settings import (
     SHORTEST_BIN_S,
     midnight_before_s,
     parse_pools,

@@ -9,7 +9,7 @@ from springtide.core.events import NodeJoined, ReplicaReady, ReplicaStopped
 from springtide.core.ports import Step
 from springtide.core.resources import make_node
 from springtide.core.workload import Entrypoint, InferenceService, TrainingJob
-from springtide.service.pool_history import MAX_HANDOVERS, PoolHistory
+from springtide.service.history.pools import MAX_HANDOVERS, PoolHistory
 
 CODE = Entrypoint(source_path="/fit.py", object_name="fit")
 JOB = TrainingJob(job_id="fit-1", name="fit", entrypoint=CODE)

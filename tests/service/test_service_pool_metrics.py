@@ -7,13 +7,13 @@ from pools_fixtures import Tidal
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.registry import Collector
 
-from springtide.core.pool_status import TideBand
+from springtide.core.status.pools import TideBand
 from springtide.core.tide import Tide
-from springtide.service.history import HistoryIndex
-from springtide.service.metrics import PlatformCollector
-from springtide.service.pool_history import RECLAIM_BOUNDS_S, Histogram, PoolTotals
-from springtide.service.pool_metrics import pool_families
-from springtide.service.pool_routes import PoolDesk
+from springtide.service.api.pool_routes import PoolDesk
+from springtide.service.history.history import HistoryIndex
+from springtide.service.history.pools import RECLAIM_BOUNDS_S, Histogram, PoolTotals
+from springtide.service.metrics.platform import PlatformCollector
+from springtide.service.metrics.pools import pool_families
 
 
 @pytest.fixture

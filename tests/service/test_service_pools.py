@@ -13,15 +13,15 @@ from starlette.testclient import TestClient
 from springtide.control.records import JobRecord
 from springtide.core.decision import PlannedRun
 from springtide.core.events import JobSubmitted, NodeJoined, NodeLost, ReplicaReady
-from springtide.core.pool_status import AffectedJob, Handover, NodeStatus, PoolsReport, TideBand, TideStatus
 from springtide.core.resources import make_node
-from springtide.core.status import PlatformStatus, Timeline
+from springtide.core.status.platform import PlatformStatus, Timeline
+from springtide.core.status.pools import AffectedJob, Handover, NodeStatus, PoolsReport, TideBand, TideStatus
 from springtide.core.tide import Tide
 from springtide.core.workload import JobState, TrainingJob
-from springtide.service.api import build_api
-from springtide.service.history import HistoryIndex
-from springtide.service.pool_evidence import job_pool_evidence
-from springtide.service.pools import MAX_BINS, TideDesk, pool_statuses, tide_status
+from springtide.service.api.application import build_api
+from springtide.service.history.history import HistoryIndex
+from springtide.service.status.pool_evidence import job_pool_evidence
+from springtide.service.status.pools import MAX_BINS, TideDesk, pool_statuses, tide_status
 
 
 @pytest.fixture

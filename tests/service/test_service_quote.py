@@ -14,14 +14,14 @@ from starlette.testclient import TestClient
 
 from springtide.core.errors import CapacityError
 from springtide.core.events import JobFinished, JobSubmitted, ProgressReported
-from springtide.core.export import LiveState
-from springtide.core.quote import Quote
-from springtide.service import quote as quote_module
-from springtide.service.api import build_api
-from springtide.service.experience import FITTED_SPREAD, MEASURED_SPREAD, declared_steps, experience_of
+from springtide.core.status.export import LiveState
+from springtide.core.status.quote import Quote
+from springtide.service.api.application import build_api
 from springtide.service.export import live_state
-from springtide.service.quote import QuoteDesk
-from springtide.service.schemas import JobIn, JobOptionsIn
+from springtide.service.quotes import quote as quote_module
+from springtide.service.quotes.quote import QuoteDesk
+from springtide.service.submission.experience import FITTED_SPREAD, MEASURED_SPREAD, declared_steps, experience_of
+from springtide.service.submission.schemas import JobIn, JobOptionsIn
 
 sys.path.append(str(Path(__file__).parents[1] / "control"))
 from quoting import Reserving, training_job

@@ -11,12 +11,12 @@ from starlette.testclient import TestClient
 
 from springtide.core.events import FunctionsMeasured, ProgressReported, StreamObserved, UsageReported
 from springtide.core.function_search import FunctionMeasurement, StreamView
-from springtide.core.function_status import FunctionRunStatus
 from springtide.core.functions import Bill, FunctionPlan, FunctionStage, Usage
-from springtide.policies.function_words import words
-from springtide.service.api import build_api
-from springtide.service.function_searches import as_of, earlier_measurements
-from springtide.service.search_reports import decided_words, excess_of, search_status, tried_of
+from springtide.core.status.functions import FunctionRunStatus
+from springtide.scheduling.functions.plan_text import words
+from springtide.service.api.application import build_api
+from springtide.service.status.search_reports import decided_words, excess_of, search_status, tried_of
+from springtide.service.submission.function_searches import as_of, earlier_measurements
 
 # Asked for outright, no pipeline is planned to compare with.
 DEADLINE = {"options__deadline_s": 1200.0, "options__search": True}

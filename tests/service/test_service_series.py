@@ -14,7 +14,7 @@ from springtide.core.events import JobFinished, JobSubmitted, ProgressReported
 from springtide.core.ports import Step
 from springtide.core.resources import make_node
 from springtide.core.workload import AdaptiveBatch, Entrypoint, JobState, TrainingJob
-from springtide.service.series import LEAST_GAP_S, MAX_POINTS, SeriesIndex, planned_of
+from springtide.service.history.series import LEAST_GAP_S, MAX_POINTS, SeriesIndex, planned_of
 
 JOB = TrainingJob(
     job_id="fit-1",

@@ -14,10 +14,10 @@ from prometheus_client import CollectorRegistry
 from springtide.core.errors import InvalidRequest
 from springtide.core.events import ReplicaReady
 from springtide.core.resources import Device, make_node
-from springtide.core.share_status import SharingStatus, TenantStatus
 from springtide.core.shares import Share
-from springtide.service.api import build_api
-from springtide.service.shares import check_share, share_of
+from springtide.core.status.shares import SharingStatus, TenantStatus
+from springtide.service.api.application import build_api
+from springtide.service.submission.shares import check_share, share_of
 
 HELD = {"request": 0.3, "limit": 0.6, "memory_mb": 0}
 ENFORCED = "CPU time is given out by cgroups, 5 ms at a time"

@@ -9,7 +9,7 @@ from platform_double import View
 from springtide.control.records import JobRecord, ReplicaRecord, ReplicaState, ServiceRecord, ServiceState
 from springtide.core.decision import GradientNoise, PlannedRun
 from springtide.core.resources import make_node
-from springtide.core.status import HistoryEntry
+from springtide.core.status.platform import HistoryEntry
 from springtide.core.workload import (
     AdaptiveBatch,
     Checkpoint,
@@ -19,9 +19,9 @@ from springtide.core.workload import (
     JobState,
     TrainingJob,
 )
-from springtide.service.explain import explain
-from springtide.service.outlook import Outlook
-from springtide.service.status import job_status, platform_status, service_status
+from springtide.service.status.explain import explain
+from springtide.service.status.outlook import Outlook
+from springtide.service.status.status import job_status, platform_status, service_status
 
 CODE = Entrypoint(source_path="/fit.py", object_name="fit")
 

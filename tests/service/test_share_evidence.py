@@ -8,11 +8,11 @@ from msgspec.structs import replace
 
 from springtide.control.records import JobRecord, ReplicaRecord, ReplicaState, ServiceRecord, ServiceState
 from springtide.core.resources import make_node
-from springtide.core.share_status import SharingStatus, TenantStatus
 from springtide.core.shares import Share
+from springtide.core.status.shares import SharingStatus, TenantStatus
 from springtide.core.workload import Entrypoint, InferenceService, JobState, TrainingJob
-from springtide.service.explain import explain
-from springtide.service.share_evidence import MAX_NAMED, share_evidence
+from springtide.service.status.explain import explain
+from springtide.service.status.share_evidence import MAX_NAMED, share_evidence
 
 CODE = Entrypoint(source_path="x.py", object_name="x")
 SMALL, LARGE = Share(request=0.3, limit=0.5), Share(request=0.4, limit=0.6)

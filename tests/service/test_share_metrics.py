@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from prometheus_client.core import CollectorRegistry
 
-from springtide.core.share_status import SharingStatus, TenantStatus
-from springtide.service.share_metrics import ShareMetrics
+from springtide.core.status.shares import SharingStatus, TenantStatus
+from springtide.service.metrics.shares import ShareMetrics
 
 
 class Shown:

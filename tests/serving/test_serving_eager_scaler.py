@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from springtide.serving.eager_scaler import (
+from springtide_studies.dilu.eager_scaler import (
     EagerRules,
     EagerState,
     KeepAliveRules,

@@ -7,19 +7,19 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from springtide_studies.communication.bench import markdown, run_bench
+from springtide_studies.communication.gnn_training import Training
+from springtide_studies.fapes.nccl_samples import Drawn, clusters, draw_sets, sample_file
 
 from springtide.core.errors import InvalidRequest
-from springtide.perf.communication import write_samples
-from springtide.perf.gnn_training import Training
-from springtide.sim.bench_communication import markdown, run_bench
-from springtide.sim.nccl_samples import Drawn, clusters, draw_sets, sample_file
+from springtide.perf.communication.query import write_samples
 
 QUICK = Training(num_steps=3, num_members=1, batch_placements=8)
 
 
 @pytest.fixture(autouse=True)
 def few_trees(monkeypatch: pytest.MonkeyPatch) -> None:
-    import springtide.perf.communication_trees as trees
+    import springtide_studies.communication.communication_trees as trees
 
     fit = trees._fit
     monkeypatch.setattr(trees, "_fit", lambda rows, target, seed, num_trees: fit(rows, target, seed, 3))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from springtide.sim.bench_decision import run_bench
-from springtide.sim.bench_decision_goodput import AIMS, GoodputCrowd, is_goodput_policy, rows_of
+from springtide_studies.decision.bench import run_bench
+from springtide_studies.decision.goodput import AIMS, GoodputCrowd, is_goodput_policy, rows_of
 
 
 def test_the_crowd_is_of_adaptive_profiled_jobs_and_the_same_again():

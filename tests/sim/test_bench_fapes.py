@@ -6,13 +6,9 @@ import itertools
 
 import numpy as np
 import pytest
-
-from springtide.core.errors import InvalidRequest
-from springtide.core.resources import Topology
-from springtide.perf.fabric import V100_SERVER
-from springtide.perf.gnn_training import Training
-from springtide.sim.bench_fapes import CLUSTER, PUBLISHED, RIVALS, markdown, requests_of, run_bench
-from springtide.sim.bench_fapes_jobs import (
+from springtide_studies.communication.gnn_training import Training
+from springtide_studies.fapes.bench import CLUSTER, PUBLISHED, RIVALS, markdown, requests_of, run_bench
+from springtide_studies.fapes.jobs import (
     BUCKET_BYTES,
     FAMILIES,
     NUM_PIECES,
@@ -21,8 +17,12 @@ from springtide.sim.bench_fapes_jobs import (
     gain,
     progress_ends,
 )
-from springtide.sim.bench_fapes_play import play_requests, pooled, request_rule, table_row, training_of
-from springtide.sim.bench_fapes_truth import TopologySpeeds, curves_for
+from springtide_studies.fapes.play import play_requests, pooled, request_rule, table_row, training_of
+from springtide_studies.fapes.truth import TopologySpeeds, curves_for
+
+from springtide.core.errors import InvalidRequest
+from springtide.core.resources import Topology
+from springtide.perf.communication.fabric import V100_SERVER
 from springtide.workloads.cluster import cluster_nodes
 
 NODES = cluster_nodes(CLUSTER)

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from goodput_data import write_application, write_workload
+from springtide_studies.jct import bench as bench_jct
+from springtide_studies.jct import published as bench_jct_published
+from springtide_studies.jct.bench import JctOptions, find_workloads, markdown, run_bench
+from springtide_studies.jct.play import JctCase, play_cases
+from springtide_studies.jct.published import compare, read_published
 
 from springtide.cli.main import cli
 from springtide.core.errors import InvalidRequest
-from springtide.sim import bench_jct, bench_jct_published
-from springtide.sim.bench_jct import JctOptions, find_workloads, markdown, run_bench
-from springtide.sim.bench_jct_play import JctCase, play_cases
-from springtide.sim.bench_jct_published import compare, read_published
 
 pytest.importorskip("scipy", reason="the bound is found by an extra")
 DATA = Path(__file__).parents[3] / "shared" / "data" / "pollux"
@@ -124,7 +125,7 @@ def test_a_policy_that_fails_costs_the_others_nothing(folder: Path, monkeypatch:
 
     make = bench_jct.make_policy
     monkeypatch.setattr(
-        "springtide.sim.bench_jct_play.make_policy", lambda name: Broken() if name == "sjf" else make(name)
+        "springtide_studies.jct.play.make_policy", lambda name: Broken() if name == "sjf" else make(name)
     )
     report = run(folder, ("fifo", "sjf"), has_bound=False)
     assert "it broke" in report["rows"][0]["policies"]["sjf"]["error"]
@@ -179,7 +180,7 @@ def test_the_command(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not DATA.is_dir(), reason="the published workloads are not here")
 def test_the_bound_of_a_published_workload() -> None:
-    from springtide.sim.bench_jct_bound import find_bound
+    from springtide_studies.jct.bound import find_bound
 
     workload = DATA / "workloads-osdi21" / "workloads" / "workload-6.csv"
     bound = find_bound(workload, JctOptions(data=DATA), lambda line: None)

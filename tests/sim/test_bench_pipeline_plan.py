@@ -3,11 +3,19 @@
 import itertools
 
 import pytest
+from springtide_studies.funcpipe import pipeline_plan as bench_pipeline_plan
+from springtide_studies.funcpipe.model import MODELS, TABLE_1, lambda_profile
+from springtide_studies.funcpipe.pipeline_plan import (
+    SOLVED,
+    TRIED,
+    _criterion,
+    drawn_model,
+    markdown,
+    measure,
+    run_bench,
+)
 
-from springtide.perf.pipeline_merge import merged
-from springtide.sim import bench_pipeline_plan
-from springtide.sim.bench_pipeline_plan import SOLVED, TRIED, _criterion, drawn_model, markdown, measure, run_bench
-from springtide.sim.funcpipe import MODELS, TABLE_1, lambda_profile
+from springtide.perf.functions.pipeline.merge import merged
 
 
 def ticks():

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-
-from springtide.perf.share_latency import ShareLatency
-from springtide.sim.dilu_collocation_models import GpuModel, builtin_models, inference_share, training_share
-from springtide.sim.gpu_execution_work import plan_iteration
+from springtide_studies.dilu.collocation_models import GpuModel, builtin_models, inference_share, training_share
+from springtide_studies.dilu.gpu_execution_work import plan_iteration
+from springtide_studies.dilu.share_latency import ShareLatency
 
 MODEL = GpuModel(name="model", latency=ShareLatency(host_s=0.006, work_s=0.0, work_per_item_s=0.0025, saturation=0.5))
 

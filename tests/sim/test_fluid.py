@@ -23,10 +23,10 @@ from springtide.core.events import (
 )
 from springtide.core.resources import make_node
 from springtide.core.workload import Checkpoint, Entrypoint, JobState, TrainingJob
-from springtide.sim.clock import VirtualClock
-from springtide.sim.fluid import MAX_IDLE_TURNS, FluidExecutor
-from springtide.sim.fluid_faults import NodeFaults
-from springtide.sim.fluid_rules import OverheadRule, Speeds
+from springtide.simulator.clock import VirtualClock
+from springtide.simulator.fluid.executor import MAX_IDLE_TURNS, FluidExecutor
+from springtide.simulator.fluid.faults import NodeFaults
+from springtide.simulator.fluid.rules import OverheadRule, Speeds
 
 JOB = TrainingJob(
     job_id="a",

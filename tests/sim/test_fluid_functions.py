@@ -17,10 +17,10 @@ from springtide.core.functions import (
 )
 from springtide.core.resources import Device, DeviceId, Node, NodeId, make_node
 from springtide.core.workload import Entrypoint, Goal, JobState, TrainingJob, WorkloadId
-from springtide.policies.functions import WithFunctions
-from springtide.policies.registry import make_policy
-from springtide.sim.fluid_play import play
-from springtide.sim.fluid_rules import Speeds, overhead_rule
+from springtide.scheduling.functions.policy import WithFunctions
+from springtide.scheduling.registry import make_policy
+from springtide.simulator.fluid.play import play
+from springtide.simulator.fluid.rules import Speeds, overhead_rule
 
 
 def service(concurrency: int, num_places: int) -> Node:

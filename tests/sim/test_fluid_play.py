@@ -9,22 +9,22 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from springtide_studies.fault_seeds.invariants import InvariantViolation
 
 from springtide.control.controller import Controller
-from springtide.control.journal import MemoryJournal
+from springtide.control.journal.sqlite import MemoryJournal
 from springtide.control.loop import verify
 from springtide.core.decision import Plan, Policy, PoolAllocation, Snapshot
 from springtide.core.errors import InvalidRequest
-from springtide.policies.registry import POLICY_NAMES, make_policy
-from springtide.sim.figures import simulate
-from springtide.sim.fluid_rules import overhead_rule, scattered_fraction
-from springtide.sim.invariants import InvariantViolation
+from springtide.scheduling.registry import POLICY_NAMES, make_policy
+from springtide.simulator.fluid.rules import overhead_rule, scattered_fraction
+from springtide.simulator.simulate import simulate
 
 DIGEST = """
 import hashlib
-from springtide.control.journal import MemoryJournal, encode_step
-from springtide.sim.figures import simulate
-from springtide.testing.cheap import cheap_names
+from springtide.control.journal.sqlite import MemoryJournal, encode_step
+from springtide.simulator.simulate import simulate
+from kits.cheap_policies import cheap_names
 for policy in cheap_names(round_s=600.0):
     journal = MemoryJournal()
     simulate("generated:25", "2x4", [policy], seed=4, journal=lambda name: journal, strict=False, {options})

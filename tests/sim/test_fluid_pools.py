@@ -12,6 +12,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from springtide_studies.fault_seeds.invariants import InvariantViolation
+from springtide_studies.workloads.tidal import TidalSetting, draw_tidal
 
 from springtide.core.decision import Overheads, Plan, Policy, PoolAllocation, Relabel, Snapshot
 from springtide.core.events import Event, ScaleRequested, ServiceDeployed
@@ -19,12 +21,10 @@ from springtide.core.ports import Step
 from springtide.core.resources import Node, make_node
 from springtide.core.tide import Tide
 from springtide.core.workload import Entrypoint, InferenceService, JobState, TrainingJob, WorkloadId
-from springtide.policies.registry import make_policy
-from springtide.sim.fluid_faults import NodeFaults
-from springtide.sim.fluid_play import NullJournal, Played, play
-from springtide.sim.fluid_rules import OverheadRule, Speeds, Times
-from springtide.sim.invariants import InvariantViolation
-from springtide.workloads.tidal import TidalSetting, draw_tidal
+from springtide.scheduling.registry import make_policy
+from springtide.simulator.fluid.faults import NodeFaults
+from springtide.simulator.fluid.play import NullJournal, Played, play
+from springtide.simulator.fluid.rules import OverheadRule, Speeds, Times
 
 SOURCE = Entrypoint(source_path="main.py", object_name="main")
 POLICIES = ("dedicated/fifo", "one-way/fifo", "two-way/fifo", "two-way/elasticflow", "tide/fifo", "tide/springtide")

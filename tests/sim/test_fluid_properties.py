@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from springtide.sim.figures import simulate
-from springtide.testing.cheap import cheap_names
+from kits.cheap_policies import cheap_names
+from springtide.simulator.simulate import simulate
 from springtide.workloads.profiles import Profiles
 from springtide.workloads.trace import Trace, TraceJob, make_trace
 

@@ -22,10 +22,10 @@ from springtide.core.events import (
 from springtide.core.ports import Standing
 from springtide.core.resources import make_node
 from springtide.core.workload import Checkpoint, Entrypoint, InferenceService, JobState, TrainingJob
-from springtide.sim.clock import VirtualClock
-from springtide.sim.fluid import FluidExecutor
-from springtide.sim.fluid_faults import NodeFaults
-from springtide.sim.fluid_rules import Times
+from springtide.simulator.clock import VirtualClock
+from springtide.simulator.fluid.executor import FluidExecutor
+from springtide.simulator.fluid.faults import NodeFaults
+from springtide.simulator.fluid.rules import Times
 
 SOURCE = Entrypoint(source_path="trace")
 JOB = TrainingJob(

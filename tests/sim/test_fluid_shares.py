@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 from msgspec.structs import replace
+from springtide_studies.fault_seeds.invariants import InvariantViolation
 
 from springtide.core.actions import Action, EndJob, PreemptJob, ResizeJob, SetShare, StartReplica, StopReplica
 from springtide.core.events import Event, JobFinished, LoadObserved, NodeJoined, ProgressReported, ReplicaReady
@@ -13,11 +14,10 @@ from springtide.core.ports import Step
 from springtide.core.resources import make_node
 from springtide.core.shares import Share, make_share
 from springtide.core.workload import Entrypoint, InferenceService, JobState, TrainingJob
-from springtide.sim.clock import VirtualClock
-from springtide.sim.fluid import FluidExecutor
-from springtide.sim.fluid_rules import OverheadRule
-from springtide.sim.invariants import InvariantViolation
-from springtide.sim.invariants_fluid import FluidInvariants
+from springtide.simulator.clock import VirtualClock
+from springtide.simulator.fluid.executor import FluidExecutor
+from springtide.simulator.fluid.invariants import FluidInvariants
+from springtide.simulator.fluid.rules import OverheadRule
 
 SOURCE = Entrypoint(source_path="trace")
 FULL = make_share(0.5, 1.0)

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-
-from springtide.core.errors import InvalidRequest
-from springtide.core.functions import FunctionPlan, FunctionStage, LayerProfile, ModelProfile
-from springtide.perf.pipeline_baselines import BASELINES
-from springtide.sim import bench_funcpipe
-from springtide.sim.bench_funcpipe import PARTS, markdown, plan_text, run_bench
-from springtide.sim.funcpipe import (
+from springtide_studies.funcpipe import bench as bench_funcpipe
+from springtide_studies.funcpipe.bench import PARTS, markdown, plan_text, run_bench
+from springtide_studies.funcpipe.model import (
     FUNCPIPE,
     MODELS,
     OURS,
@@ -24,7 +20,11 @@ from springtide.sim.funcpipe import (
     recommended_point,
     rival_points,
 )
-from springtide.sim.funcpipe_walk import walk
+from springtide_studies.funcpipe.walk import walk
+from springtide_studies.rivals.pipeline_baselines import BASELINES
+
+from springtide.core.errors import InvalidRequest
+from springtide.core.functions import FunctionPlan, FunctionStage, LayerProfile, ModelProfile
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from springtide.control.controller import Controller
-from springtide.control.journal import MemoryJournal
+from springtide.control.journal.sqlite import MemoryJournal
 from springtide.control.loop import verify
-from springtide.policies.registry import make_policy
-from springtide.sim.fluid_rules import overhead_rule
-from springtide.sim.goodput_play import GoodputSetting, play_workload
-from springtide.workloads.pollux import read
+from springtide.scheduling.registry import make_policy
+from springtide.simulator.adaptive.play import GoodputSetting, play_workload
+from springtide.simulator.fluid.rules import overhead_rule
+from springtide.workloads.formats.pollux import read
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "pollux"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"the published measurements are not at {DATA}")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from springtide.perf.share_latency import ShareLatency
-from springtide.sim.gpu_execution_work import (
+from springtide_studies.dilu.gpu_execution_work import (
     bursty_arrivals,
     gamma_arrivals,
     percentile,
     plan_iteration,
     poisson_arrivals,
 )
+from springtide_studies.dilu.share_latency import ShareLatency
 
 LATENCY = ShareLatency(host_s=0.006, work_s=0.001, work_per_item_s=0.002, saturation=0.25, saturation_per_doubling=0.1)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from springtide_studies.loans import study as loaning
+from springtide_studies.loans.play import LoanSetting
+from springtide_studies.loans.study import parse_sizes, ratios_of, rows_of, study_loaning
 
 from springtide.core.errors import InvalidRequest
-from springtide.sim import loaning
-from springtide.sim.loaning import parse_sizes, ratios_of, rows_of, study_loaning
-from springtide.sim.loaning_play import LoanSetting
 
 PACE = {"dedicated": 4.0, "one-way": 2.0, "two-way": 1.5, "tide": 1.0}
 

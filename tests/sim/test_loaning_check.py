@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from springtide_studies.loans.check import BOUND_S, Choice, SeedResult, check_seed, compared, main, summary
 
 from springtide.core.decision import Overheads, PoolAllocation, Snapshot
 from springtide.core.resources import NodeId, Topology, make_node
 from springtide.core.workload import WorkloadId
-from springtide.policies.pools import NodeView, PoolState
-from springtide.sim.loaning_check import BOUND_S, Choice, SeedResult, check_seed, compared, main, summary
+from springtide.scheduling.loans.pools import NodeView, PoolState
 from springtide.solvers import highs
 
 NEEDS_SOLVER = pytest.mark.skipif(not highs.is_available(), reason="the exact choice needs SciPy")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-
-from springtide.perf.communication import SampleFile
-from springtide.sim.nccl_samples import (
+from springtide_studies.fapes.nccl_samples import (
     LARGEST_BYTES,
     NUM_SERVERS,
     SMALLEST_BYTES,
@@ -13,6 +11,8 @@ from springtide.sim.nccl_samples import (
     draw_sets,
     sample_file,
 )
+
+from springtide.perf.communication.query import SampleFile
 
 
 def test_sets_share_no_placement_and_have_their_own_numbers_of_servers() -> None:

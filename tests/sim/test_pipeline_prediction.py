@@ -11,8 +11,8 @@ from types import ModuleType
 import pytest
 
 from springtide.core.functions import LayerProfile, ModelProfile
-from springtide.perf.function_services import emulator
-from springtide.perf.pipeline import estimate_step
+from springtide.perf.functions.pipeline.step_time import estimate_step
+from springtide.perf.functions.services import emulator
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

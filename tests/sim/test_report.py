@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from springtide.sim import chart, page
-from springtide.sim.report import render, write_report
+from springtide.simulator.report import chart, page
+from springtide.simulator.report.report import render, write_report
 
 EVIL = "<script>alert(1)</script>&\x00\"'.csv"
 VOID = {"meta", "input", "br", "link", "img", "hr"}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from springtide.core.shares import Share, make_share
-from springtide.sim.shared_devices import SharedDevices, Wish, divide, overfull
+from springtide.simulator.shared_devices import SharedDevices, Wish, divide, overfull
 
 
 def wish(request: float, limit: float, demand: float = 1.0) -> Wish:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from springtide.core.shares import make_share
-from springtide.policies.registry import PACKER_NAMES
-from springtide.sim.figures import simulate
-from springtide.sim.trace import read_jobs
-from springtide.workloads.springtide import COLUMNS
+from springtide.scheduling.registry import PACKER_NAMES
+from springtide.simulator.fluid.trace import read_jobs
+from springtide.simulator.simulate import simulate
+from springtide.workloads.formats.springtide import COLUMNS
 
 
 def write(folder: Path, *rows: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from springtide.sim.clock import Agenda, VirtualClock
+from springtide.simulator.clock import Agenda, VirtualClock
 
 
 def test_clock_never_goes_back() -> None:

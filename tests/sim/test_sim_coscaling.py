@@ -5,10 +5,9 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
-
-from springtide.sim.coscaling import ARMS, Arm, Profile, ServedModel
-from springtide.sim.coscaling_play import play, profile_of
-from springtide.workloads.request_rates import draw_arrivals, draw_rates
+from springtide_studies.dilu.coscaling_play import play, profile_of
+from springtide_studies.dilu.coscaling_world import ARMS, Arm, Profile, ServedModel
+from springtide_studies.workloads.request_rates import draw_arrivals, draw_rates
 
 MODEL = ServedModel()
 PROFILE = Profile(request_per_s=45.0, limit_per_s=103.0)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from springtide_studies.dilu import coscaling as dilu_coscaling
+from springtide_studies.dilu.coscaling import run_study, study_text
+from springtide_studies.dilu.coscaling_play import RunFigures
+from springtide_studies.dilu.coscaling_world import ARMS, EAGER, OURS
 
 from springtide.core.errors import InvalidRequest
-from springtide.sim import dilu_coscaling
-from springtide.sim.coscaling import ARMS, EAGER, OURS
-from springtide.sim.coscaling_play import RunFigures
-from springtide.sim.dilu_coscaling import run_study, study_text
 
 
 @pytest.fixture(scope="module")

@@ -7,13 +7,8 @@ from typing import Any
 
 import msgspec
 import pytest
-
-from springtide.core.resources import DeviceId
-from springtide.core.shares import Share
-from springtide.policies.share_ledger import Bounds, Part, ShareLedger
-from springtide.policies.share_packing import DiluPacker, PlacementRequest
-from springtide.sim import dilu_packing
-from springtide.sim.packing_play import (
+from springtide_studies.dilu import packing as dilu_packing
+from springtide_studies.dilu.packing_play import (
     CONTENDERS,
     Contender,
     LedgerCheck,
@@ -21,13 +16,18 @@ from springtide.sim.packing_play import (
     play_packing,
     sizes_after,
 )
-from springtide.workloads.dilu import (
+from springtide_studies.workloads.dilu import (
     DEVICE_MEMORY_MB,
     SharingEvent,
     SharingInstance,
     SharingWorkload,
     draw_sharing_workload,
 )
+
+from springtide.core.resources import DeviceId
+from springtide.core.shares import Share
+from springtide.scheduling.sharing.ledger import Bounds, Part, ShareLedger
+from springtide.scheduling.sharing.packing import DiluPacker, PlacementRequest
 
 CLUSTER = paper_cluster()
 OURS = next(contender for contender in CONTENDERS if contender.name == "dilu")

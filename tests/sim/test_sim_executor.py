@@ -6,20 +6,20 @@ from collections.abc import Callable
 
 import pytest
 from msgspec.structs import replace
+from springtide_studies.fault_seeds.executor import SimExecutor
+from springtide_studies.fault_seeds.invariants import complain
+from springtide_studies.fault_seeds.machine import Machine
+from springtide_studies.fault_seeds.models import Delays, job_model
+from springtide_studies.fault_seeds.workload import let_batch_change, make_job
 
 from springtide.control import loop
 from springtide.control.controller import Controller
-from springtide.control.journal import MemoryJournal
+from springtide.control.journal.sqlite import MemoryJournal
 from springtide.core.decision import Plan, PoolAllocation, Snapshot
 from springtide.core.events import JobSubmitted, NodeJoined
 from springtide.core.resources import make_node
 from springtide.core.workload import JobState, TrainingJob
-from springtide.sim.clock import VirtualClock
-from springtide.sim.executor import SimExecutor
-from springtide.sim.invariants import complain
-from springtide.sim.machine import Machine
-from springtide.sim.models import Delays, job_model
-from springtide.sim.workload import let_batch_change, make_job
+from springtide.simulator.clock import VirtualClock
 
 
 class FirstCome:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from springtide.sim.figures import simulate
+from springtide.simulator.simulate import simulate
 
 # What scripts read (PRODUCT.md, machine-readable answers).
 PROMISED_KEYS = {

@@ -11,15 +11,15 @@ from goodput_data import step_s, write_application, write_workload
 from springtide.core.decision import Plan, PoolAllocation, Snapshot, StepTime
 from springtide.core.errors import InvalidRequest
 from springtide.perf.goodput import split_batch
-from springtide.policies.registry import make_policy
-from springtide.sim.figures import simulate
-from springtide.sim.fluid_play import Played
-from springtide.sim.goodput import AppTruth, compact_placement, make_truths
-from springtide.sim.goodput_jobs import find_measurements_near, goodput_arrivals
-from springtide.sim.goodput_play import GoodputSetting, make_nodes, play_workload
-from springtide.sim.goodput_speeds import lengths
-from springtide.workloads.pollux import read
-from springtide.workloads.pollux_tables import read_applications
+from springtide.scheduling.registry import make_policy
+from springtide.simulator.adaptive.jobs import find_measurements_near, goodput_arrivals
+from springtide.simulator.adaptive.play import GoodputSetting, make_nodes, play_workload
+from springtide.simulator.adaptive.speeds import lengths
+from springtide.simulator.adaptive.truth import AppTruth, compact_placement, make_truths
+from springtide.simulator.fluid.play import Played
+from springtide.simulator.simulate import simulate
+from springtide.workloads.formats.pollux import read
+from springtide.workloads.formats.pollux_tables import read_applications
 from springtide.workloads.trace import make_trace
 
 pytest.importorskip("scipy", reason="unmeasured placements are interpolated by an extra")

@@ -5,22 +5,30 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from springtide_studies.fault_seeds.executor import SimExecutor
+from springtide_studies.fault_seeds.invariants import Invariants, InvariantViolation, complain
+from springtide_studies.fault_seeds.machine import Machine
+from springtide_studies.fault_seeds.models import Delays
+from springtide_studies.fault_seeds.workload import (
+    Gateway,
+    Load,
+    Request,
+    Workload,
+    make_job,
+    make_service,
+    with_shares,
+)
 
 from springtide.control import loop
 from springtide.control.controller import Controller
-from springtide.control.journal import MemoryJournal
+from springtide.control.journal.sqlite import MemoryJournal
 from springtide.core.actions import SetShare
 from springtide.core.decision import Plan, PoolAllocation
 from springtide.core.events import JobSubmitted, LoadObserved, NodeJoined, ServiceDeployed
 from springtide.core.resources import make_node
 from springtide.core.shares import make_share
 from springtide.core.workload import JobState
-from springtide.sim.clock import VirtualClock
-from springtide.sim.executor import SimExecutor
-from springtide.sim.invariants import Invariants, InvariantViolation, complain
-from springtide.sim.machine import Machine
-from springtide.sim.models import Delays
-from springtide.sim.workload import Gateway, Load, Request, Workload, make_job, make_service, with_shares
+from springtide.simulator.clock import VirtualClock
 from springtide.testing.executor import resize_of, start_of
 
 

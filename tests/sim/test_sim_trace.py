@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from springtide.core.errors import InvalidRequest
-from springtide.sim.trace import generate, read_jobs
+from springtide.simulator.fluid.trace import generate, read_jobs
 
 HEADER = "job_id,submit_time,iteration,model_name,ddl,batch_size,num_gpu,duration,best_effort"
 TABLE = "global_batch_size,1,2,4,8\n32,1.0,1.9,3.4,\n64,,0.9,1.7,3.0\n"

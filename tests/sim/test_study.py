@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from springtide.core.errors import InvalidRequest, SpringtideError
-from springtide.sim.figures import simulate
-from springtide.sim.study import StudyRequest, _Line, _merge, play_request
+from springtide.simulator.parallel_runs import StudyRequest, _Line, _merge, play_request
+from springtide.simulator.simulate import simulate
 from springtide.workloads.profiles import Profiles
 
 

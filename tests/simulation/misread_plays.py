@@ -16,10 +16,10 @@ from springtide.core.events import ProgressReported
 from springtide.core.ports import Journal
 from springtide.core.resources import make_node
 from springtide.core.workload import Entrypoint, Goal, TrainingJob, WorkloadId
-from springtide.policies.registry import make_policy
-from springtide.sim.fluid_play import Played, play
-from springtide.sim.fluid_rules import OverheadRule, Speeds
-from springtide.sim.fluid_runs import FluidRun
+from springtide.scheduling.registry import make_policy
+from springtide.simulator.fluid.play import Played, play
+from springtide.simulator.fluid.rules import OverheadRule, Speeds
+from springtide.simulator.fluid.runs import FluidRun
 
 Curve = tuple[float, ...]
 # The part of its true speed that a run reports at this moment.

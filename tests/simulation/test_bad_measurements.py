@@ -18,11 +18,11 @@ from springtide.core.decision import Plan, Policy, Snapshot
 from springtide.core.ports import Step
 from springtide.core.resources import make_node
 from springtide.core.workload import JobState, TrainingJob
-from springtide.policies.registry import make_policy
-from springtide.policies.springtide import Springtide
-from springtide.sim.fluid_play import Played, play
-from springtide.sim.fluid_runs import FluidRun
-from springtide.solvers.plan_book import verify
+from springtide.scheduling.policies.springtide.policy import Springtide
+from springtide.scheduling.registry import make_policy
+from springtide.simulator.fluid.play import Played, play
+from springtide.simulator.fluid.runs import FluidRun
+from springtide.solvers.reservations.reservation_table import verify
 
 RETRY_S = 300.0
 TRIED_WITHIN_S = 60.0

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from springtide_studies.fault_seeds import executor as executor_module
+from springtide_studies.fault_seeds import training
+from springtide_studies.fault_seeds.seeds import run_seed
+from springtide_studies.fault_seeds.store import JobStore
 
+from kits.cheap_policies import cheap_names
 from springtide.control import controller as controller_module
 from springtide.control import loop, reconcile, runs, transitions
 from springtide.control.edits import find, put, without_replica
 from springtide.core import actions, events
 from springtide.core.errors import JournalError
 from springtide.core.workload import JobState
-from springtide.sim import executor as executor_module
-from springtide.sim import training
-from springtide.sim.experiment import run_seed
-from springtide.sim.store import JobStore
-from springtide.testing.cheap import cheap_names
 
 MAX_SEEDS = 1000
 BASE_SEED = 1_000_000
@@ -254,7 +254,7 @@ def keep_a_finished_job_only_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 @plant
 def repeat_no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers tell things once: what is lost on the way is lost for good."""
-    from springtide.sim.machine import Machine
+    from springtide_studies.fault_seeds.machine import Machine
 
     monkeypatch.setattr(Machine, "_resend", lambda self, process, seq: None)
 

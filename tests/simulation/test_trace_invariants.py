@@ -18,15 +18,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kits.cheap_policies import cheap_names
 from springtide.core.actions import PreemptJob, ResizeJob, StartReplica
 from springtide.core.events import ReplicaStopped
 from springtide.core.ports import Step
 from springtide.core.resources import DeviceId, Node, make_node
 from springtide.core.workload import Entrypoint, Goal, JobState, ReplicaId, TrainingJob, WorkloadId
-from springtide.policies.registry import make_policy
-from springtide.sim.fluid_play import Played, play
-from springtide.sim.fluid_rules import Speeds, overhead_rule
-from springtide.testing.cheap import cheap_names
+from springtide.scheduling.registry import make_policy
+from springtide.simulator.fluid.play import Played, play
+from springtide.simulator.fluid.rules import Speeds, overhead_rule
 
 # Jobs here take minutes.
 POLICIES = cheap_names(round_s=60.0)

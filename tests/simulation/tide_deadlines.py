@@ -10,18 +10,18 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from springtide_studies.fault_seeds.invariants import InvariantViolation
+from springtide_studies.workloads.tidal import TidalSetting, draw_tidal
 
 from springtide.core.decision import Capacity, Drain, Plan, Policy, PoolAllocation, Snapshot
 from springtide.core.resources import Node, NodeId, Topology, make_node
 from springtide.core.tide import Tide
 from springtide.core.workload import Entrypoint, Goal, TrainingJob
-from springtide.policies.registry import make_policy
-from springtide.policies.springtide import Springtide
-from springtide.sim.fluid_play import Played, play
-from springtide.sim.fluid_rules import Speeds, Times, overhead_rule
-from springtide.sim.invariants import InvariantViolation
-from springtide.solvers.plan_book import verify
-from springtide.workloads.tidal import TidalSetting, draw_tidal
+from springtide.scheduling.policies.springtide.policy import Springtide
+from springtide.scheduling.registry import make_policy
+from springtide.simulator.fluid.play import Played, play
+from springtide.simulator.fluid.rules import Speeds, Times, overhead_rule
+from springtide.solvers.reservations.reservation_table import verify
 
 SOURCE = Entrypoint(source_path="a.py")
 RULES = ("elasticflow", "measured", "pollux")

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from springtide.solvers.pipeline_problem import Degree, PipelineProblem
+from springtide.solvers.pipeline.problem import Degree, PipelineProblem
 
 WEIGHTS = [(1.0, 0.0), (1.0, 2.0**16), (1.0, 2.0**19), (1.0, 2.0**22), (0.0, 1.0)]
 

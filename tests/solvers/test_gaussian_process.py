@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from springtide.solvers.gaussian_process import (
+from springtide.solvers.search.gaussian_process import (
     Fit,
     Trend,
     distances,

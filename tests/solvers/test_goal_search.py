@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from springtide.solvers.goal_search import SearchState, decide, improvements, is_safe
-from springtide.solvers.phase_choice import CHEAPEST, FASTEST, Limits, Phase, SwitchCosts, choose
+from springtide.solvers.search.goal_search import SearchState, decide, improvements, is_safe
+from springtide.solvers.search.phase_choice import CHEAPEST, FASTEST, Limits, Phase, SwitchCosts, choose
 
 NONE = np.array([False, False, False])
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from springtide.solvers.marginal import clipped_slot_costs, share_out, slot_costs
-from springtide.solvers.minimum_share import Demands, FreeDevices, minimum_shares, progressive_filling
+from springtide_studies.rivals.solvers.marginal import clipped_slot_costs, share_out, slot_costs
+from springtide_studies.rivals.solvers.minimum_share import Demands, FreeDevices, minimum_shares, progressive_filling
 
 SLOT_S = 1.0
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from springtide.solvers.minimum_share import (
+from springtide_studies.rivals.solvers.minimum_share import (
     Demands,
     FreeDevices,
     Share,

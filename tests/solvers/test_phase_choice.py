@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from springtide.solvers.phase_choice import CHEAPEST, FASTEST, Aim, Limits, Phase, SwitchCosts, choose
+from springtide.solvers.search.phase_choice import CHEAPEST, FASTEST, Aim, Limits, Phase, SwitchCosts, choose
 
 CONFIDENCE = 2.0
 

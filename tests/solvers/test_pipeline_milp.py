@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 from pipeline_data import WEIGHTS, drawn_problem
 
-from springtide.solvers.pipeline import PipelineSolver
-from springtide.solvers.pipeline_check import checks_of
-from springtide.solvers.pipeline_milp import solve_milp
-from springtide.solvers.pipeline_problem import stage_tables
+from springtide.solvers.pipeline.check import checks_of
+from springtide.solvers.pipeline.exact import PipelineSolver
+from springtide.solvers.pipeline.milp import solve_milp
+from springtide.solvers.pipeline.problem import stage_tables
 
 pytest.importorskip("scipy")
 

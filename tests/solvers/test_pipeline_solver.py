@@ -8,11 +8,11 @@ import pytest
 from pipeline_data import WEIGHTS, drawn_problem
 
 from springtide.core.errors import InvalidRequest
-from springtide.solvers import pipeline
-from springtide.solvers.pipeline import PipelineSolver, solve, undominated, unfit_layers
-from springtide.solvers.pipeline_bounds import FEW_SHARES, MANY_SHARES, Labels, bounds_of
-from springtide.solvers.pipeline_exhaustive import best_of, every_memory, num_plans, pareto_front
-from springtide.solvers.pipeline_problem import TOLERANCE, stage_tables
+from springtide.solvers.pipeline import exact as pipeline
+from springtide.solvers.pipeline.bounds import FEW_SHARES, MANY_SHARES, Labels, bounds_of
+from springtide.solvers.pipeline.exact import PipelineSolver, solve, undominated, unfit_layers
+from springtide.solvers.pipeline.exhaustive import best_of, every_memory, num_plans, pareto_front
+from springtide.solvers.pipeline.problem import TOLERANCE, stage_tables
 
 
 def check_against_every_plan(problem):

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from springtide.solvers.plan_book import Book, Entry, verify
-from springtide.solvers.plan_boost import use_spare
-from springtide.solvers.plan_fit import Costs, Run, Task, fill, fit, start_later, start_now, work_done
-from springtide.solvers.profile import FreeProfile
+from springtide.solvers.reservations.fit import Costs, Run, Task, fill, fit, start_later, start_now, work_done
+from springtide.solvers.reservations.free_profile import FreeProfile
+from springtide.solvers.reservations.reservation_table import Book, Entry, verify
+from springtide.solvers.reservations.spare import use_spare
 
 EFFORT = 100_000
 

@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from springtide.solvers.plan_book import Book, Entry, verify
-from springtide.solvers.plan_boost import make_way, use_spare
-from springtide.solvers.plan_capacity import (
+from springtide.solvers.reservations.capacity import (
     Steps,
     at,
     changed,
@@ -22,8 +20,10 @@ from springtide.solvers.plan_capacity import (
     raised,
     trimmed,
 )
-from springtide.solvers.plan_fit import Costs, Run, Task, fill, fit, start_later, start_now, work_done
-from springtide.solvers.profile import FreeProfile
+from springtide.solvers.reservations.fit import Costs, Run, Task, fill, fit, start_later, start_now, work_done
+from springtide.solvers.reservations.free_profile import FreeProfile
+from springtide.solvers.reservations.reservation_table import Book, Entry, verify
+from springtide.solvers.reservations.spare import make_way, use_spare
 
 EFFORT = 100_000
 LINEAR = tuple(float(n) for n in range(9))

@@ -6,9 +6,8 @@ import itertools
 
 import numpy as np
 import pytest
-
-from springtide.solvers import pollux_search
-from springtide.solvers.pollux_search import SearchProblem, search
+from springtide_studies.rivals.solvers import pollux_search
+from springtide_studies.rivals.solvers.pollux_search import SearchProblem, search
 
 
 def problem(num_jobs=3, capacities=(2, 2), *, most=4, held=None, exponents=None, restart=1.0, least=0, **more):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from springtide.core.errors import InvalidRequest
-from springtide.solvers.schedule_milp import (
+from springtide_studies.bounds.schedule_milp import (
     columns_of,
     is_available,
     literal_prices,
@@ -15,6 +13,8 @@ from springtide.solvers.schedule_milp import (
     solve_selection,
     used,
 )
+
+from springtide.core.errors import InvalidRequest
 from springtide.solvers.schedule_planning import Board, Demand, Servers, plan_job, unit_prices
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="needs SciPy: pip install springtide[solvers]")

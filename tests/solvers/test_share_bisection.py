@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from springtide.core.errors import InvalidRequest
-from springtide.solvers.share_bisection import MAX_REPEATS, search_shares, smoothed
+from springtide.solvers.search.share_bisection import MAX_REPEATS, search_shares, smoothed
 
 Curve = Callable[[float], float]
 CURVES: dict[str, Curve] = {

@@ -7,9 +7,10 @@ import math
 
 import numpy as np
 import pytest
+from springtide_studies.rivals.solvers.share_search_rivals import search_by_growth, search_everything
 
 from springtide.core.errors import InvalidRequest
-from springtide.solvers.share_search import (
+from springtide.solvers.search.share_search import (
     BATCH_SIZES,
     CHECK_GAIN_FRACTION,
     MAX_CHECKS,
@@ -22,8 +23,7 @@ from springtide.solvers.share_search import (
     make_trial,
     search_efficacy,
 )
-from springtide.solvers.share_search_rivals import search_by_growth, search_everything
-from springtide.solvers.share_surface import LatencyModel
+from springtide.solvers.search.share_surface import LatencyModel
 
 # Execution models that share nothing with the shapes the search believes in but their factors: host time, fixed work,
 # work of a sample, what one sample can use of a device and how much more each doubling can.

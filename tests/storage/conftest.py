@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from springtide.testing.servers import missing_redis, running_redis, running_s3
+from kits.servers import missing_redis, running_redis, running_s3
 
 
 @pytest.fixture(scope="session")

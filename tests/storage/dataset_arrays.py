@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from springtide.core.errors import StorageError
-from springtide.storage.datasets import append_dataset, put_dataset
-from springtide.storage.memory_store import MemoryStore
+from springtide.storage.datasets.store import append_dataset, put_dataset
+from springtide.storage.stores.memory import MemoryStore
 
 SAMPLE_BYTES = 3 * 4 + 8
 

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from springtide.core.errors import InvalidRequest, ObjectMissing, StorageError
-from springtide.storage.artifacts import Artifact, ArtifactDamaged, Artifacts, fetch_code
 from springtide.storage.bundles import pack
-from springtide.storage.memory_store import MemoryStore
+from springtide.storage.stores.memory import MemoryStore
+from springtide.storage.workloads.artifacts import Artifact, ArtifactDamaged, Artifacts, fetch_code
 
 
 @pytest.fixture

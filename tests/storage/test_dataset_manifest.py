@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from springtide.core.errors import StorageError
-from springtide.storage.dataset_log import DatasetLog
-from springtide.storage.dataset_manifest import (
+from springtide.storage.datasets.log import DatasetLog
+from springtide.storage.datasets.manifest import (
     MAX_PAGES,
     MAX_RECORD_BYTES,
     PAGE_SHARDS,
@@ -22,9 +22,9 @@ from springtide.storage.dataset_manifest import (
     decode_part,
     sealed,
 )
-from springtide.storage.dataset_reading import DatasetReader
-from springtide.storage.datasets import list_datasets, remove_dataset
-from springtide.storage.memory_store import MemoryStore
+from springtide.storage.datasets.reading import DatasetReader
+from springtide.storage.datasets.store import list_datasets, remove_dataset
+from springtide.storage.stores.memory import MemoryStore
 
 MANIFEST = "datasets/digits/manifest"
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from springtide.storage.dataset_order import by_shard, shard_order
+from springtide.storage.datasets.order import by_shard, shard_order
 
 SIZES = st.lists(st.integers(1, 30), min_size=1, max_size=12)
 

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from springtide.core.errors import ObjectMissing, StorageError
-from springtide.storage.dataset_cache import ShardCache
-from springtide.storage.dataset_manifest import DatasetLost
-from springtide.storage.dataset_reading import DatasetReader, ServedSamples
-from springtide.storage.datasets import remove_dataset
-from springtide.storage.memory_store import MemoryStore
+from springtide.storage.datasets.cache import ShardCache
+from springtide.storage.datasets.manifest import DatasetLost
+from springtide.storage.datasets.reading import DatasetReader, ServedSamples
+from springtide.storage.datasets.store import remove_dataset
+from springtide.storage.stores.memory import MemoryStore
 
 # A frame of ten samples: 200 bytes of numbers behind a header.
 FRAME_BYTES = 360

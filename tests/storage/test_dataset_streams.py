@@ -6,9 +6,9 @@ import pytest
 from dataset_arrays import append
 
 from springtide.core.errors import ObjectMissing, StorageError
-from springtide.storage.dataset_streams import LOOKS_PER_CHECK, StreamWatch, read_stream_view
-from springtide.storage.datasets import close_dataset, remove_dataset
-from springtide.storage.memory_store import MemoryStore
+from springtide.storage.datasets.store import close_dataset, remove_dataset
+from springtide.storage.datasets.streams import LOOKS_PER_CHECK, StreamWatch, read_stream_view
+from springtide.storage.stores.memory import MemoryStore
 
 
 @pytest.fixture

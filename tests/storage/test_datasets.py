@@ -11,13 +11,15 @@ import pytest
 from dataset_arrays import DyingStore, append, put
 
 from springtide.core.errors import Conflict, InvalidRequest, NotFound, StorageError
-from springtide.storage import dataset_log, dataset_manifest, dataset_reading
-from springtide.storage.dataset_log import DatasetLog
-from springtide.storage.dataset_manifest import status_of
-from springtide.storage.dataset_reading import DatasetReader
-from springtide.storage.datasets import append_dataset, close_dataset, list_datasets, put_dataset, remove_dataset
-from springtide.storage.memory_store import MemoryStore
-from springtide.storage.open import open_store
+from springtide.storage.datasets import log as dataset_log
+from springtide.storage.datasets import manifest as dataset_manifest
+from springtide.storage.datasets import reading as dataset_reading
+from springtide.storage.datasets.log import DatasetLog
+from springtide.storage.datasets.manifest import status_of
+from springtide.storage.datasets.reading import DatasetReader
+from springtide.storage.datasets.store import append_dataset, close_dataset, list_datasets, put_dataset, remove_dataset
+from springtide.storage.stores.memory import MemoryStore
+from springtide.storage.stores.open import open_store
 
 
 def everything(store, name):

@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from springtide.core.errors import ObjectMissing, StorageError
-from springtide.storage.directory import ObjectDirectory
-from springtide.storage.file_store import FileStore
+from springtide.storage.stores.directory import ObjectDirectory
+from springtide.storage.stores.files import FileStore
 
 
 def files_under(root):
@@ -22,8 +22,8 @@ def files_under(root):
 
 def test_a_writer_that_is_killed_leaves_neither_object_nor_litter(tmp_path):
     code = (
-        "import os, sys; import springtide.storage.directory as d\n"
-        "from springtide.storage.file_store import FileStore; from pathlib import Path\n"
+        "import os, sys; import springtide.storage.stores.directory as d\n"
+        "from springtide.storage.stores.files import FileStore; from pathlib import Path\n"
         "store = FileStore(Path(sys.argv[1])); store.put('a/old', b'old')\n"
         "write = d._write_all\n"
         "def half(descriptor, data):\n"

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from virtual_pace import VirtualTime
 
 from springtide.core.errors import InvalidRequest, ObjectMissing
-from springtide.storage.linked import SMALL_BYTES, Lane, Lanes, Link, LinkedStore
-from springtide.storage.memory_store import MemoryStore
+from springtide.storage.stores.linked import SMALL_BYTES, Lane, Lanes, Link, LinkedStore
+from springtide.storage.stores.memory import MemoryStore
 
 MB = 1_000_000
 

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from springtide.core.errors import ObjectMissing, StorageError
-from springtide.storage.memory_store import MemoryStore
-from springtide.storage.request_count import RequestCount
+from springtide.storage.stores.memory import MemoryStore
+from springtide.storage.stores.request_count import RequestCount
 
 LIMIT_S = 30.0
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from springtide.core.errors import InvalidRequest, StorageError
-from springtide.storage.open import open_store
+from springtide.storage.stores.open import open_store
 
 
 def test_a_name_in_memory_is_the_same_store_to_everyone_in_the_process():
@@ -21,7 +21,7 @@ def test_a_name_in_memory_is_the_same_store_to_everyone_in_the_process():
 def test_a_directory_is_the_same_store_to_other_processes(tmp_path):
     url = f"file://{tmp_path}/with%20space"
     open_store(url).put("a/b", b"1")
-    code = f"from springtide.storage.open import open_store; print(open_store({url!r}).get('a/b'))"
+    code = f"from springtide.storage.stores.open import open_store; print(open_store({url!r}).get('a/b'))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "b'1'\n"
     assert (tmp_path / "with space" / "a+" / "b").read_bytes() == b"1"
@@ -63,7 +63,7 @@ def test_a_wrong_url_is_one_sentence(url, words, s3_credentials):
 
 def test_opening_a_directory_loads_no_client_of_other_stores(tmp_path):
     code = (
-        "import sys; from springtide.storage.open import open_store\n"
+        "import sys; from springtide.storage.stores.open import open_store\n"
         f"open_store('file://{tmp_path}/a').put('a', b''); open_store('memory://a')\n"
         "clients = ('obstore', 'redis', 'boto3', 'torch', 'safetensors', 'numpy')\n"
         "print([name for name in clients if name in sys.modules])"

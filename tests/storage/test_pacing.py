@@ -8,8 +8,8 @@ import pytest
 from virtual_pace import VirtualTime
 
 from springtide.core.errors import ObjectMissing
-from springtide.storage.file_store import FileStore
 from springtide.storage.pacing import Intervals, ask_until, real_pace
+from springtide.storage.stores.files import FileStore
 
 INTERVALS = Intervals(first_s=0.025, cap_s=1.0)
 

@@ -6,10 +6,10 @@ import pytest
 from virtual_pace import VirtualTime
 
 from springtide.core.errors import InvalidRequest, StorageError
-from springtide.storage import probe
-from springtide.storage.memory_store import MemoryStore
-from springtide.storage.open import open_store
-from springtide.storage.probe import probe_store
+from springtide.storage.stores import probe
+from springtide.storage.stores.memory import MemoryStore
+from springtide.storage.stores.open import open_store
+from springtide.storage.stores.probe import probe_store
 
 
 def test_a_store_in_order_is_timed_and_left_as_it_was(tmp_path):

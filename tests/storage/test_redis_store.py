@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from virtual_pace import VirtualTime
 
+from kits.servers import missing_redis, running_redis
 from springtide.core.errors import ObjectMissing, StorageError
-from springtide.storage import redis_store
 from springtide.storage.pacing import Intervals
-from springtide.storage.redis_store import RedisStore
-from springtide.testing.servers import missing_redis, running_redis
+from springtide.storage.stores import redis as redis_store
+from springtide.storage.stores.redis import RedisStore
 
 LIMIT_S = 30.0
 SHORT = Intervals(first_s=0.01, cap_s=0.01)

@@ -12,11 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from virtual_pace import VirtualTime
 
+from kits.servers import ask_s3
 from springtide.core.errors import InvalidRequest, ObjectMissing, StorageError
-from springtide.storage import s3_store
-from springtide.storage.open import open_store
-from springtide.storage.s3_store import MAX_ATTEMPTS, S3Place, S3Store
-from springtide.testing.servers import ask_s3
+from springtide.storage.stores import s3 as s3_store
+from springtide.storage.stores.open import open_store
+from springtide.storage.stores.s3 import MAX_ATTEMPTS, S3Place, S3Store
 
 pytestmark = pytest.mark.usefixtures("s3_credentials")
 KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}

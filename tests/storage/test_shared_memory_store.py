@@ -12,9 +12,9 @@ import threading
 import pytest
 
 from springtide.core.errors import InvalidRequest, ObjectMissing
-from springtide.storage import shared_memory_store
-from springtide.storage.shared_memory_store import SharedMemoryStore
-from springtide.storage.wake_sockets import WakeSockets
+from springtide.storage.stores import shared_memory as shared_memory_store
+from springtide.storage.stores.shared_memory import SharedMemoryStore
+from springtide.storage.stores.wake_sockets import WakeSockets
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="this machine has no /dev/shm")
 LIMIT_S = 30.0
@@ -31,7 +31,7 @@ def name():
 
 
 def start(code, *arguments):
-    lines = "import sys; from springtide.storage.open import open_store; store = open_store('shm://' + sys.argv[1])\n"
+    lines = "import sys; from springtide.storage.stores.open import open_store; store = open_store('shm://' + sys.argv[1])\n"
     return subprocess.Popen(
         [sys.executable, "-c", lines + code, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -45,7 +45,7 @@ def line_of(process):
 def test_another_process_is_woken_and_asks_no_more_than_it_must(name, monkeypatch):
     monkeypatch.setattr(shared_memory_store, "LOOK_AGAIN_S", LIMIT_S)
     waiter = start(
-        "import springtide.storage.shared_memory_store as s; s.LOOK_AGAIN_S = 30.0; print('up', flush=True)\n"
+        "import springtide.storage.stores.shared_memory as s; s.LOOK_AGAIN_S = 30.0; print('up', flush=True)\n"
         "print(store.wait('a/b', 30.0), store.requests().num_gets)",
         name,
     )

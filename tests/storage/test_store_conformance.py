@@ -8,8 +8,8 @@ import secrets
 import pytest
 
 from springtide.core.errors import StorageError
-from springtide.storage.linked import Link, LinkedStore
-from springtide.storage.open import open_store
+from springtide.storage.stores.linked import Link, LinkedStore
+from springtide.storage.stores.open import open_store
 from springtide.testing import store as kit
 
 STORES = ("memory", "file", "durable", "shm", "redis", "s3", "linked")

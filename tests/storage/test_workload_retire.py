@@ -9,9 +9,9 @@ import pytest
 
 from springtide.core.errors import Fenced
 from springtide.core.workload import ReplicaId, WorkloadId
-from springtide.storage.file_store import FileStore
-from springtide.storage.open import open_store
-from springtide.storage.workload_store import WorkloadStore
+from springtide.storage.stores.files import FileStore
+from springtide.storage.stores.open import open_store
+from springtide.storage.workloads.store import WorkloadStore
 
 JOB = WorkloadId("job")
 

@@ -12,8 +12,8 @@ import pytest
 
 from springtide.core.errors import Fenced, ObjectMissing, StorageError
 from springtide.core.workload import ReplicaId, WorkloadId
-from springtide.storage.open import open_store
-from springtide.storage.workload_store import WorkloadStore, open_workload_store
+from springtide.storage.stores.open import open_store
+from springtide.storage.workloads.store import WorkloadStore, open_workload_store
 
 JOB = WorkloadId("job")
 
@@ -78,7 +78,7 @@ def test_a_store_without_versions_says_what_to_use():
 
 
 def test_files_go_up_and_come_down_whole(url, tmp_path, monkeypatch):
-    monkeypatch.setattr("springtide.storage.s3_store.PART_BYTES", 5 << 20)
+    monkeypatch.setattr("springtide.storage.stores.s3.PART_BYTES", 5 << 20)
     store = open_store(url)
     for name, size in (("empty", 0), ("small", 1000), ("in-parts", (12 << 20) + 7)):
         data = os.urandom(size)

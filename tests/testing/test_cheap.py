@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from springtide.policies.registry import POLICY_NAMES, make_policy
-from springtide.testing.cheap import cheap_names
+from kits.cheap_policies import cheap_names
+from springtide.scheduling.registry import POLICY_NAMES, make_policy
 
 
 def test_every_policy_has_a_name_that_can_be_made():

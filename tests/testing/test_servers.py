@@ -12,9 +12,8 @@ import threading
 import psycopg
 import pytest
 
-from springtide.core.errors import BackendError
-from springtide.testing import servers
-from springtide.testing.servers import (
+from kits import servers
+from kits.servers import (
     ask_s3,
     missing_postgres,
     missing_redis,
@@ -22,6 +21,7 @@ from springtide.testing.servers import (
     running_redis,
     running_s3,
 )
+from springtide.core.errors import BackendError
 
 
 def is_alive(pid):
@@ -37,7 +37,7 @@ def test_a_test_that_is_killed_takes_its_servers_with_it():
     if missing_redis():
         pytest.skip(missing_redis())
     code = (
-        "import sys; from springtide.testing.servers import running_redis, running_s3\n"
+        "import sys; from kits.servers import running_redis, running_s3\n"
         "with running_redis() as redis, running_s3() as s3: print(redis.pid, s3.pid, flush=True); sys.stdin.read()"
     )
     child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -8,8 +8,8 @@ import pytest
 
 from springtide.core.errors import InvalidRequest
 from springtide.core.shares import make_share
+from springtide.workloads.formats.springtide import COLUMNS
 from springtide.workloads.readers import read_trace
-from springtide.workloads.springtide import COLUMNS
 
 
 def write(folder: Path, *shares: str) -> Path:

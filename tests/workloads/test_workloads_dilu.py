@@ -6,9 +6,14 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from springtide_studies.workloads.dilu import (
+    MAX_LINE_CHARS,
+    draw_sharing_workload,
+    find_workloads,
+    read_sharing_workload,
+)
 
 from springtide.core.errors import InvalidRequest
-from springtide.workloads.dilu import MAX_LINE_CHARS, draw_sharing_workload, find_workloads, read_sharing_workload
 
 INFERENCE = (
     "'Instance': {'service_name': 'inference-a', 'type': 'inference', 'gpu_num': 1, 'sm_requests': 0.39, "

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from springtide.core.errors import InvalidRequest
-from springtide.workloads import elasticflow
 from springtide.workloads.drawing import check_complete, draw_missing, generate_jobs
+from springtide.workloads.formats import elasticflow
 from springtide.workloads.profiles import Profiles, rate_at
 from springtide.workloads.trace import TraceJob, make_trace
 

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from springtide.core.errors import InvalidRequest
-from springtide.workloads import collecting, elasticflow
+from springtide.workloads import collecting
+from springtide.workloads.formats import elasticflow
 from springtide.workloads.trace import Trace, TraceJob, make_trace
 
 SAMPLES = Path(__file__).parent / "samples"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from springtide.core.errors import InvalidRequest
-from springtide.workloads.pollux import STEPS_TO_END
+from springtide.workloads.formats.pollux import STEPS_TO_END
 from springtide.workloads.profiles import Profiles, find_profiles
 
 PLACEMENTS = """local_bsz,placement,step_time,sync_time

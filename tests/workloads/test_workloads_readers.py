@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from springtide.core.errors import InvalidRequest
-from springtide.workloads import azure, google, helios, philly, pollux, springtide
+from springtide.workloads.formats import azure, google, helios, philly, pollux, springtide
 from springtide.workloads.moments import parse_moment_s
 from springtide.workloads.profiles import Profiles
 from springtide.workloads.readers import detect_format, read_requests, read_trace

@@ -7,11 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from springtide_studies.workloads.tidal import (
+    NIGHT_FRACTION,
+    TidalSetting,
+    TidalTrace,
+    draw_needs,
+    draw_tidal,
+    tide_level,
+)
 
 from springtide.core.errors import InvalidRequest
 from springtide.core.events import CancelRequested, LoadObserved, ServiceDeployed
 from springtide.core.tide import DAY_S
-from springtide.workloads.tidal import NIGHT_FRACTION, TidalSetting, TidalTrace, draw_needs, draw_tidal, tide_level
 
 SETTING = TidalSetting(num_servers=4)
 

@@ -12,7 +12,7 @@ import click
 
 from springtide.cli.settings import resolve
 from springtide.core.errors import InvalidRequest, NotFound
-from springtide.core.status import JobStatus, PlatformStatus, ServiceStatus
+from springtide.core.status.platform import JobStatus, PlatformStatus, ServiceStatus
 from springtide.core.workload import JobState
 
 if TYPE_CHECKING:

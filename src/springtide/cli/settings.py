@@ -71,7 +71,7 @@ def _price(value: Any) -> float:
 
 
 def _policy(value: Any) -> str:
-    from springtide.policies.registry import POLICY_NAMES, check_policy_name
+    from springtide.scheduling.registry import POLICY_NAMES, check_policy_name
 
     # A name may carry parameters, name:key=value, and stand under a strategy of loans, strategy/name.
     if not isinstance(value, str) or ("/" not in value and value.partition(":")[0] not in POLICY_NAMES):
@@ -81,19 +81,19 @@ def _policy(value: Any) -> str:
 
 
 def _pools(value: Any) -> str:
-    from springtide.service.owners import parse_pools, write_pools
+    from springtide.service.assembly.pool_settings import parse_pools, write_pools
 
     return write_pools(parse_pools(value))
 
 
 def _day_s(value: Any) -> float:
-    from springtide.service.owners import tide_of
+    from springtide.service.assembly.pool_settings import tide_of
 
     return tide_of(parse_duration_s(value if isinstance(value, str | int | float) else str(value), "day")).day_s
 
 
 def _functions(value: Any) -> str:
-    from springtide.service.function_settings import PROVIDERS
+    from springtide.service.assembly.function_settings import PROVIDERS
 
     if value not in (*PROVIDERS, "none"):
         raise ValueError(f"must be one of {', '.join(PROVIDERS)}, or none")
@@ -115,7 +115,7 @@ def _bandwidth(value: Any) -> float:
 
 
 def _faults(value: Any) -> str:
-    from springtide.service.function_settings import parse_faults
+    from springtide.service.assembly.function_settings import parse_faults
 
     text = value if isinstance(value, str) else str(value)
     parse_faults(text)

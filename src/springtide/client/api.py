@@ -25,12 +25,8 @@ from springtide.core.errors import (
     SpringtideError,
     Unauthorized,
 )
-from springtide.core.export import LiveState
-from springtide.core.pod_status import ClusterStatus
-from springtide.core.pool_status import PoolsReport
-from springtide.core.quote import Quote
-from springtide.core.share_status import SharingStatus
-from springtide.core.status import (
+from springtide.core.status.export import LiveState
+from springtide.core.status.platform import (
     Explanation,
     HistoryEntry,
     JobStatus,
@@ -39,6 +35,10 @@ from springtide.core.status import (
     ServiceStatus,
     Timeline,
 )
+from springtide.core.status.pods import ClusterStatus
+from springtide.core.status.pools import PoolsReport
+from springtide.core.status.quote import Quote
+from springtide.core.status.shares import SharingStatus
 
 REQUEST_TIMEOUT_S = 30.0
 # A quote asks the policy many times, and waits for those who asked before.

@@ -11,14 +11,14 @@ from urllib.parse import quote
 
 from springtide.core.errors import BackendError, InvalidRequest, NotFound
 from springtide.core.quantities import parse_size_bytes, validate_name
-from springtide.storage.dataset_manifest import (
+from springtide.storage.datasets.manifest import (
     DatasetArray,
     DatasetChange,
     DatasetStatus,
     ShardEntry,
     check_alike,
 )
-from springtide.storage.dataset_reference import DatasetReference
+from springtide.storage.datasets.reference import DatasetReference
 
 if TYPE_CHECKING:
     from springtide.client.api import Client
@@ -162,7 +162,7 @@ class _Sender:
     def send(self, piece: Mapping[str, Any], verb: Verb) -> tuple[tuple[DatasetArray, ...], list[ShardEntry]]:
         """The piece's arrays, and its shards in order, which are then at the platform."""
         # numpy is loaded for those who send.
-        from springtide.storage.dataset_cut import checked_arrays, cut, described
+        from springtide.storage.datasets.cut import checked_arrays, cut, described
 
         arrays = checked_arrays({name: _on_the_cpu(array) for name, array in piece.items()})
         spec = described(arrays)
@@ -201,7 +201,7 @@ class _Sender:
 
 def shard_bytes_of(size: str | int | None) -> int:
     """How large shards are to be: "32MB", a number of bytes, None for the usual size. Raises InvalidRequest."""
-    from springtide.storage.dataset_cut import DEFAULT_SHARD_BYTES
+    from springtide.storage.datasets.cut import DEFAULT_SHARD_BYTES
 
     return DEFAULT_SHARD_BYTES if size is None else parse_size_bytes(size, "the size of a shard")
 

@@ -37,11 +37,11 @@ from springtide.core.context import TrainContext
 from springtide.core.errors import InvalidRequest, SpringtideError
 from springtide.core.model import ONLY_ON_FUNCTIONS, called_with
 from springtide.core.quantities import validate_name
-from springtide.core.quote import Quote
+from springtide.core.status.quote import Quote
 
 if TYPE_CHECKING:
     from springtide.client.api import Client
-    from springtide.runtime.local_run import LocalResult
+    from springtide.runtime.local.function_task import LocalResult
 
 __all__ = ["Auto", "ServeFunction", "Task", "TrainFunction", "auto", "model_path", "serve", "train"]
 
@@ -298,10 +298,10 @@ def train_locally(
     directory = None if out is None else Path(out).expanduser()
     try:
         if isinstance(function, Task) and function.runs_as_on_functions(changed):
-            from springtide.runtime.local_run import run_local_task
+            from springtide.runtime.local.function_task import run_local_task
 
             return run_local_task(function, job, directory)
-        from springtide.runtime.inprocess import run_local
+        from springtide.runtime.local.inprocess import run_local
     except ModuleNotFoundError as error:
         raise InvalidRequest(
             f"training needs {error.name}, which is not installed here: pip install 'springtide[runtime]'"

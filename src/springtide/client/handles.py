@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from springtide.client.changes import as_change
 from springtide.core.errors import BackendError
 from springtide.core.quantities import parse_duration_s, parse_money_usd, parse_range
-from springtide.core.status import Explanation, JobStatus, ServiceStatus
+from springtide.core.status.platform import Explanation, JobStatus, ServiceStatus
 from springtide.core.workload import JobState
 
 if TYPE_CHECKING:

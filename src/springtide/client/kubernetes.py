@@ -12,15 +12,22 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
-from springtide.backends.kubernetes.custom_resources import (
+from springtide.backends.kubernetes.client.kinds import (
+    CONFIG_MAP,
+    INFERENCE_FUNCTION,
+    TRAINING_FUNCTION,
+    Key,
+    Kind,
+    Object,
+)
+from springtide.backends.kubernetes.resources.definitions import (
     API_VERSION,
     INFERENCE_KIND,
     TRAINING_KIND,
     spec_schema,
 )
-from springtide.backends.kubernetes.kinds import CONFIG_MAP, INFERENCE_FUNCTION, TRAINING_FUNCTION, Key, Kind, Object
-from springtide.backends.kubernetes.object_spec import MAX_OBJECT_SOURCE_BYTES, NAME_ANNOTATION
-from springtide.backends.kubernetes.spec_words import inference_function, training_function
+from springtide.backends.kubernetes.resources.from_object import MAX_OBJECT_SOURCE_BYTES, NAME_ANNOTATION
+from springtide.backends.kubernetes.resources.to_object import inference_function, training_function
 from springtide.client.functions import NO_FUNCTIONS
 from springtide.client.goals import TrainOptions, workers_range
 from springtide.client.serving_goals import ServeOptions
@@ -51,7 +58,7 @@ class Cluster:
 
     def __init__(self, kubeconfig: str | Path | None = None, *, context: str = "") -> None:
         # The library that finds the cluster is loaded for those who have one.
-        from springtide.backends.kubernetes.api import KubeApi
+        from springtide.backends.kubernetes.client.api import KubeApi
 
         self._runner = asyncio.Runner()
         self._api = KubeApi.connect(kubeconfig, context=context)
@@ -104,7 +111,7 @@ class Cluster:
         return obj["metadata"].get("namespace") or self.namespace
 
     def _asked(self, obj: Object, call: Callable[[], Coroutine[Any, Any, ResultT]]) -> ResultT:
-        from springtide.backends.kubernetes.api_errors import AlreadyExists, Forbidden, Invalid, NoSuchObject
+        from springtide.backends.kubernetes.client.errors import AlreadyExists, Forbidden, Invalid, NoSuchObject
 
         what = f"{obj['kind']} {self._where(obj)}/{obj['metadata']['name']}"
         try:

@@ -46,7 +46,7 @@ def with_layers(
     gets a line about what is done. Raises InvalidRequest, BackendError.
     """
     # What is measured with is loaded for those who need it.
-    from springtide.runtime.layer_profiling import cached_source_layers, read_layer_profile
+    from springtide.runtime.profiling.layer_profiling import cached_source_layers, read_layer_profile
 
     params = dict(request.get("params", {}))
     if profile is not None:

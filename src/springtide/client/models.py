@@ -34,7 +34,7 @@ class JaxModelFactory:
     def __call__(self, params: Mapping[str, str]) -> Model:
         """The model with its first weights; `params` are the job's, for an `init` that names them."""
         try:
-            from springtide.runtime.adapter_jax import JaxModel
+            from springtide.runtime.models.jax_model import JaxModel
         except ModuleNotFoundError as error:
             raise InvalidRequest(
                 f"this model needs {error.name}, which is not installed where it runs: pip install 'springtide[jax]'"

@@ -15,7 +15,7 @@ from springtide.client.shares import NO_PROFILE, is_auto, share_text
 from springtide.client.source import SourceFile
 from springtide.core.errors import InvalidRequest
 from springtide.core.quantities import format_duration
-from springtide.core.share_status import SharingStatus
+from springtide.core.status.shares import SharingStatus
 from springtide.perf.share_profile import (
     InferenceShareProfile,
     ShareProfile,

@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from springtide.core.errors import BackendError, InvalidRequest
-from springtide.core.status import ProgressPoint
+from springtide.core.status.platform import ProgressPoint
 from springtide.storage.files import write_durable
 
 Direction = Literal["minimize", "maximize"]

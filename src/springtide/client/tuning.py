@@ -30,7 +30,7 @@ from springtide.client.studies import (
 )
 from springtide.core.errors import BackendError, CapacityError, Conflict, InvalidRequest, NotFound, SpringtideError
 from springtide.core.quantities import parse_money_usd, validate_name
-from springtide.core.status import JobStatus
+from springtide.core.status.platform import JobStatus
 from springtide.core.workload import JobState
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import msgspec
 
 from springtide.core.errors import InvalidRequest, StorageError
 from springtide.core.shares import Share
-from springtide.solvers.share_bisection import SharePair, ThroughputTrial
-from springtide.solvers.share_search import EfficacyOptimum, ShareTrial, limit_of, make_trial
-from springtide.solvers.share_surface import LatencyModel
+from springtide.solvers.search.share_bisection import SharePair, ThroughputTrial
+from springtide.solvers.search.share_search import EfficacyOptimum, ShareTrial, limit_of, make_trial
+from springtide.solvers.search.share_surface import LatencyModel
 
 _MAX_FILE_BYTES = 1 << 20
 _MAX_PROFILES = 64

@@ -63,8 +63,8 @@ def main(arguments: list[str]) -> int:
 
         return run_prestop(grace_s=options.grace)
     if options.command == "pod":
-        from springtide.runtime.exits import exit_now
         from springtide.runtime.pod import run_pod
+        from springtide.runtime.process.exits import exit_now
 
         exit_now(run_pod())
     if options.command == "zygote":
@@ -72,35 +72,35 @@ def main(arguments: list[str]) -> int:
 
         return run_zygote(options.socket)
     if options.command == "worker":
-        from springtide.core.wire import WorkerSpec
-        from springtide.runtime.exits import exit_now
+        from springtide.core.wire.workers import WorkerSpec
+        from springtide.runtime.process.exits import exit_now
         from springtide.runtime.worker import main as run_worker
 
         # Threads of process groups may still be about: one that wakes up amid the interpreter's end aborts it.
         exit_now(run_worker(_read(options.spec, WorkerSpec)))
     if options.command == "probe-sync":
-        from springtide.runtime.sync_probe import run_probe as run_sync_probe
+        from springtide_studies.exchange.probe import run_probe as run_sync_probe
 
         return run_sync_probe(as_json=options.json, small=options.small, seed=options.seed)
     if options.command == "probe-smlt-sync":
-        from springtide.runtime.sync_smlt import run_probe as run_smlt_probe
+        from springtide_studies.exchange.smlt import run_probe as run_smlt_probe
 
         return run_smlt_probe(as_json=options.json, small=options.small, seed=options.seed)
     if options.command == "profile":
-        from springtide.runtime.profiling import ProfileSpec
-        from springtide.runtime.profiling_worker import run_profile_worker
+        from springtide.runtime.profiling.step_profiling import ProfileSpec
+        from springtide.runtime.profiling.step_worker import run_profile_worker
 
         run_profile_worker(_read(options.spec, ProfileSpec))
     if options.command == "sample-communication":
-        from springtide.runtime.collective_sampler import SampleSpec
-        from springtide.runtime.collective_worker import run_sample_worker
+        from springtide.runtime.profiling.collective_sampler import SampleSpec
+        from springtide.runtime.profiling.collective_worker import run_sample_worker
 
         run_sample_worker(_read(options.spec, SampleSpec))
     if options.command == "profile-layers":
-        from springtide.runtime.layer_profiling import main as profile_layers
+        from springtide.runtime.profiling.layer_profiling import main as profile_layers
 
         return profile_layers(options)
-    from springtide.runtime.resize_probe import run_probe
+    from springtide.runtime.profiling.resize_probe import run_probe
 
     return run_probe(as_json=options.json, with_large=not options.small)
 

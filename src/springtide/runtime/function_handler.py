@@ -18,12 +18,12 @@ from typing import Any, Protocol
 import msgspec
 
 from springtide.core.errors import InvalidRequest, SpringtideError
-from springtide.core.function_wire import MAX_ORDER_BYTES, FunctionOrder, FunctionResult, Keys, Order, ProfileOrder
 from springtide.core.functions import ModelProfile
 from springtide.core.ports import Store
-from springtide.runtime.function_reporting import FunctionReporter
-from springtide.storage.linked import Lanes, Link, LinkedStore
-from springtide.storage.open import open_store
+from springtide.core.wire.functions import MAX_ORDER_BYTES, FunctionOrder, FunctionResult, Keys, Order, ProfileOrder
+from springtide.runtime.functions.reporting import FunctionReporter
+from springtide.storage.stores.linked import Lanes, Link, LinkedStore
+from springtide.storage.stores.open import open_store
 
 _MAX_ERROR_CHARS = 2000
 
@@ -97,8 +97,8 @@ def _train(order: FunctionOrder, stores: list[Store], context: Invocation) -> Fu
     path = ""
     try:
         # It takes seconds to import on a small function: by now it is known that this one has begun.
-        from springtide.runtime.function_source import user_source
-        from springtide.runtime.function_worker import FunctionWorker
+        from springtide.runtime.functions.source import user_source
+        from springtide.runtime.functions.worker import FunctionWorker
 
         with user_source(stores[0], Keys(order.prefix)) as source:
             path = source.path
@@ -139,9 +139,9 @@ def _another(stores: list[Store], url: str) -> Store:
 
 
 def _profile(order: ProfileOrder, store: Store, context: Invocation) -> ProfileResult:
-    from springtide.runtime.function_source import user_source
-    from springtide.runtime.profiling_place import BYTES_PER_S, loopback_transfer
-    from springtide.runtime.task_profiler import profile_task
+    from springtide.runtime.functions.source import user_source
+    from springtide.runtime.profiling.place import BYTES_PER_S, loopback_transfer
+    from springtide.runtime.profiling.task_profiler import profile_task
 
     link = Link.from_environment(os.environ)
     # Without a cap nobody says what the link carries; then it is the profiler's own figure.
@@ -176,7 +176,7 @@ def _tell(line: str) -> None:
 
 def _sentence(error: BaseException, path: str) -> str:
     """One sentence that begins with the error's type; the traceback goes to the log."""
-    from springtide.runtime.entry import describe_error
+    from springtide.runtime.process.entry import describe_error
 
     traceback.print_exception(error, file=sys.stderr)
     if isinstance(error, SpringtideError):

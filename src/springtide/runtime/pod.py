@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import NoReturn, TextIO
 
 from springtide.core.errors import InvalidRequest, SpringtideError
-from springtide.core.wire import WorkerSpec
+from springtide.core.wire.workers import WorkerSpec
 from springtide.core.workload import InferenceService
-from springtide.runtime.exits import EXIT_UNFIT
-from springtide.runtime.pod_place import fetch_source, keep_log, leave_word, open_prestop, read_spec
-from springtide.runtime.step_spool import SPOOL_NAME, said_of
+from springtide.runtime.elastic.step_spool import SPOOL_NAME, said_of
+from springtide.runtime.process.exits import EXIT_UNFIT
+from springtide.runtime.process.pod_place import fetch_source, keep_log, leave_word, open_prestop, read_spec
 
 _READ_BYTES = 1 << 16
 # Of an output without end the newest part is kept, in two files of this length at most.
@@ -145,7 +145,7 @@ def _train(spec: WorkerSpec) -> int:
 
 def _serve(spec: WorkerSpec) -> int:
     # Without torch, unless the user's code imports it.
-    from springtide.runtime.replica_pod import main
+    from springtide.runtime.serving.pod import main
 
     return main(spec)
 

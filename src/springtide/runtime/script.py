@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from springtide.core.errors import InvalidRequest
-from springtide.core.wire import FormGroup, WorkerSpec
+from springtide.core.wire.workers import FormGroup, WorkerSpec
 from springtide.core.workload import Entrypoint, ReplicaId, TrainingJob
 
 

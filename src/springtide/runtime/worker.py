@@ -11,16 +11,27 @@ from pathlib import Path
 
 import torch
 
-from springtide.core.wire import Failed, Fence, Finished, FormGroup, Order, Preempt, Ready, Stop, Switched, WorkerSpec
+from springtide.core.wire.workers import (
+    Failed,
+    Fence,
+    Finished,
+    FormGroup,
+    Order,
+    Preempt,
+    Ready,
+    Stop,
+    Switched,
+    WorkerSpec,
+)
 from springtide.core.workload import Entrypoint, TrainingJob
-from springtide.runtime.context import ElasticContext, cuda_or_cpu, publish_result
-from springtide.runtime.entry import as_function, describe_error, load_object
-from springtide.runtime.exits import EXIT_FENCED, WorkerExit, exit_at, exit_now
-from springtide.runtime.link import ControlLink
-from springtide.runtime.memory import keep_freed_memory
+from springtide.runtime.data.shards import seed_everything
+from springtide.runtime.elastic.context import ElasticContext, cuda_or_cpu, publish_result
+from springtide.runtime.elastic.trainer import Trainer
+from springtide.runtime.process.control_link import ControlLink
+from springtide.runtime.process.entry import as_function, describe_error, load_object
+from springtide.runtime.process.exits import EXIT_FENCED, WorkerExit, exit_at, exit_now
+from springtide.runtime.process.memory import keep_freed_memory
 from springtide.runtime.script import run_script
-from springtide.runtime.shards import seed_everything
-from springtide.runtime.trainer import Trainer
 
 
 def run_worker(spec: WorkerSpec) -> int:
@@ -30,7 +41,7 @@ def run_worker(spec: WorkerSpec) -> int:
     link = ControlLink(spec)
     entrypoint = spec.workload.entrypoint
     if entrypoint.kind == "class":
-        from springtide.runtime.replica import run_replica
+        from springtide.runtime.serving.replica import run_replica
 
         link.start()
         try:

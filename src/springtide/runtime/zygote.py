@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, TextIO
 import torch
 
 from springtide.core.errors import BackendError
-from springtide.core.wire import ChildExited, FrameDecoder, Spawned, SpawnRequest, WorkerSpec, encode_frame
+from springtide.core.wire.workers import ChildExited, FrameDecoder, Spawned, SpawnRequest, WorkerSpec, encode_frame
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer

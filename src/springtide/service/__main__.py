@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 from springtide.core.errors import SpringtideError
-from springtide.service.assembly import Options, serve
-from springtide.service.function_settings import read_settings
-from springtide.service.owners import parse_pools
+from springtide.service.assembly.function_settings import read_settings
+from springtide.service.assembly.local import Options, serve
+from springtide.service.assembly.pool_settings import parse_pools
 from springtide.service.server import configure_logging
 
 

@@ -9,13 +9,13 @@ from typing import Any, Protocol
 from springtide.control.records import JobRecord, ServiceRecord
 from springtide.core.decision import Policy, Schedule, Snapshot
 from springtide.core.events import Event
-from springtide.core.function_status import FunctionRunStatus
-from springtide.core.pod_status import ClusterStatus
 from springtide.core.ports import Step
 from springtide.core.resources import Node
-from springtide.core.share_status import SharingStatus
+from springtide.core.status.functions import FunctionRunStatus
+from springtide.core.status.pods import ClusterStatus
+from springtide.core.status.shares import SharingStatus
 from springtide.core.workload import WorkloadId
-from springtide.service.shelves import Shelf
+from springtide.service.submission.source_stores import Shelf
 
 
 class ViewLike(Protocol):

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from springtide.core.actions import Action, EndJob, PreemptJob, ResizeJob, StartReplica, StopReplica
 from springtide.core.events import Event
-from springtide.core.function_status import FunctionRunStatus
 from springtide.core.ports import Executor, Standing
-from springtide.core.share_status import SharingStatus
+from springtide.core.status.functions import FunctionRunStatus
+from springtide.core.status.shares import SharingStatus
 from springtide.core.workload import TrainingJob, WorkloadId
 
 

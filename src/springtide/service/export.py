@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from springtide.core.decision import JobView, ServiceView
-from springtide.core.export import LiveState
+from springtide.core.status.export import LiveState
 from springtide.core.workload import Entrypoint
 from springtide.service.contract import PlatformLike
 

@@ -16,27 +16,27 @@ from typing import Protocol
 import msgspec
 from msgspec.structs import replace
 
-from springtide.control.budget import WithinBudget
 from springtide.control.controller import Controller
-from springtide.control.journal import DurableJournal, SqliteJournal
+from springtide.control.journal.sqlite import DurableJournal, SqliteJournal
 from springtide.control.loop import recover, run
+from springtide.control.quotes.budget import WithinBudget
 from springtide.control.records import JobRecord, ServiceRecord
 from springtide.core.actions import Action, StartReplica
 from springtide.core.decision import Overheads, Policy, Schedule, Snapshot
 from springtide.core.errors import BackendError, Superseded
 from springtide.core.events import Event, NodeJoined, NodeLost, PlatformStarted, PlatformStopping
-from springtide.core.function_status import FunctionRunStatus
-from springtide.core.pod_status import ClusterStatus
 from springtide.core.ports import Executor, Standing, Step
 from springtide.core.resources import DeviceId, Node
-from springtide.core.share_status import SharingStatus
+from springtide.core.status.functions import FunctionRunStatus
+from springtide.core.status.pods import ClusterStatus
+from springtide.core.status.shares import SharingStatus
 from springtide.core.tide import DAY_S, Tide
 from springtide.core.workload import WorkloadId
-from springtide.policies.functions import WithFunctions
-from springtide.policies.registry import make_live_policy
-from springtide.service.owners import midnight_before_s
-from springtide.service.shelves import DirectoryShelf, Shelf
-from springtide.storage.dataset_place import data_store_url
+from springtide.scheduling.functions.policy import WithFunctions
+from springtide.scheduling.registry import make_live_policy
+from springtide.service.assembly.pool_settings import midnight_before_s
+from springtide.service.submission.source_stores import DirectoryShelf, Shelf
+from springtide.storage.datasets.place import data_store_url
 
 LOG = logging.getLogger("springtide.platform")
 _CLOCK_BEGAN = "clock_began_unix_s"

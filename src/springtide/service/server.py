@@ -16,8 +16,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from springtide.core.errors import BackendError, InvalidRequest
-from springtide.service.connections import connection_class, raise_descriptor_limit
-from springtide.service.gateway import Gateway
+from springtide.service.api.connections import connection_class, raise_descriptor_limit
+from springtide.service.gateway.application import Gateway
 
 LOOPBACK = "127.0.0.1"
 CRASH_AT = "SPRINGTIDE_CRASH_AT"

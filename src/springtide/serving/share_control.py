@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from springtide.core.share_status import ShareState
 from springtide.core.shares import Share
+from springtide.core.status.shares import ShareState
 from springtide.serving.share_cycles import Iteration, learn, stretch
 
 __all__ = ["DeviceControl", "Grant", "Iteration", "Observation", "Tenant", "TenantControl", "control_tick"]

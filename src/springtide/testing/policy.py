@@ -24,7 +24,7 @@ from springtide.core.workload import (
     TrainingJob,
     WorkloadId,
 )
-from springtide.policies.registry import make_policy
+from springtide.scheduling.registry import make_policy
 
 _SOURCE = Entrypoint(source_path="source/main.py", object_name="main")
 

@@ -230,7 +230,7 @@ def check_store(open_handle: Callable[[], Store], prefix: str) -> Sequence[str]:
 
 def main(arguments: Sequence[str]) -> int:
     """Check the store of the URL given; 0 if it keeps the contract."""
-    from springtide.storage.open import STORE_FORMS, open_store
+    from springtide.storage.stores.open import STORE_FORMS, open_store
 
     if len(arguments) != 1:
         sys.stderr.write(f"usage: python -m springtide.testing.store URL, with one of {STORE_FORMS}\n")

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 
 from springtide.core.errors import InvalidRequest
-from springtide.workloads import azure, elasticflow, google, helios, philly, pollux, springtide
 from springtide.workloads.drawing import draw_missing
+from springtide.workloads.formats import azure, elasticflow, google, helios, philly, pollux, springtide
 from springtide.workloads.profiles import Profiles, choose_profiles
 from springtide.workloads.request_trace import RequestTrace
 from springtide.workloads.rows import open_bytes, read_header

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from springtide.backends.functions.aws import LambdaProvider, emulator_provider
 from springtide.backends.functions.emulator.config import EmulatorConfig
 from springtide.backends.functions.emulator.launch import EmulatorAddress, ensure_emulator, stop_emulator
 from springtide.backends.functions.provider import FunctionProvider, InvocationEnd
+from springtide.backends.functions.providers.aws import LambdaProvider, emulator_provider
 from springtide.core.functions import FunctionService
-from springtide.perf import function_services
+from springtide.perf.functions import services as function_services
 
 HERE = Path(__file__).parent
 ECHO = "echo_function.handler"

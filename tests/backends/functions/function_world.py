@@ -13,21 +13,21 @@ from collections.abc import Callable
 from function_world_functions import Functions
 from function_world_parts import BATCH, PRICES, Faults, Function, plan_of, service_of, whole_plan
 
-from springtide.backends.functions import coordinator_messages as messages
-from springtide.backends.functions.coordinator import Coordinator
-from springtide.backends.functions.coordinator_crew import JobFacts, StreamRules
+from springtide.backends.functions.coordinator import messages
+from springtide.backends.functions.coordinator.coordinator import Coordinator
+from springtide.backends.functions.coordinator.function_pool import JobFacts, StreamRules
 from springtide.core import events
 from springtide.core.function_search import StreamView
-from springtide.core.function_wire import (
-    ControlRecord,
-    FunctionReport,
-    Keys,
-    Place,
-)
 from springtide.core.functions import (
     FunctionPlan,
     FunctionService,
     Usage,
+)
+from springtide.core.wire.functions import (
+    ControlRecord,
+    FunctionReport,
+    Keys,
+    Place,
 )
 from springtide.core.workload import ReplicaId, WorkloadId
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from function_world_parts import BATCH, PRICES, Function
 
-from springtide.backends.functions import coordinator_messages as messages
-from springtide.core.function_wire import (
+from springtide.backends.functions.coordinator import messages
+from springtide.core.functions import (
+    Usage,
+)
+from springtide.core.wire.functions import (
     FunctionReport,
     FunctionResult,
     LaneTimes,
     Place,
 )
-from springtide.core.functions import (
-    Usage,
-)
-from springtide.runtime.function_reporting import LEAST_INTERVAL_S
+from springtide.runtime.functions.reporting import LEAST_INTERVAL_S
 
 
 class Functions:

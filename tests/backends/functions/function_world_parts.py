@@ -5,11 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from springtide.backends.functions import coordinator_messages as messages
-from springtide.core.function_wire import (
-    FunctionOrder,
-    Place,
-)
+from springtide.backends.functions.coordinator import messages
 from springtide.core.functions import (
     FunctionPlan,
     FunctionPrices,
@@ -17,7 +13,11 @@ from springtide.core.functions import (
     FunctionStage,
     MemorySize,
 )
-from springtide.runtime.function_timing import StepTimer
+from springtide.core.wire.functions import (
+    FunctionOrder,
+    Place,
+)
+from springtide.runtime.functions.timing import StepTimer
 
 PRICES = FunctionPrices(
     usd_per_gb_s=0.0000166667,

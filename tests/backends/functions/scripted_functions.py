@@ -11,7 +11,9 @@ import numpy as np
 
 from springtide.backends.functions.provider import InvocationEnd, LogLine, OnEnd
 from springtide.core.errors import ObjectMissing
-from springtide.core.function_wire import (
+from springtide.core.functions import FunctionPrices, FunctionService, MemorySize, Usage
+from springtide.core.ports import Store
+from springtide.core.wire.functions import (
     ControlRecord,
     FunctionOrder,
     FunctionReport,
@@ -21,10 +23,8 @@ from springtide.core.function_wire import (
     Place,
     StageState,
 )
-from springtide.core.functions import FunctionPrices, FunctionService, MemorySize, Usage
-from springtide.core.ports import Store
 from springtide.storage.frames import encode, tensor_of
-from springtide.storage.open import open_store
+from springtide.storage.stores.open import open_store
 
 SERVICE = FunctionService(
     name="scripted",

@@ -7,9 +7,9 @@ import pytest
 from emulated_service import Caller
 from function_compute_double import FunctionComputeDouble, tail_of
 
-from springtide.backends.functions.alibaba import AlibabaProvider, AlibabaSettings
+from springtide.backends.functions.providers.alibaba import AlibabaProvider, AlibabaSettings
 from springtide.core.errors import BackendError, InvalidRequest
-from springtide.perf.function_services import alibaba_function_compute
+from springtide.perf.functions.services import alibaba_function_compute
 
 SERVICE = msgspec.structs.replace(alibaba_function_compute(), lifetime_s=600.0)
 

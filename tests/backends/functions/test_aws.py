@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from emulated_service import Caller, running_emulator, small_service
 
-from springtide.backends.functions.aws import LambdaProvider, LambdaSettings, check_settings, end_of_answer
 from springtide.backends.functions.emulator.launch import emulator_status
+from springtide.backends.functions.providers.aws import LambdaProvider, LambdaSettings, check_settings, end_of_answer
 from springtide.core.errors import BackendError, InvalidRequest
-from springtide.perf.function_services import aws_lambda
+from springtide.perf.functions.services import aws_lambda
 
 ROLE = "arn:aws:iam::123456789012:role/functions"
 IMAGE = "123456789012.dkr.ecr.eu-central-1.amazonaws.com/springtide:1"

@@ -3,8 +3,8 @@
 import pytest
 from botocore import exceptions
 
-from springtide.backends.functions.aws import LambdaSettings
-from springtide.backends.functions.aws_errors import Explained, code_of, sdk_errors
+from springtide.backends.functions.providers.aws import LambdaSettings
+from springtide.backends.functions.providers.aws_errors import Explained, code_of, sdk_errors
 from springtide.core.errors import BackendError, InvalidRequest
 
 SETTINGS = LambdaSettings(region="eu-central-1", role_arn="arn:aws:iam::123456789012:role/f", image_uri="r/i:1")

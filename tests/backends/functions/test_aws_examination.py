@@ -8,9 +8,9 @@ import boto3
 import pytest
 from botocore.stub import Stubber
 
-from springtide.backends.functions.aws_errors import sdk_errors
-from springtide.backends.functions.aws_examination import Account, examine_account
 from springtide.backends.functions.provider import Seen
+from springtide.backends.functions.providers.aws_check import Account, examine_account
+from springtide.backends.functions.providers.aws_errors import sdk_errors
 
 CALLER = "arn:aws:iam::123456789012:user/springtide"
 ROLE = "arn:aws:iam::123456789012:role/springtide"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from function_world import Faults, World, plan_of, service_of
 
-from springtide.backends.functions import coordinator_messages as messages
+from springtide.backends.functions.coordinator import messages
 from springtide.core import events
 
 

@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 from function_world import Faults, World, service_of, whole_plan
 
-from springtide.backends.functions import coordinator_messages as messages
-from springtide.backends.functions.coordinator_change import MAX_WARMING_S, can_follow
+from springtide.backends.functions.coordinator import messages
+from springtide.backends.functions.coordinator.change import MAX_WARMING_S, can_follow
 from springtide.core import events
 from springtide.core.functions import FunctionPlan
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from springtide.backends.functions import coordinator_copies
-from springtide.backends.functions.coordinator_copies import Copies, copies_prefix, fetch_status
-from springtide.backends.functions.coordinator_notes import NoteBook
+from springtide.backends.functions.coordinator import copies as coordinator_copies
+from springtide.backends.functions.coordinator.copies import Copies, copies_prefix, fetch_status
+from springtide.backends.functions.coordinator.notes import NoteBook
 from springtide.core.errors import StorageError
-from springtide.core.function_wire import MAX_LOSSES, Place
+from springtide.core.wire.functions import MAX_LOSSES, Place
 from springtide.core.workload import WorkloadId
-from springtide.storage.checked import CheckedStore
-from springtide.storage.file_store import FileStore
+from springtide.storage.stores.checked import CheckedStore
+from springtide.storage.stores.files import FileStore
 
 JOB = WorkloadId("j")
 

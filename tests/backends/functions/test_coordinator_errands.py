@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from springtide.backends.functions import coordinator_errands
-from springtide.backends.functions import coordinator_messages as messages
-from springtide.backends.functions.coordinator_errands import Errands, Wiring
-from springtide.backends.functions.coordinator_store import JobObjects
+from springtide.backends.functions.coordinator import io as coordinator_errands
+from springtide.backends.functions.coordinator import messages
+from springtide.backends.functions.coordinator.io import Errands, Wiring
+from springtide.backends.functions.coordinator.objects import JobObjects
 from springtide.core.errors import InvalidRequest, StorageError
-from springtide.core.function_wire import Keys
+from springtide.core.wire.functions import Keys
 from springtide.core.workload import Entrypoint, TrainingJob, WorkloadId
-from springtide.storage.open import open_store
+from springtide.storage.stores.open import open_store
 
 
 class Host:

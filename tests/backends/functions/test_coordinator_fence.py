@@ -8,13 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from springtide.backends.functions.coordinator_fence import Fence
-from springtide.backends.functions.coordinator_notes import Notes
+from springtide.backends.functions.coordinator.fence import Fence
+from springtide.backends.functions.coordinator.notes import Notes
 from springtide.core.errors import Fenced, StorageError
-from springtide.core.function_wire import ControlRecord, Keys
 from springtide.core.functions import FunctionPlan, FunctionStage
-from springtide.storage.checked import CheckedStore
-from springtide.storage.file_store import FileStore
+from springtide.core.wire.functions import ControlRecord, Keys
+from springtide.storage.stores.checked import CheckedStore
+from springtide.storage.stores.files import FileStore
 
 PLAN = FunctionPlan(stages=(FunctionStage(first_layer=0, end_layer=2, memory_mb=512),))
 KEYS = Keys("jobs/j")

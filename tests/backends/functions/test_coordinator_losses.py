@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pytest
 from function_world import BATCH, Faults, World, service_of, whole_plan
 
-from springtide.backends.functions import coordinator_messages as messages
-from springtide.backends.functions.coordinator import Coordinator
-from springtide.backends.functions.coordinator_progress import Progress
+from springtide.backends.functions.coordinator import messages
+from springtide.backends.functions.coordinator.coordinator import Coordinator
+from springtide.backends.functions.coordinator.progress import Progress
 from springtide.core import events
-from springtide.core.function_wire import FunctionReport, FunctionResult
 from springtide.core.functions import FunctionPlan
+from springtide.core.wire.functions import FunctionReport, FunctionResult
 from springtide.core.workload import WorkloadId
 
 FIRST, SECOND = 0, 1

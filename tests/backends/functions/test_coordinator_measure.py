@@ -6,10 +6,10 @@ import pytest
 from function_world import whole_plan
 from msgspec.structs import replace
 
-from springtide.backends.functions.coordinator_measure import Measuring
+from springtide.backends.functions.coordinator.measure import Measuring
 from springtide.core.events import FunctionsMeasured
-from springtide.core.function_wire import FunctionReport, StepTotals
 from springtide.core.functions import Usage
+from springtide.core.wire.functions import FunctionReport, StepTotals
 from springtide.core.workload import WorkloadId
 
 

@@ -7,13 +7,13 @@ import math
 import pytest
 from function_world import PRICES, plan_of, service_of
 
-from springtide.backends.functions.coordinator_ledger import CAUTION, Ledger
-from springtide.backends.functions.coordinator_lives import Life
-from springtide.backends.functions.coordinator_messages import InvocationEnded
-from springtide.backends.functions.coordinator_pace import MAX_SAVE_EVERY, Pace
-from springtide.backends.functions.coordinator_words import budget_reason, is_store_trouble
-from springtide.core.function_wire import FunctionReport, LaneTimes, Place
+from springtide.backends.functions.coordinator.invocations import Life
+from springtide.backends.functions.coordinator.ledger import CAUTION, Ledger
+from springtide.backends.functions.coordinator.messages import InvocationEnded
+from springtide.backends.functions.coordinator.pace import MAX_SAVE_EVERY, Pace
+from springtide.backends.functions.coordinator.reasons import budget_reason, is_store_trouble
 from springtide.core.functions import Usage
+from springtide.core.wire.functions import FunctionReport, LaneTimes, Place
 
 
 def report(step_s: float, save_s: float = 0.0) -> FunctionReport:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from function_world import World, whole_plan
 
-from springtide.backends.functions import coordinator_messages as messages
+from springtide.backends.functions.coordinator import messages
 from springtide.core import events
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from springtide.backends.functions.coordinator_progress import Progress
-from springtide.core.function_wire import FunctionReport
+from springtide.backends.functions.coordinator.progress import Progress
 from springtide.core.functions import FunctionPlan, FunctionStage
+from springtide.core.wire.functions import FunctionReport
 from springtide.core.workload import WorkloadId
 
 PLAN = FunctionPlan(stages=(FunctionStage(first_layer=0, end_layer=1, memory_mb=512),), num_replicas=2)

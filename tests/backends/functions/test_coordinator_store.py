@@ -8,15 +8,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from springtide.backends.functions.coordinator_notes import NoteBook, NotedLife, Notes, read_status
-from springtide.backends.functions.coordinator_store import JobObjects
+from springtide.backends.functions.coordinator.notes import NoteBook, NotedLife, Notes, read_status
+from springtide.backends.functions.coordinator.objects import JobObjects
 from springtide.core.errors import InvalidRequest, StorageError
-from springtide.core.function_wire import Keys, Place, StageState
 from springtide.core.functions import Usage
+from springtide.core.wire.functions import Keys, Place, StageState
 from springtide.core.workload import Entrypoint, TrainingJob, WorkloadId
-from springtide.storage.artifacts import fetch_code
 from springtide.storage.frames import decode, encode, tensor_of
-from springtide.storage.open import open_store
+from springtide.storage.stores.open import open_store
+from springtide.storage.workloads.artifacts import fetch_code
 
 
 @pytest.fixture

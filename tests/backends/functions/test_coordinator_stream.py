@@ -8,8 +8,8 @@ import pytest
 from function_world import BATCH, Faults, World, service_of, whole_plan
 from msgspec.structs import replace
 
-from springtide.backends.functions import coordinator_messages as messages
-from springtide.backends.functions.coordinator_crew import StreamRules
+from springtide.backends.functions.coordinator import messages
+from springtide.backends.functions.coordinator.function_pool import StreamRules
 from springtide.core import events
 
 RULES = StreamRules(min_start_steps=4, max_wait_s=120.0, idle_s=10.0)

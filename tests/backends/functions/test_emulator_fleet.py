@@ -16,7 +16,7 @@ from springtide.backends.functions.emulator.limits import NoShare
 from springtide.backends.functions.emulator.logs import LogBook
 from springtide.backends.functions.emulator.template import ForkRequest
 from springtide.core.errors import BackendError
-from springtide.perf.function_services import emulator
+from springtide.perf.functions.services import emulator
 
 LIMIT_S = 20.0
 FUNCTION = Function(name="f", memory_mb=128, timeout_s=5.0, handler="h.handler", environment={})

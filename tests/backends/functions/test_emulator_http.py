@@ -19,7 +19,7 @@ from springtide.backends.functions.emulator.instances import Answer
 from springtide.backends.functions.emulator.lambda_api import LambdaApi
 from springtide.backends.functions.emulator.logs import LogBook
 from springtide.backends.functions.emulator.runtime_api import RuntimeApi, peer_uid
-from springtide.perf.function_services import emulator
+from springtide.perf.functions.services import emulator
 
 TOKEN = "the-token"
 SIGNED = {"authorization": f"AWS4-HMAC-SHA256 Credential={TOKEN}/20261122/us-east-1/lambda/aws4_request, Signature=0"}

@@ -26,11 +26,11 @@ from springtide.backends.functions.emulator.limits import (
 )
 from springtide.backends.functions.emulator.logs import LogBook, OutputPipe
 from springtide.backends.functions.emulator.sweeper import end_group, follow
-from springtide.backends.local.share_enforcers import describe_enforcer
 from springtide.backends.processes import read_stat
+from springtide.backends.sharing.cpu.enforcers import describe_enforcer
 from springtide.core.errors import InvalidRequest
 from springtide.core.functions import FunctionPrices, FunctionService
-from springtide.perf.function_services import emulator
+from springtide.perf.functions.services import emulator
 
 LIMIT_S = 20.0
 SPIN = "import sys\nsys.stdout.write('x'); sys.stdout.flush()\nwhile True: pass"

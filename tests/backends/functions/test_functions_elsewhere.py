@@ -12,20 +12,20 @@ import msgspec
 import pytest
 from scripted_functions import ScriptedFunctions
 
-from springtide.backends.functions.coordinator_notes import Notes
+from springtide.backends.functions.coordinator.notes import Notes
 from springtide.backends.functions.executor import FunctionsExecutor
 from springtide.core import events
 from springtide.core.actions import EndJob, PreemptJob, ResizeJob, StartReplica, StopReplica
 from springtide.core.errors import StorageError
-from springtide.core.function_wire import ControlRecord, Keys
 from springtide.core.functions import FunctionMenu, FunctionOption, FunctionPlan, FunctionStage
 from springtide.core.ports import Standing
 from springtide.core.resources import DeviceId
+from springtide.core.wire.functions import ControlRecord, Keys
 from springtide.core.workload import Entrypoint, JobState, ReplicaId, TrainingJob, WorkloadId
-from springtide.storage.artifacts import fetch_code
-from springtide.storage.file_store import FileStore
 from springtide.storage.frames import decode
-from springtide.storage.workload_store import WorkloadStore
+from springtide.storage.stores.files import FileStore
+from springtide.storage.workloads.artifacts import fetch_code
+from springtide.storage.workloads.store import WorkloadStore
 
 JOB = WorkloadId("j")
 KEYS = Keys("jobs/j")
@@ -271,8 +271,8 @@ def test_a_job_that_rested_goes_on_elsewhere_from_its_state_with_its_bill(site_o
 def test_nobody_is_invoked_whose_number_cannot_be_noted(
     site_of: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("springtide.backends.functions.coordinator_shell.STORE_PATIENCE_S", 0.5)
-    monkeypatch.setattr("springtide.backends.functions.coordinator_shell.RETRY_S", 0.1)
+    monkeypatch.setattr("springtide.backends.functions.coordinator.shell.STORE_PATIENCE_S", 0.5)
+    monkeypatch.setattr("springtide.backends.functions.coordinator.shell.RETRY_S", 0.1)
     site = site_of()
     is_shut = threading.Event()
     whole = FileStore._replace
@@ -297,7 +297,7 @@ def test_nobody_is_invoked_whose_number_cannot_be_noted(
 def test_a_store_that_is_away_for_a_moment_costs_no_retry_when_another_takes_over(
     site_of: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("springtide.backends.functions.coordinator_shell.RETRY_S", 0.05)
+    monkeypatch.setattr("springtide.backends.functions.coordinator.shell.RETRY_S", 0.05)
     site = site_of(total_steps=60)
     site.train()
     site.take(events.CheckpointCommitted)

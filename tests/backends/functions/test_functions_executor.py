@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 from scripted_functions import ScriptedFunctions
 
-from springtide.backends.functions.coordinator_store import JobObjects
+from springtide.backends.functions.coordinator.objects import JobObjects
 from springtide.backends.functions.executor import FunctionsExecutor
-from springtide.backends.functions.parameter_host import FixedHost
+from springtide.backends.functions.parameter_store.host import FixedHost
 from springtide.core import events
 from springtide.core.actions import AdmitJob, EndJob, PreemptJob, ResizeJob, StartReplica, StopReplica
-from springtide.core.function_wire import Keys
 from springtide.core.functions import FunctionMenu, FunctionOption, FunctionPlan, FunctionStage
 from springtide.core.ports import Standing
 from springtide.core.resources import DeviceId
+from springtide.core.wire.functions import Keys
 from springtide.core.workload import Entrypoint, Goal, JobState, ReplicaId, TrainingJob, WorkloadId
 from springtide.storage.frames import decode
-from springtide.storage.open import open_store
+from springtide.storage.stores.open import open_store
 
 STAGES = tuple(FunctionStage(first_layer=i, end_layer=i + 1, memory_mb=512) for i in range(2))
 PLAN = FunctionPlan(stages=STAGES, num_replicas=2)

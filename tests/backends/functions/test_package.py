@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 from emulated_service import Caller, small_service
 
-from springtide.backends.functions.aws import emulator_provider
 from springtide.backends.functions.emulator.config import DEFAULT_HANDLER, EmulatorConfig
 from springtide.backends.functions.emulator.launch import ensure_emulator, stop_emulator
-from springtide.backends.functions.package import (
+from springtide.backends.functions.image import (
     LAMBDA_ROOTS,
     MARKER,
     closure,
@@ -22,6 +21,7 @@ from springtide.backends.functions.package import (
     size_report,
     write_package,
 )
+from springtide.backends.functions.providers.aws import emulator_provider
 from springtide.core.errors import InvalidRequest
 
 
@@ -114,9 +114,7 @@ def test_the_images_files_alone_run_the_handler(tmp_path):
                     shutil.copyfile(path, target)
     copy_source(task / "springtide")
     bare = str(Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}")
-    imports = (
-        "import torch, numpy, obstore, redis, safetensors.torch, springtide as st, springtide.runtime.pipeline_worker"
-    )
+    imports = "import torch, numpy, obstore, redis, safetensors.torch, springtide as st, springtide.runtime.functions.pipeline.worker"
     code = f"{imports}; print(st.Task, springtide.__file__)"
     code = code.replace("springtide as st", "springtide, springtide as st")
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(task), "PYTHONNOUSERSITE": "1"}

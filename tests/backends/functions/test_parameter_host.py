@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from springtide.backends.functions.parameter_address import make_parameter_host, parse_hosted
-from springtide.backends.functions.parameter_host import FixedHost, HostedParameters, ParameterServer
+from springtide.backends.functions.parameter_store.address import make_parameter_host, parse_hosted
+from springtide.backends.functions.parameter_store.host import FixedHost, HostedParameters, ParameterServer
 from springtide.core.errors import BackendError, InvalidRequest, StorageError
 
 

@@ -12,10 +12,10 @@ import boto3
 import msgspec
 import pytest
 
-from springtide.backends.functions import parameter_host_ecs
-from springtide.backends.functions.parameter_address import make_parameter_host
-from springtide.backends.functions.parameter_host import HostedParameters, ParameterServer
-from springtide.backends.functions.parameter_host_ecs import EcsSettings, EcsTasks
+from springtide.backends.functions.parameter_store import host_ecs as parameter_host_ecs
+from springtide.backends.functions.parameter_store.address import make_parameter_host
+from springtide.backends.functions.parameter_store.host import HostedParameters, ParameterServer
+from springtide.backends.functions.parameter_store.host_ecs import EcsSettings, EcsTasks
 from springtide.core.errors import BackendError, InvalidRequest
 
 pytestmark = pytest.mark.slow

@@ -11,15 +11,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from springtide.backends.functions.parameter_address import make_parameter_host
-from springtide.backends.functions.parameter_host import HostedParameters
-from springtide.backends.functions.parameter_host_process import RedisProcesses, find_binary
-from springtide.backends.functions.redis_ping import answers, user_words
+from kits.servers import missing_redis, running_redis
+from springtide.backends.functions.parameter_store.address import make_parameter_host
+from springtide.backends.functions.parameter_store.host import HostedParameters
+from springtide.backends.functions.parameter_store.host_process import RedisProcesses, find_binary
+from springtide.backends.functions.parameter_store.redis_ping import answers, user_words
 from springtide.backends.processes import identify
 from springtide.collectives.communicator import Communicator
 from springtide.core.errors import InvalidRequest, StorageError
-from springtide.storage.open import open_store
-from springtide.testing.servers import missing_redis, running_redis
+from springtide.storage.stores.open import open_store
 
 LIMIT_S = 120.0
 pytestmark = pytest.mark.skipif(bool(missing_redis()), reason=missing_redis() or "there is one")

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from springtide.backends.functions.redis_examination import examine_redis
-from springtide.backends.functions.redis_ping import RedisRefusal, answers, ask
-from springtide.testing.servers import missing_redis, running_redis
+from kits.servers import missing_redis, running_redis
+from springtide.backends.functions.parameter_store.redis_check import examine_redis
+from springtide.backends.functions.parameter_store.redis_ping import RedisRefusal, answers, ask
 
 GOOD = {"redis_version": "7.2.4", "redis_mode": "standalone", "role": "master", "maxmemory": "0"}
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from springtide.backends.kubernetes.manifests import SETTINGS_FILE, render
-from springtide.backends.kubernetes.settings_file import settings_from
-from springtide.backends.kubernetes.yaml_text import read_yaml
+from springtide.backends.kubernetes.client.yaml_text import read_yaml
+from springtide.backends.kubernetes.install.manifests import SETTINGS_FILE, render
+from springtide.backends.kubernetes.install.settings_file import settings_from
 
 CHART = Path(__file__).parents[3] / "deploy" / "helm" / "springtide"
 CASES: dict[str, dict[str, Any]] = {

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from springtide.backends.kubernetes.settings_file import SettingsFile
+from springtide.backends.kubernetes.install.settings_file import SettingsFile
 
 PLACE = Path(__file__).parents[3] / "deploy" / "helm" / "springtide" / "values.schema.json"
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from springtide.backends.crew.reactor import Timer
+from springtide.backends.control_channel.reactor import Timer
 
 
 class StillReactor:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from chart_cases import CHART, in_order
 
-from springtide.backends.kubernetes.yaml_text import read_yaml
+from springtide.backends.kubernetes.client.yaml_text import read_yaml
 
 
 class HelmError(Exception):

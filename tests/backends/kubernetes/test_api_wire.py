@@ -23,12 +23,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from scripted_server import Answer, Asked, scripted
 
-from springtide.backends.kubernetes.api import KubeApi
-from springtide.backends.kubernetes.api_auth import Fixed, TokenFile
-from springtide.backends.kubernetes.api_errors import NotAuthenticated, Unreachable
-from springtide.backends.kubernetes.api_thread import ApiThread
-from springtide.backends.kubernetes.api_wire import Wire
-from springtide.backends.kubernetes.kinds import CONFIG_MAP, POD, Key
+from springtide.backends.kubernetes.client.api import KubeApi
+from springtide.backends.kubernetes.client.auth import Fixed, TokenFile
+from springtide.backends.kubernetes.client.errors import NotAuthenticated, Unreachable
+from springtide.backends.kubernetes.client.kinds import CONFIG_MAP, POD, Key
+from springtide.backends.kubernetes.client.thread import ApiThread
+from springtide.backends.kubernetes.client.wire import Wire
 
 
 def with_wire(url: str, task: Callable[[Wire], Awaitable[Any]], **options: Any) -> Any:

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from springtide.backends.kubernetes import kinds
-from springtide.backends.kubernetes.api_errors import Forbidden, Unreachable
-from springtide.backends.kubernetes.cluster_check import SUBJECT_ACCESS_REVIEW, Finding, check_cluster
-from springtide.backends.kubernetes.custom_resources import custom_resource_definitions
-from springtide.backends.kubernetes.kinds import Kind
-from springtide.backends.kubernetes.manifests import render
-from springtide.backends.kubernetes.settings_file import SettingsFile, settings_from
+from springtide.backends.kubernetes.client import kinds
+from springtide.backends.kubernetes.client.errors import Forbidden, Unreachable
+from springtide.backends.kubernetes.client.kinds import Kind
+from springtide.backends.kubernetes.install.cluster_check import SUBJECT_ACCESS_REVIEW, Finding, check_cluster
+from springtide.backends.kubernetes.install.manifests import render
+from springtide.backends.kubernetes.install.settings_file import SettingsFile, settings_from
+from springtide.backends.kubernetes.resources.definitions import custom_resource_definitions
 
 VALUES: dict[str, Any] = {
     "namespaces": ["team"],

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from springtide.backends.kubernetes.manifests import USER_ID, render
-from springtide.backends.kubernetes.pod_spec import CONTAINER_NAME
-from springtide.backends.kubernetes.settings_file import (
+from springtide.backends.kubernetes.install.manifests import USER_ID, render
+from springtide.backends.kubernetes.install.settings_file import (
     CONTROL_PLANE_IMAGE,
     SHARE_AGENT_IMAGE,
     WORKER_IMAGE,
     settings_from,
 )
+from springtide.backends.kubernetes.pods.spec import CONTAINER_NAME
 
 ROOT = Path(__file__).parents[3]
 RECIPE = (ROOT / "deploy" / "containers" / "Containerfile").read_text(encoding="utf-8")

@@ -6,13 +6,13 @@ import re
 
 import pytest
 
-from springtide.backends.kubernetes.custom_resources import (
+from springtide.backends.kubernetes.resources.definitions import (
     INFERENCE_KIND,
     TRAINING_KIND,
     custom_resource_definitions,
     spec_schema,
 )
-from springtide.backends.kubernetes.object_status import ConditionType, Reason
+from springtide.backends.kubernetes.resources.status_schema import ConditionType, Reason
 
 COLUMNS = ["STATE", "WORKERS", "PROGRESS", "ETA", "DEADLINE", "SLACK", "COST"]
 

@@ -14,9 +14,9 @@ from chart_schema import values_schema
 from real_helm import Helm, HelmError, charted, found_helm
 
 import springtide
-from springtide.backends.kubernetes.custom_resources import custom_resource_definitions
-from springtide.backends.kubernetes.settings_file import SettingsFile, settings_from
-from springtide.backends.kubernetes.yaml_text import read_yaml
+from springtide.backends.kubernetes.client.yaml_text import read_yaml
+from springtide.backends.kubernetes.install.settings_file import SettingsFile, settings_from
+from springtide.backends.kubernetes.resources.definitions import custom_resource_definitions
 
 OLD, NEW = (1, 20), (1, 30)
 

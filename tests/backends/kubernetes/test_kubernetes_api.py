@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from scripted_server import Answer, Asked, scripted
 
-from springtide.backends.kubernetes import api as api_module
-from springtide.backends.kubernetes import api_auth
-from springtide.backends.kubernetes.api import KubeApi
-from springtide.backends.kubernetes.api_errors import (
+from springtide.backends.kubernetes.client import api as api_module
+from springtide.backends.kubernetes.client import auth as api_auth
+from springtide.backends.kubernetes.client.api import KubeApi
+from springtide.backends.kubernetes.client.errors import (
     AlreadyExists,
     ApiError,
     Expired,
@@ -31,7 +31,7 @@ from springtide.backends.kubernetes.api_errors import (
     VersionConflict,
     error_of,
 )
-from springtide.backends.kubernetes.kinds import CONFIG_MAP, DEPLOYMENT, NODE, POD, Key
+from springtide.backends.kubernetes.client.kinds import CONFIG_MAP, DEPLOYMENT, NODE, POD, Key
 from springtide.core.errors import BackendError
 
 

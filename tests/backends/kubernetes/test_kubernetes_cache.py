@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from springtide.backends.kubernetes import cache as cache_module
-from springtide.backends.kubernetes.api_errors import Expired, Forbidden, ServerFault, Unreachable
-from springtide.backends.kubernetes.api_messages import Heads, Listing, WatchEvent, decode_heads
-from springtide.backends.kubernetes.cache import Cache, Change, trim_metadata
-from springtide.backends.kubernetes.kinds import CONFIG_MAP, Key
+from springtide.backends.kubernetes.client import cache as cache_module
+from springtide.backends.kubernetes.client.cache import Cache, Change, trim_metadata
+from springtide.backends.kubernetes.client.errors import Expired, Forbidden, ServerFault, Unreachable
+from springtide.backends.kubernetes.client.kinds import CONFIG_MAP, Key
+from springtide.backends.kubernetes.client.messages import Heads, Listing, WatchEvent, decode_heads
 
 
 class Store:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from springtide.backends.kubernetes.api_errors import AlreadyExists, ServerFault, Unreachable, VersionConflict
-from springtide.backends.kubernetes.kinds import Key
-from springtide.backends.kubernetes.leases import Leadership, identity_of_this_process
+from springtide.backends.kubernetes.client.errors import AlreadyExists, ServerFault, Unreachable, VersionConflict
+from springtide.backends.kubernetes.client.kinds import Key
+from springtide.backends.kubernetes.client.leases import Leadership, identity_of_this_process
 
 LEASE_S = 1.0
 

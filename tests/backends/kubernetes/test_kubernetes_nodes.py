@@ -6,7 +6,7 @@ import copy
 
 import pytest
 
-from springtide.backends.kubernetes.nodes import NodeLedger, facts_of, node_of
+from springtide.backends.kubernetes.nodes.offered import NodeLedger, facts_of, node_of
 from springtide.backends.kubernetes.settings import KubernetesSettings, PodSettings
 from springtide.core.events import NodeJoined, NodeLost
 from springtide.core.resources import NodeId

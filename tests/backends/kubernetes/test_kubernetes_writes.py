@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from springtide.backends.kubernetes import writes as writes_module
-from springtide.backends.kubernetes.api_errors import (
+from springtide.backends.kubernetes.client import writes as writes_module
+from springtide.backends.kubernetes.client.errors import (
     Forbidden,
     Invalid,
     NotAuthenticated,
@@ -18,7 +18,7 @@ from springtide.backends.kubernetes.api_errors import (
     Unreachable,
     VersionConflict,
 )
-from springtide.backends.kubernetes.writes import Writes
+from springtide.backends.kubernetes.client.writes import Writes
 from springtide.core.errors import BackendError
 
 

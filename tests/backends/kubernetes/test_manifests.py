@@ -10,11 +10,11 @@ import pytest
 from chart_cases import CASES
 from pod_security import violations
 
-from springtide.backends.kubernetes import rbac
 from springtide.backends.kubernetes import settings as names
-from springtide.backends.kubernetes.manifests import ACTIVE_LABEL, render, settings_digest
-from springtide.backends.kubernetes.settings_file import parse_settings, platform_settings, settings_from
-from springtide.backends.kubernetes.yaml_text import write_yaml
+from springtide.backends.kubernetes.client.yaml_text import write_yaml
+from springtide.backends.kubernetes.install import rbac
+from springtide.backends.kubernetes.install.manifests import ACTIVE_LABEL, render, settings_digest
+from springtide.backends.kubernetes.install.settings_file import parse_settings, platform_settings, settings_from
 
 POSTGRES = {"journal_url": "postgresql://u@db/x", "install": {"replicas": 2}}
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from springtide.backends.kubernetes.object_spec import (
+from springtide.backends.kubernetes.resources.from_object import (
     NAME_ANNOTATION,
     container_settings,
     deadline_s,
@@ -19,9 +19,9 @@ from springtide.backends.kubernetes.object_spec import (
     worker_bounds,
     workload_name,
 )
-from springtide.backends.kubernetes.spec_words import inference_function, plain, training_function
+from springtide.backends.kubernetes.resources.to_object import inference_function, plain, training_function
 from springtide.core.errors import InvalidRequest
-from springtide.service.schemas import JobIn, JobOptionsIn, ServiceIn, ServiceOptionsIn, parse_body
+from springtide.service.submission.schemas import JobIn, JobOptionsIn, ServiceIn, ServiceOptionsIn, parse_body
 
 NOON = datetime(2030, 1, 31, 12, 0, tzinfo=UTC)
 FILES = {"train.py": "def fit(ctx):\n    pass\n"}

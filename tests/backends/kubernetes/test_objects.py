@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from springtide.backends.kubernetes import objects as module
-from springtide.backends.kubernetes.api_errors import (
+from springtide.backends.kubernetes.client.errors import (
     AlreadyExists,
     Forbidden,
     Invalid,
@@ -15,8 +14,9 @@ from springtide.backends.kubernetes.api_errors import (
     ServerFault,
     VersionConflict,
 )
-from springtide.backends.kubernetes.kinds import Key
-from springtide.backends.kubernetes.objects import Objects
+from springtide.backends.kubernetes.client.kinds import Key
+from springtide.backends.kubernetes.resources import client as module
+from springtide.backends.kubernetes.resources.client import Objects
 from springtide.core.errors import BackendError, InvalidRequest
 
 KEY = Key("ml", "digits")

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from springtide.backends.kubernetes import pod_logs
-from springtide.backends.kubernetes.api_errors import NoSuchObject, Unreachable
-from springtide.backends.kubernetes.kinds import Key
-from springtide.backends.kubernetes.pod_logs import PodLogs
-from springtide.backends.kubernetes.pod_table import Body
+from springtide.backends.kubernetes.client.errors import NoSuchObject, Unreachable
+from springtide.backends.kubernetes.client.kinds import Key
+from springtide.backends.kubernetes.pods import logs as pod_logs
+from springtide.backends.kubernetes.pods.logs import PodLogs
+from springtide.backends.kubernetes.pods.table import Body
 from springtide.storage.step_lines import hear_lines, say_lines
 
 

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import pytest
 from pod_stage import stand_still
 
-from springtide.backends.crew.members import Phase
-from springtide.backends.kubernetes import pod_machines
+from springtide.backends.control_channel.members import Phase
 from springtide.backends.kubernetes import settings as names
-from springtide.backends.kubernetes.cache import Cache
-from springtide.backends.kubernetes.kinds import POD
-from springtide.backends.kubernetes.pod_machines import PodMachines
+from springtide.backends.kubernetes.client.cache import Cache
+from springtide.backends.kubernetes.client.kinds import POD
+from springtide.backends.kubernetes.pods import machines as pod_machines
+from springtide.backends.kubernetes.pods.machines import PodMachines
 from springtide.backends.kubernetes.settings import KubernetesSettings
 
 

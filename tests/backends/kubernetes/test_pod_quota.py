@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 from pod_stage import StillReactor, stand_still
 
-from springtide.backends.kubernetes import quota as quota_module
-from springtide.backends.kubernetes.quota import PATIENCE_S, PROBE_S, RETRY_S, Quota
+from springtide.backends.kubernetes.pods import quota as quota_module
+from springtide.backends.kubernetes.pods.quota import PATIENCE_S, PROBE_S, RETRY_S, Quota
 from springtide.core.events import ScaleRequested
 from springtide.core.workload import Entrypoint, TrainingJob
 

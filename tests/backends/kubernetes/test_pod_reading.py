@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from springtide.backends.kubernetes import settings as names
-from springtide.backends.kubernetes.pod_reading import read_pod, trim_pod
+from springtide.backends.kubernetes.pods.reading import read_pod, trim_pod
 
 
 def pod(phase: str = "Running", state: dict[str, Any] | None = None, **status: Any) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from springtide.backends.kubernetes import pod_secrets as secrets_module
-from springtide.backends.kubernetes.api_errors import AlreadyExists, NoSuchObject, VersionConflict
-from springtide.backends.kubernetes.kinds import Key
-from springtide.backends.kubernetes.pod_secrets import SECRET_AGE_S, PodSecrets
+from springtide.backends.kubernetes.client.errors import AlreadyExists, NoSuchObject, VersionConflict
+from springtide.backends.kubernetes.client.kinds import Key
+from springtide.backends.kubernetes.pods import secrets as secrets_module
+from springtide.backends.kubernetes.pods.secrets import SECRET_AGE_S, PodSecrets
 from springtide.core.workload import WorkloadId
 
 DIGITS, SPEECH = WorkloadId("digits"), WorkloadId("speech")

@@ -7,10 +7,8 @@ import json
 
 import pytest
 
-from springtide.backends.gpu.discovery import Gpu
-from springtide.backends.gpu.gpu_table import GpuDaemonStatus
 from springtide.backends.kubernetes import settings as names
-from springtide.backends.kubernetes.pod_shares import (
+from springtide.backends.kubernetes.pods.shares import (
     SHARE_ANNOTATION,
     pod_sharing,
     share_of,
@@ -18,12 +16,14 @@ from springtide.backends.kubernetes.pod_shares import (
     share_patch,
     share_text,
 )
-from springtide.backends.kubernetes.pod_tenants import tenants_of
+from springtide.backends.kubernetes.pods.tenants import tenants_of
 from springtide.backends.kubernetes.settings import KubernetesSettings
-from springtide.backends.kubernetes.share_pages import serve_pages
+from springtide.backends.kubernetes.share_agent.pages import serve_pages
+from springtide.backends.sharing.gpu.discovery import Gpu
+from springtide.backends.sharing.gpu.table import GpuDaemonStatus
 from springtide.core.resources import Device, DeviceId, NodeId
-from springtide.core.share_status import SharingStatus, TenantStatus
 from springtide.core.shares import Share
+from springtide.core.status.shares import SharingStatus, TenantStatus
 
 ON = KubernetesSettings(share_directory="/run/springtide")
 DEVICE = Device(device_id=DeviceId("n/1"), node_id=NodeId("n"), index=1, kind="gpu")

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from pod_security import violations
 
 from springtide.backends.kubernetes import settings as names
-from springtide.backends.kubernetes.overlay import merge
-from springtide.backends.kubernetes.pod_spec import (
+from springtide.backends.kubernetes.client.overlay import merge
+from springtide.backends.kubernetes.pods.spec import (
     SPEC_VARIABLE,
     label_value,
     make_pod,

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from pod_stage import stand_still
 
-from springtide.backends.kubernetes import pod_table
 from springtide.backends.kubernetes import settings as names
-from springtide.backends.kubernetes.api_errors import Forbidden
-from springtide.backends.kubernetes.cache import Cache
-from springtide.backends.kubernetes.kinds import POD, Key
-from springtide.backends.kubernetes.pod_table import RESYNC_S, Body, PodTable
+from springtide.backends.kubernetes.client.cache import Cache
+from springtide.backends.kubernetes.client.errors import Forbidden
+from springtide.backends.kubernetes.client.kinds import POD, Key
+from springtide.backends.kubernetes.pods import table as pod_table
+from springtide.backends.kubernetes.pods.table import RESYNC_S, Body, PodTable
 
 
 class Thread:

@@ -9,15 +9,16 @@ from types import SimpleNamespace
 import pytest
 from pod_stage import StillReactor, stand_still
 
-from springtide.backends.crew import crew as crew_module
-from springtide.backends.crew.members import Phase
+from springtide.backends.control_channel import replica_table as crew_module
+from springtide.backends.control_channel.members import Phase
 from springtide.backends.inbox import Inbox
-from springtide.backends.kubernetes import pod_watch, pods
-from springtide.backends.kubernetes.kinds import Key
-from springtide.backends.kubernetes.pod_reading import Reading
-from springtide.backends.kubernetes.pod_table import Body
-from springtide.backends.kubernetes.pod_watch import ADOPT_WINDOW_S, CONNECT_AFTER_S, STUCK_AFTER_S, PodWatch
-from springtide.backends.kubernetes.pods import PodReplica, Pods
+from springtide.backends.kubernetes.client.kinds import Key
+from springtide.backends.kubernetes.pods import replica_table as pods
+from springtide.backends.kubernetes.pods import watch as pod_watch
+from springtide.backends.kubernetes.pods.reading import Reading
+from springtide.backends.kubernetes.pods.replica_table import PodReplica, Pods
+from springtide.backends.kubernetes.pods.table import Body
+from springtide.backends.kubernetes.pods.watch import ADOPT_WINDOW_S, CONNECT_AFTER_S, STUCK_AFTER_S, PodWatch
 from springtide.core.actions import ResizeJob, StartReplica
 from springtide.core.errors import BackendError, StorageError
 from springtide.core.events import ReplicaLost, ReplicaStopped

@@ -10,9 +10,8 @@ import msgspec
 import pytest
 
 import springtide
-from springtide.backends.kubernetes import rbac
-from springtide.backends.kubernetes.settings import KubernetesSettings
-from springtide.backends.kubernetes.settings_file import (
+from springtide.backends.kubernetes.install import rbac
+from springtide.backends.kubernetes.install.settings_file import (
     SettingsFile,
     complete,
     parse_settings,
@@ -21,6 +20,7 @@ from springtide.backends.kubernetes.settings_file import (
     read_settings_file,
     settings_from,
 )
+from springtide.backends.kubernetes.settings import KubernetesSettings
 from springtide.core.errors import InvalidRequest
 
 

@@ -14,12 +14,12 @@ import pytest
 from scripted_server import Answer, Asked, ScriptedServer, scripted
 from test_pod_shares import pod
 
-from springtide.backends.gpu.discovery import Gpu
-from springtide.backends.kubernetes import share_agent
-from springtide.backends.kubernetes.api import KubeApi
-from springtide.backends.kubernetes.pod_shares import share_text
+from springtide.backends.kubernetes.client.api import KubeApi
+from springtide.backends.kubernetes.pods.shares import share_text
 from springtide.backends.kubernetes.settings import KubernetesSettings
-from springtide.backends.kubernetes.share_agent import ShareAgent, main
+from springtide.backends.kubernetes.share_agent import agent as share_agent
+from springtide.backends.kubernetes.share_agent.agent import ShareAgent, main
+from springtide.backends.sharing.gpu.discovery import Gpu
 from springtide.core.shares import Share
 
 UUID = "GPU-53545542-0000-4000-8000-000000000001"

@@ -5,10 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from springtide.backends.kubernetes.custom_resources import custom_resource_definitions
-from springtide.backends.kubernetes.event_records import node_event, object_event, reason_of
-from springtide.backends.kubernetes.object_status import ConditionType, Reason
-from springtide.backends.kubernetes.status_words import (
+from springtide.backends.kubernetes.resources.definitions import custom_resource_definitions
+from springtide.backends.kubernetes.resources.events import node_event, object_event, reason_of
+from springtide.backends.kubernetes.resources.status import (
     Condition,
     job_conditions,
     job_told,
@@ -18,11 +17,12 @@ from springtide.backends.kubernetes.status_words import (
     service_told,
     without_nothing,
 )
+from springtide.backends.kubernetes.resources.status_schema import ConditionType, Reason
 from springtide.core.containers import ContainerSettings
 from springtide.core.decision import PlannedRun
-from springtide.core.pod_status import PodStatus
 from springtide.core.shares import Share
-from springtide.core.status import JobStatus, ReplicaStatus, ServiceStatus
+from springtide.core.status.platform import JobStatus, ReplicaStatus, ServiceStatus
+from springtide.core.status.pods import PodStatus
 
 OFFSET_S = 1_900_000_000.0
 

@@ -7,7 +7,7 @@ import heapq
 
 import pytest
 
-from springtide.backends.kubernetes.write_room import MANY_WAITING, PERIOD_S, WriteRoom
+from springtide.backends.kubernetes.client.write_room import MANY_WAITING, PERIOD_S, WriteRoom
 
 
 class Server:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from springtide.backends.kubernetes.yaml_text import read_yaml, write_yaml
+from springtide.backends.kubernetes.client.yaml_text import read_yaml, write_yaml
 from springtide.core.errors import InvalidRequest
 
 TEXTS = st.text(max_size=30).filter(

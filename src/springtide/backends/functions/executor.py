@@ -10,14 +10,14 @@ from functools import singledispatchmethod
 from pathlib import Path
 from urllib.parse import quote
 
-from springtide.backends.functions import coordinator_messages as messages
-from springtide.backends.functions.coordinator_copies import fetch_status
-from springtide.backends.functions.coordinator_crew import StreamRules
-from springtide.backends.functions.coordinator_errands import Wiring
-from springtide.backends.functions.coordinator_notes import NOTES_FILE, read_status
-from springtide.backends.functions.coordinator_shell import CoordinatorShell
-from springtide.backends.functions.coordinator_store import JobObjects
-from springtide.backends.functions.parameter_host import FixedHost, ParameterHost
+from springtide.backends.functions.coordinator import messages
+from springtide.backends.functions.coordinator.copies import fetch_status
+from springtide.backends.functions.coordinator.function_pool import StreamRules
+from springtide.backends.functions.coordinator.io import Wiring
+from springtide.backends.functions.coordinator.notes import NOTES_FILE, read_status
+from springtide.backends.functions.coordinator.objects import JobObjects
+from springtide.backends.functions.coordinator.shell import CoordinatorShell
+from springtide.backends.functions.parameter_store.host import FixedHost, ParameterHost
 from springtide.backends.functions.provider import FunctionProvider
 from springtide.backends.inbox import Inbox
 from springtide.core.actions import (
@@ -33,12 +33,12 @@ from springtide.core.actions import (
 )
 from springtide.core.errors import StorageError
 from springtide.core.events import Event, JobEdited, ProgressReported, ReplicaStopped
-from springtide.core.function_status import FunctionRunStatus
-from springtide.core.function_wire import Keys
 from springtide.core.ports import Clock, Standing
 from springtide.core.resources import Node
+from springtide.core.status.functions import FunctionRunStatus
+from springtide.core.wire.functions import Keys
 from springtide.core.workload import JobState, ReplicaId, TrainingJob, WorkloadId
-from springtide.storage.open import open_store
+from springtide.storage.stores.open import open_store
 
 _log = logging.getLogger(__name__)
 _END_S = 5.0

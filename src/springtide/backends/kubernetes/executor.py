@@ -17,42 +17,42 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from springtide.backends.crew.door import Door
-from springtide.backends.crew.members import Source
-from springtide.backends.crew.orders import Orders
-from springtide.backends.crew.reactor import Connection, Reactor
-from springtide.backends.crew.reports import Reports
+from springtide.backends.control_channel.listener import Door
+from springtide.backends.control_channel.members import Source
+from springtide.backends.control_channel.orders import Orders
+from springtide.backends.control_channel.reactor import Connection, Reactor
+from springtide.backends.control_channel.reports import Reports
 from springtide.backends.inbox import Inbox
 from springtide.backends.kubernetes import settings as names
-from springtide.backends.kubernetes.api import KubeApi
-from springtide.backends.kubernetes.api_errors import QuotaExceeded
-from springtide.backends.kubernetes.api_thread import ApiThread
-from springtide.backends.kubernetes.kinds import POD
-from springtide.backends.kubernetes.node_book import NodeBook
-from springtide.backends.kubernetes.pod_launcher import PodLauncher
-from springtide.backends.kubernetes.pod_logs import PodLogs
-from springtide.backends.kubernetes.pod_machines import PodMachines
-from springtide.backends.kubernetes.pod_reading import trim_pod
-from springtide.backends.kubernetes.pod_recovery import PodRecovery
-from springtide.backends.kubernetes.pod_shares import SHARE_ANNOTATION, pod_sharing, share_text
-from springtide.backends.kubernetes.pod_spec import label_value
-from springtide.backends.kubernetes.pod_table import PodTable
-from springtide.backends.kubernetes.pod_watch import PodWatch
-from springtide.backends.kubernetes.pods import PodReplica, Pods
-from springtide.backends.kubernetes.quota import Quota
+from springtide.backends.kubernetes.client.api import KubeApi
+from springtide.backends.kubernetes.client.errors import QuotaExceeded
+from springtide.backends.kubernetes.client.kinds import POD
+from springtide.backends.kubernetes.client.thread import ApiThread
+from springtide.backends.kubernetes.nodes.registry import NodeBook
+from springtide.backends.kubernetes.pods.launcher import PodLauncher
+from springtide.backends.kubernetes.pods.logs import PodLogs
+from springtide.backends.kubernetes.pods.machines import PodMachines
+from springtide.backends.kubernetes.pods.quota import Quota
+from springtide.backends.kubernetes.pods.reading import trim_pod
+from springtide.backends.kubernetes.pods.recovery import PodRecovery
+from springtide.backends.kubernetes.pods.replica_table import PodReplica, Pods
+from springtide.backends.kubernetes.pods.shares import SHARE_ANNOTATION, pod_sharing, share_text
+from springtide.backends.kubernetes.pods.spec import label_value
+from springtide.backends.kubernetes.pods.table import PodTable
+from springtide.backends.kubernetes.pods.watch import PodWatch
 from springtide.backends.kubernetes.settings import KubernetesSettings
 from springtide.backends.sockets import listen_tcp
 from springtide.core.actions import Action, SetShare
 from springtide.core.errors import SpringtideError
 from springtide.core.events import Event, NodeJoined, NodeLost, ReplicaLost, ReplicaStopped
-from springtide.core.pod_status import ClusterStatus, PodStatus
 from springtide.core.ports import Clock, Standing
 from springtide.core.resources import Node
-from springtide.core.share_status import SharingStatus
-from springtide.core.wire import Report
+from springtide.core.status.pods import ClusterStatus, PodStatus
+from springtide.core.status.shares import SharingStatus
+from springtide.core.wire.workers import Report
 from springtide.core.workload import Checkpoint, ReplicaId, TrainingJob, WorkloadId
-from springtide.storage.checked import CheckedStore
-from springtide.storage.workload_store import WorkloadStore
+from springtide.storage.stores.checked import CheckedStore
+from springtide.storage.workloads.store import WorkloadStore
 
 _log = logging.getLogger(__name__)
 

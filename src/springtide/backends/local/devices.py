@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from springtide.backends.gpu.discovery import VISIBLE_VARIABLE, Gpu, discover_gpus
+from springtide.backends.sharing.gpu.discovery import VISIBLE_VARIABLE, Gpu, discover_gpus
 from springtide.core.errors import InvalidRequest
 from springtide.core.resources import Device, DeviceId, Node, NodeId, Pool, make_node
 

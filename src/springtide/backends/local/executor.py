@@ -10,17 +10,17 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from springtide.backends.crew.door import Door
-from springtide.backends.crew.members import Source
-from springtide.backends.crew.orders import Orders
-from springtide.backends.crew.reactor import Connection, Reactor
-from springtide.backends.crew.reports import Reports
+from springtide.backends.control_channel.listener import Door
+from springtide.backends.control_channel.members import Source
+from springtide.backends.control_channel.orders import Orders
+from springtide.backends.control_channel.reactor import Connection, Reactor
+from springtide.backends.control_channel.reports import Reports
 from springtide.backends.inbox import Inbox
 from springtide.backends.local.devices import Gpu, discover_gpus, discover_node
 from springtide.backends.local.launcher import Launcher, worker_environment
 from springtide.backends.local.members import Worker
 from springtide.backends.local.recovery import Recovery
-from springtide.backends.local.shares import Shares
+from springtide.backends.local.shares.slots import Shares
 from springtide.backends.local.watch import MAX_LOG_BYTES, Watch
 from springtide.backends.local.workers import Workers
 from springtide.backends.local.zygote import Zygote
@@ -31,8 +31,8 @@ from springtide.core.errors import BackendError
 from springtide.core.events import Event
 from springtide.core.ports import Clock, Standing
 from springtide.core.resources import Node
-from springtide.core.share_status import SharingStatus
-from springtide.core.wire import Report
+from springtide.core.status.shares import SharingStatus
+from springtide.core.wire.workers import Report
 
 _ZYGOTE_END_S = 3.0
 _POLL_S = 0.01

@@ -11,18 +11,18 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from springtide.backends.crew.members import Phase
-from springtide.backends.crew.reports import hash_token
+from springtide.backends.control_channel.members import Phase
+from springtide.backends.control_channel.reports import hash_token
 from springtide.backends.local.devices import VISIBLE_VARIABLE
 from springtide.backends.local.members import Worker
-from springtide.backends.local.shares import Shares
+from springtide.backends.local.shares.slots import Shares
 from springtide.backends.local.workers import Workers
 from springtide.backends.local.zygote import Zygote
 from springtide.backends.processes import identify, signal_group, spawn_detached
 from springtide.core.actions import StartReplica
 from springtide.core.errors import BackendError, StorageError
 from springtide.core.resources import DeviceKind, Node
-from springtide.core.wire import WorkerSpec
+from springtide.core.wire.workers import WorkerSpec
 from springtide.core.workload import ReplicaId
 from springtide.storage.files import write_durable
 

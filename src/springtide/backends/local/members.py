@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from springtide.backends.crew.members import Replica
+from springtide.backends.control_channel.members import Replica
 from springtide.backends.processes import ProcessIdentity
 
 

@@ -6,8 +6,8 @@ import re
 import time
 from pathlib import Path
 
-from springtide.backends.crew.members import Phase
-from springtide.backends.crew.orders import Orders
+from springtide.backends.control_channel.members import Phase
+from springtide.backends.control_channel.orders import Orders
 from springtide.backends.local.members import Worker
 from springtide.backends.local.records import WorkerRecord
 from springtide.backends.local.workers import Workers

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 
-from springtide.backends.crew.members import Phase
+from springtide.backends.control_channel.members import Phase
 from springtide.backends.local.members import Worker
 from springtide.backends.local.workers import Workers
 from springtide.backends.processes import bound_log, is_starved, live_stat
-from springtide.core.wire import LOST_AFTER_S
+from springtide.core.wire.workers import LOST_AFTER_S
 
 TICK_S = 0.25
 SUSPECT_AFTER_S = 1.0

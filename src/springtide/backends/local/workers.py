@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from springtide.backends.crew.crew import Crew
-from springtide.backends.crew.members import Job, Source
-from springtide.backends.crew.reactor import Connection, Reactor
+from springtide.backends.control_channel.members import Job, Source
+from springtide.backends.control_channel.reactor import Connection, Reactor
+from springtide.backends.control_channel.replica_table import Crew
 from springtide.backends.inbox import Inbox
 from springtide.backends.local.members import Worker
 from springtide.backends.local.records import WorkerRecord, WorkerRecords
@@ -26,7 +26,7 @@ from springtide.backends.processes import (
 from springtide.backends.sockets import free_tcp_port
 from springtide.core.actions import ResizeJob, StartReplica
 from springtide.core.errors import StorageError
-from springtide.core.wire import Hello, Report
+from springtide.core.wire.workers import Hello, Report
 from springtide.core.workload import ReplicaId, WorkloadId
 from springtide.storage.fence import Fence as StorageFence
 from springtide.storage.files import write_durable

@@ -9,10 +9,10 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from springtide.backends.crew.reactor import Connection, Reactor, Timer
+from springtide.backends.control_channel.reactor import Connection, Reactor, Timer
 from springtide.backends.processes import ProcessIdentity, identify, last_line, live_stat, reap, spawn_detached
 from springtide.core.errors import BackendError
-from springtide.core.wire import ChildExited, Spawned, SpawnRequest, WorkerSpec, ZygoteMessage
+from springtide.core.wire.workers import ChildExited, Spawned, SpawnRequest, WorkerSpec, ZygoteMessage
 from springtide.core.workload import ReplicaId
 
 _log = logging.getLogger(__name__)

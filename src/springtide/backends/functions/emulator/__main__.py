@@ -12,7 +12,7 @@ import msgspec
 
 from springtide.backends.functions.emulator.config import EmulatorConfig
 from springtide.core.errors import BackendError
-from springtide.perf.function_services import emulator
+from springtide.perf.functions.services import emulator
 
 
 def main(arguments: list[str]) -> int:

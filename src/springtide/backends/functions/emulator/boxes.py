@@ -20,7 +20,7 @@ from springtide.backends.functions.emulator.limits import CpuShare, NoShare, Sto
 from springtide.backends.functions.emulator.logs import LogBook
 from springtide.backends.functions.emulator.template import ForkRequest
 from springtide.core.errors import BackendError
-from springtide.storage.linked import Link
+from springtide.storage.stores.linked import Link
 
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 

@@ -12,7 +12,7 @@ from springtide.core.functions import FunctionService, MemorySize
 
 DEFAULT_HANDLER = "springtide.runtime.function_handler.handler"
 # What the handler imports once it has said that it has begun.
-DEFAULT_PRELOAD = ("torch", "springtide.runtime.function_worker")
+DEFAULT_PRELOAD = ("torch", "springtide.runtime.functions.worker")
 CpuMethod = Literal["auto", "cgroup", "duty-cycle", "none"]
 
 

@@ -1,0 +1,128 @@
+"""What an executor knows of each replica and of each job's group. Owned by the I/O thread."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from springtide.backends.control_channel.reactor import Connection, Timer
+from springtide.core.actions import StartReplica
+from springtide.core.events import JobFinished
+from springtide.core.wire.workers import FormGroup, Order, Report, Switched
+from springtide.core.workload import ReplicaId, TrainingJob, WorkloadId
+
+
+class Phase(enum.Enum):
+    """Where a worker is: waiting to be spawned, spawned, connected at least once, or found after a restart."""
+
+    QUEUED = "queued"
+    SPAWNING = "spawning"
+    RUNNING = "running"
+    ADOPTING = "adopting"
+    GONE = "gone"
+
+
+@dataclass(eq=False)
+class Replica:
+    """One worker. `token_sha256` is what it must prove itself by; `action` what it was started for.
+
+    A foreigner, a worker of the past that is about to be ended, has no `action`. `host` is where the other workers of
+    its job reach it (empty: it is on their machine).
+    """
+
+    replica_id: ReplicaId
+    workload_id: WorkloadId
+    generation: int
+    action: StartReplica | None
+    work_dir: Path
+    log_path: Path
+    token_sha256: str
+    phase: Phase = Phase.QUEUED
+    born_at_s: float = 0.0
+    ordered_at_s: float = 0.0
+
+    connection: Connection[Report] | None = None
+    heard_at_s: float = 0.0
+    suspect_ticks: int | None = None
+    host: str = ""
+
+    is_ready: bool = False
+    address: str = ""
+    step: int = 0
+    group_generation: int = 0
+    has_finished: bool = False
+    has_failed: bool = False
+    has_left: bool = False
+    failure: str = ""
+
+    seen_seq: int = 0
+    acknowledged_seq: int = 0
+    open_seqs: set[int] = field(default_factory=set)
+
+    asked_to_stop: bool = False
+    order: Order | None = None
+    kill_at_s: float | None = None
+    timers: list[Timer] = field(default_factory=list)
+    lost_reason: str | None = None
+    has_exited: bool = False
+    exit_code: int | None = None
+
+    @property
+    def is_job(self) -> bool:
+        """Whether it trains (else it serves)."""
+        return self.action is not None and isinstance(self.action.workload, TrainingJob)
+
+    @property
+    def is_script(self) -> bool:
+        """Whether it runs a whole script, which reports neither switches nor steps."""
+        return self.action is not None and self.action.workload.entrypoint.kind == "script"
+
+    @property
+    def has_body(self) -> bool:
+        """Whether there is something of it that can be ended, and whose end will be noticed."""
+        raise NotImplementedError
+
+    def cancel_timers(self) -> None:
+        """Nothing that was planned for this worker happens any more."""
+        for timer in self.timers:
+            timer.cancel()
+        self.timers.clear()
+
+
+# One report of one worker: what an event came from, and what is acknowledged.
+Source = tuple[Replica, int]
+
+
+@dataclass(eq=False)
+class Group:
+    """The newest group of a job: its order, who has been told, who has switched, and whose reports wait for it."""
+
+    order: FormGroup
+    audience: frozenset[ReplicaId]
+    told: set[ReplicaId] = field(default_factory=set)
+    switched: dict[ReplicaId, Switched] = field(default_factory=dict)
+    sources: list[Source] = field(default_factory=list)
+    is_confirmed: bool = False
+    broken: list[Source] = field(default_factory=list)
+    broken_detail: str = ""
+    broken_at_s: float | None = None
+    broke_before: bool = False
+    is_break_posted: bool = False
+
+
+@dataclass(eq=False)
+class Job:
+    """A job with at least one worker, now or lately. `generation` is the highest seen, `fenced` the storage fence."""
+
+    job_id: WorkloadId
+    work_dir: Path
+    generation: int = 0
+    fenced: int = 0
+    group: Group | None = None
+    finished: list[Source] = field(default_factory=list)
+    finished_step: int = 0
+    has_result: bool = False
+    artifact_path: str = ""
+    finish: JobFinished | None = None
+    has_ended: bool = False

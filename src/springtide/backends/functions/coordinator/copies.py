@@ -1,0 +1,152 @@
+"""Copies of what people read of a job on functions: status, losses and logs, in the store, for another control plane.
+
+They are whole files under `workloads/ID/functions/`, written now and then and at the end: who goes on elsewhere has all
+but the newest lines about steps, and these are told again by the functions' reports. Nothing is decided by them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from springtide.backends.functions.coordinator.notes import LOGS, LOSSES_FILE, STATUS_FILE
+from springtide.core.errors import ObjectMissing, StorageError
+from springtide.core.ports import Store
+from springtide.core.workload import WorkloadId
+from springtide.storage.files import write_durable
+
+_log = logging.getLogger(__name__)
+# A file that has changed is copied so often; a long one only once it has grown by this part.
+COPY_S = 30.0
+# What comes once, and rarely (who died and why, what a function wrote), waits no longer than that.
+HURRY_S = 1.0
+GROWN_PART = 0.2
+SHORT_BYTES = 256 * 1024
+MAX_FILES = 256
+
+
+def copies_prefix(job_id: WorkloadId) -> str:
+    """Where a job's copies lie in the store."""
+    return f"workloads/{job_id}/functions/"
+
+
+class Copies:
+    """The copies of one job, whose files are in `work_dir`. Thread-safe; trouble is logged and stops no job."""
+
+    def __init__(self, store: Store, job_id: WorkloadId, work_dir: Path) -> None:
+        self._store = store
+        self._prefix = copies_prefix(job_id)
+        self._work_dir = work_dir
+        self._lock = threading.Lock()
+        self._urgency = threading.Lock()
+        self._sizes: dict[str, int] = {}
+        self._urgent: frozenset[str] = frozenset()
+        self._saved_at_s = time.monotonic()
+
+    def restore(self) -> None:
+        """Bring here what is longer there: lines are only ever added. The status is that of the store."""
+        with self._lock:
+            try:
+                for key in self._store.keys(self._prefix)[:MAX_FILES]:
+                    name = key.removeprefix(self._prefix)
+                    if _is_copied(name):
+                        self._restore(name, key)
+            except StorageError as error:
+                _log.warning("the copies under %s cannot be had: %s", self._prefix, error)
+
+    def is_due(self) -> bool:
+        """Whether it is time to save again."""
+        since_s = time.monotonic() - self._saved_at_s
+        return since_s >= COPY_S or (bool(self._urgent) and since_s >= HURRY_S)
+
+    def hurry(self, name: str) -> None:
+        """A file has lines that nobody writes again: it is to be copied soon, a log however long it is."""
+        with self._urgency:
+            self._urgent |= {name}
+
+    def save(self, *, is_last: bool = False) -> None:
+        """Copy what has changed; all of it where it is the last time."""
+        if not self._lock.acquire(blocking=is_last):
+            return
+        try:
+            self._saved_at_s = time.monotonic()
+            with self._urgency:
+                urgent, self._urgent = self._urgent, frozenset()
+            for name, path in self._files():
+                self._save(name, path, is_last or (name in urgent and name != LOSSES_FILE))
+        except StorageError as error:
+            _log.warning("copies under %s could not be written: %s", self._prefix, error)
+        finally:
+            self._lock.release()
+
+    def _restore(self, name: str, key: str) -> None:
+        try:
+            data = self._store.get(key)
+        except ObjectMissing:
+            return
+        path = self._work_dir / name
+        here = _size_bytes(path)
+        if name != STATUS_FILE and here >= len(data):
+            self._sizes[name] = len(data)
+            return
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise StorageError(f"cannot make {path.parent}: {error.strerror}") from error
+        write_durable(path, data, mode=0o600)
+        self._sizes[name] = len(data)
+
+    def _save(self, name: str, path: Path, is_last: bool) -> None:
+        before, now = self._sizes.get(name, 0), _size_bytes(path)
+        if name != STATUS_FILE and now == before:
+            return
+        if not is_last and now > SHORT_BYTES and now < before * (1 + GROWN_PART):
+            return
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            _log.warning("%s cannot be copied: %s", path, error.strerror)
+            return
+        self._store.put(self._prefix + name, data)
+        self._sizes[name] = len(data)
+
+    def _files(self) -> Iterator[tuple[str, Path]]:
+        """What there is to copy: the names under which it is kept, and the files."""
+        names = [STATUS_FILE, LOSSES_FILE]
+        folder = self._work_dir / LOGS
+        names += [f"{LOGS}/{path.name}" for path in sorted(folder.glob("*.log"))] if folder.is_dir() else []
+        for name in names[:MAX_FILES]:
+            path = self._work_dir / name
+            if path.is_file() and not path.is_symlink():
+                yield name, path
+
+
+def fetch_status(store: Store, job_id: WorkloadId, work_dir: Path) -> None:
+    """Bring the copy of a job's status here, where there is one. Raises StorageError."""
+    try:
+        data = store.get(copies_prefix(job_id) + STATUS_FILE)
+    except ObjectMissing:
+        return
+    try:
+        work_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise StorageError(f"cannot make {work_dir}: {error.strerror}") from error
+    write_durable(work_dir / STATUS_FILE, data, mode=0o600)
+
+
+def _is_copied(name: str) -> bool:
+    """Whether a name is that of a copy: what else lies there is let lie."""
+    if name in (STATUS_FILE, LOSSES_FILE):
+        return True
+    parts = PurePosixPath(name).parts
+    return len(parts) == 2 and parts[0] == LOGS and parts[1].endswith(".log") and not parts[1].startswith(".")
+
+
+def _size_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,131 @@
+"""Whose a job's functions are, where control planes follow each other on machines that share nothing but the store.
+
+Two objects carry it: the control record, by which functions go, and the notes, which are written before any function is
+invoked. Whoever takes over claims both: it replaces them by the same ones of its own term, and only then reads what is
+there. Both are replaced only by whoever has seen them last, so that a coordinator which slept meanwhile fails at its
+next word, whatever it is about to do: it directs nobody, and it invokes nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from springtide.backends.functions.coordinator.notes import Notes
+from springtide.core.errors import Fenced, StorageError
+from springtide.core.functions import FunctionPlan, FunctionStage
+from springtide.core.wire.functions import MAX_RECORD_BYTES, ControlRecord, Keys
+from springtide.storage.stores.checked import CheckedStore
+
+RecordT = TypeVar("RecordT", ControlRecord, Notes)
+T = TypeVar("T")
+# Of one job there is one coordinator, or two for a moment: whoever loses so often meets a store that keeps no promise.
+MAX_RACES = 20
+# What holds before there is an attempt: nobody has a place.
+_NO_PLAN = FunctionPlan(stages=(FunctionStage(first_layer=0, end_layer=1, memory_mb=1),))
+_NOBODY = ControlRecord(generation=0, attempt=0, restore_step=0, plan=_NO_PLAN, incarnations={}, verb="stop")
+
+
+class Fence:
+    """One job's control record and notes, as those of `term`: `claim` first. Every method raises StorageError.
+
+    Raises Fenced, which is one, where a later control plane has claimed the job.
+    """
+
+    def __init__(self, store: CheckedStore, keys: Keys, term: int) -> None:
+        self._store = store
+        self._keys = keys
+        self._term = term
+        self._versions: dict[str, str] = {}
+
+    def claim(self) -> tuple[ControlRecord | None, Notes]:
+        """Make both one's own; what they said before, None where there was no record.
+
+        One is written then that tells everybody to stop, so that nobody else writes the first.
+        """
+        record = self._take(self._keys.control, ControlRecord, _NOBODY)
+        notes = self._take(self._keys.notes, Notes, Notes())
+        return record, notes or Notes()
+
+    def write_control(self, record: ControlRecord) -> None:
+        """Replace the control record. Raises Fenced for one of an older generation than that which is there, too."""
+        self._replace(
+            self._keys.control,
+            ControlRecord,
+            msgspec.structs.replace(record, term=self._term),
+            lambda known: known.generation > record.generation,
+        )
+
+    def write_notes(self, notes: Notes) -> None:
+        """Replace the notes; whatever they announce may be done once this returns."""
+        self._replace(self._keys.notes, Notes, msgspec.structs.replace(notes, term=self._term), lambda known: False)
+
+    def check(self) -> None:
+        """Ask whether the job is still one's own."""
+        found = self._store.get_version(self._keys.control)
+        if found is None:
+            raise _gone(self._keys.control)
+        if decoded(found[0], ControlRecord, self._keys.control).term > self._term:
+            raise self._fenced()
+
+    def _take(self, key: str, kind: type[RecordT], first: RecordT) -> RecordT | None:
+        """Replace what is there by itself in the own term, nothing by `first`; what was there."""
+        for _ in range(MAX_RACES):
+            found = self._store.get_version(key)
+            known = None if found is None else decoded(found[0], kind, key)
+            if known is not None and known.term > self._term:
+                raise self._fenced()
+            data = msgspec.json.encode(msgspec.structs.replace(known or first, term=self._term))
+            if self._swap(key, data, "" if found is None else found[1]):
+                return known
+        raise StorageError(f"{key} was changed by others {MAX_RACES} times in a row")
+
+    def _replace(self, key: str, kind: type[RecordT], record: RecordT, is_later: Callable[[RecordT], bool]) -> None:
+        data = msgspec.json.encode(record)
+        for _ in range(MAX_RACES):
+            if self._swap(key, data, self._versions.get(key, "")):
+                return
+            found = self._store.get_version(key)
+            if found is None:
+                raise _gone(key)
+            known = decoded(found[0], kind, key)
+            if known.term > self._term or is_later(known):
+                raise self._fenced()
+            # It is one's own: a write whose answer was lost, or that of a replica before this one.
+            self._versions[key] = found[1]
+        raise StorageError(f"{key} was changed by others {MAX_RACES} times in a row")
+
+    def _swap(self, key: str, data: bytes, version: str) -> bool:
+        """Write it if it still is of that version."""
+        try:
+            replaced = self._store.replace(key, data, version)
+        except StorageError:
+            # The answer may be lost, not the write: what is there says so.
+            found = self._store.get_version(key)
+            if found is None or found[0] != data:
+                raise
+            replaced = found[1]
+        if replaced is None:
+            return False
+        self._versions[key] = replaced
+        return True
+
+    def _fenced(self) -> Fenced:
+        return Fenced(f"{self._keys.prefix} belongs to a later control plane or generation than {self._term}")
+
+
+def _gone(key: str) -> StorageError:
+    """What was claimed does not go by itself: the job has ended elsewhere, and nobody may begin it anew from here."""
+    return StorageError(f"{key} is gone from the store")
+
+
+def decoded(data: bytes, kind: type[T], what: str) -> T:
+    """The record that an object holds; `what` names it in what people are told. Raises StorageError."""
+    try:
+        if len(data) > MAX_RECORD_BYTES:
+            raise ValueError(f"it has {len(data)} bytes")
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise StorageError(f"{what} is unreadable: {error}") from None

@@ -1,0 +1,144 @@
+"""Who fills which place of a job's pipeline: one life for each invocation, from the order to its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from springtide.backends.functions.coordinator.messages import InvocationEnded
+from springtide.core.functions import FunctionPlan, Usage
+from springtide.core.status.functions import PlaceStatus
+from springtide.core.wire.functions import FunctionReport, LaneTimes, Place
+
+# A successor in one of these phases has taken over.
+WORKED = frozenset({"training", "waiting", "parked", "stuck", "leaving", "left", "finished"})
+# After these phases a function does nothing any more, whatever the provider says later.
+OVER = frozenset({"left", "finished", "stopped", "superseded", "failed"})
+
+
+@dataclass(eq=False)
+class Life:
+    """One incarnation at one place. `is_uncertain`: nobody knows whether it runs; it may still begin, or go on.
+
+    `follows` is whom a successor is to follow; with `plan` it was called for a plan that was yet to follow.
+    `invoked_at_s` is the newest try, `retry_at_s` when the next one is due after a refusal.
+    """
+
+    place: Place
+    incarnation: int
+    memory_mb: int
+    invoked_at_s: float
+    number: int = 0
+    is_successor: bool = False
+    follows: int = -1
+    plan: FunctionPlan | None = None
+    is_adopted: bool = False
+    began_at_s: float | None = None
+    warm_at_s: float | None = None
+    heard_at_s: float = 0.0
+    report: FunctionReport | None = None
+    end: InvocationEnded | None = None
+    is_uncertain: bool = False
+    is_given_up: bool = False
+    retry_at_s: float | None = None
+    num_refused: int = 0
+    over_at_s: float | None = None
+
+    @property
+    def phase(self) -> str:
+        """What it last said of itself, or what is known without it."""
+        if self.report is not None:
+            return self.report.phase
+        if self.retry_at_s is not None:
+            return "throttled"
+        return "lost" if self.end is not None else "invoked"
+
+    @property
+    def has_left(self) -> bool:
+        """Whether it left in time for a successor, its state saved."""
+        told = self.end is not None and self.end.result is not None and self.end.result.outcome == "left"
+        return told or (self.report is not None and self.report.phase == "left")
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether it ended after the last step."""
+        told = self.end is not None and self.end.result is not None and self.end.result.outcome == "finished"
+        return told or self.phase == "finished"
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it may still do anything that counts."""
+        if self.end is not None or self.is_given_up:
+            return False
+        return self.report is None or self.report.phase not in OVER
+
+    @property
+    def usage(self) -> Usage:
+        """What it has asked of the stores, as far as it has said."""
+        result = self.end.result if self.end is not None else None
+        if result is not None:
+            return result.usage
+        return self.report.usage if self.report is not None else Usage()
+
+    def function_s(self, now_s: float) -> float:
+        """The seconds to charge, up to now while it runs, never less than what may be charged."""
+        if self.end is not None and self.end.duration_s is not None:
+            return self.end.duration_s
+        if self.retry_at_s is not None:
+            return 0.0
+        return max(0.0, (self.over_at_s if self.over_at_s is not None else now_s) - self.invoked_at_s)
+
+
+@dataclass(eq=False)
+class Filling:
+    """A place, who fills it, and who is to follow.
+
+    `named` is the incarnation in the control record, `step` what is committed here in the present attempt,
+    `num_deaths` how many ended here, one after the other, without any progress of the job,
+    `stray` the number of a successor that was given up and may be waiting all the same.
+    """
+
+    place: Place
+    life: Life | None = None
+    successor: Life | None = None
+    num_replaced: int = 0
+    num_handovers: int = 0
+    num_deaths: int = 0
+    step: int = 0
+    named: int = 0
+    stray: int = 0
+    error: str = ""
+    lives: list[Life] = field(default_factory=list)
+
+    def living(self) -> list[Life]:
+        """Those who may still do anything: the one in place, its successor."""
+        return [life for life in (self.life, self.successor) if life is not None and life.is_alive]
+
+    def of(self, incarnation: int) -> Life | None:
+        """The life of that number, whether it is over or not."""
+        for life in self.lives:
+            if life.incarnation == incarnation:
+                return life
+        return None
+
+    def status(self, now_s: float, lifetime_s: float) -> PlaceStatus:
+        """What people are told of it."""
+        life = self.life
+        report = life.report if life is not None else None
+        is_alive = life is not None and life.is_alive
+        is_over = report is not None and report.phase in OVER
+        left_s = max(0.0, life.invoked_at_s + lifetime_s - now_s) if life is not None and is_alive else None
+        return PlaceStatus(
+            stage=self.place.stage,
+            replica=self.place.replica,
+            incarnation=life.incarnation if life is not None else 0,
+            phase=life.phase if life is not None and (is_alive or is_over) else "lost",
+            memory_mb=life.memory_mb if life is not None else 0,
+            memory_used_bytes=report.memory_bytes if report is not None else 0,
+            invoked_at_s=life.invoked_at_s if life is not None else 0.0,
+            lifetime_left_s=left_s,
+            step=report.step if report is not None else 0,
+            lanes=report.lanes if report is not None else LaneTimes(),
+            num_replaced=self.num_replaced,
+            num_handovers=self.num_handovers,
+            error=self.error,
+        )

@@ -1,0 +1,199 @@
+"""What a coordinator leaves on the platform's disk: notes for whoever follows it, the status, the losses, the logs."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from springtide.core.errors import StorageError
+from springtide.core.functions import Usage
+from springtide.core.status.functions import FunctionRunStatus
+from springtide.core.wire.functions import MAX_LOSSES, Place
+from springtide.perf.functions.bill import gb_s_of
+from springtide.storage.files import write_durable
+
+if TYPE_CHECKING:
+    from springtide.backends.functions.coordinator.coordinator import Coordinator
+
+_log = logging.getLogger(__name__)
+NOTES_FILE = "functions-notes.json"
+STATUS_FILE = "functions.json"
+LOSSES_FILE = "losses.jsonl"
+LOGS = "logs"
+MAX_LOG_BYTES = 8 << 20
+# Lines of this kind come by the reports while the function runs; its own log repeats them at the end.
+_STEP_LINE = "stage "
+
+
+class NotedLife(msgspec.Struct, frozen=True, kw_only=True):
+    """A function that may be running: who it is, and since when it is charged (platform seconds)."""
+
+    incarnation: int
+    memory_mb: int
+    invoked_at_s: float
+    usage: Usage = Usage()
+
+
+class Notes(msgspec.Struct, frozen=True, kw_only=True):
+    """Written before functions are invoked: no incarnation number is used twice, nothing charged is forgotten.
+
+    `usage` is everything but what the `lives` have used; `ids_digest` chains the sample ids of every committed step.
+    `term` is that of the control plane that wrote them, as in the control record, `at_s` when that was (platform
+    seconds).
+    """
+
+    term: int = 0
+    at_s: float | None = None
+    used_incarnations: int = 0
+    usage: Usage = Usage()
+    lives: tuple[NotedLife, ...] = ()
+    ids_digest: str = ""
+
+
+def usage_with_lives(notes: Notes, now_s: float, lifetime_s: float) -> Usage:
+    """What was used before, with what those used at most of whose end nobody heard."""
+    usage = notes.usage
+    for life in notes.lives:
+        lasted_s = min(max(0.0, now_s - life.invoked_at_s), lifetime_s)
+        usage = usage.plus(life.usage).plus(Usage(function_gb_s=gb_s_of(life.memory_mb, lasted_s)))
+    return usage
+
+
+def usage_taken_over(notes: Notes, now_s: float, *, uses_parameters: bool) -> Usage:
+    """What was used before, where functions have worked on: with them, a parameter store that nobody counted was up."""
+    if not uses_parameters or notes.at_s is None:
+        return notes.usage
+    return notes.usage.plus(Usage(parameter_store_s=max(0.0, now_s - notes.at_s)))
+
+
+def notes_of(coordinator: Coordinator, now_s: float) -> Notes:
+    """What whoever follows this coordinator has to know of it."""
+    lives = tuple(
+        NotedLife(
+            incarnation=life.incarnation,
+            memory_mb=life.memory_mb,
+            invoked_at_s=life.invoked_at_s,
+            usage=life.usage,
+        )
+        for life in coordinator.ledger.running()
+    )
+    return Notes(
+        at_s=now_s,
+        used_incarnations=coordinator.crew.used_incarnations,
+        usage=coordinator.ledger.settled_usage(now_s),
+        lives=lives,
+        ids_digest=coordinator.progress.ids_digest,
+    )
+
+
+def log_name(job_id: str, name: str) -> str:
+    """The file of a job's log in its directory: that of a place ("0.1") or the coordinator's own."""
+    return f"{LOGS}/{job_id}.{name}.log"
+
+
+class NoteBook:
+    """The files of one job in its workload's directory. Failures to write are logged: none of it must stop a job.
+
+    `on_news` is told of a file that has lines which come once: what functions report of their steps comes again.
+    """
+
+    def __init__(self, work_dir: Path, job_id: str) -> None:
+        self.on_news: Callable[[str], None] = lambda name: None
+        self._num_untold = 0
+        self._work_dir = work_dir
+        self._job_id = job_id
+        self._notes_path = work_dir / NOTES_FILE
+        self._losses_path = work_dir / LOSSES_FILE
+
+    def read(self) -> Notes:
+        """The notes of the coordinator before, or empty ones."""
+        try:
+            return msgspec.json.decode(self._notes_path.read_bytes(), type=Notes)
+        except FileNotFoundError:
+            return Notes()
+        except (OSError, msgspec.MsgspecError) as error:
+            _log.error("%s is unreadable: %s", self._notes_path, error)
+            return Notes()
+
+    def write(self, notes: Notes) -> None:
+        """Make the notes durable. Raises StorageError: without them nothing may be invoked."""
+        self._make(self._work_dir)
+        write_durable(self._notes_path, msgspec.json.encode(notes))
+
+    def write_status(self, status: FunctionRunStatus) -> None:
+        """Keep the status for those who ask after the end."""
+        try:
+            self._make(self._work_dir)
+            write_durable(status_path(self._work_dir), msgspec.json.encode(status))
+        except StorageError as error:
+            _log.error("%s", error)
+
+    def last_loss(self) -> tuple[int, float, int] | None:
+        """The newest step whose loss is written, with it."""
+        try:
+            lines = self._losses_path.read_bytes().splitlines()
+            step, loss, count = json.loads(lines[-1])
+            return int(step), float(loss), int(count)
+        except (OSError, IndexError, ValueError, TypeError):
+            return None
+
+    def add_losses(self, losses: Iterable[tuple[int, float, int]]) -> None:
+        """Append steps' mean losses: a line [step, loss, samples] for each."""
+        lines = [f"{json.dumps(list(loss))}\n" for loss in losses]
+        self._append(self._losses_path, "".join(lines))
+        self._num_untold += len(lines)
+        if self._num_untold >= MAX_LOSSES // 2:
+            # Reports repeat the newest ones only.
+            self._num_untold = 0
+            self.on_news(LOSSES_FILE)
+
+    def add_step(self, place: Place, incarnation: int, line: str) -> None:
+        """Append a line about a step to the log of a place."""
+        self._append(self._work_dir / log_name(self._job_id, str(place)), f"({incarnation}) {line}\n")
+
+    def add_lines(self, name: str, lines: Iterable[str]) -> None:
+        """Append lines to a log of the job: that of a place ("0.1") or the coordinator's own."""
+        text = "".join(f"{line}\n" for line in lines)
+        if text:
+            self._append(self._work_dir / log_name(self._job_id, name), text)
+            self.on_news(log_name(self._job_id, name))
+
+    def add_tail(self, place: Place, incarnation: int, tail: str) -> None:
+        """Append what a function wrote, but for the lines about its steps, which are there already."""
+        lines = [line for line in tail.splitlines() if line.strip() and not line.startswith(_STEP_LINE)]
+        self.add_lines(str(place), [f"({incarnation}) {line}" for line in lines])
+
+    def _append(self, path: Path, text: str) -> None:
+        if not text:
+            return
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with path.open("a", encoding="utf-8", errors="replace") as file:
+                if file.tell() < MAX_LOG_BYTES:
+                    file.write(text)
+        except OSError as error:
+            _log.error("cannot write %s: %s", path, error.strerror)
+
+    def _make(self, directory: Path) -> None:
+        try:
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise StorageError(f"cannot make {directory}: {error.strerror}") from error
+
+
+def status_path(work_dir: Path) -> Path:
+    """Where a job's last status on functions is kept."""
+    return work_dir / STATUS_FILE
+
+
+def read_status(work_dir: Path) -> FunctionRunStatus | None:
+    """The status that was kept, if there is one."""
+    try:
+        return msgspec.json.decode(status_path(work_dir).read_bytes(), type=FunctionRunStatus)
+    except (OSError, msgspec.MsgspecError):
+        return None

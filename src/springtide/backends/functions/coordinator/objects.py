@@ -1,0 +1,200 @@
+"""What the coordinator does with a job's objects: puts the job there, finds whole states, makes the model's file."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from springtide.backends.functions.coordinator.fence import Fence, decoded
+from springtide.core.errors import InvalidRequest, ObjectMissing, StorageError
+from springtide.core.ports import Store
+from springtide.core.wire.functions import (
+    ControlRecord,
+    FunctionReport,
+    Keys,
+    Place,
+    StageState,
+)
+from springtide.core.workload import TrainingJob, WorkloadId
+from springtide.storage.files import write_durable
+from springtide.storage.frames import FrameTensor, decode, encode
+from springtide.storage.stores.checked import CheckedStore
+from springtide.storage.stores.open import open_store
+from springtide.storage.workloads.artifacts import Artifact, Artifacts
+from springtide.storage.workloads.store import WorkloadStore
+
+MODEL_PREFIX = "model/"
+MODEL_FILE = "model.safetensors"
+# Stages of one state: more than the layers of a model there are not.
+_MAX_STAGES = 1024
+
+
+class FoundStates(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest step with a whole state (0: none), its records in the order of the layers, and the newer keys."""
+
+    step: int
+    metas: tuple[StageState, ...] = ()
+    torn: tuple[str, ...] = ()
+
+
+class JobObjects:
+    """A job's objects under its prefix in the object store. Every method raises StorageError.
+
+    `parameter_url` is the store that takes what travels, where there is one: it is opened to be cleaned, and closed.
+    """
+
+    def __init__(self, store: Store, keys: Keys, parameter_url: str = "") -> None:
+        self.store = store
+        self.keys = keys
+        self.parameter_url = parameter_url
+        self._wire = f"{keys.prefix}/wire/"
+
+    def put_job(self, job: TrainingJob) -> None:
+        """Put the job and its code where functions find them. Raises InvalidRequest for code that cannot be shipped."""
+        source = Path(job.entrypoint.source_path)
+        root = Path(job.entrypoint.import_root) if job.entrypoint.import_root else None
+        if source.is_absolute():
+            bundle = self._put_bundle(source, root)
+        else:
+            with tempfile.TemporaryDirectory(prefix="springtide-code-") as folder:
+                found = WorkloadStore(self._checked(), job.job_id).fetch_source(str(source), Path(folder))
+                if found is None:
+                    raise InvalidRequest(f"the store holds no code {source} of {job.job_id}; submit the job again")
+                # What was sent along lies beside it and below, and nothing else does.
+                bundle = self._put_bundle(found, found.parent)
+        self.store.put(self.keys.bundle, msgspec.json.encode(bundle))
+        self.store.put(self.keys.job, msgspec.json.encode(job))
+
+    def _put_bundle(self, source: Path, root: Path | None) -> Artifact:
+        try:
+            text = source.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidRequest(f"the job's code {source} cannot be read: {error}") from None
+        # By content: jobs of one text, such as the trials of a study, share one bundle.
+        return Artifacts(self.store).put_bundle(source.name, text, root)
+
+    def fence(self, term: int) -> Fence:
+        """Who guards the control record and the notes as those of that term."""
+        return Fence(self._checked(), self.keys, term)
+
+    def _checked(self) -> CheckedStore:
+        if not isinstance(self.store, CheckedStore):
+            raise InvalidRequest("a job's code and records need a store that tells versions apart: s3:// or file://")
+        return self.store
+
+    def read_control(self) -> ControlRecord | None:
+        """The control record; None where there is none."""
+        try:
+            data = self.store.get(self.keys.control)
+        except ObjectMissing:
+            return None
+        return decoded(data, ControlRecord, "the control record")
+
+    def write_control(self, record: ControlRecord) -> None:
+        """Replace the control record."""
+        self.store.put(self.keys.control, msgspec.json.encode(record))
+
+    def read_report(self, place: Place, incarnation: int) -> FunctionReport | None:
+        """A function's newest report; None where it has not written any."""
+        try:
+            data = self.store.get(self.keys.report(place, incarnation))
+        except ObjectMissing:
+            return None
+        return decoded(data, FunctionReport, f"the report of {place}")
+
+    def find_states(self, num_layers: int, newest: int | None = None, *, may_begin_anew: bool = False) -> FoundStates:
+        """Look for the newest step of which every stage's record is there. One list, and the records of a few steps.
+
+        A step after `newest` is taken only where there is no earlier one, and not where one `may_begin_anew`.
+        """
+        prefix = f"{self.keys.prefix}/state/"
+        names = self.store.keys(prefix)
+        by_step: dict[int, list[str]] = {}
+        for key in names:
+            number, _, name = key.removeprefix(prefix).partition("/")
+            if number.isdigit() and name:
+                by_step.setdefault(int(number), []).append(key)
+        found = FoundStates(step=0)
+        for step in sorted(by_step, reverse=True):
+            is_later = newest is not None and step > newest
+            if is_later and (may_begin_anew or found.step):
+                continue
+            metas = self._chain(step, set(by_step[step]), num_layers)
+            if metas:
+                found = FoundStates(step=step, metas=metas)
+            if metas and not is_later:
+                break
+        torn = tuple(key for step in sorted(by_step) if step > found.step for key in by_step[step])
+        return FoundStates(step=found.step, metas=found.metas, torn=torn)
+
+    def _chain(self, step: int, there: set[str], num_layers: int) -> tuple[StageState, ...]:
+        """The records of a step if they follow each other without a gap up to the last layer, else nothing."""
+        metas: list[StageState] = []
+        layer = 0
+        while layer < num_layers and len(metas) < _MAX_STAGES:
+            key = self.keys.state_meta(step, len(metas))
+            if key not in there or self.keys.state(step, len(metas)) not in there:
+                return ()
+            try:
+                meta = decoded(self.store.get(key), StageState, "the record of a state")
+            except ObjectMissing:
+                return ()
+            if meta.first_layer != layer or meta.end_layer <= layer:
+                return ()
+            metas.append(meta)
+            layer = meta.end_layer
+        return tuple(metas) if layer == num_layers else ()
+
+    def assemble(self, found: FoundStates, artifacts: Path) -> Path:
+        """Write the model's file from the parts that the stages saved, with the names of the user's model."""
+        data = self._model(found)
+        try:
+            artifacts.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise StorageError(f"cannot make {artifacts}: {error.strerror or os.fspath(artifacts)}") from error
+        path = artifacts / MODEL_FILE
+        write_durable(path, data)
+        return path
+
+    def publish(self, found: FoundStates, job_id: WorkloadId, generation: int) -> str:
+        """Put the model's file among the workload's artifacts in the store; its key. Services in pods find it there."""
+        store = WorkloadStore(self._checked(), job_id)
+        return store.publish_artifact(MODEL_FILE, self._model(found), generation, found.step)
+
+    def _model(self, found: FoundStates) -> bytes:
+        tensors: dict[str, FrameTensor] = {}
+        for meta in found.metas:
+            frame = decode(self.store.get(meta.key))
+            for name, tensor in frame.tensors.items():
+                if name.startswith(MODEL_PREFIX):
+                    tensors[name.removeprefix(MODEL_PREFIX)] = tensor
+        if not tensors:
+            raise StorageError(f"the states of step {found.step} hold no model")
+        return encode(dict(sorted(tensors.items())), {"format": "pt"})
+
+    def delete(self, keys: tuple[str, ...], prefixes: tuple[str, ...]) -> None:
+        """Remove objects by name, and all under some prefixes."""
+        travelling = self.parameter_url and [prefix for prefix in prefixes if f"{prefix}/".startswith(self._wire)]
+        here = [prefix for prefix in prefixes if prefix not in travelling]
+        _remove(self.store, [*keys, *(key for prefix in here for key in self.store.keys(prefix))])
+        if travelling:
+            parameters = open_store(self.parameter_url)
+            try:
+                _remove(parameters, [key for prefix in travelling for key in parameters.keys(prefix)])
+            finally:
+                parameters.close()
+
+    def clear(self, *, keeps_states: bool) -> None:
+        """The job has ended: remove what is its own, all but its states and what belongs to them if those are kept."""
+        prefix = self.keys.prefix
+        parts = ("wire", "reports", "left") if keeps_states else ("wire", "reports", "left", "state", "artifact")
+        own = () if keeps_states else (self.keys.control, self.keys.job, self.keys.bundle, self.keys.notes)
+        self.delete(own, tuple(f"{prefix}/{part}/" for part in parts))
+
+
+def _remove(store: Store, keys: list[str]) -> None:
+    if keys:
+        store.delete(keys)

@@ -1,0 +1,133 @@
+"""What a job has achieved, put together from the reports of its functions: steps, losses, states that are complete."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from springtide.core.events import ProgressReported
+from springtide.core.functions import FunctionPlan
+from springtide.core.wire.functions import FunctionReport
+from springtide.core.workload import WorkloadId
+
+
+@dataclass(eq=False)
+class _Told:
+    """What the `num_replicas` who made a step have told of it: each one's mean loss, and over how many samples."""
+
+    num_replicas: int
+    by: dict[int, tuple[float, int]] = field(default_factory=dict)
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.by) >= self.num_replicas
+
+
+class Progress:
+    """`furthest` steps were committed by every place at one time or another; `losses` holds each step's mean once."""
+
+    def __init__(self, job_id: WorkloadId, furthest: int = 0) -> None:
+        self._job_id = job_id
+        self.furthest = furthest
+        self.total_steps: int | None = None
+        self.losses: list[tuple[int, float, int]] = []
+        self.ids_digest = ""
+        self._digest_of = 0
+        self._open: dict[int, _Told] = {}
+        self._begun_at: int | None = None
+        self._told = furthest
+        self._epoch = 0
+        self._batch: int | None = None
+        self._metrics: dict[str, float] = {}
+        self._saved: dict[int, int] = {}
+        self.saved_step = 0
+
+    @property
+    def loss(self) -> float | None:
+        """The newest step's mean loss."""
+        return self.losses[-1][1] if self.losses else None
+
+    @property
+    def final_step(self) -> int:
+        """The newest step whose loss is final; 0 before there is any."""
+        return self.losses[-1][0] if self.losses else 0
+
+    @property
+    def told_step(self) -> int | None:
+        """The step up to which as much is known of losses as ever will be; None where nothing says so.
+
+        That is the newest step of which all have told, or the one with which the present attempt began.
+        """
+        known = [step for step, told in self._open.items() if told.is_whole]
+        known += [step for step, _, _ in self.losses[-1:]]
+        known += [self._begun_at] if self._begun_at is not None else []
+        return max(known, default=None)
+
+    def saw(self, report: FunctionReport, plan: FunctionPlan) -> None:
+        """Take in a report of the present attempt, but for its losses."""
+        if report.total_steps:
+            self.total_steps = report.total_steps
+        self._epoch = max(self._epoch, report.epoch)
+        self._batch = report.global_batch_size or self._batch
+        if report.metrics:
+            self._metrics = dict(report.metrics)
+        if report.ids_digest and report.stage == 0 and report.step >= self._digest_of:
+            # Reports are read side by side: an older one may come after a newer one.
+            self.ids_digest, self._digest_of = report.ids_digest, report.step
+        if report.saved_step is not None and report.saved_step <= report.step:
+            self._saved[report.stage] = max(self._saved.get(report.stage, 0), report.saved_step)
+
+    def saw_losses(self, report: FunctionReport, plan: FunctionPlan) -> None:
+        """Take in the losses of a report of the present attempt, which `plan` is that of."""
+        if report.stage != len(plan.stages) - 1:
+            return
+        for step, loss, count in report.losses:
+            # What it tells of steps after its own is of the attempt before, in which others may have had other samples.
+            if self.final_step < step <= report.step:
+                told = self._open.setdefault(step, _Told(plan.num_replicas))
+                told.by[report.replica] = (loss, count)
+
+    def commit(self, step: int, *, is_last: bool = False) -> None:
+        """Every place has committed `step` steps: their losses are final once all replicas have told theirs.
+
+        A replica tells its steps in order, so what is missing of a step before one that all have told is missing for
+        good: whoever knew it was replaced. Its mean is then that of the others.
+        """
+        self.furthest = max(self.furthest, step)
+        whole = [one for one, told in self._open.items() if one <= step and (is_last or told.is_whole)]
+        for one in sorted(one for one in self._open if one <= max(whole, default=0)):
+            told = self._open.pop(one).by
+            count = sum(number for _, number in told.values())
+            total = sum(loss * number for _, (loss, number) in sorted(told.items()))
+            self.losses.append((one, total / max(1, count), count))
+
+    def new_attempt(self, restore_step: int) -> None:
+        """What was told of steps that are to be redone is told again."""
+        self._open = {step: told for step, told in self._open.items() if step <= restore_step}
+        self._begun_at = self._digest_of = restore_step
+        self._saved = {}
+
+    def complete_state(self, num_stages: int, save_every: int) -> int:
+        """The newest step of which every stage has said that its state is saved; as far as reports tell."""
+        if len(self._saved) < num_stages:
+            return 0
+        lowest, highest = min(self._saved.values()), max(self._saved.values())
+        return lowest if lowest == highest else lowest - lowest % save_every
+
+    def event(self, generation: int, plan: FunctionPlan, step_s: float | None) -> ProgressReported | None:
+        """What the control plane has not been told yet. `step_s` is the newest step's time."""
+        if self.furthest <= self._told:
+            return None
+        self._told = self.furthest
+        batch = self._batch
+        return ProgressReported(
+            job_id=self._job_id,
+            generation=generation,
+            step=self.furthest,
+            total_steps=self.total_steps or 0,
+            world_size=plan.num_functions,
+            epoch=self._epoch,
+            loss=self.loss,
+            samples_per_s=batch / step_s if batch and step_s else None,
+            metrics=self._metrics,
+            global_batch_size=batch,
+        )

@@ -1,0 +1,82 @@
+"""The sentences that people read about a job on functions: why a function was replaced, why the job stopped."""
+
+from __future__ import annotations
+
+from springtide.backends.functions.coordinator.invocations import Life
+
+# What functions say when a store, not the user's code, is what failed: the name of the error comes first.
+_TROUBLES = (
+    "StorageError",
+    "WireTrouble",
+    "ObjectMissing",
+    "CollectiveError",
+    "PeerLost",
+    "BackendError",
+    "CheckpointError",
+    "Fenced",
+)
+_HOW = {
+    "failed": "ended by itself",
+    "killed": "was killed",
+    "timed_out": "reached the end of its lifetime in the middle of a step",
+    "out_of_memory": "ran out of memory",
+    "refused": "was refused by the provider",
+    "silent": "has not answered for a while",
+    "unbegun": "never began",
+    "trouble": "could not go on",
+}
+
+
+# What functions say when samples are not there any more: trying again does not bring them back.
+DATA_LOST = "DatasetLost"
+
+
+def is_data_lost(error: str) -> bool:
+    """Whether a function failed for a dataset that has vanished or is damaged."""
+    return error.split(":", 1)[0].rpartition(".")[2] == DATA_LOST
+
+
+def is_store_trouble(error: str) -> bool:
+    """Whether a function failed for its stores and not for the user's code."""
+    return error.split(":", 1)[0].rpartition(".")[2] in _TROUBLES
+
+
+def place_words(life: Life) -> str:
+    """How a place is called."""
+    return f"the function of stage {life.place.stage}, replica {life.place.replica}"
+
+
+def death_sentence(life: Life, how: str, error: str) -> str:
+    """What became of a function."""
+    text = f"{place_words(life)} {_HOW.get(how, how)}"
+    return f"{text}: {error.rstrip('.')}" if error else text
+
+
+def out_of_memory_reason(life: Life, used_mb: int) -> str:
+    """Why a stage cannot run, and what would do."""
+    used = f" (it had taken {used_mb} MB)" if used_mb else ""
+    return (
+        f"stage {life.place.stage} ran out of its {life.memory_mb} MB{used}, the most a function can have here: choose"
+        " smaller micro-batches, or let the model be cut into more stages by profiling its layers anew"
+    )
+
+
+def budget_reason(job_id: str, budget_usd: float, spent_usd: float, step: int, needed_usd: float | None) -> str:
+    """Why a job rests before its budget is broken, and how it goes on."""
+    suggestion = _round_up(max(needed_usd or 0.0, 1.5 * budget_usd))
+    kept = f"a checkpoint of step {step} is kept" if step else "nothing was begun that would have to be kept"
+    rest = f" (about ${needed_usd:.4g} in all)" if needed_usd else ""
+    return (
+        f"its budget of ${budget_usd:.4g} is nearly spent (${spent_usd:.4g} so far): {kept}; go on{rest} with"
+        f" `springtide resume {job_id} --budget {suggestion}`"
+    )
+
+
+def _round_up(usd: float) -> str:
+    """An amount with two digits that is not less."""
+    text = f"{usd:.1e}"
+    amount = float(text)
+    if amount < usd:
+        digits, exponent = text.split("e")
+        amount = (float(digits) + 0.1) * 10 ** int(exponent)
+    return f"{amount:.6f}".rstrip("0").rstrip(".")

@@ -1,0 +1,482 @@
+"""A coordinator at work: one thread that reads reports, invokes functions, writes records and tells the control plane.
+
+All decisions are the coordinator's; here are the stores, the provider, the clock and the disk.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import msgspec
+
+from springtide.backends.functions.coordinator import messages
+from springtide.backends.functions.coordinator.coordinator import Coordinator
+from springtide.backends.functions.coordinator.copies import Copies
+from springtide.backends.functions.coordinator.fence import Fence
+from springtide.backends.functions.coordinator.function_pool import JobFacts
+from springtide.backends.functions.coordinator.io import RETRY_S, STORE_PATIENCE_S, Errands, Wiring
+from springtide.backends.functions.coordinator.notes import (
+    NoteBook,
+    Notes,
+    notes_of,
+    usage_taken_over,
+    usage_with_lives,
+)
+from springtide.backends.functions.coordinator.objects import JobObjects
+from springtide.backends.functions.provider import InvocationEnd
+from springtide.core.actions import StartReplica
+from springtide.core.errors import BackendError, Fenced, InvalidRequest, StorageError
+from springtide.core.events import Event, JobFailed, ReplicaLost, ReplicaReady, ReplicaStopped, UsageReported
+from springtide.core.functions import Usage
+from springtide.core.status.functions import FunctionRunStatus
+from springtide.core.wire.functions import ControlRecord, FunctionResult, Keys, Place
+from springtide.core.workload import TrainingJob
+from springtide.storage.stores.open import open_store
+
+_log = logging.getLogger(__name__)
+TICK_S = 0.25
+# Reports are read so often; longer steps are looked at less often, up to the longest.
+READ_S = 1.0
+LONGEST_READ_S = 4.0
+READ_FRACTION = 0.25
+# The stream and the parameter store are looked at so often; while nothing runs the stream after a part of that time.
+WATCH_S = 1.0
+DRY_WATCH_FRACTION = 0.1
+LONGEST_WATCH_S = 30.0
+_READERS = 8
+
+
+class CoordinatorShell:
+    """Runs one job's coordinator from its StartReplica on. `tell` hands over a stimulus; `close` ends the thread.
+
+    With `is_adopting` functions may be at work already: they are taken over as the control record says.
+    """
+
+    def __init__(self, start: StartReplica, wiring: Wiring, generation: int, *, is_adopting: bool = False) -> None:
+        assert isinstance(start.workload, TrainingJob)
+        self.job = start.workload
+        self.replica_id = start.replica_id
+        self._wiring = wiring
+        self._generation = generation
+        self._is_adopting = is_adopting
+        self._notebook = NoteBook(wiring.work_dir, str(self.job.job_id))
+        self._stimuli: queue.Queue[messages.Stimulus | None] = queue.Queue()
+        self._deployed: set[int] = set()
+        self._coordinator: Coordinator | None = None
+        self._status: FunctionRunStatus | None = None
+        self._lines_of: dict[Place, int] = {}
+        self._num_losses = 0
+        self._parameters_before_s = 0.0
+        self._read_at_s = 0.0
+        self._watched_at_s = 0.0
+        self._dry_since_s = 0.0
+        self._deploying = threading.Lock()
+        self._is_closed = threading.Event()
+        self._is_stopped = threading.Event()
+        self._objects: JobObjects
+        self._errands: Errands
+        # Where the next coordinator may be on another machine: who guards the records, and what people read.
+        self._fence: Fence | None = None
+        self._copies: Copies | None = None
+        self._pool = ThreadPoolExecutor(_READERS, thread_name_prefix=f"functions-{self.job.job_id}")
+        self._thread = threading.Thread(target=self._main, name=f"coordinator-{self.job.job_id}", daemon=True)
+
+    def start(self) -> None:
+        """Begin: the job goes into the store, functions are deployed, then the replica is ready."""
+        self._thread.start()
+
+    def tell(self, stimulus: messages.Stimulus) -> None:
+        """Hand over what happened or is asked; thread-safe."""
+        self._stimuli.put(stimulus)
+
+    def status(self) -> FunctionRunStatus | None:
+        """The newest status."""
+        return self._status
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the thread has ended, so that nobody answers."""
+        return not self._thread.is_alive() and self._thread.ident is not None
+
+    def wait_stopped(self, timeout_s: float) -> None:
+        """Wait until nothing of the job runs any more, or nobody knows what does."""
+        self._is_stopped.wait(timeout_s)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """End the thread; functions run on."""
+        self._is_closed.set()
+        self._stimuli.put(None)
+        self._thread.join(timeout_s)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    # --- the thread ------------------------------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        try:
+            if self._prepare():
+                self._loop()
+        except Exception as error:
+            # Whatever it is, the job's place must not be held by nobody.
+            _log.exception("the coordinator of %s failed", self.job.job_id)
+            self._lose(f"the coordinator of its functions failed: {type(error).__name__}: {error}")
+        finally:
+            self._is_stopped.set()
+            if self._copies is not None:
+                self._copies.save(is_last=True)
+
+    def _prepare(self) -> bool:
+        """Put everything where functions find it. What cannot be is told once, as a failure or as a loss."""
+        wiring = self._wiring
+        try:
+            self._objects = JobObjects(
+                open_store(wiring.store_url), Keys(f"jobs/{self.job.job_id}"), wiring.parameter_url
+            )
+            self._errands = Errands(self.job, wiring, self._objects, self.tell, self._note, self._is_closed)
+            if wiring.parameter_url:
+                # Whether it answers at all is better known now than by its functions.
+                open_store(wiring.parameter_url).close()
+            record, notes = self._take_over()
+            self._objects.put_job(self.job)
+            options = self.job.menu.options if self.job.menu is not None else ()
+            sizes = {stage.memory_mb for option in options for stage in option.plan.stages}
+            if sizes:
+                wiring.provider.deploy(sorted(sizes))
+                self._deployed |= sizes
+        except InvalidRequest as error:
+            self._post(JobFailed(job_id=self.job.job_id, generation=self._generation, error=str(error)))
+            self._answer_only()
+            return False
+        except Fenced as error:
+            # Whoever has claimed the job answers for it.
+            self._note(str(error))
+            return False
+        except (StorageError, BackendError) as error:
+            self._lose(f"its functions could not be prepared: {error}")
+            return False
+        now_s = wiring.clock.now_s()
+        used = max([notes.used_incarnations, *(record.incarnations.values() if record is not None else ())])
+        facts = JobFacts(
+            job_id=self.job.job_id,
+            replica_id=self.replica_id,
+            prefix=self._objects.keys.prefix,
+            store_url=wiring.store_url,
+            has_parameter_store=wiring.parameter_host is not None,
+            service=wiring.provider.service,
+            budget_usd=self.job.goal.budget_usd,
+            menu=self.job.menu,
+            used_incarnations=used,
+            stream=self.job.stream,
+            global_batch_size=self.job.global_batch_size,
+            stream_rules=wiring.stream_rules,
+        )
+        adopted = record if self._is_adopting and record is not None and record.verb == "run" else None
+        if adopted is not None and adopted.generation == self._generation:
+            base = usage_taken_over(notes, now_s, uses_parameters=bool(wiring.parameter_url and adopted.parameter_url))
+        else:
+            adopted, base = None, usage_with_lives(notes, now_s, wiring.provider.service.lifetime_s)
+        if wiring.parameter_host is not None:
+            # What was up before is in what was used before.
+            self._parameters_before_s = wiring.parameter_host.used_s(self.job.job_id)
+        self._coordinator = Coordinator(facts, now_s, base)
+        last = self._notebook.last_loss()
+        if last is not None:
+            self._coordinator.progress.losses.append(last)
+            self._num_losses = 1
+        if adopted is not None:
+            invoked = {life.incarnation: life.invoked_at_s for life in notes.lives}
+            self._coordinator.adopt(adopted, now_s, invoked)
+            self._note("took over after a restart of the platform")
+        self._post(ReplicaReady(workload_id=self.job.job_id, replica_id=self.replica_id))
+        return True
+
+    def _take_over(self) -> tuple[ControlRecord | None, Notes]:
+        """What a coordinator before has left, of the record and of notes. Raises StorageError, Fenced."""
+        wiring = self._wiring
+        if not wiring.term:
+            return self._objects.read_control(), self._notebook.read()
+        self._fence = self._objects.fence(wiring.term)
+        give_up_s = time.monotonic() + STORE_PATIENCE_S
+        while True:
+            try:
+                record, notes = self._fence.claim()
+                break
+            except StorageError as error:
+                if isinstance(error, Fenced) or time.monotonic() > give_up_s or self._is_closed.wait(RETRY_S):
+                    raise
+        self._copies = Copies(self._objects.store, self.job.job_id, wiring.work_dir)
+        self._copies.restore()
+        self._notebook.on_news = self._copies.hurry
+        return record, notes
+
+    def _loop(self) -> None:
+        next_tick_s = time.monotonic()
+        while not self._is_closed.is_set():
+            try:
+                stimulus = self._stimuli.get(timeout=max(0.0, next_tick_s - time.monotonic()))
+            except queue.Empty:
+                stimulus = messages.TimePassed(own=self._own_usage(), parameter_store_s=self._parameter_store_s())
+                next_tick_s = time.monotonic() + TICK_S
+                self._read_reports()
+                self._watch_stores()
+            if stimulus is None:
+                return
+            self._take(stimulus)
+
+    def _answer_only(self) -> None:
+        """The job cannot run: what is left is to say that nothing runs when it is asked to stop."""
+        asked = (messages.AskedToStop, messages.AskedToPreempt)
+        coordinator = Coordinator(
+            JobFacts(
+                job_id=self.job.job_id,
+                replica_id=self.replica_id,
+                prefix="",
+                store_url="",
+                service=self._wiring.provider.service,
+            ),
+            self._wiring.clock.now_s(),
+        )
+        while not self._is_closed.is_set():
+            stimulus = self._stimuli.get()
+            if isinstance(stimulus, asked):
+                for order in coordinator.handle(self._wiring.clock.now_s(), messages.AskedToStop()):
+                    if isinstance(order, messages.Emit):
+                        self._post(order.event)
+
+    # --- stimuli ---------------------------------------------------------------------------------------------------
+
+    def _take(self, stimulus: messages.Stimulus) -> None:
+        coordinator = self._coordinator
+        assert coordinator is not None
+        reason = coordinator.reason
+        orders = coordinator.handle(self._wiring.clock.now_s(), stimulus)
+        if any(isinstance(order, messages.Invoke) for order in orders) and not self._announce(coordinator):
+            return
+        for order in orders:
+            if not self._obey(order):
+                break
+        if coordinator.reason != reason and coordinator.reason:
+            self._note(coordinator.reason)
+        self._keep_losses(coordinator)
+
+    def _read_reports(self) -> None:
+        coordinator = self._coordinator
+        assert coordinator is not None
+        now_s = time.monotonic()
+        step_s = coordinator.pace.measured_step_s or 0.0
+        interval_s = min(LONGEST_READ_S, max(READ_S, READ_FRACTION * step_s))
+        watched = coordinator.watched()
+        if not watched or now_s - self._read_at_s < interval_s:
+            return
+        self._read_at_s = now_s
+        for place, incarnation in watched:
+            self._pool.submit(self._read_report, place, incarnation)
+
+    def _watch_stores(self) -> None:
+        """About once a second: how far the stream has come, whether the parameter store lives, what people are told."""
+        coordinator = self._coordinator
+        assert coordinator is not None
+        if self._copies is not None and self._copies.is_due():
+            self._pool.submit(self._copies.save)
+        now_s = time.monotonic()
+        if coordinator.mode != "dry":
+            self._dry_since_s = now_s
+        # A look costs a request: the longer nothing came, the less often it is looked.
+        rested_s = DRY_WATCH_FRACTION * (now_s - self._dry_since_s)
+        if now_s - self._watched_at_s < min(LONGEST_WATCH_S, max(WATCH_S, rested_s)):
+            return
+        self._watched_at_s = now_s
+        self._status = coordinator.status() or self._status
+        if coordinator.wants_stream:
+            self._pool.submit(self._errands.look_at_stream)
+        if coordinator.mode == "running" and coordinator.crew.parameter_url:
+            self._pool.submit(self._errands.look_at_parameters)
+
+    def _read_report(self, place: Place, incarnation: int) -> None:
+        try:
+            report = self._objects.read_report(place, incarnation)
+        except StorageError as error:
+            _log.warning("%s: a report could not be read: %s", self.job.job_id, error)
+            return
+        if report is None:
+            return
+        self.tell(messages.ReportSeen(report=report))
+        if report.phase == "training" and self._lines_of.get(place, 0) < report.step:
+            self._lines_of[place] = report.step
+            loss = f"  loss {report.losses[-1][1]:.4g}" if report.losses and report.losses[-1][2] else ""
+            line = f"step {report.step}/{report.total_steps}{loss}  {report.lanes.step_s:.2f} s"
+            self._notebook.add_step(place, incarnation, line)
+
+    def _ended(self, invoke: messages.Invoke, end: InvocationEnd) -> None:
+        """Called by the provider: the last report is read before the end is told."""
+        order = invoke.order
+        place = Place(order.stage, order.replica)
+        if self._is_closed.is_set():
+            return
+        result: FunctionResult | None = None
+        outcome, error = end.outcome, end.error
+        if outcome == "returned":
+            try:
+                result = msgspec.json.decode(end.payload, type=FunctionResult)
+            except msgspec.MsgspecError as reason:
+                outcome, error = "failed", f"its answer is unreadable: {reason}"
+        if outcome not in ("throttled", "refused"):
+            self._read_report(place, order.incarnation)
+        self._notebook.add_tail(place, order.incarnation, end.log)
+        if outcome != "returned":
+            self._note(f"{place}.{order.incarnation} {outcome}" + (f": {error}" if error else ""))
+        self.tell(
+            messages.InvocationEnded(
+                number=invoke.number,
+                place=place,
+                incarnation=order.incarnation,
+                outcome=outcome,
+                result=result,
+                error=error,
+                duration_s=end.duration_s,
+                max_memory_mb=end.max_memory_mb,
+                retry_after_s=end.retry_after_s,
+            )
+        )
+
+    # --- orders ----------------------------------------------------------------------------------------------------
+
+    def _obey(self, order: messages.Order) -> bool:
+        """Carry out an order. False: it could not be, and those after it must not be, either."""
+        if isinstance(order, messages.Emit):
+            self._post(order.event)
+        elif isinstance(order, messages.WriteControl):
+            return self._write_control(order)
+        elif isinstance(order, messages.Invoke):
+            self._invoke(order)
+        elif isinstance(order, messages.LookForStates):
+            self._pool.submit(self._errands.look, order)
+        elif isinstance(order, messages.Assemble):
+            self._pool.submit(self._errands.assemble, order)
+        elif isinstance(order, messages.OpenParameterStore):
+            self._pool.submit(self._errands.open_parameters)
+        elif isinstance(order, messages.CloseParameterStore):
+            self._pool.submit(self._errands.close_parameters)
+        elif order.is_awaited:
+            # Whoever has taken over may have states under these very names.
+            if self._fence is not None and not self._patiently(self._fence.check, "a clearing up"):
+                return False
+            self._errands.delete(order)
+        else:
+            self._pool.submit(self._errands.delete, order)
+        return True
+
+    def _write_control(self, order: messages.WriteControl) -> bool:
+        def write() -> None:
+            if self._fence is not None:
+                self._fence.write_control(order.record)
+                return
+            known = self._objects.read_control()
+            if known is not None and known.generation > order.record.generation:
+                raise Fenced(f"generation {known.generation} owns the job")
+            self._objects.write_control(order.record)
+
+        return self._patiently(write, "the control record")
+
+    def _announce(self, coordinator: Coordinator) -> bool:
+        """Write down who is about to be invoked. False: nobody may be."""
+        fence, notes = self._fence, notes_of(coordinator, self._wiring.clock.now_s())
+        if fence is None:
+            self._write_notes(coordinator)
+            return True
+        return self._patiently(lambda: fence.write_notes(notes), "the notes")
+
+    def _patiently(self, write: Callable[[], None], what: str) -> bool:
+        """Do something to the store, again while it does not do its work; whether it was done."""
+        give_up_s = time.monotonic() + STORE_PATIENCE_S
+        while True:
+            try:
+                write()
+                return True
+            except Fenced:
+                self.tell(messages.Fenced())
+                return False
+            except StorageError as error:
+                if time.monotonic() > give_up_s or self._is_closed.is_set():
+                    self.tell(messages.StoreFailed(error=f"the object store does not do its work: {error}"))
+                    return False
+                self._note(f"{what} waits: {error}")
+                self._is_closed.wait(RETRY_S)
+
+    def _invoke(self, order: messages.Invoke) -> None:
+        if order.memory_mb in self._deployed:
+            self._invoke_deployed(order)
+        else:
+            # It takes a while to deploy a new size, and the others train on.
+            self._pool.submit(self._deploy_and_invoke, order)
+
+    def _deploy_and_invoke(self, order: messages.Invoke) -> None:
+        try:
+            with self._deploying:
+                if order.memory_mb not in self._deployed:
+                    self._wiring.provider.deploy([order.memory_mb])
+                    self._deployed.add(order.memory_mb)
+        except (InvalidRequest, BackendError) as error:
+            self._ended(order, InvocationEnd(invocation_id="", outcome="refused", error=str(error)))
+            return
+        self._invoke_deployed(order)
+
+    def _invoke_deployed(self, order: messages.Invoke) -> None:
+        try:
+            payload = msgspec.json.encode(order.order)
+            self._wiring.provider.invoke(order.memory_mb, payload, partial(self._ended, order))
+        except (InvalidRequest, BackendError) as error:
+            self._ended(order, InvocationEnd(invocation_id="", outcome="refused", error=str(error)))
+
+    # --- what is kept ----------------------------------------------------------------------------------------------
+
+    def _post(self, event: Event) -> None:
+        if isinstance(event, UsageReported) and self._coordinator is not None:
+            self._status = self._coordinator.status()
+            if self._status is not None:
+                self._notebook.write_status(self._status)
+            self._write_notes(self._coordinator)
+        self._wiring.post(event)
+        if isinstance(event, ReplicaStopped | ReplicaLost):
+            self._is_stopped.set()
+
+    def _write_notes(self, coordinator: Coordinator) -> None:
+        """Keep what has been used so far."""
+        try:
+            if self._fence is None:
+                self._notebook.write(notes_of(coordinator, self._wiring.clock.now_s()))
+            else:
+                # Before it is told: a bill that people have seen does not fall when another control plane goes on.
+                self._fence.write_notes(notes_of(coordinator, self._wiring.clock.now_s()))
+        except Fenced:
+            self.tell(messages.Fenced())
+        except StorageError as error:
+            _log.error("%s", error)
+
+    def _keep_losses(self, coordinator: Coordinator) -> None:
+        losses = coordinator.progress.losses
+        if len(losses) > self._num_losses:
+            self._notebook.add_losses(losses[self._num_losses :])
+            self._num_losses = len(losses)
+
+    def _note(self, line: str) -> None:
+        self._notebook.add_lines("coordinator", [line])
+
+    def _own_usage(self) -> Usage:
+        had = self._objects.store.requests()
+        return Usage(num_puts=had.num_puts, num_gets=had.num_gets, num_lists=had.num_lists, num_deletes=had.num_deletes)
+
+    def _parameter_store_s(self) -> float | None:
+        host = self._wiring.parameter_host
+        if host is None:
+            return None
+        return max(0.0, host.used_s(self.job.job_id) - self._parameters_before_s)
+
+    def _lose(self, reason: str) -> None:
+        self._note(reason)
+        self._post(ReplicaLost(workload_id=self.job.job_id, replica_id=self.replica_id, reason=reason))

@@ -1,0 +1,243 @@
+"""Writing to the API server: in order for each object, as many at once as it has room for, again while it makes sense.
+
+A write is an effect: a coroutine that makes something true, whatever is there before (so that it may be run twice). A
+conflict runs it again at once, because it reads what is there now; a server that is away or has too much to do is asked
+later, for ever, as long as the write still stands; a refusal (403, 404, 422) is final and goes to `failed`. Who may not
+act at the moment sends nothing, and looks again soon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import logging
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from springtide.backends.kubernetes.client.api import KubeApi
+from springtide.backends.kubernetes.client.errors import AlreadyExists, ApiError, TooManyRequests, VersionConflict
+from springtide.backends.kubernetes.client.kinds import POD, Key, Kind, Object, uid_of
+from springtide.backends.kubernetes.client.write_room import WriteRoom
+from springtide.core.errors import BackendError
+
+_log = logging.getLogger(__name__)
+
+CONCURRENCY = 32
+BACKOFF_S = (0.1, 15.0)
+_LOOK_AGAIN_S = 0.25
+# A conflict means that somebody else wrote in between. One that comes back this often is no accident: wait a little.
+_PROMPT_CONFLICTS = 5
+
+Effect = Callable[[KubeApi], Awaitable[Any]]
+
+
+class _MayNotAct(BackendError):
+    """Whoever writes does not lead for certain now."""
+
+
+class _Write(NamedTuple):
+    effect: Effect
+    done: Callable[[Any], None] | None
+    failed: Callable[[BackendError], None] | None
+    waiting: Callable[[str], None] | None
+    stands: Callable[[], bool] | None
+
+
+class Writes:
+    """The writes that wait and run. `put` from the event loop's thread alone (ApiThread.write from any).
+
+    `may_write` is asked before every single call: one that may no longer lead sends nothing.
+    """
+
+    def __init__(
+        self,
+        api: KubeApi,
+        *,
+        concurrency: int = CONCURRENCY,
+        may_write: Callable[[], bool] | None = None,
+        seed: int = 0,
+    ) -> None:
+        self._api = api
+        self._may_write = may_write or (lambda: True)
+        self.room = WriteRoom(concurrency)
+        self._queues: dict[Hashable, collections.deque[_Write]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._rng = np.random.default_rng(seed)
+        self.num_done = 0
+        self.num_retries = 0
+        self.problem = ""
+
+    @property
+    def num_pending(self) -> int:
+        """How many writes wait or run."""
+        return sum(len(queue) for queue in self._queues.values())
+
+    def put(
+        self,
+        key: Hashable,
+        effect: Effect,
+        *,
+        done: Callable[[Any], None] | None = None,
+        failed: Callable[[BackendError], None] | None = None,
+        waiting: Callable[[str], None] | None = None,
+        stands: Callable[[], bool] | None = None,
+    ) -> None:
+        """Have an effect run after those put before under the same key.
+
+        `done` gets what it returned, `failed` why it never will succeed, `waiting` each time why it is tried again
+        later; one that no longer `stands` is dropped without a word. All are called on the loop and must not wait.
+        """
+        write = _Write(effect, done, failed, waiting, stands)
+        queue = self._queues.get(key)
+        if queue is not None:
+            queue.append(write)
+            return
+        self._queues[key] = collections.deque([write])
+        task = asyncio.get_running_loop().create_task(self._work(key))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def drain(self) -> None:
+        """Return when nothing waits or runs."""
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def cancel(self) -> None:
+        """Drop everything that waits; what runs is cut off."""
+        for task in self._tasks:
+            task.cancel()
+        self._queues.clear()
+
+    async def _work(self, key: Hashable) -> None:
+        queue = self._queues[key]
+        while queue:
+            write = queue[0]
+            try:
+                await self._until_settled(write)
+            except Exception:
+                # A mistake in an effect or a callback: that write is over, those after it are not.
+                _log.exception("a write to %s failed", key)
+            queue.popleft()
+            self.num_done += 1
+        if self._queues.get(key) is queue:
+            del self._queues[key]
+        if not self._queues:
+            # What one of them waited for keeps nobody any more.
+            self.problem = ""
+
+    async def _until_settled(self, write: _Write) -> None:
+        backoff_s, num_conflicts = BACKOFF_S[0], 0
+        while write.stands is None or write.stands():
+            try:
+                result = await self._attempt(write)
+            except VersionConflict as error:
+                num_conflicts += 1
+                self.num_retries += 1
+                if num_conflicts <= _PROMPT_CONFLICTS:
+                    continue
+                reason, least_s = str(error), 0.0
+            except ApiError as error:
+                if not error.is_passing:
+                    _call(write.failed, error)
+                    return
+                reason, least_s = str(error), error.retry_after_s
+            except _MayNotAct as error:
+                self._note_waiting(write, str(error))
+                await asyncio.sleep(_LOOK_AGAIN_S)
+                continue
+            except BackendError as error:
+                reason, least_s = str(error), 0.0
+            else:
+                self.problem = ""
+                _call(write.done, result)
+                return
+            self.num_retries += 1
+            self._note_waiting(write, reason)
+            await asyncio.sleep(max(least_s, backoff_s * float(self._rng.uniform(0.5, 1.0))))
+            backoff_s = min(backoff_s * 2, BACKOFF_S[1])
+
+    def _note_waiting(self, write: _Write, reason: str) -> None:
+        self.problem = reason
+        _call(write.waiting, reason)
+
+    async def _attempt(self, write: _Write) -> Any:
+        """Run an effect once there is room."""
+        await self.room.enter()
+        try:
+            if not self._may_write():
+                raise _MayNotAct("this control plane may not act at the moment: its lease has to be renewed first")
+            result = await write.effect(self._api)
+            self.room.note_taken()
+            return result
+        except TooManyRequests:
+            self.room.note_refused()
+            raise
+        finally:
+            self.room.leave()
+
+
+def _call(callback: Callable[[Any], None] | None, argument: Any) -> None:
+    if callback is not None:
+        callback(argument)
+
+
+# --- effects ---------------------------------------------------------------------------------------------------------
+
+
+async def ensure_created(
+    api: KubeApi, kind: Kind, obj: Object, namespace: str = "", *, is_ours: Callable[[Object], bool]
+) -> Object:
+    """Make an object, or find it made by an earlier attempt. Raises AlreadyExists where one of that name is not ours.
+
+    One that is on its way out is in the way of a new one: that is a conflict, to be tried again.
+    """
+    try:
+        return await api.create(kind, obj, namespace)
+    except AlreadyExists:
+        name = obj["metadata"]["name"]
+        found = await api.find(kind, name, namespace or obj["metadata"].get("namespace", ""))
+        if found is None:
+            raise VersionConflict(409, "Conflict", f"{kind.plural} {name} was there and is gone: once more") from None
+        if not is_ours(found):
+            raise
+        return found
+
+
+async def ensure_bound(api: KubeApi, pod: Key, node: str, *, uid: str = "") -> None:
+    """Put a pod on a node, or find it there. Raises AlreadyExists: it is on another one; NoSuchObject: it is gone."""
+    try:
+        await api.bind(pod, node, uid=uid)
+    except VersionConflict as error:
+        found = await api.get(POD, pod.name, pod.namespace)
+        if uid and uid_of(found) != uid:
+            raise AlreadyExists(409, "AlreadyExists", f"pod {pod.name} is another one than was made") from error
+        at = found["spec"].get("nodeName", "")
+        if at and at != node:
+            raise AlreadyExists(409, "AlreadyExists", f"pod {pod.name} is on node {at}, not on {node}") from error
+        if not at:
+            # Neither bound nor to be bound: it is on its way out, or the server was mistaken. The caller tries again.
+            raise
+
+
+async def ensure_deleted(api: KubeApi, kind: Kind, key: Key, *, uid: str = "", grace_s: float | None = None) -> bool:
+    """Ask exactly this object to go. False where it is gone already, or its name is another object's by now."""
+    try:
+        return await api.delete(kind, key.name, key.namespace, uid=uid, grace_s=grace_s)
+    except VersionConflict:
+        found = await api.find(kind, key.name, key.namespace)
+        if found is None or (uid and uid_of(found) != uid):
+            return False
+        raise
+
+
+async def ensure_changed(
+    api: KubeApi, kind: Kind, key: Key, change: Callable[[Object], Object | None], *, subresource: str = ""
+) -> Object:
+    """Read an object, change it, write it back; not written where `change` returns None. Raises VersionConflict."""
+    found = await api.get(kind, key.name, key.namespace)
+    wanted = change(found)
+    if wanted is None:
+        return found
+    return await api.replace(kind, wanted, subresource=subresource)

@@ -1,0 +1,441 @@
+"""The manifests of the platform: everything that `kubectl apply -f -` needs, as plain objects made from settings."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+import springtide
+from springtide.backends.kubernetes import settings as names
+from springtide.backends.kubernetes.client.overlay import merge
+from springtide.backends.kubernetes.client.yaml_text import write_yaml
+from springtide.backends.kubernetes.install import rbac
+from springtide.backends.kubernetes.install.settings_file import SettingsFile, complete, platform_settings
+
+Manifest = dict[str, Any]
+
+CONTAINER_NAME = "control-plane"
+SETTINGS_DIR = "/etc/springtide"
+SETTINGS_FILE = "settings.yaml"
+STATE_DIR = "/var/lib/springtide"
+# The pod of the control plane that decides bears it; the others stand by. See service/kubernetes_assembly.py.
+ACTIVE_LABEL = f"{names.GROUP}/active"
+USER_ID = 10001
+DEFAULT_CPU = "500m"
+DEFAULT_MEMORY = "1Gi"
+# The newest version of Kubernetes that still has no policy/v1.
+_LAST_WITHOUT_POLICY_V1 = (1, 20)
+_METADATA_SERVICES = ("169.254.169.254/32", "fd00:ec2::254/128")
+
+
+def render(given: SettingsFile, kubernetes: tuple[int, int] = (1, 30)) -> tuple[Manifest, ...]:
+    """Every object of the platform but its custom resource definitions, in the order in which they can be applied.
+
+    `kubernetes` is the version of the cluster, as in (1, 30).
+    """
+    settings = complete(given)
+    install = settings.install
+    objects = [*_namespaces(settings), _service_account(settings), *_access(settings)]
+    objects += [config_map(settings, settings.name, settings.namespace)]
+    objects += [_state_claim(settings)] if keeps_state(settings) else []
+    objects += [_service(settings), _deployment(settings)]
+    objects += [_disruption_budget(settings, kubernetes)] if install.replicas > 1 else []
+    objects += _network_policies(settings) if install.network_policy else []
+    objects += [_service_monitor(settings)] if install.monitoring else []
+    if install.share_daemon:
+        from springtide.backends.kubernetes.install.share_manifests import share_daemon
+
+        objects += share_daemon(settings)
+    return tuple(objects)
+
+
+def labels_of(settings: SettingsFile, component: str) -> dict[str, str]:
+    """The labels of one component's objects. Never those that mark pods of workloads: such pods it may end."""
+    return {
+        "app.kubernetes.io/name": "springtide",
+        "app.kubernetes.io/instance": settings.name,
+        "app.kubernetes.io/component": component,
+    }
+
+
+def metadata_of(settings: SettingsFile, name: str, namespace: str = "", component: str = "control-plane") -> Manifest:
+    """The metadata of one of the platform's objects; without a namespace, of one that belongs to the cluster."""
+    version = {"app.kubernetes.io/version": springtide.__version__}
+    metadata: Manifest = {"name": name, "labels": {**labels_of(settings, component), **version}}
+    return {**metadata, "namespace": namespace} if namespace else metadata
+
+
+def keeps_state(settings: SettingsFile) -> bool:
+    """Whether the journal is a file of the control plane's, so that its directory has to outlive the pod."""
+    return not settings.journal_url.startswith("postgres")
+
+
+def settings_digest(settings: SettingsFile) -> str:
+    """What changes whenever the settings do, so that the control plane starts anew with them.
+
+    The text that is hashed is what Go writes for the same values, so that Helm's `toJson | sha256sum` is equal.
+    """
+    text = json.dumps(_platform_values(settings), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _platform_values(settings: SettingsFile) -> dict[str, Any]:
+    values = msgspec.to_builtins(platform_settings(settings))
+    return {name: _whole_numbers(value) for name, value in values.items() if value is not None}
+
+
+def _whole_numbers(value: Any) -> Any:
+    """The same values with floats that are whole as such: YAML and JSON tell them apart by the way they are written."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, Mapping):
+        return {key: _whole_numbers(member) for key, member in value.items()}
+    if isinstance(value, list | tuple):
+        return [_whole_numbers(member) for member in value]
+    return value
+
+
+# --- who it is, and what it may do -----------------------------------------------------------------------------------
+
+
+def _namespaces(settings: SettingsFile) -> list[Manifest]:
+    if not settings.install.namespace_object:
+        return []
+    return [namespace_object(settings.namespace, "restricted")]
+
+
+def namespace_object(name: str, level: str) -> Manifest:
+    """A namespace whose pods must keep to that level of PodSecurity. Its own name is a label for network policies."""
+    enforced = {f"pod-security.kubernetes.io/{mode}": level for mode in ("enforce", "audit", "warn")}
+    return {
+        "apiVersion": "v1",
+        "kind": "Namespace",
+        "metadata": {"name": name, "labels": {"kubernetes.io/metadata.name": name, **enforced}},
+    }
+
+
+def _service_account(settings: SettingsFile) -> Manifest:
+    return {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": metadata_of(settings, settings.name, settings.namespace),
+        # The token is mounted where it is needed, and nowhere else.
+        "automountServiceAccountToken": False,
+    }
+
+
+def _access(settings: SettingsFile) -> list[Manifest]:
+    """Roles and bindings. The names of what belongs to the cluster hold the namespace: platforms may be several."""
+    prefix = f"{settings.namespace}:{settings.name}"
+    account = settings.name
+    objects = [*cluster_role(settings, f"{prefix}:nodes", rbac.NODE_RULES, account)]
+    if settings.namespaces:
+        for namespace in settings.namespaces:
+            objects += role(settings, f"{settings.name}-workloads", namespace, rbac.WORKLOAD_RULES, account)
+        node_events = f"{prefix}:node-events"
+        objects += role(settings, node_events, rbac.NODE_EVENTS_NAMESPACE, rbac.NODE_EVENT_RULES, account)
+    else:
+        objects += cluster_role(settings, f"{prefix}:workloads", rbac.WORKLOAD_RULES, account)
+    objects += role(settings, settings.name, settings.namespace, rbac.platform_rules(settings), account)
+    if settings.install.user_roles:
+        for kind, rules in (("view", rbac.VIEW_RULES), ("edit", rbac.EDIT_RULES)):
+            user_role = _role("ClusterRole", metadata_of(settings, f"{prefix}:{kind}"), rules)
+            user_role["metadata"]["labels"] |= _aggregation(kind)
+            objects.append(user_role)
+    return objects
+
+
+def _aggregation(kind: str) -> dict[str, str]:
+    """The labels by which Kubernetes adds a role to the ones that everybody knows."""
+    into = ("view", "edit", "admin") if kind == "view" else ("edit", "admin")
+    return {f"rbac.authorization.k8s.io/aggregate-to-{name}": "true" for name in into}
+
+
+def role(
+    settings: SettingsFile,
+    name: str,
+    namespace: str,
+    rules: Sequence[rbac.Rule],
+    account: str,
+    account_namespace: str = "",
+    component: str = "control-plane",
+) -> list[Manifest]:
+    """What an account of the platform may do in one namespace. Without `account_namespace` it is the platform's own."""
+    metadata = metadata_of(settings, name, namespace, component)
+    return [
+        _role("Role", metadata, rules),
+        _binding("RoleBinding", metadata, "Role", account, account_namespace or settings.namespace),
+    ]
+
+
+def cluster_role(
+    settings: SettingsFile,
+    name: str,
+    rules: Sequence[rbac.Rule],
+    account: str,
+    account_namespace: str = "",
+    component: str = "control-plane",
+) -> list[Manifest]:
+    """What an account of the platform may do everywhere."""
+    metadata = metadata_of(settings, name, component=component)
+    return [
+        _role("ClusterRole", metadata, rules),
+        _binding("ClusterRoleBinding", metadata, "ClusterRole", account, account_namespace or settings.namespace),
+    ]
+
+
+def _role(kind: str, metadata: Manifest, rules: Sequence[rbac.Rule]) -> Manifest:
+    manifests = [rule.manifest() for rule in rules]
+    return {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind, "metadata": metadata, "rules": manifests}
+
+
+def _binding(kind: str, metadata: Manifest, role_kind: str, account: str, account_namespace: str) -> Manifest:
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": kind,
+        "metadata": metadata,
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": role_kind, "name": metadata["name"]},
+        "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": account_namespace}],
+    }
+
+
+# --- what runs -------------------------------------------------------------------------------------------------------
+
+
+def config_map(settings: SettingsFile, name: str, namespace: str, component: str = "control-plane") -> Manifest:
+    """The settings as a file, for the pods of one component."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata_of(settings, name, namespace, component),
+        "data": {SETTINGS_FILE: settings_text(settings)},
+    }
+
+
+def settings_text(settings: SettingsFile) -> str:
+    """The settings as the control plane reads them: everything but `install`, each value written out."""
+    return write_yaml([_platform_values(settings)], sorts_keys=True).removeprefix("---\n")
+
+
+def _state_claim(settings: SettingsFile) -> Manifest:
+    install = settings.install
+    storage_class = {"storageClassName": install.storage_class} if install.storage_class else {}
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": metadata_of(settings, f"{settings.name}-state", settings.namespace),
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            **storage_class,
+            "resources": {"requests": {"storage": install.storage_size}},
+        },
+    }
+
+
+def _service(settings: SettingsFile) -> Manifest:
+    ports = {"http": settings.port, "control": settings.control_port}
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata_of(settings, settings.name, settings.namespace),
+        "spec": {
+            "type": settings.install.service_type,
+            "selector": {**labels_of(settings, "control-plane"), ACTIVE_LABEL: "true"},
+            "ports": [
+                {"name": name, "port": port, "targetPort": name, "protocol": "TCP"} for name, port in ports.items()
+            ],
+        },
+    }
+
+
+def _deployment(settings: SettingsFile) -> Manifest:
+    labels = labels_of(settings, "control-plane")
+    template = {
+        "metadata": {"labels": labels, "annotations": {f"{names.GROUP}/settings": settings_digest(settings)}},
+        "spec": merge(_pod(settings), settings.controller.overlay),
+    }
+    # A volume has one writer. Without one, the control planes of before and after may live side by side: one decides.
+    one_at_a_time = {"type": "Recreate"}
+    side_by_side = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": metadata_of(settings, settings.name, settings.namespace),
+        "spec": {
+            "replicas": settings.install.replicas,
+            "revisionHistoryLimit": 3,
+            "strategy": one_at_a_time if keeps_state(settings) else side_by_side,
+            "selector": {"matchLabels": labels},
+            "template": template,
+        },
+    }
+
+
+def _pod(settings: SettingsFile) -> Manifest:
+    claim = {"persistentVolumeClaim": {"claimName": f"{settings.name}-state"}}
+    elsewhere = {
+        "labelSelector": {"matchLabels": labels_of(settings, "control-plane")},
+        "topologyKey": "kubernetes.io/hostname",
+    }
+    return {
+        "serviceAccountName": settings.controller.service_account or settings.name,
+        "automountServiceAccountToken": True,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": 60,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER_ID,
+            "runAsGroup": USER_ID,
+            "fsGroup": USER_ID,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "affinity": {
+            "podAntiAffinity": {
+                "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": elsewhere}]
+            }
+        },
+        "volumes": [
+            {"name": "settings", "configMap": {"name": settings.name}},
+            {"name": "state", **(claim if keeps_state(settings) else {"emptyDir": {}})},
+            {"name": "tmp", "emptyDir": {}},
+        ],
+        "containers": [_container(settings)],
+    }
+
+
+def _container(settings: SettingsFile) -> Manifest:
+    controller = settings.controller
+    memory = controller.memory or DEFAULT_MEMORY
+    container: Manifest = {
+        "name": CONTAINER_NAME,
+        "image": controller.image,
+        "command": list(controller.command) or ["springtide"],
+        "args": ["k8s", "serve", "--settings", f"{SETTINGS_DIR}/{SETTINGS_FILE}", "--state", STATE_DIR],
+        "env": [
+            _from_pod("POD_NAME", "metadata.name"),
+            _from_pod("POD_NAMESPACE", "metadata.namespace"),
+            _from_pod("POD_IP", "status.podIP"),
+            {"name": "HOME", "value": "/tmp"},
+        ],
+        "ports": [
+            {"name": "http", "containerPort": settings.port, "protocol": "TCP"},
+            {"name": "control", "containerPort": settings.control_port, "protocol": "TCP"},
+        ],
+        "resources": {
+            "requests": {"cpu": controller.cpu or DEFAULT_CPU, "memory": memory},
+            "limits": {"memory": memory},
+        },
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        # To fold a long journal takes its time: only who has answered once can be found dead. Who stands by is ready,
+        # too: it is as good as the one that decides, and a rollout that waits for it would never end.
+        "startupProbe": {**_probe("/healthz"), "periodSeconds": 2, "failureThreshold": 150},
+        "readinessProbe": {**_probe("/readyz"), "periodSeconds": 5, "failureThreshold": 2},
+        "livenessProbe": {**_probe("/healthz"), "periodSeconds": 10, "failureThreshold": 6},
+        "volumeMounts": [
+            {"name": "settings", "mountPath": SETTINGS_DIR, "readOnly": True},
+            {"name": "state", "mountPath": STATE_DIR},
+            {"name": "tmp", "mountPath": "/tmp"},
+        ],
+    }
+    given: list[Manifest] = [{"secretRef": {"name": settings.store_secret}}] if settings.store_secret else []
+    if settings.worker_store_secret:
+        given.append({"secretRef": {"name": settings.worker_store_secret}, "prefix": names.WORKERS_PREFIX})
+    if given:
+        container["envFrom"] = given
+    if controller.image_pull_policy:
+        container["imagePullPolicy"] = controller.image_pull_policy
+    return container
+
+
+def _from_pod(name: str, path: str) -> Manifest:
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def _probe(path: str) -> Manifest:
+    return {"httpGet": {"path": path, "port": "http"}, "timeoutSeconds": 5}
+
+
+# --- who may reach it, and who watches it ----------------------------------------------------------------------------
+
+
+def _disruption_budget(settings: SettingsFile, kubernetes: tuple[int, int]) -> Manifest:
+    version = "policy/v1" if kubernetes > _LAST_WITHOUT_POLICY_V1 else "policy/v1beta1"
+    return {
+        "apiVersion": version,
+        "kind": "PodDisruptionBudget",
+        "metadata": metadata_of(settings, settings.name, settings.namespace),
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": labels_of(settings, "control-plane")}},
+    }
+
+
+def _network_policies(settings: SettingsFile) -> list[Manifest]:
+    """Workers are reached by their like and by the control plane, and reach anything but the cloud's keys."""
+    policies = [_control_plane_policy(settings)]
+    # Without a list of namespaces it is not known where workers will be: that of the platform is where they are first.
+    for namespace in settings.namespaces or (settings.namespace,):
+        policies.append(_worker_policy(settings, namespace))
+    return policies
+
+
+def _control_plane_policy(settings: SettingsFile) -> Manifest:
+    workers = {"namespaceSelector": {}, "podSelector": {"matchLabels": {names.PLATFORM_LABEL: settings.name}}}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": metadata_of(settings, settings.name, settings.namespace),
+        "spec": {
+            "podSelector": {"matchLabels": labels_of(settings, "control-plane")},
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                # REST API and gateway: whoever comes needs the token.
+                {"ports": [{"port": settings.port, "protocol": "TCP"}]},
+                {"from": [workers], "ports": [{"port": settings.control_port, "protocol": "TCP"}]},
+            ],
+        },
+    }
+
+
+def _worker_policy(settings: SettingsFile, namespace: str) -> Manifest:
+    its_like = {"matchLabels": {names.PLATFORM_LABEL: settings.name}}
+    control_plane = {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": settings.namespace}},
+        "podSelector": {"matchLabels": labels_of(settings, "control-plane")},
+    }
+    everywhere = [
+        {"ipBlock": {"cidr": "0.0.0.0/0", "except": [_METADATA_SERVICES[0]]}},
+        {"ipBlock": {"cidr": "::/0", "except": [_METADATA_SERVICES[1]]}},
+    ]
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": metadata_of(settings, f"{settings.name}-workers", namespace, "worker"),
+        "spec": {
+            "podSelector": its_like,
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": [{"from": [{"podSelector": its_like}, control_plane]}],
+            # What user code talks to is not known here; the keys of the machine it runs on are not its to have.
+            "egress": [{"to": everywhere}],
+        },
+    }
+
+
+def _service_monitor(settings: SettingsFile) -> Manifest:
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "ServiceMonitor",
+        "metadata": metadata_of(settings, settings.name, settings.namespace),
+        "spec": {
+            "selector": {"matchLabels": labels_of(settings, "control-plane")},
+            "endpoints": [{"port": "http", "path": "/metrics", "interval": "15s"}],
+        },
+    }

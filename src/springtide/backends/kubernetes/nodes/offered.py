@@ -1,0 +1,477 @@
+"""Nodes of the cluster as nodes of the platform: which are offered, with which devices, and how they hang together.
+
+`node_of` reads one Node object; `NodeLedger` compares what it would offer now with what was told before. A node that is
+cordoned, silent or gone is offered with the devices that living workers hold and nothing else, and is lost when nobody
+holds any: a silent kubelet is not a dead machine.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from springtide.backends.kubernetes.client.api import KubeApi
+from springtide.backends.kubernetes.client.errors import NoSuchObject
+from springtide.backends.kubernetes.client.kinds import NODE, Object
+from springtide.backends.kubernetes.settings import (
+    GROUP,
+    HOME_LABEL,
+    LINK_GROUPS_ANNOTATION,
+    NODE_LABEL,
+    POOL_LABEL,
+    SWITCHES_ANNOTATION,
+    KubernetesSettings,
+)
+from springtide.core.events import NodeJoined, NodeLost
+from springtide.core.resources import Device, DeviceId, Node, NodeId, Pool
+
+_log = logging.getLogger(__name__)
+
+# The devices that living workers hold on a node.
+Held = Callable[[NodeId], Collection[DeviceId]]
+# The cards of a node and the devices beside each: "mlx5_0=0,1,2,3;mlx5_1=4,5,6,7". Shown to people; no policy reads it.
+NICS_ANNOTATION = f"{GROUP}/nics"
+MEMORY_LABEL = "nvidia.com/gpu.memory"
+# Above the switches that a node names hangs one that all nodes share.
+COMMON_SWITCH = "cluster"
+# Where nobody annotated: labels that clouds and discovery put on nodes, the nearest switch first.
+_SWITCH_LABELS = (
+    ("network.topology.nvidia.com/leaf", "network.topology.nvidia.com/spine", "network.topology.nvidia.com/core"),
+    (
+        "topology.k8s.aws/network-node-layer-3",
+        "topology.k8s.aws/network-node-layer-2",
+        "topology.k8s.aws/network-node-layer-1",
+    ),
+    ("cloud.google.com/gce-topology-subblock", "cloud.google.com/gce-topology-block"),
+    ("topology.kubernetes.io/rack", "topology.kubernetes.io/zone"),
+    ("topology.kubernetes.io/zone",),
+)
+_POOLS: Mapping[str, Pool] = {"shared": "shared", "training": "training", "inference": "inference"}
+# Taints that only repeat what is read elsewhere, in the spec or from the Ready condition.
+_KNOWN_TAINTS = (
+    "node.kubernetes.io/unschedulable",
+    "node.kubernetes.io/not-ready",
+    "node.kubernetes.io/unreachable",
+)
+
+
+class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """One Node object as it is read. `node` is what it would offer, None where it offers nothing: `reason` says why.
+
+    `cordon` is why nothing new may start there, empty where it may; `is_ready` what its kubelet says of itself.
+    `nics` are its network cards and the indices of the devices beside each. `complaints` are what of its annotations
+    could not be read, with the mend.
+    """
+
+    name: str
+    node: Node | None
+    reason: str = ""
+    cordon: str = ""
+    is_ready: bool = True
+    nics: dict[str, tuple[int, ...]] = {}
+    complaints: tuple[str, ...] = ()
+
+
+class NodeNote(msgspec.Struct, frozen=True, kw_only=True):
+    """What people are told of a node: offered with `num_devices`, and `reason` why with fewer, or not at all."""
+
+    name: str
+    is_offered: bool
+    num_devices: int
+    reason: str = ""
+    nics: dict[str, tuple[int, ...]] = {}
+    complaints: tuple[str, ...] = ()
+
+
+def node_of(obj: Object, settings: KubernetesSettings) -> Node | None:
+    """The node that an object would be, were it ready; None where the platform may not use it or it has no devices."""
+    return facts_of(obj, settings).node
+
+
+def facts_of(obj: Object, settings: KubernetesSettings) -> NodeFacts:
+    """Read a Node object. Pure.
+
+    The platform may use a node that bears springtide.dev/node=true, or, where that label is missing, every one that
+    bears the settings' `node_selector` (if that names any label).
+    """
+    metadata = obj["metadata"]
+    name = metadata["name"]
+    labels: dict[str, str] = metadata.get("labels") or {}
+    refused = _refusal(labels, settings)
+    if refused:
+        return NodeFacts(name=name, node=None, reason=refused)
+    count = num_devices(obj, settings)
+    if count == 0:
+        reason = f"it has no {settings.device_resource} to give"
+        return NodeFacts(name=name, node=None, reason=reason, is_ready=_is_ready(obj))
+    complaints: list[str] = []
+    annotations: dict[str, str] = metadata.get("annotations") or {}
+    groups = _read(_link_groups, annotations, LINK_GROUPS_ANNOTATION, count, complaints)
+    nics = _read(_nics, annotations, NICS_ANNOTATION, count, complaints)
+    switches = _read(_switches, annotations, SWITCHES_ANNOTATION, count, complaints)
+    return NodeFacts(
+        name=name,
+        node=Node(
+            node_id=NodeId(name),
+            devices=_devices(name, _in_groups(count, groups or ()), labels, settings),
+            pool=_pool(labels, POOL_LABEL, complaints) or _pool(labels, HOME_LABEL, complaints) or "shared"
+            if settings.pools
+            else "shared",
+            home=_pool(labels, HOME_LABEL, []) or "" if settings.pools else "",
+            switches=switches or _switches_of_labels(labels),
+        ),
+        cordon=_cordon(obj, settings),
+        is_ready=_is_ready(obj),
+        nics=nics or {},
+        complaints=tuple(complaints),
+    )
+
+
+def num_devices(obj: Object, settings: KubernetesSettings) -> int:
+    """How many devices a Node object has to give: what its kubelet may allocate, else what the settings count."""
+    status = obj.get("status") or {}
+    allocatable = status.get("allocatable") or status.get("capacity") or {}
+    told = allocatable.get(settings.device_resource)
+    if told is None:
+        return settings.devices_per_node
+    return int(told) if str(told).isdecimal() else 0
+
+
+def counts_resource(obj: Object, settings: KubernetesSettings) -> bool:
+    """Whether the node has the extended resource, so that its pods ask for it; else devices are only counted."""
+    status = obj.get("status") or {}
+    return settings.device_resource in (status.get("allocatable") or status.get("capacity") or {})
+
+
+async def ensure_labelled(api: KubeApi, name: str, pool: Pool, home: Pool) -> Object | None:
+    """Label a node for a pool; the pool that owns it is written down where no label says it. None: no such node.
+
+    Without that, a node that was lent could not be told from one that is where it belongs.
+    """
+    labels: dict[str, str] = {POOL_LABEL: pool}
+    try:
+        found = await api.get(NODE, name)
+        known = found["metadata"].get("labels") or {}
+        if known.get(HOME_LABEL) not in _POOLS:
+            labels[HOME_LABEL] = home
+        if all(known.get(label) == value for label, value in labels.items()):
+            return found
+        return await api.patch(NODE, name, {"metadata": {"labels": labels}})
+    except NoSuchObject:
+        return None
+
+
+class NodeLedger:
+    """What was told of every node, and what is so now. Not thread-safe: one thread looks."""
+
+    def __init__(self, settings: KubernetesSettings) -> None:
+        self._settings = settings
+        self._facts: dict[NodeId, tuple[str, NodeFacts]] = {}
+        self._told: dict[NodeId, Node] = {}
+        self._silent_since_s: dict[NodeId, float] = {}
+        self._labels: dict[NodeId, Pool] = {}
+        self._complained: set[str] = set()
+
+    def assume(self, nodes: Iterable[Node]) -> None:
+        """These were told already, by whoever read `look` before, or by a journal."""
+        self._told = {node.node_id: node for node in nodes}
+
+    def offered(self, objects: Iterable[Object], held: Held, now_s: float) -> tuple[Node, ...]:
+        """What would be told now, without telling it."""
+        return tuple(self._offers(objects, held, now_s).values())
+
+    def want_label(self, node_id: NodeId, pool: Pool) -> None:
+        """From now on the node is labelled for that pool, whatever its object says meanwhile.
+
+        Whoever decided that knows it: it is not told again.
+        """
+        self._labels[node_id] = pool
+        told = self._told.get(node_id)
+        if told is not None and told.pool != pool:
+            self._told[node_id] = msgspec.structs.replace(told, pool=pool, home=told.owner)
+
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes as they were told last."""
+        return tuple(self._told.values())
+
+    def look(self, objects: Iterable[Object], held: Held, now_s: float) -> list[NodeJoined | NodeLost]:
+        """Compare; return what has to be told, nodes that come first. `held` are the devices of living workers."""
+        return self._differences(self._offers(objects, held, now_s))
+
+    def _offers(self, objects: Iterable[Object], held: Held, now_s: float) -> dict[NodeId, Node]:
+        offered: dict[NodeId, Node] = {}
+        seen: set[NodeId] = set()
+        for obj in objects:
+            facts = self._read(obj)
+            node_id = NodeId(facts.name)
+            seen.add(node_id)
+            node = self._offer(node_id, facts, held, now_s)
+            if node is not None:
+                offered[node_id] = node
+        for node_id in [known for known in self._facts if known not in seen]:
+            del self._facts[node_id]
+            self._silent_since_s.pop(node_id, None)
+        for node_id, told in self._told.items():
+            if node_id not in offered and node_id not in seen and (still := held(node_id)):
+                # Its object is gone, but somebody works there still.
+                offered[node_id] = self._only_held(told, still)
+        return offered
+
+    def labels_due(self) -> list[tuple[NodeId, Pool, Pool]]:
+        """The nodes whose object bears another label than is wanted: id, wanted pool, owner."""
+        due = []
+        for node_id, pool in self._labels.items():
+            facts = self.facts(node_id)
+            if facts is not None and facts.node is not None and facts.node.pool != pool:
+                due.append((node_id, pool, facts.node.owner))
+        return due
+
+    def facts(self, node_id: NodeId) -> NodeFacts | None:
+        """What was read of a node's object at the last look; None where there is no object."""
+        known = self._facts.get(node_id)
+        return known[1] if known is not None else None
+
+    def describe(self) -> tuple[NodeNote, ...]:
+        """Every node of the cluster, offered or not, and why."""
+        notes = []
+        for node_id, (_, facts) in sorted(self._facts.items()):
+            told = self._told.get(node_id)
+            reason = facts.reason or facts.cordon
+            if not reason and not facts.is_ready:
+                reason = "its kubelet is not ready"
+            notes.append(
+                NodeNote(
+                    name=facts.name,
+                    is_offered=told is not None,
+                    num_devices=len(told.devices) if told is not None else 0,
+                    reason=reason,
+                    nics=facts.nics,
+                    complaints=facts.complaints,
+                )
+            )
+        return tuple(notes)
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def _read(self, obj: Object) -> NodeFacts:
+        metadata = obj["metadata"]
+        version = f"{metadata.get('uid', '')}/{metadata.get('resourceVersion', '')}"
+        known = self._facts.get(NodeId(metadata["name"]))
+        if known is not None and known[0] == version and version != "/":
+            return known[1]
+        facts = facts_of(obj, self._settings)
+        self._facts[NodeId(facts.name)] = (version, facts)
+        for complaint in facts.complaints:
+            if complaint not in self._complained:
+                self._complained.add(complaint)
+                _log.warning("node %s: %s", facts.name, complaint)
+        return facts
+
+    def _offer(self, node_id: NodeId, facts: NodeFacts, held_on: Held, now_s: float) -> Node | None:
+        """What of a node is offered. Who holds what is only asked where it matters: there may be many pods."""
+        node, told = facts.node, self._told.get(node_id)
+        if node is None:
+            self._silent_since_s.pop(node_id, None)
+            held = held_on(node_id) if told is not None else ()
+            return self._only_held(told, held) if told is not None and held else None
+        node = self._labelled(node_id, node)
+        is_lost = bool(facts.cordon)
+        if facts.is_ready:
+            self._silent_since_s.pop(node_id, None)
+        else:
+            since_s = self._silent_since_s.setdefault(node_id, now_s)
+            is_lost = is_lost or told is None or now_s - since_s >= self._settings.node_lost_after_s
+        if is_lost:
+            held = held_on(node_id)
+            return self._only_held(node, held) if held else None
+        if told is node:
+            return node
+        counted = {device.device_id for device in node.devices}
+        if told is not None and counted.issuperset(device.device_id for device in told.devices):
+            return node
+        # Fewer devices than before, or nobody knows of before: somebody may hold one that is not counted any more.
+        beyond = [device_id for device_id in held_on(node_id) if device_id not in counted]
+        if not beyond:
+            return node
+        return msgspec.structs.replace(node, devices=(*node.devices, *self._missing(node, beyond)))
+
+    def _only_held(self, node: Node, held: Collection[DeviceId]) -> Node:
+        there = tuple(device for device in node.devices if device.device_id in held)
+        known = {device.device_id for device in there}
+        missing = [device_id for device_id in held if device_id not in known]
+        return msgspec.structs.replace(node, devices=(*there, *self._missing(node, missing)))
+
+    def _missing(self, node: Node, device_ids: Iterable[DeviceId]) -> tuple[Device, ...]:
+        found = (device_of(node.node_id, device_id, self._settings) for device_id in sorted(device_ids))
+        return tuple(device for device in found if device is not None)
+
+    def _labelled(self, node_id: NodeId, node: Node) -> Node:
+        wanted = self._labels.get(node_id)
+        if wanted is None or wanted == node.pool or not self._settings.pools:
+            return node
+        if node.owner == "shared":
+            # It was made nobody's meanwhile: then nobody labels it.
+            del self._labels[node_id]
+            return node
+        return msgspec.structs.replace(node, pool=wanted, home=node.owner)
+
+    def _differences(self, offered: Mapping[NodeId, Node]) -> list[NodeJoined | NodeLost]:
+        joined = [
+            NodeJoined(node=node)
+            for node_id, node in offered.items()
+            if (told := self._told.get(node_id)) is not node and told != node
+        ]
+        lost = [NodeLost(node_id=node_id) for node_id in self._told if node_id not in offered]
+        self._told = {
+            **{node_id: offered[node_id] for node_id in self._told if node_id in offered},
+            **offered,
+        }
+        return [*joined, *lost]
+
+
+def device_of(node_id: NodeId, device_id: DeviceId, settings: KubernetesSettings) -> Device | None:
+    """The device that an id names; None where it is not of that node."""
+    owner, _, index = device_id.rpartition("/")
+    if owner != node_id or not index.isdecimal():
+        return None
+    return Device(device_id=device_id, node_id=node_id, index=int(index), kind=settings.device_kind)
+
+
+# --- parts of an object ----------------------------------------------------------------------------------------------
+
+
+def _refusal(labels: Mapping[str, str], settings: KubernetesSettings) -> str:
+    """Why the platform may not use a node; empty where it may."""
+    permission = labels.get(NODE_LABEL)
+    for label, value in settings.node_selector.items():
+        if labels.get(label) != value:
+            return f"it does not bear the label {label}={value}"
+    if permission == "true" or (permission is None and settings.node_selector):
+        return ""
+    return f"it does not bear the label {NODE_LABEL}=true"
+
+
+def _is_ready(obj: Object) -> bool:
+    conditions = (obj.get("status") or {}).get("conditions") or ()
+    return any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions)
+
+
+def _cordon(obj: Object, settings: KubernetesSettings) -> str:
+    spec = obj.get("spec") or {}
+    if "deletionTimestamp" in obj["metadata"]:
+        return "it is being removed from the cluster"
+    if spec.get("unschedulable"):
+        return "it is cordoned"
+    # Nodes with devices are often kept for those who ask for devices: our pods do.
+    ours = {"key": settings.device_resource, "operator": "Exists"}
+    tolerations = [*settings.pod.overlay.get("tolerations", ()), ours]
+    for taint in spec.get("taints") or ():
+        if taint.get("effect") not in ("NoSchedule", "NoExecute") or taint.get("key") in _KNOWN_TAINTS:
+            continue
+        if not any(_tolerates(toleration, taint) for toleration in tolerations):
+            return (
+                f"it bears the taint {taint.get('key')}:{taint.get('effect')}, which the settings' pods do not tolerate"
+            )
+    return ""
+
+
+def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
+    if toleration.get("effect") and toleration["effect"] != taint.get("effect"):
+        return False
+    if toleration.get("key") and toleration["key"] != taint.get("key"):
+        return False
+    if toleration.get("operator") == "Exists":
+        return True
+    return bool(toleration.get("key")) and toleration.get("value", "") == taint.get("value", "")
+
+
+def _pool(labels: Mapping[str, str], label: str, complaints: list[str]) -> Pool | None:
+    told = labels.get(label)
+    if told is None:
+        return None
+    if told not in _POOLS:
+        complaints.append(f"label {label}={told} names no pool: training, inference or shared")
+    return _POOLS.get(told)
+
+
+def _devices(
+    name: str, order: Iterable[int], labels: Mapping[str, str], settings: KubernetesSettings
+) -> tuple[Device, ...]:
+    memory = labels.get(MEMORY_LABEL, "")
+    memory_mb = int(memory) if memory.isdecimal() and settings.device_kind == "gpu" else 0
+    return tuple(
+        Device(
+            device_id=DeviceId(f"{name}/{index}"),
+            node_id=NodeId(name),
+            index=index,
+            kind=settings.device_kind,
+            memory_mb=memory_mb,
+        )
+        for index in order
+    )
+
+
+def _in_groups(count: int, groups: Iterable[tuple[int, ...]]) -> list[int]:
+    """Every index, those of one group beside each other: neighbours in this order are placed together."""
+    order = [index for group in groups for index in group]
+    return [*order, *(index for index in range(count) if index not in set(order))]
+
+
+def _read(reader: Any, annotations: Mapping[str, str], name: str, count: int, complaints: list[str]) -> Any:
+    text = annotations.get(name)
+    if text is None:
+        return None
+    try:
+        return reader(text, count)
+    except ValueError as error:
+        complaints.append(f"annotation {name}={text!r} is not read: {error}")
+        return None
+
+
+def _link_groups(text: str, count: int) -> tuple[tuple[int, ...], ...]:
+    groups = tuple(_indices(part, count) for part in text.split(";") if part.strip())
+    _each_once([index for group in groups for index in group])
+    return groups
+
+
+def _nics(text: str, count: int) -> dict[str, tuple[int, ...]]:
+    nics = {}
+    for part in text.split(";"):
+        card, equals, indices = part.partition("=")
+        if not equals or not card.strip():
+            raise ValueError("cards are written as mlx5_0=0,1;mlx5_1=2,3")
+        nics[card.strip()] = _indices(indices, count)
+    return nics
+
+
+def _switches(text: str, _: int) -> tuple[str, ...]:
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise ValueError("switches are written as leaf-3,spine-1: the nearest first, none of them empty")
+    _each_once(names)
+    return tuple(names) if names[-1] == COMMON_SWITCH else (*names, COMMON_SWITCH)
+
+
+def _switches_of_labels(labels: Mapping[str, str]) -> tuple[str, ...]:
+    for names in _SWITCH_LABELS:
+        if all(labels.get(name) for name in names):
+            return (*(labels[name] for name in names), COMMON_SWITCH)
+    return ()
+
+
+def _indices(text: str, count: int) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise ValueError("devices are written as their indices: 0,1,2,3;4,5,6,7")
+    indices = tuple(int(part) for part in parts)
+    if any(index >= count for index in indices):
+        raise ValueError(f"the node has {count} devices, so indices end at {count - 1}")
+    return indices
+
+
+def _each_once(names: list[Any]) -> None:
+    if len(set(names)) != len(names):
+        raise ValueError("a name is there twice")

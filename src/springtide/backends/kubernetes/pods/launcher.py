@@ -1,0 +1,235 @@
+"""From a StartReplica to a pod: one at a time on each device, after its older writers are fenced off."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Protocol
+
+from springtide.backends.control_channel.members import Phase
+from springtide.backends.kubernetes.client.errors import QuotaExceeded
+from springtide.backends.kubernetes.client.kinds import Key, Object, key_of
+from springtide.backends.kubernetes.pods.quota import Quota
+from springtide.backends.kubernetes.pods.replica_table import PodReplica, Pods
+from springtide.backends.kubernetes.pods.spec import make_pod, make_secret, namespace_of, pod_name
+from springtide.backends.kubernetes.pods.table import Body
+from springtide.backends.kubernetes.settings import KubernetesSettings
+from springtide.core.actions import StartReplica
+from springtide.core.errors import BackendError
+from springtide.core.resources import Device, DeviceId, Node, NodeId
+from springtide.core.tokens import workload_key
+from springtide.core.workload import WorkloadId
+
+
+class Machines(Protocol):
+    """What a launcher has to know of nodes."""
+
+    def find(self, device_id: DeviceId) -> tuple[Node, Device] | None:
+        """A device and its node, whether it is offered now or not."""
+        ...
+
+    def counts_resource(self, node_id: NodeId) -> bool:
+        """Whether the kubelet of that node counts devices by the extended resource."""
+        ...
+
+
+class PodLauncher:
+    """Runs on the I/O thread. `refuse` is called with a replica that cannot be started, ever, and why."""
+
+    def __init__(
+        self,
+        pods: Pods,
+        machines: Machines,
+        settings: KubernetesSettings,
+        term: int,
+        master_key: bytes,
+        credentials: Mapping[str, str],
+        quota: Quota,
+    ) -> None:
+        self._pods = pods
+        self._table = pods.table
+        self._machines = machines
+        self._settings = settings
+        self._term = term
+        self._master_key = master_key
+        self._credentials = credentials
+        self._quota = quota
+        self._queue: deque[PodReplica] = deque()
+        self._is_pump_due = False
+        self.reasons: dict[str, str] = {}
+        self._ownerless: dict[WorkloadId, Key] = {}
+        self._table.on_refused = self._on_refused
+        pods.on_room = self._on_over
+        self._table.on_made = lambda body: quota.accepted(body.key.namespace)
+        pods.on_early = self._make
+        self._table.is_expected = self._is_expected
+        quota.on_room = self.pump
+
+    def start(self, action: StartReplica) -> None:
+        """Begin one replica, unless it lives or has lived already. Raises BackendError: there is no such device."""
+        pods = self._pods
+        if pods.was_here(action.replica_id):
+            pods.counts["repeated_actions"] += 1
+            return
+        found = self._machines.find(action.device_id)
+        if found is None:
+            raise BackendError(f"there is no device {action.device_id}: its node is not there, or has fewer devices")
+        self._raise_fence(action)
+        replica = pods.make_replica(action)
+        replica.node_id = found[0].node_id
+        self._queue.append(replica)
+        self.pump()
+
+    def pump(self) -> None:
+        """Make the pods of those in the queue for whom the way is free, once all that was handed over is taken in."""
+        if not self._is_pump_due:
+            self._is_pump_due = True
+            self._pods.reactor.after(0.0, self._pump)
+
+    def _pump(self) -> None:
+        self._is_pump_due = False
+        waiting: deque[PodReplica] = deque()
+        while self._queue:
+            replica = self._queue.popleft()
+            self.reasons.pop(replica.replica_id, None)
+            if replica.phase is not Phase.QUEUED:
+                continue
+            reason = self._obstacle(replica)
+            if reason:
+                self.reasons[replica.replica_id] = reason
+                waiting.append(replica)
+            else:
+                self._make(replica)
+        self._queue = waiting
+
+    def adopt(self, replica: PodReplica, body: Body, *, is_bound: bool) -> None:
+        """Take over a pod that an earlier control plane has made, or may have made; bind it where it had not yet."""
+        replica.body = self._table.enter(body)
+        if not is_bound and not self._order(replica, body):
+            self._table.delete(body, 1)
+
+    def key_of(self, replica: PodReplica) -> Key:
+        """Where a replica's pod is, or will be."""
+        return Key("", "") if replica.action is None else self._key_of(replica.action)
+
+    def body_of(self, action: StartReplica) -> Body:
+        """What is known of a replica's pod before anybody has looked."""
+        found = self._machines.find(action.device_id)
+        return Body(
+            replica_id=action.replica_id,
+            workload_id=action.workload_id,
+            key=self._key_of(action),
+            device_id=action.device_id,
+            node_id=found[0].node_id if found is not None else NodeId(""),
+            is_sharer=action.share is not None,
+        )
+
+    def pod_like(self, replica: PodReplica) -> Object | None:
+        """A pod like a replica's, under another name; None where there cannot be one now."""
+        found = self._machines.find(replica.action.device_id) if replica.action is not None else None
+        if replica.action is None or found is None:
+            return None
+        pod = self._pod_of(replica.action, *found)
+        pod["metadata"]["name"] = f"{pod['metadata']['name'][:56]}-probe"
+        return pod
+
+    def forget_job(self, workload_id: WorkloadId) -> None:
+        """A job has ended, and its last pod is over: its Secret goes, where no owner's end takes it along."""
+        key = self._ownerless.pop(workload_id, None)
+        if key is not None:
+            self._table.forget_secret(workload_id, key)
+
+    # --- one pod -----------------------------------------------------------------------------------------------------
+
+    def _obstacle(self, replica: PodReplica) -> str:
+        """Why a pod must not be made yet; empty where it may."""
+        action = replica.action
+        assert action is not None, "only what was asked for is started"
+        if self._pods.is_fencing(action.workload_id):
+            return "older writers of the job are being fenced off in the object store"
+        holder = self._table.holder(action.device_id, is_sharer=action.share is not None)
+        if holder is not None:
+            return f"{action.device_id} is held by pod {holder.key.name} until that is gone: {holder.reason}"
+        if replica.replica_id in self._table.bodies:
+            return "an earlier pod of that name is not gone yet"
+        return self._quota.obstacle(namespace_of(action.workload, self._settings))
+
+    def _make(self, replica: PodReplica) -> None:
+        assert replica.action is not None, "only what was asked for is started"
+        replica.phase = Phase.SPAWNING
+        replica.born_at_s = time.monotonic()
+        body = self.body_of(replica.action)
+        self._pods.crash_point("executor.create.before")
+        if self._order(replica, body):
+            replica.body = self._table.enter(body)
+            self._pods.counts["creates"] += 1
+        else:
+            self._quota.withdrawn(body.key.namespace)
+        self._pods.crash_point("executor.create.after")
+
+    def _order(self, replica: PodReplica, body: Body) -> bool:
+        """Have a pod made and bound, as far as it is not; False where there cannot be one, and the replica is lost."""
+        action = replica.action
+        assert action is not None, "only what was asked for is started"
+        found = self._machines.find(action.device_id)
+        if found is None:
+            self._pods.lose(replica, f"there is no device {action.device_id} any more")
+            return False
+        try:
+            pod = self._pod_of(action, *found)
+            key = workload_key(self._master_key, action.workload_id)
+            secret = make_secret(action.workload, self._settings, key, self._credentials)
+        except BackendError as error:
+            self._pods.lose(replica, str(error))
+            return False
+        if "ownerReferences" not in secret["metadata"]:
+            self._ownerless[action.workload_id] = key_of(secret)
+        self._table.make(body, pod, secret)
+        return True
+
+    def _is_expected(self, key: Key) -> bool:
+        return any(replica.phase is Phase.QUEUED and self.key_of(replica) == key for replica in self._queue)
+
+    def _key_of(self, action: StartReplica) -> Key:
+        return Key(namespace_of(action.workload, self._settings), pod_name(action.replica_id))
+
+    def _pod_of(self, action: StartReplica, node: Node, device: Device) -> Object:
+        counts = self._machines.counts_resource(node.node_id)
+        return make_pod(action, self._settings, device, term=self._term, counts_resource=counts)
+
+    def _on_over(self, body: Body) -> None:
+        self._quota.released(body.key.namespace)
+        if not body.uid:
+            self._quota.withdrawn(body.key.namespace)
+        self.pump()
+
+    def _on_refused(self, body: Body, error: BackendError) -> None:
+        """No pod came of it."""
+        if not isinstance(error, QuotaExceeded):
+            self._quota.withdrawn(body.key.namespace)
+        replica = self._pods.replicas.get(body.replica_id)
+        if replica is None or replica.body is not body:
+            return
+        replica.body = None
+        if replica.asked_to_stop:
+            self._pods.note_exit(replica)
+        elif isinstance(error, QuotaExceeded):
+            replica.phase = Phase.QUEUED
+            self._pods.counts["quota_refusals"] += 1
+            self._quota.refused(replica, body.key.namespace, str(error))
+            self._queue.append(replica)
+            self.pump()
+        else:
+            self._pods.lose(replica, f"the API server refuses its pod: {error}")
+
+    def _raise_fence(self, action: StartReplica) -> None:
+        """A fresh start of a job: whoever still writes for an older generation must not any more."""
+        pods = self._pods
+        job = pods.jobs.get(action.workload_id)
+        known = job.generation if job is not None else 0
+        if action.generation <= known or pods.of_workload(action.workload_id):
+            return
+        fresh = pods.fresh_job(action.workload_id, action.generation)
+        if action.generation > 0:
+            pods.fence_storage(fresh, action.generation, self.pump)

@@ -1,0 +1,173 @@
+"""What pods write, followed into the files that `springtide logs` reads. Bounded in number and in size."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+import re
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import IO
+
+from springtide.backends.kubernetes.client.api import KubeApi
+from springtide.backends.kubernetes.client.errors import ApiError
+from springtide.backends.kubernetes.client.thread import ApiThread
+from springtide.backends.kubernetes.pods.spec import CONTAINER_NAME
+from springtide.backends.kubernetes.pods.table import Body
+from springtide.backends.processes import bound_log
+from springtide.core.errors import BackendError
+from springtide.storage.step_lines import WORD
+
+_log = logging.getLogger(__name__)
+
+MAX_LOG_BYTES = 64 << 20
+KEPT_LOG_BYTES = 1 << 20
+# So many streams at once; who comes later is read when one of them has ended, as far as the kubelet still has it.
+MAX_FOLLOWED = 256
+_CHECK_BYTES = 256 << 10
+# Beside a replica's output: what its pod said at the end of its job's step log, and, once nothing more will come, a
+# file that says so to whoever sees to it that both are in the store (service/log_hand_in.py).
+STEPS_SUFFIX = ".steps"
+ENDED_SUFFIX = ".ended"
+_MAX_STEPS_BYTES = 4 << 20
+_STEPS_WORD = WORD.encode()
+_BACKOFF_S = (0.5, 10.0)
+_STAMP = re.compile(rb"\d{4}-\d\d-\d\dT[0-9:.]+(Z|[+-]\d\d:\d\d)")
+
+
+class PodLogs:
+    """Follows each running pod once. `path_of` says where its output goes, `done` is told when all of it is there."""
+
+    def __init__(
+        self,
+        api_thread: ApiThread,
+        path_of: Callable[[Body], Path],
+        done: Callable[[Body], None],
+        *,
+        max_log_bytes: int = MAX_LOG_BYTES,
+    ) -> None:
+        self._thread = api_thread
+        self._path_of = path_of
+        self._done = done
+        self._max_log_bytes = max_log_bytes
+        self._room = asyncio.Semaphore(MAX_FOLLOWED)
+        self._streams: dict[str, concurrent.futures.Future[None]] = {}
+
+    def follow(self, body: Body) -> None:
+        """Read a pod's output from its beginning until its end, unless that is under way."""
+        if body.uid and body.uid not in self._streams:
+            body.is_logged = False
+            self._streams[body.uid] = self._thread.run(lambda api: self._run(api, body))
+
+    def forget(self, body: Body) -> None:
+        """The pod is gone."""
+        stream = self._streams.pop(body.uid, None)
+        if stream is not None:
+            stream.cancel()
+
+    def close(self) -> None:
+        """End every stream."""
+        for stream in self._streams.values():
+            stream.cancel()
+        self._streams.clear()
+
+    # --- on the API thread -------------------------------------------------------------------------------------------
+
+    async def _run(self, api: KubeApi, body: Body) -> None:
+        try:
+            async with self._room:
+                await self._copy(api, body)
+        except OSError as error:
+            _log.warning("the output of %s cannot be kept: %s", body.replica_id, error.strerror)
+        finally:
+            # A control plane that ends lets go of pods that go on.
+            if body.is_over or body.is_gone:
+                with contextlib.suppress(OSError):
+                    _note_end(self._path_of(body))
+            self._done(body)
+
+    async def _copy(self, api: KubeApi, body: Body) -> None:
+        last, backoff_s = b"", _BACKOFF_S[0]
+        with _Output(self._path_of(body), self._max_log_bytes) as output:
+            while True:
+                was_over, before = body.is_over, last
+                try:
+                    async for stamp, text in self._lines(api, body, last):
+                        output.write(text)
+                        last = stamp
+                except ApiError as error:
+                    if error.status in (403, 404) and (body.is_over or body.is_gone):
+                        return
+                except BackendError:
+                    pass  # The connection broke: what comes after the last line is asked for again.
+                if was_over or body.is_gone:
+                    return
+                backoff_s = _BACKOFF_S[0] if last != before else min(backoff_s * 2, _BACKOFF_S[1])
+                await asyncio.sleep(backoff_s if not body.is_over else 0.0)
+
+    async def _lines(self, api: KubeApi, body: Body, last: bytes) -> AsyncIterator[tuple[bytes, bytes]]:
+        """What came after the line of the time `last`, each with its time."""
+        lines = api.logs(
+            body.key,
+            container=CONTAINER_NAME,
+            follow=not body.is_over,
+            # Of whole seconds: what was read of that second already is left out below.
+            since_time=last[:19].decode() + "Z" if last else "",
+            timestamps=True,
+        )
+        async for line in lines:
+            stamp, _, text = line.partition(b" ")
+            # A kubelet that cannot read the output any more says so in its place, without a time.
+            if _STAMP.fullmatch(stamp) and stamp > last:
+                last = stamp
+                yield stamp, text
+
+
+class _Output:
+    """The file of one pod's output. What an earlier control plane has kept of it is replaced when something comes."""
+
+    def __init__(self, path: Path, max_bytes: int) -> None:
+        self._path = path
+        self._max_bytes = max_bytes
+        self._file: IO[bytes] | None = None
+        self._written = 0
+        self._steps_bytes = 0
+
+    def __enter__(self) -> _Output:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def write(self, line: bytes) -> None:
+        """Add a line. Raises OSError."""
+        if self._file is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.write_bytes(b"")
+            for suffix in (STEPS_SUFFIX, ENDED_SUFFIX):
+                self._path.with_suffix(suffix).unlink(missing_ok=True)
+            # Appending, so that one goes on at the new end when the file was cut.
+            self._file = self._path.open("ab", buffering=0)
+        if line.startswith(_STEPS_WORD):
+            self._write_steps(line)
+            return
+        self._file.write(line + b"\n")
+        self._written += len(line) + 1
+        if self._written >= _CHECK_BYTES:
+            self._written = 0
+            bound_log(self._path, self._max_bytes, min(KEPT_LOG_BYTES, self._max_bytes))
+
+    def _write_steps(self, line: bytes) -> None:
+        """Keep what a pod says of its job's step log apart: it is for the store, and nothing that people read."""
+        self._steps_bytes += len(line) + 1
+        if self._steps_bytes <= _MAX_STEPS_BYTES:
+            with self._path.with_suffix(STEPS_SUFFIX).open("ab") as file:
+                file.write(line + b"\n")
+
+
+def _note_end(path: Path) -> None:
+    if path.exists():
+        path.with_suffix(ENDED_SUFFIX).touch()

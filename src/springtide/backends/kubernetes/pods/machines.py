@@ -1,0 +1,104 @@
+"""Where pods and nodes meet: which devices living workers hold, and what becomes of pods whose machine is gone."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+
+from springtide.backends.control_channel.members import Phase
+from springtide.backends.kubernetes import settings as names
+from springtide.backends.kubernetes.client.cache import Cache
+from springtide.backends.kubernetes.client.thread import ApiThread
+from springtide.backends.kubernetes.nodes.registry import NodeBook
+from springtide.backends.kubernetes.pods.replica_table import Pods
+from springtide.backends.kubernetes.pods.table import PodTable
+from springtide.backends.kubernetes.settings import KubernetesSettings
+from springtide.core.resources import DeviceId, NodeId
+
+CHECK_EVERY_S = 5.0
+# What is held is made out anew after this long.
+_HELD_AGE_S = 0.25
+
+
+class PodMachines:
+    """Runs on the I/O thread, but for `held`, which any thread may ask."""
+
+    def __init__(self, pod_cache: Cache, settings: KubernetesSettings) -> None:
+        self._cache = pod_cache
+        self._lost_after_s = settings.worker_lost_after_s
+        self._pods: Pods | None = None
+        self._is_started = False
+        self._held: tuple[float, dict[NodeId, list[DeviceId]]] = (float("-inf"), {})
+
+    def join(self, pods: Pods, table: PodTable, book: NodeBook, api_thread: ApiThread) -> None:
+        """Say whose pods they are. Before `start` nobody has been adopted yet."""
+        self._pods, self._table, self._book, self._api = pods, table, book, api_thread
+
+    def start(self) -> None:
+        """Everyone who lives has been adopted; look after machines from now on."""
+        self._is_started = True
+        self._held = (float("-inf"), {})
+        self._check()
+
+    def held(self, node_id: NodeId) -> frozenset[DeviceId]:
+        """The devices of a node whose workers still talk; while nobody has been adopted, those with a pod."""
+        now_s = time.monotonic()
+        at_s, held = self._held
+        if now_s - at_s > _HELD_AGE_S:
+            # All nodes in one pass: a cluster's are asked about one after the other.
+            held = self._living(now_s) if self._pods is not None and self._is_started else self._found()
+            self._held = (now_s, held)
+        return frozenset(held.get(node_id, ()))
+
+    def lose(self, node_id: NodeId) -> None:
+        """Nobody there is counted on any more. Their pods are ended as soon as their kubelet can be told so."""
+        assert self._pods is not None, "nobody is told of nodes before there are pods"
+        for replica in list(self._pods.replicas.values()):
+            if replica.body is None or replica.body.node_id != node_id:
+                continue
+            if replica.asked_to_stop:
+                self._table.delete(replica.body, 1.0)
+                self._pods.note_exit(replica)
+            else:
+                self._pods.lose(replica, f"node {node_id} was lost")
+
+    def _living(self, now_s: float) -> dict[NodeId, list[DeviceId]]:
+        assert self._pods is not None
+        held: dict[NodeId, list[DeviceId]] = defaultdict(list)
+        for replica in list(self._pods.replicas.values()):
+            body = replica.body
+            if body is None or replica.lost_reason is not None:
+                continue
+            talks = replica.heard_at_s > 0.0 and now_s - replica.heard_at_s < self._lost_after_s
+            if talks or replica.phase is Phase.ADOPTING:
+                held[body.node_id].append(body.device_id)
+        return held
+
+    def _found(self) -> dict[NodeId, list[DeviceId]]:
+        found: dict[NodeId, list[DeviceId]] = defaultdict(list)
+        for pod in self._cache.objects():
+            is_over = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+            device = (pod["metadata"].get("annotations") or {}).get(names.DEVICE_ANNOTATION, "")
+            if device and not is_over:
+                found[NodeId((pod.get("spec") or {}).get("nodeName", ""))].append(DeviceId(device))
+        return found
+
+    def _check(self) -> None:
+        """What ran on a machine that the cluster no longer knows runs no more, whatever its pods say."""
+        assert self._pods is not None
+        self._pods.reactor.after(CHECK_EVERY_S, self._check)
+        bodies = list(self._table.bodies.values())
+        missing = {body.node_id for body in bodies if body.uid and not body.is_over}
+        for node_id in sorted(node_id for node_id in missing if node_id and not self._book.is_there(node_id)):
+            self._ask_about(node_id)
+
+    def _ask_about(self, node_id: NodeId) -> None:
+        """Its absence may be an answer from the past: the API server itself is asked."""
+        pods, table = self._pods, self._table
+        assert pods is not None
+
+        def told(found: object) -> None:
+            if found is None:
+                pods.reactor.call(lambda: table.note_node_gone(node_id))
+
+        self._api.confirm(self._book.cache, node_id, "", told)

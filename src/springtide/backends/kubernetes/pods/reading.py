@@ -1,0 +1,166 @@
+"""What a Pod object says, in the words that decisions and people need. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from springtide.backends.kubernetes import settings as names
+from springtide.backends.kubernetes.pods.spec import CONTAINER_NAME
+
+# Reasons for which a container waits that no patience mends: somebody has to change something.
+STUCK_REASONS = frozenset(
+    {
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "ErrImageNeverPull",
+        "InvalidImageName",
+        "ImageInspectError",
+        "RegistryUnavailable",
+        "CreateContainerConfigError",
+        "CreateContainerError",
+        "RunContainerError",
+        "PreStartHookError",
+        "PostStartHookError",
+    }
+)
+_KILLED = 137
+_MAX_MESSAGE = 300
+
+
+class Reading(NamedTuple):
+    """One pod. `is_over`: none of its containers runs, and none ever will; `end` is then the sentence that says why.
+
+    `waiting` says why it does not run yet, `is_stuck` that waiting alone will not mend it. `is_ending`: it was asked to
+    go; `taken` is then why, if not by the platform. `term` is the leadership that wrote it last (0: unknown).
+    """
+
+    replica_id: str
+    workload_id: str
+    device_id: str
+    node: str
+    uid: str
+    term: int
+    address: str
+    is_running: bool
+    is_ready: bool
+    is_ending: bool
+    is_over: bool
+    waiting: str = ""
+    is_stuck: bool = False
+    exit_code: int | None = None
+    end: str = ""
+    taken: str = ""
+
+
+def read_pod(pod: Mapping[str, Any]) -> Reading:
+    """Read a Pod object, whole or trimmed."""
+    metadata, status = pod["metadata"], pod.get("status") or {}
+    labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
+    node = (pod.get("spec") or {}).get("nodeName", "")
+    container = _container(status)
+    state = (container or {}).get("state") or {}
+    phase = status.get("phase", "")
+    is_over = phase in ("Succeeded", "Failed")
+    is_running = "running" in state and not is_over
+    terminated = state.get("terminated") or {}
+    waiting, is_stuck = ("", False) if is_over or is_running else _waiting(pod, node, state)
+    return Reading(
+        replica_id=annotations.get(names.REPLICA_ANNOTATION, ""),
+        workload_id=annotations.get(names.WORKLOAD_ANNOTATION, ""),
+        device_id=annotations.get(names.DEVICE_ANNOTATION, ""),
+        node=node,
+        uid=metadata.get("uid", ""),
+        term=_number(labels.get(names.TERM_LABEL, "")),
+        address=status.get("podIP", ""),
+        is_running=is_running,
+        is_ready=bool((container or {}).get("ready")),
+        is_ending="deletionTimestamp" in metadata,
+        is_over=is_over,
+        waiting=waiting,
+        is_stuck=is_stuck,
+        exit_code=terminated.get("exitCode") if is_over else None,
+        end=_end(pod, status, terminated) if is_over else "",
+        taken=_taken(status) if "deletionTimestamp" in metadata else "",
+    )
+
+
+def trim_pod(pod: dict[str, Any]) -> dict[str, Any]:
+    """The pod without what is never read here; a thousand of them are kept."""
+    metadata, spec = pod["metadata"], pod.get("spec") or {}
+    metadata.pop("managedFields", None)
+    container = next((c for c in spec.get("containers", ()) if c.get("name") == CONTAINER_NAME), None)
+    kept = [] if container is None else [{"name": CONTAINER_NAME, "resources": container.get("resources") or {}}]
+    pod["spec"] = {"nodeName": spec.get("nodeName", ""), "containers": kept}
+    return pod
+
+
+def _container(status: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    statuses = status.get("containerStatuses") or ()
+    return next((c for c in statuses if c.get("name") == CONTAINER_NAME), None)
+
+
+def _waiting(pod: Mapping[str, Any], node: str, state: Mapping[str, Any]) -> tuple[str, bool]:
+    """Why the container does not run yet, and whether somebody has to mend that."""
+    if not node:
+        return "waiting for binding", False
+    waiting = state.get("waiting") or {}
+    reason, message = waiting.get("reason", ""), waiting.get("message", "")
+    if reason in STUCK_REASONS:
+        return f"{reason}: {_cut(message)}" if message else reason, True
+    if reason and reason != "ContainerCreating":
+        return f"{reason}: {_cut(message)}" if message else reason, False
+    for condition in (pod.get("status") or {}).get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return f"{condition.get('reason', 'Unschedulable')}: {_cut(condition.get('message', ''))}", False
+    if not reason:
+        return f"waiting for the kubelet of node {node}", False
+    return "its container is being made", False
+
+
+def _taken(status: Mapping[str, Any]) -> str:
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
+            return f"its pod was evicted: {_cut(condition.get('message') or condition.get('reason', ''))}"
+    return "its pod was deleted by somebody (kubectl delete, a node drain, or an eviction)"
+
+
+def _end(pod: Mapping[str, Any], status: Mapping[str, Any], terminated: Mapping[str, Any]) -> str:
+    code, reason = terminated.get("exitCode"), terminated.get("reason", "")
+    if reason == "OOMKilled":
+        limit = _memory_limit(pod)
+        return f"the container ran out of its memory limit ({limit})" if limit else "the container ran out of memory"
+    if status.get("reason"):
+        # The kubelet itself ended or refused it: Evicted, OutOfcpu, NodeAffinity, Preempting, Shutdown...
+        what = "the pod was evicted" if status["reason"] == "Evicted" else f"the pod was refused: {status['reason']}"
+        return f"{what}: {_cut(status['message'])}" if status.get("message") else what
+    message = _last_line(terminated.get("message", ""))
+    if code is None:
+        return "the pod ended before its container was started"
+    if code == 0:
+        return "the worker left without being asked"
+    how = f"the worker was killed (exit code {code})" if code == _KILLED else f"the worker ended with exit code {code}"
+    return f"{how}: {message}" if message else how
+
+
+def _memory_limit(pod: Mapping[str, Any]) -> str:
+    for container in (pod.get("spec") or {}).get("containers", ()):
+        if container.get("name") == CONTAINER_NAME:
+            limit = str(((container.get("resources") or {}).get("limits") or {}).get("memory", ""))
+            # A bare number is bytes, which nobody reads.
+            return f"{int(limit) / (1 << 20):.0f}Mi" if limit.isdigit() else limit
+    return ""
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return _cut(lines[-1]) if lines else ""
+
+
+def _cut(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _MAX_MESSAGE else text[: _MAX_MESSAGE - 3] + "..."
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() else 0

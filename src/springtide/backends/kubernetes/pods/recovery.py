@@ -1,0 +1,102 @@
+"""After a restart: adopt the pods that should run and do, find out what became of those that should and do not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from springtide.backends.control_channel.members import Phase
+from springtide.backends.control_channel.orders import Orders
+from springtide.backends.kubernetes.pods.launcher import PodLauncher
+from springtide.backends.kubernetes.pods.reading import read_pod
+from springtide.backends.kubernetes.pods.replica_table import PodReplica, Pods
+from springtide.backends.kubernetes.pods.shares import SHARE_ANNOTATION, share_of, share_text
+from springtide.backends.kubernetes.pods.table import Body
+from springtide.core.actions import StartReplica
+from springtide.core.events import CheckpointCommitted
+from springtide.core.ports import Standing
+from springtide.core.resources import NodeId
+from springtide.core.workload import Checkpoint, WorkloadId
+
+# The end of a pod of which nothing is left to be read.
+AWAY = "the worker ended while the platform was away"
+
+
+class PodRecovery:
+    """Compares what should run with the pods there are. Runs once, on the I/O thread."""
+
+    def __init__(self, pods: Pods, launcher: PodLauncher, orders: Orders[PodReplica]) -> None:
+        self._pods = pods
+        self._launcher = launcher
+        self._orders = orders
+
+    def recover(self, standing: Standing, checkpoints: Mapping[WorkloadId, Checkpoint]) -> None:
+        """Take over from the control plane before. Its cut-off effects are begun anew.
+
+        `checkpoints` are the newest ones that the object store has: who wrote them may have ended with nobody to tell.
+        """
+        self._report_checkpoints(standing, checkpoints)
+        restartable = {action.replica_id for action in standing.actions if isinstance(action, StartReplica)}
+        taken = [self._resume(action, action.replica_id in restartable) for action in standing.replicas]
+        for workload_id, generation in standing.generations.items():
+            job = self._pods.jobs.get(workload_id)
+            if job is not None:
+                job.generation = max(job.generation, generation)
+        for effect in standing.actions:
+            self._orders.do(effect)
+        for body in taken:
+            if body is None:
+                continue
+            if body.uid:
+                self._pods.table.look(body)
+            else:
+                # A listing may be an answer from the past: only the API server itself can say that it is gone.
+                self._pods.table.ask_about(body)
+
+    def _resume(self, action: StartReplica, is_restartable: bool) -> Body | None:
+        pods = self._pods
+        body = self._launcher.body_of(action)
+        pod = pods.table.find(action.replica_id, body.key)
+        if pod is None and is_restartable:
+            # Nothing was ever heard of it, so that it may not have been made: then it is now, under the same name.
+            return None
+        replica = pods.make_replica(action)
+        # Who was never heard of may still wait for its image; it is no silent worker.
+        replica.phase = Phase.SPAWNING if is_restartable else Phase.ADOPTING
+        replica.heard_at_s = time.monotonic()
+        if pod is None:
+            body.is_wanted = False
+            body.absent = AWAY
+            pods.counts["missing"] += 1
+            self._launcher.adopt(replica, body, is_bound=True)
+            return body
+        pods.counts["adopted"] += 1
+        reading = read_pod(pod)
+        body.uid = reading.uid
+        body.node_id = NodeId(reading.node) or body.node_id
+        is_bound = bool(reading.node) or reading.is_ending or reading.is_over
+        body.is_wanted = not is_bound
+        self._launcher.adopt(replica, body, is_bound=is_bound)
+        self._restore_share(action, body, pod)
+        return body
+
+    def _restore_share(self, action: StartReplica, body: Body, pod: dict[str, Any]) -> None:
+        """A change of its share that the crash cut off is made now."""
+        if action.share is not None and share_of(pod) != action.share:
+            self._pods.table.annotate(body, {SHARE_ANNOTATION: share_text(action.share)})
+
+    def _report_checkpoints(self, standing: Standing, checkpoints: Mapping[WorkloadId, Checkpoint]) -> None:
+        restored = {start.workload_id: start.restore.step for start in standing.replicas if start.restore is not None}
+        for job_id, checkpoint in checkpoints.items():
+            is_newer = checkpoint.step > restored.get(job_id, -1)
+            if is_newer and checkpoint.generation <= standing.generations.get(job_id, 0):
+                self._pods.post(
+                    CheckpointCommitted(
+                        job_id=job_id,
+                        generation=checkpoint.generation,
+                        step=checkpoint.step,
+                        path=checkpoint.path,
+                        num_bytes=checkpoint.num_bytes,
+                    )
+                )

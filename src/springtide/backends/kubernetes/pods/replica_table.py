@@ -1,0 +1,269 @@
+"""The crew of KubernetesExecutor: replicas that are pods, and how their ends become events."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from springtide.backends.control_channel.members import Job, Phase, Replica, Source
+from springtide.backends.control_channel.reactor import Connection, Reactor
+from springtide.backends.control_channel.replica_table import Crew
+from springtide.backends.control_channel.reports import hash_token
+from springtide.backends.inbox import Inbox
+from springtide.backends.kubernetes.pods.reading import Reading
+from springtide.backends.kubernetes.pods.spec import NUM_RENDEZVOUS_PORTS, RENDEZVOUS_PORT
+from springtide.backends.kubernetes.pods.table import Body, PodTable
+from springtide.core.actions import ResizeJob, StartReplica
+from springtide.core.errors import BackendError, SpringtideError
+from springtide.core.resources import NodeId
+from springtide.core.tokens import replica_token, workload_key
+from springtide.core.wire.workers import Hello, Report
+from springtide.core.workload import WorkloadId
+
+_log = logging.getLogger(__name__)
+
+CRASH_POINTS = tuple(
+    f"executor.{effect}.{moment}"
+    for effect in ("create", "order", "fence", "kill", "acknowledge")
+    for moment in ("before", "after")
+)
+_FENCE_RETRY_S = 1.0
+_NOWHERE = NodeId("")
+_KILL_GRACE_S = 1.0
+
+
+@dataclass(eq=False)
+class PodReplica(Replica):
+    """One replica in a pod. `taken` says who else asked its pod to go, and why; empty where nobody did."""
+
+    body: Body | None = None
+    node_id: NodeId = _NOWHERE
+    taken: str = ""
+    end: str = ""
+
+    @property
+    def has_body(self) -> bool:
+        """Whether its pod was ordered and is not over."""
+        return self.body is not None and not self.body.is_over
+
+
+class Pods(Crew[PodReplica]):
+    """Everything here runs on the I/O thread, but for what `raise_fence` does in the object store.
+
+    `raise_fence` raises the storage fence of a job and may take its time; it runs on `pool`.
+    """
+
+    # What holds a device is the pod, not the replica: its loss is told at once, so that the others go on.
+    death_s = 0.0
+
+    def __init__(
+        self,
+        state_dir: Path,
+        reactor: Reactor,
+        inbox: Inbox[Source],
+        crash_point: Callable[[str], None],
+        *,
+        table: PodTable,
+        master_key: bytes,
+        raise_fence: Callable[[WorkloadId, int], None],
+        pool: ThreadPoolExecutor,
+    ) -> None:
+        super().__init__(state_dir, reactor, inbox, crash_point)
+        self.table = table
+        self.on_room: Callable[[Body], None] = lambda body: None
+        self.on_early: Callable[[PodReplica], None] = lambda replica: None
+        self.on_running: Callable[[Body], None] = lambda body: None
+        self.on_job_gone: Callable[[WorkloadId], None] = lambda workload_id: None
+        self._master_key = master_key
+        self._raise_fence = raise_fence
+        self._pool = pool
+        self._fencing: dict[WorkloadId, int] = {}
+        table.on_change = self._on_change
+        table.on_over = self._on_over
+
+    def make_replica(self, action: StartReplica) -> PodReplica:
+        """Enter a replica into the table."""
+        key = workload_key(self._master_key, action.workload_id)
+        return self.enter(
+            PodReplica(
+                replica_id=action.replica_id,
+                workload_id=action.workload_id,
+                generation=action.generation,
+                action=action,
+                work_dir=self.work_dir(action.workload_id),
+                log_path=self.log_path(action.workload_id, action.replica_id),
+                token_sha256=hash_token(replica_token(key, action.replica_id)),
+                born_at_s=time.monotonic(),
+                ordered_at_s=time.monotonic(),
+            )
+        )
+
+    def fresh_job(self, workload_id: WorkloadId, generation: int) -> Job:
+        """Forget what was known of a job's last group: it starts again, as `generation`."""
+        job = self.jobs[workload_id] = Job(workload_id, self.work_dir(workload_id), generation=generation)
+        return job
+
+    def is_fencing(self, workload_id: WorkloadId) -> bool:
+        """Whether the storage fence of a job is on its way up."""
+        return workload_id in self._fencing
+
+    # --- what a body is ----------------------------------------------------------------------------------------------
+
+    def is_own(self, replica: PodReplica, hello: Hello, connection: Connection[Report]) -> bool:
+        """Its token says so."""
+        return True
+
+    def take_hello(self, replica: PodReplica, hello: Hello, connection: Connection[Report]) -> None:
+        """Note from where it speaks. One whose pod is still to be made has it from an earlier control plane."""
+        replica.host = connection.peer_host or replica.host
+        if replica.phase is Phase.QUEUED:
+            self.on_early(replica)
+
+    def own_address(self, replica: PodReplica, address: str) -> str:
+        """One at its own pod: where the gateway connects to is not for a replica to choose."""
+        host = urlsplit(address).hostname or ""
+        known = (replica.host, replica.body.address if replica.body is not None else "")
+        if host and host in known:
+            return address
+        self.counts["strange_addresses"] += bool(address)
+        return ""
+
+    def lies_in(self, replica: PodReplica, path: str) -> bool:
+        """Whether a key of the object store is one of the replica's workload."""
+        return path.startswith(f"workloads/{replica.workload_id}/") and ".." not in path.split("/")
+
+    def rendezvous(self, job: Job, action: ResizeJob, *, is_script: bool) -> str:
+        """A port of the pod of rank 0, which hosts it. Raises BackendError where nobody knows its address yet."""
+        first = self.replicas.get(action.replica_ids[0])
+        host = "" if first is None else (first.body.address if first.body is not None else "") or first.host
+        if not host:
+            raise BackendError(f"the address of {action.replica_ids[0]}'s pod is not known yet")
+        port = RENDEZVOUS_PORT + action.generation % NUM_RENDEZVOUS_PORTS
+        return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+    def fence_storage(self, job: Job, generation: int, then: Callable[[], None]) -> bool:
+        """Raise the fence in the object store, on another thread."""
+        if job.fenced >= generation:
+            return True
+        if self._fencing.get(job.job_id, -1) >= generation:
+            # On its way up already; whoever comes with the same wish again is served by that.
+            return False
+        self._fencing[job.job_id] = generation
+        self.crash_point("executor.fence.before")
+        self._pool.submit(self._fence, job, generation, then)
+        return False
+
+    def knows_exit_codes(self, replica: PodReplica) -> bool:
+        """A pod that is over has said how it ended."""
+        return False
+
+    def describe_end(self, replica: PodReplica) -> str:
+        """Who took it away, or else what its pod says."""
+        return replica.taken or replica.end or "the worker ended without a word"
+
+    def ended_as_asked(self, replica: PodReplica) -> bool:
+        """What somebody else took away was not asked to go by the platform, however well it left."""
+        if replica.taken and not replica.asked_to_stop and not replica.has_finished:
+            return False
+        return super().ended_as_asked(replica)
+
+    def is_fault(self, replica: PodReplica) -> bool:
+        """A pod that somebody deleted or evicted did not fail."""
+        return not replica.taken
+
+    def let_go_of(self, replica: PodReplica) -> None:
+        """Pods are watched by the table."""
+
+    def forget(self, replica: PodReplica) -> None:
+        """Its pod stays in the table until the journal knows."""
+
+    def forget_job(self, job: Job) -> None:
+        """Nothing of a group lies about."""
+        self.on_job_gone(job.job_id)
+
+    def _signal(self, replica: PodReplica, number: int) -> None:
+        assert replica.body is not None, "only a body is signalled"
+        grace_s = _KILL_GRACE_S
+        if number == signal.SIGTERM and replica.kill_at_s is not None:
+            grace_s = max(grace_s, replica.kill_at_s - time.monotonic())
+        self.table.delete(replica.body, grace_s)
+
+    def _exit_code_of(self, replica: PodReplica) -> int | None:
+        return replica.body.exit_code if replica.body is not None else None
+
+    # --- what pods do ------------------------------------------------------------------------------------------------
+
+    def _replica_of(self, body: Body) -> PodReplica | None:
+        replica = self.replicas.get(body.replica_id)
+        return replica if replica is not None and replica.body is body else None
+
+    def _on_change(self, body: Body, reading: Reading) -> None:
+        replica = self._replica_of(body)
+        if replica is None:
+            return
+        if reading.is_running:
+            self.on_running(body)
+        if reading.is_ending and body.asked_grace_s is None and not (replica.taken or replica.asked_to_stop):
+            self._note_taken(replica, reading.taken)
+
+    def _note_taken(self, replica: PodReplica, reason: str) -> None:
+        """Somebody else asked a pod to go: its worker saves and leaves, and the others go on without it at once."""
+        replica.taken = reason
+        self.counts["taken"] += 1
+        others = [
+            other
+            for other in self.of_workload(replica.workload_id)
+            if other is not replica
+            and not (other.taken or other.asked_to_stop or other.has_exited or other.lost_reason)
+            and other.group_generation > 0
+        ]
+        if replica.is_job and replica.group_generation > 0 and others and not replica.is_script:
+            self.lose(replica, reason)
+
+    def _on_over(self, body: Body) -> None:
+        replica = self._replica_of(body)
+        if replica is not None:
+            replica.end = body.end
+            self.note_exit(replica, body.exit_code)
+        elif body.replica_id not in self.replicas:
+            # Who asked for it has been told, or nobody ever did.
+            self.counts["late_ends"] += 1
+        self.on_room(body)
+
+    # --- the fence ---------------------------------------------------------------------------------------------------
+
+    def _fence(self, job: Job, generation: int, then: Callable[[], None]) -> None:
+        """On the pool: raise it, again and again until it is up."""
+        try:
+            self._raise_fence(job.job_id, generation)
+        except SpringtideError as error:
+            _log.error("older writers of %s could not be fenced off: %s", job.job_id, error)
+            self.reactor.call(lambda: self._fence_again(job, generation, then))
+            return
+        self.reactor.call(lambda: self._fenced(job, generation, then))
+
+    def _fence_again(self, job: Job, generation: int, then: Callable[[], None]) -> None:
+        self.counts["fence_errors"] += 1
+        if self._fencing.get(job.job_id) != generation:
+            return
+        if job.has_ended:
+            del self._fencing[job.job_id]
+            return
+        self.reactor.after(_FENCE_RETRY_S, lambda: self._resubmit(job, generation, then))
+
+    def _resubmit(self, job: Job, generation: int, then: Callable[[], None]) -> None:
+        if self._fencing.get(job.job_id) == generation:
+            self._pool.submit(self._fence, job, generation, then)
+
+    def _fenced(self, job: Job, generation: int, then: Callable[[], None]) -> None:
+        self.crash_point("executor.fence.after")
+        job.fenced = max(job.fenced, generation)
+        if self._fencing.get(job.job_id, -1) <= generation:
+            self._fencing.pop(job.job_id, None)
+        then()

@@ -1,0 +1,99 @@
+"""Who is silent, who does not come up, and whose silence means nothing."""
+
+from __future__ import annotations
+
+import time
+
+from springtide.backends.control_channel.members import Phase
+from springtide.backends.kubernetes.pods.replica_table import PodReplica, Pods
+
+TICK_S = 0.5
+# Starts may take minutes.
+STARTS_EVERY_S = 2.0
+# How long a container may wait for what only somebody can mend (an image, a Secret), and any other one to run.
+STUCK_AFTER_S = 300.0
+STARTING_AFTER_S = 600.0
+# How long a worker whose container runs may take to introduce itself.
+CONNECT_AFTER_S = 180.0
+# Workers look for a new control plane in growing intervals; who was found after a restart gets the time for that.
+ADOPT_WINDOW_S = 15.0
+
+
+class PodWatch:
+    """Looks for silence twice a second, and at those that start now and then. Runs on the I/O thread.
+
+    `lost_after_s` is how long one may be silent.
+    """
+
+    def __init__(self, pods: Pods, lost_after_s: float) -> None:
+        self._pods = pods
+        self._lost_after_s = lost_after_s
+        self._next_starts_s = float("-inf")
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._tick()
+
+    def forgive(self) -> None:
+        """This thread itself was late: nobody's silence counts from before now."""
+        self._pods.counts["late_wakeups"] += 1
+        now_s = time.monotonic()
+        for replica in self._pods.replicas.values():
+            if replica.heard_at_s:
+                replica.heard_at_s = now_s
+
+    def _tick(self) -> None:
+        self._pods.reactor.after(TICK_S, self._tick)
+        now_s = time.monotonic()
+        silent_since_s = now_s - self._lost_after_s
+        looks_at_starts = now_s >= self._next_starts_s
+        if looks_at_starts:
+            self._next_starts_s = now_s + min(STARTS_EVERY_S, STUCK_AFTER_S / 2)
+        # Of thousands hardly one is worth a look each time.
+        for replica in [
+            each
+            for each in self._pods.replicas.values()
+            if (looks_at_starts if each.phase is Phase.SPAWNING else each.heard_at_s <= silent_since_s)
+        ]:
+            self._look(replica, now_s)
+
+    def _look(self, replica: PodReplica, now_s: float) -> None:
+        if replica.has_exited or replica.lost_reason is not None:
+            return
+        if replica.phase is Phase.SPAWNING and not replica.asked_to_stop:
+            self._look_at_start(replica, now_s)
+        elif replica.phase in (Phase.RUNNING, Phase.ADOPTING):
+            self._look_at_silence(replica, now_s)
+
+    def _look_at_start(self, replica: PodReplica, now_s: float) -> None:
+        body = replica.body
+        if body is None or body.phase in ("creating", "binding"):
+            # The API server has not taken it yet: that is no fault of the pod, and holds for all of them.
+            return
+        waited_s = now_s - body.since_s
+        if body.phase == "running":
+            if waited_s > CONNECT_AFTER_S:
+                self._pods.lose(replica, f"the worker did not connect within {CONNECT_AFTER_S:.0f} s of its start")
+        elif body.is_stuck and waited_s > STUCK_AFTER_S:
+            self._pods.lose(replica, f"its container could not be started for {waited_s:.0f} s: {body.reason}")
+        elif waited_s > STARTING_AFTER_S:
+            self._pods.lose(replica, f"its container was not started within {waited_s:.0f} s: {body.reason}")
+
+    def _look_at_silence(self, replica: PodReplica, now_s: float) -> None:
+        silent_s = now_s - replica.heard_at_s
+        is_adopting = replica.phase is Phase.ADOPTING
+        limit_s = max(self._lost_after_s, ADOPT_WINDOW_S) if is_adopting else self._lost_after_s
+        if silent_s < limit_s:
+            return
+        has_gone = replica.has_left or replica.has_failed or (replica.has_finished and self._is_over(replica))
+        if has_gone and replica.connection is None:
+            # It has said goodbye; only the news of its pod's end is late. Its device is free when that comes.
+            self._pods.note_exit(replica)
+        elif not replica.asked_to_stop:
+            # Who was asked to stop has a grace period of its own.
+            what = "did not come back after a restart" if is_adopting else "went silent"
+            self._pods.lose(replica, f"the worker {what}: nothing was heard of it for {silent_s:.1f} s")
+
+    def _is_over(self, replica: PodReplica) -> bool:
+        job = self._pods.jobs.get(replica.workload_id)
+        return job is None or job.has_ended or job.finish is not None

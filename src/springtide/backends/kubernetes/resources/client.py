@@ -1,0 +1,216 @@
+"""The platform's own objects in a cluster, TrainingFunctions and InferenceFunctions: read, made, changed, told of."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from springtide.backends.kubernetes.client.api import KubeApi
+from springtide.backends.kubernetes.client.cache import Cache, Change
+from springtide.backends.kubernetes.client.errors import AlreadyExists, ApiError, Forbidden, Invalid, NoSuchObject
+from springtide.backends.kubernetes.client.kinds import (
+    CONFIG_MAP,
+    EVENT,
+    INFERENCE_FUNCTION,
+    TRAINING_FUNCTION,
+    Key,
+    Kind,
+    Object,
+    key_of,
+    uid_of,
+)
+from springtide.backends.kubernetes.client.thread import ApiThread
+from springtide.backends.kubernetes.resources.from_object import trimmed
+from springtide.backends.kubernetes.settings import PLATFORM_LABEL
+from springtide.core.errors import BackendError, InvalidRequest
+
+ResultT = TypeVar("ResultT")
+LOG = logging.getLogger("springtide.objects")
+KINDS: Mapping[str, Kind] = MappingProxyType(
+    {TRAINING_FUNCTION.name: TRAINING_FUNCTION, INFERENCE_FUNCTION.name: INFERENCE_FUNCTION}
+)
+CALL_TIMEOUT_S = 20.0
+# Events are news, not state: when the server is away for long, the oldest that still wait are dropped.
+MAX_WAITING_EVENTS = 10_000
+
+
+class Objects:
+    """Both kinds, in the namespaces that the platform reconciles (none named: all), but for those that are labelled
+    for another platform.
+
+    What is kept here holds digests in the place of a source's texts; `read` asks the server for the whole object.
+    Methods that wait for the server are not for the decision loop, and not for the API thread.
+    """
+
+    def __init__(self, api_thread: ApiThread, namespaces: Sequence[str] = (), platform: str = "") -> None:
+        self._api_thread = api_thread
+        self._platform = platform
+        self.namespaces = tuple(namespaces)
+        self._caches: dict[str, Cache] = {}
+        self._lock = threading.Lock()
+        self._statuses: dict[str, tuple[Kind, Key, Object]] = {}
+        self._num_events = 0
+        self.num_dropped_events = 0
+
+    def open(self, listener: Callable[[str, Key], None]) -> None:
+        """Begin to follow the objects; `listener(kind, key)` is called on the API thread for whatever changes."""
+
+        def heard(change: Change) -> None:
+            listener(change.kind.name, change.key)
+
+        for kind in KINDS.values():
+            self._caches[kind.name] = self._api_thread.cache(
+                kind, namespaces=self.namespaces or ("",), trim=trimmed, listener=heard
+            )
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether every object that there was at some moment after `open` has been seen."""
+        return all(cache.is_synced for cache in self._caches.values())
+
+    def watches(self, namespace: str) -> bool:
+        """Whether objects of that namespace are this platform's to reconcile."""
+        return not self.namespaces or namespace in self.namespaces
+
+    def all(self, kind: str) -> list[Object]:
+        """Every object of a kind as it was last seen."""
+        return [obj for obj in self._caches[kind].objects() if self._is_ours(obj)]
+
+    def get(self, kind: str, key: Key) -> Object | None:
+        """One object as it was last seen."""
+        found = self._caches[kind].get(key.name, key.namespace)
+        return found if found is not None and self._is_ours(found) else None
+
+    def _is_ours(self, obj: Object) -> bool:
+        """Whether an object names no other platform than this one."""
+        named = obj["metadata"].get("labels", {}).get(PLATFORM_LABEL, "")
+        return not self._platform or named in ("", self._platform)
+
+    # --- what waits for the server ----------------------------------------------------------------------------------
+
+    def read(self, kind: str, key: Key) -> Object | None:
+        """The whole object as the server has it now; None where there is none. Raises BackendError."""
+        return self._call(lambda api: api.find(KINDS[kind], key.name, key.namespace))
+
+    def create(self, kind: str, obj: Object) -> Object | None:
+        """Make an object; None where there is one of that name. Raises InvalidRequest (refused), BackendError."""
+        try:
+            return self._call(lambda api: api.create(KINDS[kind], obj))
+        except AlreadyExists:
+            return None
+        except (Invalid, Forbidden, NoSuchObject) as error:
+            raise InvalidRequest(f"the cluster refuses the object: {error.message}") from error
+
+    def patch(self, kind: str, key: Key, patch: Any, *, uid: str) -> Object | None:
+        """Change the spec of exactly this object; None where it is gone. Raises InvalidRequest, BackendError.
+
+        `patch` maps fields of the spec to values, None takes a field away.
+        """
+        merge = {"metadata": {"uid": uid}, "spec": patch}
+        try:
+            return self._call(lambda api: api.patch(KINDS[kind], key.name, merge, key.namespace))
+        except NoSuchObject:
+            return None
+        except (Invalid, Forbidden) as error:
+            if "metadata.uid" in error.fields:
+                # The object of that name is not the one that was meant.
+                return None
+            raise InvalidRequest(f"the cluster refuses the change: {error.message}") from error
+
+    def replace_spec(self, kind: str, key: Key, obj: Object) -> Object | None:
+        """Put another spec and other annotations in the place of an object's; None where it is gone."""
+        changes = [{"op": "replace", "path": "/spec", "value": obj["spec"]}]
+        try:
+            return self._call(lambda api: api.patch(KINDS[kind], key.name, changes, key.namespace, how="json"))
+        except NoSuchObject:
+            return None
+        except (Invalid, Forbidden) as error:
+            raise InvalidRequest(f"the cluster refuses the change: {error.message}") from error
+
+    def delete(self, kind: str, key: Key, *, uid: str) -> None:
+        """Have exactly this object go. Raises BackendError."""
+        try:
+            self._call(lambda api: api.delete(KINDS[kind], key.name, key.namespace, uid=uid))
+        except ApiError as error:
+            if error.status != 409:
+                raise
+
+    def config_map(self, namespace: str, name: str) -> dict[str, str] | None:
+        """The texts of a ConfigMap; None where there is none. Raises BackendError."""
+        found = self._call(lambda api: api.find(CONFIG_MAP, name, namespace))
+        return None if found is None else dict(found.get("data") or {})
+
+    def _call(self, task: Callable[[KubeApi], Coroutine[Any, Any, ResultT]]) -> ResultT:
+        return self._api_thread.call(task, CALL_TIMEOUT_S)
+
+    # --- what is told, some time soon -------------------------------------------------------------------------------
+
+    def tell_status(self, obj: Object, status: Object) -> None:
+        """Write an object's status; of several that wait only the newest is written."""
+        uid, kind, key = uid_of(obj), KINDS[obj["kind"]], key_of(obj)
+        with self._lock:
+            is_waiting = uid in self._statuses
+            self._statuses[uid] = (kind, key, status)
+        if not is_waiting:
+            self._api_thread.write(("status", uid), lambda api: self._write_status(api, uid), failed=_tell_failure)
+
+    async def _write_status(self, api: KubeApi, uid: str) -> None:
+        with self._lock:
+            waiting = self._statuses.pop(uid, None)
+        if waiting is None:
+            return
+        kind, key, status = waiting
+        # Whole, so that what is no longer true does not stay; and only into the object that it is about.
+        changes = [
+            {"op": "test", "path": "/metadata/uid", "value": uid},
+            {"op": "add", "path": "/status", "value": status},
+        ]
+        try:
+            await api.patch(kind, key.name, changes, key.namespace, how="json", subresource="status")
+        except NoSuchObject:
+            return
+        except Invalid:
+            # A test that fails is refused in the same words as a status that cannot be.
+            found = await api.find(kind, key.name, key.namespace)
+            if found is not None and uid_of(found) == uid:
+                raise
+        except ApiError as error:
+            if error.is_passing:
+                with self._lock:
+                    self._statuses.setdefault(uid, waiting)
+            raise
+
+    def tell_event(self, event: Object) -> None:
+        """Post an Event; the same one again changes nothing."""
+        with self._lock:
+            if self._num_events >= MAX_WAITING_EVENTS:
+                self.num_dropped_events += 1
+                return
+            self._num_events += 1
+
+        async def post(api: KubeApi) -> None:
+            try:
+                await api.create(EVENT, event)
+            except AlreadyExists:
+                return
+
+        # Those of one object in order; `over` counts however it ends.
+        key = ("event", event["involvedObject"]["uid"])
+        self._api_thread.write(key, post, done=lambda _: self._event_is_over(), failed=self._event_failed)
+
+    def _event_is_over(self) -> None:
+        with self._lock:
+            self._num_events -= 1
+
+    def _event_failed(self, error: BackendError) -> None:
+        self._event_is_over()
+        # A namespace that is going away takes no news any more.
+        is_expected = isinstance(error, Forbidden | NoSuchObject)
+        LOG.log(logging.DEBUG if is_expected else logging.WARNING, "an event could not be posted: %s", error)
+
+
+def _tell_failure(error: BackendError) -> None:
+    LOG.warning("a status could not be written: %s", error)

@@ -1,0 +1,310 @@
+"""The spec of an object as a request to the platform, in the shape of its REST API. The way back is spec_words.py.
+
+What a cluster's schema cannot say of a spec (two fields that do not go together) is said here, with the mend.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from springtide.backends.kubernetes.client.kinds import TRAINING_FUNCTION, Object
+from springtide.backends.kubernetes.settings import GROUP
+from springtide.core.containers import ContainerSettings
+from springtide.core.errors import InvalidRequest
+from springtide.core.quantities import (
+    parse_duration_s,
+    parse_fractions,
+    parse_money_usd,
+    parse_range,
+    parse_size_bytes,
+)
+from springtide.core.shares import make_share
+from springtide.core.workload import MAX_VIRTUAL_SHARDS
+
+# What the workload is called, where that is not the object's own name; and the digest of the request that made it.
+NAME_ANNOTATION = f"{GROUP}/name"
+REQUEST_ANNOTATION = f"{GROUP}/request"
+# A cluster keeps objects of at most a megabyte and a half, in a notation of its own; the rest is room for that.
+MAX_OBJECT_SOURCE_BYTES = 900_000
+Spec = Mapping[str, Any]
+Request = dict[str, Any]
+_PATH = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,127})*", re.ASCII)
+_CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
+_MB = 1_000_000
+_DIGEST = "sha256:"
+# A deadline that has passed while nobody listened is asked for all the same: the policy says what it would accept.
+_LEAST_DEADLINE_S = 1.0
+_COUNTS = {
+    "epochs": "num_epochs",
+    "seed": "seed",
+    "retries": "max_restarts",
+    "samples": "num_samples",
+    "virtualShards": "num_virtual_shards",
+    "study": "study",
+    "stepProfile": "step_profile",
+}
+_BATCH = {"minLocalBatch": "min_local_size", "maxLocalBatch": "max_local_size", "learningRate": "learning_rate"}
+_SERVICE_COUNTS = {
+    "maxBatch": "max_batch_size",
+    "maxQueue": "max_queue",
+    "inFlight": "target_in_flight",
+    "capacity": "capacity_per_s",
+}
+
+
+def job_request(
+    name: str, spec: Spec, files: Mapping[str, str], *, created: datetime, now: datetime, devices: int
+) -> Request:
+    """The body of POST /v1/jobs that a TrainingFunction stands for. Raises InvalidRequest.
+
+    `files` are those of its source, wherever they are kept. A deadline counts from `created`; `devices` is what
+    "auto" may grow to.
+    """
+    source = spec["source"]
+    function = source.get("function", "")
+    asked = _source(source, files, "function")
+    asked |= {"kind": "function" if function else "script", "object_name": function}
+    if function and source.get("args"):
+        raise InvalidRequest("spec.source.args are for scripts, and spec.source.function is named; use spec.params")
+    asked["args"] = [argument or "" for argument in source.get("args", ())]
+    if not function and (spec.get("workers") == "auto" or len(set(worker_bounds(spec, devices))) > 1):
+        raise InvalidRequest(
+            "a script cannot be resized, so spec.workers is one number, like 2; a function may have 1..8"
+        )
+    low, high = worker_bounds({**spec, "replicas": None}, devices)
+    options: Request = {"min_workers": low, "max_workers": high, "params": _params(spec)}
+    options |= {theirs: spec[ours] for ours, theirs in _COUNTS.items() if ours in spec}
+    options |= _goal(spec, created, now) | _batch(spec) | _share(spec) | _functions(spec)
+    for ours, theirs in (("grace", "grace_s"), ("checkpointEvery", "checkpoint_interval_s")):
+        if ours in spec:
+            options[theirs] = parse_duration_s(spec[ours], f"spec.{ours}")
+    if "speeds" in spec:
+        options["profile_steps_per_s"] = dict(spec["speeds"])
+    return {"name": name, "source": asked, "options": options}
+
+
+def service_request(spec: Spec, files: Mapping[str, str]) -> Request:
+    """The body of PUT /v1/services/NAME that an InferenceFunction stands for. Raises InvalidRequest."""
+    asked = _source(spec["source"], files, "class") | {"kind": "class", "object_name": spec["source"]["class"]}
+    low, high = replica_bounds(spec)
+    options: Request = {"min_replicas": low, "max_replicas": high, "params": _params(spec), **_share(spec)}
+    options |= {theirs: spec[ours] for ours, theirs in _SERVICE_COUNTS.items() if ours in spec}
+    if "slo" in spec:
+        options["slo_s"] = parse_duration_s(re.sub(r"^\s*p99\s*<=?\s*", "", spec["slo"], flags=re.I), "spec.slo")
+    for ours, theirs in (("batchWait", "batch_wait_s"), ("idle", "idle_s"), ("grace", "grace_s")):
+        if ours in spec:
+            options[theirs] = parse_duration_s(spec[ours], f"spec.{ours}")
+    return {"source": asked, "options": options}
+
+
+def worker_bounds(spec: Spec, devices: int) -> tuple[int, int]:
+    """How many workers a TrainingFunction may have now; `replicas` cuts it off above. Raises InvalidRequest."""
+    asked = spec.get("workers", "auto" if spec["source"].get("function") else 1)
+    if asked == "auto":
+        low, high = 1, max(1, min(devices, MAX_VIRTUAL_SHARDS))
+    else:
+        low, high = parse_range(asked, "spec.workers")
+    most = spec.get("replicas")
+    return (low, high) if not most else (min(low, most), min(high, most))
+
+
+def replica_bounds(spec: Spec) -> tuple[int, int]:
+    """How many replicas an InferenceFunction may have now: exactly `replicas` if any. Raises InvalidRequest."""
+    low, high = parse_range(spec.get("scale", "0..1"), "spec.scale", lowest=0)
+    return (spec["replicas"], spec["replicas"]) if spec.get("replicas") else (low, high)
+
+
+def ttl_s(obj: Object, usual_s: float | None = None) -> float | None:
+    """For how long a TrainingFunction stays after its end, in seconds, `usual_s` if it does not say; None: for good."""
+    kept_s = obj["spec"].get("ttlSecondsAfterFinished")
+    return usual_s if kept_s is None else float(kept_s)
+
+
+def keeps_artifacts(obj: Object) -> bool:
+    """Whether what its job made stays in the object store when a TrainingFunction goes by itself."""
+    return bool(obj["spec"].get("ttlKeeps", "artifacts") == "artifacts")
+
+
+def container_settings(obj: Object) -> ContainerSettings:
+    """What the pods of an object's workload are made of, and whose they are. Raises InvalidRequest.
+
+    A job remembers what its object said; a service that has changed is deployed anew.
+    """
+    metadata, asked = obj["metadata"], obj["spec"].get("container", {})
+    resources = asked.get("resources", {})
+    memory = resources.get("memory")
+    return ContainerSettings(
+        namespace=metadata.get("namespace", ""),
+        image=asked.get("image", ""),
+        cpu=str(resources.get("cpu", "")),
+        memory="" if memory is None else str(parse_size_bytes(memory, "spec.container.resources.memory")),
+        service_account=asked.get("serviceAccountName", ""),
+        environment={variable["name"]: variable["value"] or "" for variable in asked.get("env", ())},
+        secrets=tuple(asked.get("secrets", ())),
+        owner_kind=obj["kind"],
+        owner_name=metadata["name"],
+        owner_uid=metadata["uid"],
+        accepted=parts_of(obj) if obj["kind"] == TRAINING_FUNCTION.name else {},
+    )
+
+
+def trimmed(obj: Object) -> Object:
+    """The object as a cache holds it: of the texts of its source only digests, of its status nothing but that."""
+    metadata = obj["metadata"]
+    metadata.pop("managedFields", None)
+    metadata.get("annotations", {}).pop("kubectl.kubernetes.io/last-applied-configuration", None)
+    files = obj.get("spec", {}).get("source", {}).get("files")
+    if files:
+        obj["spec"]["source"]["files"] = {name: _digest_of_text(text) for name, text in files.items()}
+    return obj
+
+
+def parts_of(obj: Object) -> dict[str, str]:
+    """A digest of each part of the spec, the same for an object and for what a cache holds of it."""
+    spec = copy.deepcopy(obj["spec"])
+    files = spec.get("source", {}).get("files")
+    if files:
+        spec["source"]["files"] = {name: _digest_of_text(text) for name, text in files.items()}
+    return {name: _digest(msgspec.json.encode(value, order="deterministic")) for name, value in sorted(spec.items())}
+
+
+def workload_name(obj: Object) -> str:
+    """What the workload of an object is called."""
+    name = obj["metadata"].get("annotations", {}).get(NAME_ANNOTATION) or obj["metadata"]["name"]
+    assert isinstance(name, str)
+    return name
+
+
+def _digest_of_text(text: str | None) -> str:
+    text = text or ""
+    return text if text.startswith(_DIGEST) and len(text) == len(_DIGEST) + 16 else _DIGEST + _digest(text.encode())
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _source(source: Spec, files: Mapping[str, str], what: str) -> Request:
+    for name in files:
+        if _PATH.fullmatch(name) is None:
+            raise InvalidRequest(f"spec.source.files has {name!r:.80}; name a file like train.py, or pkg/model.py")
+    main = source.get("file", "")
+    # What is in a folder is there to be imported.
+    python = sorted(name for name in files if name.endswith(".py") and "/" not in name)
+    if not main:
+        if len(python) != 1:
+            told = f"it is in one of {', '.join(python)}" if python else "there is no Python file (.py) among them"
+            raise InvalidRequest(f"spec.source.file is to say which file holds the {what}: {told}")
+        main = python[0]
+    if main not in files:
+        raise InvalidRequest(f"spec.source.file {main!r} is not among the files: {', '.join(sorted(files)) or 'none'}")
+    others = {name: text for name, text in files.items() if name != main}
+    return {"filename": main, "text": files[main], **({"files": others} if others else {})}
+
+
+def _params(spec: Spec) -> dict[str, str]:
+    params = spec.get("params", {})
+    for name, value in params.items():
+        if not isinstance(value, str | int | float | bool):
+            raise InvalidRequest(f"spec.params.{name} must be a string, a number or a boolean, not {value!r:.60}")
+    return {name: str(value) for name, value in params.items()}
+
+
+def left_s(value: str | int, submitted: datetime, now: datetime) -> float:
+    """Seconds from `now` until the deadline that a job is given while it runs; below 0 once it has passed.
+
+    A time of the clock is the next one. Raises InvalidRequest.
+    """
+    is_clock = _CLOCK.fullmatch(str(value).strip()) is not None
+    return _left_s(value, now if is_clock else submitted, now)
+
+
+def deadline_s(value: str | int, created: datetime, now: datetime) -> float:
+    """Seconds from `now` until a deadline. Raises InvalidRequest."""
+    return max(_LEAST_DEADLINE_S, _left_s(value, created, now))
+
+
+def _left_s(value: str | int, created: datetime, now: datetime) -> float:
+    text = str(value).strip()
+    clock = _CLOCK.fullmatch(text)
+    if clock is not None:
+        moment = created.astimezone(UTC).replace(hour=int(clock[1]), minute=int(clock[2]), second=0, microsecond=0)
+        moment += timedelta(days=1 if moment <= created else 0)
+    elif "T" in text:
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            raise InvalidRequest(f"spec.deadline {text!r:.60} is no moment; write 2030-01-31T18:00:00Z") from None
+    else:
+        moment = created + timedelta(seconds=parse_duration_s(value, "spec.deadline"))
+    return (moment - now).total_seconds()
+
+
+def _goal(spec: Spec, created: datetime, now: datetime) -> Request:
+    options: Request = {}
+    if "deadline" in spec:
+        options["deadline_s"] = deadline_s(spec["deadline"], created, now)
+    if "budget" in spec:
+        options["budget_usd"] = parse_money_usd(spec["budget"], "spec.budget")
+    return options | {theirs: True for ours, theirs in (("soft", "is_soft"), ("wait", "waits")) if spec.get(ours)}
+
+
+def _batch(spec: Spec) -> Request:
+    if "globalBatch" not in spec:
+        return {}
+    low, high = parse_range(spec["globalBatch"], "spec.globalBatch")
+    size = spec.get("initialBatch", low)
+    if low == high:
+        for name in ("initialBatch", "maxLocalBatch", "minLocalBatch", "learningRate", "length"):
+            if name in spec and spec[name] != "epochs":
+                raise InvalidRequest(
+                    f"spec.{name} needs a batch that may change; give it bounds like globalBatch: {low}..{16 * low}"
+                )
+        return {"global_batch_size": low}
+    batch: Request = {"min_size": low, "max_size": high}
+    named = (
+        ("minLocalBatch", "min_local_size"),
+        ("maxLocalBatch", "max_local_size"),
+        ("learningRate", "learning_rate"),
+    )
+    batch |= {theirs: spec[ours] for ours, theirs in named if ours in spec}
+    unit = "progress" if spec.get("length") == "progress" else "samples"
+    return {"global_batch_size": size, "batch": batch, "length_unit": unit}
+
+
+def _share(spec: Spec) -> Request:
+    if "share" not in spec:
+        if "deviceMemory" in spec:
+            raise InvalidRequest(
+                "spec.deviceMemory is what is held of a shared device: say spec.share, too, like 0.3..0.6, or leave it "
+                "out, for whoever holds a whole device has all of its memory"
+            )
+        return {}
+    memory = spec.get("deviceMemory")
+    memory_mb = 0 if memory is None else -(-parse_size_bytes(memory, "spec.deviceMemory") // _MB)
+    share = make_share(*parse_fractions(spec["share"], "spec.share"), memory_mb)
+    return {"share": {"request": share.request, "limit": share.limit, "memory_mb": share.memory_mb}}
+
+
+def _functions(spec: Spec) -> Request:
+    asked = spec.get("functions")
+    if asked is None:
+        return {}
+    options: Request = {"on": "functions"}
+    named = (("layerProfile", "layer_profile"), ("fastest", "is_fastest"), ("search", "search"), ("stream", "stream"))
+    options |= {theirs: asked[ours] for ours, theirs in named if ours in asked}
+    if "workers" in asked:
+        options["function_workers"] = list(parse_range(asked["workers"], "spec.functions.workers"))
+    if "batchSchedule" in asked:
+        options["batch_schedule"] = [
+            {"from_epoch": phase["fromEpoch"], "global_batch_size": phase["globalBatch"]}
+            for phase in asked["batchSchedule"]
+        ]
+    return options

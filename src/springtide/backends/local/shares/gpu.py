@@ -1,0 +1,175 @@
+"""Sharers of GPUs: the library in their processes, the daemon that gives them tokens, and what people are told."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from springtide.backends.local.devices import Gpu
+from springtide.backends.local.shares.daemon_keeper import Keeper, all_starting, distrust, starting
+from springtide.backends.local.workers import Workers
+from springtide.backends.processes import ProcessIdentity
+from springtide.backends.sharing.gpu.enforcement import Enforcement, choose_enforcement
+from springtide.backends.sharing.gpu.library import is_loaded, preload
+from springtide.backends.sharing.gpu.segments import SOCKET_VARIABLE
+from springtide.backends.sharing.gpu.table import (
+    SOCKET_NAME,
+    STATUS_NAME,
+    TENANT_SOCKET_NAME,
+    GpuTable,
+    GpuTenantEntry,
+    read_status,
+)
+from springtide.backends.sharing.table import MECHANISM_VARIABLE, SharerEntry
+from springtide.core.resources import DeviceId
+from springtide.core.status.shares import SharingStatus, TenantStatus
+
+DAEMON = "springtide.backends.sharing.gpu.daemon"
+_WITHOUT_LIBRARY = "its process was started without the library that would hold it: it is held from its next start on"
+_LOOK_S = 1.0
+_log = logging.getLogger(__name__)
+
+
+class GpuShares:
+    """Has sharers of GPUs held. Runs on the I/O thread, but for `sharing` and `nobody`.
+
+    `gpus` says which GPU each of the `num_devices` is that are GPUs.
+    """
+
+    def __init__(
+        self,
+        workers: Workers,
+        directory: Path,
+        slots_path: Path,
+        environment: Mapping[str, str],
+        gpus: Mapping[DeviceId, Gpu],
+        *,
+        num_devices: int,
+        python: str = sys.executable,
+        on_up: Callable[[], None],
+    ) -> None:
+        self.is_here = num_devices > 0
+        self._are_known = len(gpus) == num_devices and all(gpu.uuid for gpu in gpus.values())
+        self._directory = directory
+        self._slots_path = slots_path
+        self._gpus = gpus
+        self._held: tuple[SharerEntry, ...] = ()
+        self._loaded: dict[ProcessIdentity, tuple[bool, float]] = {}
+        self._enforcement = self._choose(environment)
+        self._additions = self._additions_to(environment)
+        if self.is_here:
+            _log.log(logging.INFO if self._enforcement.library else logging.WARNING, "%s", self._enforcement.enforced)
+        self.keeper = Keeper(
+            workers,
+            "GPU share daemon",
+            GpuTable,
+            [python, "-m", DAEMON, str(directory)],
+            environment,
+            directory / SOCKET_NAME,
+            workers.state_dir / "gpu-shares.log",
+            on_up=on_up,
+            on_gone=self._on_gone,
+        )
+
+    @property
+    def additions(self) -> Mapping[str, str]:
+        """What the environment of every process that may use a GPU gets: the library, and where its daemon listens."""
+        return self._additions
+
+    def is_fit(self, pid: int) -> bool:
+        """Whether what this process forks can be held: it has the library, or none is needed."""
+        return self._enforcement.library is None or is_loaded(pid)
+
+    def ensure(self) -> None:
+        """Have the daemon come up, before the first sharer uses its device."""
+        if self._enforcement.library is not None:
+            self.keeper.ensure()
+
+    def hold(self, entries: Sequence[SharerEntry]) -> None:
+        """From now on these are all who share GPUs."""
+        self._held = tuple(entries)
+        living = {entry.process for entry in self._held}
+        self._loaded = {process: seen for process, seen in self._loaded.items() if process in living}
+        if self._enforcement.library is None:
+            return
+        if self.keeper.is_up:
+            tenants = tuple(self._entry(entry) for entry in entries)
+            self.keeper.send(GpuTable(tenants=tenants, slots_path=str(self._slots_path), sent_at_s=time.monotonic()))
+        elif self._held:
+            self.keeper.ensure()
+
+    def sharing(self, entries: Sequence[SharerEntry]) -> SharingStatus:
+        """How they are held now; any thread may ask."""
+        chosen = self._enforcement
+        if chosen.library is None:
+            return SharingStatus(
+                mechanism=chosen.mechanism, enforced=chosen.enforced, tenants=all_starting(entries, chosen.enforced)
+            )
+        found = read_status(self._directory / STATUS_NAME)
+        doubt = distrust(
+            self.keeper, None if found is None else found.pid, 0.0 if found is None else found.written_at_s
+        )
+        if doubt or found is None:
+            told = f"shares of GPUs are not enforced at this moment: {doubt}"
+            return SharingStatus(enforced=told, tenants=all_starting(entries, told))
+        known = {tenant.replica_id: tenant for tenant in found.sharing.tenants}
+        tenants = tuple(self._told(entry, known.get(entry.replica_id)) for entry in entries)
+        enforced = chosen.enforced
+        if found.num_unknown:
+            number = "1 process" if found.num_unknown == 1 else f"{found.num_unknown} processes"
+            enforced += f"; not held: {number} with a whole GPU or without any share"
+        return replace(found.sharing, mechanism=chosen.mechanism, enforced=enforced, tenants=tenants)
+
+    def nobody(self) -> SharingStatus:
+        """What is told before anybody shares: what will hold them. Any thread may ask."""
+        chosen = self._enforcement
+        return SharingStatus(
+            mechanism=chosen.mechanism, enforced=f"no device is shared yet; once one is, {chosen.enforced}"
+        )
+
+    def _choose(self, environment: Mapping[str, str]) -> Enforcement:
+        if not self.is_here:
+            return Enforcement(mechanism="none", enforced="there is no GPU")
+        only = environment.get(MECHANISM_VARIABLE, "")
+        return choose_enforcement(environment, only, are_known=self._are_known)
+
+    def _additions_to(self, environment: Mapping[str, str]) -> Mapping[str, str]:
+        library = self._enforcement.library
+        if library is None:
+            return {}
+        return {**preload(environment, library), SOCKET_VARIABLE: str(self._directory / TENANT_SOCKET_NAME)}
+
+    def _entry(self, entry: SharerEntry) -> GpuTenantEntry:
+        return GpuTenantEntry(
+            workload_id=entry.workload_id,
+            replica_id=entry.replica_id,
+            device_id=entry.device_id,
+            device_uuid=self._gpus[entry.device_id].uuid,
+            share=entry.share,
+            process=entry.process,
+            is_slo=entry.is_slo,
+            slot=entry.slot,
+        )
+
+    def _told(self, entry: SharerEntry, tenant: TenantStatus | None) -> TenantStatus:
+        if not self._has_library(entry.process):
+            return starting(entry, _WITHOUT_LIBRARY)
+        return tenant or starting(entry, "its share is about to be enforced")
+
+    def _has_library(self, process: ProcessIdentity) -> bool:
+        """Whether the library is in the process. A program that has just begun may not have loaded it yet."""
+        has_it, seen_at_s = self._loaded.get(process, (False, -_LOOK_S))
+        now_s = time.monotonic()
+        if not has_it and now_s - seen_at_s >= _LOOK_S:
+            has_it = is_loaded(process.pid)
+            self._loaded[process] = (has_it, now_s)
+        return has_it
+
+    def _on_gone(self) -> None:
+        if self._held:
+            self.ensure()

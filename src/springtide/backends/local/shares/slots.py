@@ -1,0 +1,220 @@
+"""The executor's side of shares: slots for sharers, whoever holds them, and what people are told of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from springtide.backends.local.devices import Gpu, gpus_of
+from springtide.backends.local.members import Worker
+from springtide.backends.local.shares.cpu import CpuShares
+from springtide.backends.local.shares.gpu import GpuShares
+from springtide.backends.local.workers import Workers
+from springtide.backends.sharing.table import SharerEntry, slots_path
+from springtide.core.actions import SetShare
+from springtide.core.errors import BackendError
+from springtide.core.resources import DeviceId, DeviceKind, Node
+from springtide.core.shares import Share
+from springtide.core.status.shares import SharingStatus
+from springtide.core.wire.shares import NUM_SLOTS, clear_slot, make_slots
+
+_log = logging.getLogger(__name__)
+
+
+class Shares:
+    """Who shares what on this machine. Runs on the I/O thread, but for `sharing`, which any thread may call.
+
+    What holds them (`cpu`, `gpu`) is started at the first share and lives on after this platform, as the sharers do.
+    `gpus` are the machine's GPUs, in the order of its devices.
+    """
+
+    def __init__(
+        self,
+        workers: Workers,
+        directory: Path,
+        nodes: Sequence[Node],
+        gpus: Sequence[Gpu],
+        environment: Mapping[str, str],
+        python: str = sys.executable,
+    ) -> None:
+        self._workers = workers
+        devices = [device for node in nodes for device in node.devices]
+        self._kinds: Mapping[str, DeviceKind] = {device.device_id: device.kind for device in devices}
+        self._gpus = gpus_of(nodes, gpus)
+        self._slots_path = slots_path(directory)
+        self._next_slot = 0
+        self._may_tell = False
+        self._is_closed = False
+        self._table: tuple[SharerEntry, ...] = ()
+        self.cpu = CpuShares(
+            workers,
+            directory,
+            self._slots_path,
+            environment,
+            min(1.0, (os.cpu_count() or 1) / max(1, len(devices))),
+            is_here="cpu" in self._kinds.values(),
+            python=python,
+            on_up=self._changed,
+        )
+        self.gpu = GpuShares(
+            workers,
+            directory,
+            self._slots_path,
+            environment,
+            self._gpus,
+            num_devices=sum(kind == "gpu" for kind in self._kinds.values()),
+            python=python,
+            on_up=self._changed,
+        )
+
+    # --- sharers -----------------------------------------------------------------------------------------------------
+
+    def slot_of(self, replica: Worker) -> tuple[str, int]:
+        """Return (path, slot) for a replica that is about to be started; an empty path if it needs none."""
+        share = self._share_of(replica)
+        if share is None:
+            return "", 0
+        self._ensure_holders()
+        if replica.share_slot is None:
+            replica.share_slot = self._free_slot()
+            try:
+                clear_slot(self._slots_path, replica.share_slot)
+            except BackendError:
+                # The first sharer of this boot, or a file that somebody spoilt: nobody alive can have it mapped as it
+                # is, or what they write is lost and the daemon goes by what is used.
+                try:
+                    make_slots(self._slots_path)
+                except BackendError as error:
+                    _log.error("%s; sharers do not tell what they do", error)
+                    return "", 0
+        return str(self._slots_path), replica.share_slot
+
+    def gpu_of(self, device_id: DeviceId) -> Gpu | None:
+        """The GPU that a device is, as far as the driver told."""
+        return self._gpus.get(device_id)
+
+    def take(self, replica: Worker) -> None:
+        """A replica has its process now: if it holds a share, it is held to it from now on."""
+        if self._share_of(replica) is not None:
+            if replica.share_slot is None:
+                replica.share_slot = self._free_slot()
+            self._changed()
+
+    def set_share(self, action: SetShare) -> None:
+        """Put another share of a living replica in force; for one that is still to be started it is kept."""
+        replica = self._workers.replicas.get(action.replica_id)
+        if replica is None or replica.action is None:
+            self._workers.counts["stale_actions"] += 1
+            return
+        if replica.action.share == action.share:
+            self._workers.counts["repeated_actions"] += 1
+            return
+        replica.action = replace(replica.action, share=action.share)
+        if replica.share_slot is None:
+            replica.share_slot = self._free_slot()
+        self._changed()
+
+    def release(self, replica: Worker) -> None:
+        """The replica is gone."""
+        if any(entry.replica_id == replica.replica_id for entry in self._table):
+            self._changed()
+
+    def begin(self) -> None:
+        """What should run is known from now on: the table is whole and may be told."""
+        self._may_tell = True
+        self._changed()
+
+    def _share_of(self, replica: Worker) -> Share | None:
+        return replica.action.share if replica.action is not None else None
+
+    def _free_slot(self) -> int:
+        """Slots are given out in turn, so that a worker that lives a little too long writes into nobody's."""
+        taken = {replica.share_slot for replica in self._workers.replicas.values()}
+        for _ in range(NUM_SLOTS):
+            slot, self._next_slot = self._next_slot, (self._next_slot + 1) % NUM_SLOTS
+            if slot not in taken:
+                return slot
+        raise BackendError(f"more than {NUM_SLOTS} replicas share devices of this machine; it holds no more of them")
+
+    def _entries(self) -> tuple[SharerEntry, ...]:
+        entries = []
+        for replica in self._workers.replicas.values():
+            share = self._share_of(replica)
+            action = replica.action
+            if share is None or action is None or replica.identity is None or replica.has_exited:
+                continue
+            entries.append(
+                SharerEntry(
+                    workload_id=replica.workload_id,
+                    replica_id=replica.replica_id,
+                    device_id=action.device_id,
+                    share=share,
+                    slot=replica.share_slot or 0,
+                    process=replica.identity,
+                    is_slo=not replica.is_job,
+                )
+            )
+        return tuple(sorted(entries, key=lambda entry: entry.replica_id))
+
+    # --- what people are told ----------------------------------------------------------------------------------------
+
+    def sharing(self) -> SharingStatus:
+        """How this machine shares its devices now; any thread may ask."""
+        on_cpu, on_gpu = self._split(self._table)
+        told = [side.sharing(entries) for side, entries in ((self.cpu, on_cpu), (self.gpu, on_gpu)) if entries]
+        if not told:
+            told = [side.nobody() for side in (self.cpu, self.gpu) if side.is_here]
+        if not told:
+            return SharingStatus()
+        return told[0] if len(told) == 1 else _both(told[0], told[1])
+
+    # --- those who hold them -----------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Let go of whoever holds the sharers; they are held as they are."""
+        self._is_closed = True
+        self.cpu.keeper.close()
+        self.gpu.keeper.close()
+
+    def end_daemons(self) -> None:
+        """End whoever holds the sharers, which lifts every limit. Blocks for a moment; for the end of a platform."""
+        self.cpu.keeper.end()
+        self.gpu.keeper.end()
+        self._slots_path.unlink(missing_ok=True)
+
+    def _changed(self) -> None:
+        if not self._may_tell or self._is_closed:
+            return
+        self._table = self._entries()
+        on_cpu, on_gpu = self._split(self._table)
+        self.cpu.hold(on_cpu)
+        self.gpu.hold(on_gpu)
+
+    def _ensure_holders(self) -> None:
+        """Before the first sharer is born, so that it is held from its first moments."""
+        if self._may_tell and not self._is_closed:
+            for side in (self.cpu, self.gpu):
+                if side.is_here:
+                    side.ensure()
+
+    def _split(self, table: Sequence[SharerEntry]) -> tuple[list[SharerEntry], list[SharerEntry]]:
+        on_gpu = [entry for entry in table if self._kinds.get(entry.device_id) == "gpu"]
+        return [entry for entry in table if entry not in on_gpu], on_gpu
+
+
+def _both(cpu: SharingStatus, gpu: SharingStatus) -> SharingStatus:
+    """A machine that shares devices of both kinds."""
+    return replace(
+        cpu,
+        mechanism=f"{cpu.mechanism} and {gpu.mechanism}",
+        enforced=f"of CPU devices: {cpu.enforced}; of GPUs: {gpu.enforced}",
+        tick_s=max(cpu.tick_s, gpu.tick_s),
+        late_p99_s=max(cpu.late_p99_s, gpu.late_p99_s),
+        reaction_p99_s=max(cpu.reaction_p99_s, gpu.reaction_p99_s),
+        tenants=(*cpu.tenants, *gpu.tenants),
+    )

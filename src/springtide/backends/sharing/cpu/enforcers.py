@@ -1,0 +1,251 @@
+"""What holds processes to a share of the CPU: the kernel's control groups, of either version, or nothing.
+
+Which of them a machine allows is found out by doing it once in a directory of its own (`choose_enforcer`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+from springtide.backends.sharing.cpu.control_groups import (
+    GroupEnforcer,
+    GroupV1Enforcer,
+    GroupV2Enforcer,
+    claim,
+    read,
+    read_pids,
+)
+from springtide.backends.sharing.cpu.signals import SignalEnforcer
+from springtide.core.errors import BackendError
+
+_PREFIX = "springtide-"
+_MOUNTS = Path("/proc/self/mountinfo")
+_OWN_GROUPS = Path("/proc/self/cgroup")
+
+
+class Enforcer(Protocol):
+    """Holds tenants of devices to rates, in CPU cores. Not thread-safe; a tenant is known by a short name.
+
+    `mechanism` and `enforced` are what people are told (core/share_status.py). `undo` is what a guard does when the
+    owner of this enforcer dies: files to write, and whether stopped processes are to be continued.
+    """
+
+    mechanism: str
+    enforced: str
+
+    def admit(self, tenant: str, device: str, pid: int) -> None:
+        """Put a process, and whatever it starts from now on, into the tenant; harmless when repeated."""
+        ...
+
+    def set_device(self, device: str, cpus: float) -> None:
+        """The device is this many cores: its tenants never use more together, where the mechanism can tell."""
+        ...
+
+    def set_weight(self, tenant: str, weight: float) -> None:
+        """Where processors are short, its part of the device's grows with its weight (1: an ordinary program)."""
+        ...
+
+    def hold(self, tenant: str, cpus: float, *, is_calm: bool = False) -> None:
+        """From now on the tenant may use this many cores; `is_calm`: and for a while, as far as can be seen."""
+        ...
+
+    def lift(self, tenant: str) -> None:
+        """The tenant is held back by nothing any more."""
+        ...
+
+    def remove(self, tenant: str) -> None:
+        """The tenant is gone; what still runs in it runs on, unlimited."""
+        ...
+
+    def turn(self, used_s: Callable[[str], float], now_s: float) -> None:
+        """Called at every tick, with the CPU seconds that a tenant has used in its life."""
+        ...
+
+    def pids(self, tenant: str) -> list[int]:
+        """The processes of a tenant."""
+        ...
+
+    def throttled_s(self, tenant: str) -> float:
+        """How long the tenant was held back in all."""
+        ...
+
+    def undo_files(self) -> list[tuple[str, str]]:
+        """Which files must hold what so that nobody is limited any more."""
+        ...
+
+    def close(self) -> None:
+        """Lift everything and leave no trace."""
+        ...
+
+
+class NoEnforcer:
+    """Where neither control groups nor signals may be used: shares are a plan and nothing more."""
+
+    mechanism = "none"
+    enforced = "shares are planned but not enforced: this machine lets nobody hold processes back"
+
+    def admit(self, tenant: str, device: str, pid: int) -> None:
+        """Nothing to do."""
+
+    def set_device(self, device: str, cpus: float) -> None:
+        """Nothing to do."""
+
+    def set_weight(self, tenant: str, weight: float) -> None:
+        """Nothing to do."""
+
+    def hold(self, tenant: str, cpus: float, *, is_calm: bool = False) -> None:
+        """Nothing to do."""
+
+    def lift(self, tenant: str) -> None:
+        """Nothing to do."""
+
+    def remove(self, tenant: str) -> None:
+        """Nothing to do."""
+
+    def turn(self, used_s: Callable[[str], float], now_s: float) -> None:
+        """Nothing to do."""
+
+    def pids(self, tenant: str) -> list[int]:
+        """Nobody knows."""
+        return []
+
+    def throttled_s(self, tenant: str) -> float:
+        """Nobody is."""
+        return 0.0
+
+    def undo_files(self) -> list[tuple[str, str]]:
+        """There are none."""
+        return []
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+def choose_enforcer(name: str, only: str = "") -> Enforcer:
+    """Return the best enforcer that this machine allows, for a platform of this name; `only` one of the mechanisms.
+
+    Each is tried on a child process in a directory of its own, which is removed again.
+    """
+    for mechanism, kind, bases in (
+        ("cgroup-v2", GroupV2Enforcer, _v2_bases),
+        ("cgroup-v1", GroupV1Enforcer, _v1_bases),
+    ):
+        if only not in ("", mechanism):
+            continue
+        for base, home in bases():
+            if _works(kind, base, home):
+                _sweep(base)
+                return kind(base, name, home)
+    if only in ("", "signals") and SignalEnforcer.works():
+        return SignalEnforcer()
+    return NoEnforcer()
+
+
+def describe_enforcer(only: str = "") -> tuple[str, str]:
+    """Return (mechanism, what it holds people to) of the best enforcer here, and leave no trace of the trial."""
+    enforcer = choose_enforcer(f"{_PREFIX}probe-{os.getpid()}-{secrets.token_hex(4)}", only)
+    enforcer.close()
+    return enforcer.mechanism, enforcer.enforced
+
+
+def _works(kind: type[GroupEnforcer], base: Path, home: Path) -> bool:
+    name = f"{_PREFIX}probe-{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        enforcer = kind(base, name, home)
+    except BackendError:
+        with contextlib.suppress(OSError):
+            (base / name).rmdir()
+        return False
+    program = shutil.which("sleep")
+    if program is None:
+        enforcer.close()
+        return False
+    child = subprocess.Popen([program, "60"], stdin=subprocess.DEVNULL)
+    try:
+        enforcer.set_device("probe", 1.0)
+        enforcer.admit("probe", "probe", child.pid)
+        enforcer.set_weight("probe", 0.5)
+        enforcer.hold("probe", 0.5)
+        return enforcer.pids("probe") == [child.pid]
+    except BackendError:
+        return False
+    finally:
+        child.kill()
+        child.wait()
+        enforcer.close()
+
+
+def _sweep(base: Path) -> None:
+    """Remove groups of platforms that are gone: nobody owns them and no process is in them."""
+    for path in sorted(base.glob(f"{_PREFIX}*")):
+        lock = claim(path)
+        if lock is None:
+            continue
+        groups = sorted(path.glob("**/"), key=lambda group: len(group.parts), reverse=True)
+        if not any(read_pids(group) for group in groups):
+            for group in groups:
+                with contextlib.suppress(OSError):
+                    group.rmdir()
+        os.close(lock)
+
+
+def _v1_bases() -> Iterator[tuple[Path, Path]]:
+    """(where groups are made, where this process is): both its own group of the cpu controller, if it can be seen."""
+    for mount, root, options in _mounts("cgroup"):
+        if "cpu" not in options.split(","):
+            continue
+        for line in read(_OWN_GROUPS).splitlines():
+            _, controllers, path = line.split(":", 2)
+            if "cpu" in controllers.split(","):
+                own = _below(mount, root, path)
+                yield own, own
+
+
+def _v2_bases() -> Iterator[tuple[Path, Path]]:
+    """The same from this process's own group upwards: only groups whose children may have the cpu controller."""
+    for mount, root, _ in _mounts("cgroup2"):
+        for line in read(_OWN_GROUPS).splitlines():
+            if not line.startswith("0::"):
+                continue
+            own = _below(mount, root, line[3:])
+            for base in (own, *own.parents):
+                if not base.is_relative_to(mount):
+                    break
+                if "cpu" in read(base / "cgroup.controllers").split() and _delegates_cpu(base):
+                    yield base, own
+
+
+def _delegates_cpu(base: Path) -> bool:
+    """Whether groups below may have quotas. Only the root may hold processes and hand the controller down."""
+    control = base / "cgroup.subtree_control"
+    if "cpu" in read(control).split():
+        return True
+    try:
+        control.write_text("+cpu")
+    except OSError:
+        return False
+    return True
+
+
+def _mounts(kind: str) -> Iterator[tuple[Path, str, str]]:
+    """(mount point, root of it in the hierarchy, options) of the mounted hierarchies of this kind."""
+    for line in read(_MOUNTS).splitlines():
+        before, _, after = line.partition(" - ")
+        fields, about = before.split(), after.split()
+        if len(fields) > 4 and len(about) > 2 and about[0] == kind:
+            yield Path(fields[4]), fields[3], about[2]
+
+
+def _below(mount: Path, root: str, path: str) -> Path:
+    """Where a group of the hierarchy is under its mount; the mount itself if it lies outside."""
+    if root != "/" and path.startswith(root):
+        path = path[len(root) :]
+    place = mount / path.lstrip("/")
+    return place if ".." not in place.parts and place.is_dir() else mount

@@ -1,0 +1,325 @@
+"""A turn of the share daemon: what every sharer did since the last one, what it may do now, and putting it in force."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from springtide.backends.processes import process_clock_s
+from springtide.backends.sharing.cpu.enforcers import Enforcer
+from springtide.backends.sharing.table import SharerEntry
+from springtide.core.errors import BackendError
+from springtide.core.resources import DeviceId
+from springtide.core.status.shares import TenantStatus
+from springtide.core.wire.shares import SlotReader, SlotReading
+from springtide.core.workload import ReplicaId
+from springtide.serving.share_control import DeviceControl, Grant, Iteration, Observation, Tenant, control_tick
+
+# Processes that a sharer has started since are looked for so often.
+_SCAN_S = 0.5
+_USED_WINDOW_S = 1.0
+# A grant that differs by less from the one in force is not put in force: each change lets the kernel begin a new
+# period, with a whole quota in it.
+_DEADBAND = 0.03
+# What a sharer used beyond its grants (the kernel measures in ticks of its own, and forgives a little at each change)
+# is taken off its grants over about this long, once it is more than a few milliseconds.
+_SETTLE_S = 0.05
+_MAX_OVERUSE_S = 0.02
+_FORGIVEN_S = 0.004
+# A grant that has been the same for so long is likely to stay.
+_CALM_AFTER_S = 0.06
+# A device on which no SLO sharer has work is looked at in full so often; whether one has begun, at every tick.
+_QUIET_S = 0.015
+_STIRRED_S = 0.0005
+_STIRRED_FRACTION = 0.05
+_SLO_FAVOUR = 10.0
+_NUM_LATE = 2000
+_MIN_TURN_S = 1e-4
+_MAX_TURN_S = 0.1
+
+
+@dataclass
+class Sharer:
+    """One sharer and what is known of it. `clocks` are the CPU seconds of its processes when they were last seen.
+
+    `used_s` and `granted_s` are CPU seconds since it began to share, `overused_s` by how much it lately used more.
+    """
+
+    entry: SharerEntry
+    tenant: Tenant
+    name: str
+    clocks: dict[int, float] = field(default_factory=dict)
+    used_s: float = 0.0
+    seen_used_s: float = 0.0
+    scanned_at_s: float = -math.inf
+    grant: Grant = field(default_factory=lambda: Grant(rate=1.0, state="NONE", reason=""))
+    held_rate: float | None = None
+    held_since_s: float = 0.0
+    is_calm: bool = False
+    granted_s: float = 0.0
+    overused_s: float = 0.0
+    reading: SlotReading = field(default_factory=SlotReading)
+    window: deque[tuple[float, float]] = field(default_factory=deque)
+
+    def used_fraction(self, device_cpus: float) -> float:
+        """Of its device, over about the last second."""
+        if len(self.window) < 2:
+            return 0.0
+        (begin_s, begin_used_s), (end_s, end_used_s) = self.window[0], self.window[-1]
+        return (end_used_s - begin_used_s) / max(_MIN_TURN_S, end_s - begin_s) / device_cpus
+
+
+@dataclass
+class _Device:
+    """A device and who shares it. `is_quiet`: no SLO sharer had work when it was last looked at in full."""
+
+    sharers: list[Sharer]
+    at_s: float
+    control: DeviceControl = field(default_factory=DeviceControl)
+    is_quiet: bool = False
+
+
+class Turns:
+    """The sharers of a machine, device by device. `is_controlled` False grants everybody its limit at all times."""
+
+    def __init__(self, enforcer: Enforcer, clock: Callable[[], float], *, is_controlled: bool = True) -> None:
+        self._enforcer = enforcer
+        self._clock = clock
+        self._is_controlled = is_controlled
+        self._sharers: dict[ReplicaId, Sharer] = {}
+        self._devices: dict[DeviceId, _Device] = {}
+        self._device_cpus = 1.0
+        self.reader: SlotReader | None = None
+        self.reactions_s: deque[float] = deque(maxlen=_NUM_LATE)
+        self.num_writes = 0
+        self.errors: dict[ReplicaId, str] = {}
+
+    @property
+    def sharers(self) -> Mapping[ReplicaId, Sharer]:
+        """Who holds a share now."""
+        return self._sharers
+
+    @property
+    def is_contended(self) -> bool:
+        """Whether somebody has a neighbour; without one everybody has its limit, and there is no haste."""
+        return any(len(device.sharers) > 1 for device in self._devices.values())
+
+    def take(self, entries: tuple[SharerEntry, ...], device_cpus: float, sent_at_s: float) -> None:
+        """From now on exactly these share; what is known of those that stay is kept."""
+        if device_cpus != self._device_cpus:
+            for sharer in self._sharers.values():
+                sharer.held_rate = None
+        self._device_cpus = device_cpus
+        wanted = {entry.replica_id: entry for entry in entries}
+        for replica_id, sharer in list(self._sharers.items()):
+            entry = wanted.get(replica_id)
+            if entry is None or entry.process != sharer.entry.process or entry.device_id != sharer.entry.device_id:
+                self._drop(sharer)
+        for entry in entries:
+            self._enter(entry)
+        before, self._devices = self._devices, {}
+        for device_id in sorted({sharer.entry.device_id for sharer in self._sharers.values()}):
+            sharers = [sharer for sharer in self._sharers.values() if sharer.entry.device_id == device_id]
+            known = before.get(device_id)
+            self._devices[device_id] = device = _Device(sharers, self._clock())
+            device.control = known.control if known is not None else DeviceControl()
+            self._decide(device, {}, _MIN_TURN_S, sent_at_s)
+
+    def turn(self, due_s: float) -> None:
+        """Look at everybody, decide, put in force. `due_s` is when the turn should have been."""
+        now_s = self._clock()
+        for device in self._devices.values():
+            if device.is_quiet and now_s - device.at_s < _QUIET_S and not self._has_stirred(device):
+                continue
+            turn_s = min(_MAX_TURN_S, max(_MIN_TURN_S, now_s - device.at_s))
+            device.at_s = now_s
+            seen: dict[str, Observation] = {
+                sharer.entry.replica_id: self._observe(sharer, now_s, turn_s) for sharer in device.sharers
+            }
+            device.is_quiet = len(device.sharers) == 1 or not any(
+                sharer.tenant.is_slo and _has_work(seen[sharer.entry.replica_id]) for sharer in device.sharers
+            )
+            self._decide(device, seen, turn_s, due_s)
+        self._enforcer.turn(self._use_of, now_s)
+
+    def statuses(self) -> tuple[TenantStatus, ...]:
+        """What people are told of every sharer."""
+        told = []
+        for sharer in self._sharers.values():
+            entry = sharer.entry
+            told.append(
+                TenantStatus(
+                    workload_id=entry.workload_id,
+                    replica_id=entry.replica_id,
+                    device_id=entry.device_id,
+                    request=entry.share.request,
+                    limit=entry.share.limit,
+                    memory_mb=entry.share.memory_mb,
+                    granted=sharer.grant.rate,
+                    used=sharer.used_fraction(self._device_cpus),
+                    state=sharer.grant.state,
+                    throttled_s=0.0 if entry.replica_id in self.errors else self._enforcer.throttled_s(sharer.name),
+                    reason=self.errors.get(entry.replica_id, sharer.grant.reason),
+                )
+            )
+        return tuple(told)
+
+    def close(self) -> None:
+        """Hold nobody any more."""
+        for sharer in list(self._sharers.values()):
+            self._drop(sharer)
+        self._enforcer.close()
+        if self.reader is not None:
+            self.reader.close()
+            self.reader = None
+
+    # --- the table ---------------------------------------------------------------------------------------------------
+
+    def _enter(self, entry: SharerEntry) -> None:
+        tenant = Tenant(tenant_id=entry.replica_id, share=entry.share, is_slo=entry.is_slo)
+        sharer = self._sharers.get(entry.replica_id)
+        if sharer is None:
+            sharer = Sharer(entry, tenant, f"slot-{entry.slot}")
+            self._sharers[entry.replica_id] = sharer
+        sharer.entry, sharer.tenant = entry, tenant
+        try:
+            self._enforcer.set_device(entry.device_id, self._device_cpus)
+            self._enforcer.admit(sharer.name, entry.device_id, entry.process.pid)
+            # Grants keep everybody's request; weights say who runs first within a tick, above all who has just woken.
+            favour = _SLO_FAVOUR if entry.is_slo else 1.0
+            self._enforcer.set_weight(sharer.name, max(0.01, favour * entry.share.request * self._device_cpus))
+            self.errors.pop(entry.replica_id, None)
+        except BackendError as error:
+            self.errors[entry.replica_id] = f"its share is not enforced: {error}"
+
+    def _drop(self, sharer: Sharer) -> None:
+        self._sharers.pop(sharer.entry.replica_id, None)
+        self.errors.pop(sharer.entry.replica_id, None)
+        if self.reader is not None:
+            self.reader.forget(sharer.entry.slot)
+        self._enforcer.remove(sharer.name)
+
+    # --- what they did -----------------------------------------------------------------------------------------------
+
+    def _has_stirred(self, device: _Device) -> bool:
+        """Whether an SLO sharer may have begun to work since the last look; the cheapest of looks."""
+        if len(device.sharers) == 1:
+            return False
+        for sharer in device.sharers:
+            if not sharer.tenant.is_slo:
+                continue
+            if self.reader is not None and self.reader.has_changed(sharer.entry.slot):
+                return True
+            pid = sharer.entry.process.pid
+            if (process_clock_s(pid) or 0.0) - sharer.clocks.get(pid, math.inf) > _STIRRED_S:
+                return True
+        return False
+
+    def _observe(self, sharer: Sharer, now_s: float, turn_s: float) -> Observation:
+        self._meter(sharer, now_s)
+        used_s = sharer.used_s - sharer.seen_used_s
+        sharer.seen_used_s = sharer.used_s
+        granted_s = sharer.grant.rate * turn_s * self._device_cpus
+        sharer.granted_s += granted_s
+        sharer.overused_s = max(-_FORGIVEN_S, min(_MAX_OVERUSE_S, sharer.overused_s + used_s - granted_s))
+        window = sharer.window
+        if not window or now_s - window[-1][0] > _USED_WINDOW_S / 20:
+            window.append((now_s, sharer.used_s))
+            while now_s - window[0][0] > _USED_WINDOW_S * 1.1:
+                window.popleft()
+        reading = self.reader.read(sharer.entry.slot) if self.reader is not None else None
+        finished: tuple[Iteration, ...] = ()
+        if reading is not None:
+            # A slot that is being written says nothing new: what it said before stands, but is not told twice.
+            sharer.reading = reading
+            finished = tuple(
+                Iteration(batch_size=ended.batch_size, duration_s=ended.duration_s) for ended in reading.finished
+            )
+        told = sharer.reading
+        # The clock is the writer's as well; a start in the future is a lie and counts as none.
+        iteration_s = max(0.0, now_s - told.started_s) if told.started_s else 0.0
+        return Observation(
+            used_fraction=used_s / (turn_s * self._device_cpus),
+            iteration_s=iteration_s,
+            batch_size=told.batch_size,
+            finished=finished,
+            num_queued=told.num_queued,
+        )
+
+    def _meter(self, sharer: Sharer, now_s: float) -> None:
+        """Add up what its processes have used since they were last looked at."""
+        clocks = sharer.clocks
+        if now_s - sharer.scanned_at_s >= _SCAN_S:
+            is_first = sharer.scanned_at_s == -math.inf
+            sharer.scanned_at_s = now_s
+            pids = [] if sharer.entry.replica_id in self.errors else self._enforcer.pids(sharer.name)
+            for pid in pids or [sharer.entry.process.pid]:
+                if pid not in clocks:
+                    # Whoever was there before the first look has used its time before it shared.
+                    clocks[pid] = (process_clock_s(pid) or 0.0) if is_first else 0.0
+        for pid, before_s in list(clocks.items()):
+            clock_s = process_clock_s(pid)
+            if clock_s is None:
+                del clocks[pid]
+                continue
+            sharer.used_s += max(0.0, clock_s - before_s)
+            clocks[pid] = clock_s
+
+    def _use_of(self, name: str) -> float:
+        """CPU seconds of the tenant of this name, as of now."""
+        for sharer in self._sharers.values():
+            if sharer.name == name:
+                self._meter(sharer, self._clock())
+                return sharer.used_s
+        return 0.0
+
+    # --- what they may do --------------------------------------------------------------------------------------------
+
+    def _decide(self, device: _Device, seen: Mapping[str, Observation], turn_s: float, decided_at_s: float) -> None:
+        sharers = device.sharers
+        if self._is_controlled:
+            tenants = [sharer.tenant for sharer in sharers]
+            device.control, grants = control_tick(device.control, tenants, seen, turn_s)
+        else:
+            grants = {
+                sharer.entry.replica_id: Grant(
+                    rate=sharer.tenant.share.limit, state="NONE", reason="the control is off: everybody has its limit"
+                )
+                for sharer in sharers
+            }
+        for sharer in sharers:
+            sharer.grant = grants[sharer.entry.replica_id]
+            self._put_in_force(sharer, decided_at_s)
+
+    def _put_in_force(self, sharer: Sharer, decided_at_s: float) -> None:
+        rate, held = sharer.grant.rate, sharer.held_rate
+        if sharer.entry.replica_id in self.errors:
+            return
+        if sharer.overused_s > _FORGIVEN_S:
+            rate = max(0.0, rate - sharer.overused_s / _SETTLE_S / self._device_cpus)
+        is_end = rate in (0.0, sharer.tenant.share.limit)
+        now_s = self._clock()
+        if held is not None and (rate == held or (abs(rate - held) < _DEADBAND and not is_end)):
+            if sharer.is_calm or now_s - sharer.held_since_s < _CALM_AFTER_S:
+                return
+            rate, is_calm = held, True
+        else:
+            is_calm = False
+        try:
+            self._enforcer.hold(sharer.name, rate * self._device_cpus, is_calm=is_calm)
+        except BackendError as error:
+            self.errors[sharer.entry.replica_id] = f"its share is not enforced: {error}"
+            return
+        sharer.is_calm = is_calm
+        if not is_calm:
+            sharer.held_rate, sharer.held_since_s = rate, now_s
+            self.reactions_s.append(max(0.0, self._clock() - decided_at_s))
+        self.num_writes += 1
+
+
+def _has_work(seen: Observation) -> bool:
+    return (
+        seen.iteration_s > 0.0 or bool(seen.finished) or seen.num_queued > 0 or seen.used_fraction > _STIRRED_FRACTION
+    )

@@ -1,0 +1,190 @@
+"""The socket on which tenants' processes ask for their share, once for each device: one question, one answer, closed.
+
+Whoever asks runs user code. A question that is none is answered by closing; one that does not come, after a second;
+and of those that connect and say nothing only so many are waited for.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import errno
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from springtide.backends.daemons import may_keep
+from springtide.backends.sharing.gpu.segments import BAD, HELLO, LAYOUT, MAGIC, OK, UNKNOWN, WELCOME
+from springtide.backends.sharing.gpu.tenants import RETRY_MS, Answer
+from springtide.backends.sockets import peer_process
+
+_BACKLOG = 512
+_MAX_SILENT = 128
+_SILENCE_S = 1.0
+# So many are answered before the next turn is looked at: thousands that connect at once must not make turns late.
+_ANSWERS_AT_ONCE = 16
+_UNKNOWN_S = 10.0
+_MAX_UNKNOWN = 4096
+# A descriptor of who connected, from Linux 6.5 on (asm-generic/socket.h).
+_SO_PEERPIDFD = 77
+
+
+class Clients:
+    """Listens at `path` and answers with what `find` says. The loop calls the others.
+
+    `find` gets the number and the user of who asks, the device's UUID, and what tells whether that process still lives.
+    """
+
+    def __init__(
+        self, path: Path, epoll: select.epoll, find: Callable[[int, int, bytes, Callable[[], bool]], Answer]
+    ) -> None:
+        self._epoll = epoll
+        self._find = find
+        self._silent: dict[int, tuple[socket.socket, float]] = {}
+        self._unknown: dict[int, float] = {}
+        self.num_answers = 0
+        self.num_refused = 0
+        # One descriptor in reserve: without any, nobody could even be turned away, and the loop would not rest.
+        self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        temporary = path.with_name(f"{path.name}.{os.getpid()}")
+        temporary.unlink(missing_ok=True)
+        self._listener.setblocking(False)
+        self._listener.bind(str(temporary))
+        # Who may ask is decided by who asks; root serves everybody who reaches the directory.
+        temporary.chmod(0o666 if os.getuid() == 0 else 0o600)
+        self._listener.listen(_BACKLOG)
+        temporary.rename(path)
+        self.path, self._inode = path, path.stat().st_ino
+        epoll.register(self._listener, select.EPOLLIN)
+
+    def is_current(self) -> bool:
+        """Whether the socket at the path is still this one."""
+        with contextlib.suppress(OSError):
+            return self.path.stat().st_ino == self._inode
+        return False
+
+    def num_unknown(self, now_s: float) -> int:
+        """How many processes have asked lately that belong to nobody who holds a share."""
+        self._unknown = {pid: at_s for pid, at_s in self._unknown.items() if now_s - at_s < _UNKNOWN_S}
+        return len(self._unknown)
+
+    def handle(self, descriptor: int) -> bool:
+        """Something happened at a descriptor. Returns whether it was one of these."""
+        if descriptor == self._listener.fileno():
+            self._accept()
+            return True
+        held = self._silent.get(descriptor)
+        if held is not None:
+            self._hear(held[0])
+        return held is not None
+
+    def expire(self, now_s: float) -> None:
+        """Turn those away who have said nothing for too long."""
+        for stream, since_s in list(self._silent.values()):
+            if now_s - since_s > _SILENCE_S:
+                self._refuse(stream)
+
+    def close(self) -> None:
+        """Listen no more; the socket is removed if it is still this one's."""
+        for stream, _ in list(self._silent.values()):
+            self._forget(stream)
+        if self.is_current():
+            self.path.unlink(missing_ok=True)
+        self._listener.close()
+        os.close(self._reserve)
+
+    def _accept(self) -> None:
+        for _ in range(_ANSWERS_AT_ONCE):
+            try:
+                stream, _ = self._listener.accept()
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    self._turn_away()
+                return
+            stream.setblocking(False)
+            if not may_keep(stream.fileno()):
+                self._refuse(stream)
+                continue
+            if len(self._silent) >= _MAX_SILENT:
+                self._refuse(next(iter(self._silent.values()))[0])
+            self._silent[stream.fileno()] = (stream, time.monotonic())
+            try:
+                self._epoll.register(stream, select.EPOLLIN)
+            except OSError:
+                self._refuse(stream)
+                continue
+            # Mostly the question has come with the connection.
+            self._hear(stream)
+
+    def _turn_away(self) -> None:
+        os.close(self._reserve)
+        with contextlib.suppress(OSError):
+            self._listener.accept()[0].close()
+            self.num_refused += 1
+        self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _hear(self, stream: socket.socket) -> None:
+        try:
+            data = stream.recv(HELLO.size + 1)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        try:
+            magic, layout, uuid = HELLO.unpack(data)
+            pid, user_id = peer_process(stream)
+        except (struct.error, OSError):
+            self._refuse(stream)
+            return
+        if magic != MAGIC:
+            self._refuse(stream)
+        elif layout != LAYOUT:
+            self._answer(stream, Answer(BAD))
+        else:
+            answer = self._find(pid, user_id, uuid, lambda: _lives(stream))
+            if answer.status == UNKNOWN and len(self._unknown) < _MAX_UNKNOWN:
+                self._unknown[pid] = time.monotonic()
+            elif answer.status == OK:
+                self._unknown.pop(pid, None)
+            self._answer(stream, answer)
+
+    def _answer(self, stream: socket.socket, answer: Answer) -> None:
+        retry_ms = 0 if answer.status == OK else RETRY_MS
+        data = WELCOME.pack(MAGIC, LAYOUT, answer.status, answer.slot, answer.segment_id, retry_ms, 0)
+        passed = array.array("i", answer.descriptors)
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)] if answer.descriptors else []
+        try:
+            stream.sendmsg([data], ancillary, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+            self.num_answers += 1
+        except OSError:
+            # It has gone already, or does not listen: it may ask again.
+            self.num_refused += 1
+        self._forget(stream)
+
+    def _refuse(self, stream: socket.socket) -> None:
+        self.num_refused += 1
+        self._forget(stream)
+
+    def _forget(self, stream: socket.socket) -> None:
+        self._silent.pop(stream.fileno(), None)
+        stream.close()
+
+
+def _lives(stream: socket.socket) -> bool:
+    """Whether the process that connected lives: while it does, nobody else can have its number."""
+    try:
+        pidfd = stream.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except OSError as error:
+        # An older kernel cannot tell.
+        return error.errno == errno.ENOPROTOOPT
+    try:
+        ended = select.poll()
+        ended.register(pidfd, select.POLLIN)
+        return not ended.poll(0)
+    finally:
+        os.close(pidfd)

@@ -1,0 +1,119 @@
+"""What executor and GPU share daemon say to each other: the whole table of tenants, and the status back in a file."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+
+import msgspec
+
+from springtide.backends.processes import ProcessIdentity
+from springtide.core.errors import BackendError
+from springtide.core.resources import DeviceId
+from springtide.core.shares import Share
+from springtide.core.status.shares import SharingStatus
+from springtide.core.workload import ReplicaId, WorkloadId
+
+# All in the directory that the daemon is given. The executor connects to the first (SOCK_STREAM, frames of
+# core/wire.py), tenants to the second (SOCK_SEQPACKET, springtide_share.h).
+SOCKET_NAME = "gpu.sock"
+TENANT_SOCKET_NAME = "gpu-tenants.sock"
+STATUS_NAME = "gpu.json"
+# The newest table, for a daemon that has to go on before anybody tells it.
+TABLE_NAME = "gpu.table"
+LOCK_NAME = "gpu.lock"
+# Exit code of a daemon that found another one serving the directory.
+EXIT_TAKEN = 3
+_UUID_PREFIXES = ("GPU-", "MIG-")
+
+
+class GpuTenantEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One replica or worker that holds a share of one GPU, and its processes: those of a leader, or of a pod.
+
+    `process` is the leader, and whoever it started belongs to it; where there is none, `pod_uid` is the pod whose
+    containers' processes these are (gpu_pods.py). `device_uuid` is as nvidia-smi says it ("GPU-..."). `slot` is its
+    slot in the slots' file (-1: it has none), `is_slo` whether its latency matters (it serves). A worker on two devices
+    has two entries.
+    """
+
+    workload_id: WorkloadId
+    replica_id: ReplicaId
+    device_id: DeviceId
+    device_uuid: str
+    share: Share
+    process: ProcessIdentity | None = None
+    pod_uid: str = ""
+    is_slo: bool
+    slot: int = -1
+
+
+class GpuTable(msgspec.Struct, frozen=True, kw_only=True):
+    """Everybody who holds a share of a GPU now; whoever is missing holds none any more.
+
+    `slots_path` may be empty: nobody tells what it does. `sent_at_s` is on the machine's monotonic clock.
+    """
+
+    tenants: tuple[GpuTenantEntry, ...]
+    slots_path: str = ""
+    sent_at_s: float = 0.0
+
+
+class GpuDaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What the daemon last wrote, at `written_at_s` on the machine's monotonic clock.
+
+    `cpu_fraction` is the part of a core that it has used itself lately. `num_processes` have a slot, `num_unknown` have
+    asked in the last seconds without belonging to anybody who holds a share, `num_answers` is how many questions were
+    answered, `num_refused` how many were none or came too slowly. `num_files` counts open descriptors, `num_made` and
+    `num_adopted` the tenants that got new files or kept theirs.
+    """
+
+    pid: int
+    written_at_s: float
+    sharing: SharingStatus
+    cpu_fraction: float = 0.0
+    num_ticks: int = 0
+    num_processes: int = 0
+    num_unknown: int = 0
+    num_answers: int = 0
+    num_refused: int = 0
+    num_deaths: int = 0
+    num_files: int = 0
+    num_made: int = 0
+    num_adopted: int = 0
+
+
+def uuid_bytes(text: str) -> bytes:
+    """Return the 16 bytes of a device's UUID as the driver has them. Raises BackendError for anything else."""
+    for prefix in _UUID_PREFIXES:
+        text = text.removeprefix(prefix)
+    try:
+        return uuid.UUID(text).bytes
+    except ValueError as error:
+        raise BackendError(f"{text!r} is no UUID of a GPU") from error
+
+
+def write_whole(path: Path, message: GpuDaemonStatus | GpuTable) -> None:
+    """Replace a file, readable as a whole at every moment. Raises BackendError."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(msgspec.json.encode(message))
+        os.replace(temporary, path)
+    except OSError as error:
+        raise BackendError(f"cannot write {path}: {error.strerror}") from error
+
+
+def read_status(path: Path) -> GpuDaemonStatus | None:
+    """Return what the daemon last wrote, None if there is nothing to be read."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=GpuDaemonStatus)
+    except (OSError, ValueError):
+        return None
+
+
+def read_table(path: Path) -> GpuTable | None:
+    """Return the newest table that a daemon was told, None if there is nothing to be read."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=GpuTable)
+    except (OSError, ValueError):
+        return None

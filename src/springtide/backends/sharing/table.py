@@ -1,0 +1,95 @@
+"""What executor and share daemon say to each other: the whole table of sharers, and the status back in a file."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import msgspec
+
+from springtide.backends.processes import ProcessIdentity
+from springtide.core.errors import BackendError
+from springtide.core.resources import DeviceId
+from springtide.core.shares import Share
+from springtide.core.status.shares import SharingStatus
+from springtide.core.workload import ReplicaId, WorkloadId
+
+# One mechanism instead of the best: for tests, and for machines whose control groups are somebody else's.
+MECHANISM_VARIABLE = "SPRINGTIDE_SHARE_MECHANISM"
+SOCKET_NAME = "shares.sock"
+STATUS_NAME = "shares.json"
+SLOTS_NAME = "shares.slots"
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+class SharerEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One process that holds a share: its slot in the slots' file, and whether its latency matters (it serves)."""
+
+    workload_id: WorkloadId
+    replica_id: ReplicaId
+    device_id: DeviceId
+    share: Share
+    slot: int
+    process: ProcessIdentity
+    is_slo: bool
+
+
+class ShareTable(msgspec.Struct, frozen=True, kw_only=True):
+    """Everybody who holds a share now; whoever is missing holds none any more.
+
+    `sent_at_s` is on the machine's monotonic clock. `device_cpus` cores make one device.
+    """
+
+    sharers: tuple[SharerEntry, ...]
+    slots_path: str
+    device_cpus: float
+    sent_at_s: float
+
+
+class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What the daemon last wrote, at `written_at_s` on the machine's monotonic clock.
+
+    `cpu_fraction` is the part of a core that it has used itself lately, `num_writes` how often a limit was changed.
+    """
+
+    pid: int
+    written_at_s: float
+    sharing: SharingStatus
+    cpu_fraction: float = 0.0
+    num_ticks: int = 0
+    num_writes: int = 0
+
+
+def slots_path(run_directory: Path) -> Path:
+    """Where the slots of the platform with these sockets lie: in memory if the machine has such a place.
+
+    On a disk, a worker that writes its slot could be held up by the disk.
+    """
+    digest = hashlib.sha256(os.fsencode(run_directory)).hexdigest()[:16]
+    if os.access(_SHARED_MEMORY, os.W_OK):
+        return _SHARED_MEMORY / f"springtide-{os.getuid()}-{digest}.slots"
+    return run_directory / SLOTS_NAME
+
+
+def group_name(run_directory: Path) -> str:
+    """The name of the control group of the platform with these sockets."""
+    return f"springtide-{hashlib.sha256(os.fsencode(run_directory)).hexdigest()[:16]}"
+
+
+def write_status(path: Path, status: DaemonStatus) -> None:
+    """Replace the status, readable as a whole at every moment. Raises BackendError."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(msgspec.json.encode(status))
+        os.replace(temporary, path)
+    except OSError as error:
+        raise BackendError(f"cannot write {path}: {error.strerror}") from error
+
+
+def read_status(path: Path) -> DaemonStatus | None:
+    """Return what the daemon last wrote, None if there is nothing to be read."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=DaemonStatus)
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,123 @@
+"""`springtide deploy`: hand over an inference class and say how to call it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from springtide.cli.jobs.in_cluster import K8S, check_cluster_options, cluster_options, deploy_in_cluster
+from springtide.cli.jobs.job_options import parse_params
+from springtide.cli.loading import find_service, import_file, split_target
+from springtide.cli.session import Session, common_options
+from springtide.cli.tables.share_text import held_line
+from springtide.client.functions import ServeFunction, deploy_service
+from springtide.core.status.platform import ServiceStatus
+from springtide.core.workload import DEFAULT_GRACE_S
+
+_POLL_S = 0.1
+# A device that has to be taken from a job is free after the job's grace; nobody is kept waiting for much longer.
+_FREE_TIMEOUT_S = 2 * DEFAULT_GRACE_S
+_NONE_YET = " (none is ready yet: its devices are not free; `springtide why` says who holds them)"
+_EXAMPLES: dict[str, Any] = {"string": "good", "number": 0.5, "integer": 1, "boolean": True}
+
+
+@click.command()
+@click.argument("target", metavar="FILE[:CLASS]")
+@click.option("--name", help="The service's name: its address is /f/NAME.")
+@click.option("--scale", metavar="N|MIN..MAX", help="Replicas: guaranteed, and at most. 0 lets it sleep.")
+@click.option("--slo", metavar="TIME", help="The latency to keep: 200ms (the 99th percentile).")
+@click.option("--max-batch", type=click.IntRange(min=1), help="Items that may be predicted together.")
+@click.option("--in-flight", type=click.IntRange(min=1), help="Requests at once that call for one replica more.")
+@click.option(
+    "--share",
+    metavar="N|MIN..MAX|auto",
+    help="What each replica holds of its device: sure of MIN, at most MAX (0.3..0.6, 30%). auto: as profiled.",
+)
+@click.option("--memory", metavar="SIZE", help="With --share: what it holds of the device's memory: 4GB.")
+@click.option(
+    "--capacity", type=float, metavar="N", help="Requests/s that one replica answers: replicas then follow the load."
+)
+@click.option("--idle", metavar="TIME", help="How long without requests until it sleeps.")
+@click.option("--on", "place", type=click.Choice([K8S]), help="As an object of a Kubernetes cluster.")
+@cluster_options
+@click.option("--param", "params", multiple=True, metavar="K=V", help="For the class: self.params[K]. Repeatable.")
+@common_options
+@click.pass_obj
+def deploy(session: Session, /, target: str, params: tuple[str, ...], **options: Any) -> None:
+    """Serve FILE's class; replaces the service of that name without dropping a request."""
+    path, object_name = split_target(target)
+    served = find_service(import_file(path), path, object_name)
+    where = {key: options.pop(key) for key in ("place", "namespace", "image")}
+    check_cluster_options(where, where["place"])
+    given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
+    if params:
+        given["params"] = parse_params(params)
+    if "share" in given:
+        # Another share than the file's, whichever way that is written there.
+        given["gpu"] = 1.0
+    if where["place"] == K8S:
+        asked = served.options.override(given)
+        deploy_in_cluster(session, served, asked, namespace=where["namespace"] or "", image=where["image"] or "")
+        return
+    handle = deploy_service(
+        served.source(), served.options.override(given), served.name, session.client, tell=session.note
+    )
+    service = _wait_deployed(session, handle.name)
+    if service.state == "FAILED":
+        session.answer(
+            service, f"{service.name} FAILED: {service.reason}", f"what it wrote: springtide logs {service.name}"
+        )
+        raise click.exceptions.Exit(1)
+    session.answer(
+        service,
+        _deployed_text(service, served, session.state_dir / "token"),
+        f"watch it: springtide status {service.name}",
+    )
+
+
+def _wait_deployed(session: Session, name: str) -> ServiceStatus:
+    """Until it could answer: a replica is ready, or it sleeps and would start one, or nothing is free for it."""
+    end_s = time.monotonic() + _FREE_TIMEOUT_S
+    while True:
+        service = session.client.service(name)
+        is_due = service.state == "IDLE" and service.min_replicas > 0 and time.monotonic() < end_s
+        if service.state != "STARTING" and not is_due:
+            return service
+        time.sleep(_POLL_S)
+
+
+def _deployed_text(service: ServiceStatus, served: ServeFunction[Any], token_path: Path) -> str:
+    token = shlex.quote(str(token_path))
+    body = shlex.quote(json.dumps(example_call(served.cls)))
+    sleeping = ""
+    if service.num_ready == 0:
+        sleeping = " (sleeps until the first request)" if service.min_replicas == 0 else _NONE_YET
+    scale = f"{service.min_replicas}..{service.max_replicas}"
+    return (
+        f"{service.name}  {service.url}  revision {service.revision}  scale {scale}{sleeping}\n"
+        f"{held_line(service.share, service.enforced)}"
+        f'  curl -s {service.url} -H "Authorization: Bearer $(cat {token})" -d {body}\n'
+        "  (its values are made up from the type hints of predict: put yours in)"
+    )
+
+
+def example_call(cls: type) -> dict[str, Any]:
+    """A body that `predict` would take, made from its type hints."""
+    from springtide.serving.schema import derive_schema
+
+    properties = derive_schema(cls).body_schema()["properties"]
+    return {name: _example(schema) for name, schema in properties.items()}
+
+
+def _example(schema: dict[str, Any]) -> Any:
+    kind = schema.get("type")
+    if kind == "array":
+        return [_example(schema.get("items") or {})]
+    if kind == "object":
+        return {name: _example(inner) for name, inner in schema.get("properties", {}).items()}
+    return _EXAMPLES.get(str(kind))

@@ -1,0 +1,116 @@
+"""`springtide quote`: ask the running platform what it would say to a job, without handing it over."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from springtide.cli.jobs.job_options import Asked, asked_options, check_place, read_asked
+from springtide.cli.jobs.offers import quote_text
+from springtide.cli.jobs.profiled import check_profile, profiled_request
+from springtide.cli.loading import as_typed, split_target
+from springtide.cli.session import Session, common_options, refuse
+from springtide.client.functions import quote_job, submit_job
+from springtide.client.goals import workers_range
+from springtide.client.handles import JobHandle
+from springtide.core.errors import Conflict
+from springtide.core.workload import JobState
+
+# A speed counts as measured once a job has trained for so long on a number of workers.
+MEASURE_S = 4.0
+# What a bare --profile says.
+MEASURE = "-"
+_POLL_S = 0.2
+_START_TIMEOUT_S = 120.0
+_SECOND_TIMEOUT_S = 20.0
+
+
+@click.command()
+@asked_options
+@click.option(
+    "--profile",
+    is_flag=False,
+    flag_value=MEASURE,
+    callback=check_profile,
+    metavar="[PROFILE.json]",
+    help="Use this file of `springtide profile`; without one, measure: run it on 1 and on 2 workers for some seconds.",
+)
+@common_options
+@click.pass_obj
+def quote(session: Session, /, target: str, script_args: tuple[str, ...], profile: str | None, **options: Any) -> None:
+    """Ask whether FILE's function would be done in time, when, for how much, and if not, what would work.
+
+    Nothing is submitted (but with a bare --profile a short run, which is then cancelled).
+    """
+    asked = read_asked(target, script_args, options)
+    check_place(asked)
+    on_functions = asked.options.on == "functions"
+    if profile == MEASURE and not on_functions:
+        measure(session, asked)
+    if profile is None or profile == MEASURE or on_functions:
+        answer = quote_job(
+            asked.source,
+            asked.options,
+            asked.name,
+            session.client,
+            profile=None if profile == MEASURE else profile,
+            tell=session.note,
+            compares=asked.is_declared,
+        )
+    else:
+        answer = session.client.quote(**profiled_request(session, asked, Path(profile)))
+    path, _ = split_target(target)
+    told = " --on functions" if on_functions else ""
+    told += "" if profile in (None, MEASURE) else f" --profile {profile}"
+    hint = f"do it: springtide run {as_typed(path)}{told}"
+    session.answer(answer, quote_text(answer), hint if answer.verdict == "accepted" else "")
+
+
+def measure(session: Session, asked: Asked) -> None:
+    """Run the job on one worker and on two, each for some seconds, so that the platform learns its speed."""
+    if asked.source.kind != "function":
+        refuse(
+            f"{asked.source.filename} is a plain script, whose steps nobody sees; --profile needs a training function"
+        )
+    bounds = workers_range(asked.options.workers)
+    devices = session.client.status().devices
+    least, most = bounds or (1, sum(device.kind != "function" for device in devices))
+    counts = [n for n in (1, 2) if least <= n <= most] or [least]
+    options = asked.options.override({"deadline": None, "budget": None, "workers": counts[0]})
+    handle = submit_job(asked.source, options, asked.name, session.client)
+    session.note(f"measuring with {handle.id} ...")
+    try:
+        for count in counts:
+            if count != counts[0]:
+                handle.scale(count)
+            # Nobody gives way to a measurement: a second worker may not come.
+            if not _train_for(handle, count, _START_TIMEOUT_S if count == counts[0] else _SECOND_TIMEOUT_S):
+                break
+    finally:
+        try:
+            handle.cancel()
+        except Conflict:
+            # It was over before it could be cancelled: then all of it was measured.
+            pass
+    end_s = time.monotonic() + _START_TIMEOUT_S
+    while handle.status().replicas and time.monotonic() < end_s:
+        time.sleep(_POLL_S)
+
+
+def _train_for(handle: JobHandle, num_workers: int, timeout_s: float) -> bool:
+    """Wait until it has trained on so many workers for MEASURE_S. Returns whether it still runs."""
+    end_s = time.monotonic() + timeout_s
+    since_s: float | None = None
+    while time.monotonic() < end_s:
+        job = handle.status()
+        if JobState(job.state).is_terminal:
+            return False
+        if job.num_workers == num_workers and job.samples_per_s:
+            since_s = time.monotonic() if since_s is None else since_s
+            if time.monotonic() - since_s >= MEASURE_S:
+                return True
+        time.sleep(_POLL_S)
+    return True

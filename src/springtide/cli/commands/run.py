@@ -1,0 +1,126 @@
+"""`springtide run`: submit a training function, a declared task or a plain script, and watch it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from msgspec.structs import replace
+
+from springtide.cli.jobs.in_cluster import K8S, check_cluster_options, cluster_options, run_in_cluster
+from springtide.cli.jobs.job_options import Asked, asked_options, check_place, read_asked
+from springtide.cli.jobs.offers import alternative_text, refusal_text
+from springtide.cli.jobs.profiled import check_profile, profiled_request
+from springtide.cli.jobs.progress import JobWatcher, can_redraw, display, follow
+from springtide.cli.session import Session, common_options, refuse
+from springtide.cli.tables.share_text import held_line
+from springtide.cli.tables.statuses import final_line
+from springtide.cli.tables.story import num_workers_over_time, workers_text
+from springtide.client.functions import quote_job, submit_job
+from springtide.client.handles import JobHandle
+from springtide.core.errors import BackendError, CapacityError
+from springtide.core.status.platform import JobStatus
+from springtide.core.workload import JobState
+
+
+@click.command(context_settings={"ignore_unknown_options": False})
+@asked_options
+@click.option("--detach", is_flag=True, help="Submit and return.")
+@click.option(
+    "--profile",
+    callback=check_profile,
+    metavar="FILE",
+    help="What `springtide profile` wrote: its speed is known then. On functions: its profile of layers.",
+)
+@cluster_options
+@common_options
+@click.pass_obj
+def run(session: Session, /, target: str, script_args: tuple[str, ...], profile: str | None, **options: Any) -> None:
+    """Train FILE's function (or run FILE as a plain script) and watch it.
+
+    Ctrl-C detaches; the job goes on. Exit code 1 if the job failed.
+    """
+    asked = read_asked(target, script_args, options)
+    check_place(asked)
+    check_cluster_options(options, options["place"])
+    if options["place"] == K8S:
+        if profile is not None:
+            refuse("--profile is for a platform that is asked over REST; leave it out with --on k8s")
+        where, image = options["namespace"] or "", options["image"] or ""
+        run_in_cluster(session, asked, namespace=where, image=image, is_detached=options["detach"])
+        return
+    if profile is None or asked.options.on == "functions":
+        client = session.client
+        handle = submit_job(asked.source, asked.options, asked.name, client, profile=profile, tell=session.note)
+    else:
+        submitted = session.client.submit_job(**profiled_request(session, asked, Path(profile)))
+        handle = JobHandle(session.client, submitted.job_id)
+    job = handle.status()
+    if job.state == JobState.REJECTED:
+        tell_refusal(session, job, asked, profile if asked.options.on == "functions" else None)
+        raise click.exceptions.Exit(1)
+    if options["detach"]:
+        held = held_line(job.share, job.enforced).rstrip("\n")
+        session.answer(job, "\n".join([f"{job.job_id} submitted", *([held] if held else [])]), _reattach(job.job_id))
+        return
+    watch(session, handle, is_script=job.kind == "script")
+
+
+def watch(session: Session, handle: JobHandle, *, is_script: bool) -> None:
+    """Show the job until it ends, then how it ended. Ctrl-C detaches. Exit code 1 unless it succeeded."""
+    live = not session.as_json and can_redraw()
+    watcher = JobWatcher()
+    try:
+        if is_script:
+            # A script counts no steps that the platform could see: what it writes is its progress.
+            for line in handle.logs(follow=True):
+                session.note(line.rstrip("\n"))
+            live = False
+        with display(live=live, to_stderr=session.as_json) as shown:
+            job = follow(session.client, handle.id, shown, watcher=watcher)
+    except KeyboardInterrupt:
+        session.note(f"\ndetached; {handle.id} goes on\n{_reattach(handle.id)}")
+        raise click.exceptions.Exit(0) from None
+    tell_end(session, job, watcher)
+    if job.state != JobState.SUCCEEDED:
+        raise click.exceptions.Exit(1)
+
+
+def tell_end(session: Session, job: JobStatus, watcher: JobWatcher) -> None:
+    """Answer with how the job ended."""
+    if job.state == JobState.REJECTED:
+        session.answer(job, refusal_text(job.reason, job.alternatives))
+        return
+    if job.state == JobState.SUCCEEDED:
+        hint = f"look back: springtide status {job.job_id} | springtide logs {job.job_id}"
+    else:
+        hint = f"why: springtide why {job.job_id} | what it wrote: springtide logs {job.job_id}"
+    try:
+        workers = workers_text(num_workers_over_time(session.client.history(job.job_id)))
+    except BackendError:
+        # The platform may have been stopped since; the end is known all the same.
+        workers = ""
+    session.answer(job, final_line(job, workers, watcher.pauses_s), hint)
+
+
+def tell_refusal(session: Session, job: JobStatus, asked: Asked, profile: str | None = None) -> None:
+    """Answer with why the job was refused, and with changes that the platform would accept at this moment."""
+    reason, changes, told = job.reason, job.alternatives, job.alternatives
+    try:
+        quote = quote_job(asked.source, asked.options, asked.name, session.client, profile=profile)
+    except (BackendError, CapacityError):
+        # The refusal stands without a quote; the policy may have named alternatives of its own.
+        quote = None
+    if quote is not None and quote.verdict == "refused":
+        reason, changes = quote.reason, tuple(offer.change for offer in quote.alternatives)
+        told = tuple(alternative_text(offer, quote.on) for offer in quote.alternatives)
+    session.answer(replace(job, reason=reason, alternatives=changes), refusal_text(reason, told))
+
+
+def _reattach(job_id: str) -> str:
+    return (
+        f"  watch it again  springtide status {job_id} -f\n"
+        f"  what it writes  springtide logs {job_id} -f\n"
+        f"  stop it         springtide cancel {job_id}"
+    )

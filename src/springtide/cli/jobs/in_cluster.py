@@ -1,0 +1,237 @@
+"""`run --on k8s` and `deploy --on k8s`: the same files as objects of a cluster, watched by their status."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from springtide.backends.kubernetes.client.kinds import Key, Object, key_of
+from springtide.cli.jobs.job_options import Asked
+from springtide.cli.session import Session
+from springtide.cli.tables.statuses import count
+from springtide.cli.tables.story import workers_text
+from springtide.client.functions import ServeFunction
+from springtide.client.serving_goals import ServeOptions
+from springtide.core.errors import InvalidRequest
+from springtide.core.quantities import format_duration
+from springtide.core.workload import JobState
+
+if TYPE_CHECKING:
+    from springtide.client.kubernetes import Cluster
+
+K8S = "k8s"
+# A control plane that runs takes an object in within a second.
+UNHEARD_S = 6.0
+# A line for progress alone after so many percent, or so long.
+TELL_PERCENT = 5
+TELL_EVERY_S = 10.0
+# What a service is given to have its first replica ready, or to sleep.
+READY_TIMEOUT_S = 120.0
+
+
+def cluster_options(command: Any) -> Any:
+    """Add what only a run in a cluster needs."""
+    options = (
+        click.option("--namespace", metavar="NAME", help="With --on k8s: where. [default: the kubeconfig's]"),
+        click.option("--image", metavar="IMAGE", help="With --on k8s: what its pods run. [default: the platform's]"),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def check_cluster_options(options: Mapping[str, Any], place: str | None) -> None:
+    """Raise InvalidRequest for what only a run in a cluster knows."""
+    for name in ("namespace", "image"):
+        if options.get(name) is not None and place != K8S:
+            raise InvalidRequest(f"--{name} is for a run in a cluster; add --on k8s")
+
+
+def run_in_cluster(session: Session, asked: Asked, *, namespace: str, image: str, is_detached: bool) -> None:
+    """Make the job's object and watch it until it has ended. Exit code 1 unless it succeeded."""
+    from springtide.client.kubernetes import Cluster, training_object
+
+    obj = training_object(asked.source, asked.options, asked.name, namespace=namespace, container=_container(image))
+    with Cluster() as cluster:
+        obj["metadata"].setdefault("namespace", cluster.namespace)
+        made = cluster.create(obj)
+        key = key_of(made)
+        name = f"trainingfunction/{key.name}"
+        if is_detached:
+            session.answer(made, f"{name} created in {key.namespace}", _later("trainingfunction", key))
+            return
+        session.note(f"{name} created in {key.namespace}")
+        watcher = Watcher(session.note, key.namespace)
+        try:
+            ended = watcher.watch(cluster.follow(made["kind"], key))
+        except KeyboardInterrupt:
+            session.note(f"\ndetached; {name} goes on\n{_later('trainingfunction', key)}")
+            raise click.exceptions.Exit(0) from None
+    session.answer(
+        ended,
+        final_text(key.name, ended.get("status", {}), watcher.workers),
+        f"look back: kubectl describe trainingfunction {key.name} -n {key.namespace}",
+    )
+    if ended.get("status", {}).get("state") != JobState.SUCCEEDED:
+        raise click.exceptions.Exit(1)
+
+
+def deploy_in_cluster(
+    session: Session, served: ServeFunction[Any], options: ServeOptions, *, namespace: str, image: str
+) -> None:
+    """Make or change the service's object and wait until it answers or sleeps. Exit code 1 if it does neither."""
+    from springtide.client.kubernetes import Cluster, inference_object
+
+    obj = inference_object(served.source(), options, served.name, namespace=namespace, container=_container(image))
+    with Cluster() as cluster:
+        obj["metadata"].setdefault("namespace", cluster.namespace)
+        applied = cluster.apply(obj)
+        key = key_of(applied.object)
+        session.note(f"inferencefunction/{key.name} {applied.verb} in {key.namespace}")
+        now = _watch_service(session, cluster, applied.object, key)
+    status = now.get("status", {})
+    reason = f": {status['reason']}" if status.get("reason") else ""
+    text = f"{key.name} {status.get('state', 'UNHEARD')}{reason}\n  {status.get('url', '')}".rstrip()
+    session.answer(now, text, _later("inferencefunction", key))
+    if status.get("state") in (None, "FAILED", "REFUSED"):
+        raise click.exceptions.Exit(1)
+
+
+class Watcher:
+    """Tells a line whenever something worth it has changed, and remembers how many workers there were.
+
+    `tell` gets the lines, `monotonic` says how late it is.
+    """
+
+    def __init__(
+        self, tell: Callable[[str], None], namespace: str, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._tell = tell
+        self._namespace = namespace
+        self._monotonic = monotonic
+        self._began_s = monotonic()
+        self._told_s = float("-inf")
+        self._told: tuple[str, ...] = ()
+        self._progress = 0
+        self._is_unheard = False
+        self.workers: list[int] = []
+
+    def watch(self, states: Iterable[Object]) -> Object:
+        """Follow an object until its job has ended or was refused; the object as it is then."""
+        for obj in states:
+            status = obj.get("status", {})
+            state = status.get("state")
+            if state is None:
+                self._tell_silence()
+                continue
+            self._look(status)
+            if state == "REFUSED" or (state in JobState.__members__ and JobState(state).is_terminal):
+                return obj
+        raise AssertionError("an object is followed for ever")
+
+    def _look(self, status: Mapping[str, Any]) -> None:
+        num = str(status.get("workers", "0")).partition("/")[0]
+        is_running = status.get("state") == JobState.RUNNING
+        if is_running and num.isdigit() and self.workers[-1:] != [int(num)]:
+            self.workers.append(int(num))
+        now = (str(status.get("state")), num, _why(status))
+        progress = str(status.get("progress", "")).removesuffix("%")
+        percent = int(progress) if progress.isdigit() else self._progress
+        is_late = is_running and self._monotonic() - self._told_s >= TELL_EVERY_S
+        if now != self._told or percent >= self._progress + TELL_PERCENT or is_late:
+            self._told, self._progress, self._told_s = now, percent, self._monotonic()
+            self._tell(_line(status))
+
+    def _tell_silence(self) -> None:
+        if not self._is_unheard and self._monotonic() - self._began_s > UNHEARD_S:
+            self._is_unheard = True
+            self._tell(unheard(self._namespace))
+
+
+def unheard(namespace: str) -> str:
+    """What is told where no platform says anything of an object."""
+    return (
+        f"nobody has taken it in yet: is there a control plane that serves the namespace {namespace!r}? "
+        "(springtide k8s check; its setting `namespaces`)"
+    )
+
+
+def final_text(name: str, status: Mapping[str, Any], workers: Sequence[int] = ()) -> str:
+    """How a job ended: steps, deadline, workers over time, cost, and what it left behind."""
+    state = str(status.get("state"))
+    first = [f"{name} {state}"]
+    if status.get("step"):
+        first.append(f"step {status['step']}" + (f"/{status['totalSteps']}" if status.get("totalSteps") else ""))
+    if status.get("loss"):
+        first.append(f"loss {status['loss']}")
+    lines = ["  ".join(first)]
+    if state != JobState.SUCCEEDED and status.get("reason"):
+        lines.append(f"  {status['reason']}")
+    lines += [f"  it would be accepted with: {offer}" for offer in status.get("alternatives", ())]
+    slack_s = status.get("slackSeconds")
+    if state == JobState.SUCCEEDED and slack_s is not None:
+        met = "met by" if slack_s >= 0 else "missed by"
+        lines.append(f"  deadline {status.get('deadline')} {met} {format_duration(abs(slack_s))}")
+    changes = [
+        f"workers {workers_text(workers)}" if workers else "",
+        count(status.get("resizes", 0), "resize"),
+        count(status.get("restarts", 0), "restart"),
+        str(status.get("cost", "")),
+    ]
+    if status.get("startedAt"):
+        lines.append("  " + ", ".join(change for change in changes if change))
+    if status.get("artifact"):
+        lines.append(f"  model {status['artifact']}")
+    return "\n".join(lines)
+
+
+def _watch_service(session: Session, cluster: Cluster, applied: Object, key: Key) -> Object:
+    """The object once it answers, sleeps or is refused as it is now, or after the time for that."""
+    began_s, obj = time.monotonic(), applied
+    generation = applied["metadata"].get("generation", 1)
+    for obj in cluster.follow(applied["kind"], key):
+        status = obj.get("status", {})
+        is_current = status.get("observedGeneration", 0) >= generation
+        ready: Object = next((each for each in status.get("conditions", ()) if each["type"] == "Ready"), {})
+        settled = (
+            status.get("state") in ("READY", "FAILED", "REFUSED", "SUSPENDED") or ready.get("reason") == "Sleeping"
+        )
+        if is_current and settled:
+            break
+        waited_s = time.monotonic() - began_s
+        if waited_s > READY_TIMEOUT_S or (not status and waited_s > UNHEARD_S):
+            break
+    if not obj.get("status"):
+        session.note(unheard(key.namespace))
+    return obj
+
+
+def _line(status: Mapping[str, Any]) -> str:
+    parts = [str(status.get("state"))]
+    if status.get("workers"):
+        parts.append(f"{status['workers']} workers")
+    words = (("progress", "{}"), ("loss", "loss {}"), ("eta", "{} left"), ("slack", "slack {}"), ("cost", "{}"))
+    parts += [word.format(status[name]) for name, word in words if status.get(name)]
+    reason = _why(status)
+    return "  ".join(parts) + (f"  ({reason})" if reason else "")
+
+
+def _why(status: Mapping[str, Any]) -> str:
+    """Why it does not train, where it does not."""
+    if status.get("state") == JobState.RUNNING:
+        return ""
+    waiting = status.get("pods", ())
+    if waiting:
+        return f"pod {waiting[0].get('name')}: {waiting[0].get('reason')}"
+    return str(status.get("reason", ""))
+
+
+def _container(image: str) -> dict[str, Any]:
+    return {"image": image} if image else {}
+
+
+def _later(kind: str, key: Key) -> str:
+    return f"watch it: kubectl get {kind} {key.name} -n {key.namespace} -w"

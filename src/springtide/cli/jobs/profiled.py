@@ -1,0 +1,59 @@
+"""A job asked for together with what `springtide profile` wrote of it: its speed and its length go with the request."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from springtide.cli.jobs.job_options import Asked
+from springtide.cli.session import Session, refuse
+from springtide.client.shares import is_auto
+from springtide.client.source import for_pods
+from springtide.core.quantities import validate_name
+from springtide.core.shards import shards_for
+
+
+def check_profile(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Refuse the user's file as a profile: a bare --profile takes what follows it."""
+    if value is not None and value.endswith(".py"):
+        refuse(f"--profile took {value} as its file; write them the other way round: {value} --profile")
+    return value
+
+
+def profiled_request(session: Session, asked: Asked, path: Path) -> dict[str, Any]:
+    """The keywords of Client.quote and Client.submit_job. Raises InvalidRequest where the profile is of something else.
+
+    The speeds are those of this platform's runtime, predicted from the timeline for the global batch asked for.
+    """
+    from springtide.runtime.profiling.step_profiling import platform_steps_per_s, read_profile
+
+    profile = read_profile(path)
+    source = asked.source
+    if source.kind != "function" or source.object_name != profile.object_name:
+        found = source.object_name or "a plain script"
+        refuse(f"{path} is a profile of {profile.object_name!r}, {source.filename} has {found!r}; profile that one")
+    if hashlib.sha256(source.text.encode()).hexdigest() != profile.source_sha256:
+        session.note(f"{source.filename} has changed since it was profiled; its speed may be another")
+    if is_auto(asked.options.share):
+        from springtide.client.share_profiles import job_as_profiled
+
+        settled = job_as_profiled(asked.options, source, session.note, session.client.sharing())
+        asked = replace(asked, options=settled)
+    status = session.client.status()
+    num_machines = sum(device.kind != "function" for device in status.devices)
+    options = asked.options.as_request(num_machines, datetime.now())
+    if options["params"] != profile.params:
+        session.note(f"{path} was taken with the parameters {profile.params}; with others its speed may be another")
+    num_shards = options.get("num_virtual_shards") or shards_for(options["max_workers"], asked.options.batch_bounds())
+    rates = platform_steps_per_s(profile, options["global_batch_size"], num_shards)
+    options["profile_steps_per_s"] = {str(count): rate for count, rate in rates.items()}
+    options["step_profile"] = msgspec.to_builtins(profile.step)
+    options.setdefault("num_samples", profile.num_samples)
+    sent = source if status.cluster is None else for_pods(source)
+    return {"name": validate_name(asked.options.name or asked.name), "source": sent, "options": options}

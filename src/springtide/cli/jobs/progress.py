@@ -1,0 +1,204 @@
+"""Watching a job until it ends: a live line on a terminal, sparse plain lines in a log file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+import click
+
+from springtide.cli.tables.functions import changes as function_changes
+from springtide.cli.tables.search import search_changes
+from springtide.cli.tables.statuses import count, pause, progress_line
+from springtide.core.errors import BackendError
+from springtide.core.status.platform import JobStatus
+from springtide.core.workload import JobState
+
+if TYPE_CHECKING:
+    from springtide.client.api import Client
+
+_POLL_S = 0.25
+_PLAIN_LINE_S = 2.0
+# A platform that is restarted is back well within this time, and its workers train on meanwhile.
+_PATIENCE_S = 30.0
+
+
+class JobWatcher:
+    """Compares a job's statuses one after the other and tells what happened between them."""
+
+    def __init__(self) -> None:
+        self._last: JobStatus | None = None
+        # How many workers trained before the change that is under way: a status names the new number at once,
+        # and counts the resize only when the workers have switched.
+        self._num_training = 0
+        self._batch_size = 0
+        self.pauses_s: list[float] = []
+
+    def observe(self, job: JobStatus) -> list[str]:
+        """The lines worth printing about what changed since the last status."""
+        last, self._last = self._last, job
+        if last is None:
+            self._batch_size = job.global_batch_size
+        lines = [] if last is None else self._compare(last, job)
+        if job.num_workers == 0 or self._num_training == 0:
+            self._num_training = job.num_workers if job.state == JobState.RUNNING else 0
+        return lines
+
+    def _compare(self, last: JobStatus, job: JobStatus) -> list[str]:
+        lines: list[str] = []
+        if job.functions is not None and last.functions is not None:
+            lines += function_changes(last.functions, job.functions, has_search=job.search is not None)
+            lines += search_changes(last, job)
+        if job.num_restarts > last.num_restarts:
+            origin = "the beginning" if job.checkpoint_step is None else f"its checkpoint at step {job.checkpoint_step}"
+            lines.append(f"restarted from {origin}: {job.reason}")
+        if job.num_preemptions > last.num_preemptions:
+            lines.append(f"gave its devices back, checkpoint at step {job.checkpoint_step or job.step}: {job.reason}")
+        if job.functions is not None:
+            # What changes is the plan, which is told above, and never the number of coordinators.
+            pass
+        elif job.num_resizes > last.num_resizes and job.num_workers > 0:
+            lines.append(self._change_line("resized", job))
+        elif job.last_pause_s != last.last_pause_s and job.num_workers < self._num_training:
+            lines.append(self._change_line("went on without a lost worker,", job))
+        if job.state != last.state and job.state != JobState.RUNNING and not JobState(job.state).is_terminal:
+            lines.append(f"{job.state}: {job.reason}" if job.reason else job.state)
+        return lines
+
+    def _change_line(self, what: str, job: JobStatus) -> str:
+        before, self._num_training = self._num_training, job.num_workers
+        change = f"{before} -> {job.num_workers}" if before else f"to {count(job.num_workers, 'worker')}"
+        paused = ""
+        if job.last_pause_s is not None:
+            self.pauses_s.append(job.last_pause_s)
+            paused = f", pause {pause(job.last_pause_s)}"
+        batch = f"global batch {job.global_batch_size} kept"
+        if self._batch_size != job.global_batch_size:
+            batch, self._batch_size = f"batch {self._batch_size} -> {job.global_batch_size}", job.global_batch_size
+            if before == job.num_workers:
+                return f"{batch}{paused}, step {job.step} continued"
+        # The job's reason says "resized 2 -> 1 (why)"; the numbers stand here already.
+        why = job.reason.partition(" (")[2].removesuffix(")") if job.reason.startswith("resized ") else ""
+        return f"{what} {change}{f' ({why})' if why else ''}{paused}, {batch}, step {job.step} continued"
+
+
+class Display(Protocol):
+    """Where progress is shown."""
+
+    def update(self, job: JobStatus) -> None:
+        """Show where the job is now."""
+        ...
+
+    def event(self, line: str) -> None:
+        """Show something that happened; it stays."""
+        ...
+
+
+class PlainDisplay:
+    """Lines for a log file: every event, and the progress at most every two seconds and only if it changed."""
+
+    def __init__(self, write: Callable[[str], None], monotonic_s: Callable[[], float] = time.monotonic) -> None:
+        self._write = write
+        self._monotonic_s = monotonic_s
+        self._due_s = float("-inf")
+        self._last = ""
+
+    def update(self, job: JobStatus) -> None:
+        """Print the progress if it is due."""
+        line = progress_line(job)
+        now_s = self._monotonic_s()
+        if now_s >= self._due_s and line != self._last:
+            self._write(line)
+            self._last = line
+            self._due_s = now_s + _PLAIN_LINE_S
+
+    def event(self, line: str) -> None:
+        """Print it at once."""
+        self._write(f"  {line}")
+
+
+class _LiveDisplay:
+    """One line that changes in place; events scroll away above it."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+        from rich.text import Text
+
+        self._text = Text
+        self._console = Console(highlight=False)
+        self._live = Live(Text(""), console=self._console, refresh_per_second=8, transient=True)
+
+    def __enter__(self) -> _LiveDisplay:
+        self._live.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._live.stop()
+
+    def update(self, job: JobStatus) -> None:
+        """Change the line."""
+        line = progress_line(job, self._console.width)
+        self._live.update(self._text(line, no_wrap=True, overflow="ellipsis"))
+
+    def event(self, line: str) -> None:
+        """Print it above the line."""
+        self._console.print(self._text(f"  {line}"))
+
+
+@contextmanager
+def display(*, live: bool, to_stderr: bool) -> Iterator[Display]:
+    """The display that fits: live on a terminal, plain lines elsewhere."""
+    if live:
+        with _LiveDisplay() as shown:
+            yield shown
+    else:
+        yield PlainDisplay(lambda line: click.echo(line, err=to_stderr))
+
+
+def can_redraw() -> bool:
+    """Whether standard output is a terminal on which a line can change in place."""
+    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+
+
+def terminal_width() -> int | None:
+    """How many characters a line of the terminal holds; None where standard output is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def follow(
+    client: Client,
+    job_id: str,
+    shown: Display,
+    sleep: Callable[[float], None] = time.sleep,
+    watcher: JobWatcher | None = None,
+) -> JobStatus:
+    """Show the job until it has ended and return its last status; waits out a restart of the platform.
+
+    Raises BackendError if the platform stays away. KeyboardInterrupt passes through.
+    """
+    watcher = watcher or JobWatcher()
+    patience_s = _PATIENCE_S
+    while True:
+        try:
+            job = client.job(job_id)
+        except BackendError as error:
+            if patience_s == _PATIENCE_S:
+                shown.event(f"{error}; waiting for the platform, the workers train on")
+            patience_s -= _POLL_S
+            if patience_s <= 0:
+                raise
+            sleep(_POLL_S)
+            continue
+        patience_s = _PATIENCE_S
+        for line in watcher.observe(job):
+            shown.event(line)
+        if JobState(job.state).is_terminal:
+            return job
+        shown.update(job)
+        sleep(_POLL_S)

@@ -1,0 +1,191 @@
+"""`springtide up`, `down` and `dashboard`: the platform's own life."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from springtide.cli.platform.platform_process import (
+    PlatformFile,
+    is_alive,
+    read_platform,
+    read_token,
+    running_platform,
+    service_command,
+    start_platform,
+    wait_gone,
+)
+from springtide.cli.platform.up_functions import NAMES_OF_FUNCTIONS, function_options, settings_of, told_functions
+from springtide.cli.session import Session, common_options, complain
+from springtide.cli.settings import resolve
+from springtide.core.errors import BackendError
+from springtide.core.quantities import format_duration
+from springtide.service.assembly.function_settings import write_settings
+
+_DOWN_TIMEOUT_S = 60.0
+
+
+def login_url(platform: PlatformFile, state_dir: Path) -> str:
+    """The address that logs a browser in."""
+    return f"{platform.url.rstrip('/')}/login?token={read_token(state_dir)}"
+
+
+def _described(platform: PlatformFile, state_dir: Path) -> dict[str, object]:
+    return {
+        "url": platform.url,
+        "pid": platform.pid,
+        "dashboard_url": login_url(platform, state_dir),
+        "state_dir": str(state_dir),
+        "token_path": str(state_dir / "token"),
+        "log_path": str(state_dir / "platform.log"),
+    }
+
+
+def _told(platform: PlatformFile, state_dir: Path, headline: str) -> str:
+    return (
+        f"{headline}\n"
+        f"  api        {platform.url}   (docs: {platform.url.rstrip('/')}/docs)\n"
+        f"  dashboard  {login_url(platform, state_dir)}\n"
+        f"  state      {state_dir}   (token: {state_dir / 'token'}, log: {state_dir / 'platform.log'})"
+    )
+
+
+class _Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """What the platform is to be started with."""
+
+    slots: int | None
+    policy: str
+    port: int
+    price: float | None
+    pools: str
+    day_s: float
+
+
+def _wish_of(given: dict[str, Any]) -> _Wish:
+    """The flags and, for what no flag says, the settings. Raises InvalidRequest, also if they do not go together."""
+    found = {name: resolve(name, flag).value for name, flag in given.items()}
+    found["policy"] = _check_pools(str(found["policy"]), str(found["pools"] or ""), found["slots"])
+    return msgspec.convert({**found, "port": found["port"] or 0, "pools": found["pools"] or ""}, _Wish, strict=False)
+
+
+def _check_pools(policy: str, pools: str, slots: Any) -> str:
+    """The policy that decides with these pools. Raises InvalidRequest if the machine has too few slots for them."""
+    if not pools:
+        return policy
+    # All of it is loaded only for those who have pools, so that the command starts fast.
+    from springtide.backends.local.devices import discover_node, split_node
+    from springtide.scheduling.registry import check_policy_name
+    from springtide.service.assembly.pool_settings import parse_pools, policy_with_pools
+
+    owners = parse_pools(pools)
+    split_node(discover_node(slots), owners)
+    composed = policy_with_pools(policy, owners)
+    check_policy_name(composed)
+    return composed
+
+
+@click.command()
+@click.option(
+    "--slots", type=click.IntRange(1, 256), help="How many CPU workers may run. [default: cores, or the GPUs]"
+)
+@click.option("--policy", metavar="P", help="Who gets what: see `springtide policies`. [default: springtide]")
+@click.option("--port", type=click.IntRange(0, 65535), help="0 takes a free one. [default: 8787]")
+@click.option("--price", type=float, metavar="USD", help="What a device costs an hour. [default: 0.05, a GPU 2.50]")
+@click.option("--pools", metavar="P=N", help="Who owns how many slots: inference=2. [default: all share them]")
+@click.option("--day", "day_s", metavar="TIME", help="After what time the load comes again: 2m. [default: 24h]")
+@function_options
+@click.option("--foreground", is_flag=True, help="Stay here and end with Ctrl-C.")
+@common_options
+@click.pass_obj
+def up(session: Session, /, foreground: bool, **given: Any) -> None:
+    """Start the platform: API, dashboard and scheduler in one process on this machine.
+
+    What no flag says, the settings say: springtide config show.
+    """
+    state_dir = session.state_dir
+    running = running_platform(state_dir)
+    if running is not None:
+        answer = {**_described(running, state_dir), "started": False}
+        session.answer(answer, _told(running, state_dir, f"already running (pid {running.pid})"), "look: springtide ps")
+        return
+    functions = settings_of({name: given.pop(name) for name in NAMES_OF_FUNCTIONS})
+    wish = _wish_of(given)
+    asked = (wish.slots, wish.policy, wish.port, wish.price)
+    kept = write_settings(state_dir, functions)
+    if foreground:
+        command = service_command(state_dir, *asked, pools=wish.pools, day_s=wish.day_s, functions=kept)
+        os.execv(command[0], command)
+    session.note("starting ...")
+    platform = start_platform(state_dir, *asked, pools=wish.pools, day_s=wish.day_s, functions=kept)
+    hint = "next: springtide run FILE | springtide hello | stop: springtide down"
+    answer = {
+        **_described(platform, state_dir),
+        "started": True,
+        "policy": wish.policy,
+        "pools": wish.pools,
+        "functions": "" if functions is None else functions.provider,
+    }
+    told = _told(platform, state_dir, f"springtide is up (pid {platform.pid})")
+    session.answer(answer, told + _told_pools(wish) + told_functions(functions), hint)
+
+
+def _told_pools(wish: _Wish) -> str:
+    """Which slots are whose, and what moves them; nothing where all share them."""
+    if not wish.pools:
+        return ""
+    from springtide.backends.local.devices import discover_node, split_node
+    from springtide.service.assembly.pool_settings import parse_pools
+
+    nodes = split_node(discover_node(wish.slots), parse_pools(wish.pools))
+    owned = [
+        f"{pool} {', '.join(node.node_id for node in nodes if node.owner == pool) or 'none'}"
+        for pool in ("training", "inference")
+    ]
+    return (
+        f"\n  pools      {'; '.join(owned)}"
+        f"\n  policy     {wish.policy}   (slots are loaned and taken back; a day is {format_duration(wish.day_s)})"
+    )
+
+
+@click.command()
+@click.option("--keep-workers", is_flag=True, help="Let jobs train on; the next `up` finds them again.")
+@common_options
+@click.pass_obj
+def down(session: Session, keep_workers: bool) -> None:
+    """Stop the platform. Unfinished jobs continue from where they are after the next `up`."""
+    state_dir = session.state_dir
+    written = read_platform(state_dir)
+    if written is None or not is_alive(written.pid):
+        session.answer(
+            {"stopped": False, "reason": "not running"},
+            f"no platform is running in {state_dir}",
+            "start one: springtide up",
+        )
+        return
+    # The one that is waited for is the one that is asked, whatever address is set elsewhere.
+    session.given_state_dir = state_dir
+    session.client.shutdown(stop_workers=not keep_workers)
+    if not wait_gone(written.pid, _DOWN_TIMEOUT_S):
+        raise BackendError(
+            f"the platform (pid {written.pid}) has not ended within {_DOWN_TIMEOUT_S:.0f} s; "
+            f"{state_dir / 'platform.log'} says what it waits for"
+        )
+    text = "springtide is down" + ("; its workers train on" if keep_workers else "")
+    session.answer({"stopped": True, "workers_kept": keep_workers}, text, "start again: springtide up")
+
+
+@click.command()
+@common_options
+@click.pass_obj
+def dashboard(session: Session) -> None:
+    """Print the address that logs your browser in. It holds the token: keep it to yourself."""
+    state_dir = session.state_dir
+    platform = running_platform(state_dir)
+    if platform is None:
+        complain("no platform is running here; start one: springtide up")
+        raise click.exceptions.Exit(1)
+    session.answer({"dashboard_url": login_url(platform, state_dir)}, login_url(platform, state_dir))

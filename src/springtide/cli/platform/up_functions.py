@@ -1,0 +1,97 @@
+"""`springtide up --functions`: the flags and settings of the function service that a platform connects to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from springtide.cli.settings import NAMES, resolve
+from springtide.core.quantities import format_duration
+from springtide.service.assembly.function_settings import (
+    FunctionSettings,
+    check_settings,
+    parse_faults,
+    shown_address,
+)
+
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+NAMES_OF_FUNCTIONS = tuple(name for name in NAMES if name.startswith("functions"))
+_OPTIONS = (
+    click.option(
+        "--functions",
+        metavar="SERVICE",
+        help="Jobs may run on functions, too: emulator, aws or alibaba. [default: none]",
+    ),
+    click.option("--functions-store", metavar="URL", help="Where they meet: file:///path or s3://bucket/prefix."),
+    click.option(
+        "--functions-parameter-store",
+        metavar="URL",
+        help="What carries gradients, if not the store: redis (starts one a job), redis://, shm://, ecs://.",
+    ),
+    click.option("--functions-region", metavar="R", help="Of the provider."),
+    click.option("--functions-role", metavar="ARN", help="What functions may do: read and write the store."),
+    click.option("--functions-image", metavar="URI", help="What functions are made of: see `springtide package`."),
+    click.option("--functions-endpoint", metavar="URL", help="Another address of the provider's API."),
+    click.option(
+        "--functions-concurrency",
+        metavar="N",
+        help="How many functions jobs may have at a time; their successors come on top.",
+    ),
+    click.option("--functions-places", metavar="N", help="How many jobs may run on functions at a time. [default: 4]"),
+    click.option(
+        "--functions-lifetime", "functions_lifetime_s", metavar="TIME", help="Emulator: when a function is ended: 60s."
+    ),
+    click.option("--functions-bandwidth", metavar="SIZE", help="Emulator: of a function each way, a second: 70MB."),
+    click.option(
+        "--functions-faults", metavar="F=P", help="Emulator: what goes wrong how often: kill=0.05,throttled=0.1."
+    ),
+)
+
+
+def function_options(command: CommandT) -> CommandT:
+    """Add the flags of the function service."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def settings_of(given: dict[str, Any]) -> FunctionSettings | None:
+    """The function service that flags and settings ask for; None without one. Raises InvalidRequest."""
+    found = {name: resolve(name, given[name]) for name in NAMES_OF_FUNCTIONS}
+    provider = found.pop("functions").value
+    if provider in (None, "none"):
+        flag = next((name for name in found if given[name] is not None), None)
+        if flag is not None:
+            from springtide.cli.session import refuse
+
+            refuse(f"--{flag.removesuffix('_s').replace('_', '-')} needs a function service: add --functions emulator")
+        return None
+    values = {name.removeprefix("functions_"): setting.value for name, setting in found.items()}
+    values["bytes_per_s"] = values.pop("bandwidth")
+    faults = parse_faults(str(values.pop("faults") or ""))
+    named = {name: value for name, value in values.items() if value is not None}
+    settings = FunctionSettings(provider=provider, faults=faults, **named)  # type: ignore[arg-type]
+    check_settings(settings)
+    return settings
+
+
+def told_functions(settings: FunctionSettings | None) -> str:
+    """What the platform was connected to, for people; nothing without a function service."""
+    if settings is None:
+        return ""
+    parts: list[str] = [settings.provider]
+    if settings.region:
+        parts[0] += f" in {settings.region}"
+    if settings.is_emulated:
+        parts.append("functions are processes of this machine")
+    if settings.lifetime_s is not None:
+        parts.append(f"each ends after {format_duration(settings.lifetime_s)}")
+    if settings.store:
+        parts.append(f"store {shown_address(settings.store)}")
+    if settings.parameter_store:
+        parts.append(f"parameter store {shown_address(settings.parameter_store)}")
+    if settings.faults:
+        parts.append("faults " + ", ".join(f"{name} {fraction:.0%}" for name, fraction in settings.faults.items()))
+    return f"\n  functions  {'; '.join(parts)}   (springtide run FILE --on functions)"

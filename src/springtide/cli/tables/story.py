@@ -1,0 +1,70 @@
+"""A workload's history as people read it: folded lines with the time of day, and how many workers it had when."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import datetime
+
+from springtide.core.status.platform import Explanation, HistoryEntry
+
+_NUM_SHOWN = 12
+_NUM_COUNTS_SHOWN = 8
+# What a group of workers does at about the same time: one line tells it of all of them.
+_FOLDED_KINDS = frozenset({"starting", "ready", "stopping", "stopped"})
+_FOLDED_WITHIN_S = 2.0
+_FORMING_KINDS = frozenset({"start", "resume", "grow", "shrink", "replace", "recover"})
+_NUM_WORKERS = re.compile(r"(\d+) workers?\b")
+
+
+def num_workers_over_time(history: Sequence[HistoryEntry]) -> list[int]:
+    """How many workers trained, one entry for each change; 0 between a pause and its end."""
+    counts: list[int] = []
+    for entry in history:
+        found = _NUM_WORKERS.search(entry.text) if entry.kind in _FORMING_KINDS else None
+        if found is None:
+            continue
+        if entry.kind in ("start", "resume") and counts:
+            counts.append(0)
+        if not counts or counts[-1] != int(found[1]):
+            counts.append(int(found[1]))
+    return counts
+
+
+def workers_text(counts: Sequence[int]) -> str:
+    """1 -> 4 -> 2; the middle of a long story is left out. Empty if nothing is known."""
+    texts = [str(count) for count in counts]
+    if len(texts) > _NUM_COUNTS_SHOWN:
+        texts = [texts[0], "...", *texts[-(_NUM_COUNTS_SHOWN - 2) :]]
+    return " -> ".join(texts)
+
+
+def _folded(history: Sequence[HistoryEntry]) -> list[tuple[float, str]]:
+    """When and what, with one line for what several workers do together."""
+    groups: list[list[HistoryEntry]] = []
+    for entry in history:
+        last = groups[-1][-1] if groups else None
+        is_near = last is not None and entry.kind == last.kind and entry.at_s - last.at_s < _FOLDED_WITHIN_S
+        if is_near and last is not None and (entry.kind in _FOLDED_KINDS or entry.text == last.text):
+            groups[-1].append(entry)
+        else:
+            groups.append([entry])
+    return [
+        (group[0].at_s, group[0].text + (f"  (and {len(group) - 1} more like it)" if len(group) > 1 else ""))
+        for group in groups
+    ]
+
+
+def explanation(answer: Explanation, wall_clock_offset_s: float) -> str:
+    """The reason, what it rests on, what could be done, and the newest part of the story in local time."""
+    lines = [f"{answer.workload_id} {answer.state}: {answer.reason}"]
+    lines += [f"  because {line}" for line in answer.evidence]
+    if answer.next_steps:
+        lines.append("  you could:")
+        lines += [f"    {line}" for line in answer.next_steps]
+    if answer.history:
+        lines.append("  what happened:")
+        for at_s, text in _folded(answer.history)[-_NUM_SHOWN:]:
+            moment = datetime.fromtimestamp(at_s + wall_clock_offset_s)
+            lines.append(f"    {moment:%H:%M:%S}  {text}")
+    return "\n".join(lines)

@@ -1,0 +1,294 @@
+"""The journal in a PostgreSQL database, which outlives the machine of the control plane. The only user of psycopg.
+
+Of all control planes that ever opened it, the newest alone may write: opening takes the next **term**, and every
+append compares its own term with the newest inside the transaction that inserts. A control plane that was stopped for
+an hour and wakes up is refused by the database, whatever it believes about itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import psycopg
+
+from springtide.control.journal.sqlite import SCHEMA_VERSION, decode_step, encode_step
+from springtide.core.errors import JournalError, Superseded
+from springtide.core.ports import Step
+
+_log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 5
+# A statement that takes longer is given up and tried again by the loop: decisions wait, nobody waits for ever.
+STATEMENT_TIMEOUT_S = 10
+PAGE_STEPS = 500
+# Two control planes that make the tables at the same instant would trip over each other.
+_SCHEMA_LOCK = 0x5350_5254
+_TABLES = (
+    "CREATE TABLE IF NOT EXISTS springtide_meta (key text PRIMARY KEY, value text NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS springtide_term ("
+    "only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row), "
+    "term bigint NOT NULL, holder text NOT NULL, taken_at timestamptz NOT NULL DEFAULT now())",
+    "CREATE TABLE IF NOT EXISTS springtide_steps ("
+    "seq bigint PRIMARY KEY, term bigint NOT NULL, now_s double precision NOT NULL, step bytea NOT NULL)",
+    "INSERT INTO springtide_term (term, holder) VALUES (0, '') ON CONFLICT DO NOTHING",
+)
+_TAKE_TERM = "UPDATE springtide_term SET term = term + 1, holder = %s, taken_at = now() RETURNING term"
+# FOR SHARE holds the row until the insert is committed: nobody can take the next term in between, and who waited for
+# somebody that did finds another term here and inserts nothing.
+_APPEND = """
+WITH own AS (SELECT term FROM springtide_term WHERE term = %(term)s FOR SHARE)
+INSERT INTO springtide_steps (seq, term, now_s, step)
+SELECT %(seq)s, own.term, %(now_s)s, %(step)s FROM own
+WHERE coalesce((SELECT max(seq) FROM springtide_steps), 0) = %(seq)s - 1
+RETURNING seq
+"""
+_SET_META = """
+WITH own AS (SELECT term FROM springtide_term WHERE term = %(term)s FOR SHARE)
+INSERT INTO springtide_meta (key, value) SELECT %(key)s, %(value)s FROM own
+ON CONFLICT (key) DO UPDATE SET value = excluded.value
+RETURNING key
+"""
+
+T = TypeVar("T")
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+class PostgresJournal:
+    """A journal in the tables `springtide_*` of a database (of the first schema in its search path).
+
+    One platform, one journal: a second platform needs a database or a schema of its own. `holder` is who takes the
+    term, for people. With `read_only` no term is taken and nothing can be written.
+    What a lost connection leaves open, whether a step was recorded, is settled before the step is written again, so
+    that a step that is tried anew is recorded once.
+    """
+
+    def __init__(self, url: str, *, holder: str = "", read_only: bool = False) -> None:
+        """Open, make the tables where there are none, take the next term. Raises JournalError."""
+        self._url = url
+        self._shown = _without_password(url)
+        self._read_only = read_only
+        self._lock = threading.RLock()
+        self._connection: Connection | None = None
+        self._is_closed = False
+        self._term = 0
+        try:
+            connection = self._connect()
+            if not read_only:
+                self._make_tables(connection)
+            self._check_schema(connection)
+            if not read_only:
+                row = connection.execute(_TAKE_TERM, (holder,)).fetchone()
+                assert row is not None
+                self._term = int(row[0])
+            # Nobody else writes from here on: a step of the term before is in the table by now, or never will be.
+            self._last_seq = self._newest_seq(connection)
+        except psycopg.Error as error:
+            self.close()
+            raise JournalError(f"the journal {self._shown} cannot be opened: {_sentence(error)}") from error
+        except JournalError:
+            self.close()
+            raise
+
+    @property
+    def term(self) -> int:
+        """The number of this opening: higher than that of every one before. 0 if it was opened for reading only."""
+        return self._term
+
+    def append(self, step: Step) -> int:
+        """Make a step durable and return its sequence number.
+
+        Raises Superseded for ever once a newer term was taken, JournalError when the database does not do it now;
+        after that the same step is to be tried again, and no other one.
+        """
+        with self._lock:
+            seq = self._last_seq + 1
+            wanted: dict[str, Any] = {
+                "term": self._term,
+                "seq": seq,
+                "now_s": step.now_s,
+                "step": encode_step(step),
+            }
+
+            def insert(connection: Connection) -> int:
+                with contextlib.suppress(psycopg.errors.UniqueViolation):
+                    if connection.execute(_APPEND, wanted).fetchone() is not None:
+                        return seq
+                return self._why_not(connection, wanted)
+
+            self._last_seq = self._do(insert, "written")
+            return self._last_seq
+
+    def check(self) -> None:
+        """Raise Superseded once a newer term was taken; JournalError when the database does not say."""
+        with self._lock:
+            self._do(self._check_term, "read")
+
+    def read(self, after_seq: int = 0) -> Iterator[tuple[int, Step]]:
+        """Every step with a higher sequence number, in order. Raises JournalError."""
+        query = "SELECT seq, step FROM springtide_steps WHERE seq > %s ORDER BY seq LIMIT %s"
+        while True:
+
+            def fetch(connection: Connection, after_seq: int = after_seq) -> list[tuple[Any, ...]]:
+                return connection.execute(query, (after_seq, PAGE_STEPS)).fetchall()
+
+            with self._lock:
+                rows = self._do(fetch, "read")
+            for seq, data in rows:
+                yield int(seq), decode_step(bytes(data))
+                after_seq = int(seq)
+            if len(rows) < PAGE_STEPS:
+                return
+
+    def last_now_s(self) -> float:
+        """When the newest step was taken; 0 for an empty journal. Raises JournalError."""
+        row = self._ask("SELECT now_s FROM springtide_steps ORDER BY seq DESC LIMIT 1")
+        return 0.0 if row is None else float(row[0])
+
+    def meta(self, key: str) -> str | None:
+        """A fact about the journal itself, such as when its clock began. Raises JournalError."""
+        row = self._ask("SELECT value FROM springtide_meta WHERE key = %s", key)
+        return None if row is None else str(row[0])
+
+    def set_meta(self, key: str, value: str) -> None:
+        """Set such a fact. Raises Superseded, JournalError."""
+        values = {"term": self._term, "key": key, "value": value}
+
+        def put(connection: Connection) -> None:
+            if connection.execute(_SET_META, values).fetchone() is None:
+                self._check_term(connection)
+
+        with self._lock:
+            self._do(put, "written")
+
+    def holder(self) -> tuple[int, str]:
+        """The newest term and who took it. Raises JournalError."""
+        row = self._ask("SELECT term, holder FROM springtide_term")
+        return (0, "") if row is None else (int(row[0]), str(row[1]))
+
+    def close(self) -> None:
+        """Close the connection. The journal cannot be used afterwards."""
+        with self._lock:
+            self._is_closed = True
+            self._disconnect()
+
+    def _ask(self, query: str, *values: str) -> tuple[Any, ...] | None:
+        with self._lock:
+            # The statements are constants of this module; psycopg's type wants to see that, and cannot through here.
+            return self._do(lambda connection: connection.execute(query.encode(), values).fetchone(), "read")
+
+    def _do(self, work: Callable[[Connection], T], verb: str) -> T:
+        """Run `work`; once more on a new connection if the one at hand turns out to be dead. Raises JournalError."""
+        if self._is_closed:
+            raise JournalError(f"the journal {self._shown} is closed")
+        is_used = self._connection is not None
+        for is_last in (not is_used, True):
+            try:
+                return work(self._connect())
+            except psycopg.Error as error:
+                is_dead = self._connection is None or self._connection.broken or self._connection.closed
+                if is_dead:
+                    self._disconnect()
+                if is_last or not is_dead:
+                    raise JournalError(f"the journal {self._shown} cannot be {verb}: {_sentence(error)}") from error
+        raise AssertionError("the second attempt returns or raises")
+
+    def _connect(self) -> Connection:
+        if self._connection is None:
+            connection = psycopg.connect(
+                self._url,
+                autocommit=True,
+                connect_timeout=CONNECT_TIMEOUT_S,
+                application_name="springtide",
+                # A database that vanished without a word is noticed before long.
+                keepalives_idle=5,
+                keepalives_interval=2,
+                keepalives_count=3,
+                tcp_user_timeout=STATEMENT_TIMEOUT_S * 1000,
+                # Prepared statements do not survive a pool of connections in between.
+                prepare_threshold=None,
+            )
+            self._connection = connection
+            connection.execute(f"SET statement_timeout = '{STATEMENT_TIMEOUT_S}s'")
+            # What `append` returned from must survive a power loss, whatever the server's default is.
+            connection.execute(
+                "SELECT set_config('synchronous_commit', 'on', false) "
+                "WHERE current_setting('synchronous_commit') = 'off'"
+            )
+            if self._read_only:
+                connection.execute("SET default_transaction_read_only = on")
+        return self._connection
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(psycopg.Error):
+                self._connection.close()
+            self._connection = None
+
+    def _make_tables(self, connection: Connection) -> None:
+        with connection.transaction():
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", (_SCHEMA_LOCK,))
+            for statement in _TABLES:
+                connection.execute(statement)
+            connection.execute(
+                "INSERT INTO springtide_meta VALUES ('schema', %s) ON CONFLICT DO NOTHING", (str(SCHEMA_VERSION),)
+            )
+        row = connection.execute("SHOW fsync").fetchone()
+        if row is not None and row[0] == "off":
+            _log.warning("the database %s runs with fsync=off: the journal may not survive a power loss", self._shown)
+
+    def _check_schema(self, connection: Connection) -> None:
+        row = connection.execute("SELECT value FROM springtide_meta WHERE key = 'schema'").fetchone()
+        found = None if row is None else row[0]
+        if found != str(SCHEMA_VERSION):
+            raise JournalError(
+                f"the journal {self._shown} has schema {found}, this version reads {SCHEMA_VERSION}; "
+                "start with another database or the version that wrote it"
+            )
+
+    def _newest_seq(self, connection: Connection) -> int:
+        row = connection.execute("SELECT coalesce(max(seq), 0) FROM springtide_steps").fetchone()
+        assert row is not None
+        return int(row[0])
+
+    def _why_not(self, connection: Connection, wanted: dict[str, Any]) -> int:
+        """Nothing was inserted: the step is there already (its number is returned), or it cannot be. Raises."""
+        self._check_term(connection)
+        row = connection.execute("SELECT term, step FROM springtide_steps WHERE seq = %s", (wanted["seq"],)).fetchone()
+        if row is not None and row[0] == wanted["term"] and bytes(row[1]) == wanted["step"]:
+            # The connection broke after the commit and before the answer.
+            return int(wanted["seq"])
+        newest = self._newest_seq(connection)
+        raise JournalError(
+            f"the journal {self._shown} ends at step {newest}, but step {wanted['seq'] - 1} was written here last: "
+            "the database was set back (a failover to a copy that was behind?); restart the control plane, "
+            "which takes the journal as it is now"
+        )
+
+    def _check_term(self, connection: Connection) -> None:
+        row = connection.execute("SELECT term, holder FROM springtide_term").fetchone()
+        if row is None or row[0] != self._term:
+            newest, holder = (None, "nobody") if row is None else (row[0], row[1] or "somebody")
+            raise Superseded(
+                f"another control plane has taken over: {holder} writes the journal in term {newest}, "
+                f"this one had term {self._term}"
+            )
+
+
+def _without_password(url: str) -> str:
+    """The URL as it may be shown: with its host and database, without user, password and options."""
+    try:
+        parts = urlsplit(url)
+        port = "" if parts.port is None else f":{parts.port}"
+        return f"{parts.scheme}://{parts.hostname or ''}{port}{parts.path}"
+    except ValueError:
+        return "postgresql://..."
+
+
+def _sentence(error: psycopg.Error) -> str:
+    """What the database said, on one line."""
+    return " ".join(str(error).split()) or type(error).__name__

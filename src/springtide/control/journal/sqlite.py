@@ -1,0 +1,211 @@
+"""The journal: one append-only record of steps. Recovery, audit, the dashboard and the golden traces read it."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from springtide.core.errors import InvalidRequest, JournalError
+from springtide.core.ports import Step
+
+SCHEMA_VERSION = 1
+JOURNAL_FORMS = "postgresql://USER@HOST/DATABASE, sqlite:///absolute/path, or nothing for the state directory"
+_TERM = "term"
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS steps (seq INTEGER PRIMARY KEY, now_s REAL NOT NULL, step BLOB NOT NULL) STRICT;
+"""
+
+
+class DurableJournal(Protocol):
+    """The journal of a platform: steps, and a few facts about itself. Every method raises JournalError."""
+
+    @property
+    def term(self) -> int:
+        """How often a control plane has taken it over; only the newest may write."""
+        ...
+
+    def append(self, step: Step) -> int:
+        """Make a step durable and return its sequence number. Raises Superseded once a newer term was taken."""
+        ...
+
+    def check(self) -> None:
+        """Raise Superseded once a newer term was taken."""
+        ...
+
+    def read(self, after_seq: int = 0) -> Iterator[tuple[int, Step]]:
+        """Every step with a higher sequence number, in order."""
+        ...
+
+    def last_now_s(self) -> float:
+        """When the newest step was taken; 0 for an empty journal."""
+        ...
+
+    def meta(self, key: str) -> str | None:
+        """A fact about the journal itself."""
+        ...
+
+    def set_meta(self, key: str, value: str) -> None:
+        """Set such a fact."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...
+
+
+def open_journal(url: str, state_dir: Path, *, holder: str = "") -> DurableJournal:
+    """Open the journal that a URL names and take its next term. An empty URL is SQLite in the state directory.
+
+    `holder` says for people who takes the term. Raises InvalidRequest for a URL that names no journal, JournalError.
+    """
+    journal = _open(url, state_dir, holder=holder, read_only=False)
+    if isinstance(journal, SqliteJournal):
+        journal.take_term()
+    return journal
+
+
+def read_journal(url: str, state_dir: Path) -> DurableJournal:
+    """Open it for reading, beside whoever writes. Raises as `open_journal`."""
+    return _open(url, state_dir, holder="", read_only=True)
+
+
+def _open(url: str, state_dir: Path, *, holder: str, read_only: bool) -> DurableJournal:
+    if not url:
+        return SqliteJournal(state_dir / "journal.db", read_only=read_only)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise InvalidRequest(f"a journal's URL must look like one of: {JOURNAL_FORMS}") from None
+    if parts.scheme in {"postgresql", "postgres"}:
+        try:
+            from springtide.control.journal.postgres import PostgresJournal
+        except ImportError as error:
+            raise InvalidRequest(
+                f"a journal in PostgreSQL needs psycopg ({error}): pip install 'springtide[postgres]'"
+            ) from None
+        return PostgresJournal(url, holder=holder, read_only=read_only)
+    path = Path(unquote(parts.path))
+    if parts.scheme != "sqlite" or parts.netloc or not path.is_absolute() or path == Path("/"):
+        raise InvalidRequest(f"no journal has the URL {parts.scheme}://...; it is one of: {JOURNAL_FORMS}")
+    return SqliteJournal(path, read_only=read_only)
+
+
+def encode_step(step: Step) -> bytes:
+    """Return the step as one line of JSON."""
+    return msgspec.json.encode(step)
+
+
+def decode_step(data: bytes) -> Step:
+    """Return the step that `encode_step` wrote. Raises JournalError if it is not one."""
+    try:
+        return msgspec.json.decode(data, type=Step)
+    except (ValueError, RecursionError) as error:
+        raise JournalError(f"a step of the journal cannot be read: {error}") from error
+
+
+class SqliteJournal:
+    """A journal in one SQLite file: WAL with full sync, so that what `append` returned from survives power loss.
+
+    One writer at a time holds it exclusively (a second control plane on the same directory is refused); readers
+    open their own `SqliteJournal(path, read_only=True)` and never wait.
+    """
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        self._path = path
+        try:
+            if read_only:
+                uri = f"file:{path}?mode=ro"
+                self._db = sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None, timeout=5.0)
+            else:
+                self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=5.0)
+                path.chmod(0o600)
+                self._db.execute("PRAGMA journal_mode=WAL")
+                self._db.execute("PRAGMA synchronous=FULL")
+                self._db.executescript(_SCHEMA)
+                self._db.execute("INSERT OR IGNORE INTO meta VALUES ('schema', ?)", (str(SCHEMA_VERSION),))
+            self._check_schema()
+        except sqlite3.Error as error:
+            raise JournalError(f"the journal {path} cannot be opened: {error}") from error
+
+    @property
+    def term(self) -> int:
+        """How often `take_term` was called, by whoever held the file then."""
+        return int(self.meta(_TERM) or 0)
+
+    def take_term(self) -> int:
+        """Begin the next term and return its number. The directory's lock is what keeps everyone else out."""
+        term = self.term + 1
+        self.set_meta(_TERM, str(term))
+        return term
+
+    def check(self) -> None:
+        """Nobody can take the next term while the directory is locked."""
+
+    def append(self, step: Step) -> int:
+        """Make a step durable and return its sequence number. Raises JournalError; then nothing was recorded."""
+        try:
+            cursor = self._db.execute("INSERT INTO steps (now_s, step) VALUES (?, ?)", (step.now_s, encode_step(step)))
+        except sqlite3.Error as error:
+            raise JournalError(f"the journal {self._path} cannot be written: {error}") from error
+        assert cursor.lastrowid is not None
+        return cursor.lastrowid
+
+    def read(self, after_seq: int = 0) -> Iterator[tuple[int, Step]]:
+        """Every step with a higher sequence number, in order. Raises JournalError."""
+        try:
+            for seq, data in self._db.execute("SELECT seq, step FROM steps WHERE seq > ? ORDER BY seq", (after_seq,)):
+                yield seq, decode_step(data)
+        except sqlite3.Error as error:
+            raise JournalError(f"the journal {self._path} cannot be read: {error}") from error
+
+    def last_now_s(self) -> float:
+        """When the newest step was taken; 0 for an empty journal."""
+        row = self._db.execute("SELECT now_s FROM steps ORDER BY seq DESC LIMIT 1").fetchone()
+        return 0.0 if row is None else float(row[0])
+
+    def meta(self, key: str) -> str | None:
+        """A fact about the journal itself, such as when its clock began."""
+        row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def set_meta(self, key: str, value: str) -> None:
+        """Set such a fact."""
+        try:
+            self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+        except sqlite3.Error as error:
+            raise JournalError(f"the journal {self._path} cannot be written: {error}") from error
+
+    def close(self) -> None:
+        """Close the file. The journal cannot be used afterwards."""
+        self._db.close()
+
+    def _check_schema(self) -> None:
+        found = self.meta("schema")
+        if found != str(SCHEMA_VERSION):
+            raise JournalError(
+                f"the journal {self._path} has schema {found}, this version reads {SCHEMA_VERSION}; "
+                "start with another state directory or the version that wrote it"
+            )
+
+
+class MemoryJournal:
+    """A journal that keeps the encoded bytes in memory: what comes back is what was written, not the same objects."""
+
+    def __init__(self) -> None:
+        self._steps: list[bytes] = []
+
+    def append(self, step: Step) -> int:
+        """Record a step and return its sequence number."""
+        self._steps.append(encode_step(step))
+        return len(self._steps)
+
+    def read(self, after_seq: int = 0) -> Iterator[tuple[int, Step]]:
+        """Every step with a higher sequence number, in order."""
+        for index in range(after_seq, len(self._steps)):
+            yield index + 1, decode_step(self._steps[index])

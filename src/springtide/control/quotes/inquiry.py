@@ -1,0 +1,213 @@
+"""Asking a policy what it would do with one more job: the same code that decides, on a Snapshot nobody keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+from msgspec.structs import replace
+
+from springtide.control.parts import sure_curve
+from springtide.control.quotes.budget import WithinBudget
+from springtide.control.quotes.forecast import after_one_turn, play_forward, while_changing
+from springtide.core.decision import JobView, Plan, PlannedRun, Policy, Schedule, Snapshot
+from springtide.core.resources import Device, DeviceId, Node, NodeId, Pool, Topology
+from springtide.core.shares import Share
+from springtide.core.workload import MAX_VIRTUAL_SHARDS, Goal, JobState, TrainingJob
+from springtide.perf.curve import SpeedCurve
+from springtide.scheduling.functions.policy import machines_only
+
+Options = Mapping[str, float | int | None]
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What the policy would do at this moment with the job in `view` among all others."""
+
+    view: JobView
+    snapshot: Snapshot
+    plan: Plan
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether the job would be taken in."""
+        return self.view.job.job_id not in self.plan.rejected
+
+    @property
+    def is_promised(self) -> bool:
+        """Whether its deadline would be guaranteed."""
+        return self.view.job.job_id in self.plan.admitted
+
+    @property
+    def refusal(self) -> str:
+        """The policy's own sentence; empty for an accepted job."""
+        refused = self.plan.rejected.get(self.view.job.job_id)
+        return "" if refused is None else refused.reason
+
+
+class Inquiry:
+    """Puts questions about one job, and changes of it, to one policy at one moment.
+
+    Deterministic: the same question gets the same answer. Forecasts take long, so each is made once.
+    """
+
+    def __init__(self, snapshot: Snapshot, policy: Policy, usd_per_device_hour: float = 0.0) -> None:
+        # Jobs on functions take no machine from anybody.
+        self.snapshot = machines_only(snapshot)
+        self.policy = WithinBudget(policy, usd_per_device_hour)
+        self.usd_per_device_hour = usd_per_device_hour
+        self._on_larger: dict[int, tuple[Snapshot, Snapshot]] = {}
+        self._forecasts: dict[tuple[Goal, int, int, int, Share | None], Schedule | None] = {}
+
+    def ask(self, job: TrainingJob, num_devices: int | None = None) -> Answer:
+        """What would become of the job if it were submitted now, or right after the cluster grew to `num_devices`."""
+        if num_devices is None:
+            return self._ask(job, self.snapshot)
+        settled, changing = self._larger(num_devices)
+        answer = self._ask(job, settled)
+        if not answer.is_accepted:
+            return answer
+        # Whoever submits it at once finds the others still on their way to the new devices.
+        at_once = self._ask(job, changing)
+        return answer if at_once.is_accepted and at_once.is_promised == answer.is_promised else at_once
+
+    def _ask(self, job: TrainingJob, before: Snapshot) -> Answer:
+        view = arriving(job, before.now_s)
+        snapshot = replace(before, jobs=(*before.jobs, view))
+        return Answer(view=view, snapshot=snapshot, plan=self.policy.decide(snapshot))
+
+    def _larger(self, num_devices: int) -> tuple[Snapshot, Snapshot]:
+        """The moment after new devices joined: the policy has given them to those who are here already, and they have
+        them, or are on their way to them."""
+        known = self._on_larger.get(num_devices)
+        if known is None:
+            joined = replace(self.snapshot, cluster=grown(self.snapshot.cluster, num_devices))
+            known = (after_one_turn(joined, self.policy), while_changing(joined, self.policy))
+            self._on_larger[num_devices] = known
+        return known
+
+    def schedule(self, answer: Answer) -> Schedule | None:
+        """Who accepted job would hold over time, up to its end: as planned, or played forward. None: nobody knows."""
+        job_id = answer.view.job.job_id
+        # A plan for a job of which nothing is known is made on a guess.
+        if not answer.is_accepted or known_curve(answer.view) is None:
+            return None
+        planned = answer.plan.future.get(job_id)
+        if planned:
+            return planned
+        job, num_devices = answer.view.job, len(answer.snapshot.cluster.device_ids())
+        key = (job.goal, job.num_epochs, job.max_workers, num_devices, job.share)
+        if key not in self._forecasts:
+            forecast = play_forward(answer.snapshot, self.policy, until=job_id)
+            has_end = job_id in forecast.finishes_s
+            self._forecasts[key] = forecast.schedules.get(job_id) if has_end else None
+        return self._forecasts[key]
+
+
+def arriving(job: TrainingJob, now_s: float) -> JobView:
+    """A job as the policy sees it in the moment of its submission."""
+    return JobView(
+        job=job,
+        state=JobState.PENDING,
+        submitted_at_s=now_s,
+        min_workers=job.min_workers,
+        max_workers=job.max_workers,
+        total_steps=job.total_steps,
+        global_batch_size=job.global_batch_size,
+        total_progress=None if job.total_steps is None else float(job.total_steps),
+    )
+
+
+def known_curve(view: JobView) -> SpeedCurve | None:
+    """The speed that the job can count on; None where its length or its speed is not known."""
+    curve = sure_curve(view)
+    return None if view.total_steps is None or curve.source == "guess" or not curve.sizes else curve
+
+
+def unbounded_curve(view: JobView) -> SpeedCurve | None:
+    """The curve that the job would have if its owner set no upper bound on workers."""
+    if not view.job.elastic:
+        return known_curve(view)
+    job = replace(view.job, num_virtual_shards=MAX_VIRTUAL_SHARDS)
+    return known_curve(replace(view, job=job, max_workers=MAX_VIRTUAL_SHARDS))
+
+
+def changed_job(job: TrainingJob, options: Options, now_s: float) -> TrainingJob:
+    """The job with some options of POST /v1/jobs changed, as a submission at `now_s` would make it.
+
+    Knows deadline_s, budget_usd, num_epochs, min_workers, max_workers and share (None: whole devices). Fewer epochs
+    shorten a known length in proportion.
+    """
+    goal = job.goal
+    if "deadline_s" in options:
+        deadline_s = options["deadline_s"]
+        without = Goal(budget_usd=goal.budget_usd)
+        goal = without if deadline_s is None else replace(goal, deadline_s=now_s + deadline_s)
+    if "budget_usd" in options:
+        goal = replace(goal, budget_usd=options["budget_usd"])
+    changed = replace(job, goal=goal)
+    if "share" in options:
+        changed = replace(changed, share=None)
+    if options.get("num_epochs"):
+        num_epochs = int(options["num_epochs"] or 1)
+        total = job.total_steps
+        changed = replace(
+            changed,
+            num_epochs=num_epochs,
+            total_steps=None if total is None else -(-total * num_epochs // job.num_epochs),
+        )
+    if options.get("max_workers"):
+        least = int(options.get("min_workers") or job.min_workers)
+        most = max(least, int(options["max_workers"] or 1))
+        shards = max(4, 1 << (most - 1).bit_length())
+        changed = replace(
+            changed,
+            max_workers=most,
+            min_workers=least,
+            num_virtual_shards=max(job.num_virtual_shards, shards),
+        )
+    return changed
+
+
+def grown(cluster: Topology, num_devices: int) -> Topology:
+    """The cluster with more devices: whole nodes like its last one, or more devices in its only node.
+
+    Where nodes are labelled for one kind of workload the new ones are training's own.
+    """
+    devices = cluster.device_ids()
+    missing = num_devices - len(devices)
+    if missing <= 0 or not cluster.nodes:
+        return cluster
+    last = cluster.nodes[-1]
+    kind = last.devices[0].kind if last.devices else "cpu"
+
+    def device(node_id: NodeId, index: int) -> Device:
+        return Device(device_id=DeviceId(f"{node_id}/{index}"), node_id=node_id, index=index, kind=kind)
+
+    if len(cluster.nodes) == 1:
+        more = tuple(device(last.node_id, len(devices) + index) for index in range(missing))
+        return Topology(nodes=(replace(last, devices=(*last.devices, *more)),))
+    size = len(last.devices)
+    pool: Pool = "training" if cluster.has_pools else last.pool
+    fresh = []
+    for number in range(-(-missing // size)):
+        node_id = NodeId(f"{last.node_id}-more-{number}")
+        devices_here = tuple(device(node_id, index) for index in range(size))
+        fresh.append(Node(node_id=node_id, devices=devices_here, pool=pool, home=pool))
+    return Topology(nodes=(*cluster.nodes, *fresh))
+
+
+def longest_run(schedule: Schedule) -> int:
+    """The number of workers that a schedule spends most of its time on; of equals the earlier."""
+    times_s: dict[int, float] = {}
+    for run in schedule:
+        times_s[run.num_devices] = times_s.get(run.num_devices, 0.0) + run.end_s - run.start_s
+    return max(times_s, key=lambda count: (count > 0, times_s[count]))
+
+
+def from_now(schedule: Schedule, now_s: float) -> Schedule:
+    """The schedule in seconds from `now_s`."""
+    return tuple(
+        PlannedRun(start_s=max(0.0, run.start_s - now_s), end_s=run.end_s - now_s, num_devices=run.num_devices)
+        for run in schedule
+        if run.num_devices
+    )

@@ -1,0 +1,327 @@
+"""The quote: whether a job would be taken in now, when it would finish, for how much, and what else would do. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import msgspec
+from msgspec.structs import replace
+
+from springtide.control.parts import best_fraction, price_fraction, share_of
+from springtide.control.quotes.alternatives import find_alternatives
+from springtide.control.quotes.budget import cost_usd, money
+from springtide.control.quotes.inquiry import (
+    Answer,
+    Inquiry,
+    changed_job,
+    from_now,
+    known_curve,
+    longest_run,
+    unbounded_curve,
+)
+from springtide.control.quotes.quote_pools import Ground, counted_on, is_counting_on_loans, loans_text
+from springtide.core.decision import PlannedRun, Policy, Schedule, Snapshot
+from springtide.core.quantities import format_duration
+from springtide.core.status.quote import Alternative, OptionName, Quote, QuoteOption, Range
+from springtide.core.workload import TrainingJob
+from springtide.perf.curve import SpeedCurve
+
+# Below this part of the devices' time, what workers spend on each other is not worth a word.
+_NOTABLE_COMMUNICATION = 0.2
+_BEST_EFFORT = {"deadline_s": None, "budget_usd": None}
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a run's time may lie from the planned one, as factors of it: four runs of five lie between them.
+
+    The default is for a profile that was given: ten per cent either way. `fast_on` holds other fast ends for some
+    numbers of workers. `source` names what the speed rests on.
+    """
+
+    fast: float = 0.9
+    slow: float = 1.1
+    fast_on: Mapping[int, float] = {}
+    source: str = "profile"
+
+    def around(self, value: float, num_workers: int) -> Range:
+        """The range of a figure that is proportional to the time of a run on so many workers."""
+        return Range(p10=self.fast_on.get(num_workers, self.fast) * value, p90=self.slow * value)
+
+
+def quote(
+    snapshot: Snapshot,
+    policy: Policy,
+    job: TrainingJob,
+    *,
+    spread: Spread | None = None,
+    usd_per_device_hour: float = 0.0,
+    policy_name: str = "",
+) -> Quote:
+    """Say what a submission of `job` at `snapshot.now_s` would meet, and what else would be accepted.
+
+    Nothing is changed: the policy decides on a copy of the snapshot that holds the job, too.
+    """
+    asker = _Asker(Inquiry(snapshot, policy, usd_per_device_hour), job, spread or Spread())
+    return replace(asker.quote(), policy=policy_name)
+
+
+class _Asker:
+    def __init__(self, inquiry: Inquiry, job: TrainingJob, spread: Spread) -> None:
+        self._inquiry = inquiry
+        self._job = job
+        self._spread = spread
+        self._now_s = inquiry.snapshot.now_s
+        self._answer = inquiry.ask(job)
+        self._curve = known_curve(self._answer.view)
+        self._ground = Ground(inquiry.snapshot, self._answer.plan)
+        self._counts_on = counted_on(self._ground, self._answer.plan, self._until_s())
+
+    def _until_s(self) -> float:
+        """To where it matters what promises count on: the end that is planned, or the deadline."""
+        planned = self._answer.plan.future.get(self._job.job_id)
+        if planned:
+            return planned[-1].end_s
+        return math.inf if self._job.goal.deadline_s is None else self._job.goal.deadline_s
+
+    def quote(self) -> Quote:
+        answer, inquiry = self._answer, self._inquiry
+        schedule = inquiry.schedule(answer)
+        share = self._minimum_share()
+        alternatives: tuple[Alternative, ...] = ()
+        if not answer.is_accepted:
+            # What it would be without its deadline; the verdict is about the deadline.
+            schedule = inquiry.schedule(inquiry.ask(changed_job(self._job, _BEST_EFFORT, self._now_s)))
+            alternatives = find_alternatives(inquiry, self._job, answer, share, self._ranges)
+        finish_s, cost = self._ranges(schedule, self._job)
+        planned = from_now(schedule, self._now_s) if schedule else ()
+        deadline_s = self._job.goal.deadline_s
+        return Quote(
+            verdict="accepted" if answer.is_accepted else "refused",
+            reason=self._accepted_because(schedule) if answer.is_accepted else self._refused_because(share),
+            finish_s=finish_s,
+            cost_usd=cost,
+            workers=longest_run(schedule) if schedule else None,
+            minimum_share=share,
+            alternatives=alternatives,
+            evidence=tuple(self._evidence(answer)),
+            options=self._options(schedule if answer.is_accepted else None),
+            schedule=planned if answer.is_accepted else (),
+            is_promised=answer.is_promised,
+            start_s=planned[0].start_s if planned else None,
+            deadline_s=None if deadline_s is None else deadline_s - self._now_s,
+            budget_usd=self._job.goal.budget_usd,
+            speed_source="unknown" if self._curve is None else self._spread.source,
+            price_usd_per_device_hour=inquiry.usd_per_device_hour,
+            counts_on=self._counts_on,
+        )
+
+    # --- figures ----------------------------------------------------------------------------------------------------
+
+    def _ranges(self, schedule: Schedule | None, job: TrainingJob) -> tuple[Range, Range]:
+        """When the job, or what it was changed to, ends, from now, and what it costs."""
+        if not schedule:
+            return Range(), Range(p10=0.0, p90=0.0) if self._is_free else Range()
+        cost = cost_usd(schedule, self._inquiry.usd_per_device_hour) * price_fraction(job)
+        count, best = longest_run(schedule), best_fraction(job)
+        finish_s, cost_range = schedule[-1].end_s - self._now_s, self._spread.around(cost, count)
+        if best == 1.0:
+            return self._spread.around(finish_s, count), cost_range
+        # At its request it is planned; while its neighbours rest it runs at its limit, but waits no less.
+        waits_s = max(0.0, next((run.start_s for run in schedule if run.num_devices), self._now_s) - self._now_s)
+        slow, fast = self._spread.around(finish_s, count), self._spread.around((finish_s - waits_s) * best, count)
+        assert fast.p10 is not None
+        assert cost_range.p10 is not None
+        return Range(p10=waits_s + fast.p10, p90=slow.p90), Range(p10=cost_range.p10 * best, p90=cost_range.p90)
+
+    @property
+    def _is_free(self) -> bool:
+        return self._inquiry.usd_per_device_hour == 0
+
+    def _time_s(self, num_workers: int, curve: SpeedCurve) -> float:
+        """How long the whole job takes on so many workers from now on."""
+        steps = self._answer.view.total_steps or 0
+        return self._inquiry.snapshot.overheads.cost_s(num_workers) + steps / curve.rate(num_workers)
+
+    def _minimum_share(self) -> int | None:
+        deadline_s, curve = self._job.goal.deadline_s, unbounded_curve(self._answer.view)
+        if deadline_s is None or curve is None:
+            return None
+        fitting = (n for n in curve.sizes if self._time_s(n, curve) <= deadline_s - self._now_s)
+        return next(fitting, None)
+
+    # --- sentences --------------------------------------------------------------------------------------------------
+
+    def _accepted_because(self, schedule: Schedule | None) -> str:
+        goal, total = self._job.goal, self._ground.num_devices
+        if self._job.min_workers > total:
+            return (
+                f"it would be taken in and wait: it asks for {_workers(self._job.min_workers)}, this pool has {total}"
+            )
+        if self._curve is None:
+            unknown = "its length is" if self._answer.view.total_steps is None else "its speed is"
+            told = f"{unknown} not known yet"
+            if goal.deadline_s is not None:
+                told += ", so its deadline is pursued and not promised"
+            return f"{told}: run it once, or measure it with `springtide quote FILE --profile`"
+        if goal.waits and not self._answer.is_promised and self._is_refused_without_waiting():
+            return (
+                f"its deadline in {format_duration((goal.deadline_s or 0.0) - self._now_s)} cannot be promised now: it "
+                "would stay in line until it can be, or until it cannot be met any more"
+            )
+        if schedule is None:
+            held = self._answer.plan.reasons.get(self._job.job_id, "")
+            if held.startswith(("waiting", "waits")):
+                return f"it would be taken in: {held}"
+            return "it would be taken in and wait" + (f": {held}" if held else "; when it starts is not known")
+        finish, _ = self._ranges(schedule, self._job)
+        assert finish.p10 is not None
+        assert finish.p90 is not None
+        expected = f"it is expected to finish in {format_duration(finish.p10)} .. {format_duration(finish.p90)}"
+        expected += self._on_parts()
+        if goal.deadline_s is None:
+            return expected
+        deadline_s = goal.deadline_s - self._now_s
+        if self._answer.is_promised:
+            margin_s = deadline_s - (schedule[-1].end_s - self._now_s)
+            told = f"its deadline in {format_duration(deadline_s)} is promised"
+            loans = self._loans(schedule)
+            if finish.p90 > deadline_s:
+                late = format_duration(finish.p90 - deadline_s)
+                return f"{told}; at the slow end of its speed it would be {late} late{loans}"
+            return f"{told}, with {format_duration(margin_s)} to spare as planned{loans}"
+        kind = "soft deadline" if goal.is_soft else "deadline"
+        if finish.p90 <= deadline_s:
+            return f"{expected}, before its {kind}; nothing is promised"
+        late = format_duration(finish.p90 - deadline_s)
+        return f"{expected}, which may miss its {kind} by {late}; nothing is promised"
+
+    def _on_parts(self) -> str:
+        """What the range of a job on parts of devices is made of."""
+        share = share_of(self._job)
+        if share is None or share.limit == share.request:
+            return ""
+        return (
+            f" (with {share.limit:g} of a device while others there rest .. with {share.request:g} while they do not)"
+        )
+
+    def _loans(self, schedule: Schedule) -> str:
+        """What of the promise rests on loans."""
+        if not is_counting_on_loans(self._ground, self._answer.plan, schedule):
+            return ""
+        told = loans_text(self._ground, self._counts_on)
+        return f"; {told}" if told else ""
+
+    def _is_refused_without_waiting(self) -> bool:
+        hasty = replace(self._job, goal=replace(self._job.goal, waits=False))
+        return not self._inquiry.ask(hasty).is_accepted
+
+    def _refused_because(self, share: int | None) -> str:
+        goal, said = self._job.goal, self._answer.refusal
+        within = changed_job(self._job, {"budget_usd": None}, self._now_s)
+        is_about_money = goal.budget_usd is not None and self._inquiry.ask(within).is_accepted
+        if self._curve is None or goal.deadline_s is None or is_about_money:
+            return said
+        left_s = goal.deadline_s - self._now_s
+        told = f"cannot finish within {format_duration(left_s)}" if left_s > 0 else "its deadline has passed"
+        total = self._ground.num_devices
+        if self._job.min_workers > total:
+            return f"{told}: it asks for at least {_workers(self._job.min_workers)}; this pool has {total}"
+        if share is None:
+            curve = unbounded_curve(self._answer.view) or self._curve
+            fastest = curve.sizes[-1]
+            need = "needs" if fastest == 1 else "need"
+            return f"{told}: even {_workers(fastest)} {need} {format_duration(self._time_s(fastest, curve))}"
+        needs = f"{told}: needs >= {_workers(share)} from now"
+        if share > total:
+            return f"{needs}; this pool has {total}{self._holders(' (', ')')}"
+        if share > self._answer.view.max_workers:
+            return f"{needs}; it allows {self._answer.view.max_workers}"
+        told = f"{needs}; {self._ground.num_free()} of {total} are free{self._holders(' (', ')')}"
+        loans = loans_text(self._ground, self._counts_on)
+        return f"{told}, {loans.replace('counts', 'counting', 1)}" if loans.endswith("(forecast)") else told
+
+    def _evidence(self, answer: Answer) -> list[str]:
+        snapshot, told = self._inquiry.snapshot, []
+        if self._curve is not None:
+            batch = self._job.global_batch_size
+            sizes = self._curve.doubling_sizes or self._curve.sizes
+            speeds = ", ".join(f"{self._curve.rate(n) * batch:.4g} on {n}" for n in sizes[:6])
+            share = share_of(self._job)
+            part = "" if share is None else f" with {share.request:g} of each device"
+            told.append(f"speed ({self._spread.source}): {speeds} samples/s by number of workers{part}")
+            told.append(f"{answer.view.total_steps} steps of {batch} samples")
+        total = self._ground.num_devices
+        told.append(f"{self._ground.num_free()} of {total} devices free now{self._holders('; held: ', '')}")
+        if answer.refusal and not answer.is_accepted:
+            told.append(f"the policy says: {answer.refusal}")
+        said = answer.plan.reasons.get(self._job.job_id, "")
+        if share_of(self._job) is not None and answer.is_accepted and said:
+            told.append(f"the policy says: {said}")
+        others = [view for view in snapshot.jobs if known_curve(view) is None]
+        if others:
+            told.append(
+                f"of {len(others)} running or waiting jobs nobody knows how long they take: they are taken to stay"
+            )
+        return told
+
+    def _holders(self, before: str, after: str) -> str:
+        held = self._ground.holders()
+        told = held[:3]
+        if len(held) > 3:
+            told.append(f"and {len(held) - 3} more")
+        return f"{before}{', '.join(told)}{after}" if told else ""
+
+    # --- the table --------------------------------------------------------------------------------------------------
+
+    def _options(self, chosen: Schedule | None) -> tuple[QuoteOption, ...]:
+        """Cheapest, chosen and fastest; the first and the last as if so many workers were free from now on."""
+        curve = self._curve
+        total = self._ground.num_devices
+        sizes = [] if curve is None else [n for n in curve.sizes if n <= total]
+        if curve is None or not sizes:
+            return ()
+        cheapest = min(sizes, key=lambda n: (n * self._time_s(n, curve), n))
+        rows = [self._option("cheapest", cheapest, self._constant(cheapest, curve), curve)]
+        if chosen:
+            rows.append(self._option("chosen", longest_run(chosen), chosen, curve))
+        rows.append(self._option("fastest", sizes[-1], self._constant(sizes[-1], curve), curve))
+        return tuple(rows)
+
+    def _constant(self, num_workers: int, curve: SpeedCurve) -> Schedule:
+        end_s = self._now_s + self._time_s(num_workers, curve)
+        return (PlannedRun(start_s=self._now_s, end_s=end_s, num_devices=num_workers),)
+
+    def _option(self, name: OptionName, num_workers: int, schedule: Schedule, curve: SpeedCurve) -> QuoteOption:
+        finish, cost = self._ranges(schedule, self._job)
+        alone = curve.rate(1) or curve.rate(curve.sizes[0]) / curve.sizes[0]
+        lost = max(0.0, 1.0 - curve.rate(num_workers) / (num_workers * alone)) if num_workers else 0.0
+        verdict = self._option_verdict(finish, cost)
+        if lost >= _NOTABLE_COMMUNICATION:
+            verdict = f"{verdict} (communication takes {100 * lost:.0f} %)".strip()
+        return QuoteOption(
+            name=name,
+            workers=num_workers,
+            batch_per_worker=math.ceil(self._job.global_batch_size / max(1, num_workers)),
+            finish_s=finish,
+            cost_usd=cost,
+            communication_fraction=lost,
+            verdict=verdict,
+        )
+
+    def _option_verdict(self, finish: Range, cost: Range) -> str:
+        goal = self._job.goal
+        if finish.p90 is None:
+            return ""
+        late_s = 0.0 if goal.deadline_s is None else finish.p90 - (goal.deadline_s - self._now_s)
+        over_usd = 0.0 if goal.budget_usd is None or cost.p90 is None else cost.p90 - goal.budget_usd
+        wrong = [f"misses the deadline by {format_duration(late_s)}"] if late_s > 0 else []
+        wrong += [f"costs {money(over_usd)} more than the budget"] if over_usd > 0 else []
+        if wrong:
+            return ", ".join(wrong)
+        kept = [what for what, wish in (("deadline", goal.deadline_s), ("budget", goal.budget_usd)) if wish is not None]
+        return f"fits {' and '.join(kept)}" if kept else ""
+
+
+def _workers(count: int) -> str:
+    return "1 worker" if count == 1 else f"{count} workers"

@@ -1,0 +1,130 @@
+"""What a quote says of two pools: what is left to jobs, what is loaned to whom, and which loans a promise counts on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from springtide.core.decision import Plan, Schedule, Snapshot
+from springtide.core.resources import NodeId, Topology, admits
+from springtide.core.status.quote import CountedOn
+from springtide.core.workload import WorkloadId
+
+
+class Ground:
+    """The devices that jobs may hold at a moment, where nodes are labelled; without labels, all of them.
+
+    `num_devices` are on nodes for training now or by the plan, `num_own` of them no loan; `servers` has the size of
+    each server on loan to training.
+    """
+
+    def __init__(self, snapshot: Snapshot, plan: Plan) -> None:
+        self.snapshot = snapshot
+        cluster = snapshot.cluster
+        labels = {node.node_id: node.pool for node in cluster.nodes}
+        labels |= {node_id: wish.pool for node_id, wish in plan.pools.items() if node_id in labels}
+        self.nodes = {node.node_id for node in cluster.nodes if admits(labels[node.node_id], is_job=True)}
+        self.num_devices = sum(len(node.devices) for node in cluster.nodes if node.node_id in self.nodes)
+        loaned = [node for node in cluster.nodes if node.node_id in self.nodes and node.owner == "inference"]
+        self.servers = [len(node.devices) for node in loaned]
+        self.num_own = sum(len(node.devices) for node in cluster.nodes if node.owner != "inference")
+
+    @property
+    def has_pools(self) -> bool:
+        """Whether nodes are labelled at all."""
+        return self.snapshot.cluster.has_pools
+
+    def num_free(self) -> int:
+        """How many of the devices nobody holds, or holds a part of."""
+        held = dict.fromkeys(at for given in self.snapshot.allocations.values() for at in given.device_ids)
+        return self.num_devices - sum(node_id in self.nodes for node_id in _nodes_of(self.snapshot.cluster, held))
+
+    def holders(self) -> list[str]:
+        """Who has jobs' devices: "2 loaned to 'sentiment'" where services do, else "1 held by 'fit'", or by parts of
+        devices "2 x 0.3 held by 'fit'".
+        """
+        snapshot, cluster = self.snapshot, self.snapshot.cluster
+        names = {view.job.job_id: view.job.name for view in snapshot.jobs}
+        services = {view.service.service_id: view.service.name for view in snapshot.services}
+        lent, held = dict[WorkloadId, int](), dict[WorkloadId, int]()
+        for who, given in snapshot.allocations.items():
+            for node_id in _nodes_of(cluster, given.device_ids):
+                if who in services and cluster.by_id[node_id].owner == "training":
+                    lent[who] = lent.get(who, 0) + 1
+                elif node_id in self.nodes:
+                    held[who] = held.get(who, 0) + 1
+        told = [f"{self._told(who, count)} loaned to '{services[who]}'" for who, count in _largest(lent)]
+        names |= services
+        return told + [f"{self._told(who, count)} held by '{names.get(who, who)}'" for who, count in _largest(held)]
+
+    def _told(self, who: WorkloadId, count: int) -> str:
+        share = self.snapshot.allocations[who].share
+        if share is None:
+            return str(count)
+        return f"{share.request:g}" if count == 1 else f"{count} x {share.request:g}"
+
+
+def counted_on(ground: Ground, plan: Plan, until_s: float) -> tuple[CountedOn, ...]:
+    """What promises count on from the snapshot's moment to `until_s`, stretch by stretch, in seconds from then."""
+    now_s = ground.snapshot.now_s
+    found: list[CountedOn] = []
+    for index, step in enumerate(plan.capacity):
+        ends_s = plan.capacity[index + 1].from_s if index + 1 < len(plan.capacity) else math.inf
+        if ends_s <= now_s or step.from_s >= until_s:
+            continue
+        count = CountedOn(
+            num_devices=step.num_devices,
+            num_loaned=max(0, step.num_devices - ground.num_own),
+            until_s=None if ends_s == math.inf else ends_s - now_s,
+        )
+        if found and (found[-1].num_devices, found[-1].num_loaned) == (count.num_devices, count.num_loaned):
+            found.pop()
+        found.append(count)
+    return tuple(found)
+
+
+def is_counting_on_loans(ground: Ground, plan: Plan, schedule: Schedule) -> bool:
+    """Whether the promises of a plan need more than jobs' own devices at any moment of the schedule."""
+    promised: list[Schedule] = [runs for runs in (plan.future[job_id] for job_id in plan.future) if runs]
+    moments = {run.start_s for runs in (*promised, schedule) for run in runs}
+    begin_s, end_s = schedule[0].start_s, schedule[-1].end_s
+    return any(
+        _used(promised, moment_s) > ground.num_own for moment_s in sorted(moments) if begin_s <= moment_s < end_s
+    )
+
+
+def loans_text(ground: Ground, counts_on: tuple[CountedOn, ...]) -> str:
+    """'counts 2 loaned servers until 07:10 (forecast)'; empty where nothing on loan is counted on."""
+    peak = next((count for count in counts_on if count.num_loaned), None)
+    if peak is None:
+        return ""
+    told = f"counts {_loaned(ground, peak.num_loaned)}"
+    until_s = peak.until_s
+    for count in counts_on[counts_on.index(peak) + 1 :]:
+        if count.num_loaned < peak.num_loaned:
+            break
+        until_s = count.until_s
+    if until_s is None:
+        return told
+    snapshot = ground.snapshot
+    return f"{told} until {snapshot.tide.clock(snapshot.now_s + until_s)} (forecast)"
+
+
+def _loaned(ground: Ground, num_devices: int) -> str:
+    size = max((len(node.devices) for node in ground.snapshot.cluster.nodes if node.owner == "inference"), default=1)
+    if num_devices % size:
+        return "1 loaned device" if num_devices == 1 else f"{num_devices} loaned devices"
+    count = num_devices // size
+    return "1 loaned server" if count == 1 else f"{count} loaned servers"
+
+
+def _used(schedules: Iterable[Schedule], moment_s: float) -> int:
+    return sum(run.num_devices for runs in schedules for run in runs if run.start_s <= moment_s < run.end_s)
+
+
+def _nodes_of(cluster: Topology, device_ids: Iterable[str]) -> list[NodeId]:
+    return [cluster.node_of[at] for at in device_ids if at in cluster.node_of]  # type: ignore[index]
+
+
+def _largest(counts: dict[WorkloadId, int]) -> list[tuple[WorkloadId, int]]:
+    return sorted(counts.items(), key=lambda item: -item[1])

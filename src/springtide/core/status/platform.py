@@ -1,0 +1,289 @@
+"""What users are told: the shapes that the REST API answers with and the client decodes. Scripts depend on them.
+
+Times named `_at_s` are on the platform's clock; `PlatformStatus.now_s` is that clock's present, and
+`wall_clock_offset_s` turns it into Unix time.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from springtide.core.function_search import BatchPhase
+from springtide.core.shares import Share
+from springtide.core.status.functions import FunctionRunStatus
+from springtide.core.status.pods import ClusterStatus, PodStatus
+from springtide.core.status.pools import LoanInterval, NodeStatus, PoolStatus
+from springtide.core.status.search import SearchStatus, StreamStatus
+
+
+class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker process. `share` is what it holds of its device (None: the whole).
+
+    `phases_s` is what its start was made of, in order: seconds by phase (`schedule`, `spawn`, `import`, `load`).
+    """
+
+    replica_id: str
+    device_id: str
+    state: str
+    rank: int | None
+    started_at_s: float
+    share: Share | None = None
+    phases_s: dict[str, float] = {}
+
+
+class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A training job. `eta_s` is the predicted time left, `slack_s` what is left of the deadline after it.
+
+    `resize_pause_s` holds the newest pause of each direction (grow, shrink, replace, recover): from the end of the
+    last step before the change to the start of the first step after it. `is_promised` says that its deadline is; the
+    planned moments are those of a policy that plans ahead. `cost_usd` is what its device-seconds have cost so far.
+
+    `global_batch_size` is what a step is made of now, `initial_batch_size` what it began with, and `batch_bounds` what
+    it may become (None: it never changes, and all below is None). `progress` of `total_progress` counts in steps of
+    the initial batch. `noise_scale` is in samples; `efficiency_fraction` is what a sample brings against one in a
+    batch of the initial size, and `goodput_samples_per_s` the speed times that.
+
+    `on` names the function service that it runs at ("": the platform's machines), `functions` what fills its places.
+    `search` is there where its configuration is searched for, `stream` where its dataset grows. `batch_schedule` says
+    from which epoch on a step has how many samples, `study` which search over jobs it is a trial of. `share` is what
+    each of its workers is to hold of a device (None: the whole), `enforced` what holds it and its neighbours to that.
+    `pods` are those of its replicas, on Kubernetes.
+    """
+
+    job_id: str
+    name: str
+    kind: Literal["function", "script"]
+    state: str
+    reason: str
+    submitted_at_s: float
+    started_at_s: float | None
+    ended_at_s: float | None
+    deadline_at_s: float | None
+    budget_usd: float | None
+    min_workers: int
+    max_workers: int
+    num_workers: int
+    global_batch_size: int
+    generation: int
+    step: int
+    total_steps: int | None
+    progress_fraction: float | None
+    epoch: int
+    num_epochs: int
+    loss: float | None
+    metrics: dict[str, float]
+    samples_per_s: float | None
+    eta_s: float | None
+    slack_s: float | None
+    num_resizes: int
+    num_restarts: int
+    num_preemptions: int
+    last_pause_s: float | None
+    resize_pause_s: dict[str, float]
+    checkpoint_step: int | None
+    artifact_path: str
+    device_seconds: float
+    alternatives: tuple[str, ...]
+    replicas: tuple[ReplicaStatus, ...]
+    is_promised: bool = False
+    planned_start_at_s: float | None = None
+    planned_finish_at_s: float | None = None
+    cost_usd: float | None = None
+    initial_batch_size: int | None = None
+    batch_bounds: tuple[int, int] | None = None
+    progress: float | None = None
+    total_progress: float | None = None
+    noise_scale: float | None = None
+    efficiency_fraction: float | None = None
+    goodput_samples_per_s: float | None = None
+    learning_rate_factor: float | None = None
+    on: str = ""
+    functions: FunctionRunStatus | None = None
+    search: SearchStatus | None = None
+    stream: StreamStatus | None = None
+    batch_schedule: tuple[BatchPhase, ...] = ()
+    study: str = ""
+    is_fastest: bool = False
+    share: Share | None = None
+    enforced: str = ""
+    pods: tuple[PodStatus, ...] = ()
+
+
+class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """An inference service. `share`, `enforced` and `pods` are as in JobStatus.
+
+    `capacity_per_s` is what one replica answers within the objective, `wanted_replicas` how many the co-scaler wants
+    by it. `cold_start_s` is what the newest start was made of: seconds by phase (`schedule`, `spawn`, `import`, `load`
+    of the replica, and `first_answer`, from ready to the first answer that went out).
+    """
+
+    service_id: str
+    name: str
+    state: str
+    reason: str
+    deployed_at_s: float
+    revision: int
+    min_replicas: int
+    max_replicas: int
+    num_ready: int
+    num_starting: int
+    slo_s: float | None
+    arrivals_per_s: float
+    in_flight: int
+    queued: int
+    latency_p50_s: float | None
+    latency_p99_s: float | None
+    device_seconds: float
+    url: str
+    replicas: tuple[ReplicaStatus, ...]
+    share: Share | None = None
+    enforced: str = ""
+    capacity_per_s: float | None = None
+    wanted_replicas: int | None = None
+    cold_start_s: dict[str, float] = {}
+    pods: tuple[PodStatus, ...] = ()
+
+
+class DeviceHolder(msgspec.Struct, frozen=True, kw_only=True):
+    """One of those who share a device, and what it holds of it."""
+
+    workload_id: str
+    workload_name: str
+    replica_id: str
+    share: Share
+
+
+class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One device and who holds it; where it is shared, `holders` are all of them and the first one stands before."""
+
+    device_id: str
+    node_id: str
+    kind: str
+    workload_id: str | None
+    workload_name: str | None
+    replica_id: str | None
+    holders: tuple[DeviceHolder, ...] = ()
+
+
+class PlatformStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole platform at one instant, after journal step `seq`.
+
+    `pools` and `nodes` are empty where no node belongs to one kind of workload, `cluster` is set on Kubernetes.
+    """
+
+    version: str
+    policy: str
+    seq: int
+    now_s: float
+    wall_clock_offset_s: float
+    devices: tuple[DeviceStatus, ...]
+    jobs: tuple[JobStatus, ...]
+    services: tuple[ServiceStatus, ...]
+    pools: tuple[PoolStatus, ...] = ()
+    nodes: tuple[NodeStatus, ...] = ()
+    cluster: ClusterStatus | None = None
+
+
+class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a workload's story, from the journal."""
+
+    seq: int
+    at_s: float
+    kind: str
+    text: str
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to `why`: the one dominant reason, what it rests on, and what could be done.
+
+    `expected_start_at_s` is when a job that waits is planned to start, `expected_finish_at_s` when an unfinished one is
+    planned to end; None where nobody knows.
+    """
+
+    workload_id: str
+    name: str
+    state: str
+    reason: str
+    evidence: tuple[str, ...]
+    next_steps: tuple[str, ...]
+    history: tuple[HistoryEntry, ...]
+    expected_start_at_s: float | None = None
+    expected_finish_at_s: float | None = None
+
+
+class Interval(msgspec.Struct, frozen=True, kw_only=True):
+    """A device held by one workload from start to end (None: still held). The Gantt's bar."""
+
+    device_id: str
+    workload_id: str
+    workload_name: str
+    workload_kind: Literal["job", "service"]
+    replica_id: str
+    start_s: float
+    end_s: float | None
+
+
+class Planned(msgspec.Struct, frozen=True, kw_only=True):
+    """Devices that a policy plans to give a job from start to end, both still to come."""
+
+    workload_id: str
+    workload_name: str
+    num_devices: int
+    start_s: float
+    end_s: float
+
+
+class ProgressPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a job's training had come at one moment; what was not known then is None.
+
+    `predicted_finish_at_s` is what its policy planned at that moment, or else what followed from its speed; the rest is
+    as in JobStatus. Of a job on functions `num_workers` are its functions, `memory_mb` is what all of them have
+    together, and `cost_usd` what it had cost so far.
+    """
+
+    at_s: float
+    step: int
+    progress_fraction: float | None = None
+    num_workers: int = 0
+    global_batch_size: int = 0
+    samples_per_s: float | None = None
+    goodput_samples_per_s: float | None = None
+    noise_scale: float | None = None
+    predicted_finish_at_s: float | None = None
+    loss: float | None = None
+    memory_mb: int | None = None
+    cost_usd: float | None = None
+
+
+class ProgressSeries(msgspec.Struct, frozen=True, kw_only=True):
+    """A job's training over time, the oldest point first; long ones are thinned out evenly."""
+
+    job_id: str
+    now_s: float
+    points: tuple[ProgressPoint, ...]
+
+
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
+    """A moment worth a tick on the Gantt: a resize with its pause, a crash, a deadline, an end; of a node (then
+    `workload_id` is empty) a loan or a reclaim."""
+
+    at_s: float
+    workload_id: str
+    kind: str
+    text: str
+    node_id: str = ""
+
+
+class Timeline(msgspec.Struct, frozen=True, kw_only=True):
+    """Who held what when, from the journal; `planned` is what a policy that plans ahead has in mind.
+
+    `loans` says when which node was labelled for another pool than the one that owns it.
+    """
+
+    now_s: float
+    intervals: tuple[Interval, ...]
+    marks: tuple[Mark, ...]
+    planned: tuple[Planned, ...] = ()
+    loans: tuple[LoanInterval, ...] = ()

@@ -1,0 +1,147 @@
+"""Plain predictors of communication time: bytes over bandwidth, latency and bandwidth fitted, Pollux's form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from springtide.perf.communication.fabric import Subgraph
+from springtide.perf.communication.query import Query
+
+
+class BytesOverBandwidth:
+    """2 (n - 1) / n times the bytes, over the narrowest link that the group must cross: nothing is fitted."""
+
+    name = "bytes/bandwidth"
+
+    def predict_s(self, queries: Sequence[Query]) -> NDArray[np.float64]:
+        """Seconds for each query."""
+        return np.array([_ring_bytes(query) / query.subgraph.narrowest_bytes_per_s for query in queries])
+
+
+class AlphaBeta:
+    """Latency for each step of a ring and time for each byte, fitted for each kind of server and number of servers.
+
+    Between numbers of servers that were seen it interpolates, beyond them it takes the nearest (Hockney's model).
+    """
+
+    name = "alpha-beta"
+
+    def __init__(self, queries: Sequence[Query], measured_s: NDArray[np.float64]) -> None:
+        groups = _grouped(queries, lambda query: (kind_of(query.subgraph), query.subgraph.num_servers))
+        self._fits = _fit_groups(groups, queries, measured_s, self._row)
+
+    def predict_s(self, queries: Sequence[Query]) -> NDArray[np.float64]:
+        """Seconds for each query."""
+        answer = np.zeros(len(queries))
+        for index, query in enumerate(queries):
+            if query.subgraph.num_devices < 2:
+                continue
+            row = np.array(self._row(query))
+            kind, wanted = kind_of(query.subgraph), query.subgraph.num_servers
+            # One server and several are different regimes: nothing is interpolated between them.
+            known = sorted(number for name, number in self._fits if name == kind and (number > 1) == (wanted > 1))
+            if known:
+                times = [float(row @ self._fits[kind, number]) for number in known]
+                answer[index] = float(np.interp(wanted, known, times))
+            else:
+                answer[index] = _nearest_fit(self._fits, row)
+        return answer
+
+    @staticmethod
+    def _row(query: Query) -> tuple[float, ...]:
+        return (1.0, query.subgraph.num_devices - 1.0, _ring_bytes(query))
+
+
+class PolluxForm:
+    """Pollux's sync time, alpha + beta (n - 2), apart for one server and for several (OSDI'21, equation 10).
+
+    Pollux fits it for one model, whose gradient has one size; here both parameters grow linearly with the bytes.
+    """
+
+    name = "pollux form"
+
+    def __init__(self, queries: Sequence[Query], measured_s: NDArray[np.float64]) -> None:
+        groups = _grouped(queries, lambda query: (kind_of(query.subgraph), min(query.subgraph.num_servers, 2)))
+        self._fits = _fit_groups(groups, queries, measured_s, self._row)
+
+    def predict_s(self, queries: Sequence[Query]) -> NDArray[np.float64]:
+        """Seconds for each query."""
+        answer = np.zeros(len(queries))
+        for index, query in enumerate(queries):
+            if query.subgraph.num_devices < 2:
+                continue
+            row = np.array(self._row(query))
+            fit = self._fits.get((kind_of(query.subgraph), min(query.subgraph.num_servers, 2)))
+            answer[index] = float(row @ fit) if fit is not None else _nearest_fit(self._fits, row)
+        return answer
+
+    @staticmethod
+    def _row(query: Query) -> tuple[float, ...]:
+        further = query.subgraph.num_devices - 2.0
+        return (1.0, further, float(query.num_bytes), further * query.num_bytes)
+
+
+def kind_of(subgraph: Subgraph) -> str:
+    """The kinds of server that a group spans, in words."""
+    return "+".join(links.name for links in subgraph.links)
+
+
+def _ring_bytes(query: Query) -> float:
+    """What each member of a ring sends: 2 (n - 1) / n of the tensor."""
+    num = query.subgraph.num_devices
+    return 2.0 * (num - 1) / num * query.num_bytes
+
+
+def _grouped(queries: Sequence[Query], key: Callable[[Query], Any]) -> dict[Any, list[int]]:
+    groups: dict[Any, list[int]] = {}
+    for index, query in enumerate(queries):
+        if query.subgraph.num_devices > 1:
+            groups.setdefault(key(query), []).append(index)
+    return groups
+
+
+def _fit_groups(
+    groups: Mapping[tuple[str, int], list[int]],
+    queries: Sequence[Query],
+    measured_s: NDArray[np.float64],
+    row: Callable[[Query], tuple[float, ...]],
+) -> dict[tuple[str, int], NDArray[np.float64]]:
+    """The parameters of each group, fitted to what was measured of its members."""
+    return {
+        key: _fit_relative(np.array([row(queries[index]) for index in members]), measured_s[members])
+        for key, members in groups.items()
+    }
+
+
+def _nearest_fit(fits: Mapping[tuple[str, int], NDArray[np.float64]], row: NDArray[np.float64]) -> float:
+    """For a kind of server or a regime without samples: the median of all that was fitted; 0 if nothing was."""
+    return float(np.median([row @ fit for fit in fits.values()])) if fits else 0.0
+
+
+def _fit_relative(rows: NDArray[np.float64], measured_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Coefficients >= 0 with the least squared relative error, then reweighted towards the least absolute one.
+
+    Few columns: every set of columns that may differ from 0 is tried, and the best without a negative one wins.
+    """
+    weights = 1.0 / np.maximum(measured_s, 1e-12)
+    best = np.zeros(rows.shape[1])
+    for _ in range(10):
+        scaled, target = rows * weights[:, None], measured_s * weights
+        least, best = np.inf, np.zeros(rows.shape[1])
+        for count in range(1, rows.shape[1] + 1):
+            for columns in combinations(range(rows.shape[1]), count):
+                chosen = scaled[:, columns]
+                norms = np.maximum(np.linalg.norm(chosen, axis=0), 1e-300)
+                found = np.linalg.lstsq(chosen / norms, target, rcond=None)[0] / norms
+                loss = float(np.sum((chosen @ found - target) ** 2))
+                if (found >= 0).all() and loss < least:
+                    least, best = loss, np.zeros(rows.shape[1])
+                    best[list(columns)] = found
+        error = np.abs(rows @ best / np.maximum(measured_s, 1e-12) - 1.0)
+        weights = 1.0 / np.maximum(measured_s, 1e-12) / np.sqrt(np.maximum(error, 0.02))
+    return best

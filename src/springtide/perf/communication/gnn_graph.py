@@ -1,0 +1,340 @@
+"""Subgraphs as arrays for the graph network: nodes that look alike merged, many subgraphs in one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log2
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from springtide.perf.communication.fabric import EDGE_KINDS, Links, Subgraph
+
+Floats = NDArray[np.floating]
+Ints = NDArray[np.int64]
+NUM_GLOBALS = 10
+# What the latency of a collective counts: the call, steps of a ring, its steps between servers, levels of a tree, and
+# steps of a chain within the fullest server.
+NUM_STEPS = 5
+# A node's features: the type of a device one-hot with one place for types never seen, the affinity CPU's cores and
+# memory bandwidth (FaPES, section 4.1), then which of the three kinds of node it is.
+NUM_PLAIN_FEATURES = 6
+
+
+class Vocabulary(msgspec.Struct, frozen=True, kw_only=True):
+    """What features are relative to: the device types known, and the fastest link of each kind (bytes/s)."""
+
+    device_types: tuple[str, ...]
+    fastest_bytes_per_s: tuple[float, ...]
+
+    @property
+    def num_features(self) -> int:
+        """How many features a node has."""
+        return len(self.device_types) + NUM_PLAIN_FEATURES
+
+
+def vocabulary_of(subgraphs: Sequence[Subgraph]) -> Vocabulary:
+    """The vocabulary of the subgraphs that are trained on."""
+    fastest = np.zeros(len(EDGE_KINDS))
+    for subgraph in subgraphs:
+        edges = subgraph.edges
+        np.maximum.at(fastest, edges.kind, edges.bytes_per_s)
+    types = sorted({links.device_type for subgraph in subgraphs for links in subgraph.links})
+    return Vocabulary(device_types=tuple(types), fastest_bytes_per_s=tuple(float(max(x, 1.0)) for x in fastest))
+
+
+class Sparse(msgspec.Struct, frozen=True, kw_only=True):
+    """A sparse matrix as entries sorted by row; rows without entries stay 0."""
+
+    row: Ints
+    column: Ints
+    weight: Floats
+    num_rows: int
+
+    def starts(self) -> tuple[Ints, Ints]:
+        """Where the entries of each row that has any begin, and which rows these are."""
+        if not len(self.row):
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        begin = np.flatnonzero(np.r_[True, self.row[1:] != self.row[:-1]])
+        return begin, self.row[begin]
+
+
+class Compiled(msgspec.Struct, frozen=True, kw_only=True):
+    """One subgraph with equivalent nodes merged. Rows of `messages` are target * number of edge kinds + kind; the
+    pooling matrices hold shares, so that a row sums to 1 and merged nodes weigh as many as they stand for.
+    """
+
+    features: Floats
+    num_gpus: int
+    num_cpus: int
+    num_switches: int
+    messages: Sparse
+    to_cpu: Sparse
+    to_switch: Sparse
+    # The graph's own node of each pooling switch; -1 where a single server hangs on none.
+    switch_node: Ints
+    switch_share: Floats
+    globals: Floats
+    steps: Floats
+
+
+def compile_subgraph(subgraph: Subgraph, vocabulary: Vocabulary, num_layers: int) -> Compiled:
+    """Arrays of a subgraph. Nodes whose neighbourhoods agree as far as the layers and the pooling look are merged."""
+    edges = subgraph.edges
+    num_gpus, num_cpus = edges.num_gpus, edges.num_cpus
+    num_nodes = num_gpus + num_cpus + edges.num_switches
+    features = _features(subgraph, vocabulary, num_nodes)
+    source = np.concatenate([edges.source, edges.target])
+    target = np.concatenate([edges.target, edges.source])
+    kind = np.concatenate([edges.kind, edges.kind])
+    degree = np.maximum(np.bincount(target, minlength=num_nodes), 1)
+    speed = np.concatenate([edges.bytes_per_s, edges.bytes_per_s]) / np.array(vocabulary.fastest_bytes_per_s)[kind]
+    weight = speed / np.sqrt(degree[source] * degree[target])
+    classes, chosen = _merge(features, source, target, kind, weight, num_layers + 4)
+    # Only what arrives at the representative of a class is kept; it comes from classes.
+    kept = np.flatnonzero(chosen[classes[target]] == target)
+    messages = _sparse(
+        classes[target[kept]] * len(EDGE_KINDS) + kind[kept],
+        classes[source[kept]],
+        weight[kept],
+        len(chosen) * len(EDGE_KINDS),
+    )
+    class_gpus = int(np.sum(chosen < num_gpus))
+    class_cpus = int(np.sum((chosen >= num_gpus) & (chosen < num_gpus + num_cpus)))
+    to_cpu, to_switch, switch_node, share = _pooling(subgraph, classes, chosen, class_gpus, class_cpus)
+    return Compiled(
+        features=features[chosen],
+        num_gpus=class_gpus,
+        num_cpus=class_cpus,
+        num_switches=len(chosen) - class_gpus - class_cpus,
+        messages=messages,
+        to_cpu=to_cpu,
+        to_switch=to_switch,
+        switch_node=switch_node,
+        switch_share=share,
+        globals=_globals(subgraph),
+        steps=_steps(subgraph),
+    )
+
+
+def _pooling(
+    subgraph: Subgraph, classes: Ints, chosen: Ints, class_gpus: int, class_cpus: int
+) -> tuple[Sparse, Sparse, Ints, Floats]:
+    """Who is pooled into whom: GPUs into their CPU, CPUs into their switch, switches into the cluster."""
+    edges = subgraph.edges
+    num_gpus, num_cpus = edges.num_gpus, edges.num_cpus
+    cpu_class = classes[num_gpus : num_gpus + num_cpus] - class_gpus
+    is_chosen = chosen[class_gpus : class_gpus + class_cpus][cpu_class] == np.arange(num_cpus) + num_gpus
+    kept = np.flatnonzero(is_chosen[edges.cpu_of_gpu])
+    to_cpu = _shares(cpu_class[edges.cpu_of_gpu[kept]], classes[kept], class_cpus)
+    leaf = edges.switch_of_server[edges.server_of_cpu]
+    leaves = np.unique(leaf)
+    if edges.num_switches:
+        switch_class = classes[num_gpus + num_cpus + leaves]
+        chosen_leaves, first, counts = np.unique(switch_class, return_index=True, return_counts=True)
+        kept_leaves = leaves[first]
+    else:
+        chosen_leaves, kept_leaves, counts = np.array([-1]), leaves[:1], np.array([1])
+    rows, columns = [], []
+    for row, number in enumerate(kept_leaves):
+        members = cpu_class[leaf == number]
+        rows += [row] * len(members)
+        columns += list(members)
+    to_switch = _shares(np.array(rows, np.int64), np.array(columns, np.int64), len(kept_leaves))
+    return to_cpu, to_switch, chosen_leaves.astype(np.int64), counts / counts.sum()
+
+
+def _features(subgraph: Subgraph, vocabulary: Vocabulary, num_nodes: int) -> Floats:
+    edges = subgraph.edges
+    num_types = len(vocabulary.device_types)
+    rows = np.zeros((num_nodes, vocabulary.num_features))
+    at = 0
+    for part in subgraph.servers:
+        links = subgraph.links_of(part)
+        here = slice(at, at + len(part.slots))
+        rows[here, _type_column(links, vocabulary)] = 1.0
+        rows[here, num_types + 1] = log2(max(links.num_cpu_cores, 1)) / 8.0
+        rows[here, num_types + 2] = log2(max(links.memory_bytes_per_s, 1.0) / 1e9) / 8.0
+        at += len(part.slots)
+    rows[: edges.num_gpus, num_types + 3] = 1.0
+    rows[edges.num_gpus : edges.num_gpus + edges.num_cpus, num_types + 4] = 1.0
+    rows[edges.num_gpus + edges.num_cpus :, num_types + 5] = 1.0
+    return rows
+
+
+def _type_column(links: Links, vocabulary: Vocabulary) -> int:
+    types = vocabulary.device_types
+    return types.index(links.device_type) if links.device_type in types else len(types)
+
+
+def _globals(subgraph: Subgraph) -> Floats:
+    """What the network is told of the whole besides the graph: counts on a logarithmic scale, the narrowest place, and
+    how many of the servers NVLink joins within and reach their network card from a device next to it.
+
+    The narrowest place in nanoseconds a byte, as a logarithm, comes first: the model's answer starts from it.
+    """
+    sizes = [len(part.slots) for part in subgraph.servers]
+    num, servers = subgraph.num_devices, subgraph.num_servers
+    joined = np.mean([subgraph.links_of(part).is_nvlink_joined(part.slots) for part in subgraph.servers])
+    near = np.mean([subgraph.links_of(part).has_device_at_card(part) for part in subgraph.servers])
+    return np.array(
+        [
+            np.log(2.0 * max(num - 1, 1) / num / subgraph.narrowest_bytes_per_s * 1e9) if num > 1 else 0.0,
+            np.log2(num) / 4.0,
+            np.log2(servers) / 4.0,
+            np.log2(subgraph.num_leaf_switches) / 2.0,
+            np.log2(max(sizes)) / 2.0,
+            float(num < 2 * servers),
+            joined,
+            float(joined == 1.0),
+            near,
+            float(near == 1.0),
+        ]
+    )
+
+
+def _steps(subgraph: Subgraph) -> Floats:
+    """The logarithms of the counts that a latency is made of; what does not occur counts next to nothing."""
+    servers, most = subgraph.num_servers, max(len(part.slots) for part in subgraph.servers)
+    counts = np.array([1.0, subgraph.num_devices - 1.0, servers - 1.0, log2(servers), most - 1.0])
+    logs: NDArray[np.float64] = np.log(np.maximum(counts, 1e-3))
+    return logs
+
+
+def _merge(
+    features: Floats, source: Ints, target: Ints, kind: Ints, weight: Floats, num_rounds: int
+) -> tuple[Ints, Ints]:
+    """Classes of nodes that no such number of rounds of message passing tells apart, and a representative of each.
+
+    Colour refinement (Weisfeiler and Leman) with 64-bit hashes. Classes are numbered in the order of representatives.
+    """
+    # Equal rows have equal sums, bit for bit: each is added up in the same order. The factors only keep columns apart.
+    told = (features * np.sqrt(np.arange(2.0, 2.0 + features.shape[1]))).sum(axis=1)
+    colour = _scatter(told.view(np.uint64))
+    edge_colour = _scatter(weight.view(np.uint64) + kind.astype(np.uint64))
+    for _ in range(num_rounds):
+        # The sum wraps around, so it does not depend on the order of neighbours.
+        mixed = _scatter(colour)
+        np.add.at(mixed, target, _scatter(colour[source] ^ edge_colour))
+        colour = mixed
+    _, first, inverse = np.unique(colour, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return rank[inverse.reshape(-1)], first[order]
+
+
+def _scatter(number: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Spreads numbers over 64 bits (a round of the finalizer of splitmix64)."""
+    mixed: NDArray[np.uint64] = (number ^ (number >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed ^= mixed >> np.uint64(27)
+    mixed *= np.uint64(0x94D049BB133111EB)
+    return mixed
+
+
+def _sparse(row: Ints, column: Ints, weight: Floats, num_rows: int) -> Sparse:
+    """Sort entries by row and column and add up those of one place."""
+    order = np.lexsort((column, row))
+    row, column, weight = row[order], column[order], weight[order]
+    if len(row):
+        begin = np.flatnonzero(np.r_[True, (row[1:] != row[:-1]) | (column[1:] != column[:-1])])
+        row, column, weight = row[begin], column[begin], np.add.reduceat(weight, begin)
+    return Sparse(row=row, column=column, weight=weight, num_rows=num_rows)
+
+
+def _shares(row: Ints, column: Ints, num_rows: int) -> Sparse:
+    """As `_sparse`, each entry the share of its row."""
+    counts = np.maximum(np.bincount(row, minlength=num_rows), 1) if len(row) else np.ones(max(num_rows, 1))
+    return _sparse(row, column, 1.0 / counts[row] if len(row) else np.zeros(0), num_rows)
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
+    """Several compiled subgraphs side by side: all GPUs first, then all CPUs, then all switches."""
+
+    features: Floats
+    num_gpus: int
+    num_cpus: int
+    messages: Sparse
+    messages_back: Sparse
+    to_cpu: Sparse
+    to_cpu_back: Sparse
+    to_switch: Sparse
+    to_switch_back: Sparse
+    switch_node: Ints
+    to_cluster: Sparse
+    to_cluster_back: Sparse
+    globals: Floats
+    steps: Floats
+
+
+def batch_of(compiled: Sequence[Compiled], dtype: type[np.floating] = np.float32) -> Batch:
+    """Put compiled subgraphs side by side."""
+    gpus = _offsets([item.num_gpus for item in compiled])
+    cpus = _offsets([item.num_cpus for item in compiled])
+    nodes = _offsets([item.num_switches for item in compiled])
+    pools = _offsets([len(item.switch_node) for item in compiled])
+    total_gpus, total_cpus = int(gpus[-1]), int(cpus[-1])
+    num_kinds = len(EDGE_KINDS)
+    features = np.zeros((total_gpus + total_cpus + int(nodes[-1]), compiled[0].features.shape[1]), dtype)
+    rows, columns, weights, switch_nodes = [], [], [], []
+    for index, item in enumerate(compiled):
+        # Where each node of this subgraph goes.
+        place = np.concatenate(
+            [
+                np.arange(gpus[index], gpus[index + 1]),
+                np.arange(cpus[index], cpus[index + 1]) + total_gpus,
+                np.arange(nodes[index], nodes[index + 1]) + total_gpus + total_cpus,
+            ]
+        )
+        features[place] = item.features
+        rows.append(place[item.messages.row // num_kinds] * num_kinds + item.messages.row % num_kinds)
+        columns.append(place[item.messages.column])
+        weights.append(item.messages.weight)
+        switch_nodes.append(np.where(item.switch_node >= 0, place[item.switch_node], -1))
+    row, column, weight = np.concatenate(rows), np.concatenate(columns), np.concatenate(weights).astype(dtype)
+    messages = _ordered(row, column, weight, len(features) * num_kinds)
+    to_cpu = _stacked([item.to_cpu for item in compiled], cpus, gpus, dtype)
+    to_switch = _stacked([item.to_switch for item in compiled], pools, cpus, dtype)
+    cluster = np.repeat(np.arange(len(compiled)), np.diff(pools))
+    share = np.concatenate([item.switch_share for item in compiled]).astype(dtype)
+    to_cluster = _ordered(cluster, np.arange(int(pools[-1])), share, len(compiled))
+    return Batch(
+        features=features,
+        num_gpus=total_gpus,
+        num_cpus=total_cpus,
+        messages=messages,
+        messages_back=_transposed(messages, len(features)),
+        to_cpu=to_cpu,
+        to_cpu_back=_transposed(to_cpu, total_gpus),
+        to_switch=to_switch,
+        to_switch_back=_transposed(to_switch, total_cpus),
+        switch_node=np.concatenate(switch_nodes),
+        to_cluster=to_cluster,
+        to_cluster_back=_transposed(to_cluster, int(pools[-1])),
+        globals=np.stack([item.globals for item in compiled]).astype(dtype),
+        steps=np.stack([item.steps for item in compiled]).astype(dtype),
+    )
+
+
+def _offsets(counts: Sequence[int]) -> Ints:
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+def _ordered(row: Ints, column: Ints, weight: Floats, num_rows: int) -> Sparse:
+    order = np.argsort(row, kind="stable")
+    return Sparse(row=row[order], column=column[order], weight=weight[order], num_rows=num_rows)
+
+
+def _transposed(sparse: Sparse, num_columns: int) -> Sparse:
+    return _ordered(sparse.column, sparse.row, sparse.weight, num_columns)
+
+
+def _stacked(parts: Sequence[Sparse], row_at: Ints, column_at: Ints, dtype: type[np.floating]) -> Sparse:
+    """Matrices along the diagonal of a larger one."""
+    return Sparse(
+        row=np.concatenate([part.row + row_at[index] for index, part in enumerate(parts)]),
+        column=np.concatenate([part.column + column_at[index] for index, part in enumerate(parts)]),
+        weight=np.concatenate([part.weight for part in parts]).astype(dtype),
+        num_rows=int(row_at[-1]),
+    )

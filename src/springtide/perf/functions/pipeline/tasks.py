@@ -1,0 +1,166 @@
+"""The tasks of one place's step as data (FuncPipe, section 4): what runs in which lane, what waits for what, messages.
+
+The runtime executes such a graph, the functions here check it and say how long it takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from springtide.core.wire.functions import Place
+
+Lane = Literal["compute", "upload", "download", "sync"]
+Kind = Literal[
+    "forward", "backward", "update", "send-output", "take-input", "send-gradient", "take-gradient", "exchange"
+]
+
+
+class Message(msgspec.Struct, frozen=True, order=True):
+    """What travels between two stages of one replica: of a micro-batch, the output of a stage or its input's gradient.
+
+    `kind` "a" is an activation on its way up, "g" a gradient on its way down; `place` is the sender.
+    """
+
+    kind: Literal["a", "g"]
+    place: Place
+    micro_batch: int
+
+    @property
+    def reader(self) -> Place:
+        """Who alone reads it."""
+        return Place(self.place.stage + (1 if self.kind == "a" else -1), self.place.replica)
+
+    @property
+    def name(self) -> str:
+        """As in keys, below the step's prefix."""
+        return f"{self.kind}/{self.place}.{self.micro_batch}"
+
+
+class StageTask(msgspec.Struct, frozen=True, kw_only=True):
+    """One task: it may begin once the tasks `needs` (numbers in the graph) are done. Lanes keep the graph's order."""
+
+    kind: Kind
+    lane: Lane
+    micro_batch: int = 0
+    needs: tuple[int, ...] = ()
+    message: Message | None = None
+
+
+def step_tasks(place: Place, num_stages: int, num_replicas: int, num_micro_batches: int) -> tuple[StageTask, ...]:
+    """The tasks of one step at `place`: all forward, then all backward in reversed order (FuncPipe, section 3.2).
+
+    Inputs are fetched as early as the link allows; an output leaves as soon as it is computed; replicas exchange their
+    gradients as soon as the stage's backward ends; then the optimizer's update. A replica whose part of the batch is
+    empty (no micro-batches) only exchanges and updates.
+    """
+    stage, replica = place.stage, place.replica
+    assert 0 <= stage < num_stages, place
+    assert 0 <= replica < num_replicas, place
+    tasks: list[StageTask] = []
+
+    def add(kind: Kind, lane: Lane, at: int, needs: tuple[int, ...], message: Message | None = None) -> int:
+        tasks.append(StageTask(kind=kind, lane=lane, micro_batch=at, needs=needs, message=message))
+        return len(tasks) - 1
+
+    is_first, is_last = stage == 0, stage == num_stages - 1
+    forwards: list[int] = []
+    before: tuple[int, ...] = ()
+    for at in range(num_micro_batches):
+        needs = before
+        if not is_first:
+            source = Message("a", Place(stage - 1, replica), at)
+            needs += (add("take-input", "download", at, (), source),)
+        forwards.append(add("forward", "compute", at, needs))
+        before = (forwards[-1],)
+        if not is_last:
+            add("send-output", "upload", at, before, Message("a", place, at))
+    for at in reversed(range(num_micro_batches)):
+        needs = (*before, forwards[at])
+        if not is_last:
+            source = Message("g", Place(stage + 1, replica), at)
+            # What follows from the forward pass cannot be there before it has gone out.
+            needs += (add("take-gradient", "download", at, (forwards[at],), source),)
+        before = (add("backward", "compute", at, tuple(sorted(set(needs)))),)
+        if not is_first:
+            add("send-gradient", "upload", at, before, Message("g", place, at))
+    if num_replicas > 1:
+        before = (add("exchange", "sync", 0, before),)
+    add("update", "compute", 0, before)
+    return tuple(tasks)
+
+
+def finish_times(
+    graphs: Mapping[Place, Sequence[StageTask]], duration_s: Callable[[Place, StageTask], float]
+) -> dict[Place, list[float]]:
+    """When every task of one step ends, in seconds from its begin, if each lane of each place works on one at a time.
+
+    A download begins when its message has been sent, an exchange when all replicas of the stage have come to it.
+    Raises ValueError where the graphs wait for each other in a circle or for a message that nobody sends.
+    """
+    done: dict[Place, list[float | None]] = {place: [None] * len(tasks) for place, tasks in graphs.items()}
+    sent: dict[Message, float] = {}
+    queues = {
+        (place, lane): [index for index, task in enumerate(tasks) if task.lane == lane]
+        for place, tasks in graphs.items()
+        for lane in ("compute", "upload", "download", "sync")
+    }
+    free_s = dict.fromkeys(queues, 0.0)
+    while any(queues.values()):
+        moved = False
+        for (place, lane), queue in queues.items():
+            while queue:
+                task = graphs[place][queue[0]]
+                begin_s = _begin_s(task, place, graphs, done, sent)
+                if begin_s is None:
+                    break
+                end_s = max(begin_s, free_s[place, lane]) + duration_s(place, task)
+                done[place][queue.pop(0)] = free_s[place, lane] = end_s
+                moved = True
+                if task.message is not None and task.lane == "upload":
+                    sent[task.message] = end_s
+        if not moved:
+            stuck = next((place, graphs[place][queue[0]]) for (place, _), queue in queues.items() if queue)
+            raise ValueError(f"{stuck[0]} waits for ever: {stuck[1].kind} of micro-batch {stuck[1].micro_batch}")
+    return {place: [end_s for end_s in ends if end_s is not None] for place, ends in done.items()}
+
+
+def _begin_s(
+    task: StageTask,
+    place: Place,
+    graphs: Mapping[Place, Sequence[StageTask]],
+    done: Mapping[Place, Sequence[float | None]],
+    sent: Mapping[Message, float],
+) -> float | None:
+    """The earliest begin by what the task waits for; None while that is not known."""
+    begin_s = 0.0
+    waited = [done[place][index] for index in task.needs]
+    if task.lane == "download":
+        assert task.message is not None
+        waited.append(sent.get(task.message))
+    if task.lane == "sync":
+        for other, tasks in graphs.items():
+            if other.stage == place.stage and other != place:
+                index = next((at for at, found in enumerate(tasks) if found.kind == "exchange"), None)
+                if index is not None:
+                    waited += [done[other][need] for need in tasks[index].needs]
+    for end_s in waited:
+        if end_s is None:
+            return None
+        begin_s = max(begin_s, end_s)
+    return begin_s
+
+
+def micro_batch_bounds(
+    num_samples: int, replica: int, num_replicas: int, micro_batch_size: int
+) -> list[tuple[int, int]]:
+    """Where the micro-batches of `replica` begin and end in a global batch of `num_samples`, none of them empty.
+
+    Replicas share the batch as evenly as can be, and so do a replica's micro-batches, of which there are as few as
+    hold its part. A part may be empty.
+    """
+    low, high = replica * num_samples // num_replicas, (replica + 1) * num_samples // num_replicas
+    count = -(-(high - low) // micro_batch_size)
+    return [(low + at * (high - low) // count, low + (at + 1) * (high - low) // count) for at in range(count)]

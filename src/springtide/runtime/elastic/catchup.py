@@ -1,0 +1,395 @@
+"""A joiner takes the training state bucket by bucket while training goes on, so that the pause of a grow stays small.
+
+The source sends parameters and their optimizer state as they are at a step boundary, and from then on, for what it
+has sent, every step's reduced gradients. The joiner takes the same optimizer steps on what it holds; when it holds
+everything it is exactly in step, and the switch moves no state at all. Only for optimizers that treat every
+parameter on its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import queue
+import secrets
+import socket
+import struct
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import torch
+
+from springtide.core.errors import CollectiveError, PeerLost
+from springtide.core.workload import ReplicaId
+from springtide.runtime.elastic.group import wait_for_keys
+from springtide.runtime.elastic.membership import Formation
+from springtide.runtime.elastic.reduce import BufferPool
+from springtide.runtime.elastic.step_log import StepMemory
+from springtide.runtime.elastic.step_vector import Payload
+from springtide.runtime.elastic.streams import connect_stream, listen_for_stream
+from springtide.runtime.elastic.training_cursor import Cursor
+from springtide.runtime.elastic.transfer import receive_header, receive_tensor, send_message
+from springtide.runtime.models.named_tensors import TrainingState
+
+_ELEMENTWISE = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.RMSprop,
+    torch.optim.Adagrad,
+    torch.optim.Adadelta,
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.ASGD,
+    torch.optim.Rprop,
+)
+_BUCKET_BYTES = 16 << 20
+_MAX_BUCKETS = 8
+_MAX_LAG_STEPS = 2
+_PATIENCE_STEPS = 8
+_BLOCKED_LIMIT_S = 10.0
+_POLL_S = 0.02
+_ACK = struct.Struct(">q")
+_TOKEN_BYTES = 32
+
+
+def supports_catchup(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step on some of the parameters does to them exactly what a step on all would."""
+    has_hooks = bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+    return type(optimizer) in _ELEMENTWISE and not has_hooks
+
+
+class Lease:
+    """A vector that several readers hold; the last one to release it gives it back to the pool."""
+
+    def __init__(self, vector: torch.Tensor, pool: BufferPool) -> None:
+        self.vector = vector
+        self._pool = pool
+        self._num_holders = 1
+        self._lock = threading.Lock()
+
+    def retain(self) -> None:
+        """One more holder."""
+        with self._lock:
+            self._num_holders += 1
+
+    def release(self) -> None:
+        """One holder less."""
+        with self._lock:
+            self._num_holders -= 1
+            is_free = self._num_holders == 0
+        if is_free:
+            self._pool.give(self.vector)
+
+
+@dataclass(slots=True)
+class _Message:
+    header: dict[str, Any]
+    tensors: list[torch.Tensor]
+    lease: Lease | None = None
+
+
+@dataclass(slots=True)
+class _Bucket:
+    names: list[str] = field(default_factory=list)
+    num_bytes: int = 0
+
+
+def _buckets(state: TrainingState, payload: Payload) -> list[_Bucket]:
+    """Runs of parameters, those with gradients first and in the payload's order."""
+    trained = set(payload.names)
+    names = payload.names + [name for name in state.parameters if name not in trained]
+    sizes = {name: state.parameters[name].numel() * state.parameters[name].element_size() for name in names}
+    limit = max(_BUCKET_BYTES, sum(sizes.values()) // _MAX_BUCKETS)
+    buckets = [_Bucket()]
+    for name in names:
+        if buckets[-1].names and buckets[-1].num_bytes + sizes[name] > limit:
+            buckets.append(_Bucket())
+        buckets[-1].names.append(name)
+        buckets[-1].num_bytes += sizes[name]
+    return buckets
+
+
+class CatchupSource:
+    """Feeds one joiner. Training calls it around every update and at the switch; its own thread does the sending."""
+
+    def __init__(self, state: TrainingState, payload: Payload, formation: Formation, rank: int) -> None:
+        """Feed the joiner that is to be `rank` in the group that is being formed."""
+        self._state = state
+        self._payload = payload
+        self._formation = formation
+        self._rank = rank
+        self._is_wanted = formation.is_wanted
+        self._queue: queue.SimpleQueue[_Message | None] = queue.SimpleQueue()
+        # One message on its way besides the one in the making: training waits for the joiner, never runs away.
+        self._slots = threading.Semaphore(1)
+        self._buckets = _buckets(state, payload)
+        self._num_sent = 0
+        self._num_held = 0
+        self._num_looks = 0
+        self._acknowledged_step = -1
+        self._is_connected = False
+        self.has_failed = False
+        self._thread = threading.Thread(target=self._run, name="springtide-catchup", daemon=True)
+        self._thread.start()
+
+    def before_update(self, step: int, lease: Lease, has_gradient: list[bool], factor: float = 1.0) -> None:
+        """Step number `step` (from 1) is certain: queue its gradients for what was sent, with the rates' factor."""
+        if self._is_connected and not self.has_failed and self._num_sent:
+            groups, group_tensors = self._state.pack_groups()
+            end = self._payload.ends[self._num_held - 1] if self._num_held else 0
+            header = {"kind": "step", "step": step, "groups": groups, "held": self._num_held, "grads": has_gradient}
+            header["factor"] = factor
+            lease.retain()
+            tensors = [tensor.clone() for _, tensor in sorted(group_tensors.items())]
+            self._put(_Message(header, [*tensors, lease.vector[:end]], lease))
+
+    def after_update(self, step: int) -> None:
+        """The step is committed here: queue the next bucket as it is now."""
+        if self._is_connected and not self.has_failed and self._num_sent < len(self._buckets):
+            names = self._buckets[self._num_sent].names
+            packed, tensors_by_name = self._state.pack_optimizer([n for n in names if n in self._state.optimised])
+            tensors = [self._state.parameters[name].detach().clone() for name in names]
+            tensors += [tensor.clone() for _, tensor in sorted(tensors_by_name.items())]
+            self._put(_Message({"kind": "bucket", "step": step, "names": names, "states": packed}, tensors))
+            self._num_sent += 1
+            self._num_held += sum(1 for name in names if self._state.parameters[name].requires_grad)
+
+    def is_in_step(self, step: int) -> bool:
+        """Whether the joiner holds everything and has taken all of `step` committed steps.
+
+        The others wait in their first common step for what it lacks. Where steps are shorter than an acknowledgement
+        takes to come back it never shows as in step; then two steps behind do.
+        """
+        if not self._is_connected or self.has_failed or self._num_sent < len(self._buckets):
+            return False
+        self._num_looks += 1
+        max_lag_steps = _MAX_LAG_STEPS if self._num_looks > _PATIENCE_STEPS else 0
+        return self._acknowledged_step >= step - max_lag_steps
+
+    def switch(self, cursor: Cursor, steps: Sequence[Mapping[str, Any]]) -> None:
+        """The joiner is to go on by itself from `cursor`: queue the buffers, log lines and the end."""
+        groups, group_tensors = self._state.pack_groups()
+        tensors = [tensor.clone() for _, tensor in sorted(group_tensors.items())]
+        tensors += [buffer.clone() for _, buffer in sorted(self._state.buffers().items())]
+        # No waiting for a slot here: this lies within the pause.
+        header = {"kind": "switch", "cursor": msgspec.to_builtins(cursor), "groups": groups, "steps": list(steps)}
+        self._queue.put(_Message(header, tensors))
+        self.close()
+
+    def close(self) -> None:
+        """Send what is queued and end the stream."""
+        self._queue.put(None)
+
+    def _put(self, message: _Message) -> None:
+        """Queue a message; while one is on its way, training waits for the joiner, within a limit."""
+        if not self.has_failed and self._slots.acquire(timeout=_BLOCKED_LIMIT_S):
+            self._queue.put(message)
+            return
+        self.has_failed = True
+        if message.lease is not None:
+            message.lease.release()
+
+    def _run(self) -> None:
+        try:
+            # Here, not on the training thread: a meeting place on another machine may keep one waiting.
+            store, key = self._formation.store(), f"catchup/{self._rank}"
+            wait_for_keys(store, [key], lambda: self._is_wanted() and not self.has_failed)
+            address, _, token = store.get(key).decode().rpartition("#")
+            with connect_stream(address, _BLOCKED_LIMIT_S) as link:
+                link.sendall(bytes.fromhex(token))
+                threading.Thread(target=self._read_acknowledgements, args=(link.dup(),), daemon=True).start()
+                self._is_connected = True
+                try:
+                    self._send_all(link)
+                finally:
+                    # Closing is not enough: the reader's copy keeps the connection open, and the joiner waits.
+                    link.shutdown(socket.SHUT_WR)
+        except (OSError, CollectiveError, RuntimeError, ValueError):
+            # Whatever breaks the stream, the joiner then gets its state at the switch instead.
+            self.has_failed = True
+        finally:
+            self._drain()
+
+    def _send_all(self, link: socket.socket) -> None:
+        while self._is_wanted():
+            try:
+                message = self._queue.get(timeout=_POLL_S * 5)
+            except queue.Empty:
+                continue
+            if message is None:
+                return
+            try:
+                send_message(link, message.header, message.tensors)
+            finally:
+                if message.lease is not None:
+                    message.lease.release()
+                self._slots.release()
+
+    def _drain(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                message = self._queue.get_nowait()
+                if message is not None and message.lease is not None:
+                    message.lease.release()
+
+    def _read_acknowledgements(self, link: socket.socket) -> None:
+        with link, contextlib.suppress(OSError):
+            data = b""
+            link.settimeout(None)
+            while part := link.recv(1024):
+                data += part
+                while len(data) >= _ACK.size:
+                    self._acknowledged_step = _ACK.unpack_from(data)[0]
+                    data = data[_ACK.size :]
+
+
+class CatchupSources:
+    """All joiners that this member feeds for the group that is being formed. Used by the training thread only."""
+
+    def __init__(self) -> None:
+        self._sources: list[CatchupSource] = []
+        self._generation = 0
+
+    def open(self, state: TrainingState, payload: Payload, pending: Formation, joiners: Sequence[ReplicaId]) -> None:
+        """Begin to feed this member's part of the joiners, once for a formation."""
+        if self._generation == pending.generation:
+            return
+        self.close()
+        self._generation = pending.generation
+        members = pending.order.members
+        survivors = [rank for rank, name in enumerate(members) if name not in joiners]
+        for index, name in enumerate(joiners):
+            if survivors[index % len(survivors)] == pending.rank:
+                self._sources.append(CatchupSource(state, payload, pending, members.index(name)))
+
+    def standing(self, step: int) -> tuple[bool, bool]:
+        """Whether all joiners are in step or beyond help, and whether any is beyond help."""
+        is_settled = all(source.has_failed or source.is_in_step(step) for source in self._sources)
+        return is_settled, any(source.has_failed for source in self._sources)
+
+    def before_update(self, step: int, lease: Lease, has_gradient: list[bool], factor: float = 1.0) -> None:
+        """A step is certain; its learning rates are those in the groups times `factor`."""
+        for source in self._sources:
+            source.before_update(step, lease, has_gradient, factor)
+
+    def after_update(self, step: int) -> None:
+        """A step is committed."""
+        for source in self._sources:
+            source.after_update(step)
+
+    def switch(self, cursor: Cursor, step_log: StepMemory) -> None:
+        """The joiners go on by themselves from `cursor`, knowing the last steps of the log."""
+        steps = step_log.newest() if self._sources else []
+        for source in self._sources:
+            source.switch(cursor, steps)
+
+    def close(self) -> None:
+        """End all streams."""
+        for source in self._sources:
+            source.close()
+        self._sources = []
+
+
+class CatchupReceiver:
+    """The joiner's end. Open it before the group is formed, so that the source finds it."""
+
+    def __init__(
+        self,
+        state: TrainingState,
+        payload: Payload,
+        step_log: StepMemory,
+        formation: Formation,
+    ) -> None:
+        """Raises CollectiveError where the members' meeting place cannot be reached."""
+        self._state = state
+        self._payload = payload
+        self._step_log = step_log
+        self._link: socket.socket | None = None
+        # The token keeps strangers out.
+        self._token = secrets.token_bytes(_TOKEN_BYTES)
+        self._listener, address = listen_for_stream(formation.listen_host)
+        self._listener.settimeout(_POLL_S)
+        try:
+            self._store = formation.store()
+            self._store.set(f"catchup/{formation.rank}", f"{address}#{self._token.hex()}")
+        except (RuntimeError, PeerLost) as error:
+            self._listener.close()
+            raise PeerLost(f"the meeting place is gone: {error}") from error
+
+    def receive(self, is_wanted: Callable[[], bool]) -> Cursor | None:
+        """Follow the source to the switch; returns where training stands, or None where the state must be synced."""
+        try:
+            link = self._accept(is_wanted)
+            if link is None:
+                return None
+            with link:
+                while True:
+                    header = receive_header(link)
+                    if header["kind"] == "switch":
+                        self._take_switch(link, header)
+                        return msgspec.convert(header["cursor"], Cursor)
+                    (self._take_bucket if header["kind"] == "bucket" else self._take_step)(link, header)
+                    link.sendall(_ACK.pack(header["step"]))
+        except (PeerLost, OSError, ValueError, KeyError, TypeError, RuntimeError):
+            return None
+        finally:
+            self._listener.close()
+
+    def abort(self) -> None:
+        """End `receive` from another thread."""
+        link = self._link
+        if link is not None:
+            with contextlib.suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self, is_wanted: Callable[[], bool]) -> socket.socket | None:
+        while is_wanted():
+            if self._store.check(["sync"]):
+                return None
+            try:
+                link, _ = self._listener.accept()
+            except TimeoutError:
+                continue
+            link.settimeout(None)
+            self._link = link
+            token = b""
+            while len(token) < _TOKEN_BYTES and (part := link.recv(_TOKEN_BYTES - len(token))):
+                token += part
+            if hmac.compare_digest(token, self._token):
+                return link
+            link.close()
+        return None
+
+    def _take_bucket(self, link: socket.socket, header: dict[str, Any]) -> None:
+        names = header["names"]
+        for name in names:
+            receive_tensor(link, self._state.parameters[name])
+        optimised = [name for name in names if name in self._state.optimised]
+        tensors = self._state.unpack_optimizer(optimised, header["states"])
+        for _, tensor in sorted(tensors.items()):
+            receive_tensor(link, tensor)
+
+    def _take_groups(self, link: socket.socket, header: dict[str, Any]) -> None:
+        for _, tensor in sorted(self._state.unpack_groups(header["groups"]).items()):
+            receive_tensor(link, tensor)
+
+    def _take_step(self, link: socket.socket, header: dict[str, Any]) -> None:
+        self._take_groups(link, header)
+        vector = self._payload.pool.take()
+        held = header["held"]
+        receive_tensor(link, vector[: self._payload.ends[held - 1] if held else 0])
+        self._payload.attach(vector, header["grads"], held)
+        self._state.update(float(header["factor"]))
+        self._payload.detach()
+        self._payload.pool.give(vector)
+
+    def _take_switch(self, link: socket.socket, header: dict[str, Any]) -> None:
+        self._take_groups(link, header)
+        for _, buffer in sorted(self._state.buffers().items()):
+            receive_tensor(link, buffer)
+        self._step_log.take_over(header["steps"])

@@ -1,0 +1,296 @@
+"""Checkpoints of a job: safetensors and a manifest with a hash of every file, visible only when complete.
+
+Snapshots are copied into warm memory at a step boundary and written by a background thread under the job's fence.
+A checkpoint whose bytes do not match its manifest, or which does not fit the live model, is never loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import struct
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from springtide.core.errors import CheckpointError, Fenced, StorageError
+from springtide.core.workload import Checkpoint
+from springtide.runtime.elastic.training_cursor import Cursor
+from springtide.runtime.models.named_tensors import TrainingState, dtype_name
+from springtide.storage.fence import Fence
+from springtide.storage.files import fsync_file, write_directory_durable
+
+_MAX_HEADER_BYTES = 1 << 20
+_MAX_MANIFEST_BYTES = 16 << 20
+_NUM_KEPT = 2
+_READ_BYTES = 1 << 22
+FILES = ("model.safetensors", "optimizer.safetensors")
+MANIFEST = "manifest.json"
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """A copy of a training state at a step boundary, in memory that is used again for the next one."""
+
+    cursor: Cursor = field(default_factory=Cursor)
+    epoch: int = 0
+    packed: Mapping[str, Any] = field(default_factory=dict)
+    tensors: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] = field(default_factory=lambda: ({}, {}))
+
+    @property
+    def step(self) -> int:
+        """How many steps are in it."""
+        return self.cursor.step
+
+    def take(self, state: TrainingState, cursor: Cursor, epoch: int) -> None:
+        """Copy the state as it is now."""
+        packed, model, optimizer = state.pack_all()
+        self.cursor, self.epoch, self.packed = cursor, epoch, packed
+        self.tensors = (_copy_into(self.tensors[0], model), _copy_into(self.tensors[1], optimizer))
+
+
+def _copy_into(old: dict[str, torch.Tensor], source: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    copies: dict[str, torch.Tensor] = {}
+    with torch.no_grad():
+        for name, tensor in source.items():
+            buffer = old.get(name)
+            if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+                buffer = torch.empty(tensor.shape, dtype=tensor.dtype)
+            copies[name] = buffer.copy_(tensor)
+    return copies
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while part := file.read(_READ_BYTES):
+            digest.update(part)
+    return digest.hexdigest()
+
+
+def write_checkpoint(work_dir: Path, snapshot: Snapshot, generation: int) -> Checkpoint:
+    """Publish the snapshot as `checkpoints/<generation>-<step>` and remove all but the newest two.
+
+    The bytes are written and synced beside it first: the fence is held for the publication alone, because the step
+    log needs it too. Raises StorageError (nothing is visible then, the old ones stand) and Fenced.
+    """
+    root = work_dir / "checkpoints"
+    path = root / f"{generation:08d}-{snapshot.step:010d}"
+    staging = root / f".staging-{path.name}.{os.getpid()}.tmp"
+    try:
+        staging.mkdir(parents=True, exist_ok=True)
+        manifest = write_files(staging, snapshot, generation)
+
+        def fill(directory: Path) -> None:
+            for name in FILES:
+                os.rename(staging / name, directory / name)
+            (directory / MANIFEST).write_text(manifest)
+
+        with Fence(work_dir).writing(generation):
+            if not (path / MANIFEST).exists():
+                write_directory_durable(path, fill)
+            _remove_old(root)
+    except (OSError, SafetensorError) as error:
+        raise StorageError(f"cannot write the checkpoint {path.name}: {error}") from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    num_bytes = sum(file.stat().st_size for file in path.iterdir())
+    return Checkpoint(generation=generation, step=snapshot.step, path=str(path), num_bytes=num_bytes)
+
+
+def write_files(directory: Path, snapshot: Snapshot, generation: int) -> str:
+    """Write the tensors' files, durably, and return the manifest's text. Raises OSError, SafetensorError."""
+    files: dict[str, Any] = {}
+    for name, tensors in zip(FILES, snapshot.tensors, strict=True):
+        file = directory / name
+        save_file(tensors, file)
+        fsync_file(file)
+        files[name] = {
+            "sha256": _sha256(file),
+            "num_bytes": file.stat().st_size,
+            "tensors": {key: [dtype_name(tensor.dtype), list(tensor.shape)] for key, tensor in tensors.items()},
+        }
+    manifest = {"format": 1, "generation": generation, "step": snapshot.step, "epoch": snapshot.epoch}
+    cursor = msgspec.to_builtins(snapshot.cursor)
+    return json.dumps({**manifest, "cursor": cursor, "files": files, "values": snapshot.packed})
+
+
+def list_checkpoints(work_dir: Path) -> list[Path]:
+    """The directories of all complete checkpoints, newest first."""
+    found: list[tuple[tuple[int, int], Path]] = []
+    for path in (work_dir / "checkpoints").glob("*-*"):
+        generation, _, step = path.name.partition("-")
+        if generation.isdigit() and step.isdigit() and (path / MANIFEST).is_file():
+            found.append(((int(generation), int(step)), path))
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def _remove_old(directory: Path) -> None:
+    for path in list_checkpoints(directory.parent)[_NUM_KEPT:]:
+        # The manifest goes first: what is half removed is not a checkpoint any more.
+        (path / MANIFEST).unlink(missing_ok=True)
+        shutil.rmtree(path, ignore_errors=True)
+    for path in directory.glob(".*.tmp"):
+        owner = path.name.split(".")[-2]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+            # A writer that was killed left it.
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def load_newest(work_dir: Path, state: TrainingState) -> Cursor | None:
+    """Restore the newest checkpoint that is whole and return its cursor; None where there is none at all.
+
+    Raises CheckpointError if there are checkpoints but none can be loaded.
+    """
+    problems: list[str] = []
+    for path in list_checkpoints(work_dir):
+        try:
+            return load_checkpoint(path, state)
+        except CheckpointError as error:
+            problems.append(str(error))
+            sys.stderr.write(f"springtide: {error}\n")
+    if problems:
+        raise CheckpointError(f"no checkpoint can be loaded: {problems[0]}")
+    return None
+
+
+def load_checkpoint(path: Path, state: TrainingState) -> Cursor:
+    """Verify a checkpoint, restore it and return its cursor. Raises CheckpointError; the state is then untouched."""
+    manifest = _read_manifest(path)
+    try:
+        cursor = _cursor(manifest)
+        tensors = [_load_file(path / name, manifest["files"][name]) for name in FILES]
+        expected = {name: [dtype_name(t.dtype), list(t.shape)] for name, t in state.model_tensors().items()}
+        if manifest["files"][FILES[0]]["tensors"] != expected:
+            raise CheckpointError(
+                f"the checkpoint {path.name} is of another model: {_difference(tensors[0], expected)}"
+            )
+        live_model, live_optimizer = state.unpack_all(manifest["values"])
+        if live_optimizer.keys() != tensors[1].keys():
+            raise CheckpointError(f"the checkpoint {path.name} is of another optimizer")
+        with torch.no_grad():
+            for live, saved in ((live_model, tensors[0]), (live_optimizer, tensors[1])):
+                for name, tensor in live.items():
+                    tensor.copy_(saved[name])
+        return cursor
+    except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"the checkpoint {path.name} is malformed: {error!r}") from error
+
+
+def _cursor(manifest: Mapping[str, Any]) -> Cursor:
+    """Where the training stands. Checkpoints of jobs whose batch could not change say only the step."""
+    step = int(manifest["step"])
+    if "cursor" not in manifest:
+        return Cursor(step=step, num_seen=None, progress=float(step))
+    cursor = msgspec.convert(manifest["cursor"], Cursor)
+    if cursor.step != step:
+        raise CheckpointError(f"the checkpoint of step {step} has the cursor of step {cursor.step}")
+    return cursor
+
+
+def _difference(saved: Mapping[str, torch.Tensor], expected: Mapping[str, Any]) -> str:
+    for name in sorted(saved.keys() ^ expected.keys()):
+        return f"{name!r} is only in the {'checkpoint' if name in saved else 'model'}"
+    for name, tensor in saved.items():
+        if expected[name] != [dtype_name(tensor.dtype), list(tensor.shape)]:
+            return f"{name!r} is {dtype_name(tensor.dtype)} {list(tensor.shape)}, the model has {expected[name]}"
+    return "its manifest names other tensors"
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        file = path / MANIFEST
+        if file.stat().st_size > _MAX_MANIFEST_BYTES:
+            raise CheckpointError(f"the manifest of {path.name} is too large")
+        manifest = json.loads(file.read_text())
+        if not isinstance(manifest, dict) or manifest.get("format") != 1:
+            raise CheckpointError(f"the manifest of {path.name} is of an unknown format")
+        return manifest
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"the manifest of {path.name} is unreadable: {error}") from error
+
+
+def _load_file(path: Path, entry: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Check length, hash, header size, duplicate names and the tensors' shapes, and only then load."""
+    try:
+        if path.stat().st_size != entry["num_bytes"] or _sha256(path) != entry["sha256"]:
+            raise CheckpointError(f"{path.parent.name}/{path.name} does not match its manifest")
+        with open(path, "rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > _MAX_HEADER_BYTES:
+                raise CheckpointError(f"{path.parent.name}/{path.name} has a header of {length} bytes")
+            json.loads(file.read(length), object_pairs_hook=_refuse_duplicates)
+        tensors: dict[str, torch.Tensor] = load_file(path)
+    except (OSError, struct.error, ValueError, SafetensorError) as error:
+        raise CheckpointError(f"{path.parent.name}/{path.name} is unreadable: {error}") from error
+    shapes = {name: [dtype_name(tensor.dtype), list(tensor.shape)] for name, tensor in tensors.items()}
+    if shapes != entry["tensors"]:
+        raise CheckpointError(f"{path.parent.name}/{path.name} holds other tensors than its manifest says")
+    return tensors
+
+
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = [key for key, _ in pairs]
+    if len(set(keys)) != len(keys):
+        raise CheckpointError("a safetensors header names a tensor twice")
+    return dict(pairs)
+
+
+class CheckpointWriter:
+    """Writes snapshots in the background, one at a time. A failed write is logged and training goes on."""
+
+    def __init__(
+        self,
+        write: Callable[[Snapshot, int], Checkpoint],
+        on_written: Callable[[Checkpoint], object],
+        on_fenced: Callable[[str], None],
+    ) -> None:
+        """`write` publishes a snapshot as a generation. It raises StorageError and Fenced."""
+        self._publish = write
+        self._on_written = on_written
+        self._on_fenced = on_fenced
+        self._snapshot = Snapshot()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a write is under way."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def write_in_background(self, state: TrainingState, cursor: Cursor, epoch: int, generation: int) -> None:
+        """Copy the state now and publish it soon. Only when not busy."""
+        assert not self.is_busy
+        self._snapshot.take(state, cursor, epoch)
+        self._thread = threading.Thread(target=self._write, args=(generation,), name="springtide-checkpoint")
+        self._thread.start()
+
+    def write_now(self, state: TrainingState, cursor: Cursor, epoch: int, generation: int) -> Checkpoint:
+        """Publish the state before returning. Raises StorageError and Fenced."""
+        self.wait()
+        self._snapshot.take(state, cursor, epoch)
+        checkpoint = self._publish(self._snapshot, generation)
+        self._on_written(checkpoint)
+        return checkpoint
+
+    def wait(self) -> None:
+        """Wait for a write that is under way."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _write(self, generation: int) -> None:
+        try:
+            self._on_written(self._publish(self._snapshot, generation))
+        except Fenced as error:
+            self._on_fenced(str(error))
+        except StorageError as error:
+            sys.stderr.write(f"springtide: {error}; the older checkpoint stands, training goes on\n")

@@ -1,0 +1,277 @@
+"""The TrainContext that a training function gets: it turns the user's loop into shards and steps of the trainer."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors.torch import save
+from torch.utils.data import default_collate
+
+from springtide.core.context import Batch
+from springtide.core.errors import Fenced, InvalidRequest, StorageError
+from springtide.core.quantities import validate_name
+from springtide.runtime.data.dataset_reader import SampleReader, open_dataset
+from springtide.runtime.elastic.trainer import Trainer
+from springtide.storage.datasets.reference import DatasetReference
+from springtide.storage.stores.open import open_store
+
+ModelT = TypeVar("ModelT")
+OptimizerT = TypeVar("OptimizerT")
+
+_PUBLISH_PATIENCE_S = 600.0
+_PUBLISH_RETRY_S = 1.0
+
+
+class ElasticContext:
+    """Implements core.context.TrainContext on one worker of an elastic group."""
+
+    def __init__(
+        self, trainer: Trainer, work_dir: Path, device: torch.device, params: Mapping[str, str], store_url: str = ""
+    ) -> None:
+        """`store_url` is where named datasets are, for a worker that cannot see the platform's directory."""
+        self._trainer = trainer
+        self._work_dir = work_dir
+        self._device = device
+        self._params = dict(params)
+        self._store_url = store_url
+        self._is_prepared = False
+        self._num_yielded = 0
+        self._num_stepped = 0
+
+    @property
+    def params(self) -> Mapping[str, str]:
+        """What the user passed with `--param name=value`."""
+        return self._params
+
+    @property
+    def step_number(self) -> int:
+        """How many optimizer steps are committed."""
+        return self._trainer.step
+
+    @property
+    def progress(self) -> float:
+        """What is done, in optimizer steps of the first batch size."""
+        return self._trainer.progress
+
+    @property
+    def epoch(self) -> int:
+        """The pass over the dataset that is under way, from 0."""
+        return self._trainer.epoch
+
+    @property
+    def device(self) -> torch.device:
+        """The torch device of this worker."""
+        return self._device
+
+    def prepare(self, model: ModelT, optimizer: OptimizerT | Callable[[Any], OptimizerT]) -> tuple[ModelT, OptimizerT]:
+        """Take over the model and its optimizer (or a factory that gets the parameters); call it exactly once.
+
+        Returns when this worker is a member of a running group and holds its state.
+        """
+        if self._is_prepared:
+            raise InvalidRequest("ctx.prepare() was called a second time; call it once, before the loop")
+        if not isinstance(model, torch.nn.Module):
+            raise InvalidRequest(f"ctx.prepare() needs a torch.nn.Module, got {type(model).__name__}")
+        self._is_prepared = True
+        model.to(self._device)
+        made: Any = optimizer if isinstance(optimizer, torch.optim.Optimizer) else _build(optimizer, model)
+        if not isinstance(made, torch.optim.Optimizer):
+            raise InvalidRequest(
+                f"ctx.prepare() needs a torch optimizer or a factory of one, got {type(made).__name__}"
+            )
+        self._trainer.attach(model, made)
+        return model, made  # type: ignore[return-value]
+
+    def batches(self, dataset: Any) -> Iterator[Batch]:
+        """Yield this worker's shards of every remaining global batch; the group may change between two of them."""
+        if not self._is_prepared:
+            raise InvalidRequest(
+                "ctx.batches() needs a model first; call ctx.prepare(model, optimizer) before the loop"
+            )
+        fetch, num_samples = fetcher(dataset, _state_dir_of(self._work_dir), self._store_url)
+        self._trainer.start(num_samples, fetch.reader if isinstance(fetch, _NamedFetch) else None)
+        while True:
+            if self._num_yielded != self._num_stepped:
+                raise InvalidRequest("a batch was not trained on; call ctx.step(loss) once for every batch of the loop")
+            task = self._trainer.next_shard()
+            if task is None:
+                return
+            batch, shard, (low, high) = task
+            ids = tuple(int(index) for index in batch.ids[low:high])
+            x, y, fields = fetch(ids)
+            self._num_yielded += 1
+            yield Batch(
+                x=self._to_device(x),
+                y=self._to_device(y),
+                ids=ids,
+                epoch=batch.epoch,
+                step=batch.step,
+                shard=shard,
+                fields=self._to_device(fields),
+            )
+
+    def step(self, loss: Any) -> bool:
+        """Backward now; after the last shard of the global batch exchange gradients and update the model.
+
+        True where that completed a global step.
+        """
+        if self._num_yielded == self._num_stepped:
+            raise InvalidRequest("ctx.step() was called without a new batch; call it once inside the loop over batches")
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise InvalidRequest("ctx.step() needs the mean loss of the batch as a tensor with one element")
+        self._num_stepped += 1
+        before = self._trainer.step
+        self._trainer.contribute(loss.reshape(()))
+        return self._trainer.step > before
+
+    def metrics(self, **values: float) -> None:
+        """Attach numbers (an accuracy, say) to the progress report."""
+        self._trainer.metrics.update({name: float(value) for name, value in values.items()})
+
+    def save(self, name: str = "model") -> str:
+        """Write the model's weights to the job's artifacts as safetensors and return the path (rank 0 writes).
+
+        Raises Fenced if a newer generation owns the job.
+        """
+        file_name = f"{validate_name(name, 'artifact name')}.safetensors"
+        trainer = self._trainer
+        if self._is_prepared and trainer.rank == 0:
+            return write_artifact(file_name, trainer)
+        return trainer.storage.artifact_path(file_name, trainer.membership.generation, trainer.step)
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether the function has handed over a model."""
+        return self._is_prepared
+
+    def _to_device(self, value: Any) -> Any:
+        if self._device.type == "cpu":
+            return value
+        if isinstance(value, torch.Tensor):
+            return value.to(self._device, non_blocking=True)
+        if isinstance(value, Mapping):
+            return {key: self._to_device(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(self._to_device(item) for item in value)
+        return value
+
+
+def write_artifact(name: str, trainer: Trainer) -> str:
+    """Publish the weights under the names of `state_dict`; returns where they are. Raises StorageError, Fenced."""
+    state = trainer.state.model.state_dict()
+    # Tied weights share memory, which safetensors refuses: every name gets its own copy.
+    data = save({name: tensor.detach().cpu().clone().contiguous() for name, tensor in state.items()})
+    return trainer.storage.publish_artifact(name, data, trainer.membership.generation, trainer.step)
+
+
+def publish_result(trainer: Trainer) -> str:
+    """Write the final model where this worker leads and return its path, elsewhere, and where it is fenced, "".
+
+    A full disk is waited out for ten minutes: all the work is done but for this. Raises StorageError then.
+    """
+    end_s = time.monotonic() + _PUBLISH_PATIENCE_S
+    while trainer.rank == 0:
+        try:
+            return write_artifact("model.safetensors", trainer)
+        except Fenced:
+            # A newer group owns the job. If this worker is in it, the order to join it comes, and then it writes.
+            return ""
+        except StorageError as error:
+            if time.monotonic() > end_s:
+                raise
+            sys.stderr.write(f"springtide: the result cannot be written yet: {error}\n")
+            time.sleep(_PUBLISH_RETRY_S)
+    return ""
+
+
+def _build(factory: Any, model: torch.nn.Module) -> Any:
+    if not callable(factory):
+        raise InvalidRequest(f"ctx.prepare() needs a torch optimizer or a factory of one, got {type(factory).__name__}")
+    return factory(model.parameters())
+
+
+Fetch = Callable[[Sequence[int]], tuple[Any, Any, Any]]
+
+
+def fetcher(dataset: Any, state_dir: Path | None = None, store_url: str = "") -> tuple[Fetch, int]:
+    """How to get samples by index as (x, y, fields), and how many there are. Raises InvalidRequest, StorageError.
+
+    A named dataset is looked for in the store of this URL, else in that of the platform with this state directory
+    (None: this user's).
+    """
+    if isinstance(dataset, DatasetReference):
+        return _named(dataset, state_dir, store_url)
+    tensors = getattr(dataset, "tensors", None)
+    if isinstance(dataset, torch.Tensor):
+        return _slicer((dataset,)), len(dataset)
+    if isinstance(dataset, tuple) or (isinstance(tensors, tuple) and type(dataset).__name__ == "TensorDataset"):
+        arrays = tuple(torch.as_tensor(array) for array in (dataset if isinstance(dataset, tuple) else tensors or ()))
+        if len({len(array) for array in arrays}) != 1:
+            raise InvalidRequest(f"the dataset's tensors differ in length: {[len(array) for array in arrays]}")
+        return _slicer(arrays), len(arrays[0])
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise InvalidRequest("the dataset needs __len__ and __getitem__, or must be a tuple of equally long tensors")
+    return (lambda ids: _as_fields(default_collate([dataset[index] for index in ids]))), len(dataset)
+
+
+class _NamedFetch:
+    """Samples of a dataset that the platform keeps, as tensors; `reader` knows in which order they come best."""
+
+    def __init__(self, reader: SampleReader) -> None:
+        self.reader = reader
+
+    def __call__(self, ids: Sequence[int]) -> tuple[Any, Any, Any]:
+        """The samples of these numbers. Raises StorageError."""
+        return _as_fields([torch.from_numpy(array) for array in self.reader.fetch(ids)])
+
+
+def _state_dir_of(work_dir: Path) -> Path | None:
+    """The state directory of the platform whose worker works here (<state>/workloads/<id>); None outside one."""
+    return work_dir.parents[1] if work_dir.parent.name == "workloads" else None
+
+
+def _named(dataset: DatasetReference, state_dir: Path | None, store_url: str) -> tuple[Fetch, int]:
+    if dataset.is_stream:
+        raise InvalidRequest(
+            f'the stream {dataset.name!r} grows while it is trained on, which jobs on functions do: on="functions"'
+        )
+    store = open_store(store_url) if store_url else None
+    reader = open_dataset(dataset, store, state_dir=state_dir)
+    return _NamedFetch(reader), reader.num_samples
+
+
+def _slicer(arrays: tuple[torch.Tensor, ...]) -> Fetch:
+    def fetch(ids: Sequence[int]) -> tuple[Any, Any, Any]:
+        index = torch.as_tensor(ids, dtype=torch.int64)
+        return _as_fields([array[index] for array in arrays] if len(arrays) > 1 else arrays[0][index])
+
+    return fetch
+
+
+def _as_fields(collated: Any) -> tuple[Any, Any, Any]:
+    if isinstance(collated, Mapping):
+        return collated.get("x"), collated.get("y"), dict(collated)
+    if isinstance(collated, list | tuple):
+        if len(collated) == 1:
+            return collated[0], None, None
+        return collated[0], collated[1], tuple(collated) if len(collated) > 2 else None
+    return collated, None, None
+
+
+def cuda_or_cpu(device_kind: str, device_index: int) -> torch.device:
+    """The device of a worker. Raises InvalidRequest where a GPU was promised and there is none."""
+    if device_kind == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise InvalidRequest("this worker was given a GPU, but torch sees none; install a CUDA build of torch")
+    # The worker may see only its own device, whatever its number on the machine.
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    index = 0 if visible is not None and "," not in visible else device_index
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)

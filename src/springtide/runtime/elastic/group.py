@@ -1,0 +1,344 @@
+"""A group of workers that exchange tensors: one process group per generation, every operation with a deadline.
+
+The one way to get out of a hung gloo operation is to shut down the group's connected sockets from another thread;
+its own abort() aborts nothing. Listening sockets must be left alone, or gloo ends the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._C import _distributed_c10d as c10d
+
+from springtide.core.errors import BackendError, CollectiveError, PeerLost
+from springtide.runtime.elastic.meeting import MeetingPlace
+from springtide.runtime.elastic.tcp_meeting import MeetingHost, TcpMeeting
+
+FORM_TIMEOUT_S = 30.0
+OPERATION_TIMEOUT_S = 10.0
+_POLL_S = 0.002
+_LARGE_BYTES = 1 << 20
+_LOOK_S = 0.2
+_ABORT_GRACE_S = 1.0
+
+
+def _connected_sockets(peers: frozenset[str] = frozenset(), port: int = 0) -> dict[int, int]:
+    """The inodes of this process's connected internet sockets, by descriptor: to these hosts and port, where given."""
+    found: dict[int, int] = {}
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            descriptor = int(name)
+            status = os.fstat(descriptor)
+            peer = _peer_of(descriptor) if stat.S_ISSOCK(status.st_mode) else None
+            if peer is not None and (not peers or peer[0] in peers) and port in (0, peer[1]):
+                found[descriptor] = status.st_ino
+    return found
+
+
+def _peer_of(descriptor: int) -> tuple[str, int] | None:
+    """Host and port at the other end of a connected internet socket; None for any other."""
+    with socket.socket(fileno=os.dup(descriptor)) as duplicate:
+        if duplicate.family not in (socket.AF_INET, socket.AF_INET6):
+            return None
+        if duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            return None
+        with contextlib.suppress(OSError):
+            host, port = duplicate.getpeername()[:2]
+            # A server on both kinds of addresses sees those of the older kind like that.
+            return str(host).removeprefix("::ffff:"), int(port)
+    return None
+
+
+def open_store(
+    rendezvous: str,
+    generation: int,
+    timeout_s: float = FORM_TIMEOUT_S,
+    is_wanted: Callable[[], bool] = lambda: True,
+) -> c10d.Store:
+    """The members' meeting place: `file:///directory`, or `tcp://host:port`, where the first member hosts it.
+
+    Raises PeerLost where nobody hosts it in time, or as long as it `is_wanted`.
+    """
+    if rendezvous.startswith("file://"):
+        return MeetingPlace(Path(rendezvous.removeprefix("file://")) / f"g{generation}", timeout_s)
+    if not rendezvous.startswith("tcp://"):
+        raise BackendError(f"the rendezvous {rendezvous!r} is neither file:///path nor tcp://host:port")
+    host, port = _host_and_port(rendezvous)
+    try:
+        return TcpMeeting(host, port, generation, timeout_s, is_wanted)
+    except RuntimeError as error:
+        raise PeerLost(str(error)) from error
+
+
+def _host_and_port(rendezvous: str) -> tuple[str, int]:
+    host, _, port = rendezvous.removeprefix("tcp://").rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def is_on_one_machine(rendezvous: str) -> bool:
+    """Whether the members of this rendezvous share a machine."""
+    return rendezvous.startswith(("file://", "tcp://127.", "tcp://localhost:"))
+
+
+class Group:
+    """The members of one generation, connected. Operations raise PeerLost; `abort` may come from any thread."""
+
+    def __init__(
+        self,
+        store: c10d.Store,
+        rank: int,
+        world_size: int,
+        device: torch.device,
+        *,
+        timeout_s: float = OPERATION_TIMEOUT_S,
+        is_local: bool = True,
+        listen_host: str = "",
+        peers: frozenset[str] = frozenset(),
+    ) -> None:
+        """Connect all members. `listen_host` is where this one listens (empty: wherever the machine's name leads);
+        `peers` are the hosts of all, so that connections to anyone else are never taken for the group's."""
+        self.rank = rank
+        self.world_size = world_size
+        self.store = store
+        self.timeout_s = timeout_s
+        self._sockets: dict[int, int] = {}
+        self._is_aborted = threading.Event()
+        self._process_group: Any = None
+        self._host: MeetingHost | None = None
+        self._is_gpu = device.type == "cuda"
+        if world_size == 1:
+            return
+        before = _connected_sockets(peers)
+        try:
+            self._process_group = _connect(store, rank, world_size, device, is_local, listen_host)
+        except RuntimeError as error:
+            raise PeerLost(f"could not connect all {world_size} members: {_first_line(error)}") from error
+        after = _connected_sockets(peers)
+        self._sockets = {fd: inode for fd, inode in after.items() if before.get(fd) != inode}
+
+    def own_meeting(self, rendezvous: str, host: MeetingHost | None) -> None:
+        """Connections to a meeting place over tcp are the group's, too, so that `abort` ends what hangs in one.
+
+        `host` is what this member keeps for the others: it ends with the group.
+        """
+        self._host = host
+        if rendezvous.startswith("tcp://"):
+            address, port = _host_and_port(rendezvous)
+            self._sockets |= _connected_sockets(frozenset({address}), port)
+
+    def note(self, key: str) -> None:
+        """Leave a note in the meeting place for the other members. Raises PeerLost where that is gone."""
+        self._meet(lambda: self.store.set(key, "1"))
+
+    def has_note(self, key: str) -> bool:
+        """Whether somebody has left that note. Raises PeerLost where the meeting place is gone."""
+        return bool(self._meet(lambda: self.store.check([key])))
+
+    def _meet(self, ask: Callable[[], Any]) -> Any:
+        try:
+            return ask()
+        except RuntimeError as error:
+            raise PeerLost(f"the meeting place is gone: {_first_line(error)}") from error
+
+    def all_to_all(
+        self, output: torch.Tensor, source: torch.Tensor, output_splits: list[int], source_splits: list[int]
+    ) -> None:
+        """Send split i of `source` to rank i and receive split i of `output` from it (in elements)."""
+        self._run(
+            lambda timeout: self._process_group.alltoall_base(
+                output, source, output_splits, source_splits, timeout=timeout
+            )
+        )
+
+    def all_gather(self, output: torch.Tensor, source: torch.Tensor, *, timeout_s: float | None = None) -> None:
+        """Concatenate everyone's `source`, equally long, into `output`."""
+        if self.world_size == 1:
+            output.copy_(source)
+            return
+        if not self._is_gpu and source.numel() * source.element_size() >= _LARGE_BYTES:
+            # gloo's own gathers into fresh memory and copies it out; for a large model that is most of a step.
+            parts = output.view(self.world_size, -1)
+            parts[self.rank].copy_(source.view(-1))
+            for rank in range(self.world_size):
+                self.broadcast(parts[rank], rank, timeout_s=timeout_s)
+            return
+
+        def start(timeout: timedelta) -> Any:
+            options = c10d.AllgatherOptions()
+            options.timeout = timeout
+            return self._process_group._allgather_base(output, source, options)
+
+        self._run(start, timeout_s)
+
+    def broadcast(self, tensor: torch.Tensor, source_rank: int, *, timeout_s: float | None = None) -> None:
+        """Give everyone the content of `source_rank`'s tensor."""
+
+        def start(timeout: timedelta) -> Any:
+            options = c10d.BroadcastOptions()
+            options.rootRank, options.rootTensor, options.timeout = source_rank, 0, timeout
+            return self._process_group.broadcast([tensor], options)
+
+        self._run(start, timeout_s)
+
+    def send(self, tensor: torch.Tensor, rank: int) -> None:
+        """Send a contiguous tensor to one member."""
+        self._run(lambda _: self._process_group.send([tensor], rank, 0), is_pairwise=True)
+
+    def receive(self, tensor: torch.Tensor, rank: int) -> None:
+        """Receive a contiguous tensor from one member."""
+        self._run(lambda _: self._process_group.recv([tensor], rank, 0), is_pairwise=True)
+
+    def abort(self) -> None:
+        """Make every operation under way, and every later one, fail at once. Call it from any thread, repeatedly."""
+        self._is_aborted.set()
+        if self._host is not None:
+            self._host.close()
+        for descriptor, inode in self._sockets.items():
+            with contextlib.suppress(OSError):
+                # The number may have been used again since: the inode tells whether it is still the group's socket.
+                if os.fstat(descriptor).st_ino == inode:
+                    with socket.socket(fileno=os.dup(descriptor)) as duplicate:
+                        duplicate.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Leave the group. Operations of others with this member fail."""
+        self.abort()
+        left, self._process_group = [self._process_group, self.store], None
+        # Taking it down waits for its threads, and for an operation that hangs in one: not here.
+        threading.Thread(target=left.clear, name="springtide-close", daemon=True).start()
+
+    def _run(
+        self, start: Callable[[timedelta], Any], timeout_s: float | None = None, *, is_pairwise: bool = False
+    ) -> None:
+        if self._is_aborted.is_set():
+            raise PeerLost("the group was left")
+        if self.world_size == 1:
+            return
+        timeout = timedelta(seconds=self.timeout_s if timeout_s is None else timeout_s)
+        try:
+            work = start(timeout)
+            if self._is_gpu or is_pairwise:
+                # gloo closes a pair whose operation was waited for in vain, so there can be only one wait.
+                work.wait(timeout)
+            if self._is_gpu:
+                torch.cuda.current_stream().synchronize()
+            elif not is_pairwise:
+                self._wait(work, timeout.total_seconds())
+        except RuntimeError as error:
+            raise PeerLost(_first_line(error)) from error
+
+    def _wait(self, work: Any, timeout_s: float) -> None:
+        """Wait for the end of an operation, its deadline, or a while after `abort`, whichever comes first.
+
+        An operation that is begun while a peer's connection ends may miss both that and the shutdown of its sockets:
+        then `abort` alone would leave it, and the training thread in it, to the deadline. The while lets it end where
+        it can, because it might still be writing.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while not work.is_completed():
+            left_s = deadline_s - time.monotonic()
+            if self._is_aborted.is_set():
+                deadline_s = min(deadline_s, time.monotonic() + _ABORT_GRACE_S)
+                left_s = min(left_s, _ABORT_GRACE_S)
+            try:
+                work.wait(timedelta(seconds=max(0.001, min(left_s, _LOOK_S))))
+            except RuntimeError:
+                if not work.is_completed() and time.monotonic() >= deadline_s:
+                    raise
+        # It is complete: this tells whether well.
+        work.wait(timedelta(seconds=1))
+
+
+def _connect(
+    store: c10d.Store, rank: int, world_size: int, device: torch.device, is_local: bool, listen_host: str
+) -> Any:
+    if device.type == "cuda":
+        return c10d.ProcessGroupNCCL(store, rank, world_size, c10d.ProcessGroupNCCL.Options())
+    gloo: Any = c10d.ProcessGroupGloo
+    options = gloo._Options()
+    # gloo gives connecting members this long, and every operation without a deadline of its own.
+    options._timeout = timedelta(seconds=FORM_TIMEOUT_S)
+    options._threads = 1
+    create_device: Any = (
+        c10d.ProcessGroupGloo.create_device if is_local else c10d.ProcessGroupGloo.create_default_device
+    )
+    if listen_host:
+        options._devices = [gloo.create_device(hostname=listen_host)]
+    else:
+        options._devices = [create_device(hostname="127.0.0.1") if is_local else create_device()]
+    return c10d.ProcessGroupGloo(store, rank, world_size, options)
+
+
+def form_group(
+    rendezvous: str,
+    generation: int,
+    rank: int,
+    world_size: int,
+    device: torch.device,
+    *,
+    is_wanted: Callable[[], bool],
+    listen_host: str = "",
+) -> Group:
+    """Wait until every member has arrived, then connect. Raises CollectiveError as soon as `is_wanted` turns false.
+
+    Members on different machines each say at which `listen_host` they can be reached.
+
+    Arriving is separate from connecting because a connection attempt with an absent member can only end by its
+    timeout.
+    """
+    is_local = is_on_one_machine(rendezvous)
+    if world_size == 1 and not rendezvous.startswith("file://"):
+        return Group(c10d.HashStore(), rank, world_size, device, is_local=is_local)
+    host = _host_meeting(rendezvous, generation) if rank == 0 and rendezvous.startswith("tcp://") else None
+    try:
+        store = open_store(rendezvous, generation, is_wanted=is_wanted)
+        peers: frozenset[str] = frozenset()
+        if world_size > 1:
+            store.set(f"here/{rank}", listen_host or "1")
+            arrivals = [f"here/{other}" for other in range(world_size)]
+            wait_for_keys(store, arrivals, is_wanted)
+            if listen_host:
+                peers = frozenset(store.get(arrival).decode() for arrival in arrivals)
+        group = Group(store, rank, world_size, device, is_local=is_local, listen_host=listen_host, peers=peers)
+    except BaseException:
+        if host is not None:
+            host.close()
+        raise
+    group.own_meeting(rendezvous, host)
+    return group
+
+
+def _host_meeting(rendezvous: str, generation: int) -> MeetingHost:
+    host, port = _host_and_port(rendezvous)
+    try:
+        return MeetingHost(host, port, generation)
+    except OSError as error:
+        raise PeerLost(f"this member cannot host the meeting at {host}:{port}: {error.strerror}") from error
+
+
+def wait_for_keys(store: c10d.Store, keys: list[str], is_wanted: Callable[[], bool]) -> None:
+    """Wait until all keys are set. Raises CollectiveError as soon as `is_wanted` turns false or the store is gone."""
+    try:
+        while not store.check(keys):
+            if not is_wanted():
+                raise CollectiveError("the group was given up before every member arrived")
+            time.sleep(_POLL_S)
+    except RuntimeError as error:
+        raise PeerLost(f"the meeting place is gone: {_first_line(error)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    """gloo's first sentence, without the source position before it and the advice after it."""
+    line = str(error).strip().partition("\n")[0]
+    return re.sub(r"^\[[^\]]*\] ", "", line).partition(". This is typically")[0][:300]

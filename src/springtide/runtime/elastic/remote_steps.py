@@ -1,0 +1,186 @@
+"""The step log of a job whose workers share no file system: lines go up in the background, some seconds at a time.
+
+Until the store has them they are in memory and on the worker's own disk (step_spool.py): a store that is away for hours
+costs none of them, and neither does the worker's death, as far as anybody is left who can read that disk.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from springtide.core.errors import Fenced, StorageError
+from springtide.runtime.elastic.step_log import StepMemory, StepRecord
+from springtide.runtime.elastic.step_spool import SPOOL_NAME, StepSpool
+from springtide.storage.step_lines import Line, is_gap, lines_above, lost_steps
+from springtide.storage.workloads.store import WorkloadStore
+
+# A leader that dies leaves out what waits to be written: so many lines, and those of a write under way. Whoever takes
+# over a state takes over more lines than that, so that any one member that is left can make the log whole.
+_MANY_LINES = 512
+_NUM_HANDED_OVER = 4 * _MANY_LINES
+_NUM_REMEMBERED = 16384
+# Every write makes an object: a job that runs for long makes them more rarely.
+_FIRST_INTERVAL_S = 1.0
+_LAST_INTERVAL_S = 15.0
+_GROWTH = 1.5
+# What came with a state goes to the disk in pieces of so many lines, one with each step: the group stands still then.
+_SPOOLED_AT_ONCE = 256
+# A store that did not answer so lately is not waited for once more by who has to leave.
+_AWAY_S = 20.0
+
+
+class RemoteStepLog(StepMemory):
+    """Remembers steps on the training thread and writes them on one of its own, which ends with the process."""
+
+    def __init__(self, store: WorkloadStore, work_dir: Path) -> None:
+        super().__init__(_NUM_REMEMBERED, _NUM_HANDED_OVER)
+        self._store = store
+        self._spool = StepSpool(work_dir / SPOOL_NAME)
+        self._unspooled: deque[StepRecord] = deque(maxlen=_NUM_REMEMBERED)
+        self._failed_at_s = -math.inf
+        self._lock = threading.Lock()
+        # One write at a time: the later one then finds what the earlier one has written.
+        self._writing = threading.Lock()
+        self._wake = threading.Event()
+        self._asked_generation = 0
+        self._fenced_generation = -1
+        self._written_step = 0
+        self._after: int | None = None
+        self._interval_s = _FIRST_INTERVAL_S
+        self._written_at_s = time.monotonic()
+        self._thread: threading.Thread | None = None
+
+    def remember(self, record: StepRecord) -> None:
+        """Note a committed step."""
+        with self._lock:
+            super().remember(record)
+            self._unspooled.append(record)
+            num_now = min(len(self._unspooled), _SPOOLED_AT_ONCE)
+            self._spool.add(_line(self._unspooled.popleft()) for _ in range(num_now))
+
+    def newest(self) -> list[dict[str, Any]]:
+        """The last steps remembered, for a member that takes over this one's state and may come to lead."""
+        with self._lock:
+            records = list(self._remembered)
+            num_lines = self._num_handed_over
+            if self._asked_generation and records:
+                # A leader knows what waits, also where the store has been away for long.
+                num_lines = max(num_lines, records[-1].step - self._written_step)
+            # This lies within a pause of the whole group.
+            return [_plain(record) for record in records[-num_lines:]]
+
+    def take_over(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Remember what the giver of the state remembers. Raises TypeError."""
+        with self._lock:
+            super().take_over(records)
+            self._spool.clear()
+            self._unspooled.clear()
+            self._unspooled.extend(self._remembered)
+
+    def forget_written(self) -> None:
+        """Another member leads and writes: should this one come to lead, it finds out what the log holds."""
+        with self._lock:
+            self._after = None
+            self._spool.note(leads=False, written_step=0)
+            # Who comes to lead has what the leader before it left out: that waits no longer than it has to.
+            self._interval_s, self._written_at_s = _FIRST_INTERVAL_S, -math.inf
+
+    def restart_at(self, step: int) -> None:
+        """The job goes on from a checkpoint of `step`: later lines in the log are to be written again."""
+        with self._lock:
+            self._remembered.clear()
+            self._spool.clear()
+            self._unspooled.clear()
+            self._after = self._written_step = step
+
+    def write(self, generation: int, *, is_leader: bool = True) -> None:
+        """Have the steps written when enough of them wait, or enough time has passed; at once where nobody leads.
+
+        Raises Fenced once an earlier write was refused, StorageError.
+        """
+        if not is_leader:
+            self.flush(generation)
+            return
+        with self._lock:
+            if generation <= self._fenced_generation:
+                raise Fenced(f"generation {generation} may not write: a newer one owns the job")
+            self._asked_generation = generation
+            self._spool.note(leads=True, written_step=self._written_step)
+            num_waiting = self._remembered[-1].step - self._written_step if self._remembered else 0
+            is_due = time.monotonic() - self._written_at_s >= self._interval_s or num_waiting >= _MANY_LINES
+        if is_due and not self._wake.is_set():
+            self._wake.set()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="springtide-steps", daemon=True)
+                self._thread.start()
+
+    def leave(self, generation: int, *, is_leader: bool) -> None:
+        """This member leaves: what it was to write is there then, or stays on its disk for the container's keeper."""
+        if time.monotonic() - self._failed_at_s >= _AWAY_S:
+            super().leave(generation, is_leader=is_leader)
+
+    def flush(self, generation: int) -> None:
+        """Write what the log lacks before returning. Raises Fenced, StorageError."""
+        with self._writing:
+            if not self._remembered:
+                return
+            with self._lock:
+                after = self._after
+            try:
+                written_step = self._store.log_steps(generation, self._lines_after, after)
+            except Fenced:
+                raise
+            except StorageError:
+                self._failed_at_s = time.monotonic()
+                raise
+            with self._lock:
+                self._written_step = written_step
+                self._written_at_s = time.monotonic()
+                self._failed_at_s = -math.inf
+                self._spool.note(leads=self._asked_generation > 0, written_step=written_step)
+
+    def _lines_after(self, step: int) -> list[Line]:
+        with self._lock:
+            lacking = [_line(record) for record in self._remembered if record.step > step]
+            if lacking and lacking[0][0] > step + 1:
+                lacking = [*self._spool.lines(step, lacking[0][0]), *lacking]
+        lines = lines_above(lacking, step)
+        if lines and is_gap(told := json.loads(lines[0][1])):
+            first, last = lost_steps(told)
+            lost = f"{last - first + 1} steps, {first} to {last}"
+            sys.stderr.write(f"springtide: the step log will lack {lost}: nobody knows of them any more\n")
+        return lines
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait()
+            with self._lock:
+                generation = self._asked_generation
+            try:
+                self.flush(generation)
+                self._interval_s = min(self._interval_s * _GROWTH, _LAST_INTERVAL_S)
+            except Fenced:
+                with self._lock:
+                    self._fenced_generation = max(self._fenced_generation, generation)
+            except StorageError as error:
+                sys.stderr.write(f"springtide: the step log could not be written, it will be tried again: {error}\n")
+                with self._lock:
+                    self._written_at_s = time.monotonic()
+            self._wake.clear()
+
+
+def _plain(record: StepRecord) -> dict[str, Any]:
+    # By hand: asdict takes ten times as long.
+    return {name: getattr(record, name) for name in StepRecord.__slots__}
+
+
+def _line(record: StepRecord) -> Line:
+    return record.step, json.dumps(_plain(record))

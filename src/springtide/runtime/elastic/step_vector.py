@@ -1,0 +1,231 @@
+"""What travels in one step's reduction: gradients, the loss, what buffers changed by, and the members' control flags.
+
+The numbers in the optimizer's groups travel too, from rank 0: user code sets a learning rate in its loop, and a rank
+whose shards of a small batch are all empty does not run the loop. Where gradient noise is measured, so do the square
+norms of the shards' gradients. All of it lies in one flat vector. The first `num_summed` elements are added over the
+shards, each weighted by its part of the global batch; the rest takes the maximum.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from springtide.runtime.data.shards import shards_of_rank
+from springtide.runtime.elastic.reduce import BufferPool, num_vectors
+from springtide.runtime.models.named_tensors import TrainingState
+
+# Control flags, in the part that takes the maximum. READY and MINUS_READY hold the generation whose group a member
+# has ready and its negative, so that both agree exactly if all members have the same one ready.
+READY, MINUS_READY, NEEDS_SYNC, PREEMPT = range(4)
+_NUM_FLAGS = 4
+_MAX_EXACT_INTEGER = 1 << 24
+
+
+class Payload:
+    """The layout of the flat vector of one model, and the ways in and out of it."""
+
+    def __init__(self, state: TrainingState, num_shards: int, *, measures_noise: bool = False) -> None:
+        self._state = state
+        self._measures_noise = measures_noise
+        self._num_shards = num_shards
+        self.names = [name for name, parameter in state.parameters.items() if parameter.requires_grad]
+        self.parameters = [state.parameters[name] for name in self.names]
+        wide = any(tensor.dtype == torch.float64 for tensor in self.parameters)
+        self.dtype = torch.float64 if wide else torch.float32
+        sizes = [parameter.numel() for parameter in self.parameters]
+        self.ends: list[int] = []
+        total = 0
+        for size in sizes:
+            total += size
+            self.ends.append(total)
+        self.num_gradients = total
+        buffers = state.buffers()
+        self._float_buffers = [name for name, buffer in buffers.items() if buffer.is_floating_point()]
+        self._integer_buffers = [name for name, buffer in buffers.items() if not buffer.is_floating_point()]
+        self._floats_at = total
+        self._counts_at = total + sum(buffers[name].numel() for name in self._float_buffers)
+        self._loss_at = self._counts_at + len(self.parameters)
+        self._numbers_at = self._loss_at + 1
+        # The last number is none of the optimizer's: what rank 0 found the last mean gradient's square norm to be.
+        self._square_at = self._numbers_at + 3 * (state.num_numbers + measures_noise)
+        self.num_summed = self._square_at + measures_noise
+        self._integers_at = self.num_summed
+        self._flags_at = self._integers_at + sum(buffers[name].numel() for name in self._integer_buffers)
+        self.num_elements = self._flags_at + _NUM_FLAGS
+        # No group is larger than the number of virtual shards, and its chunks may need one element more each.
+        self.pool = BufferPool(self.num_elements + num_shards, self.dtype, state.device)
+        self._start: dict[str, torch.Tensor] = {}
+        self._views: dict[int, list[torch.Tensor]] = {}
+
+    def warm(self, rank: int, world_size: int, feeds_joiners: bool) -> None:
+        """Make the vectors that a rank of a coming group needs, and one more to feed joiners from. From any thread."""
+        run = shards_of_rank(self._num_shards, rank, world_size)
+        self.pool.warm(num_vectors(run.start, run.stop) + feeds_joiners)
+
+    def forget_views(self) -> None:
+        """Let go of vectors that the pool has given up."""
+        self._views.clear()
+
+    def gradient_views(self, vector: torch.Tensor) -> list[torch.Tensor]:
+        """The vector's parts in the shapes of the parameters."""
+        views = self._views.get(vector.data_ptr())
+        if views is None:
+            parts = torch.split(vector[: self.num_gradients], [parameter.numel() for parameter in self.parameters])
+            views = [part.view(parameter.shape) for part, parameter in zip(parts, self.parameters, strict=True)]
+            self._views[vector.data_ptr()] = views
+        return views
+
+    def begin_step(self) -> None:
+        """Remember the buffers: every shard of the step starts from them."""
+        self._start = {name: buffer.detach().clone() for name, buffer in self._state.buffers().items()}
+
+    def begin_shard(self) -> None:
+        """Give the model the buffers of the step's beginning, and no gradients."""
+        with torch.no_grad():
+            for name, buffer in self._state.buffers().items():
+                buffer.copy_(self._start[name])
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def zeros(self) -> torch.Tensor:
+        """What a shard without samples contributes."""
+        return self._flagless(self.pool.take().zero_())
+
+    def capture(self, loss: float, weight: float, *, is_measured: bool = False) -> torch.Tensor:
+        """Take the shard's gradients (already weighted), its loss and what it changed the buffers by.
+
+        `is_measured` takes their square norm, too.
+        """
+        vector = self.pool.take()
+        with torch.no_grad():
+            vector[self.num_gradients :].zero_()
+            has_gradient = []
+            for view, parameter in zip(self.gradient_views(vector), self.parameters, strict=True):
+                gradient = parameter.grad
+                has_gradient.append(0.0 if gradient is None else 1.0)
+                if gradient is None:
+                    view.zero_()
+                else:
+                    view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
+                parameter.grad = None
+            vector[self._counts_at : self._loss_at] = torch.tensor(has_gradient, dtype=self.dtype)
+            vector[self._loss_at] = loss * weight
+            if is_measured:
+                gradients = vector[: self.num_gradients]
+                vector[self._square_at] = torch.dot(gradients, gradients) / weight
+            self._capture_buffers(vector, weight)
+        return self._flagless(vector)
+
+    def _flagless(self, vector: torch.Tensor) -> torch.Tensor:
+        vector[self._flags_at : self.num_elements] = torch.tensor([0.0, -_MAX_EXACT_INTEGER, 0.0, 0.0])
+        return vector
+
+    def _capture_buffers(self, vector: torch.Tensor, weight: float) -> None:
+        if not self._start:
+            return
+        buffers = self._state.buffers()
+        at = self._floats_at
+        for name in self._float_buffers:
+            now, start = buffers[name].detach().to(self.dtype), self._start[name].to(self.dtype)
+            # The change is what is averaged: a constant buffer (a mask with infinities, say) stays exactly as it is.
+            change = torch.where(now == start, 0.0, (now - start) * weight).to(self.dtype)
+            vector[at : at + now.numel()] = change.reshape(-1)
+            at += now.numel()
+        at = self._integers_at
+        for name in self._integer_buffers:
+            change = buffers[name].to(torch.int64) - self._start[name].to(torch.int64)
+            vector[at : at + change.numel()] = change.reshape(-1).to(self.dtype)
+            at += change.numel()
+
+    def set_numbers(self, vector: torch.Tensor, square: float = 0.0) -> None:
+        """Write the optimizer's numbers, each split so that no bit is lost; only for rank 0's first vector.
+
+        `square` is the square norm of the last step's mean gradient, where noise is measured.
+        """
+        numbers = [*self._state.numbers(), square] if self._measures_noise else self._state.numbers()
+        parts = [part for number in numbers for part in _split(number)]
+        vector[self._numbers_at : self._square_at] = torch.tensor(parts, dtype=self.dtype)
+
+    def apply_numbers(self, vector: torch.Tensor) -> float:
+        """Give this member's optimizer rank 0's numbers; returns rank 0's `square`."""
+        parts = vector[self._numbers_at : self._square_at].tolist()
+        numbers = [sum(parts[at : at + 3]) for at in range(0, len(parts), 3)]
+        square = numbers.pop() if self._measures_noise else 0.0
+        self._state.set_numbers(numbers)
+        return square
+
+    def squares(self, vector: torch.Tensor) -> tuple[float, float]:
+        """Of a measured step: the shards' mean square norm, weighted by their samples, and that of the mean gradient.
+
+        The former is the same on every member; the latter is added up here, so rank 0's is the one that counts.
+        """
+        assert self._measures_noise
+        gradients = vector[: self.num_gradients]
+        return float(vector[self._square_at]), float(torch.dot(gradients, gradients))
+
+    def set_flags(self, vector: torch.Tensor, *, ready: int, needs_sync: bool, preempt: int) -> None:
+        """Write this member's flags into one of its vectors."""
+        assert max(ready, preempt) < _MAX_EXACT_INTEGER
+        vector[self._flags_at : self.num_elements] = torch.tensor(
+            [float(ready), -float(ready), float(needs_sync), float(preempt)]
+        )
+
+    def flags(self, vector: torch.Tensor) -> tuple[int, bool, int]:
+        """The members' common ready generation (0: none), whether any needs a sync, the preempting generation."""
+        values = vector[self._flags_at : self.num_elements].tolist()
+        ready = int(values[READY]) if values[READY] == -values[MINUS_READY] else 0
+        return ready, values[NEEDS_SYNC] > 0, int(values[PREEMPT])
+
+    def loss(self, vector: torch.Tensor) -> float:
+        """The mean loss over the global batch."""
+        return float(vector[self._loss_at])
+
+    def has_gradient(self, vector: torch.Tensor) -> list[bool]:
+        """For every parameter, whether any shard had a gradient for it."""
+        return [count > 0 for count in vector[self._counts_at : self._loss_at].tolist()]
+
+    def attach(self, vector: torch.Tensor, has_gradient: list[bool], num_held: int | None = None) -> None:
+        """Make the vector's parts the gradients of the (first `num_held`) parameters that have one."""
+        held = len(self.parameters) if num_held is None else num_held
+        views = self.gradient_views(vector)
+        for index, parameter in enumerate(self.parameters):
+            if index < held and has_gradient[index]:
+                view = views[index]
+                parameter.grad = view if parameter.dtype == self.dtype else view.to(parameter.dtype)
+            else:
+                parameter.grad = None
+
+    def detach(self) -> None:
+        """Let go of the vector that `attach` made the gradients."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def apply_buffers(self, vector: torch.Tensor) -> None:
+        """Set the buffers to the step's beginning plus the agreed change."""
+        if not self._start:
+            return
+        with torch.no_grad():
+            buffers = self._state.buffers()
+            at = self._floats_at
+            for name in self._float_buffers:
+                buffer, start = buffers[name], self._start[name]
+                change = vector[at : at + buffer.numel()].view(buffer.shape)
+                buffer.copy_(torch.where(change == 0, start, start + change.to(start.dtype)))
+                at += buffer.numel()
+            at = self._integers_at
+            for name in self._integer_buffers:
+                buffer, start = buffers[name], self._start[name]
+                change = vector[at : at + buffer.numel()].view(buffer.shape).to(torch.int64)
+                buffer.copy_(start.to(torch.int64) + change)
+                at += buffer.numel()
+
+
+def _split(number: float) -> tuple[float, float, float]:
+    """Three numbers that float32 holds exactly and whose sum is the float64 `number` (in the range of float32)."""
+    high = _as_float32(number)
+    middle = _as_float32(number - high)
+    return high, middle, _as_float32(number - high - middle)
+
+
+def _as_float32(number: float) -> float:
+    return float(torch.tensor(number, dtype=torch.float32))

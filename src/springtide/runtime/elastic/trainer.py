@@ -1,0 +1,500 @@
+"""The elastic trainer: what happens at a step boundary, and what happens when a step cannot be completed.
+
+Everything here runs on the training thread; orders are taken by the control thread and only looked up. A step is
+committed on every member or replayed on every member: the reduction is its one point of agreement, and control flags
+travel in it, so that a switch of the group needs no round of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+
+from springtide.core.errors import CollectiveError, Fenced, StorageError
+from springtide.core.wire.workers import CheckpointWritten, Finished, GroupBroken, Left, Ready, WorkerSpec
+from springtide.core.workload import TrainingJob
+from springtide.runtime.data.dataset_reader import SampleReader
+from springtide.runtime.data.shards import GlobalBatch, seed_everything, shards_of_rank
+from springtide.runtime.elastic.catchup import CatchupReceiver, CatchupSources, Lease, supports_catchup
+from springtide.runtime.elastic.checkpoint import CheckpointWriter
+from springtide.runtime.elastic.group import OPERATION_TIMEOUT_S, Group
+from springtide.runtime.elastic.job_storage import open_storage
+from springtide.runtime.elastic.membership import Formation, Membership
+from springtide.runtime.elastic.reduce import Accumulator, aligned_blocks, exchange
+from springtide.runtime.elastic.reporting import Reporter
+from springtide.runtime.elastic.step_log import StepRecord
+from springtide.runtime.elastic.step_vector import Payload
+from springtide.runtime.elastic.training_cursor import Course, Cursor
+from springtide.runtime.elastic.transfer import synchronise
+from springtide.runtime.models.named_tensors import TrainingState
+from springtide.runtime.process.control_link import ControlLink
+from springtide.runtime.process.exits import WorkerExit
+from springtide.runtime.process.memory import touch_gradients
+from springtide.runtime.process.share_slot import open_slot
+
+_FORM_POLL_S = 0.01
+_LEAVE_WAIT_S = 5.0
+_DEADLINE_STEPS = 10
+_FIRST_STEP_TIMEOUT_S = 60.0
+
+
+class Trainer:
+    """One worker's part of an elastic training job.
+
+    The context calls `attach`, `start`, then `next_shard` and `contribute` in turn; the worker calls `finish`.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        link: ControlLink,
+        device: torch.device,
+        *,
+        catchup: bool = True,
+        measures_noise: bool | None = None,
+    ) -> None:
+        assert isinstance(spec.workload, TrainingJob)
+        self.job = spec.workload
+        assert self.job.num_virtual_shards.bit_count() == 1, "the number of virtual shards must be a power of two"
+        self._spec = spec
+        self._link = link
+        self._device = device
+        self._catchup = catchup
+        self.storage = open_storage(spec)
+        self.membership = Membership(spec.replica_id, device, spec.listen_host)
+        self.course = Course(self.job, measures_noise=measures_noise)
+        self._has_state = False
+        self._group: Group | None = None
+        self._old_group: Group | None = None
+        self._receiver: CatchupReceiver | None = None
+        self._sources = CatchupSources()
+        self._tried_generation = 0
+        self._batch: GlobalBatch | None = None
+        self._shards: list[int] = []
+        self._longest_step_s = 0.0
+        self._num_steps_in_generation = 0
+        self._step_log = self.storage.step_log
+        self._reporter = Reporter(link, open_slot(spec))
+        self._writer = CheckpointWriter(
+            self.storage.write_checkpoint, lambda written: link.send(CheckpointWritten(checkpoint=written)), _log
+        )
+        self._checkpointed_at_s = time.monotonic()
+
+    # --- what the context and the worker call -----------------------------------------------------------------
+
+    def attach(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Take over the model and its optimizer, report readiness and wait for the first group."""
+        self.state = TrainingState(model, optimizer, self._device)
+        measures_noise = self.course.measures_noise
+        self.payload = Payload(self.state, self.job.num_virtual_shards, measures_noise=measures_noise)
+        self._accumulator = Accumulator(self.payload.pool, self.payload.num_summed)
+        # Fresh pages are paid for before anyone waits for this member: here, and while a group is being formed.
+        touch_gradients(self.payload.parameters)
+        self.membership.prepare = self.payload.warm
+        self._link.update(is_ready=True)
+        self._link.send(Ready(phases_s=self._link.phases.ended("load")))
+        self._enter_next()
+
+    def start(self, num_samples: int, reader: SampleReader | None = None) -> None:
+        """The dataset is known: all that is to be trained follows from its length. Raises InvalidRequest."""
+        self.course.start(num_samples, reader)
+
+    @property
+    def step(self) -> int:
+        """How many optimizer steps are committed."""
+        return self.course.step
+
+    @property
+    def progress(self) -> float:
+        """What is done, in steps of the initial batch size."""
+        return self.course.progress
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next step (of the last one, at the end)."""
+        return self.course.epoch
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What is attached to the next progress report."""
+        return self._reporter.metrics
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank in the present group."""
+        return self._group.rank if self._group is not None else 0
+
+    def next_shard(self) -> tuple[GlobalBatch, int, tuple[int, int]] | None:
+        """The next shard to work on with the bounds of its samples, seeded; None when all steps are committed."""
+        while not self.course.is_over:
+            if self.membership.must_leave_step:
+                self._recover("")
+            elif self._batch is None:
+                self._begin_step()
+            elif not self._drain_empty_shards():
+                self._finish_step()
+            else:
+                shard = self._shards[0]
+                self.payload.begin_shard()
+                seed_everything(self.job.seed, self._batch.step, shard)
+                return self._batch, shard, self._bounds(shard)
+        return None
+
+    def contribute(self, loss: torch.Tensor) -> None:
+        """Backward for the shard at hand; after the last one of the step, exchange, update and commit."""
+        if self.membership.must_leave_step:
+            self._recover("")
+            return
+        assert self._batch is not None
+        shard = self._shards[0]
+        low, high = self._bounds(shard)
+        weight = (high - low) / len(self._batch.ids)
+        torch.autograd.backward(loss * weight)
+        self._accumulator.add(
+            shard, self.payload.capture(float(loss.detach()), weight, is_measured=self.course.measures_step)
+        )
+        self._shards.pop(0)
+        if not self._drain_empty_shards():
+            self._finish_step()
+
+    def finish(self, publish: Callable[[], str]) -> int:
+        """The user's function returned: report it until it is acknowledged, serving those who are behind meanwhile.
+
+        `publish` writes the result where this member leads, which it may only do once another has died.
+        """
+        self._writer.wait()
+        self._sources.close()
+        seq = self._send_finished(publish())
+        deadline_s = time.monotonic() + self._spec.lease_s
+        while not self._link.wait_acknowledged(seq, _FORM_POLL_S) and time.monotonic() < deadline_s:
+            pending = self.membership.pending
+            if pending is not None and pending.generation > self._tried_generation:
+                try:
+                    self._enter(pending)
+                except CollectiveError:
+                    self._tried_generation = pending.generation
+                    continue
+                self._write_step_log()
+                seq = self._send_finished(publish())
+        return 0
+
+    def abort_receiver(self) -> None:
+        """A forced order has come: whoever follows a source stops doing so. For the control thread."""
+        receiver = self._receiver
+        if receiver is not None:
+            receiver.abort()
+
+    # --- a step -----------------------------------------------------------------------------------------------
+
+    def _begin_step(self) -> None:
+        assert self._group is not None
+        self._batch = self.course.next_batch()
+        self._shards = list(shards_of_rank(self.job.num_virtual_shards, self._group.rank, self._group.world_size))
+        self._accumulator.clear()
+        self.payload.begin_step()
+        self._reporter.step_begins(-(-len(self._batch.ids) // self._group.world_size))
+        self._step_began_at_s = time.monotonic()
+
+    def _bounds(self, shard: int) -> tuple[int, int]:
+        assert self._batch is not None
+        return self._batch.shard_bounds(shard, self.job.num_virtual_shards)
+
+    def _drain_empty_shards(self) -> bool:
+        """Contribute zeros for shards without samples; whether a shard with samples is left."""
+        assert self._batch is not None
+        while self._shards:
+            low, high = self._bounds(self._shards[0])
+            if high > low:
+                return True
+            self._accumulator.add(self._shards.pop(0), self.payload.zeros())
+        return False
+
+    def _finish_step(self) -> None:
+        """Exchange, commit, and act on what the members agreed on in the exchange."""
+        membership = self.membership
+        if membership.must_leave_step:
+            self._recover("")
+            return
+        pending = membership.pending
+        ready, needs_sync = self._readiness(pending)
+        preempt = membership.preempt_generation or 0
+        first = self._accumulator.blocks[0][1]
+        if self.rank == 0:
+            self.payload.set_numbers(first, self.course.last_square)
+        self.payload.set_flags(first, ready=ready, needs_sync=needs_sync, preempt=preempt)
+        self._exchange_began_at_s = self._reporter.computation_ended()
+        try:
+            vector = self._reduce()
+        except CollectiveError as error:
+            self._recover(str(error))
+            return
+        agreed, sync_agreed, preempt = self.payload.flags(vector)
+        self._commit(vector)
+        if preempt:
+            self._leave_with_checkpoint(preempt, is_writer=self.rank == 0)
+        if agreed:
+            self._switch(membership.agreed(agreed), sync_agreed)
+        elif pending is not None:
+            membership.drop_superseded(pending.generation)
+        if membership.is_departing:
+            self._break_up()
+            self._enter_next()
+
+    def _reduce(self) -> torch.Tensor:
+        group = self._group
+        assert group is not None
+        blocks = self._accumulator.blocks
+        if group.world_size == 1:
+            ((_, vector),) = blocks
+            blocks.clear()
+            return vector
+        runs = [shards_of_rank(self.job.num_virtual_shards, r, group.world_size) for r in range(group.world_size)]
+        parts = [aligned_blocks(run.start, run.stop) for run in runs]
+        least_s = OPERATION_TIMEOUT_S if self._num_steps_in_generation else _FIRST_STEP_TIMEOUT_S
+        group.timeout_s = max(least_s, _DEADLINE_STEPS * self._longest_step_s)
+        payload, own = self.payload, [vector for _, vector in blocks]
+        # From here on they are the exchange's: where it fails it may still be at work on them.
+        blocks.clear()
+        return exchange(group, parts, own, payload.num_elements, payload.num_summed, payload.pool)
+
+    def _commit(self, vector: torch.Tensor) -> None:
+        """Update the model with the reduced vector; from here on the step is history."""
+        assert self._batch is not None
+        has_gradient = self.payload.has_gradient(vector)
+        loss = self.payload.loss(vector)
+        self.payload.apply_buffers(vector)
+        told_square = self.payload.apply_numbers(vector)
+        batch, self._batch = self._batch, None
+        squares = self.payload.squares(vector) if self.course.measures_step else None
+        self.course.commit(batch, squares, told_square)
+        factor = self.course.learning_rate_factor
+        lease = Lease(vector, self.payload.pool)
+        # Joiners take the same step at the same time as this member, not after it.
+        self._sources.before_update(self.step, lease, has_gradient, factor)
+        self.payload.attach(vector, has_gradient)
+        self.state.update(factor)
+        self.payload.detach()
+        self._sources.after_update(self.step)
+        lease.release()
+        if self._old_group is not None:
+            # The first common step proves that nobody is in the old group any more.
+            self._old_group.close()
+            self._old_group = None
+        self._num_steps_in_generation += 1
+        self._longest_step_s = max(0.9 * self._longest_step_s, time.monotonic() - self._step_began_at_s)
+        self._after_commit(batch, loss)
+
+    def _after_commit(self, batch: GlobalBatch, loss: float) -> None:
+        generation, group, course = self.membership.generation, self._group, self.course
+        assert group is not None
+        self._step_log.remember(
+            StepRecord(
+                generation=generation,
+                step=self.step,
+                epoch=batch.epoch,
+                loss=loss,
+                num_samples=len(batch.ids),
+                ids_digest=batch.ids_digest,
+                took_s=self._reporter.since_last_end_s(),
+            )
+        )
+        self._write_step_log()
+        if group.rank == 0:
+            due_s = self._checkpointed_at_s + self.job.checkpoint_interval_s
+            if time.monotonic() >= due_s and not self._writer.is_busy and not course.is_over:
+                self._checkpointed_at_s = time.monotonic()
+                self._writer.write_in_background(self.state, course.cursor, self.epoch, generation)
+        self._reporter.step_ended(course, batch, loss, sync_s=time.monotonic() - self._exchange_began_at_s)
+
+    def _write_step_log(self) -> None:
+        """Where this member leads, write what the log lacks: its own steps, and what a leader before it left out."""
+        if self.rank != 0:
+            return
+        try:
+            self._step_log.write(self.membership.generation)
+        except Fenced:
+            # The order that raised the fence is on its way, and may well name this member: its state is needed then.
+            self.membership.is_outdated = True
+        except (OSError, StorageError) as error:
+            _log(f"the step log could not be written, it will be tried again: {error}")
+
+    # --- a change of the group --------------------------------------------------------------------------------
+
+    def _readiness(self, pending: Formation | None) -> tuple[int, bool]:
+        """The generation that this member could switch to now (0: none), and whether joiners must then be synced."""
+        if pending is None or pending.order.forced:
+            return 0, False
+        if pending.error and pending.generation > self._tried_generation:
+            self._tried_generation = pending.generation
+            self._link.send(GroupBroken(generation=pending.generation, detail=pending.error))
+        if not pending.is_member:
+            return pending.generation, False
+        current = self.membership.current
+        assert current is not None
+        joiners = [name for name in pending.order.members if name not in current.order.members]
+        if not joiners:
+            return (pending.generation if pending.is_ready else 0), False
+        if not self._can_catch_up(pending):
+            return (pending.generation if pending.is_ready else 0), True
+        self._sources.open(self.state, self.payload, pending, joiners)
+        in_step, has_failed = self._sources.standing(self.step)
+        return (pending.generation if pending.is_ready and in_step else 0), has_failed
+
+    def _can_catch_up(self, formation: Formation) -> bool:
+        return self._catchup and formation.is_in_reach and supports_catchup(self.state.optimizer)
+
+    def _switch(self, formation: Formation, needs_sync: bool) -> None:
+        """All members of the old group are at the same step and have the new group ready: go over to it."""
+        if not formation.is_member:
+            self._leave(formation.generation)
+        if not needs_sync:
+            self._sources.switch(self.course.cursor, self._step_log)
+        self._sources.close()
+        previous = self.membership.current
+        self._old_group, self._group = self._group, formation.group
+        self.membership.adopt(formation)
+        try:
+            if needs_sync:
+                self._sync(formation)
+            elif formation.group is not None and formation.world_size > 1:
+                formation.group.note("switched")
+        except CollectiveError as error:
+            self._recover(str(error))
+            return
+        self._begin_generation(formation, previous)
+
+    def _recover(self, detail: str) -> None:
+        """The step cannot be completed: forget it, and go on with the next group from the last committed step.
+
+        An empty `detail` says that the control plane knows already.
+        """
+        if detail and not self.membership.must_leave_step:
+            self._link.send(GroupBroken(generation=self.membership.generation, detail=detail[:500]))
+        self._break_up()
+        self._enter_next()
+
+    def _break_up(self) -> None:
+        """Out of whatever is under way with others, back to the last committed step."""
+        for group in (self._group, self._old_group):
+            if group is not None:
+                group.close()
+        self._sources.close()
+        self._accumulator.clear()
+        self.payload.forget_views()
+        if self._batch is not None:
+            self.payload.begin_shard()
+        self._batch = self._old_group = None
+        self._reporter.step_given_up()
+
+    def _enter_next(self) -> None:
+        """Wait for an order to form a group and go into it; repeat until that succeeds."""
+        while True:
+            pending = self.membership.await_order(self._tried_generation)
+            self._leave_if_asked()
+            assert pending is not None
+            self._tried_generation = pending.generation
+            try:
+                self._enter(pending)
+                return
+            except CollectiveError as error:
+                if pending.is_wanted():
+                    self._link.send(GroupBroken(generation=pending.generation, detail=str(error)[:500]))
+                pending.give_up()
+
+    def _enter(self, formation: Formation) -> None:
+        """Go into a group from outside: at the start, as a joiner, or after a failure."""
+        membership = self.membership
+        if not formation.is_member:
+            self._leave(formation.generation)
+        previous = membership.current
+        cursor: Cursor | None = None
+        order = formation.order
+        if not self._has_state and order.previous and not order.forced and self._can_catch_up(formation):
+            formation.wait_prepared()
+            self._receiver = receiver = CatchupReceiver(self.state, self.payload, self._step_log, formation)
+            cursor = receiver.receive(lambda: membership.pending is formation and not membership.is_leaving)
+            self._receiver = None
+        while not formation.wait_done(_FORM_POLL_S):
+            if not formation.is_wanted():
+                raise CollectiveError("the group was given up")
+            self._leave_if_asked()
+        if formation.group is None:
+            raise CollectiveError(formation.error or "the group was given up")
+        self._group = formation.group
+        membership.adopt(formation)
+        if cursor is None:
+            self._sync(formation)
+        else:
+            self.course.cursor, self._has_state = cursor, True
+        self._begin_generation(formation, previous)
+
+    def _sync(self, formation: Formation) -> None:
+        """Bring every member of the group to the highest committed step; a fresh group restores a checkpoint."""
+        group = formation.group
+        assert group is not None
+        group.timeout_s = _FIRST_STEP_TIMEOUT_S
+        known = self.course.cursor if self._has_state else None
+
+        def is_wanted() -> bool:
+            # Whoever missed the switch that others made cannot sync with them: the group has to form anew.
+            missed = group.world_size > 1 and group.has_note("switched")
+            return formation.is_wanted() and not missed and not self.membership.is_leaving
+
+        self.course.cursor, is_fresh = synchronise(
+            group, self.state, self._step_log, known, is_wanted, lambda: self.storage.load_newest(self.state)
+        )
+        if is_fresh:
+            self._step_log.restart_at(self.step)
+        self._has_state = True
+
+    def _begin_generation(self, formation: Formation, previous: Formation | None) -> None:
+        self._num_steps_in_generation = 0
+        self.course.take_batch_size(formation.order.global_batch_size)
+        if self.rank != 0:
+            self._step_log.forget_written()
+        self._link.update(generation=formation.generation, step=self.step)
+        self._reporter.group_changed(formation, previous, self.step)
+
+    # --- leaving ----------------------------------------------------------------------------------------------
+
+    def _leave(self, generation: int) -> None:
+        """Out of the group for good."""
+        self._writer.wait()
+        self._sources.close()
+        self._step_log.leave(self.membership.generation, is_leader=self.rank == 0)
+        seq = self._link.send(Left(generation=generation, step=self.step))
+        self._link.wait_acknowledged(seq, _LEAVE_WAIT_S)
+        raise WorkerExit(0)
+
+    def _leave_if_asked(self) -> None:
+        """Between two groups: if this member is to leave, it does, with what it has."""
+        if self.membership.is_leaving:
+            self._leave_with_checkpoint(self.membership.leaving_generation, is_writer=self._has_state)
+
+    def _leave_with_checkpoint(self, generation: int, *, is_writer: bool) -> None:
+        """Commit the present step as `generation`, then leave."""
+        while is_writer:
+            try:
+                # A checkpoint of a step says that the log holds it: a leader may have died before it wrote the line.
+                self._step_log.write(generation, is_leader=False)
+                self._writer.write_now(self.state, self.course.cursor, self.epoch, generation)
+                break
+            except (OSError, StorageError) as error:
+                newer = self.membership.await_turn(generation) if isinstance(error, Fenced) else None
+                if newer is None:
+                    _log(f"{error}; the older checkpoint stands")
+                    break
+                generation = newer
+        self._leave(generation)
+
+    def _send_finished(self, path: str) -> int:
+        self._reporter.flush()
+        told, generation = bool(path), self.membership.generation
+        return self._link.send(Finished(generation=generation, step=self.step, artifact_path=path, has_result=told))
+
+
+def _log(line: str) -> None:
+    sys.stderr.write(f"springtide: {line}\n")

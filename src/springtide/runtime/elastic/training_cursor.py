@@ -1,0 +1,218 @@
+"""Where a training stands and what follows from it: the sample cursor, the batch in force, gradient noise, the rate.
+
+Everything here is a function of the sequence of (step, batch size) and of what was reduced, so it is the same on every
+member; the cursor travels with the model's state wherever that goes.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from springtide.core.decision import GradientNoise
+from springtide.core.errors import InvalidRequest
+from springtide.core.workload import TrainingJob
+from springtide.perf.goodput import gain
+from springtide.perf.learning_rate import learning_rate_factor
+from springtide.perf.noise_scale import NoiseMeter, NoiseSample, sample_noise
+from springtide.runtime.data.dataset_reader import SampleReader
+from springtide.runtime.data.shards import GlobalBatch, Schedule
+
+# A few steps alone often have less signal than noise, which would read as "any batch will do" and be acted on.
+LEAST_NOISE_STEPS = 16
+# To square a large model's gradients costs several per cent of a step. Noise changes slowly, so once a beginning is
+# made a part of the steps is measured and each counts for the others.
+NUM_DENSE_STEPS = 128
+NOISE_STRIDE = 4
+
+
+class Squares(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step says about the noise of its gradient.
+
+    `shard_square` is the mean over `num_shards` shards of the square norm of a shard's gradient, `mean_square` that of
+    their mean; both over `num_samples` samples.
+    """
+
+    num_shards: int
+    num_samples: int
+    shard_square: float
+    mean_square: float
+
+    def sample(self, mean_square: float) -> NoiseSample | None:
+        """The step as an estimate of the noise, with rank 0's figure for the mean gradient."""
+        shards = range(self.num_shards)
+        sizes = [
+            (at + 1) * self.num_samples // self.num_shards - at * self.num_samples // self.num_shards for at in shards
+        ]
+        return sample_noise([self.shard_square] * self.num_shards, sizes, mean_square)
+
+
+class Cursor(msgspec.Struct, frozen=True, kw_only=True):
+    """What a training state carries beside the model and its optimizer, after `step` committed steps.
+
+    `num_seen` samples lie behind it, over all epochs (None: as many as that many steps of the job's own batch have;
+    checkpoints once did not say). `global_batch_size` is what the next step is made of. `progress` is in steps of the
+    initial batch size, of which a larger one brings the gain. `squares` is the last step's: it enters `noise` one step
+    later, when rank 0's figure has come round.
+    """
+
+    step: int = 0
+    num_seen: int | None = 0
+    global_batch_size: int = 0
+    progress: float = 0.0
+    noise: NoiseMeter = NoiseMeter()
+    squares: Squares | None = None
+
+
+class Course:
+    """Keeps a job's cursor. `start` comes once the dataset is known; before it only the cursor can be looked at."""
+
+    def __init__(self, job: TrainingJob, *, measures_noise: bool | None = None) -> None:
+        self._job = job
+        self.measures_noise = job.batch is not None if measures_noise is None else measures_noise
+        self.cursor = Cursor(global_batch_size=job.global_batch_size)
+        self._schedule: Schedule | None = None
+
+    @property
+    def step(self) -> int:
+        """How many optimizer steps are committed."""
+        return self.cursor.step
+
+    def start(self, num_samples: int, reader: SampleReader | None = None) -> None:
+        """The dataset is known: which samples come next follows from its length. Raises InvalidRequest.
+
+        One that the platform keeps in shards comes with its `reader`, which knows a better order.
+        """
+        if num_samples <= 0:
+            raise InvalidRequest("the dataset is empty; hand over at least one sample")
+        job = self._job
+        self._schedule = Schedule(
+            num_samples=num_samples,
+            global_batch_size=job.global_batch_size,
+            num_epochs=job.num_epochs,
+            seed=job.seed,
+            order=None if reader is None else reader.order,
+            arrange=None if reader is None else reader.arranged,
+        )
+
+    def take_batch_size(self, size: int) -> None:
+        """From the next step on a batch has so many samples (0: as before)."""
+        size = size or self.cursor.global_batch_size or self._job.global_batch_size
+        self.cursor = msgspec.structs.replace(self.cursor, global_batch_size=size)
+
+    @property
+    def num_seen(self) -> int:
+        """How many samples lie behind, over all epochs."""
+        num_seen = self.cursor.num_seen
+        return num_seen if num_seen is not None else self._known_schedule.num_seen(self.cursor.step)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next step (of the last one, at the end)."""
+        if self._schedule is None:
+            return 0
+        epoch = self.num_seen // self._schedule.num_samples
+        return min(epoch, self._job.num_epochs - 1) if self._job.length_unit == "samples" else epoch
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all there is to train has been trained."""
+        if self._job.length_unit == "progress":
+            return self.cursor.progress >= self.total_progress
+        return self.num_seen >= self._known_schedule.num_samples * self._job.num_epochs
+
+    @property
+    def total_steps(self) -> int:
+        """How many steps it will have been, if the batch stays as it is."""
+        if self._job.length_unit == "progress":
+            left = max(0.0, self.total_progress - self.cursor.progress)
+            return self.step + math.ceil(left / self._gain(self.cursor.global_batch_size))
+        return self.step + self._known_schedule.num_steps_left(self.num_seen, self.cursor.global_batch_size)
+
+    @property
+    def total_progress(self) -> float:
+        """The job's length in steps of the initial batch size; where the batch never changes, the number of steps."""
+        if self._job.batch is None:
+            return float(self._known_schedule.total_steps)
+        return self._known_schedule.num_samples * self._job.num_epochs / self._job.global_batch_size
+
+    @property
+    def progress(self) -> float:
+        """What is done of it; where the batch never changes, the number of steps."""
+        if self._job.batch is None or self._schedule is None:
+            return float(self.step)
+        if self._job.length_unit == "progress":
+            return min(self.cursor.progress, self.total_progress)
+        return self.num_seen / self._job.global_batch_size
+
+    @property
+    def noise(self) -> GradientNoise | None:
+        """The gradient's square norm and variance as estimated by now; None before enough steps were seen."""
+        if self.cursor.noise.num_samples < LEAST_NOISE_STEPS:
+            return None
+        return self.cursor.noise.noise(self._job.global_batch_size)
+
+    @property
+    def learning_rate_factor(self) -> float:
+        """What the batch in force makes of the user's learning rate; exactly 1 for a job that keeps its batch."""
+        batch = self._job.batch
+        if batch is None:
+            return 1.0
+        scale = self.cursor.global_batch_size / self._job.global_batch_size
+        return learning_rate_factor(batch.learning_rate, self.noise, scale)
+
+    @property
+    def last_square(self) -> float:
+        """What rank 0 tells the others: the square norm of the last step's mean gradient."""
+        return self.cursor.squares.mean_square if self.cursor.squares is not None else 0.0
+
+    @property
+    def measures_step(self) -> bool:
+        """Whether the next step's gradients are measured: by its number alone, so on every member or on none."""
+        return self.measures_noise and _stride(self.cursor.step) > 0
+
+    def next_batch(self) -> GlobalBatch:
+        """The samples of the next step."""
+        cursor = self.cursor
+        return self._known_schedule.batch_at(cursor.step, self.num_seen, cursor.global_batch_size)
+
+    def commit(self, batch: GlobalBatch, squares: tuple[float, float] | None, told_square: float) -> None:
+        """The step on `batch` is history. `told_square` is what rank 0 said of the step before, see `last_square`."""
+        cursor = self.cursor
+        noise = cursor.noise
+        if cursor.squares is not None:
+            scale = cursor.squares.num_samples / self._job.global_batch_size
+            noise = noise.update(cursor.squares.sample(told_square), scale * _stride(cursor.step - 1))
+        measured = None
+        # What is no number could not travel in a checkpoint's JSON either.
+        if squares is not None and self.measures_step and all(math.isfinite(square) for square in squares):
+            num_shards = batch.num_filled(self._job.num_virtual_shards)
+            measured = Squares(
+                num_shards=num_shards, num_samples=len(batch.ids), shard_square=squares[0], mean_square=squares[1]
+            )
+        self.cursor = Cursor(
+            step=cursor.step + 1,
+            num_seen=self.num_seen + len(batch.ids),
+            global_batch_size=cursor.global_batch_size,
+            progress=cursor.progress + self._gain(len(batch.ids)),
+            noise=noise,
+            squares=measured,
+        )
+
+    @property
+    def _known_schedule(self) -> Schedule:
+        assert self._schedule is not None, "the dataset is not known yet"
+        return self._schedule
+
+    def _gain(self, num_samples: int) -> float:
+        if self._job.batch is None:
+            return 1.0
+        return float(gain(self.noise, num_samples / self._job.global_batch_size))
+
+
+def _stride(step: int) -> int:
+    """For how many steps the measurement of step number `step` (from 0) stands; 0 where it is not measured."""
+    if step < NUM_DENSE_STEPS:
+        return 1
+    return NOISE_STRIDE if step % NOISE_STRIDE == 0 else 0

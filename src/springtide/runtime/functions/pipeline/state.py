@@ -1,0 +1,180 @@
+"""A stage's state in the store: tensors as one frame and a record that makes them count, written in this order.
+
+The frame has `model/NAME` for everything in the user's state_dict, `rest/NAME` for buffers that it leaves out,
+`optimizer/NAME`, and `values`, the optimizer's plain values as JSON. A state saved under another cut of the model is
+put together from its parts, so a job may change its plan.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from springtide.core.errors import CheckpointError, StorageError
+from springtide.core.ports import Store
+from springtide.core.wire.functions import Keys, StageState
+from springtide.runtime.functions.pipeline.messages import frame_tensors, torch_tensors
+from springtide.runtime.functions.place_worker import Position
+from springtide.runtime.functions.saved_states import chain_of_metas, read_frame, read_meta, state_words, write_frame
+from springtide.runtime.models.layers import Stage
+from springtide.runtime.models.named_tensors import dtype_name, pack, unpack
+from springtide.storage.frames import Frame, FrameTensor, encode
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(slots=True)
+class _Saved:
+    """What was found in the store of a step: tensors by name, and the optimizer's values."""
+
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    optimizer: dict[str, torch.Tensor] = field(default_factory=dict)
+    groups: Any = None
+    states: dict[str, Any] = field(default_factory=dict)
+
+
+class StageTraining:
+    """A stage and its optimizer, seen as tensors under the names of the user's model."""
+
+    def __init__(self, stage: Stage, optimizer: torch.optim.Optimizer | None) -> None:
+        self.stage = stage
+        self.optimizer = optimizer
+        first_names = {name: names[0] for name, names in stage.names.items()}
+        # Tensors that the user's state_dict leaves out are told apart by their names here, which say the layer.
+        self._parameters = {first_names.get(name, name): parameter for name, parameter in stage.named_parameters()}
+
+    def update(self) -> None:
+        """One step of the optimizer. A stage without parameters has none."""
+        if self.optimizer is not None:
+            self.optimizer.step()
+
+    def model_tensors(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers: `model/` with the user's names (all of a tied one's), `rest/` with their own."""
+        found: dict[str, torch.Tensor] = {}
+        for name, tensor in [*self.stage.named_parameters(), *self.stage.named_buffers()]:
+            for known in self.stage.names.get(name, ()):
+                found[f"model/{known}"] = tensor.detach()
+            if name not in self.stage.names:
+                found[f"rest/{name}"] = tensor.detach()
+        return found
+
+    def frame_tensors(self) -> dict[str, FrameTensor]:
+        """Everything, as a frame's tensors."""
+        tensors: dict[str, torch.Tensor] = {}
+        groups: list[Any] = []
+        states: dict[str, Any] = {}
+        if self.optimizer is not None:
+            for index, group in enumerate(self.optimizer.param_groups):
+                plain = {key: value for key, value in group.items() if key != "params"}
+                groups.append(pack(plain, f"group.{index}", tensors))
+            for name, parameter in self._parameters.items():
+                state = self.optimizer.state.get(parameter)
+                if state:
+                    states[name] = pack(dict(state), f"state.{name}", tensors)
+        text = json.dumps({"groups": groups, "states": states}).encode()
+        values = FrameTensor("uint8", (len(text),), np.frombuffer(text, dtype=np.uint8))
+        framed = {**frame_tensors(self.model_tensors(), ""), **frame_tensors(tensors, "optimizer/")}
+        return {**framed, "values": values}
+
+    def frame(self) -> bytes:
+        """Everything as one frame."""
+        return encode(self.frame_tensors())
+
+    def take_frame(self, frame: Frame) -> None:
+        """Take over what `frame_tensors` gave. Raises CheckpointError where it does not fit."""
+        saved = _Saved()
+        try:
+            _add(saved, frame)
+        except (StorageError, ValueError, KeyError) as error:
+            raise CheckpointError(f"the saved state is malformed: {error}") from error
+        self.take(saved)
+
+    def take(self, saved: _Saved) -> None:
+        """Take over what was saved. Raises CheckpointError where it does not fit; the model is then untouched."""
+        wanted = self.model_tensors()
+        for name, tensor in wanted.items():
+            found = saved.tensors.get(name)
+            if found is None:
+                raise CheckpointError(f"the saved state has no {name.partition('/')[2]!r}; it is of another model")
+            if found.dtype != tensor.dtype or found.shape != tensor.shape:
+                raise CheckpointError(
+                    f"{name.partition('/')[2]!r} was saved as {dtype_name(found.dtype)} {list(found.shape)}, the "
+                    f"model has {dtype_name(tensor.dtype)} {list(tensor.shape)}"
+                )
+        if self.optimizer is not None:
+            self._take_optimizer(self.optimizer, saved)
+        with torch.no_grad():
+            for name, tensor in wanted.items():
+                tensor.copy_(saved.tensors[name])
+
+    def _take_optimizer(self, optimizer: torch.optim.Optimizer, saved: _Saved) -> None:
+        live = optimizer.param_groups
+        try:
+            if saved.groups is None or len(saved.groups) != len(live):
+                raise CheckpointError("the state was saved with an optimizer of other parameter groups")
+            tensors: dict[str, torch.Tensor] = {}
+            for group, packed in zip(live, saved.groups, strict=True):
+                group.update(unpack(packed, {key: group[key] for key in group if key != "params"}, _CPU, tensors))
+            optimizer.state.clear()
+            for name, parameter in self._parameters.items():
+                if name in saved.states:
+                    optimizer.state[parameter] = unpack(saved.states[name], {}, _CPU, tensors)
+            with torch.no_grad():
+                for name, tensor in tensors.items():
+                    tensor.copy_(saved.optimizer[name])
+        except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+            raise CheckpointError(f"the saved state of the optimizer is malformed: {error!r}") from error
+
+
+def save_state(store: Store, keys: Keys, stage: int, training: StageTraining, position: Position) -> StageState:
+    """Write the state after `position.step` steps, the record last. Raises StorageError."""
+    layers = (training.stage.first_layer, training.stage.end_layer)
+    return write_frame(store, keys, stage, layers, training.frame(), position)
+
+
+def load_state(store: Store, keys: Keys, step: int, stage: int, training: StageTraining) -> Position:
+    """Restore the state after `step` steps, whatever the cut under which it was saved; returns where it stands.
+
+    Raises CheckpointError where it is torn, of another model, or not there; StorageError.
+    """
+    own = read_meta(store, keys, step, stage)
+    first, end = training.stage.first_layer, training.stage.end_layer
+    metas = [own] if own is not None and (own.first_layer, own.end_layer) == (first, end) else []
+    if not metas:
+        metas = [meta for meta in chain_of_metas(store, keys, step, end) if meta.end_layer > first]
+    saved = _Saved()
+    for meta in metas:
+        _read_into(saved, store, meta)
+    training.take(saved)
+    return Position(step, metas[0].num_seen, metas[0].ids_digest if stage == 0 else "")
+
+
+def _read_into(saved: _Saved, store: Store, meta: StageState) -> None:
+    frame = read_frame(store, meta)
+    try:
+        _add(saved, frame)
+    except (StorageError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{state_words(meta)} is malformed: {error}") from error
+
+
+def _add(saved: _Saved, frame: Frame) -> None:
+    values = _values(frame)
+    saved.tensors.update(
+        {name: tensor for name, tensor in torch_tensors(frame, "").items() if name.startswith(("model/", "rest/"))}
+    )
+    saved.optimizer.update(torch_tensors(frame, "optimizer/"))
+    # Every stage's optimizer comes from one factory: its groups say the same, and any stage's will do.
+    saved.groups = values.get("groups") or saved.groups
+    saved.states.update(values.get("states", {}))
+
+
+def _values(frame: Frame) -> Mapping[str, Any]:
+    values = json.loads(bytes(frame.tensors["values"].data))
+    if not isinstance(values, dict):
+        raise ValueError("its values are no object")
+    return values

@@ -1,0 +1,148 @@
+"""The user's code inside a function: fetched, unpacked, imported under a name of its own, and forgotten again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from springtide.core.errors import InvalidRequest, ObjectMissing, StorageError
+from springtide.core.ports import Store
+from springtide.core.wire.functions import MAX_RECORD_BYTES, Keys
+from springtide.core.workload import Entrypoint, TrainingJob
+from springtide.runtime.process.entry import load_object
+from springtide.storage.workloads.artifacts import fetch_code
+
+
+class UserSource:
+    """A job and the user's file, unpacked in a folder of its own."""
+
+    def __init__(self, job: TrainingJob, root: Path) -> None:
+        self.job = job
+        self.root = root
+        self._path = _source_in(root, job.entrypoint)
+        # Of the folder, so that two orders in one process never meet under one name.
+        self._module_name = f"springtide_user_{root.parent.name.replace('-', '_')}"
+        self._num_loaded = 0
+
+    @property
+    def path(self) -> str:
+        """Where the user's file is."""
+        return str(self._path)
+
+    def load(self) -> Any:
+        """Import the file anew and return the named object: nothing of an earlier import is used again.
+
+        Raises InvalidRequest, and whatever the file raises.
+        """
+        self.forget()
+        self._num_loaded += 1
+        entrypoint = msgspec.structs.replace(
+            self.job.entrypoint, source_path=str(self._path), import_root=str(self.root)
+        )
+        return load_object(entrypoint, f"{self._module_name}_{self._num_loaded}")
+
+    def forget(self) -> None:
+        """Take the modules that came from the folder out of the interpreter."""
+        inside = str(self.root)
+        # A copy: other threads may be importing. Only what a module itself holds is asked for, lest it imports more.
+        for name, module in sys.modules.copy().items():
+            if str(getattr(module, "__dict__", {}).get("__file__") or "").startswith(inside):
+                sys.modules.pop(name, None)
+        sys.path[:] = [entry for entry in sys.path if not entry.startswith(inside)]
+        sys.path_importer_cache.pop(inside, None)
+
+
+@contextmanager
+def user_source(store: Store, keys: Keys) -> Iterator[UserSource]:
+    """Fetch the job and its bundle; afterwards nothing of them is left in the process or on the disk.
+
+    Raises StorageError, InvalidRequest.
+    """
+    job = read_job(store, keys)
+    folder = Path(tempfile.mkdtemp(prefix="springtide-"))
+    try:
+        root = folder / "source"
+        fetch_code(store, store.get(keys.bundle), root)
+        source = UserSource(job, root)
+        with _settings_kept():
+            try:
+                yield source
+            finally:
+                source.forget()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _settings_kept() -> Iterator[None]:
+    """What user code sets for the whole process is as before afterwards: the next order is another user's."""
+    environment, directory = dict(os.environ), os.getcwd()
+    settings = _torch_settings()
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]
+        os.environ.update(environment)
+        os.chdir(directory)
+        _restore_torch(settings)
+
+
+def _torch_settings() -> tuple[Any, ...] | None:
+    """What torch is set to; None where nobody has imported it: then nothing here does, either."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None
+    return (
+        torch.get_default_dtype(),
+        torch.get_num_threads(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_grad_enabled(),
+    )
+
+
+def _restore_torch(settings: tuple[Any, ...] | None) -> None:
+    """What torch was set to; where it was not there before, what it begins with."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return
+    dtype, num_threads, is_deterministic, has_gradients = settings or (torch.float32, None, False, True)
+    torch.set_default_dtype(dtype)
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+    torch.use_deterministic_algorithms(is_deterministic)
+    torch.set_grad_enabled(has_gradients)
+
+
+def read_job(store: Store, keys: Keys) -> TrainingJob:
+    """The job's record. Raises StorageError."""
+    try:
+        data = store.get(keys.job)
+    except ObjectMissing:
+        raise StorageError(f"there is no job under {keys.job}; was it removed?") from None
+    try:
+        if len(data) > MAX_RECORD_BYTES:
+            raise ValueError(f"it has {len(data)} bytes")
+        return msgspec.json.decode(data, type=TrainingJob)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise StorageError(f"the job's record is unreadable: {error}") from None
+
+
+def _source_in(root: Path, entrypoint: Entrypoint) -> Path:
+    """The user's file in the unpacked bundle: by its path in the import root, else by its name."""
+    source = Path(entrypoint.source_path)
+    if entrypoint.import_root and source.is_relative_to(entrypoint.import_root):
+        path = root / source.relative_to(entrypoint.import_root)
+        if path.is_file():
+            return path
+    if (root / source.name).is_file():
+        return root / source.name
+    raise InvalidRequest(f"the bundle does not hold {source.name}; submit the job again")

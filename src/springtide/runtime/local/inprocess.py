@@ -1,0 +1,198 @@
+"""Training in the process at hand: one worker, no platform, the same bits as a run on the platform."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors.torch import save
+
+from springtide.core.errors import InvalidRequest
+from springtide.core.quantities import validate_name
+from springtide.core.workload import TrainingJob
+from springtide.runtime.data.dataset_reader import SampleReader
+from springtide.runtime.data.shards import GlobalBatch, seed_everything
+from springtide.runtime.elastic.context import ElasticContext
+from springtide.runtime.elastic.reduce import Accumulator
+from springtide.runtime.elastic.step_vector import Payload
+from springtide.runtime.elastic.trainer import Trainer
+from springtide.runtime.elastic.training_cursor import Course
+from springtide.runtime.local.function_task import Lines, LocalResult
+from springtide.runtime.models.named_tensors import TrainingState
+from springtide.runtime.process.entry import as_function
+from springtide.storage.files import write_durable
+
+
+class _OneWorker:
+    """The part of the trainer that is left when nobody else is in the group: every virtual shard is this worker's."""
+
+    def __init__(self, job: TrainingJob, device: torch.device, report: Callable[[_OneWorker, int], None]) -> None:
+        self.job = job
+        self.course = Course(job)
+        self.rank = 0
+        self.loss: float | None = None
+        self.metrics: dict[str, float] = {}
+        self._device = device
+        self._report = report
+        self._batch: GlobalBatch | None = None
+        self._shards: list[int] = []
+
+    def attach(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Take over the model and its optimizer."""
+        self.state = TrainingState(model, optimizer, self._device)
+        self.payload = Payload(self.state, 1, measures_noise=self.course.measures_noise)
+        self._accumulator = Accumulator(self.payload.pool, self.payload.num_summed)
+
+    def start(self, num_samples: int, reader: SampleReader | None = None) -> None:
+        """The dataset is known: all that is to be trained follows from its length. Raises InvalidRequest."""
+        self.course.start(num_samples, reader)
+
+    @property
+    def step(self) -> int:
+        """How many optimizer steps are done."""
+        return self.course.step
+
+    @property
+    def progress(self) -> float:
+        """What is done, in steps of the initial batch size."""
+        return self.course.progress
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next step (of the last one, at the end)."""
+        return self.course.epoch
+
+    def next_shard(self) -> tuple[GlobalBatch, int, tuple[int, int]] | None:
+        """The next shard to work on with the bounds of its samples, seeded; None when all steps are done."""
+        if self._batch is None:
+            if self.course.is_over:
+                return None
+            self._batch = self.course.next_batch()
+            self._shards = list(range(self.job.num_virtual_shards))
+            self.payload.begin_step()
+            self._skip_empty_shards()
+        shard = self._shards[0]
+        self.payload.begin_shard()
+        seed_everything(self.job.seed, self._batch.step, shard)
+        return self._batch, shard, self._bounds(self._batch, shard)
+
+    def contribute(self, loss: torch.Tensor) -> None:
+        """Backward for the shard at hand; after the last one of the step, update the model."""
+        assert self._batch is not None
+        shard = self._shards.pop(0)
+        low, high = self._bounds(self._batch, shard)
+        weight = (high - low) / len(self._batch.ids)
+        torch.autograd.backward(loss * weight)
+        self._accumulator.add(
+            shard, self.payload.capture(float(loss.detach()), weight, is_measured=self.course.measures_step)
+        )
+        self._skip_empty_shards()
+        if not self._shards:
+            self._commit(self._batch)
+
+    def _bounds(self, batch: GlobalBatch, shard: int) -> tuple[int, int]:
+        return batch.shard_bounds(shard, self.job.num_virtual_shards)
+
+    def _skip_empty_shards(self) -> None:
+        """A shard without samples still has its place in the order of the additions."""
+        assert self._batch is not None
+        while self._shards:
+            low, high = self._bounds(self._batch, self._shards[0])
+            if high > low:
+                return
+            self._accumulator.add(self._shards.pop(0), self.payload.zeros())
+
+    def _commit(self, batch: GlobalBatch) -> None:
+        payload, course = self.payload, self.course
+        ((_, vector),) = self._accumulator.blocks
+        # The optimizer's numbers take the way that they take between workers, because it rounds the smallest of them.
+        payload.set_numbers(vector, course.last_square)
+        self.loss = payload.loss(vector)
+        payload.apply_buffers(vector)
+        told_square = payload.apply_numbers(vector)
+        course.commit(batch, payload.squares(vector) if course.measures_step else None, told_square)
+        payload.attach(vector, payload.has_gradient(vector))
+        self.state.update(course.learning_rate_factor)
+        payload.detach()
+        self._accumulator.clear()
+        self._batch = None
+        self._report(self, len(batch.ids))
+
+
+class _LocalContext(ElasticContext):
+    """The context of a platform run, but what it saves goes into a directory of the caller's choice."""
+
+    def __init__(self, worker: _OneWorker, directory: Path, device: torch.device, params: dict[str, str]) -> None:
+        # The context asks its trainer for nothing that one worker alone lacks.
+        super().__init__(cast(Trainer, worker), directory, device, params)
+        self._worker = worker
+        self._directory = directory
+
+    def save(self, name: str = "model") -> str:
+        """Write the model's weights into the directory as safetensors and return the path."""
+        path = self._directory / f"{validate_name(name, 'artifact name')}.safetensors"
+        if self.is_prepared:
+            # Tied weights share memory, which safetensors refuses: every name gets its own copy.
+            state = self._worker.state.model.state_dict()
+            data = save({key: tensor.detach().cpu().clone().contiguous() for key, tensor in state.items()})
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_durable(path, data, mode=0o644)
+        return str(path)
+
+
+def _reporter(lines: Lines) -> Callable[[_OneWorker, int], None]:
+    def report(worker: _OneWorker, num_samples: int) -> None:
+        lines.report(worker.step, worker.course.total_steps, worker.loss, num_samples, worker.metrics)
+
+    return report
+
+
+@contextmanager
+def _as_on_a_worker() -> Iterator[None]:
+    """One thread, as a worker of a full machine has: with more of them torch may add in another order."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def run_local(
+    function: Any,
+    job: TrainingJob,
+    directory: Path | None = None,
+    write: Callable[[str], None] = print,
+) -> LocalResult:
+    """Train `function` (a training function or a declared task) to its end in this process.
+
+    The goal, the bounds on workers and the entrypoint of `job` are not looked at. The final model lands in
+    `directory` (springtide-out/<name> in the working directory, if none is given) as model.safetensors. What the
+    function raises passes through. Raises InvalidRequest, StorageError.
+    """
+    began_s = time.monotonic()
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    worker = _OneWorker(job, device, _reporter(Lines(job.name, write)))
+    chosen = (directory or Path("springtide-out") / job.name).absolute()
+    context = _LocalContext(worker, chosen, device, job.params)
+    with _as_on_a_worker():
+        seed_everything(job.seed)
+        as_function(function)(context)
+        if not context.is_prepared:
+            raise InvalidRequest(
+                f"{job.name} returned without ctx.prepare(); it has trained nothing: call "
+                "ctx.prepare(model, optimizer), then loop over ctx.batches(dataset)"
+            )
+        artifact_path = context.save()
+    return LocalResult(
+        name=job.name,
+        num_steps=worker.step,
+        loss=worker.loss,
+        metrics=dict(worker.metrics),
+        artifact_path=artifact_path,
+        took_s=time.monotonic() - began_s,
+    )

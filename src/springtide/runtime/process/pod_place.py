@@ -1,0 +1,121 @@
+"""What a worker finds where it runs in a container: its spec and key in the environment, a directory of its own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from springtide.core.errors import InvalidRequest, StorageError
+from springtide.core.tokens import replica_token
+from springtide.core.wire.workers import WorkerSpec
+from springtide.core.workload import Entrypoint
+from springtide.runtime.prestop import SOCKET_NAME, SPEC_VARIABLE, WORK_DIR_NAME
+from springtide.storage.workloads.store import open_workload_store
+
+KEY_FILE_VARIABLE = "SPRINGTIDE_KEY_FILE"
+ADDRESS_VARIABLE = "POD_IP"
+TERMINATION_VARIABLE = "SPRINGTIDE_TERMINATION_LOG"
+_TERMINATION_LOG = "/dev/termination-log"
+_MAX_TERMINATION_BYTES = 2048
+_FETCH_PATIENCE_S = 60.0
+_FETCH_RETRY_S = 1.0
+
+
+def read_spec(environment: Mapping[str, str]) -> WorkerSpec:
+    """The spec of this container's worker, with its token and its own directories. Raises InvalidRequest.
+
+    What a spec says of the time at which its start was ordered is by another machine's clock, and dropped.
+    """
+    text = environment.get(SPEC_VARIABLE, "")
+    if not text:
+        raise InvalidRequest(f"the environment has no {SPEC_VARIABLE}: what is this worker to do?")
+    try:
+        spec = msgspec.json.decode(text, type=WorkerSpec)
+    except msgspec.MsgspecError as error:
+        raise InvalidRequest(f"{SPEC_VARIABLE} is not the spec of a worker: {error}") from None
+    token = spec.token
+    key_file = environment.get(KEY_FILE_VARIABLE, "")
+    if key_file:
+        try:
+            token = replica_token(Path(key_file).read_text().strip(), spec.replica_id)
+        except OSError as error:
+            raise InvalidRequest(f"the workload's key {key_file} cannot be read: {error.strerror}") from None
+    if not token:
+        raise InvalidRequest(f"the environment has no {KEY_FILE_VARIABLE}: the platform would not know this worker")
+    work_dir = Path(spec.work_dir) if spec.work_dir else Path(tempfile.gettempdir()) / WORK_DIR_NAME
+    log_path = work_dir / "logs" / f"{spec.replica_id}.log"
+    try:
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidRequest(f"the worker's directory {work_dir} cannot be made: {error.strerror}") from None
+    listen_host = spec.listen_host or environment.get(ADDRESS_VARIABLE, "")
+    return replace(
+        spec, token=token, work_dir=str(work_dir), log_path=str(log_path), listen_host=listen_host, ordered_at_s=0.0
+    )
+
+
+def fetch_source(spec: WorkerSpec) -> WorkerSpec:
+    """Bring the user's code here; the spec then names it as it lies here. Raises InvalidRequest, StorageError.
+
+    A store that does not answer is waited for, for a minute.
+    """
+    if not spec.store_url:
+        return spec
+    entrypoint = spec.workload.entrypoint
+    end_s = time.monotonic() + _FETCH_PATIENCE_S
+    store = open_workload_store(spec.store_url, spec.workload_id)
+    while True:
+        try:
+            path = store.fetch_source(entrypoint.source_path, Path(spec.work_dir))
+            break
+        except (StorageError, OSError):
+            if time.monotonic() > end_s:
+                raise
+        time.sleep(_FETCH_RETRY_S)
+    store.close()
+    if path is None:
+        raise InvalidRequest(f"the store holds no source {entrypoint.source_path} of {spec.workload_id}")
+    # Files that came along can be imported, as they could where the user wrote them.
+    here: Entrypoint = replace(entrypoint, source_path=str(path), import_root=str(path.parent))
+    return replace(spec, workload=replace(spec.workload, entrypoint=here))
+
+
+def open_prestop(spec: WorkerSpec) -> socket.socket:
+    """Where a preStop hook knocks (prestop.py). Raises OSError."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    directory = os.open(spec.work_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        (Path(spec.work_dir) / SOCKET_NAME).unlink(missing_ok=True)
+        # A socket's path has a limit of its own, which a work directory's may be beyond.
+        listener.bind(f"/proc/self/fd/{directory}/{SOCKET_NAME}")
+        listener.listen()
+    finally:
+        os.close(directory)
+    return listener
+
+
+def leave_word(environment: Mapping[str, str], sentence: str) -> None:
+    """Say last words where the cluster looks for them; where there is no such place, nowhere."""
+    path = Path(environment.get(TERMINATION_VARIABLE, "") or _TERMINATION_LOG)
+    try:
+        # The cluster makes the file; elsewhere there is none, and none is made.
+        with path.open("r+b") as file:
+            file.write(sentence.encode()[:_MAX_TERMINATION_BYTES])
+    except OSError:
+        return
+
+
+def keep_log(spec: WorkerSpec, output: bytes) -> None:
+    """Upload a worker's output. Raises InvalidRequest, StorageError."""
+    if not spec.store_url:
+        return
+    store = open_workload_store(spec.store_url, spec.workload_id)
+    store.put_log(spec.replica_id, output)
+    store.close()

@@ -1,0 +1,73 @@
+"""One member of a measurement of collectives: it takes part in the groups that it belongs to and times them."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+from torch._C import _distributed_c10d as c10d
+
+from springtide.runtime.process.child_member import run_member
+from springtide.runtime.process.child_processes import ErrandFiles
+from springtide.runtime.profiling.collective_sampler import Measured, SampleSpec
+from springtide.runtime.profiling.exchange import Exchange, Watch
+
+_MAX_REPEATS = 15
+_MIN_REPEATS = 3
+# An exchange is repeated as often as fits into this, within the two bounds above.
+_BUDGET_S = 1.0
+
+
+def run_sample_worker(spec: SampleSpec) -> NoReturn:
+    """Measure, write the result and end the process."""
+    files = ErrandFiles(Path(spec.directory), spec.name)
+    run_member(files, lambda: files.finish(_measure(spec, files)))
+
+
+def num_repeats(first_s: float) -> int:
+    """How often an exchange is measured that took `first_s` at first."""
+    return max(_MIN_REPEATS, min(_MAX_REPEATS, int(_BUDGET_S / max(first_s, 1e-9))))
+
+
+def _measure(spec: SampleSpec, files: ErrandFiles) -> list[Measured]:
+    torch.set_num_threads(1)
+    device = torch.device("cuda", spec.rank) if spec.is_gpu else torch.device("cpu")
+    if spec.is_gpu:
+        torch.cuda.set_device(device)
+    store = c10d.FileStore(f"{spec.directory}/store", spec.num_workers)
+    everyone = Exchange(
+        c10d.PrefixStore("everyone", store), spec.rank, spec.num_workers, device, spec.address, timeout_s=1800.0
+    )
+    measured: list[Measured] = []
+    for number, group in enumerate(spec.groups):
+        if spec.rank == 0:
+            files.tell(f"group {number + 1} of {len(spec.groups)}: {len(group)} workers")
+        if spec.rank in group:
+            member = group.index(spec.rank)
+            own_store = c10d.PrefixStore(f"group-{number}", store)
+            exchange = Exchange(own_store, member, len(group), device, spec.address)
+            for num_bytes in spec.sizes_bytes:
+                entry = _time(exchange, group, num_bytes, device)
+                if member == 0:
+                    measured.append(entry)
+        # Nobody goes ahead: the next group's measurement would meet what is left of this one on the links.
+        everyone.meet()
+    return measured
+
+
+def _time(exchange: Exchange, group: list[int], num_bytes: int, device: torch.device) -> Measured:
+    watch = Watch(device)
+    tensor = torch.zeros(num_bytes // 4, device=device)
+
+    def once() -> float:
+        exchange.meet()
+        began = watch.now()
+        exchange.all_reduce(tensor)
+        return watch.seconds(began, watch.now())
+
+    # The slowest member's word counts, on all of them alike.
+    (first_s,) = exchange.most([once()])
+    repeats_s = exchange.most([once() for _ in range(num_repeats(first_s))])
+    return Measured(group=group, num_bytes=num_bytes, repeats_s=repeats_s, duration_s=statistics.median(repeats_s))

@@ -1,0 +1,236 @@
+"""Profiles of a task's layers: what is asked, what is written, and the parent that measures in a process of its own.
+
+No torch here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+import msgspec
+
+from springtide.core.errors import BackendError, InvalidRequest, SpringtideError
+from springtide.core.functions import MAX_LAYERS, ModelProfile
+from springtide.core.workload import Entrypoint
+from springtide.runtime.process.child_processes import Errand
+from springtide.runtime.profiling.task_profile import TaskProfile
+from springtide.storage.datasets.place import data_store_url
+from springtide.storage.datasets.reference import DatasetReference
+from springtide.storage.stores.open import open_store
+
+DEADLINE_S = 600.0
+MICRO_BATCH_SIZE = 4
+NUM_ROUNDS = 5
+_MAX_FILE_BYTES = 16 << 20
+# Raised when profiles are taken in another way: those in caches are then measured again.
+_VERSION = 2
+_NO_PARAMS: Mapping[str, str] = MappingProxyType({})
+# What numpy's and JAX's linear algebra go by; torch is told directly.
+_ONE_THREAD: Mapping[str, str] = MappingProxyType(
+    {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+)
+
+
+class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What the process that measures is told. `directory` is the errand's folder."""
+
+    entrypoint: Entrypoint
+    model_name: str
+    micro_batch_size: int
+    num_rounds: int
+    directory: str
+    seed: int = 0
+    params: dict[str, str] = {}
+    largest_micro_batch: int = 0
+    name: str = "layers"
+
+
+class LayerProfileFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A measured profile of a task's layers, and of which text and parameters it is.
+
+    `num_samples` are those of the dataset; None where the task trains on the stream that is named. `dataset` names one
+    that the platform keeps.
+    """
+
+    format: Literal["springtide-layers-1"] = "springtide-layers-1"
+    profile: ModelProfile
+    num_samples: int | None = None
+    num_layers: int
+    source_sha256: str
+    object_name: str
+    params: dict[str, str] = {}
+    stream: str = ""
+    dataset: str = ""
+
+
+def profile_source_layers(
+    entrypoint: Entrypoint,
+    *,
+    name: str,
+    micro_batch_size: int = MICRO_BATCH_SIZE,
+    num_rounds: int = NUM_ROUNDS,
+    seed: int = 0,
+    params: Mapping[str, str] = _NO_PARAMS,
+    largest_micro_batch: int = 0,
+    state_dir: str = "",
+    deadline_s: float = DEADLINE_S,
+    tell: Callable[[str], None] = lambda _: None,
+) -> LayerProfileFile:
+    """Measure the layers of the task that the file declares, on one thread of this machine, in a process of its own.
+
+    A model that cannot be cut into layers, in whatever framework, is measured as one, with micro-batches of up to
+    `largest_micro_batch` samples where those are small. `params` are the job's; `state_dir` is that of the platform
+    whose datasets the task names (empty: the usual one). Raises InvalidRequest for what the file does, BackendError
+    where it fails or is not done by the deadline.
+    """
+    if micro_batch_size < 1 or num_rounds < 1:
+        raise InvalidRequest("a profile of layers takes a micro-batch of at least one sample and at least one round")
+    digest = hashlib.sha256(Path(entrypoint.source_path).read_bytes()).hexdigest()
+    with Errand(deadline_s=deadline_s, tell=tell) as errand:
+        spec = LayerSpec(
+            entrypoint=entrypoint,
+            model_name=name,
+            micro_batch_size=micro_batch_size,
+            num_rounds=num_rounds,
+            seed=seed,
+            params=dict(params),
+            largest_micro_batch=largest_micro_batch,
+            directory=str(errand.directory),
+        )
+        path = errand.directory / "layers.spec.json"
+        path.write_bytes(msgspec.json.encode(spec))
+        # A file that submits jobs while it is imported must not do so here.
+        environment = {"SPRINGTIDE_IMPORTING": "1", **_ONE_THREAD}
+        if state_dir:
+            environment["SPRINGTIDE_STATE"] = state_dir
+        errand.start(spec.name, ["profile-layers", "--spec", str(path)], environment=environment)
+        try:
+            errand.wait()
+        except BackendError as error:
+            raise BackendError(f"the layers of {name} could not be profiled: {error}") from None
+        taken = msgspec.json.decode(errand.files(spec.name).result.read_bytes(), type=TaskProfile)
+    return LayerProfileFile(
+        profile=taken.profile,
+        num_samples=taken.num_samples,
+        num_layers=len(taken.profile.layers),
+        source_sha256=digest,
+        object_name=entrypoint.object_name,
+        params=dict(params),
+        stream=taken.stream,
+        dataset=taken.dataset,
+    )
+
+
+def cached_source_layers(
+    entrypoint: Entrypoint,
+    cache: Path,
+    *,
+    name: str,
+    micro_batch_size: int = MICRO_BATCH_SIZE,
+    params: Mapping[str, str] = _NO_PARAMS,
+    largest_micro_batch: int = 0,
+    state_dir: str = "",
+    tell: Callable[[str], None] = lambda _: None,
+) -> LayerProfileFile:
+    """The same, measured only once for each text and parameters: profiles are kept in the folder `cache`.
+
+    How long a dataset of the platform is, is asked again each time.
+    """
+    text = Path(entrypoint.source_path).read_bytes()
+    sizes = f"{micro_batch_size} {largest_micro_batch}"
+    asked = f"{_VERSION}\n{entrypoint.object_name}\n{sizes}\n{sorted(params.items())}\n".encode()
+    path = cache / f"{hashlib.sha256(asked + text).hexdigest()[:32]}.layers.json"
+    if path.is_file():
+        try:
+            return _with_length(read_layer_profile(path), state_dir)
+        except InvalidRequest:
+            # Half a file of a process that was killed while it wrote: it is measured again and replaced.
+            path.unlink(missing_ok=True)
+    measured = profile_source_layers(
+        entrypoint,
+        name=name,
+        micro_batch_size=micro_batch_size,
+        params=params,
+        largest_micro_batch=largest_micro_batch,
+        state_dir=state_dir,
+        tell=tell,
+    )
+    cache.mkdir(parents=True, exist_ok=True)
+    write_layer_profile(path, measured)
+    return measured
+
+
+def _with_length(file: LayerProfileFile, state_dir: str) -> LayerProfileFile:
+    """The profile with the present length of the dataset that it names; another may have the name by now."""
+    if not file.dataset:
+        return file
+    from springtide.runtime.data.dataset_reader import open_dataset
+
+    store = open_store(data_store_url(Path(state_dir))) if state_dir else None
+    try:
+        reader = open_dataset(DatasetReference(name=file.dataset), store)
+        num_samples = reader.num_samples
+        reader.close()
+    finally:
+        if store is not None:
+            store.close()
+    return msgspec.structs.replace(file, num_samples=num_samples)
+
+
+def write_layer_profile(path: Path, profile: LayerProfileFile) -> None:
+    """Write it as JSON that people can read, whole or not at all."""
+    temporary = path.with_suffix(path.suffix + ".part")
+    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n")
+    temporary.replace(path)
+
+
+def read_layer_profile(path: Path) -> LayerProfileFile:
+    """Read what `write_layer_profile` or `springtide profile --layers` wrote. Raises InvalidRequest."""
+    try:
+        data = path.read_bytes() if path.stat().st_size <= _MAX_FILE_BYTES else b""
+        found = msgspec.json.decode(data, type=LayerProfileFile)
+    except (OSError, msgspec.MsgspecError) as error:
+        reason = getattr(error, "strerror", "") or error
+        raise InvalidRequest(
+            f"{path} is no profile of layers ({reason}); make one with `springtide profile FILE --layers --out {path}`"
+        ) from None
+    num_sizes = len(found.profile.memory_mb)
+    times = [len(layer.forward_s) == len(layer.backward_s) == num_sizes for layer in found.profile.layers]
+    if not 1 <= len(times) <= MAX_LAYERS or not num_sizes or not all(times):
+        raise InvalidRequest(f"{path} is no profile of layers: each needs a time for each of its memory sizes")
+    return found
+
+
+def main(options: Any) -> int:
+    """`python -m springtide.runtime profile-layers`: the process that measures, or a profile written to a file."""
+    if options.spec is not None:
+        from springtide.runtime.profiling.layer_profiling_worker import run_layer_profile_worker
+
+        run_layer_profile_worker(msgspec.json.decode(options.spec.read_bytes(), type=LayerSpec))
+    if not (options.source and options.object and options.out):
+        _tell("give --source FILE --object NAME --out PROFILE.json")
+        return 2
+    entrypoint = Entrypoint(
+        source_path=str(Path(options.source).resolve()), object_name=options.object, import_root=options.import_root
+    )
+    try:
+        measured = profile_source_layers(
+            entrypoint,
+            name=Path(options.source).stem,
+            micro_batch_size=options.micro_batch,
+            tell=_tell,
+        )
+        write_layer_profile(options.out, measured)
+    except (SpringtideError, OSError) as error:
+        _tell(str(error))
+        return 1
+    return 0
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"{text}\n")

@@ -1,0 +1,254 @@
+"""The steps of a training function under measurement: what takes the trainer's place behind its TrainContext.
+
+The model is wrapped in DistributedDataParallel behind the function's back, so that any that is written for a
+TrainContext works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import torch
+from torch import nn
+from torch.autograd.profiler import record_function
+from torch.nn.parallel import DistributedDataParallel
+
+from springtide.core.errors import InvalidRequest
+from springtide.runtime.data.dataset_reader import SampleReader
+from springtide.runtime.data.shards import GlobalBatch, permutation, seed_everything
+from springtide.runtime.process.exits import WorkerExit
+from springtide.runtime.profiling.exchange import Exchange, Watch
+from springtide.runtime.profiling.step_profiling import MARK, Iteration
+
+# plain: without data parallelism, to see which parameters get a gradient. apart: buckets are exchanged after the
+# backward pass, one by one, so that neither disturbs the other. overlapped: as in real training.
+Mode = Literal["plain", "apart", "overlapped", "operators"]
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """One iteration: of which kind, under which name it is counted ("": it only warms up), what is told of it."""
+
+    mode: Mode
+    local_batch_size: int
+    name: str = ""
+    told: str = ""
+
+
+class _Whole(nn.Module):
+    """What DistributedDataParallel wraps: the model under the forward method that it had."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self._forward: Callable[..., Any] = model.forward
+
+    def forward(self, *arguments: Any, **keywords: Any) -> Any:
+        """The model's own forward."""
+        return self._forward(*arguments, **keywords)
+
+
+class ProfiledSteps:
+    """Behind an ElasticContext: hands out the batches of the turns and times what the function does with them."""
+
+    def __init__(
+        self,
+        turns: list[Turn],
+        exchange: Exchange,
+        rank: int,
+        device: torch.device,
+        seed: int,
+        tell: Callable[[str], None],
+    ) -> None:
+        self.step = 0
+        self.epoch = 0
+        self.rank = rank
+        self.metrics: dict[str, float] = {}
+        self.num_unused = 0
+        self.num_samples = 0
+        self.iterations: dict[str, list[Iteration]] = {turn.name: [] for turn in turns if turn.name}
+        self.profiles: list[torch.profiler.profile] = []
+        self._turns = turns
+        self._exchange = exchange
+        self._device = device
+        self._seed = seed
+        self._tell = tell
+        self._watch = Watch(device)
+        self._is_parallel = False
+        self._buckets: list[torch.Tensor] = []
+        self._ready: list[Any] = []
+        self._begun: list[Any] = []
+        self._ended: dict[int, Any] = {}
+        self._mark: record_function | None = None
+        self._profile: torch.profiler.profile | None = None
+        self._pending: tuple[Any, Any, list[float]] | None = None
+
+    @property
+    def num_iterations(self) -> int:
+        """How many iterations the whole profile takes."""
+        return len(self._turns)
+
+    @property
+    def progress(self) -> float:
+        """How far the function is, in steps."""
+        return float(self.step)
+
+    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Take over the model and its optimizer."""
+        self._model = model
+        self._optimizer = optimizer
+
+    def start(self, num_samples: int, reader: SampleReader | None = None) -> None:
+        """The dataset is known. Raises InvalidRequest where it does not hold a batch for every worker."""
+        needed = self._exchange.num_members * max(turn.local_batch_size for turn in self._turns)
+        if num_samples < needed:
+            raise InvalidRequest(
+                f"the dataset has {num_samples} samples and the batch takes {needed}; ask for a smaller --batch"
+            )
+        self.num_samples = num_samples
+        self._order = permutation(num_samples, self._seed, 0)
+
+    def next_shard(self) -> tuple[GlobalBatch, int, tuple[int, int]]:
+        """The samples of the next iteration, the same number on every worker. Raises WorkerExit after the last."""
+        self._close_iteration()
+        if self.step == len(self._turns):
+            self._exchange.meet()
+            raise WorkerExit(0)
+        turn = self._turns[self.step]
+        if turn.told:
+            self._tell(turn.told)
+        size, num_members = turn.local_batch_size, self._exchange.num_members
+        first = self.step * size * num_members
+        ids = np.take(self._order, range(first, first + size * num_members), mode="wrap")
+        seed_everything(self._seed, self.step, self.rank)
+        self._exchange.meet()
+        self._buckets, self._ready, self._begun, self._ended = [], [], [], {}
+        if turn.mode == "operators":
+            self._start_profiler()
+        self._begin = self._watch.now()
+        batch = GlobalBatch(step=self.step, epoch=0, ids=ids)
+        return batch, self.rank, (self.rank * size, (self.rank + 1) * size)
+
+    def contribute(self, loss: torch.Tensor) -> None:
+        """The backward pass, the exchange in the way of the turn, the update; with the moments between them."""
+        mode = self._turns[self.step].mode
+        forwarded = self._watch.now()
+        self._enter("backward")
+        torch.autograd.backward(loss)
+        backwarded = self._watch.now()
+        self._enter(None)
+        exchange_s = self._exchange_buckets() if self._buckets and mode != "overlapped" else []
+        updating = self._watch.now()
+        self._enter("update")
+        self._optimizer.step()
+        if mode == "plain":
+            self._parallelise()
+        self._optimizer.zero_grad()
+        # The function may have more to do in the iteration: its end is where it asks for the next batch.
+        self._pending = (forwarded, backwarded, exchange_s)
+        self._updating = updating
+
+    def _close_iteration(self) -> None:
+        if self._pending is None:
+            return
+        ended = self._watch.now()
+        self._enter(None)
+        self._stop_profiler()
+        turn = self._turns[self.step]
+        forwarded, backwarded, exchange_s = self._pending
+        self._pending = None
+        self.step += 1
+        if turn.mode != "plain" and not self._ready:
+            raise InvalidRequest(
+                "no gradient passed through the model: call the model that ctx.prepare() returns (model(batch.x), not "
+                "one of its parts) and hand the loss to ctx.step()"
+            )
+        if not turn.name:
+            return
+        since = self._watch.seconds
+        if turn.mode == "overlapped":
+            exchange_s = [since(begun, self._ended[place]) for place, begun in enumerate(self._begun)]
+        self.iterations[turn.name].append(
+            Iteration(
+                forward_s=since(self._begin, forwarded),
+                backward_s=since(forwarded, backwarded),
+                update_s=since(self._updating, ended),
+                total_s=since(self._begin, ended),
+                ready_s=[since(self._begin, moment) for moment in self._ready],
+                exchange_s=exchange_s,
+                bucket_bytes=[bucket.numel() * bucket.element_size() for bucket in self._buckets],
+            )
+        )
+
+    def _parallelise(self) -> None:
+        """Wrap the model; the object that the user holds stays, only its forward leads through the wrapper."""
+        parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+        self.num_unused = sum(parameter.grad is None for parameter in parameters)
+        if self.num_unused == len(parameters):
+            raise InvalidRequest("no parameter of the model got a gradient; does the loss come from the model?")
+        self._optimizer.zero_grad()
+        wrapped = DistributedDataParallel(
+            _Whole(self._model),
+            broadcast_buffers=False,
+            gradient_as_bucket_view=True,
+            find_unused_parameters=self.num_unused > 0,
+        )
+        # The wrapper refuses hooks whose annotations are strings.
+        wrapped.register_comm_hook(None, lambda _, bucket: self._take_bucket(bucket))
+        self._model.forward = lambda *arguments, **keywords: wrapped(*arguments, **keywords)
+
+    def _take_bucket(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        """What DistributedDataParallel calls when all gradients of a bucket are there."""
+        place, buffer = len(self._buckets), bucket.buffer()
+        self._ready.append(self._watch.now())
+        self._buckets.append(buffer)
+        with record_function(f"{MARK}bucket"):
+            buffer.div_(self._exchange.num_members)
+        if self._turns[self.step].mode != "overlapped":
+            # A future that carries tensors of a GPU has to know it.
+            devices: list[Any] | None = [self._device] if self._device.type == "cuda" else None
+            done: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+            done.set_result(buffer)
+            return done
+        self._begun.append(self._watch.now())
+
+        def ended(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+            self._ended[place] = self._watch.now()
+            return future.value()[0]
+
+        return self._exchange.start(buffer).get_future().then(ended)  # type: ignore[no-any-return]
+
+    def _exchange_buckets(self) -> list[float]:
+        """Exchange one bucket after another, each begun by all workers together; the buckets are the gradients."""
+        took_s = []
+        for buffer in self._buckets:
+            self._exchange.meet()
+            began = self._watch.now()
+            self._exchange.all_reduce(buffer)
+            took_s.append(self._watch.seconds(began, self._watch.now()))
+        return took_s
+
+    def _start_profiler(self) -> None:
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if self._device.type == "cuda":
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        self._profile = torch.profiler.profile(activities=activities)
+        self._profile.start()
+        self._enter("forward")
+
+    def _stop_profiler(self) -> None:
+        if self._profile is not None:
+            self._profile.stop()
+            self.profiles.append(self._profile)
+            self._profile = None
+
+    def _enter(self, part: str | None) -> None:
+        """In a profiled iteration, mark where one part of the step ends and the next begins."""
+        if self._mark is not None:
+            self._mark.__exit__(None, None, None)
+            self._mark = None
+        if self._profile is not None and part is not None:
+            self._mark = record_function(MARK + part)
+            self._mark.__enter__()  # type: ignore[no-untyped-call]

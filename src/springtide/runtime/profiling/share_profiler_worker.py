@@ -1,0 +1,201 @@
+"""The process that is profiled for its share of a device: it runs the user's class or function as ordered."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+
+from springtide.core.errors import InvalidRequest
+from springtide.core.workload import TrainingJob
+from springtide.runtime.process.child_member import run_member
+from springtide.runtime.process.child_processes import ErrandFiles
+from springtide.runtime.process.entry import as_function, load_object
+from springtide.runtime.process.exits import WorkerExit
+from springtide.runtime.profiling.place import status_bytes
+from springtide.runtime.profiling.share_profiler import MAX_DURATIONS, Lines, RunAnswer, RunOrder, ShareSpec, send
+from springtide.runtime.serving.replica import Model, load_served_class
+from springtide.serving.schema import Parameter, ServiceSchema, check_call, parse_json
+
+_MIB = 1 << 20
+# A batch that is measured is never cut into smaller ones.
+_MAX_BATCH = 1 << 16
+_MADE_UP = {"FP64": 0.5, "INT64": 1, "BOOL": True, "BYTES": "example"}
+_OUT_OF_MEMORY = ("MemoryError", "OutOfMemoryError")
+# More of the dataset than any profile takes.
+_MANY_EPOCHS = 1_000_000
+
+
+class Orders:
+    """The child's end of the pipes: waits for an order, times iterations as it says, and answers."""
+
+    def __init__(self, spec: ShareSpec, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._lines = Lines(spec.orders_fd)
+        self._answers_fd = spec.answers_fd
+        self._clock = clock
+        self._is_too_large = False
+
+    def give_up(self) -> None:
+        """The batch of the order in force does not fit into memory: the order is over with this iteration."""
+        self._is_too_large = True
+
+    def answer(self, answer: RunAnswer) -> None:
+        """Tell the parent."""
+        send(self._answers_fd, msgspec.structs.replace(answer, peak_mb=status_bytes("VmHWM") // _MIB))
+
+    def iterations(self, num_samples: int, is_batchable: bool) -> Iterator[RunOrder]:
+        """Yield before every iteration that is to be run, with the order it belongs to, until no more orders come.
+
+        What is between two yields is the iteration. `num_samples` is what one has, where orders do not say (0: they
+        do). The first answer, that all is loaded, goes out at once.
+        """
+        self.answer(RunAnswer(is_batchable=is_batchable))
+        while (order := self._lines.read(RunOrder)) is not None:
+            self._is_too_large = False
+            began_s = self._clock()
+            yield order
+            while not self._is_too_large and self._clock() - began_s < order.warm_s:
+                yield order
+            durations_s: list[float] = []
+            began_s = at_s = self._clock()
+            while not self._is_too_large and len(durations_s) < MAX_DURATIONS:
+                yield order
+                now_s = self._clock()
+                durations_s.append(now_s - at_s)
+                at_s = now_s
+                if now_s - began_s >= order.measure_s:
+                    break
+            self.answer(
+                RunAnswer(
+                    durations_s=durations_s,
+                    num_samples=num_samples or order.batch_size,
+                    is_batchable=is_batchable,
+                    is_too_large=self._is_too_large,
+                )
+            )
+
+
+def main(spec_path: str) -> NoReturn:
+    """Run until no more orders come, and end the process."""
+    spec = msgspec.json.decode(Path(spec_path).read_bytes(), type=ShareSpec)
+    work = _serve if spec.kind == "inference" else _train
+    run_member(
+        ErrandFiles(Path(spec.directory), spec.name),
+        lambda: work(spec, Orders(spec)),
+        source_path=spec.entrypoint.source_path,
+    )
+
+
+def _serve(spec: ShareSpec, orders: Orders) -> None:
+    model = Model(load_served_class(spec.entrypoint), _MAX_BATCH, spec.params)
+    call = msgspec.json.decode(one_call(model.schema, spec.call))
+    lists = [parameter.name for parameter in model.schema.parameters if parameter.is_list and parameter.name in call]
+    bodies: dict[int, bytes] = {}
+    for order in orders.iterations(0, model.schema.is_batchable):
+        size = order.batch_size if model.schema.is_batchable else 1
+        if size not in bodies:
+            # One call with all items: a batch that fails is not tried again request by request.
+            bodies[size] = msgspec.json.encode({**call, **{name: call[name] * size for name in lists}})
+        (outcome,) = model.answer([bodies[size]])
+        if outcome.status == "ok":
+            continue
+        told = outcome.body.decode(errors="replace")
+        if order.batch_size > 1 and told.partition(":")[0].endswith(_OUT_OF_MEMORY):
+            orders.give_up()
+            continue
+        raise InvalidRequest(
+            f"{spec.entrypoint.object_name}.predict does not answer what it is profiled with, a batch of "
+            f"{order.batch_size}: {told[:300]}; give a request that it answers with --input"
+        )
+
+
+def one_call(schema: ServiceSchema, given: str) -> bytes:
+    """A request with one item, as JSON: the given one, or one made up from the types. Raises InvalidRequest."""
+    if given:
+        body = given.encode()
+        call = check_call(schema, body, parse_json(body))
+        if call.num_items != 1:
+            raise InvalidRequest(
+                f"--input holds {call.num_items} items; give a request with one, batches are made of it"
+            )
+        return call.body
+    made_up: dict[str, Any] = {}
+    for parameter in schema.parameters:
+        if not parameter.is_required:
+            continue
+        if parameter.datatype not in _MADE_UP or len(parameter.shape) > 1:
+            raise InvalidRequest(
+                f"what {parameter.name!r} holds cannot be guessed; say what one request is, as it is sent: "
+                f"""--input '{{"{parameter.name}": [...]}}' (or --input @FILE.json)"""
+            )
+        made_up[parameter.name] = _value(parameter)
+    return msgspec.json.encode(made_up)
+
+
+def _value(parameter: Parameter) -> Any:
+    value = _MADE_UP[parameter.datatype]
+    return [value] if parameter.is_list else value
+
+
+def _train(spec: ShareSpec, orders: Orders) -> None:
+    # Torch comes with it: a service that does without is not kept waiting.
+    from springtide.runtime.local.inprocess import run_local
+
+    assert spec.job is not None, "a training function comes with its job"
+    job = msgspec.structs.replace(spec.job, num_epochs=_MANY_EPOCHS, params=spec.params)
+    function = as_function(load_object(spec.entrypoint, "springtide_user_shares"))
+    steps = _Steps(orders, job)
+    try:
+        run_local(lambda ctx: function(_Measured(ctx, steps)), job, Path(spec.directory) / "out", lambda _: None)
+    except WorkerExit:
+        return
+    raise InvalidRequest(
+        f"{spec.entrypoint.object_name} returned before it was measured; loop over all of ctx.batches(dataset)"
+    )
+
+
+class _Steps:
+    """Steps of a training function as iterations: it is stopped between two of them while no order is in force."""
+
+    def __init__(self, orders: Orders, job: TrainingJob) -> None:
+        self._orders = orders
+        self._job = job
+        self._iterations: Iterator[RunOrder] | None = None
+
+    def after_step(self) -> None:
+        """A step is done. Raises WorkerExit when no more orders come."""
+        if self._iterations is None:
+            # The first step compiles and allocates: it says that everything is loaded.
+            self._iterations = self._orders.iterations(self._job.global_batch_size, is_batchable=True)
+        if next(self._iterations, None) is None:
+            raise WorkerExit(0)
+
+
+class _Measured:
+    """The TrainContext of a run in this process, which tells of every completed step, and keeps nothing."""
+
+    def __init__(self, context: Any, steps: _Steps) -> None:
+        self._context = context
+        self._steps = steps
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    def step(self, loss: Any) -> bool:
+        """As the context's own; waits between steps for orders."""
+        is_step = bool(self._context.step(loss))
+        if is_step:
+            self._steps.after_step()
+        return is_step
+
+    def save(self, name: str = "model") -> str:
+        """What a profile trains is nobody's model."""
+        return f"{name}.safetensors"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

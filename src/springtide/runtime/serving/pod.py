@@ -1,0 +1,71 @@
+"""A serving replica with an address of its own: it listens for gateways there, behind the secret of its service.
+
+No torch here: what a model needs, the user's file imports.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from springtide.core.errors import BackendError, SpringtideError
+from springtide.core.tokens import gateway_token
+from springtide.core.wire.workers import WorkerSpec
+from springtide.core.workload import InferenceService
+from springtide.runtime.process.control_link import ControlLink
+from springtide.runtime.process.exits import EXIT_UNFIT
+from springtide.runtime.process.pod_place import KEY_FILE_VARIABLE, fetch_source
+from springtide.runtime.serving.health import HealthServer
+from springtide.runtime.serving.listeners import Guard
+from springtide.runtime.serving.replica import run_replica
+from springtide.serving.frames import HEALTH_PORT, SERVING_PORT
+
+# Other ports than the usual ones, for whoever shares an address with others.
+SERVING_PORT_VARIABLE = "SPRINGTIDE_SERVING_PORT"
+HEALTH_PORT_VARIABLE = "SPRINGTIDE_HEALTH_PORT"
+
+
+def run_serving_pod(spec: WorkerSpec, key: str, *, prepare: Callable[[], WorkerSpec] | None = None) -> int:
+    """Serve at `spec.listen_host` and return the exit code, as run_replica does. On the main thread, for SIGTERM.
+
+    `key` is the workload's. Health is told from the beginning; then `prepare` fetches what is needed and returns the
+    spec that is to be served. Raises BackendError if there is no address or no key, OSError if a port is taken.
+    """
+    service = spec.workload
+    assert isinstance(service, InferenceService), "run_serving_pod is for services"
+    if not spec.listen_host or not key:
+        raise BackendError("a replica that others reach over a network needs an address and its service's key")
+    health = HealthServer(spec.listen_host, _port(HEALTH_PORT_VARIABLE, HEALTH_PORT), service)
+    try:
+        if prepare is not None:
+            spec = prepare()
+        os.environ.update(spec.environment)
+        guard = Guard(spec.listen_host, _port(SERVING_PORT_VARIABLE, SERVING_PORT), gateway_token(key))
+        link = ControlLink(spec)
+        link.start()
+        try:
+            return run_replica(spec, link, guard=guard, on_serving=health.serves)
+        finally:
+            link.close()
+    finally:
+        health.close()
+
+
+def main(spec: WorkerSpec) -> int:
+    """Be the worker of a service's container and return the exit code; 5 where the container lacks what it needs."""
+    try:
+        key_file = os.environ.get(KEY_FILE_VARIABLE, "")
+        key = Path(key_file).read_text().strip() if key_file else ""
+        return run_serving_pod(spec, key, prepare=lambda: fetch_source(spec))
+    except (SpringtideError, OSError) as error:
+        sys.stderr.write(f"springtide: {error}\n")
+        return EXIT_UNFIT
+
+
+def _port(variable: str, usual: int) -> int:
+    text = os.environ.get(variable, "")
+    if text and not (text.isdecimal() and int(text) < 1 << 16):
+        raise BackendError(f"{variable} is {text!r:.40}, which is no port")
+    return int(text or usual)

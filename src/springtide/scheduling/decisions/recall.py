@@ -1,0 +1,91 @@
+"""What was decided stands until something material changes or its moment comes: the memory of policies that plan ahead.
+
+A plan takes several turns to come true, and progress is reported all the time; neither is a reason to decide anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from springtide.core.decision import Plan, PoolAllocation, Snapshot
+from springtide.core.workload import WorkloadId
+from springtide.scheduling.placement.allocation_ledger import Shares
+from springtide.scheduling.placement.layout import shape_of
+from springtide.scheduling.placement.topology import layout_of
+from springtide.scheduling.replicas import next_idle_at_s, wanted_replicas
+
+# Counts the shapes of what is remembered: a journal of an older shape is not taken up, like that of another policy.
+_FORMAT = 1
+
+State = Mapping[str, Any]
+Decide = Callable[[Shares, State], tuple[float | None, dict[str, Any]]]
+
+
+def decide_once(rule: str, snapshot: Snapshot, decide: Decide) -> Plan:
+    """Return the plan that still stands, or ask `decide` for a new one.
+
+    `rule` names the policy with its parameters: nobody takes up the memory of another. `decide` fills the ledger
+    from what it remembers and returns its next moment (None: only when something changes) and what to remember, in
+    plain values. What is material: who is there within which bounds, the nodes, and what the services want.
+    """
+    rule = f"{_FORMAT} {rule}"
+    mark = _mark(rule, snapshot)
+    memory = snapshot.memory if isinstance(snapshot.memory, dict) else {}
+    if memory.get("mark") == mark and (memory["until_s"] is None or snapshot.now_s < memory["until_s"]):
+        return _recalled(snapshot, memory)
+    shares = Shares(snapshot)
+    until_s, state = decide(shares, memory["state"] if memory.get("rule") == rule else {})
+    assert until_s is None or until_s > snapshot.now_s
+    plan = shares.plan(until_s)
+    address_of = layout_of(snapshot.cluster).address_of
+    why: dict[str, list[str]] = {}
+    for workload_id, reason in plan.reasons.items():
+        why.setdefault(reason, []).append(workload_id)
+    devices = {
+        workload_id: [address_of[device_id] for device_id in allocation.device_ids]
+        for workload_id, allocation in plan.allocations.items()
+    }
+    return replace(
+        plan,
+        memory={"rule": rule, "mark": mark, "until_s": until_s, "devices": devices, "why": why, "state": state},
+    )
+
+
+def _recalled(snapshot: Snapshot, memory: Mapping[str, Any]) -> Plan:
+    device_at = layout_of(snapshot.cluster).device_at
+    batch_of = {view.job.job_id: view.job.global_batch_size for view in snapshot.jobs}
+    idle_at_s = next_idle_at_s(snapshot.services, snapshot.now_s)
+    moments = [moment for moment in (memory["until_s"], idle_at_s) if moment is not None]
+    return Plan(
+        allocations={
+            WorkloadId(workload_id): PoolAllocation(
+                device_ids=tuple([device_at[number] for number in numbers]),
+                global_batch_size=batch_of.get(WorkloadId(workload_id)),
+            )
+            for workload_id, numbers in memory["devices"].items()
+        },
+        reasons={
+            WorkloadId(workload_id): reason
+            for reason, workload_ids in memory["why"].items()
+            for workload_id in workload_ids
+        },
+        revisit_at_s=min(moments, default=None),
+        memory=memory,
+    )
+
+
+def _mark(rule: str, snapshot: Snapshot) -> str:
+    parts = [rule, *_nodes(snapshot)]
+    for service in snapshot.services:
+        parts.append(f"{service.service.service_id} {service.min_replicas} {wanted_replicas(service)}")
+    for view in snapshot.jobs:
+        parts.append(f"{view.job.job_id} {view.min_workers} {view.max_workers} {view.total_steps}")
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
+
+
+def _nodes(snapshot: Snapshot) -> list[str]:
+    return [f"{node.node_id} {shape_of(node)}" for node in snapshot.cluster.nodes]

@@ -1,0 +1,368 @@
+"""Our strategy of loans: servers go to training while the forecast does not need them, and come back before the peak.
+
+Servers that will be needed are kept free of work that would not be done by then; what has to be taken at once is taken
+where least work is lost, from jobs that can shrink before any is stopped. See docs/tide.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from springtide.core.decision import Capacity, JobView, Relabel
+from springtide.core.errors import InvalidRequest
+from springtide.core.resources import NodeId
+from springtide.core.workload import DEFAULT_GRACE_S, JobState, WorkloadId
+from springtide.perf.tide import DEFAULT_QUANTILE, Forecast, Forecaster
+from springtide.scheduling.loans.losses import Leaving, Losses, any_job, stay_s
+from springtide.scheduling.loans.outlook import (
+    Coming,
+    Outlook,
+    capacity_of,
+    needed_lately,
+    needed_now,
+    outlook_of,
+    returns_in_s,
+)
+from springtide.scheduling.loans.pools import NodeView, PoolState, Verdict
+from springtide.scheduling.loans.reasons import loaned_text, reclaimed_text, soon_text
+from springtide.scheduling.loans.reclaim import choose_victims, servers_of
+from springtide.scheduling.placement.gangs import fixed_size
+from springtide.solvers.reclaim import Victim, reclaim_by_gain
+
+Victims = Literal["loss", "gain", "any"]
+
+# A server is kept free for a coming need for at most this part of a day: past that, whatever runs meanwhile is worth
+# more than its being stopped once costs.
+PATIENCE_FRACTION = 1 / 12
+# Bins of the tide that lie this far ahead are forecast for promises.
+PROMISED_DAYS = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TideStrategy:
+    """Loans and reclaims by the forecast of the tide. Each parameter switches one idea off, so that it can be weighed.
+
+    `ahead`: look ahead at all. `quantile`: with what chance the forecast need is enough. `victims`: whose servers are
+    taken: by what jobs lose, by FaPES's reclaim gain, or the first that come. `shrink`: jobs that can do with less give
+    up devices before any is stopped. `fractions`: parts of servers whose devices are isolated are loaned. `weekly`:
+    weekdays have a season of their own once two weeks are known.
+    """
+
+    ahead: bool = True
+    quantile: float = DEFAULT_QUANTILE
+    victims: Victims = "loss"
+    shrink: bool = True
+    fractions: bool = True
+    weekly: bool = True
+    # It only saves time: the same snapshot gives the same verdict.
+    _forecaster: Forecaster = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Raises InvalidRequest for a quantile that is no chance of being enough."""
+        if not 0.5 <= self.quantile < 1.0:
+            raise InvalidRequest(f"a quantile of {self.quantile:g} leaves no band; give 0.5 to less than 1, like 0.95")
+        object.__setattr__(self, "_forecaster", Forecaster(self.quantile, weekly=self.weekly))
+
+    def choose(self, pools: PoolState) -> Verdict:
+        """Return the labels that nodes are to change to."""
+        return _Choice(self, pools, self.forecast(pools)).verdict()
+
+    def capacity(self, pools: PoolState, verdict: Verdict) -> tuple[Capacity, ...]:
+        """What promises may count on: what training has, until the highest days known would need it back."""
+        num_now = 0
+        for node in pools.nodes:
+            relabel = verdict.pools.get(node.node_id)
+            label = relabel.pool if relabel is not None else node.pool
+            num_now += {"training": node.num_devices, "shared": node.num_devices, "inference": 0}[label]
+        tide = pools.snapshot.tide
+        forecast = None
+        if pools.needs:
+            # Whoever is deployed later may need more than the maximum of those who are deployed now.
+            forecast = self._forecaster.forecast(tide, pools.now_s, tide.day_s * PROMISED_DAYS)
+        largest = max((node.num_devices for node in pools.nodes), default=1)
+        granularity = 1 if all(node.isolates_devices or node.owner == "shared" for node in pools.nodes) else largest
+        lead_s = pools.snapshot.tide.day_s * PATIENCE_FRACTION if self.ahead else 0.0
+        return capacity_of(pools, forecast, num_now, granularity, lead_s)
+
+    def forecast(self, pools: PoolState) -> Forecast | None:
+        """What is forecast for a day, at most the services' maxima; None where nobody serves."""
+        if not pools.needs:
+            return None
+        tide = pools.snapshot.tide
+        return self._forecaster.forecast(tide, pools.now_s, tide.day_s * PROMISED_DAYS, pools.maximum)
+
+
+def is_common(node: NodeView) -> bool:
+    """Whether jobs and services may sit side by side on the node for good: nobody loans it."""
+    return node.owner == "shared" and node.heading == "shared"
+
+
+class _Choice:
+    """One verdict: what is needed at once, what will be needed, and what nobody needs.
+
+    Asked again with what its verdict led to it chooses the same nodes: who is on its way is chosen before others.
+    """
+
+    def __init__(self, strategy: TideStrategy, pools: PoolState, forecast: Forecast | None) -> None:
+        self.strategy = strategy
+        self.pools = pools
+        self.forecast = forecast
+        self.needed = needed_now(pools)
+        away_s = returns_in_s(forecast, self.needed, pools.now_s)
+        self.losses = Losses(pools, away_s=away_s, shrinks=strategy.shrink)
+        self.leaving = Leaving(pools, self.losses)
+        self.change_s = DEFAULT_GRACE_S + pools.snapshot.overheads.cost_s(1)
+        self.patience_s = pools.snapshot.tide.day_s * PATIENCE_FRACTION
+        self.span_s = self._span_s()
+        self.outlook: Outlook = outlook_of(pools, forecast if strategy.ahead else None, self.span_s)
+        # What was needed a moment ago may be needed again: who serves is not lent for that long.
+        self.held = max(self.needed, needed_lately(pools), self.outlook.within(self.span_s))
+        # Who is to serve, and why; those of them whose jobs have to go, and what that costs; those that serve as far as
+        # services need it, whose other devices jobs may keep.
+        self.serving: dict[NodeId, str] = {}
+        self.reclaimed: dict[NodeId, float] = {}
+        self.parted: dict[NodeId, str] = {}
+        self.later: set[NodeId] = set()
+        self.supply = 0
+
+    def verdict(self) -> Verdict:
+        """Fill what is needed now, then what is to come; the others train."""
+        self._keep()
+        self._take(self.pools.required, is_minimum=True)
+        self._take(self.needed, is_minimum=False)
+        for step in self.outlook.steps:
+            self._prepare(step)
+        self._hold()
+        self._gather()
+        self._part()
+        return Verdict(
+            pools=self._labels(),
+            reclaimed=frozenset(self.reclaimed),
+            growth="load",
+            job_costs=self._job_costs(),
+            revisit_at_s=self._revisit_at_s(),
+        )
+
+    # --- what is needed now ---------------------------------------------------------------------------------------
+
+    def _open(self, *, is_minimum: bool) -> list[NodeView]:
+        """The nodes not chosen yet, those under way first. Only minimums may take what training owns."""
+        found = [
+            node
+            for node in self.pools.nodes
+            if node.node_id not in self.serving
+            and node.heading != "shared"
+            and (is_minimum or node.owner != "training" or node.heading == "inference")
+        ]
+        return sorted(found, key=lambda node: (node.heading != "inference", node.owner != "inference"))
+
+    def _add(self, node: NodeView, reason: str) -> None:
+        self.supply += node.num_devices
+        self.serving[node.node_id] = (node.drain.reason if node.drain is not None else "") or reason
+
+    def _keep(self) -> None:
+        """Who serves goes on, and who was told to leave goes on leaving, as long as that is needed."""
+        for node in self.pools.nodes:
+            if is_common(node):
+                self.supply += node.num_devices
+            elif node.heading == "shared":
+                self.supply += node.num_serving
+            elif node.replicas and node.heading == "inference" and not node.jobs:
+                self._add(node, f"services hold {node.num_serving} devices here")
+        for node in self._open(is_minimum=True):
+            is_left = node.drain is not None and node.heading == "inference" and node.pool != "inference"
+            if is_left and node.drain is not None and (node.is_reclaimed or not node.jobs) and self.supply < self.held:
+                self._add(node, f"services need {self.needed} devices")
+                if node.jobs:
+                    self.reclaimed[node.node_id] = node.drain.cost_s
+
+    def _take(self, needed: int, *, is_minimum: bool) -> None:
+        """Have `needed` devices served at once: on idle nodes, on loaned parts, and then by taking them from jobs."""
+        reason = f"services need {needed} devices"
+        for node in self._open(is_minimum=is_minimum):
+            # On who is about to leave, replicas are at home still.
+            if self.supply < needed and not node.jobs:
+                self._add(node, reason)
+        for node in self.pools.nodes:
+            if node.heading == "shared" and not is_common(node) and (is_minimum or node.owner != "training"):
+                num_free = node.num_devices - node.num_serving
+                if self.supply < needed and node.node_id not in self.parted and num_free:
+                    self.supply += num_free
+                    self.parted[node.node_id] = reason
+        missing = needed - self.supply
+        candidates = self._open(is_minimum=is_minimum)
+        if missing <= 0 or not candidates:
+            return
+        nodes, cost = self._victims(candidates, missing)
+        reason = reclaimed_text(self.pools, nodes, missing, self.losses, is_minimum=is_minimum)
+        surplus = sum(node.num_devices for node in nodes) - missing
+        for node in sorted(nodes, key=lambda node: -node.num_training):
+            if 0 < surplus < node.num_devices and node.jobs and self._has_parts(node) and node.drain is None:
+                # Services take the devices that they need there, jobs keep the others.
+                surplus = 0
+                self.supply += node.num_devices
+                self.parted[node.node_id] = reason
+                continue
+            self._add(node, reason)
+            self.reclaimed[node.node_id] = cost / len(nodes)
+
+    def _has_parts(self, node: NodeView) -> bool:
+        return self.strategy.fractions and node.isolates_devices
+
+    def _victims(self, candidates: Sequence[NodeView], num_devices: int) -> tuple[list[NodeView], float]:
+        if self.strategy.victims == "loss":
+            return choose_victims(self.pools, candidates, num_devices, self.losses.victim)
+        if self.strategy.victims == "gain":
+            servers, _ = servers_of(candidates)
+            chosen = [candidates[number] for number in reclaim_by_gain(servers, num_devices)]
+        else:
+            chosen = []
+            for node in candidates:
+                if sum(taken.num_devices for taken in chosen) < num_devices:
+                    chosen.append(node)
+        jobs = {job_id for node in chosen for job_id in node.jobs if job_id in self.pools.job_of}
+        return chosen, sum(self.losses.victim(self.pools.job_of[job_id]).stop_cost for job_id in sorted(jobs))
+
+    # --- what will be needed --------------------------------------------------------------------------------------
+
+    def _span_s(self) -> float:
+        """How far ahead a server is kept free: until what would start on it now would be done, within patience."""
+        if not self.strategy.ahead:
+            return 0.0
+        pools = self.pools
+        held = self.losses.held
+        # Who has been given devices waits until it trains, else its own start would change what it was given.
+        waiting = [
+            view
+            for view in pools.snapshot.jobs
+            if view.runnable_at_s <= pools.now_s
+            and (not held.get(view.job.job_id) or view.state in (JobState.PENDING, JobState.STARTING))
+        ]
+        total = sum(node.num_devices for node in pools.nodes)
+
+        def size_of(view: JobView) -> int:
+            return fixed_size(view, total)
+
+        stay = stay_s(waiting, self.losses, pools.now_s, size_of)
+        return max(self.change_s, min(stay, self.patience_s))
+
+    def _prepare(self, step: Coming) -> None:
+        """Choose who will serve when a need comes.
+
+        First who is being freed already, then whose jobs end in time, the last to end first; then who can shrink when
+        it comes to that, and who is idle now. What is expected right away is made ready, on idle servers before others.
+        """
+        if self.supply >= step.num_devices:
+            return
+        is_near = step.in_s <= self.change_s
+        reason = soon_text(self.pools, step)
+        open_ = self._open(is_minimum=False)
+        while self.supply < step.num_devices:
+            is_expected = is_near and self.supply < step.expected
+            freeing = next((node for node in open_ if node.heading == "inference" and node.jobs), None)
+            idle = next((node for node in open_ if not node.jobs), None)
+            shrinking = next((node for node in open_ if self.strategy.ahead and self.leaving.can_shrink(node)), None)
+            ending = self._ending(open_, step.in_s)
+            # Whether a server that serves is lent must not hang on who happens to run on another at this instant.
+            is_ready = idle is not None and idle.heading == "inference" and is_near
+            node = freeing or (idle if is_ready else None) or (idle or shrinking if is_expected else None)
+            node = node or ending or shrinking or idle
+            if node is None:
+                return
+            open_.remove(node)
+            self._add(node, reason)
+            if node.jobs and self.leaving.can_shrink(node) and node is not ending:
+                self.leaving.shrink(node)
+                if is_expected:
+                    self.reclaimed[node.node_id] = 0.0
+                elif node is shrinking and node is not freeing:
+                    # It may be used until then: nothing is said to it yet.
+                    self.later.add(node.node_id)
+
+    def _ending(self, nodes: Sequence[NodeView], in_s: float) -> NodeView | None:
+        """The node whose jobs end in time and that is used longest."""
+        found = [node for node in nodes if in_s > 0 and node.jobs and self.leaving.ends_in_s(node) <= in_s]
+        return max(found, key=self.leaving.ends_in_s, default=None)
+
+    # --- what comes of it -----------------------------------------------------------------------------------------
+
+    def _hold(self) -> None:
+        """Keep idle nodes that serve, as long as they may be needed again at any moment."""
+        for node in self._open(is_minimum=False):
+            if node.heading == "inference" and not node.jobs and self.supply < self.held:
+                self._add(node, f"services needed {self.held} devices just now")
+
+    def _gather(self) -> None:
+        """Free servers of the few replicas on them, where the others have room for a long time to come."""
+        if not self._is_wanted():
+            return
+        wide = outlook_of(self.pools, self.forecast if self.strategy.ahead else None, self.patience_s)
+        # Nobody loses a replica for it, not even one that is only kept in case.
+        needed = max(self.pools.wanted, self.held, wide.within(self.patience_s))
+        serving = [node for node in self.pools.nodes if node.node_id in self.serving and node.pool == "inference"]
+        for node in sorted(serving, key=lambda node: (node.owner == "inference", node.num_serving)):
+            # Without a forecast, a rise of half a server is not to bring it back at once.
+            margin = 0 if wide.is_known else node.num_devices // 2
+            is_spare = node.replicas and not node.jobs and self.supply - node.num_devices >= needed + margin
+            if is_spare and (node.drain is None or node.drain.pool == "training"):
+                del self.serving[node.node_id]
+                self.supply -= node.num_devices
+
+    def _part(self) -> None:
+        """Lend what nobody will need of nodes that services hold only a part of."""
+        surplus = self.supply - max(self.pools.wanted, self.held)
+        for node in sorted(self.pools.nodes, key=lambda node: node.num_serving):
+            num_free = node.num_devices - node.num_serving
+            is_part = node.node_id in self.serving and node.replicas and not node.jobs and 0 < num_free <= surplus
+            if is_part and node.pool == "inference" and self._has_parts(node) and self._is_wanted():
+                surplus -= num_free
+                self.parted[node.node_id] = loaned_text(self.pools, self.outlook)
+
+    def _labels(self) -> dict[NodeId, Relabel]:
+        labels: dict[NodeId, Relabel] = {}
+        loan = loaned_text(self.pools, self.outlook)
+        is_wanted = self._is_wanted()
+        for node in self.pools.nodes:
+            node_id = node.node_id
+            if is_common(node):
+                continue
+            if node_id in self.parted or (node.heading == "shared" and node.num_serving):
+                if node.pool != "shared":
+                    labels[node_id] = Relabel(pool="shared", reason=self.parted.get(node_id, loan))
+            elif node_id in self.serving:
+                # Where every device is held nothing can start, so nothing has to be told yet.
+                is_quiet = node.num_training >= node.num_devices and node.heading != "inference"
+                is_told = node_id in self.reclaimed or not (is_quiet or node_id in self.later)
+                if node.pool != "inference" and is_told:
+                    cost_s = self.reclaimed.get(node_id, 0.0)
+                    labels[node_id] = Relabel(pool="inference", reason=self.serving[node_id], cost_s=cost_s)
+            elif node.pool != "training" and (is_wanted or node.heading != "inference"):
+                reason = node.drain.reason if node.drain is not None and node.heading == "training" else ""
+                labels[node_id] = Relabel(pool="training", reason=reason or loan)
+        return labels
+
+    def _is_wanted(self) -> bool:
+        """Whether training has a use for more: a job is there that holds less than it could."""
+        held = self.losses.held
+        return any(held.get(view.job.job_id, 0) < view.max_workers for view in self.pools.snapshot.jobs)
+
+    def _job_costs(self) -> dict[WorkloadId, float]:
+        if not self.parted and all(node.pool != "shared" for node in self.pools.nodes):
+            return {}
+        victim_of = self.losses.victim if self.strategy.victims == "loss" else any_job
+        costs: dict[WorkloadId, float] = {}
+        for job_id, view in self.pools.job_of.items():
+            if self.losses.held.get(job_id):
+                victim: Victim = victim_of(view)
+                costs[job_id] = victim.shrink_cost if victim.num_spare else victim.stop_cost
+        return costs
+
+    def _revisit_at_s(self) -> float | None:
+        """The next bin may need something else; nobody waits for it where nobody trains."""
+        forecast = self.forecast
+        if forecast is None or not forecast.is_known or not self.strategy.ahead or not self.pools.snapshot.jobs:
+            return None
+        ends = [forecast.until_s(index) for index in range(min(2, len(forecast.expected)))]
+        return next((end_s for end_s in ends if end_s > self.pools.now_s), None)

@@ -1,0 +1,378 @@
+"""Where exactly: from a number of devices for each workload to devices, compact and moving as little as possible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import chain
+
+from springtide.core.decision import EMPTY, PoolAllocation, Snapshot
+from springtide.core.resources import DeviceId
+from springtide.core.workload import WorkloadId
+from springtide.scheduling.placement.layout import (
+    Layout,
+    addresses,
+    block_at,
+    is_scattered,
+    layout_of,
+    level_for,
+    lowest,
+)
+from springtide.scheduling.placement.relocation import Claims
+from springtide.scheduling.placement.topology import Census, fewest_suffice, fits_compactly
+
+Devices = Sequence[DeviceId]
+Finder = Callable[[Census], int]
+
+
+def place(
+    counts: Mapping[WorkloadId, int],
+    snapshot: Snapshot,
+    *,
+    movable: Collection[WorkloadId] = frozenset(),
+    wanted: Mapping[WorkloadId, Devices] = EMPTY,
+) -> dict[WorkloadId, PoolAllocation]:
+    """Give every workload its count of devices in rank order, those it holds first. The counts must fit.
+
+    Who keeps its size keeps its devices. Who shrinks keeps an aligned block, who grows takes the buddy of its own, and
+    who starts is placed best fit (ElasticFlow §4.3). A job that grows goes elsewhere only if it would lie on more nodes
+    than it needs and a compact place is idle. Jobs in `movable` may be moved, as few devices as possible, to make a
+    compact place for another; and to a compact place of their own once there is one. `wanted` is what was decided
+    before: it stands while it has the right count, is alive, and nobody who keeps its devices is in the way; so a plan
+    that is half carried out is not changed. Devices that nobody holds now come before those still to be given back.
+    """
+    layout = layout_of(snapshot.cluster)
+    chosen = _as_decided(counts, snapshot, layout, wanted)
+    if chosen is None or any(who in movable and is_scattered(layout, tuple(at)) for who, at in chosen.items()):
+        chosen = _Placing(counts, snapshot, layout, movable, wanted).run()
+    batch_of = {view.job.job_id: view.job.global_batch_size for view in snapshot.jobs}
+    placed: dict[WorkloadId, PoolAllocation] = {}
+    for workload_id, devices in chosen.items():
+        held, batch = snapshot.allocations.get(workload_id), batch_of.get(workload_id)
+        if held is not None and held.device_ids == devices and held.global_batch_size == batch:
+            placed[workload_id] = held
+        else:
+            placed[workload_id] = PoolAllocation(device_ids=tuple(devices), global_batch_size=batch)
+    return placed
+
+
+def held_counts(snapshot: Snapshot) -> Mapping[WorkloadId, int]:
+    """How many devices each workload holds now."""
+    if not snapshot.allocations:
+        return EMPTY
+    return {workload_id: held.num_devices for workload_id, held in snapshot.allocations.items()}
+
+
+def _as_decided(
+    counts: Mapping[WorkloadId, int], snapshot: Snapshot, layout: Layout, wanted: Mapping[WorkloadId, Devices]
+) -> dict[WorkloadId, Devices] | None:
+    """What was decided or is held, if that is all there is to say; None if somebody needs a place."""
+    allocations = snapshot.allocations
+    chosen: dict[WorkloadId, Devices] = {}
+    total = 0
+    for workload_id, count in counts.items():
+        if count <= 0:
+            continue
+        devices = wanted.get(workload_id, ())
+        if len(devices) != count:
+            held = allocations.get(workload_id)
+            if held is None or len(held.device_ids) != count:
+                return None
+            devices = held.device_ids
+        chosen[workload_id] = devices
+        total += count
+    distinct = set(chain.from_iterable(chosen.values()))
+    return chosen if len(distinct) == total and layout.address_of.keys() >= distinct else None
+
+
+def _settle(
+    counts: Mapping[WorkloadId, int], snapshot: Snapshot, layout: Layout, wanted: Mapping[WorkloadId, Devices]
+) -> dict[WorkloadId, Devices]:
+    """The devices of all who need no new place: as decided before, unless somebody keeps them, or exactly as held.
+
+    Who holds no more than its count keeps all of it. Who holds more gives up first what was promised to others.
+    """
+    alive = layout.address_of.keys()
+    held: dict[WorkloadId, Devices] = {
+        who: given.device_ids for who, given in snapshot.allocations.items() if who in counts
+    }
+    if not alive >= set(chain.from_iterable(held.values())):
+        held = {who: tuple(device for device in devices if device in alive) for who, devices in held.items()}
+    decided = {who: devices for who, devices in wanted.items() if len(devices) == counts.get(who)}
+    if not alive >= set(chain.from_iterable(decided.values())):
+        decided = {who: devices for who, devices in decided.items() if alive >= set(devices)}
+    while True:
+        promised = set(chain.from_iterable(decided.values()))
+        stays = [
+            devices
+            for who, devices in held.items()
+            if who not in decided
+            and (len(devices) <= counts[who] or sum(device not in promised for device in devices) < counts[who])
+        ]
+        taken = set(chain.from_iterable(stays))
+        if len(promised) == sum(map(len, decided.values())) and taken.isdisjoint(promised):
+            break
+        kept: dict[WorkloadId, Devices] = {}
+        for who, devices in decided.items():
+            if taken.isdisjoint(devices) and len(set(devices)) == len(devices):
+                kept[who] = devices
+                taken.update(devices)
+        decided = kept
+    settled = {who: devices for who, devices in held.items() if len(devices) == counts[who]}
+    settled.update(decided)
+    return settled
+
+
+def _largest_hole(census: Census, released: int) -> int:
+    """The level of the largest idle block to which released devices belong; -1 without any."""
+    level = -1
+    while level + 1 < census.layout.num_levels:
+        blocks = census.full(level + 1)
+        if not any(blocks >> (address >> level + 1 << level + 1) & 1 for address in addresses(released)):
+            break
+        level += 1
+    return level
+
+
+class _Placing:
+    """One call of `place` in which somebody needs a place: bitmaps of addresses, claimed step by step."""
+
+    def __init__(
+        self,
+        counts: Mapping[WorkloadId, int],
+        snapshot: Snapshot,
+        layout: Layout,
+        movable: Collection[WorkloadId],
+        wanted: Mapping[WorkloadId, Devices],
+    ) -> None:
+        self.layout = layout
+        self.snapshot = snapshot
+        self.counts = {workload_id: count for workload_id, count in counts.items() if count > 0}
+        self.settled = _settle(self.counts, snapshot, layout, wanted)
+        rigid = {view.job.job_id for view in snapshot.jobs if not view.job.elastic}
+        self.services = {view.service.service_id for view in snapshot.services}
+        # Who is on its way to other devices arrives there before it may be moved again.
+        self.movable = frozenset(
+            who
+            for who in movable
+            if who in self.counts and who not in rigid and who not in self.services and not self._is_on_its_way(who)
+        )
+        self.claims = Claims(layout, self.counts, snapshot.allocations, self.settled, self.movable)
+
+    def _is_on_its_way(self, workload_id: WorkloadId) -> bool:
+        settled, held = self.settled.get(workload_id), self.snapshot.allocations.get(workload_id)
+        if settled is None or (held is not None and settled is held.device_ids):
+            return False
+        return held is None or set(settled) != set(held.device_ids)
+
+    def run(self) -> dict[WorkloadId, Devices]:
+        """Place everybody: who stays, who shrinks, who can grow where it is, then the others from large to small."""
+        claims = self.claims
+        growing: list[WorkloadId] = []
+        for who in [who for who in self.counts if who not in self.settled]:
+            held = claims.held(who)
+            if held.bit_count() > self.counts[who]:
+                continue
+            growing.append(who)
+            claims.take(who, held)
+        shrinking = [who for who in self.counts if who not in self.settled and who not in claims.changed]
+        for who in shrinking:
+            self._shrink(who)
+        # The sort is stable: among equals the order of `counts` stands. Replicas fill the holes that jobs leave.
+        growing.sort(key=lambda who: (who in self.services, -self.counts[who]))
+        self._take_buddies(growing)
+        self._gather(shrinking)
+        self._take_buddies(growing)
+        for who in growing:
+            if claims.of(who).bit_count() == self.counts[who]:
+                continue  # It had to make room, or its buddy left, and it was placed.
+            idle = claims.idle
+            if who in self.services:
+                self._fill_holes(who)
+            elif claims.held(who):
+                self._grow(who)
+            else:
+                self._start(who)
+            if claims.idle & ~idle:
+                self._take_buddies(growing)
+        settled = self.settled
+        return {who: self._in_order(who) if who in claims.changed else settled[who] for who in self.counts}
+
+    def _in_order(self, workload_id: WorkloadId) -> Devices:
+        """The claimed devices: those it holds in rank order, then new ones in order of address."""
+        claimed = self.claims.of(workload_id)
+        address_of = self.layout.address_of
+        given = self.snapshot.allocations.get(workload_id)
+        held: Devices = given.device_ids if given is not None else ()
+        kept = [device for device in held if device in address_of and claimed >> address_of[device] & 1]
+        return (*kept, *self.layout.devices_of(claimed & ~self.claims.held(workload_id)))
+
+    # --- who shrinks ------------------------------------------------------------------------------------------------
+
+    def _shrink(self, workload_id: WorkloadId) -> None:
+        """Keep the aligned block that leaves the largest hole; among equals the one with the lowest rank."""
+        held, count = self.claims.held(workload_id), self.counts[workload_id]
+        # `_settle` has made sure that enough is left beside what was promised to others.
+        inside = held & self.claims.idle
+        if workload_id in self.services:
+            # The first replicas are ready, the last ones start or are on their way out.
+            keep = 0
+            for device in self.snapshot.allocations[workload_id].device_ids:
+                bit = 1 << self.layout.address_of.get(device, self.layout.size)
+                if keep.bit_count() < count:
+                    keep |= bit & inside
+            self.claims.take(workload_id, keep)
+            return
+        keep = 0
+        if count & (count - 1) == 0:
+            keep = self._best_part(workload_id, inside, count)
+        self.claims.take(workload_id, keep or Census(self.layout, inside).compact(count))
+
+    def _best_part(self, workload_id: WorkloadId, inside: int, count: int) -> int:
+        level = level_for(count)
+        parts = Census(self.layout, inside).full(level)
+        ranked: list[int] = []
+        for device in self.snapshot.allocations[workload_id].device_ids:
+            address = self.layout.address_of.get(device)
+            if address is not None:
+                start = address >> level << level
+                if parts >> start & 1 and start not in ranked:
+                    ranked.append(start)
+        if not ranked:
+            return 0
+        held = self.claims.held(workload_id)
+        idle = self.claims.idle & ~held
+
+        def hole(start: int) -> int:
+            released = held & ~block_at(start, level)
+            return _largest_hole(Census(self.layout, idle | released), released)
+
+        best = ranked[0] if len(ranked) == 1 else max(ranked, key=hole)
+        return block_at(best, level)
+
+    # --- who grows --------------------------------------------------------------------------------------------------
+
+    def _take_buddies(self, growing: Sequence[WorkloadId]) -> None:
+        """Let everyone who still waits for more grow to the aligned block around its own, if the rest of it is idle."""
+        for who in growing:
+            held, count = self.claims.held(who), self.counts[who]
+            if not held or count & (count - 1) or who in self.services or self.claims.of(who) != held:
+                continue
+            level = level_for(count)
+            block = block_at(lowest(held) >> level << level, level)
+            if not held & ~block and not block & ~(held | self.claims.idle):
+                self.claims.take(who, block)
+
+    def _grow(self, workload_id: WorkloadId) -> None:
+        """Stay, go where there is a compact place, or have one made: the first that lies close enough."""
+        held, count = self.claims.held(workload_id), self.counts[workload_id]
+        missing = count - held.bit_count()
+        near = self._prefer_free(lambda census: census.extend(held, missing), held)
+        stay = held | near
+        may_move = workload_id in self.movable
+        # A job that may move keeps to aligned blocks even where the nodes would do: that others find theirs, and that
+        # jobs come back to sets of devices that were used before, rests on it.
+        wants_block = may_move and count & (count - 1) == 0 and count <= self.layout.largest_block
+        is_spread = len(self.layout.nodes_of(stay)) > self.layout.nodes_needed(count)
+        if is_spread or wants_block:
+            elsewhere = self._elsewhere(workload_id, wants_block)
+            if elsewhere:
+                self.claims.take(workload_id, elsewhere)
+                return
+            if may_move and self.claims.make_room(workload_id):
+                return
+        self.claims.take(workload_id, stay)
+
+    def _elsewhere(self, workload_id: WorkloadId, wants_block: bool) -> int:
+        """A compact place for all its devices; 0 if there is none. As much of its own as possible, free now if can be.
+
+        For who may move also a place that others give back, unless these wait for it in turn.
+        """
+        free = self.claims.free_now
+        place = self._compact_among(free, workload_id, wants_block)
+        if not place and workload_id in self.movable:
+            soon = self.claims.idle & ~self.claims.out_of_reach(workload_id)
+            place = self._compact_among(soon, workload_id, wants_block) if soon != free else 0
+        # Among nodes of several sizes an aligned block may reach over more of them than a wide one has room for.
+        is_compact = len(self.layout.nodes_of(place)) <= self.layout.nodes_needed(self.counts[workload_id])
+        return place if is_compact else 0
+
+    def _compact_among(self, idle: int, workload_id: WorkloadId, wants_block: bool) -> int:
+        claims, count = self.claims, self.counts[workload_id]
+        # Of a job that shrinks, somebody may have been promised a part of what it holds.
+        held = claims.held(workload_id) & (claims.idle | claims.of(workload_id))
+        if count & (count - 1) == 0 and count <= self.layout.largest_block:
+            level = level_for(count)
+            full = Census(self.layout, idle | held).full(level)
+            around = {start for start in self._starts(held, level) if full >> start & 1}
+            if around:
+                best = min(around, key=lambda start: (-(held & block_at(start, level)).bit_count(), start))
+                return block_at(best, level)
+        census = Census(self.layout, idle)
+        if wants_block:
+            return census.aligned_block(count)
+        return census.compact(count) if fewest_suffice(census, count) else 0
+
+    def _starts(self, bits: int, level: int) -> list[int]:
+        starts: list[int] = []
+        while bits:
+            start = lowest(bits) >> level << level
+            starts.append(start)
+            bits &= ~block_at(start, level)
+        return starts
+
+    # --- who starts or comes together ---------------------------------------------------------------------------------
+
+    def _start(self, workload_id: WorkloadId) -> None:
+        count = self.counts[workload_id]
+        idle = Census(self.layout, self.claims.idle)
+        assert idle.num_idle >= count, "the counts do not fit into the cluster"
+        if self.movable and not fits_compactly(idle, count) and self.claims.make_room(workload_id):
+            return
+        self.claims.take(workload_id, self._prefer_free(lambda census: census.compact(count), 0))
+
+    def _gather(self, shrunk: Sequence[WorkloadId]) -> None:
+        """Bring jobs together that lie scattered and may move: all for whom there is a compact place, else one.
+
+        They come first, since those who grow or start then find what they leave.
+        """
+        if not self.movable:
+            return
+        at = {**self.settled, **{who: self._in_order(who) for who in shrunk}}
+        scattered = [
+            who for who, devices in at.items() if who in self.movable and is_scattered(self.layout, tuple(devices))
+        ]
+        scattered.sort(key=lambda who: -self.counts[who])
+        left = []
+        for who in scattered:
+            count = self.counts[who]
+            place = self._elsewhere(who, count & (count - 1) == 0 and count <= self.layout.largest_block)
+            if place:
+                self.claims.take(who, place)
+            else:
+                left.append(who)
+        for who in left:
+            is_as_before = who in shrunk or who not in self.claims.changed
+            if is_as_before and self.claims.make_room(who):
+                return
+
+    def _fill_holes(self, workload_id: WorkloadId) -> None:
+        """One device after the other from the smallest holes: the replicas of a service do not talk to each other."""
+        for _ in range(self.counts[workload_id] - self.claims.held(workload_id).bit_count()):
+            hole = self._prefer_free(lambda census: census.best_block(0), 0)
+            self.claims.take(workload_id, self.claims.of(workload_id) | hole)
+
+    def _prefer_free(self, find: Finder, own: int) -> int:
+        """The place among the devices that nobody holds now, unless one that others give back is more compact."""
+        soon = find(Census(self.layout, self.claims.idle))
+        assert soon, "the counts do not fit into the cluster"
+        if soon & self.claims.held_now == 0:
+            return soon
+        now = find(Census(self.layout, self.claims.free_now))
+        return now if now and self._spread(now | own) <= self._spread(soon | own) else soon
+
+    def _spread(self, devices: int) -> tuple[int, bool]:
+        """How far from compact a set of devices is: its number of nodes, and whether it is no aligned block."""
+        count = devices.bit_count()
+        level = level_for(count)
+        start = lowest(devices) >> level << level
+        return len(self.layout.nodes_of(devices)), devices != block_at(start, level)

@@ -1,0 +1,270 @@
+"""Who is to hold which devices in a plan under construction; jobs move aside without waiting for each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+
+from springtide.core.decision import PoolAllocation
+from springtide.core.resources import DeviceId
+from springtide.core.workload import WorkloadId
+from springtide.scheduling.placement.layout import Layout, addresses, block_at, level_for
+from springtide.scheduling.placement.topology import Census, fits_compactly
+
+# How many blocks are looked at when others have to make room: those with the fewest devices in the way.
+MAX_CANDIDATES = 8
+# So many places are cleared, at most, to find room for one workload. A search that succeeds clears one for each job
+# that moves, so this is far beyond what is worth moving for; a search in vain would otherwise try every order.
+MAX_CLEARINGS = 256
+
+
+class Claims:
+    """The devices that each workload is to hold, as bitmaps of addresses; what nobody claims is idle.
+
+    `settled` names the devices of those who were placed before: they stay unless a job of `movable` has to make room.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        counts: Mapping[WorkloadId, int],
+        allocations: Mapping[WorkloadId, PoolAllocation],
+        settled: Mapping[WorkloadId, Sequence[DeviceId]],
+        movable: frozenset[WorkloadId],
+    ) -> None:
+        self.layout = layout
+        self._counts = counts
+        self._allocations = allocations
+        self._settled = settled
+        self._movable = movable
+        self._of: dict[WorkloadId, int] = {}
+        self._held: dict[WorkloadId, int] = {}
+        self.held_now = layout.bitmap(chain.from_iterable([held.device_ids for held in allocations.values()]))
+        self.idle = layout.present & ~layout.bitmap(chain.from_iterable(settled.values()))
+        self._owner: list[WorkloadId | None] | None = None
+        self._movers: set[WorkloadId] | None = None
+        self._undo: list[tuple[WorkloadId, int]] = []
+        self._by_count: dict[int, int] = {}
+        self._clearings_left = 0
+
+    @property
+    def free_now(self) -> int:
+        """What nobody claims and nobody holds."""
+        return self.idle & ~self.held_now
+
+    @property
+    def changed(self) -> Mapping[WorkloadId, int]:
+        """The claims of all who are not as they were settled."""
+        return self._of
+
+    def held(self, workload_id: WorkloadId) -> int:
+        """What a workload holds now, dead devices left out."""
+        bits = self._held.get(workload_id)
+        if bits is None:
+            given = self._allocations.get(workload_id)
+            bits = self._held[workload_id] = 0 if given is None else self.layout.bitmap(given.device_ids)
+        return bits
+
+    def of(self, workload_id: WorkloadId) -> int:
+        """What a workload claims."""
+        bits = self._of.get(workload_id)
+        return self.layout.bitmap(self._settled.get(workload_id, ())) if bits is None else bits
+
+    def take(self, workload_id: WorkloadId, bits: int) -> None:
+        """Claim `bits` and nothing else for a workload; they must be idle or its own."""
+        before = self.of(workload_id)
+        assert not bits & ~(self.idle | before), f"{workload_id} is to take what others have"
+        self._undo.append((workload_id, before))
+        self._set(workload_id, before, bits)
+
+    def _set(self, workload_id: WorkloadId, before: int, bits: int) -> None:
+        self._of[workload_id] = bits
+        self.idle = self.idle & ~bits | before & ~bits
+        if self._owner is not None and workload_id in self._movable:
+            self._enter(workload_id, before, bits)
+        if self._movers is not None:
+            (self._movers.add if self._moves(workload_id) else self._movers.discard)(workload_id)
+
+    def _roll_back(self, mark: int) -> None:
+        while len(self._undo) > mark:
+            workload_id, before = self._undo.pop()
+            self._set(workload_id, self.of(workload_id), before)
+
+    # --- who waits for whom -----------------------------------------------------------------------------------------
+
+    def _moves(self, workload_id: WorkloadId) -> bool:
+        """Whether a workload gives up devices only once it has others."""
+        held, claimed = self.held(workload_id), self.of(workload_id)
+        return bool(held & ~claimed and claimed & ~held)
+
+    def out_of_reach(self, workload_id: WorkloadId) -> int:
+        """The devices for which a workload that moves must not wait: their holders wait for it, directly or not.
+
+        New replicas start before the old ones go: two jobs that wait for each other's devices wait for ever.
+        """
+        if self._movers is None:
+            self._movers = {other for other in (*self._settled, *self._of) if self._differs(other)}
+        region = held = self.held(workload_id)
+        waiting = sorted(self._movers - {workload_id})
+        found = bool(waiting)
+        while found:
+            found = False
+            for other in waiting:
+                if (self.of(other) & ~self.held(other)) & region:
+                    vacated = self.held(other) & ~self.of(other)
+                    found |= bool(vacated & ~region)
+                    region |= vacated
+        return region & ~held
+
+    def _differs(self, workload_id: WorkloadId) -> bool:
+        if workload_id not in self._of:
+            held = self._allocations.get(workload_id)
+            if held is None or held.device_ids == tuple(self._settled[workload_id]):
+                return False
+        return self._moves(workload_id)
+
+    # --- making room ------------------------------------------------------------------------------------------------
+
+    def make_room(self, workload_id: WorkloadId) -> bool:
+        """Claim a compact place for a workload by moving smaller jobs aside, as few of their devices as possible.
+
+        With powers of two that all may move this succeeds whenever enough devices are idle: jobs that lie in a block
+        with idle devices are smaller than the block, and what is idle elsewhere can be collected for them in turn.
+        Returns whether it was possible; if not, nothing has changed.
+        """
+        if self._owner is None:
+            self._owner = [None] * self.layout.size
+            for other in self._counts:
+                if other in self._movable:
+                    self._enter(other, 0, self.of(other))
+        self._clearings_left = MAX_CLEARINGS
+        return self._collect(workload_id, 0)
+
+    def _enter(self, workload_id: WorkloadId, before: int, bits: int) -> None:
+        """Keep the books of who may be moved away from where."""
+        assert self._owner is not None
+        for address in addresses(before & ~bits):
+            self._owner[address] = None
+        for address in addresses(bits & ~before):
+            self._owner[address] = workload_id
+        count = self._counts[workload_id]
+        self._by_count[count] = self._by_count.get(count, 0) & ~before | bits
+
+    def _collect(self, workload_id: WorkloadId, avoid: int) -> bool:
+        """Make room outside of `avoid`, where the fewest devices move that would have stayed."""
+        for place, evicted in self._candidates(workload_id, avoid):
+            if self._clearings_left <= 0:
+                return False
+            self._clearings_left -= 1
+            mark = len(self._undo)
+            if self._clear(workload_id, place, evicted, avoid):
+                return True
+            self._roll_back(mark)
+        return False
+
+    def _candidates(self, workload_id: WorkloadId, avoid: int) -> Iterator[tuple[int, list[WorkloadId]]]:
+        """Places that smaller jobs can clear, and who has to go: first where the fewest devices move.
+
+        Aligned blocks; as a second choice larger blocks within a node, or any nodes for what is larger than a node.
+        """
+        layout, count = self.layout, self._counts[workload_id]
+        own = self.of(workload_id)
+        usable = (self.idle | own) & ~avoid & ~self.out_of_reach(workload_id)
+        small = 0
+        for size, bits in self._by_count.items():
+            if size < count:
+                small |= bits
+        small &= ~(own | avoid)
+        room, free = Census(layout, usable | small), Census(layout, usable)
+        level = level_for(count)
+        yield from self._cheapest_first(_with_room(room, free, level, count), usable, small, count)
+        for wider in range(level + 1, layout.node_levels[0] + 1):
+            yield from self._cheapest_first(_with_room(room, free, wider, count), usable, small, count)
+        if layout.nodes_needed(count) > 1:
+            yield from self._cheapest_first(_nodes_with_room(room, free, count), usable, small, count)
+
+    def _cheapest_first(
+        self, places: Sequence[int], usable: int, small: int, count: int
+    ) -> Iterator[tuple[int, list[WorkloadId]]]:
+        found = [self._candidate(place, usable, small, count) for place in places]
+        for _, place, evicted in sorted(found, key=lambda candidate: candidate[0]):
+            yield place, evicted
+
+    def _candidate(self, place: int, usable: int, small: int, count: int) -> tuple[int, int, list[WorkloadId]]:
+        evicted = self._in_the_way(place & small, count - (place & usable).bit_count())
+        cost = sum((self.held(other) & self.of(other)).bit_count() for other in evicted)
+        return cost, place, evicted
+
+    def _in_the_way(self, occupied: int, missing: int) -> list[WorkloadId]:
+        """Jobs that free at least `missing` of the occupied devices if they go, larger ones first."""
+        assert self._owner is not None
+        frees: dict[WorkloadId, int] = {}
+        for address in addresses(occupied):
+            other = self._owner[address]
+            assert other is not None
+            frees[other] = frees.get(other, 0) + 1
+        evicted: list[WorkloadId] = []
+        while missing > 0 and frees:
+            # The largest that is not too large, so that no more move than must; else the smallest of those too large.
+            fitting = [other for other, freed in frees.items() if freed <= missing]
+            enough = sum(frees[other] for other in fitting) >= missing
+            chosen = (
+                max(fitting, key=frees.__getitem__)
+                if enough
+                else min((other for other in frees if frees[other] > missing), key=frees.__getitem__)
+            )
+            missing -= frees.pop(chosen)
+            evicted.append(chosen)
+        return sorted(evicted, key=lambda other: -self._counts[other])
+
+    def _clear(self, workload_id: WorkloadId, block: int, evicted: Sequence[WorkloadId], avoid: int) -> bool:
+        """Send away who is in the way, take the place, and find another one for each of them."""
+        for other in evicted:
+            self.take(other, 0)
+        usable = (self.idle | self.of(workload_id)) & ~avoid & ~self.out_of_reach(workload_id)
+        place = Census(self.layout, block & usable).compact(self._counts[workload_id])
+        if not place or len(self.layout.nodes_of(place)) > self.layout.nodes_needed(self._counts[workload_id]):
+            return False
+        self.take(workload_id, place)
+        return all(self._relocate(other, avoid | place) for other in evicted)
+
+    def _relocate(self, workload_id: WorkloadId, avoid: int) -> bool:
+        """Find an idle place as compact as can be, free now if possible; else make room; else no wider than now."""
+        layout, count, held = self.layout, self._counts[workload_id], self.held(workload_id)
+        allowed = self.idle & ~avoid & ~self.out_of_reach(workload_id)
+        for idle in (allowed & ~self.held_now, allowed):
+            census = Census(layout, idle)
+            if fits_compactly(census, count):
+                self.take(workload_id, census.compact(count))
+                return True
+        if self._collect(workload_id, avoid):
+            return True
+        stays = held.bit_count() == count and not held & ~allowed
+        place = held if stays else Census(layout, allowed).compact(count)
+        if not place or len(layout.nodes_of(place)) > max(layout.nodes_needed(count), len(layout.nodes_of(held))):
+            return False
+        self.take(workload_id, place)
+        return True
+
+
+def _with_room(room: Census, free: Census, level: int, count: int) -> list[int]:
+    """The blocks of a level that could have `count` devices, those with the most idle ones first."""
+    if level >= room.layout.num_levels:
+        return []
+    if count == 1 << level:
+        indices = [start >> level for start in addresses(room.full(level))]
+    else:
+        indices = [index for index, most in enumerate(room.counts(level)) if most >= count]
+    idle = free.counts(level)
+    indices.sort(key=lambda index: -idle[index])
+    return [block_at(index << level, level) for index in indices[:MAX_CANDIDATES]]
+
+
+def _nodes_with_room(room: Census, free: Census, count: int) -> list[int]:
+    """The fewest nodes that could have `count` devices: those with the most room, the most idle first."""
+    layout = room.layout
+    most, idle = room.idle_of_nodes(), free.idle_of_nodes()
+    chosen = sorted(range(len(most)), key=lambda node: (-most[node], -idle[node]))[: layout.nodes_needed(count)]
+    if sum(most[node] for node in chosen) < count:
+        return []
+    return [sum(layout.node_block(node) for node in chosen)]

@@ -1,0 +1,307 @@
+"""The cluster as a tree of aligned blocks: devices, halves of nodes, nodes, groups of nodes; best fit and buddies.
+
+Devices are bits of one integer (a bitmap), so that a question to the whole cluster is a handful of integer operations.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+
+from springtide.scheduling.placement.layout import Layout as Layout
+from springtide.scheduling.placement.layout import addresses as addresses
+from springtide.scheduling.placement.layout import block_at as block_at
+from springtide.scheduling.placement.layout import enclosing_level
+from springtide.scheduling.placement.layout import layout_of as layout_of
+from springtide.scheduling.placement.layout import level_for as level_for
+from springtide.scheduling.placement.layout import lowest as lowest
+
+# For blocks of 1, 2, 4 and 8 bits: how many bits are set in each block of a byte, as tables for bytes.translate.
+_BITS_IN_BYTE: tuple[tuple[bytes, ...], ...] = tuple(
+    tuple(
+        bytes((value >> shift & (1 << width) - 1).bit_count() for value in range(256)) for shift in range(0, 8, width)
+    )
+    for width in (1, 2, 4, 8)
+)
+
+
+class Census:
+    """What is idle in a layout: for each level the blocks that are idle throughout and the idle devices per block.
+
+    Immutable; counts lazily, so that a question costs only the levels it looks at.
+    """
+
+    __slots__ = ("_counts", "_full", "idle", "layout")
+
+    def __init__(self, layout: Layout, idle: int) -> None:
+        self.layout = layout
+        self.idle = idle
+        self._full = [idle]
+        self._counts: list[Sequence[int]] = []
+
+    @property
+    def num_idle(self) -> int:
+        """How many devices are idle."""
+        return self.idle.bit_count()
+
+    def full(self, level: int) -> int:
+        """The first addresses of all blocks of the level that are idle throughout."""
+        while len(self._full) <= level:
+            below = len(self._full) - 1
+            blocks = self._full[below]
+            self._full.append(blocks & blocks >> (1 << below) & self.layout.aligned[below + 1])
+        return self._full[level]
+
+    def counts(self, level: int) -> Sequence[int]:
+        """How many devices are idle in each block of the level, in order of address."""
+        if not self._counts:
+            octets = self.idle.to_bytes(self.layout.size // 8, "little")
+            for tables in _BITS_IN_BYTE:
+                counted = bytearray(len(octets) * len(tables))
+                for offset, table in enumerate(tables):
+                    counted[offset :: len(tables)] = octets.translate(table)
+                self._counts.append(counted)
+        while len(self._counts) <= level:
+            below = self._counts[-1]
+            self._counts.append([left + right for left, right in zip(below[::2], below[1::2], strict=True)])
+        return self._counts[level]
+
+    def largest_level(self) -> int:
+        """The level of the largest block that is idle throughout; -1 if nothing is idle."""
+        level = -1
+        while level + 1 < self.layout.num_levels and self.full(level + 1):
+            level += 1
+        return level
+
+    def best_block(self, level: int) -> int:
+        """A block of the level that is idle throughout, as a bitmap; 0 if there is none.
+
+        Best fit (ElasticFlow §4.3) among buddies: cut from the smallest idle block that is large enough, and among
+        equals from where the surrounding subtrees have the fewest idle devices, nearest subtree first.
+        """
+        for upper in range(level, self.layout.num_levels):
+            blocks = self.full(upper)
+            if not blocks:
+                return 0
+            if upper + 1 < self.layout.num_levels:
+                parents = self.full(upper + 1)
+                blocks &= ~(parents | parents << (1 << upper))
+            if blocks:
+                return block_at(self._tightest(addresses(blocks), upper + 1), level)
+        return 0
+
+    def _tightest(self, starts: Sequence[int], level: int) -> int:
+        """The start whose surroundings have the fewest idle devices: at this level, then at each one above."""
+        while len(starts) > 1 and level < self.layout.num_levels:
+            counts = self.counts(level)
+            fewest = min(counts[start >> level] for start in starts)
+            starts = [start for start in starts if counts[start >> level] == fewest]
+            level += 1
+        return starts[0]
+
+    def compact(self, count: int) -> int:
+        """Any `count` idle devices as close together as possible, as a bitmap; 0 if fewer are idle.
+
+        A power of two is an aligned block if one is idle (within a node before across nodes). Else: the fewest nodes;
+        among those the smallest subtree with enough idle devices; among those best fit.
+        """
+        if count <= 0 or self.num_idle < count:
+            return 0
+        if count & (count - 1) == 0:
+            block = self.aligned_block(count)
+            if block:
+                return block
+        fewest = self.fewest_nodes(count)
+        if fewest == 1:
+            return self._in_one_node(count)
+        return self._across_nodes(count, fewest)
+
+    def aligned_block(self, count: int) -> int:
+        """An idle aligned block of `count` (a power of two) devices on as few nodes as can be; 0 if there is none."""
+        level = level_for(count)
+        if level >= self.layout.num_levels:
+            return 0
+        wide = max((end for node_level, _, end in self.layout.runs if node_level >= level), default=0)
+        if 0 < wide < self.layout.runs[-1][2]:
+            # Nodes of several widths: look first where a block of this size does not reach beyond a node.
+            block = Census(self.layout, self.idle & ((1 << wide) - 1)).best_block(level)
+            if block:
+                return block
+        return self.best_block(level)
+
+    def idle_of_nodes(self) -> Sequence[int]:
+        """How many devices are idle on each node."""
+        idle: list[int] = []
+        for level, start, end in self.layout.runs:
+            idle += self.counts(level)[start >> level : end >> level]
+        return idle
+
+    def fewest_nodes(self, count: int) -> int:
+        """The fewest nodes with `count` idle devices together; 0 if not so many are idle."""
+        return _num_needed(self.idle_of_nodes(), count)
+
+    def _in_one_node(self, count: int) -> int:
+        """The smallest subtree within a node that has enough idle devices, best fit; then the devices in it."""
+        layout = self.layout
+        for level in range(level_for(count), layout.node_levels[0] + 1):
+            wide = max(end for node_level, _, end in layout.runs if node_level >= level)
+            counts = self.counts(level)[: wide >> level]
+            least = min((idle for idle in counts if idle >= count), default=None)
+            if least is not None:
+                tight = [index << level for index, idle in enumerate(counts) if idle == least]
+                return self._pick(self._tightest(tight, level + 1), level, count)
+        raise AssertionError("one node was said to suffice")
+
+    def _pick(self, start: int, level: int, count: int) -> int:
+        """`count` idle devices of a subtree neither half of which has as many: the fuller half whole, then the rest."""
+        inside = self.idle & block_at(start, level)
+        if inside.bit_count() == count:
+            return inside
+        left = inside & block_at(start, level - 1)
+        fuller, other = left, inside & ~left
+        if other.bit_count() > fuller.bit_count():
+            fuller, other = other, fuller
+        return fuller | Census(self.layout, other).compact(count - fuller.bit_count())
+
+    def _across_nodes(self, count: int, fewest: int) -> int:
+        """`count` devices on `fewest` nodes of the smallest subtree that allows it: whole nodes, then the best fit."""
+        layout = self.layout
+        idle = self.idle_of_nodes()
+        for level in range(level_for(count), layout.num_levels):
+            counts = self.counts(level)
+            roomy = sorted((counted, index) for index, counted in enumerate(counts) if counted >= count)
+            for _, index in roomy:
+                first = bisect_left(layout.node_starts, index << level)
+                last = bisect_left(layout.node_starts, (index + 1) << level)
+                if _num_needed(idle[first:last], count) == fewest:
+                    return self._fill_nodes(range(first, last), idle, count)
+        raise AssertionError("the cluster as a whole was said to suffice")
+
+    def _fill_nodes(self, nodes: Iterable[int], idle: Sequence[int], count: int) -> int:
+        chosen = 0
+        left = sorted(nodes, key=lambda node: (-idle[node], node))
+        while count:
+            tight = min((node for node in left if idle[node] >= count), key=lambda n: (idle[n], n), default=None)
+            if tight is not None:
+                return chosen | Census(self.layout, self.idle & self.layout.node_block(tight)).compact(count)
+            fullest = left.pop(0)
+            chosen |= self.idle & self.layout.node_block(fullest)
+            count -= idle[fullest]
+        return chosen
+
+    def extend(self, own: int, count: int) -> int:
+        """`count` idle devices next to the devices `own` (not idle, not empty), as a bitmap; 0 if fewer are idle.
+
+        First what lies in the smallest subtree around `own` with enough room; the nodes it is on first if that way it
+        spreads over fewer nodes.
+        """
+        if self.num_idle < count:
+            return 0
+        near = self._extend_subtree(own, count)
+        nodes = self.layout.nodes_of(own)
+        if len(self.layout.nodes_of(own | near)) <= len(nodes):
+            return near
+        home = self.idle & sum(self.layout.node_block(node) for node in nodes)
+        missing = count - home.bit_count()
+        at_home = Census(self.layout, home).compact(count) if missing <= 0 else home
+        if missing > 0:
+            at_home |= Census(self.layout, self.idle & ~home).compact(missing)
+        is_closer = len(self.layout.nodes_of(own | at_home)) < len(self.layout.nodes_of(own | near))
+        return at_home if is_closer else near
+
+    def _extend_subtree(self, own: int, count: int) -> int:
+        level = enclosing_level(own)
+        start = lowest(own) >> level << level
+        inside = self.idle & block_at(start, level)
+        if inside.bit_count() >= count:
+            return Census(self.layout, inside).compact(count)
+        while True:
+            level += 1
+            start = start >> level << level
+            wider = self.idle & block_at(start, level)
+            if wider.bit_count() >= count:
+                rest = Census(self.layout, wider & ~inside).compact(count - inside.bit_count())
+                return inside | rest
+            inside = wider
+
+
+class Blocks:
+    """The idle devices of a cluster, to take from and give back to: what a policy asks while it is still deciding.
+
+    `layout` says where devices sit (see `layout_of`), `idle` is a bitmap of addresses, by default all devices. Devices
+    are addresses: `layout.address_of[device_id]` there, `layout.device_at[address]` back. Not thread-safe.
+    """
+
+    __slots__ = ("_census",)
+
+    def __init__(self, layout: Layout, idle: int | None = None) -> None:
+        self._census = Census(layout, layout.present if idle is None else idle & layout.present)
+
+    @property
+    def layout(self) -> Layout:
+        """Where the devices sit."""
+        return self._census.layout
+
+    @property
+    def idle(self) -> int:
+        """The idle devices as a bitmap."""
+        return self._census.idle
+
+    @property
+    def num_idle(self) -> int:
+        """How many devices are idle."""
+        return self._census.num_idle
+
+    def copy(self) -> Blocks:
+        """The same idle devices, to be changed apart. Costs nothing."""
+        twin = Blocks.__new__(Blocks)
+        twin._census = self._census
+        return twin
+
+    def largest_block(self) -> int:
+        """How many devices the largest idle aligned block has; 0 if nothing is idle."""
+        level = self._census.largest_level()
+        return 0 if level < 0 else 1 << level
+
+    def fits(self, count: int) -> bool:
+        """Whether `count` devices are idle compactly: an aligned block for a power of two, else the fewest nodes."""
+        return fits_compactly(self._census, count)
+
+    def take(self, count: int, *, beside: Iterable[int] = ()) -> tuple[int, ...]:
+        """Mark `count` devices busy and return their addresses, ascending: best fit, or next to the devices `beside`.
+
+        Raises ValueError if fewer are idle.
+        """
+        own = sum(1 << address for address in beside)
+        chosen = self._census.extend(own, count) if own else self._census.compact(count)
+        if chosen.bit_count() != count:
+            raise ValueError(f"{count} devices wanted, {self.num_idle} idle")
+        self._census = Census(self.layout, self.idle & ~chosen)
+        return tuple(addresses(chosen))
+
+    def give(self, given: Iterable[int]) -> None:
+        """Mark devices idle."""
+        self._census = Census(self.layout, self.idle | sum(1 << address for address in given))
+
+
+def fits_compactly(census: Census, count: int) -> bool:
+    """Whether `count` devices are idle as close as an empty cluster could have them: a block for a power of two."""
+    if count > census.num_idle:
+        return False
+    if count & (count - 1) == 0 and count <= census.layout.largest_block:
+        return census.full(level_for(count)) != 0
+    return fewest_suffice(census, count)
+
+
+def fewest_suffice(census: Census, count: int) -> bool:
+    """Whether `count` devices are idle on no more nodes than an empty cluster would need."""
+    return 0 < census.fewest_nodes(count) <= census.layout.nodes_needed(count)
+
+
+def _num_needed(idle: Sequence[int], count: int) -> int:
+    """How many of the nodes, fullest first, it takes to have `count` idle devices; 0 if all are not enough."""
+    for number, free in enumerate(sorted(idle, reverse=True), start=1):
+        count -= free
+        if count <= 0:
+            return number
+    return 0

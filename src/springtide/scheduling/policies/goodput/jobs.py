@@ -1,0 +1,216 @@
+"""The jobs of a snapshot as goodput's decision sees them: which sizes they could have, and how long each would take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from springtide.core.decision import GradientNoise, JobView, Snapshot
+from springtide.core.resources import DeviceId
+from springtide.core.workload import JobState, TrainingJob, WorkloadId
+from springtide.perf.curve import curve_of
+from springtide.scheduling.placement.allocation_ledger import most_workers
+from springtide.scheduling.policies.goodput.families import Family, Pace
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+# A family that was measured on so many workers is trusted on this many times as many: the model is extrapolated, and
+# what it says is measured within a minute.
+TRUSTED_FACTOR = 4
+# A job of which nothing tells how long it will be is taken to be half done, but never nearer to its end than this.
+LEAST_UNKNOWN_S = 600.0
+# A job that should have ended by now is about to.
+LEAST_LEFT_S = 1.0
+
+
+@dataclass(slots=True)
+class Row:
+    """One job: `seconds[i]` to its end on `sizes[i]` workers, were it left alone. `held` is what it was given last.
+
+    `stall_s` is how long it still stands still after its last change. `pace` is None where no model of its family is
+    used. `is_fixed`: it holds what cannot be changed, and keeps it.
+    """
+
+    view: JobView
+    key: str
+    held: int
+    sizes: Ints
+    seconds: Floats
+    stall_s: float = 0.0
+    pace: Pace | None = None
+    noise: GradientNoise | None = None
+    is_fixed: bool = False
+
+    @property
+    def job_id(self) -> WorkloadId:
+        """Whose row it is."""
+        return self.view.job.job_id
+
+    @property
+    def least_s(self) -> float:
+        """How long it would take at its fastest size."""
+        return float(self.seconds.min()) if len(self.seconds) else math.inf
+
+    def seconds_on(self, num_devices: int) -> float:
+        """How long it would take on so many; inf if that is none of its sizes."""
+        found = np.flatnonzero(self.sizes == num_devices)
+        return float(self.seconds[found[0]]) if len(found) else math.inf
+
+
+def size_grid(most: int) -> list[int]:
+    """The numbers of workers that are tried: 1, 2, 3, 4, 6, 8, 12, and from 16 on four to every doubling.
+
+    Few while a node holds them, so that groups fill nodes; finer above, so that a few large ones fill the cluster.
+    """
+    found = {1, 3, *(size * factor for size in (2, 4) for factor in (1, 3)), 8}
+    doubling = 16
+    while doubling <= most:
+        found |= {doubling * quarters // 4 for quarters in (4, 5, 6, 7)}
+        doubling *= 2
+    return sorted(size for size in found if size <= most)
+
+
+def is_waiting(view: JobView, now_s: float) -> bool:
+    """Whether a job that crashed waits before it is started again, and holds nothing."""
+    return view.runnable_at_s > now_s and not view.num_replicas
+
+
+def read_rows(
+    snapshot: Snapshot,
+    held: Mapping[WorkloadId, Sequence[DeviceId]],
+    key_of: Callable[[TrainingJob], str],
+    families: Mapping[str, Family],
+    paces: Mapping[str, Pace],
+    capacity: int,
+) -> list[Row]:
+    """A row for every job that can be given something now, in order of arrival."""
+    rows: list[Row] = []
+    by_pace: dict[str, list[Row]] = {}
+    for view in snapshot.jobs:
+        num_held = len(held.get(view.job.job_id, ()))
+        if is_waiting(view, snapshot.now_s):
+            continue
+        row = Row(view, key_of(view.job), num_held, _sizes(view, num_held, capacity), np.zeros(0))
+        row.is_fixed = not view.job.elastic and num_held > 0
+        row.stall_s = _stall_s(view, snapshot)
+        family = families.get(row.key)
+        curve = curve_of(view)
+        pace = paces.get(row.key)
+        if pace is not None and family is not None and (view.job.batch is not None or curve.source == "guess"):
+            row.pace = pace
+            row.noise = view.noise or family.noise_at(view.progress)
+            by_pace.setdefault(row.key, []).append(row)
+        elif curve.source != "guess" and curve.sizes and view.job.batch is None:
+            _by_curve(row, [curve.rate(int(size)) for size in row.sizes], snapshot)
+        else:
+            _unknown(row)
+        rows.append(row)
+    for key, same in by_pace.items():
+        _by_pace(same, paces[key], families[key], snapshot)
+    return [row for row in rows if len(row.sizes)]
+
+
+def _sizes(view: JobView, num_held: int, capacity: int) -> Ints:
+    """What the job could be given at all."""
+    most = min(most_workers(view), capacity)
+    if not view.job.elastic:
+        fixed = num_held or view.max_workers
+        return np.array([fixed] if fixed <= max(capacity, num_held) else [], dtype=np.int64)
+    if view.min_workers > most:
+        return np.zeros(0, dtype=np.int64)
+    sizes = {size for size in size_grid(most) if size >= view.min_workers} | {view.min_workers, most}
+    return np.array(sorted(sizes), dtype=np.int64)
+
+
+def _stall_s(view: JobView, snapshot: Snapshot) -> float:
+    """How long the job will still stand still for its last change."""
+    if not view.num_replicas or view.resized_at_s is None:
+        return 0.0
+    return max(0.0, view.resized_at_s + snapshot.overheads.cost_s(view.num_replicas) - snapshot.now_s)
+
+
+def _since_s(view: JobView, snapshot: Snapshot) -> float:
+    """How long the job has gone on since it last said how far it is."""
+    if view.state is not JobState.RUNNING or not view.num_replicas:
+        return 0.0
+    begun_s = view.progress_at_s
+    if view.resized_at_s is not None:
+        begun_s = max(begun_s, view.resized_at_s + snapshot.overheads.cost_s(view.num_replicas))
+    return max(0.0, snapshot.now_s - begun_s)
+
+
+def _total(view: JobView) -> float | None:
+    """The job's length in its own unit of progress, where it is known."""
+    if view.total_progress is not None:
+        return view.total_progress
+    return None if view.total_steps is None else float(view.total_steps)
+
+
+def _as_much_again(progress: float) -> float:
+    """What is left of a job that may end at any time: as much as it has done, as the whole doubling that it is in.
+
+    A whole doubling, so that jobs that are about as far do not overtake each other all the time (Tiresias, NSDI'19,
+    section 3.1, has queues for that).
+    """
+    return 2.0 ** math.ceil(math.log2(max(progress, 1.0)))
+
+
+def _by_curve(row: Row, rates: list[float], snapshot: Snapshot) -> None:
+    """Times by the job's own curve: a fixed batch and a profile or measurements at it."""
+    view = row.view
+    speeds = np.array(rates)
+    able = speeds > 0.0
+    row.sizes, speeds = row.sizes[able], speeds[able]
+    if not len(speeds):
+        return
+    now_rate = curve_of(view).rate(view.num_replicas)
+    total, done = _total(view), max(view.progress, float(view.step)) + now_rate * _since_s(view, snapshot)
+    left = max(_as_much_again(done), LEAST_UNKNOWN_S * float(speeds[0])) if total is None else total - done
+    row.seconds = np.maximum(left / speeds, LEAST_LEFT_S)
+
+
+def _unknown(row: Row) -> None:
+    """Nothing was measured: the least it takes to find out, or what it has."""
+    least = row.sizes[:1]
+    kept = row.sizes[(row.sizes == row.held) & (row.sizes > least)] if len(least) else least
+    row.sizes = np.concatenate([least, kept])
+    # Whoever is asked would say that more are faster, if not by how much.
+    row.seconds = LEAST_UNKNOWN_S / np.sqrt(row.sizes)
+
+
+def _by_pace(rows: list[Row], pace: Pace, family: Family, snapshot: Snapshot) -> None:
+    """Times of the jobs of one family by its model, all at once."""
+    measured = max(sum(step.placement) for step in family.steps)
+    index_of = {size: index for index, size in enumerate(pace.sizes.tolist())}
+    done, totals = [], []
+    for row in rows:
+        view = row.view
+        since_s = _since_s(view, snapshot)
+        progress = view.progress
+        if since_s and view.num_replicas in index_of:
+            progress += since_s * float(pace.rates_at(row.noise)[index_of[view.num_replicas]])
+        total = _total(view)
+        if total is None:
+            left = family.left_of(progress)
+            if left is None:
+                alone = float(pace.rates_at(row.noise)[index_of.get(max(row.view.min_workers, 1), 0)])
+                left = max(_as_much_again(progress), LEAST_UNKNOWN_S * alone)
+            total = progress + left
+        done.append(min(progress, total))
+        totals.append(total)
+    seconds = pace.seconds(np.array(done), np.array(totals))
+    for row, times in zip(rows, seconds, strict=True):
+        cap = max(TRUSTED_FACTOR * measured, row.view.min_workers, row.held)
+        chosen = [index_of[size] for size in row.sizes.tolist() if size <= cap and size in index_of]
+        chosen = [index for index in chosen if math.isfinite(times[index])]
+        if chosen:
+            row.sizes = pace.sizes[chosen]
+            row.seconds = np.maximum(times[chosen], LEAST_LEFT_S)
+        else:
+            # It cannot run by its own bounds on any size: the smallest shows what is wrong.
+            _unknown(row)

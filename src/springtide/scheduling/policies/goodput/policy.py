@@ -1,0 +1,284 @@
+"""Goodput: devices and batches so that the jobs' completion times, as predicted goodput has them, sum up to the least.
+
+Springtide's own policy for training without promises. See docs/policies/goodput.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from springtide.core.decision import Plan, PlannedRun, PoolAllocation, Schedule, Snapshot
+from springtide.core.resources import DeviceId, Node, Topology
+from springtide.core.workload import TrainingJob, WorkloadId
+from springtide.scheduling.decisions.rounds import Decision, Round, decide_in_rounds
+from springtide.scheduling.placement.allocation_ledger import most_workers
+from springtide.scheduling.placement.layout import shape_of
+from springtide.scheduling.placement.placing import place
+from springtide.scheduling.policies.goodput.families import Family, Pace, family_key, read_family, write_family
+from springtide.scheduling.policies.goodput.jobs import Row, is_waiting, read_rows, size_grid
+from springtide.scheduling.policies.goodput.reasons import reasons_of
+from springtide.scheduling.replicas import wanted_replicas
+from springtide.solvers.share_dp import best_shares, work_weights
+
+Counts = Mapping[WorkloadId, int]
+
+# So many families are remembered whose jobs have all ended.
+NUM_FAMILIES = 32
+# A batch that would change by less than this factor stays as it is: goodput is flat around its best.
+SAME_BATCH = 1.2
+# A job is moved, so that others or itself lie close together, if it has this many times left what the move costs.
+MOVE_PAYS = 60.0
+
+
+class _Known:
+    """What is derived from the memory, by identity of its state: it only saves time."""
+
+    def __init__(self) -> None:
+        self.state: Any = None
+        self.families: dict[str, Family] = {}
+        self.paces: dict[str, Pace] = {}
+        self.topology: tuple[Topology | None, str] = (None, "")
+
+    def read(self, state: Any) -> dict[str, Family]:
+        """The families of a state."""
+        if state is None:
+            return {}
+        if self.state is not state:
+            self.families = {key: read_family(kept) for key, kept in state["families"].items()}
+            self.state = state
+        return dict(self.families)
+
+    def pace(
+        self, key: str, family: Family, sizes: Sequence[int], per_node: int, job: TrainingJob, adapts: bool
+    ) -> Pace:
+        """The pace of a family, worked out anew only when something new was measured."""
+        known = self.paces.get(key)
+        if (
+            known is None
+            or known.family.steps != family.steps
+            or known.sizes.tolist() != list(sizes)
+            or known.devices_per_node != per_node
+        ):
+            known = Pace(family, sizes, per_node, job, adapts=adapts)
+        elif known.family != family:
+            known = known.with_family(family)
+        self.paces[key] = known
+        return known
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goodput:
+    """Minimises the sum of completion times by predicted goodput.
+
+    `round_s` 0 decides at every arrival and end and every `revisit_s`; otherwise only at multiples of `round_s`.
+    `company` is how many jobs that are still to come are reckoned with beside those that are there. A change is
+    charged as if its jobs were to be changed again within `horizon_s`. `learns` switches what one job of a family
+    tells about the next, `adapts_batch` the choice of the batch, `by_remaining` the weights by what is left of jobs:
+    to measure what each is worth.
+    """
+
+    round_s: float = 0.0
+    revisit_s: float = 60.0
+    company: float = 3.0
+    horizon_s: float = 300.0
+    learns: bool = True
+    adapts_batch: bool = True
+    by_remaining: bool = True
+    _known: _Known = field(init=False, repr=False, compare=False, default_factory=_Known)
+
+    def decide(self, snapshot: Snapshot) -> Plan:
+        """Return the plan for this snapshot."""
+        return decide_in_rounds(
+            repr(self),
+            self.round_s or self.revisit_s,
+            snapshot,
+            self._decide,
+            foresee=_foresee,
+            is_due=None if self.round_s else self._is_due,
+        )
+
+    def _is_due(self, snapshot: Snapshot, state: Any) -> bool:
+        """Whether something has changed that the last decision did not know of."""
+        return state is None or state["mark"] != self._mark(snapshot, self._known.read(state))
+
+    def _mark(self, snapshot: Snapshot, families: Mapping[str, Family]) -> str:
+        """Everything that is a reason to decide anew, as one text."""
+        if self._known.topology[0] is not snapshot.cluster:
+            names = " ".join(f"{node.node_id}:{shape_of(node)}" for node in snapshot.cluster.nodes)
+            self._known.topology = (snapshot.cluster, names)
+        parts = [self._known.topology[1]]
+        for service in snapshot.services:
+            parts.append(f"{service.service.service_id} {service.min_replicas} {wanted_replicas(service)}")
+        for view in snapshot.jobs:
+            has_news = bool(view.step_times) and self._key(view.job) not in families
+            waits = is_waiting(view, snapshot.now_s)
+            parts.append(f"{view.job.job_id} {view.min_workers} {view.max_workers} {has_news} {waits}")
+        return hashlib.blake2b("\n".join(parts).encode(), digest_size=12).hexdigest()
+
+    def _key(self, job: TrainingJob) -> str:
+        return family_key(job, alone=not self.learns)
+
+    def _decide(self, now: Round) -> Decision:
+        snapshot, state = now.snapshot, now.state
+        families = self._learn(snapshot, state)
+        capacity = len(now.devices)
+        rows = read_rows(snapshot, now.held, self._key, families, self._paces(snapshot, families, capacity), capacity)
+        counts = self._share_out(rows, snapshot, capacity)
+        placed = _place(counts, now, _movable(rows, counts, snapshot))
+        allocations = {
+            row.job_id: self._with_batch(row, placed[row.job_id], snapshot) for row in rows if row.job_id in placed
+        }
+        kept = {
+            "mark": self._mark(snapshot, families),
+            "families": {key: write_family(family) for key, family in families.items()},
+            "jobs": {view.job.job_id: [self._key(view.job), view.progress] for view in snapshot.jobs},
+            "runs": {
+                row.job_id: [
+                    counts[row.job_id],
+                    _whole(snapshot.now_s + row.stall_s + row.seconds_on(counts[row.job_id])),
+                ]
+                for row in rows
+                if counts.get(row.job_id)
+            },
+        }
+        self._known.state, self._known.families = kept, families
+        return Decision(
+            allocations=allocations,
+            reasons=reasons_of(rows, counts, {who: given.device_ids for who, given in placed.items()}, now),
+            state=kept,
+        )
+
+    def _learn(self, snapshot: Snapshot, state: Any) -> dict[str, Family]:
+        """Fold what jobs have shown since into what is remembered of their families."""
+        families = self._known.read(state)
+        live = {view.job.job_id for view in snapshot.jobs}
+        for job_id, (key, progress) in (state["jobs"] if state is not None else {}).items():
+            if job_id not in live and key in families and progress > 0.0:
+                families[key] = families[key].with_length(progress)
+        used: dict[str, None] = {}
+        for view in snapshot.jobs:
+            key = self._key(view.job)
+            used[key] = None
+            if view.step_times:
+                families[key] = families.get(key, Family()).with_view(view, snapshot.now_s)
+        named = [key for key in families if key not in used and not key.startswith("#")]
+        named.sort(key=lambda key: (-families[key].used_s, key))
+        kept = {*used, *named[:NUM_FAMILIES]}
+        return {key: family for key, family in families.items() if key in kept}
+
+    def _paces(self, snapshot: Snapshot, families: Mapping[str, Family], capacity: int) -> dict[str, Pace]:
+        wanted: dict[str, set[int]] = {}
+        job_of: dict[str, TrainingJob] = {}
+        for view in snapshot.jobs:
+            key = self._key(view.job)
+            if key not in families or not families[key].steps:
+                continue
+            most = min(most_workers(view), capacity)
+            wanted.setdefault(key, set()).update((*size_grid(most), view.min_workers, max(most, 1), view.num_replicas))
+            job_of[key] = view.job
+        per_node = max((len(node.devices) for node in snapshot.cluster.nodes), default=1)
+        return {
+            key: self._known.pace(key, families[key], sorted(sizes - {0}), per_node, job_of[key], self.adapts_batch)
+            for key, sizes in wanted.items()
+        }
+
+    def _share_out(self, rows: list[Row], snapshot: Snapshot, capacity: int) -> dict[WorkloadId, int]:
+        """How many devices each job is to have."""
+        counts = {row.job_id: min(row.held, capacity) for row in rows if row.is_fixed}
+        free = capacity - sum(counts.values())
+        able = [row for row in rows if not row.is_fixed]
+        able.sort(key=lambda row: (-row.least_s, -_deadline_s(row), -row.view.submitted_at_s))
+        costs = [np.array([snapshot.overheads.cost_s(size) for size in row.sizes.tolist()]) for row in able]
+        # Who holds nothing stands still at its start whenever that is: it is a part of what it has left.
+        speeds = [
+            1.0 / (row.seconds if row.held else row.seconds + cost) for row, cost in zip(able, costs, strict=True)
+        ]
+        if self.by_remaining:
+            weights = work_weights([row.sizes for row in able], speeds, free, self.company)
+        else:
+            weights = np.array([float(row.seconds[0]) for row in able])
+        values = []
+        for row, speed, weight, cost in zip(able, speeds, weights.tolist(), costs, strict=True):
+            lost_s = np.where(row.sizes == row.held, row.stall_s, cost) if row.held else 0.0
+            reach_s = np.minimum(row.seconds, self.horizon_s)
+            values.append(weight * speed * reach_s / (reach_s + lost_s))
+        for row, count in zip(able, best_shares([row.sizes for row in able], values, free), strict=True):
+            counts[row.job_id] = count
+        return counts
+
+    def _with_batch(self, row: Row, given: PoolAllocation, snapshot: Snapshot) -> PoolAllocation:
+        """The allocation with the batch that is best there."""
+        view, bounds = row.view, row.view.job.batch
+        if bounds is None:
+            return msgspec.structs.replace(given, global_batch_size=view.job.global_batch_size)
+        now_size = view.global_batch_size or view.job.global_batch_size
+        if row.pace is None or not self.adapts_batch:
+            size = max(now_size, bounds.min_local_size * given.num_devices)
+        else:
+            node_of = snapshot.cluster.node_of
+            num_nodes = len({node_of[device] for device in given.device_ids})
+            size, rate = row.pace.batch_for(num_nodes, given.num_devices, row.noise)
+            is_near = max(size, now_size) <= SAME_BATCH * min(size, now_size)
+            if rate <= 0.0 or (is_near and given.num_devices == view.num_replicas):
+                size = now_size
+        size = min(max(size, bounds.min_size), bounds.max_size)
+        return msgspec.structs.replace(given, global_batch_size=size)
+
+
+def _deadline_s(row: Row) -> float:
+    deadline_s = row.view.job.goal.deadline_s
+    return math.inf if deadline_s is None else deadline_s
+
+
+def _whole(end_s: float) -> float | None:
+    return float(round(end_s)) if math.isfinite(end_s) else None
+
+
+def _movable(rows: Sequence[Row], counts: Counts, snapshot: Snapshot) -> frozenset[WorkloadId]:
+    """Who may be moved so that a group lies together: whose rest is long beside what a move costs."""
+    return frozenset(
+        row.job_id
+        for row in rows
+        if row.held
+        and row.view.job.elastic
+        and row.seconds_on(counts[row.job_id]) > MOVE_PAYS * snapshot.overheads.cost_s(max(counts[row.job_id], 1))
+    )
+
+
+def _place(counts: Counts, now: Round, movable: frozenset[WorkloadId]) -> dict[WorkloadId, PoolAllocation]:
+    """Devices for the counts, among those that services leave; who keeps its number keeps its devices."""
+    snapshot = now.snapshot
+    free = set(now.devices)
+    cluster = snapshot.cluster
+    if len(free) < len(cluster.device_ids()):
+        cluster = Topology(
+            nodes=tuple(
+                _part(node, free) for node in cluster.nodes if any(device.device_id in free for device in node.devices)
+            )
+        )
+    before = {who: PoolAllocation(device_ids=tuple(devices)) for who, devices in now.held.items() if devices}
+    reduced = msgspec.structs.replace(snapshot, cluster=cluster, services=(), allocations=before)
+    return {who: given for who, given in place(dict(counts), reduced, movable=movable).items() if given.device_ids}
+
+
+def _part(node: Node, free: set[DeviceId]) -> Node:
+    return msgspec.structs.replace(node, devices=tuple(device for device in node.devices if device.device_id in free))
+
+
+def _foresee(snapshot: Snapshot, state: Any) -> Mapping[WorkloadId, Schedule]:
+    """Everybody goes on as it is to its end, as far as that can be told."""
+    if state is None:
+        return {}
+    live = {view.job.job_id for view in snapshot.jobs}
+    return {
+        WorkloadId(job_id): (PlannedRun(start_s=snapshot.now_s, end_s=end_s, num_devices=count),)
+        for job_id, (count, end_s) in state["runs"].items()
+        if job_id in live and end_s is not None and end_s > snapshot.now_s
+    }

@@ -1,0 +1,171 @@
+"""What the policy `springtide` says: one dominant reason for every change, refusal and waiting job, and the future."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from springtide.core.decision import PlannedRun, PoolAllocation, Schedule, Snapshot
+from springtide.core.workload import WorkloadId
+from springtide.scheduling.policies.springtide.rows import Row
+from springtide.solvers.reservations.reservation_table import Book, Entry
+
+NUM_NAMED = 3
+
+
+def why_impossible(entry: Entry, row: Row, book: Book) -> str:
+    """Why a job cannot make its deadline even alone."""
+    sizes = [n for n in entry.sizes if n <= book.capacity]
+    left_s = entry.deadline_s - book.now_s
+    if not sizes:
+        return f"needs at least {entry.sizes[0]} devices, the platform has {book.capacity} for jobs"
+    best = min(sizes, key=lambda n: (book.costs.later[n] + entry.left / entry.rates[n], n))
+    needs_s = book.costs.later[best] + entry.left / entry.rates[best]
+    return (
+        f"impossible even alone: on {_devices(best)} it takes {_span(needs_s)}, start included, "
+        f"and its deadline is in {_span(max(0.0, left_s))}"
+    )
+
+
+def why_no_room(entry: Entry, book: Book, rows: Mapping[WorkloadId, Row]) -> str:
+    """Why a job that could make its deadline alone finds no room beside the promises that stand."""
+    left_s = entry.deadline_s - book.now_s
+    later, rates, left = book.costs.later, entry.rates, entry.left
+    fitting = [n for n in entry.sizes if n <= book.capacity and later[n] + left / rates[n] <= left_s]
+    need = fitting[0] if fitting else entry.sizes[-1]
+    free = max(0, book.profile.least(book.now_s, entry.deadline_s))
+    holders = sorted(
+        ((other.size_at(book.now_s), key) for key, other in book.entries.items() if other.size_at(book.now_s)),
+        key=lambda holder: (-holder[0], holder[1]),
+    )
+    named = ", ".join(
+        f"'{rows[WorkloadId(key)].view.job.name}' has {count}"
+        for count, key in holders[:NUM_NAMED]
+        if WorkloadId(key) in rows
+    )
+    more = f" and {len(holders) - NUM_NAMED} more" if len(holders) > NUM_NAMED else ""
+    return (
+        f"no room beside the deadlines already promised: it needs at least {_devices(need)} for "
+        f"{_span(later[need] + left / rates[need])} before its deadline in {_span(max(0.0, left_s))}, "
+        f"of which {free} are free all that time" + (f" ({named}{more})" if named else "")
+    )
+
+
+def reasons_of(
+    snapshot: Snapshot,
+    allocations: Mapping[WorkloadId, PoolAllocation],
+    rows: list[Row],
+    book: Book,
+    notes: Mapping[WorkloadId, str],
+) -> dict[WorkloadId, str]:
+    """One reason for everyone whose devices change or who holds none."""
+    reasons: dict[WorkloadId, str] = {}
+    held_by = snapshot.allocations
+    for row in rows:
+        who = row.job_id
+        given, held = allocations.get(who), held_by.get(who)
+        if given is None or given is not held:
+            reason = _reason_of(who, given, held, book, notes)
+            if reason:
+                reasons[who] = reason
+    for view in snapshot.services:
+        who = view.service.service_id
+        if allocations.get(who) is not held_by.get(who):
+            reasons[who] = notes.get(who, "its load")
+    return reasons
+
+
+def same_reasons(
+    before: Mapping[WorkloadId, str],
+    fresh: list[Row],
+    snapshot: Snapshot,
+    allocations: Mapping[WorkloadId, PoolAllocation],
+    rows: list[Row],
+    book: Book,
+    notes: Mapping[WorkloadId, str],
+) -> Mapping[WorkloadId, str]:
+    """What `reasons_of` would say of a plan that stands: only the rows in `fresh` have changed since `before`."""
+    if snapshot.services:
+        return reasons_of(snapshot, allocations, rows, book, notes)
+    told: dict[WorkloadId, str] = {}
+    for row in fresh:
+        who = row.job_id
+        told[who] = _reason_of(who, allocations.get(who), snapshot.allocations.get(who), book, notes)
+    if all(before.get(who, "") == reason for who, reason in told.items()):
+        return before
+    # In the order of the rows, as if all had been looked at.
+    merged = {**before, **told}
+    return {row.job_id: reason for row in rows if (reason := merged.get(row.job_id, ""))}
+
+
+def _reason_of(
+    who: WorkloadId,
+    given: PoolAllocation | None,
+    held: PoolAllocation | None,
+    book: Book,
+    notes: Mapping[WorkloadId, str],
+) -> str:
+    """Empty: its devices stay as they are."""
+    if given is not None and given is held:
+        return ""
+    before = held.num_devices if held is not None else 0
+    after = given.num_devices if given is not None else 0
+    if after and after == before and given is not None and held is not None:
+        if given.device_ids != held.device_ids:
+            return "moved, so that another job's workers lie close together; it has the time for it"
+        return ""
+    return notes.get(who) or _why(before, after, book.entries.get(who), book)
+
+
+def _why(before: int, after: int, entry: Entry | None, book: Book) -> str:
+    now_s = book.now_s
+    if entry is None:
+        if after > before:
+            return f"starting on {_devices(after)}" if not before else "devices that no promise needs now"
+        # Without a deadline in the book it is other jobs without one that have the devices.
+        others = "others need devices, too" if after else "others have the devices"
+        why = "promised deadlines need the devices" if book.entries else others
+        return why if before else f"waiting: {why}"
+    if after > before:
+        if not before:
+            return f"starting on {_devices(after)}"
+        return "its deadline needs more devices now" if len(entry.runs) > 1 else "idle devices: it ends earlier"
+    if after:
+        return "others need devices for their deadlines; it keeps its own with fewer"
+    if before:
+        return "makes room for more urgent deadlines; it goes on in time for its own"
+    if any(run.start_s > now_s for run in entry.runs):
+        # When exactly is in the plan, which changes: a reason is a sentence that stands.
+        return "planned to start later, in time for its deadline"
+    return "no device for it yet; it starts as soon as there is one"
+
+
+class PlannedFuture(Mapping[WorkloadId, Schedule]):
+    """The schedules in a book, made into the platform's words when somebody looks."""
+
+    def __init__(self, book: Book) -> None:
+        self._now_s = book.now_s
+        self._runs = {WorkloadId(key): entry.runs for key, entry in book.entries.items()}
+
+    def __iter__(self) -> Iterator[WorkloadId]:
+        return iter(self._runs)
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def __getitem__(self, job_id: WorkloadId) -> Schedule:
+        return tuple(
+            PlannedRun(start_s=max(run.start_s, self._now_s), end_s=run.end_s, num_devices=run.num_devices)
+            for run in self._runs[job_id]
+            if run.end_s > self._now_s
+        )
+
+
+def _devices(count: int) -> str:
+    return "1 device" if count == 1 else f"{count} devices"
+
+
+def _span(seconds: float) -> str:
+    """A length of time in the unit in which people would say it."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,161 @@
+"""What the policy `springtide` knows of each job: sizes worth having, speeds, and what it may promise. Read once."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+
+from springtide.core.decision import JobView, Snapshot
+from springtide.core.workload import JobState, WorkloadId
+from springtide.perf.curve import curve_of, interpolate
+from springtide.scheduling.placement.allocation_ledger import most_workers
+
+# Sums of marks stay below this, so that they fit into a journal's integers.
+MARK_SPACE = 1 << 62
+# Measured speeds that differ by less than this are the same: noise is no reason to decide anew.
+SPEED_STEP_FRACTION = 0.1
+# What a job reports of a new size counts as measured from this long after the change: one moment decides nothing.
+SETTLE_S = 20.0
+# A job of unknown length is weighed against others as if it had an hour on its smallest size to go.
+UNKNOWN_RUN_S = 3600.0
+
+
+class Row:
+    """One job as the policy sees it.
+
+    `rates[n]` is steps/s on n devices by its profile (without one: by what was measured), `scale` what was measured
+    over what was profiled, `sizes` the numbers of devices it is given. `can_promise`: profile and length were known
+    when it came, so its hard deadline is promised or it is refused. `is_pursued`: it has a hard deadline, but its
+    speed was learnt only while it ran. `reach` are the numbers of devices it may be tried on whatever was measured
+    there: none for a job with a profile or a promise. `is_settled`: it has reported for a while at its present size.
+    `mark` stands for everything that is a reason to decide anew.
+    """
+
+    __slots__ = (
+        "can_promise",
+        "deadline_s",
+        "is_known",
+        "is_pursued",
+        "is_settled",
+        "job_id",
+        "mark",
+        "rates",
+        "reach",
+        "scale",
+        "sizes",
+        "view",
+    )
+
+    def __init__(self, view: JobView) -> None:
+        job, curve = view.job, curve_of(view)
+        self.view = view
+        self.job_id: WorkloadId = job.job_id
+        most = min(view.max_workers, job.num_virtual_shards)
+        rates = interpolate(job.profile_steps_per_s, most) if curve.source == "profile" else curve.steps_per_s
+        self.scale = 1.0
+        if curve.source == "profile" and curve.sizes:
+            self.scale = curve.rate(curve.sizes[0]) / rates[curve.sizes[0]]
+        if not job.elastic:
+            # Its processes cannot change their number.
+            self.sizes: tuple[int, ...] = (min(view.num_replicas or most, most),)
+        else:
+            self.sizes = _granted(curve.sizes) or (min(view.min_workers, most_workers(view)),)
+        # A plan made before its owner lowered the bound, or a change half done, may hold more than it may have now.
+        longest = max(self.sizes[-1], job.num_virtual_shards, job.max_workers, view.num_replicas)
+        missing = longest + 1 - len(rates)
+        self.rates: tuple[float, ...] = rates + rates[-1:] * missing if missing > 0 else rates
+        has_speed = self.rates[self.sizes[0]] > 0.0
+        if not has_speed:
+            self.rates = (0.0, *(1.0 for _ in range(longest)))
+            self.sizes = self.sizes[:1]
+        self.is_known = has_speed and curve.source != "guess" and view.total_steps is not None
+        deadline_s = job.goal.deadline_s
+        self.deadline_s = math.inf if deadline_s is None else deadline_s
+        is_hard = self.is_known and job.goal.is_hard
+        self.can_promise = is_hard and curve.source == "profile"
+        self.is_pursued = is_hard and not self.can_promise
+        is_tried = job.elastic and curve.source == "measured" and view.admitted_at_s is None
+        self.reach: tuple[int, ...] = (
+            _granted(range(view.min_workers, most_workers(view) + 1)) if is_tried and has_speed else ()
+        )
+        self.is_settled = view.resized_at_s is not None and view.progress_at_s >= view.resized_at_s + SETTLE_S
+        speed = round(math.log(self.rates[self.sizes[0]] * self.scale) / SPEED_STEP_FRACTION) if has_speed else None
+        facts = (
+            f"{job.job_id} {view.min_workers} {view.max_workers} {view.total_steps} {view.num_restarts} {speed}"
+            f" {view.runnable_at_s} {self.sizes if job.elastic else None}"
+        )
+        if self.reach:
+            facts += f" {view.resized_at_s} {self.is_settled}"
+        if view.num_edits:
+            facts += f" {view.num_edits} {job.goal.deadline_s} {job.goal.is_hard}"
+        self.mark = int.from_bytes(hashlib.blake2b(facts.encode(), digest_size=8).digest()) % MARK_SPACE
+
+    def steps_left(self, now_s: float, num_held: int) -> float:
+        """Steps left by what was reported, and by what the devices held have done since then."""
+        view = self.view
+        if view.total_steps is None:
+            return UNKNOWN_RUN_S * self.rates[self.sizes[0]]
+        left = float(view.total_steps - view.step)
+        if 0 < num_held < len(self.rates) and view.state is JobState.RUNNING:
+            left -= max(0.0, now_s - view.progress_at_s) * self.rates[num_held] * self.scale
+        return max(left, 1.0)
+
+
+def _granted(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Of the sizes worth having, the powers of two, whose aligned blocks can always be made to fit, and both ends.
+
+    On a small cluster the smallest that a job accepts may be the only one that fits.
+    """
+    return tuple(n for n in sizes if n in (sizes[0], sizes[-1]) or n & (n - 1) == 0)
+
+
+class Rows:
+    """The rows of the live jobs, kept by the identity of their views. Derived from snapshots alone."""
+
+    def __init__(self) -> None:
+        self._rows: dict[WorkloadId, Row] = {}
+        self._views: tuple[JobView, ...] = ()
+        self._current: list[Row] = []
+        self._total = 0
+
+    def read(self, snapshot: Snapshot) -> tuple[list[Row], list[Row], int]:
+        """All rows in the snapshot's order, those that are new since the last call, and the sum of all marks."""
+        views = snapshot.jobs
+        before = self._views
+        if views is before:
+            return self._current, [], self._total
+        if len(views) == len(before):
+            changed = [at for at, (view, old) in enumerate(zip(views, before, strict=True)) if view is not old]
+            if all(views[at].job.job_id == before[at].job.job_id for at in changed):
+                return self._replace(views, changed)
+        rows = self._rows
+        current: list[Row] = []
+        fresh: list[Row] = []
+        for view in views:
+            row = rows.get(view.job.job_id)
+            if row is None or row.view is not view:
+                row = rows[view.job.job_id] = Row(view)
+                fresh.append(row)
+            current.append(row)
+        if len(rows) > len(current):
+            self._rows = {row.job_id: row for row in current}
+        self._views, self._current = views, current
+        self._total = sum([row.mark for row in current])
+        return current, fresh, self._total
+
+    def _replace(self, views: tuple[JobView, ...], changed: Sequence[int]) -> tuple[list[Row], list[Row], int]:
+        """The same jobs as before, some of them with another view."""
+        fresh = [Row(views[at]) for at in changed]
+        if fresh:
+            current = list(self._current)
+            for at, row in zip(changed, fresh, strict=True):
+                self._total += row.mark - current[at].mark
+                current[at] = self._rows[row.job_id] = row
+            self._current = current
+        self._views = views
+        return self._current, fresh, self._total
+
+    def by_id(self) -> Mapping[WorkloadId, Row]:
+        """The rows of the last snapshot by job."""
+        return self._rows

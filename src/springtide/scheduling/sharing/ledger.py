@@ -1,0 +1,245 @@
+"""What is taken of every device, by whom: exact sums within their bounds, all or nothing, and fast to look through."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from springtide.core.errors import InvalidRequest
+from springtide.core.resources import DeviceId, Topology
+from springtide.core.shares import MAX_LIMIT, Load, Share
+from springtide.core.workload import WorkloadId
+from springtide.scheduling.sharing.demand import TOLERANCE_UNITS, UNITS, Demand, demand_of
+from springtide.scheduling.sharing.outlook import STALE_FRACTION, Outlook, Remainders
+
+# The memory of a device on which nobody counts it.
+UNCOUNTED_MB = 2**50
+
+KeyT = TypeVar("KeyT")
+Counts = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+    """What the sharers of one device may ask for together: sums of requests and of limits (Dilu's Omega and gamma)."""
+
+    max_request: float = 1.0
+    max_limit: float = MAX_LIMIT
+
+
+class Part(msgspec.Struct, frozen=True):
+    """What a workload holds of one device."""
+
+    device_id: DeviceId
+    share: Share
+
+
+class ShareLedger:
+    """The devices of a cluster in their order, and what is taken of each; the columns are for whoever looks through.
+
+    `free_request`, `free_limit` (units) and `free_memory_mb` are what is left on each device within the bounds, shape
+    (num_devices,); `is_open` says that somebody shares it, `is_usable` that a newcomer may be put there at all: on one
+    of the `allowed` devices (None: all), unless somebody holds the whole of it. `node_at` is each device's node by its
+    place in the topology, `grid` has the devices of each node in a row, padded with -1, and `num_idle` counts each
+    node's usable devices that nobody holds. `memory_kind` is each device's place in `memory_sizes_mb`.
+    """
+
+    def __init__(
+        self, cluster: Topology, bounds: Bounds | None = None, *, allowed: Collection[DeviceId] | None = None
+    ) -> None:
+        self.bounds = bounds if bounds is not None else Bounds()
+        self.max_request = round(self.bounds.max_request * UNITS)
+        self.max_limit = round(self.bounds.max_limit * UNITS)
+        self.device_ids: tuple[DeviceId, ...] = cluster.device_ids()
+        self.at: dict[DeviceId, int] = {device_id: at for at, device_id in enumerate(self.device_ids)}
+        self.nodes: tuple[range, ...] = _ranges([len(node.devices) for node in cluster.nodes])
+        num = len(self.device_ids)
+        self.grid: Counts = np.full((len(self.nodes), max(map(len, self.nodes), default=1)), -1, dtype=np.int64)
+        for row, devices in zip(self.grid, self.nodes, strict=True):
+            row[: len(devices)] = devices
+        self.node_at: Counts = np.repeat(
+            np.arange(len(self.nodes), dtype=np.int64), [len(devices) for devices in self.nodes]
+        )
+        self.memory_mb: Counts = np.array(
+            [device.memory_mb or UNCOUNTED_MB for device in cluster.devices()], dtype=np.int64
+        )
+        sizes, kinds = np.unique(self.memory_mb, return_inverse=True)
+        self.memory_sizes_mb: Counts = sizes
+        self.memory_kind: Counts = kinds.astype(np.int64)
+        self.free_request: Counts = np.full(num, self.max_request + TOLERANCE_UNITS, dtype=np.int64)
+        self.free_limit: Counts = np.full(num, self.max_limit + TOLERANCE_UNITS, dtype=np.int64)
+        self.free_memory_mb: Counts = self.memory_mb.copy()
+        self.is_open: Flags = np.zeros(num, dtype=np.bool_)
+        self.is_usable: Flags = np.ones(num, dtype=np.bool_)
+        if allowed is not None:
+            self.is_usable[:] = False
+            self.is_usable[[self.at[device_id] for device_id in allowed]] = True
+        self.num_idle: Counts = np.bincount(self.node_at[self.is_usable], minlength=len(self.nodes)).astype(np.int64)
+        # Each workload's family and devices; who is on each device; the devices of each family, in order of arrival.
+        self._held: dict[WorkloadId, tuple[str, tuple[tuple[int, Demand], ...]]] = {}
+        self._on: list[dict[WorkloadId, str]] = [{} for _ in range(num)]
+        self._family_at: dict[str, dict[int, int]] = {}
+        # How often each demand is held: what the devices are shared by.
+        self.mix: dict[Demand, int] = {}
+        self._num_changes = 0
+        self._outlook: Outlook | None = None
+        self._outlook_at = 0
+
+    def block(self, device_id: DeviceId) -> None:
+        """Somebody holds the whole of this device: nobody else is put there."""
+        at = self.at[device_id]
+        if self.is_usable[at]:
+            self.is_usable[at] = False
+            if not self.is_open[at]:
+                self.num_idle[self.node_at[at]] -= 1
+
+    def hold(self, workload_id: WorkloadId, family: str, parts: Sequence[Part], *, is_given: bool = False) -> None:
+        """Put a workload on its devices, all of them or none.
+
+        `is_given`: it is there already, so it stands even where the bounds say otherwise; nobody joins it there then.
+        Raises InvalidRequest where it does not fit, names a device twice or one that is unknown, or is there already.
+        """
+        demands = tuple((self._index(part.device_id), demand_of(part.share)) for part in parts)
+        if not parts or workload_id in self._held or len({at for at, _ in demands}) < len(demands):
+            raise InvalidRequest(f"{workload_id} takes each of its devices once, and is to be let go before it moves")
+        if not is_given:
+            for at, demand in demands:
+                if not self._has_room(at, demand):
+                    raise InvalidRequest(
+                        f"{self.device_ids[at]} has no room for {workload_id}: choose a device by what is left on it"
+                    )
+        self._held[workload_id] = (family, demands)
+        at_family = self._family_at.setdefault(family, {})
+        for at, demand in demands:
+            self._add(at, demand, 1)
+            self._on[at][workload_id] = family
+            at_family[at] = at_family.get(at, 0) + 1
+            self.mix[demand] = self.mix.get(demand, 0) + 1
+            if not self.is_open[at]:
+                self.is_open[at] = True
+                self.num_idle[self.node_at[at]] -= int(self.is_usable[at])
+        self._num_changes += 1
+
+    def release(self, workload_id: WorkloadId) -> None:
+        """Let a workload go from all of its devices. Raises InvalidRequest if it holds nothing."""
+        found = self._held.pop(workload_id, None)
+        if found is None:
+            raise InvalidRequest(f"{workload_id} holds no share of a device, so there is nothing to give back")
+        family, demands = found
+        at_family = self._family_at[family]
+        for at, demand in demands:
+            self._add(at, demand, -1)
+            del self._on[at][workload_id]
+            _count_down(at_family, at)
+            _count_down(self.mix, demand)
+            if not self._on[at]:
+                self.is_open[at] = False
+                self.num_idle[self.node_at[at]] += int(self.is_usable[at])
+        if not at_family:
+            del self._family_at[family]
+        self._num_changes += 1
+
+    def room_for(self, demand: Demand) -> Flags:
+        """Which usable devices have room for one more such demand: shape (num_devices,)."""
+        fits = self.free_request >= demand.request
+        fits &= self.free_limit >= demand.limit
+        fits &= self.free_memory_mb >= demand.memory_mb
+        fits &= self.is_usable
+        return fits
+
+    def left_on(self, at: Counts) -> Remainders:
+        """What is left of the devices at these places: requests, limits and memory."""
+        return self.free_request[at], self.free_limit[at], self.free_memory_mb[at]
+
+    def beside(self, family: str) -> list[int]:
+        """Devices that host what this family shares other devices with, but not the family itself; ascending.
+
+        That is Dilu's workload affinity (section 3.3, principle 1): where one instance of it runs beside a worker of
+        a job, the next one goes beside another worker of that job, so that its workers stay equally fast.
+        """
+        own = self._family_at.get(family)
+        if not own:
+            return []
+        partners = {name: None for at in own for name in self._on[at].values() if name != family}
+        return sorted({at for name in partners for at in self._family_at[name]} - set(own))
+
+    def outlook(self, newcomer: Demand) -> Outlook:
+        """What remainders are good for, going by what is held; while nothing is, by the newcomer alone.
+
+        It is made anew once an eighth of what it was made of may have changed, so it costs little on the whole.
+        """
+        memory_mb = int(self.memory_sizes_mb[-1]) if len(self.memory_sizes_mb) else 0
+        capacity = Demand(self.max_request, self.max_limit, memory_mb)
+        if not self.mix:
+            return Outlook({newcomer: 1}, capacity)
+        if self._outlook is None or self._num_changes - self._outlook_at >= 1 + len(self.mix) * STALE_FRACTION:
+            self._outlook, self._outlook_at = Outlook(self.mix, capacity), self._num_changes
+        return self._outlook
+
+    def load(self, device_id: DeviceId) -> Load:
+        """What is taken of a device by those who share it."""
+        at = self._index(device_id)
+        return Load(
+            num_holders=len(self._on[at]),
+            request=(self.max_request + TOLERANCE_UNITS - int(self.free_request[at])) / UNITS,
+            limit=(self.max_limit + TOLERANCE_UNITS - int(self.free_limit[at])) / UNITS,
+            memory_mb=int(self.memory_mb[at] - self.free_memory_mb[at]),
+        )
+
+    def holders(self, device_id: DeviceId) -> Mapping[WorkloadId, str]:
+        """Who shares a device, and its family, in order of arrival."""
+        return self._on[self._index(device_id)]
+
+    def demands_on(self, at: int) -> list[Demand]:
+        """What each sharer of the device at this place holds of it, in order of arrival."""
+        return [demand for name in self._on[at] for where, demand in self._held[name][1] if where == at]
+
+    def devices_of(self, workload_id: WorkloadId) -> tuple[DeviceId, ...]:
+        """Where a workload is, in rank order; empty if it holds nothing."""
+        _, demands = self._held.get(workload_id, ("", ()))
+        return tuple(self.device_ids[at] for at, _ in demands)
+
+    @property
+    def num_open(self) -> int:
+        """How many devices somebody shares."""
+        return int(np.count_nonzero(self.is_open))
+
+    def _index(self, device_id: DeviceId) -> int:
+        at = self.at.get(device_id)
+        if at is None:
+            raise InvalidRequest(f"there is no device {device_id!r:.80} in this cluster; choose one of its topology")
+        return at
+
+    def _has_room(self, at: int, demand: Demand) -> bool:
+        return bool(
+            self.is_usable[at]
+            and self.free_request[at] >= demand.request
+            and self.free_limit[at] >= demand.limit
+            and self.free_memory_mb[at] >= demand.memory_mb
+        )
+
+    def _add(self, at: int, demand: Demand, sign: int) -> None:
+        self.free_request[at] -= sign * demand.request
+        self.free_limit[at] -= sign * demand.limit
+        self.free_memory_mb[at] -= sign * demand.memory_mb
+
+
+def parts_of(device_ids: Iterable[DeviceId], share: Share) -> tuple[Part, ...]:
+    """The same share of each of these devices."""
+    return tuple(Part(device_id, share) for device_id in device_ids)
+
+
+def _ranges(sizes: Sequence[int]) -> tuple[range, ...]:
+    ends = np.cumsum([0, *sizes]).tolist()
+    return tuple(range(begin, end) for begin, end in pairwise(ends))
+
+
+def _count_down(counts: dict[KeyT, int], key: KeyT) -> None:
+    counts[key] -= 1
+    if not counts[key]:
+        del counts[key]

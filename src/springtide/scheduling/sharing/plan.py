@@ -1,0 +1,388 @@
+"""Who holds which part of which device: sharers keep their places, then those who lack some are packed, in order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from springtide.core.decision import Allocation, JobView, PoolAllocation, Refusal, ServiceView, Snapshot
+from springtide.core.resources import DeviceId
+from springtide.core.shares import MAX_LIMIT, TOLERANCE, Share, has_room
+from springtide.core.workload import WorkloadId
+from springtide.perf.curve import curve_of
+from springtide.scheduling.placement.allocation_ledger import most_workers
+from springtide.scheduling.replicas import wanted_replicas
+from springtide.scheduling.sharing.demand import demand_of
+from springtide.scheduling.sharing.ledger import ShareLedger, parts_of
+from springtide.scheduling.sharing.packing import Packer, PlacementRequest
+
+# A device of the inner policy's that a service is to have as soon as it is free, and that service.
+Claims = Mapping[DeviceId, WorkloadId]
+
+
+class SharePlan:
+    """The plan for everyone with a share, at one instant.
+
+    Services come first, up to their guaranteed minimum and their first replica, then jobs that run, then what services
+    want beyond that, then jobs that wait, each in order of arrival. A device that nobody holds is opened for them where
+    no packed one has room; for a guaranteed minimum or a first replica one is claimed from an elastic job of the inner
+    policy, or the last job to come with a share makes room. Jobs are entered with their requests alone: what they may
+    use beyond gives way to newcomers, and is what the devices they are on have left in the end.
+    `taken` are the devices that are not the inner policy's.
+    """
+
+    def __init__(self, snapshot: Snapshot, packer: Packer, claims: Claims) -> None:
+        self._snapshot = snapshot
+        self._packer = packer
+        self.services = tuple([view for view in snapshot.services if view.service.share is not None])
+        self.jobs = tuple([v for v in snapshot.jobs if v.job.share is not None and not v.job.is_on_functions])
+        self.sharers = {view.service.service_id for view in self.services} | {view.job.job_id for view in self.jobs}
+        self.allocations: dict[WorkloadId, PoolAllocation] = {}
+        self.admitted: dict[WorkloadId, float] = {}
+        self.rejected: dict[WorkloadId, Refusal] = {}
+        self.reasons: dict[WorkloadId, str] = {}
+        self.claims: dict[DeviceId, WorkloadId] = {}
+        self.displaced: dict[WorkloadId, str] = {}
+        # What packers book, and people are held to, may differ from what is declared.
+        declared = {v.service.service_id: v.service.share for v in self.services}
+        declared |= {v.job.job_id: v.job.share for v in self.jobs}
+        self._declared = {who: packer.booked(share) for who, share in declared.items() if share is not None}
+        jobs = {view.job.job_id for view in self.jobs}
+        self._share = {
+            who: replace(share, limit=share.request) if who in jobs else share for who, share in self._declared.items()
+        }
+        self._names = {view.service.service_id: view.service.name for view in self.services}
+        self._names |= {view.job.job_id: view.job.name for view in self.jobs}
+        self._whole = self._held_whole()
+        self._ledger = self._open_ledger(claims)
+        self._chosen: dict[WorkloadId, list[DeviceId]] = {}
+        self._claimed: dict[WorkloadId, list[DeviceId]] = {}
+        self._evicted: dict[WorkloadId, str] = {}
+        self._started: list[WorkloadId] = []
+        self._settle()
+        self.taken = self._taken()
+
+    # --- what there is ----------------------------------------------------------------------------------------------
+
+    def _held_whole(self) -> dict[DeviceId, WorkloadId]:
+        """The devices that somebody holds the whole of, and who."""
+        return {
+            device_id: who
+            for who, held in self._snapshot.allocations.items()
+            if held.share is None
+            for device_id in held.device_ids
+        }
+
+    def _open_ledger(self, claims: Claims) -> ShareLedger:
+        """All machines, with everything closed that is not for sharers."""
+        cluster = self._snapshot.cluster
+        ledger = ShareLedger(cluster)
+        for node in cluster.nodes:
+            is_closed = node.functions is not None or node.node_id in self._snapshot.drains
+            for device in node.devices:
+                is_claimed = claims.get(device.device_id) in self.sharers
+                if is_closed or (device.device_id in self._whole and not is_claimed):
+                    ledger.block(device.device_id)
+        return ledger
+
+    def _taken(self) -> frozenset[DeviceId]:
+        held = [a.device_ids for who, a in self._snapshot.allocations.items() if a.share is not None]
+        planned = [allocation.device_ids for allocation in self.allocations.values()]
+        return frozenset().union(*held, *planned)
+
+    # --- who gets what ----------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        wanted = {view.service.service_id: wanted_replicas(view) for view in self.services}
+        least = {
+            view.service.service_id: max(view.min_replicas, min(1, wanted[view.service.service_id]))
+            for view in self.services
+        }
+        for view in self.services:
+            self._keep_replicas(view, wanted[view.service.service_id])
+        for job in self.jobs:
+            self._keep_workers(job)
+        for view in self.services:
+            self._raise_service(view, least[view.service.service_id], may_claim=True)
+        for view in self.services:
+            self._raise_service(view, wanted[view.service.service_id], may_claim=False)
+        for job in self.jobs:
+            self._place_job(job)
+        self._give_jobs()
+        for view in self.services:
+            self._tell_service(view, wanted[view.service.service_id])
+
+    def _keep_replicas(self, view: ServiceView, wanted: int) -> None:
+        service_id, share = view.service.service_id, self._share[view.service.service_id]
+        held = self._snapshot.allocations.get(service_id)
+        live = held.device_ids[: view.num_ready + view.num_starting] if held is not None else ()
+        kept = [device_id for device_id in live if device_id in self._snapshot.cluster.device_set]
+        while len(kept) > wanted:
+            # The one whose device is emptied soonest; of equals the youngest.
+            beside = [self._num_beside(device_id) for device_id in kept]
+            kept.pop(max(range(len(kept)), key=lambda at: (-beside[at], at)))
+        self._put(service_id, view.service.name, share, kept)
+
+    def _keep_workers(self, view: JobView) -> None:
+        job = view.job
+        held = self._snapshot.allocations.get(job.job_id)
+        if held is None:
+            return
+        alive = [device_id for device_id in held.device_ids if device_id in self._snapshot.cluster.device_set]
+        self._put(job.job_id, job.family or job.name, self._share[job.job_id], alive[: most_workers(view)])
+
+    def _put(self, who: WorkloadId, family: str, share: Share, devices: Sequence[DeviceId]) -> None:
+        # A share that was made larger may have no room any more where it is: it moves.
+        self._hold(who, family, share, [at for at in devices if self._fits(at, share)])
+
+    def _fits(self, device_id: DeviceId, share: Share) -> bool:
+        return bool(self._ledger.room_for(demand_of(share))[self._ledger.at[device_id]])
+
+    def _hold(self, who: WorkloadId, family: str, share: Share, devices: Sequence[DeviceId]) -> None:
+        """Enter that it holds this share of exactly these devices, which have room."""
+        if self._chosen.get(who):
+            self._ledger.release(who)
+        self._chosen[who] = list(devices)
+        if devices:
+            self._ledger.hold(who, family, parts_of(devices, share))
+
+    def _num_beside(self, device_id: DeviceId) -> int:
+        return sum(device_id in held.device_ids for held in self._snapshot.allocations.values())
+
+    def _raise_service(self, view: ServiceView, count: int, *, may_claim: bool) -> None:
+        service_id, share = view.service.service_id, self._share[view.service.service_id]
+        count -= len(self._claimed.get(service_id, ()))
+        while len(mine := self._chosen[service_id]) < count:
+            request = PlacementRequest(
+                workload_id=service_id,
+                family=view.service.name,
+                share=share,
+                avoid=frozenset(mine),
+            )
+            found = self._choose(request)
+            if found is not None:
+                self._hold(service_id, view.service.name, share, [*mine, found[0]])
+                if found[0] in self._whole:
+                    self.claims[found[0]] = service_id
+                continue
+            if not may_claim:
+                return
+            claimed = self._claim(service_id, frozenset(mine))
+            if claimed is None:
+                found = self._displace(service_id, request)
+                if found is None:
+                    return
+                self._hold(service_id, view.service.name, share, [*mine, *found])
+                continue
+            # It is no device of the ledger's before it is free.
+            self._claimed.setdefault(service_id, []).append(claimed)
+            count -= 1
+
+    def _claim(self, service_id: WorkloadId, closed: frozenset[DeviceId]) -> DeviceId | None:
+        """The last device of the elastic job that holds most beyond its least; None if there is none."""
+        best: tuple[int, JobView, Allocation] | None = None
+        for view in self._snapshot.jobs:
+            held = self._snapshot.allocations.get(view.job.job_id)
+            if held is None or held.share is not None or not view.job.elastic or view.job.is_on_functions:
+                continue
+            spare = held.num_devices - view.min_workers
+            if (best is None or spare > best[0]) and any(self._may_claim(at, closed) for at in held.device_ids):
+                best = (spare, view, held)
+        if best is None:
+            return None
+        device_id = next(at for at in reversed(best[2].device_ids) if self._may_claim(at, closed))
+        self.claims[device_id] = service_id
+        self.displaced[best[1].job.job_id] = self._names[service_id]
+        return device_id
+
+    def _displace(self, service_id: WorkloadId, request: PlacementRequest) -> tuple[DeviceId, ...] | None:
+        """Room for a service where the last job to come that has a share, and no promise, leaves its places."""
+        for view in reversed(self.jobs):
+            job = view.job
+            mine = self._chosen.get(job.job_id)
+            if not mine or view.admitted_at_s is not None:
+                continue
+            self._hold(job.job_id, job.family or job.name, self._share[job.job_id], ())
+            found = self._choose(request)
+            if found is not None:
+                self._evicted[job.job_id] = self._names[service_id]
+                return found
+            self._hold(job.job_id, job.family or job.name, self._share[job.job_id], mine)
+        return None
+
+    def _may_claim(self, device_id: DeviceId, closed: frozenset[DeviceId]) -> bool:
+        cluster = self._snapshot.cluster
+        return device_id not in closed and device_id not in self.claims and device_id in cluster.device_set
+
+    def _place_job(self, view: JobView) -> None:
+        job, share = view.job, self._share[view.job.job_id]
+        if self._chosen.get(job.job_id):
+            return
+        if job.job_id in self._evicted:
+            self.reasons[job.job_id] = f"makes room for '{self._evicted[job.job_id]}'"
+            return
+        if self._snapshot.allocations.get(job.job_id) is not None:
+            # All its devices are lost or too full: it has to leave before it can begin anew.
+            self.reasons[job.job_id] = "its devices have no room for it any more"
+            return
+        refusal = self._refusal(view)
+        if refusal is not None:
+            self.rejected[job.job_id] = refusal
+            return
+        found = self._find(view)
+        if found is None:
+            num = view.min_workers
+            who = "a worker needs" if num == 1 else f"{num} workers need"
+            self.reasons[job.job_id] = self._waits(share, who)
+            return
+        self._hold(job.job_id, job.family or job.name, share, found)
+        self._started.append(job.job_id)
+
+    def _give_jobs(self) -> None:
+        """Say what each job may use beyond its request: what the limits of all others leave, in equal proportion."""
+        on: dict[DeviceId, list[WorkloadId]] = {}
+        for view in self.jobs:
+            for device_id in self._chosen.get(view.job.job_id) or ():
+                on.setdefault(device_id, []).append(view.job.job_id)
+        parts: dict[WorkloadId, float] = {}
+        for device_id, jobs in on.items():
+            wished = sum(self._declared[job_id].limit - self._share[job_id].limit for job_id in jobs)
+            left = max(0.0, MAX_LIMIT - self._ledger.load(device_id).limit)
+            for job_id in jobs:
+                parts[job_id] = min(parts.get(job_id, 1.0), left / wished if wished > 0 else 1.0)
+        for view in self.jobs:
+            job_id = view.job.job_id
+            if job_id not in parts:
+                continue
+            share, wish = self._share[job_id], self._declared[job_id]
+            # To a thousandth, downwards: a limit is for people to read, too.
+            more = math.floor(parts[job_id] * (wish.limit - share.limit) * 1000 + TOLERANCE) / 1000
+            given = wish if parts[job_id] >= 1.0 else replace(wish, limit=share.limit + more)
+            self._give(job_id, self._chosen[job_id], given, view.global_batch_size)
+            if job_id in self._started:
+                self.reasons[job_id] = self._told_places(job_id, self._chosen[job_id], given)
+
+    def _find(self, view: JobView) -> tuple[DeviceId, ...] | None:
+        """Devices for a job that is to start: as many as it can use, on one node if that is possible."""
+        job = view.job
+        most = most_workers(view)
+        if job.elastic and job.requested_workers is not None:
+            most = min(most, job.requested_workers)
+        may_open = not any(self._waits_before(view))
+        for count in range(max(most, view.min_workers), view.min_workers - 1, -1):
+            for same_node in (True, False) if count > 1 else (False,):
+                request = PlacementRequest(
+                    workload_id=job.job_id,
+                    family=job.family or job.name,
+                    share=self._share[job.job_id],
+                    num_devices=count,
+                    same_node=same_node,
+                )
+                found = self._choose(request, may_open=may_open)
+                if found is not None:
+                    return found
+        return None
+
+    def _choose(self, request: PlacementRequest, *, may_open: bool = True) -> tuple[DeviceId, ...] | None:
+        """A place on packed devices before any on a new one: what is not opened is there for whole-device workloads."""
+        found = self._packer.choose(self._ledger, replace(request, may_open=False))
+        return self._packer.choose(self._ledger, request) if found is None and may_open else found
+
+    def _waits_before(self, view: JobView) -> Iterator[WorkloadId]:
+        """Those who came earlier and wait for whole devices."""
+        for other in self._snapshot.jobs:
+            if other is view:
+                return
+            is_whole = other.job.share is None and not other.job.is_on_functions
+            if is_whole and other.job.job_id not in self._snapshot.allocations:
+                yield other.job.job_id
+
+    def _refusal(self, view: JobView) -> Refusal | None:
+        """Why a job cannot be promised its deadline, where it has one and its length is known; else it is promised."""
+        job, goal, share = view.job, view.job.goal, self._share[view.job.job_id]
+        curve = curve_of(view)
+        is_known = curve.source != "guess" and bool(curve.sizes) and view.total_progress is not None
+        if not goal.is_hard or view.admitted_at_s is not None or not is_known:
+            return None
+        assert goal.deadline_s is not None
+        assert view.total_progress is not None
+        rate = curve.rate(min(most_workers(view), curve.sizes[-1])) * share.request
+        finish_s = self._snapshot.now_s + max(0.0, view.total_progress - view.progress) / rate
+        if finish_s <= goal.deadline_s:
+            self.admitted[job.job_id] = finish_s
+            return None
+        if goal.waits:
+            return None
+        left_s = finish_s - self._snapshot.now_s
+        return Refusal(
+            reason=f"with {share.request:g} of a device, which is all it can count on, it takes {left_s:.0f} s",
+            alternatives=(f"--deadline {left_s:.0f}s", "leave --share out", "--soft"),
+        )
+
+    def _give(self, who: WorkloadId, devices: Sequence[DeviceId], share: Share, batch: int | None) -> None:
+        held = self._snapshot.allocations.get(who)
+        if held is not None and held.device_ids == tuple(devices) and held.share == share:
+            self.allocations[who] = held
+            return
+        self.allocations[who] = PoolAllocation(device_ids=tuple(devices), global_batch_size=batch, share=share)
+
+    # --- why --------------------------------------------------------------------------------------------------------
+
+    def _tell_service(self, view: ServiceView, wanted: int) -> None:
+        service_id, share = view.service.service_id, self._share[view.service.service_id]
+        mine = [*self._chosen[service_id], *self._claimed.get(service_id, ())]
+        if mine:
+            self._give(service_id, mine, share, None)
+        before = view.num_ready + view.num_starting
+        if len(mine) < wanted:
+            num = wanted - len(mine)
+            who = "a replica needs" if num == 1 else f"{num} replicas need"
+            self.reasons[service_id] = self._waits(share, who, beside=mine)
+        elif len(mine) > before:
+            self.reasons[service_id] = self._told_places(service_id, mine, share)
+        elif len(mine) < before:
+            is_idle = view.in_flight + view.queued == 0
+            self.reasons[service_id] = (
+                f"nobody has asked for {view.idle_s:.0f} s" if is_idle else f"its load asks for {wanted}"
+            )
+
+    def _waits(self, share: Share, who: str, *, beside: Sequence[DeviceId] = ()) -> str:
+        """What is missing: of the request, of the memory, or of what the sharers' limits may add up to."""
+        ledger = self._ledger
+        usable = [d for d, at in ledger.at.items() if ledger.is_usable[at] and d not in beside]
+        memory = f" and {share.memory_mb} MB" if share.memory_mb else ""
+        asks = f"waits for room: {who} {share.request:g}{memory} of a device"
+        if not usable:
+            num = len(ledger.at)
+            return f"{asks}, and none of the {num} is open to it: others hold them as a whole, or it is on them already"
+        loads = {device_id: ledger.load(device_id) for device_id in usable}
+        fits = [d for d in usable if has_room(loads[d], replace(share, limit=share.request), self._memory_mb(d))]
+        if fits:
+            best = min(fits, key=lambda d: loads[d].limit)
+            left = MAX_LIMIT - loads[best].limit
+            return (
+                f"{asks} and up to {share.limit:g}, and on {best} there is a limit of {left:.2g} left: a lower one fits"
+            )
+        most = max(max(0.0, 1.0 - loads[d].request) for d in usable)
+        if most + TOLERANCE >= share.request:
+            return f"{asks}, and what is left of the devices has too little memory"
+        return f"{asks}, and the most that is left of one is {most:.2g}"
+
+    def _memory_mb(self, device_id: DeviceId) -> int:
+        return self._snapshot.cluster.memory_of.get(device_id, 0)
+
+    def _told_places(self, who: WorkloadId, devices: Sequence[DeviceId], share: Share) -> str:
+        others = dict.fromkeys(
+            self._names[other]
+            for other, mine in [*self._chosen.items(), *[(w, a.device_ids) for w, a in self.allocations.items()]]
+            if other != who
+            for device_id in mine
+            if device_id in devices
+        )
+        part = f"{share.request:g}..{share.limit:g} of {len(devices)} device{'s' if len(devices) > 1 else ''}"
+        if not others:
+            return f"{part}, which nobody else shares"
+        named = ", ".join(f"'{name}'" for name in list(others)[:4])
+        return f"{part}, beside {named}"

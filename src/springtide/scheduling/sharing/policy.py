@@ -1,0 +1,157 @@
+"""Devices held in parts beside devices held whole: a packer for workloads with shares, any policy for all others.
+
+Dilu (ASPLOS'25), section 3.3. Whoever has a share is packed on as few devices as hold it; the other devices are shown
+to the inner policy as if they were all there is. See docs/policies/sharing.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from springtide.core.decision import Allocation, Capacity, Plan, Policy, Snapshot
+from springtide.core.resources import DeviceId, Node, Topology
+from springtide.core.workload import JobState, WorkloadId
+from springtide.scheduling.replicas import next_idle_at_s
+from springtide.scheduling.sharing.packing import DiluPacker, Packer
+from springtide.scheduling.sharing.plan import Claims, SharePlan
+
+# Under this key the memory holds the devices that were claimed; the inner policy's own is beside it.
+_CLAIMS = "claimed"
+
+
+class Sharing(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy for whole devices under a packer for parts of them. Where nobody has a share it is the inner policy."""
+
+    inner: Policy
+    packer: Packer = msgspec.field(default_factory=DiluPacker)
+
+    def decide(self, snapshot: Snapshot) -> Plan:
+        """Return the plan for this snapshot."""
+        memory, claims = _split(snapshot.memory)
+        if not has_shares(snapshot):
+            return self.inner.decide(snapshot if memory is snapshot.memory else replace(snapshot, memory=memory))
+        if any(node.pool != "shared" or node.owner != "shared" for node in snapshot.cluster.nodes):
+            return self._one_each(snapshot, memory)
+        parts = SharePlan(snapshot, self.packer, claims)
+        shown = _shown(snapshot, parts, memory)
+        plan = self.inner.decide(shown)
+        idle_at_s = next_idle_at_s([view for view in parts.services if view.wanted_replicas is None], snapshot.now_s)
+        moments = [at for at in (plan.revisit_at_s, idle_at_s) if at is not None]
+        return replace(
+            plan,
+            allocations=_in_order(snapshot, {**plan.allocations, **parts.allocations}),
+            admitted={**plan.admitted, **parts.admitted},
+            rejected={**plan.rejected, **parts.rejected},
+            reasons={**plan.reasons, **_displaced(parts), **parts.reasons},
+            revisit_at_s=min(moments, default=None),
+            memory={_CLAIMS: dict(parts.claims), "inner": plan.memory} if parts.claims else plan.memory,
+        )
+
+    def _one_each(self, snapshot: Snapshot, memory: Any) -> Plan:
+        """The plan where nodes have labels: everyone with a share is held to it, on a device of its own.
+
+        Who may be where is for a strategy of loans to say, which plans whole devices.
+        """
+        plan = self.inner.decide(replace(snapshot, allocations=_one_holder_each(snapshot), memory=memory))
+        shares = {view.job.job_id: view.job.share for view in snapshot.jobs if not view.job.is_on_functions}
+        shares |= {view.service.service_id: view.service.share for view in snapshot.services}
+        return replace(
+            plan,
+            allocations={
+                who: given if share is None else replace(given, share=self.packer.booked(share))
+                for who, given in plan.allocations.items()
+                for share in [shares.get(who)]
+            },
+        )
+
+
+def has_shares(snapshot: Snapshot) -> bool:
+    """Whether anybody asks for a part of a device, or holds one."""
+    return (
+        any(view.job.share is not None and not view.job.is_on_functions for view in snapshot.jobs)
+        or any(view.service.share is not None for view in snapshot.services)
+        or any(held.share is not None for held in snapshot.allocations.values())
+    )
+
+
+def _split(memory: Any) -> tuple[Any, Claims]:
+    """The inner policy's memory, and what was claimed of it when this one last decided."""
+    if isinstance(memory, Mapping) and memory.keys() == {_CLAIMS, "inner"}:
+        return memory["inner"], memory[_CLAIMS]
+    return memory, {}
+
+
+def _in_order(snapshot: Snapshot, allocations: Mapping[WorkloadId, Allocation]) -> dict[WorkloadId, Allocation]:
+    """The allocations in order of arrival, jobs first, as everyone tells them."""
+    order = [view.job.job_id for view in snapshot.jobs] + [view.service.service_id for view in snapshot.services]
+    return {who: allocations[who] for who in order if who in allocations}
+
+
+def _displaced(parts: SharePlan) -> dict[WorkloadId, str]:
+    """Why a job of the inner policy is shown a device less than it holds."""
+    return {job_id: f"'{name}' needs a part of one of its devices" for job_id, name in parts.displaced.items()}
+
+
+def _one_holder_each(snapshot: Snapshot) -> dict[WorkloadId, Allocation]:
+    """What is held, each device by one: a newcomer may be put beside one who is leaving, who is not shown then."""
+    staying = {view.job.job_id for view in snapshot.jobs if view.state is not JobState.PREEMPTING}
+    staying |= {view.service.service_id for view in snapshot.services}
+    taken: set[DeviceId] = set()
+    shown: dict[WorkloadId, Allocation] = {}
+    for who, held in sorted(snapshot.allocations.items(), key=lambda item: item[0] not in staying):
+        mine = tuple(device_id for device_id in held.device_ids if device_id not in taken)
+        taken.update(mine)
+        if mine:
+            shown[who] = held if mine == held.device_ids else replace(held, device_ids=mine)
+    return {who: shown[who] for who in snapshot.allocations if who in shown}
+
+
+def _shown(snapshot: Snapshot, parts: SharePlan, memory: Any) -> Snapshot:
+    """What the inner policy sees: nobody with a share, and no device that holds one or is to."""
+    taken = parts.taken
+    cluster = _without(snapshot.cluster, taken)
+    alive = cluster.device_set
+    sharers = parts.sharers
+    allocations: dict[WorkloadId, Allocation] = {}
+    for who, held in snapshot.allocations.items():
+        if who in sharers or held.share is not None:
+            continue
+        if all(device_id in alive for device_id in held.device_ids):
+            allocations[who] = held
+            continue
+        left = tuple(device_id for device_id in held.device_ids if device_id in alive)
+        if left:
+            allocations[who] = replace(held, device_ids=left)
+    num_taken = len(snapshot.cluster.device_ids()) - len(cluster.device_ids())
+    return replace(
+        snapshot,
+        cluster=cluster,
+        jobs=tuple(view for view in snapshot.jobs if view.job.job_id not in sharers),
+        services=tuple(view for view in snapshot.services if view.service.service_id not in sharers),
+        allocations=allocations,
+        drains={node_id: drain for node_id, drain in snapshot.drains.items() if node_id in cluster.by_id},
+        capacity=_less(snapshot.capacity, num_taken),
+        memory=memory,
+    )
+
+
+def _less(capacity: tuple[Capacity, ...], num_taken: int) -> tuple[Capacity, ...]:
+    return tuple(replace(each, num_devices=max(0, each.num_devices - num_taken)) for each in capacity)
+
+
+def _without(cluster: Topology, taken: Collection[DeviceId]) -> Topology:
+    """The cluster without these devices."""
+    nodes: list[Node] = []
+    gone = {cluster.node_of[at] for at in taken if at in cluster.node_of}
+    for node in cluster.nodes:
+        if node.node_id not in gone:
+            nodes.append(node)
+            continue
+        left = tuple(device for device in node.devices if device.device_id not in taken)
+        if left:
+            nodes.append(replace(node, devices=left))
+    return Topology(nodes=tuple(nodes))

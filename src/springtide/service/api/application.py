@@ -1,0 +1,148 @@
+"""The control API as one application: the routes, the door before them, and the pages of the house itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import CollectorRegistry
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import BaseRoute
+
+from springtide import __version__
+from springtide.service.api import data_routes, openapi, pool_routes, quote_routes, routes
+from springtide.service.api.auth import Door
+from springtide.service.api.cluster_routes import cluster_routes
+from springtide.service.api.limits import Limits
+from springtide.service.api.live_updates import Streams
+from springtide.service.api.share_routes import share_routes
+from springtide.service.contract import PlatformLike
+from springtide.service.history.history import HistoryIndex
+from springtide.service.history.series import SeriesIndex
+from springtide.service.metrics.platform import PlatformCollector
+from springtide.service.quotes.quote import QuoteDesk
+from springtide.service.status.search_reports import SearchDesk
+from springtide.service.submission.function_menus import service_of
+from springtide.service.submission.problems import add_problem_handlers
+from springtide.service.submission.shares import ShareDesk
+from springtide.service.submission.submission import Desk
+
+
+def build_api(
+    platform: PlatformLike,
+    *,
+    token: str,
+    extra_routes: Sequence[BaseRoute] = (),
+    registry: CollectorRegistry,
+    history: HistoryIndex | None = None,
+    function_paths: Callable[[], dict[str, Any]] = dict,
+    lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None = None,
+    first_answer_s: Callable[[str], float | None] = lambda name: None,
+    token_place: str = "",
+    desk: Desk | None = None,
+) -> FastAPI:
+    """Return the application. Call it before the platform starts: it subscribes to the journal's steps.
+
+    `extra_routes` (the gateway's, the dashboard's) stand behind the same door. `registry` gets the platform's figures
+    and answers /metrics. `function_paths` describes the calls of the deployed services for /openapi.json. A `history`
+    that is given must be fed by the caller. `lifespan` runs around the serving. `first_answer_s` says for the name of a
+    service how long its first answer took after its last start from nothing. With a `token_place`, which says where
+    users find the token, the platform may be called by other machines, under any name. `desk` takes requests otherwise
+    than by handing them to the platform.
+    """
+    if history is None:
+        history = HistoryIndex()
+        index = history
+        platform.subscribe(lambda seq, step, view: index.add(seq, step))
+    pools = pool_routes.PoolDesk(platform, history)
+    PlatformCollector(platform, history, pools).register(registry)
+    app = FastAPI(
+        title="Springtide", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan
+    )
+    quotes = QuoteDesk(platform)
+    series = SeriesIndex()
+    platform.subscribe(series.add)
+    searches = SearchDesk(lambda: service_of(platform.view()))
+    shares = ShareDesk(platform, first_answer_s)
+    streams = Streams(platform, searches, shares)
+    counter = routes.Counter(
+        platform, history, series, desk or Desk(platform), streams, quotes, pools, searches, shares
+    )
+    for group in (routes.platform_routes, routes.job_routes, routes.service_routes, routes.workload_routes):
+        app.include_router(group(counter))
+    app.include_router(quote_routes.quote_routes(platform, quotes))
+    app.include_router(pool_routes.pool_routes(pools))
+    app.include_router(share_routes(shares))
+    app.include_router(cluster_routes(platform))
+    app.include_router(data_routes.data_routes(data_routes.DataDesk(platform)))
+    _add_house_routes(app, registry, function_paths)
+    app.router.routes.extend(extra_routes)
+    add_problem_handlers(app)
+    # The last one added is the first to see a request.
+    app.add_middleware(Limits)
+    if token_place:
+        app.add_middleware(Door, token=token, is_open_to_network=True, token_place=token_place)
+    else:
+        app.add_middleware(Door, token=token)
+    return app
+
+
+def _add_house_routes(app: FastAPI, registry: CollectorRegistry, function_paths: Callable[[], dict[str, Any]]) -> None:
+    """Health, figures and the description: what a platform has whatever it runs."""
+
+    @app.get(
+        "/healthz",
+        tags=["platform"],
+        summary="Whether the platform answers; needs no token",
+        openapi_extra={"security": []},
+        responses={
+            200: {
+                "description": "It does.",
+                "content": {
+                    "application/json": {
+                        "schema": {
+                            "type": "object",
+                            "properties": {"status": {"const": "ok"}, "version": {"type": "string"}},
+                            "required": ["status", "version"],
+                        }
+                    }
+                },
+            }
+        },
+    )
+    async def healthz() -> Response:
+        return Response(msgspec.json.encode({"status": "ok", "version": __version__}), media_type="application/json")
+
+    @app.get("/readyz", include_in_schema=False)
+    async def readyz() -> Response:
+        # Served only once the journal was read and the loop runs; before that, whoever listens here says otherwise.
+        return Response(b'{"status":"leading"}', media_type="application/json")
+
+    @app.get(
+        "/metrics",
+        tags=["platform"],
+        summary="Figures for Prometheus; needs no token",
+        response_class=Response,
+        openapi_extra={"security": []},
+        responses={200: {"description": "Figures.", "content": {"text/plain": {"schema": {"type": "string"}}}}},
+    )
+    async def metrics() -> Response:
+        return Response(await run_in_threadpool(generate_latest, registry), media_type=CONTENT_TYPE_LATEST)
+
+    def described() -> dict[str, Any]:
+        # The control API never changes, the deployed functions come and go.
+        control = openapi.describe(app)
+        return {**control, "paths": {**control["paths"], **function_paths()}}
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def description() -> Response:
+        return Response(msgspec.json.encode(described()), media_type="application/json")
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return HTMLResponse(openapi.render_page(described()))

@@ -1,0 +1,180 @@
+"""Who may talk to the platform: the token, where it lives, and the door that every request passes."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import re
+import secrets
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import parse_qs
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from springtide.core.errors import InvalidRequest, StorageError, Unauthorized
+from springtide.service.submission.problems import Forbidden, problem_of
+from springtide.storage.files import write_durable
+
+COOKIE = "springtide_token"
+_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.IGNORECASE)
+_OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics", "/favicon.ico"})
+_TOKEN_PLACE = "the state directory's token file"
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_TOKEN_BYTES = 32
+SECURITY_HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": (
+        "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+_HOW_TO_GET_IN = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Springtide: not signed in</title></head>
+<body><h1>Springtide</h1>
+<p>This browser is not signed in. Run <code>springtide dashboard</code> in a terminal on this machine and open the
+address that it prints.</p></body></html>
+"""
+
+
+def load_or_create_token(state_dir: Path) -> str:
+    """Return the platform's token, made on first use. Raises InvalidRequest if others could read it, StorageError."""
+    path = state_dir / "token"
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        token = secrets.token_urlsafe(_TOKEN_BYTES)
+        write_durable(path, token.encode() + b"\n", mode=0o600)
+        return token
+    except OSError as error:
+        raise StorageError(f"the token file {path} cannot be read: {error.strerror}") from error
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
+            raise InvalidRequest(f"the token file {path} is not a plain file of yours; remove it, a new one is made")
+        if stat.S_IMODE(status.st_mode) & 0o077:
+            raise InvalidRequest(
+                f"the token file {path} can be read by others; run `chmod 600 {path}`, "
+                "or remove it so that a new token is made"
+            )
+        token = file.read(1024).decode("ascii", "replace").strip()
+    if len(token) < 16 or not token.isprintable() or not token.isascii():
+        raise InvalidRequest(f"the token file {path} holds no token; remove it, a new one is made")
+    return token
+
+
+class Door:
+    """ASGI middleware: loopback hosts only, no foreign origins, and the token on everything but a few open paths.
+
+    With `is_open_to_network` it may be called by any name: a Service's, an ingress's, an address. No page of another
+    site gets in by that, because a browser shows it neither the token nor the cookie. `token_place` says where to find
+    the token.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, token: str, is_open_to_network: bool = False, token_place: str = _TOKEN_PLACE
+    ) -> None:
+        self._app = app
+        self._token = token.encode()
+        self._is_open_to_network = is_open_to_network
+        self._token_place = token_place
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request in, answer it, or refuse it."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        sender = _with_security_headers(send)
+        headers = Headers(scope=scope)
+        try:
+            if not self._is_open_to_network:
+                _check_host(headers)
+            _check_origin(scope["method"], headers, may_be_encrypted=self._is_open_to_network)
+            answer = self._answer(scope, headers)
+        except InvalidRequest as error:
+            answer = problem_of(error)
+        if answer is None:
+            await self._app(scope, receive, sender)
+        else:
+            await answer(scope, receive, sender)
+
+    def _answer(self, scope: Scope, headers: Headers) -> Response | None:
+        """The door's own answer; None lets the request in. Raises Unauthorized."""
+        path: str = scope["path"]
+        if path == "/login" and scope["method"] in ("GET", "HEAD"):
+            return self._login(scope)
+        if path in _OPEN_PATHS or path.startswith("/static/"):
+            return None
+        if self._is_known(headers):
+            return None
+        if scope["method"] == "GET" and "text/html" in headers.get("accept", "") and not path.startswith("/v1/"):
+            return HTMLResponse(_HOW_TO_GET_IN, status_code=401, headers={"Cache-Control": "no-store"})
+        if "authorization" in headers:
+            raise Unauthorized(
+                f"the token is wrong; send `Authorization: Bearer TOKEN` with what {self._token_place} holds"
+            )
+        raise Unauthorized(f"no token; send `Authorization: Bearer TOKEN` with what {self._token_place} holds")
+
+    def _login(self, scope: Scope) -> Response:
+        try:
+            given = parse_qs(scope["query_string"].decode("ascii", "replace"), max_num_fields=8).get("token", [""])
+        except ValueError:
+            given = [""]
+        if len(given) != 1 or not self._fits(given[0]):
+            return HTMLResponse(_HOW_TO_GET_IN, status_code=401, headers={"Cache-Control": "no-store"})
+        answer = RedirectResponse("/", status_code=303, headers={"Cache-Control": "no-store"})
+        answer.set_cookie(COOKIE, self._token.decode(), httponly=True, samesite="strict", path="/", max_age=30 * 86400)
+        return answer
+
+    def _is_known(self, headers: Headers) -> bool:
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and self._fits(given.strip()):
+            return True
+        # A given but wrong header is never mended by a cookie.
+        if "authorization" in headers:
+            return False
+        return self._fits(cookie_parser(headers.get("cookie", "")).get(COOKIE, ""))
+
+    def _fits(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode("utf-8", "replace"), self._token)
+
+
+def _check_host(headers: Headers) -> None:
+    """Raise Forbidden for another host's name (DNS rebinding)."""
+    hosts = headers.getlist("host")
+    if len(hosts) != 1 or _HOST.fullmatch(hosts[0]) is None:
+        raise Forbidden(f"the Host header {', '.join(hosts)!r:.100} is not this machine; use 127.0.0.1 or localhost")
+
+
+def _check_origin(method: str, headers: Headers, *, may_be_encrypted: bool) -> None:
+    """Raise Forbidden for a change that another site's page asks for (request forgery)."""
+    if method in _SAFE_METHODS:
+        return
+    host = headers.get("host", "").lower()
+    own = {f"http://{host}", *((f"https://{host}",) if may_be_encrypted else ())}
+    origins = headers.getlist("origin")
+    if any(origin.lower() not in own for origin in origins):
+        raise Forbidden(
+            f"a page of {', '.join(origins)!r:.100} must not change anything here; use the dashboard's own address"
+        )
+
+
+def _with_security_headers(send: Send) -> Send:
+    async def sender(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in SECURITY_HEADERS.items():
+                headers.setdefault(name, value)
+        await send(message)
+
+    return sender

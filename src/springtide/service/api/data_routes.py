@@ -1,0 +1,306 @@
+"""The REST routes of datasets: shards come as streams into the platform's store, then one small change counts them."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from springtide.core.errors import CapacityError, Conflict, InvalidRequest, NotFound, StorageError
+from springtide.core.ports import Store
+from springtide.core.quantities import validate_name
+from springtide.core.workload import WorkloadId
+from springtide.service.api import openapi
+from springtide.service.api.routes import read_nothing
+from springtide.service.contract import PlatformLike
+from springtide.service.submission.problems import Malformed, TooLarge, UnsupportedMediaType
+from springtide.storage.datasets.cut import shard_contents
+from springtide.storage.datasets.log import DatasetLog
+from springtide.storage.datasets.manifest import (
+    MAX_FRAME_BYTES,
+    DatasetArray,
+    DatasetChange,
+    DatasetManifest,
+    DatasetPart,
+    DatasetStatus,
+    status_of,
+)
+from springtide.storage.datasets.store import appended_part, closing_part, list_datasets, remove_dataset, whole_part
+from springtide.storage.stores.open import open_store
+from springtide.storage.workloads.artifacts import Artifact, checked_digest
+
+MAX_UPLOADS = 8
+_EXAMPLE = {
+    "verb": "append",
+    "part_id": "a1",
+    "arrays": [{"name": "x", "dtype": "F32", "shape": [8]}],
+    "shards": [["0" * 64, 32, 1096]],
+}
+
+
+class DataDesk:
+    """Keeps the datasets of one platform, in its functions' store or in that of its state directory."""
+
+    def __init__(self, platform: PlatformLike) -> None:
+        self._platform = platform
+        self._state_dir = platform.workload_dir(WorkloadId("data")).parents[1]
+        self._lock = threading.Lock()
+        self._store: Store | None = None
+        self._num_uploads = 0
+
+    @property
+    def store(self) -> Store:
+        """The store, opened when it is first needed. Raises InvalidRequest, StorageError."""
+        with self._lock:
+            if self._store is None:
+                try:
+                    self._store = open_store(self._platform.data_store_url())
+                except ModuleNotFoundError as error:
+                    raise InvalidRequest(
+                        f"the platform's store needs {error.name}: pip install 'springtide[functions]'"
+                    ) from None
+            return self._store
+
+    def listed(self) -> list[DatasetStatus]:
+        """Every dataset, by name."""
+        return list_datasets(self.store, time.time()) if self._is_there() else []
+
+    def one(self, name: str) -> DatasetStatus:
+        """One dataset. Raises NotFound."""
+        found = self._known(name).find()
+        if found is None:
+            raise _unknown(name)
+        return status_of(found, time.time())
+
+    def shard(self, name: str, sha256: str) -> Artifact:
+        """A shard that was sent before. Raises NotFound."""
+        log = self._known(name)
+        try:
+            found = log.shards.find(checked_digest(sha256))
+        except StorageError as error:
+            raise NotFound(str(error)) from None
+        if found is None:
+            raise NotFound(f"the dataset {name!r} has no shard {sha256}; send it with PUT")
+        return found
+
+    @contextmanager
+    def upload(self) -> Iterator[IO[bytes]]:
+        """A nameless file for what comes in: nothing of it is left if the platform dies. Raises CapacityError."""
+        with self._lock:
+            if self._num_uploads >= MAX_UPLOADS:
+                raise CapacityError(f"{MAX_UPLOADS} shards are being sent already; send this one a moment later")
+            self._num_uploads += 1
+        try:
+            folder = Path(self._state_dir)
+            with tempfile.TemporaryFile(dir=folder if folder.is_dir() else None) as file:
+                yield file
+        finally:
+            with self._lock:
+                self._num_uploads -= 1
+
+    def take_shard(self, name: str, artifact: Artifact, file: IO[bytes]) -> Artifact:
+        """Store what was sent, if it is a shard. Raises InvalidRequest for what is none, StorageError."""
+        if artifact.num_bytes == 0:
+            raise InvalidRequest("this is no shard of a dataset: it has no bytes")
+        file.flush()
+        # Mapped, not read: a shard may be a quarter of a gigabyte. Whoever holds it last ends the mapping.
+        data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        try:
+            shard_contents(data)
+        except StorageError as error:
+            raise InvalidRequest(f"this is no shard of a dataset: {error}") from None
+        DatasetLog(self.store, name).shards.put_unseen(artifact, data)
+        return artifact
+
+    def change(self, name: str, change: DatasetChange) -> DatasetStatus:
+        """Put, append or close. Raises InvalidRequest, NotFound, Conflict, StorageError."""
+        log = self._known(name) if change.verb == "close" else DatasetLog(self.store, name)
+        now_s = time.time()
+
+        def part(manifest: DatasetManifest | None) -> DatasetPart | None:
+            if change.verb == "close":
+                return closing_part(name, manifest, now_s, change.part_id)
+            make = whole_part if change.verb == "put" else appended_part
+            return make(name, manifest, change.arrays, change.shards, now_s, change.part_id)
+
+        standing = log.find()
+        if change.verb != "close":
+            if not change.shards or not change.arrays:
+                raise InvalidRequest("a change of a dataset needs its arrays and at least one shard")
+            # What cannot be is said before the shards are looked for, which takes longer.
+            if part(standing) is not None:
+                _check_shards(log, change)
+        return status_of(log.commit(part, standing), now_s)
+
+    def remove(self, name: str) -> None:
+        """Take a dataset away. Raises NotFound, and Conflict while a job trains on it as a stream."""
+        for record in self._platform.view().jobs.values():
+            if record.job.stream == name and not record.state.is_terminal:
+                raise Conflict(
+                    f"the job {record.job.job_id} trains on {name!r}; cancel it first: "
+                    f"springtide cancel {record.job.job_id}"
+                )
+        self._known(name)
+        remove_dataset(self.store, name)
+
+    def _known(self, name: str) -> DatasetLog:
+        """For what only looks: a name that cannot be is one that is not there. Raises NotFound, StorageError."""
+        try:
+            validate_name(name)
+        except InvalidRequest:
+            raise _unknown(name) from None
+        if not self._is_there():
+            raise _unknown(name)
+        return DatasetLog(self.store, name)
+
+    def _is_there(self) -> bool:
+        """Whether there is a store to look into: a directory is made with the first shard, not by looking."""
+        parts = urlsplit(self._platform.data_store_url())
+        return self._store is not None or parts.scheme != "file" or Path(unquote(parts.path)).is_dir()
+
+
+def data_routes(desk: DataDesk) -> APIRouter:
+    """Return the routes of datasets."""
+    router = APIRouter(prefix="/v1/data", tags=["platform"])
+    told = openapi.answers(_schema(DatasetStatus), "The dataset as it is now.", 400, 404, 409, 413, 422, 503)
+
+    @router.get("", summary="Every dataset", responses=openapi.answers(_list_schema(), "By name.", 503))
+    async def list_all() -> Response:
+        return _encoded(await run_in_threadpool(desk.listed))
+
+    @router.get("/{name}", summary="One dataset", responses=told)
+    async def get_one(name: str) -> Response:
+        return _encoded(await run_in_threadpool(desk.one, name))
+
+    @router.post(
+        "/{name}",
+        summary="Put shards that were sent as a whole dataset, append them to a growing one, or close it",
+        openapi_extra={
+            "requestBody": {
+                "required": True,
+                "content": {"application/json": {"schema": {"type": "object"}, "example": _EXAMPLE}},
+            }
+        },
+        responses=told,
+    )
+    async def change(request: Request, name: str) -> Response:
+        validate_name(name, "the dataset's name")
+        asked = _decoded(await _read_json(request))
+        return _encoded(await run_in_threadpool(desk.change, name, asked))
+
+    @router.delete(
+        "/{name}",
+        summary="Take a dataset away, with all its shards",
+        responses=openapi.answers({"type": "object"}, "It is gone.", 404, 409, 422, 503),
+    )
+    async def remove(request: Request, name: str) -> Response:
+        await read_nothing(request)
+        await run_in_threadpool(desk.remove, name)
+        return _encoded({"removed": name})
+
+    _add_shard_routes(router, desk)
+    return router
+
+
+def _add_shard_routes(router: APIRouter, desk: DataDesk) -> None:
+    """Where shards are sent to, before a change counts them."""
+    known = openapi.answers(_schema(Artifact), "The shard is there.", 404, 413, 422, 503)
+
+    @router.get("/{name}/shards/{sha256}", summary="Whether a shard was sent before", responses=known)
+    async def get_shard(name: str, sha256: str) -> Response:
+        return _encoded(await run_in_threadpool(desk.shard, name, sha256))
+
+    @router.put(
+        "/{name}/shards/{sha256}",
+        summary="Send one shard, a safetensors frame with that digest",
+        openapi_extra={
+            "requestBody": {
+                "required": True,
+                "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+            }
+        },
+        responses=known,
+    )
+    async def put_shard(request: Request, name: str, sha256: str) -> Response:
+        # Names are checked before anything is taken in, and before anything is made for it.
+        try:
+            checked_digest(sha256)
+        except StorageError as error:
+            raise InvalidRequest(str(error)) from None
+        validate_name(name, "the dataset's name")
+        found, num_bytes = hashlib.sha256(), 0
+        with desk.upload() as file:
+            async for chunk in request.stream():
+                num_bytes += len(chunk)
+                if num_bytes > MAX_FRAME_BYTES:
+                    raise TooLarge(f"a shard has at most {MAX_FRAME_BYTES:,} bytes; cut the dataset into smaller ones")
+                found.update(chunk)
+                await run_in_threadpool(file.write, chunk)
+            if found.hexdigest() != sha256:
+                raise InvalidRequest(f"the {num_bytes:,} bytes that came do not have the digest {sha256}; send again")
+            artifact = Artifact(sha256=sha256, num_bytes=num_bytes)
+            return _encoded(await run_in_threadpool(desk.take_shard, name, artifact, file))
+
+
+def _check_shards(log: DatasetLog, change: DatasetChange) -> None:
+    """Nothing may count that is not there. Raises InvalidRequest."""
+    for number, shard in enumerate(change.shards, 1):
+        if shard.num_samples < 1:
+            raise InvalidRequest(f"shard {number} of {len(change.shards)} has no samples; leave it out")
+        if log.shards.find(shard.sha256) != Artifact(sha256=shard.sha256, num_bytes=shard.num_bytes):
+            raise InvalidRequest(f"shard {number} of {len(change.shards)} was not sent; send it with PUT first")
+
+
+async def _read_json(request: Request) -> bytes:
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise UnsupportedMediaType(
+            f"the body is declared as {media_type or 'nothing'!r:.80}; send JSON with Content-Type: application/json"
+        )
+    return await request.body()
+
+
+def _decoded(body: bytes) -> DatasetChange:
+    try:
+        # Whether it is JSON at all is another question than whether it is a change.
+        msgspec.json.decode(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise Malformed(f"the body is not valid JSON: {error}") from None
+    try:
+        return msgspec.json.decode(body, type=DatasetChange)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"this is no change of a dataset: {error}") from None
+
+
+def _encoded(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json", headers={"Cache-Control": "no-store"})
+
+
+def _schema(kind: type) -> dict[str, Any]:
+    """The shape of one answer, with all of it in one place."""
+    _, found = msgspec.json.schema_components((kind,), ref_template="{name}")
+    shape: dict[str, Any] = found[kind.__name__]
+    for described in shape["properties"].values():
+        if described.get("items") == {"$ref": DatasetArray.__name__}:
+            described["items"] = found[DatasetArray.__name__]
+    return shape
+
+
+def _list_schema() -> dict[str, Any]:
+    return {"type": "array", "items": _schema(DatasetStatus)}
+
+
+def _unknown(name: str) -> NotFound:
+    return NotFound(f"there is no dataset {name!r}; `springtide data ls` lists what there is")

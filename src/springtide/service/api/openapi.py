@@ -1,0 +1,159 @@
+"""The description of the REST API: the shapes of core.status merged into OpenAPI, and a page that lists it all."""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+
+from springtide import __version__
+from springtide.core.status.platform import (
+    Explanation,
+    HistoryEntry,
+    JobStatus,
+    PlatformStatus,
+    ProgressSeries,
+    ServiceStatus,
+    Timeline,
+)
+from springtide.core.status.pools import PoolsReport
+from springtide.core.status.quote import Quote
+from springtide.core.status.shares import SharingStatus
+from springtide.service.submission.schemas import REQUEST_MODELS, Problem
+
+_TEMPLATE = "#/components/schemas/{name}"
+_STATUS_TYPES = (
+    PlatformStatus,
+    JobStatus,
+    ServiceStatus,
+    Explanation,
+    HistoryEntry,
+    Timeline,
+    ProgressSeries,
+    PoolsReport,
+    Quote,
+    SharingStatus,
+)
+_METHODS = ("get", "post", "put", "delete")
+
+
+def reference(model: type) -> dict[str, str]:
+    """Return the reference to a shape of the description."""
+    return {"$ref": "#/components/schemas/" + model.__name__}
+
+
+def list_of(model: type) -> dict[str, Any]:
+    """Return the schema of a list of such shapes."""
+    return {"type": "array", "items": reference(model)}
+
+
+def answers(
+    schema: dict[str, Any], description: str, *problems: int, status: int = 200, media_type: str = "application/json"
+) -> dict[int | str, dict[str, Any]]:
+    """Return a route's `responses`: what it answers, and the statuses with which it refuses."""
+    described: dict[int | str, dict[str, Any]] = {
+        status: {"description": description, "content": {media_type: {"schema": schema}}}
+    }
+    for problem in sorted({401, 403, *problems}):
+        content = {"application/json": {"schema": reference(Problem)}}
+        described[problem] = {"description": _PROBLEMS[problem], "content": content}
+    return described
+
+
+def takes(model: type[BaseModel], example: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return a route's `openapi_extra`: the body that it takes."""
+    content: dict[str, Any] = {"schema": reference(model)}
+    if example is not None:
+        content["example"] = example
+    return {"requestBody": {"required": True, "content": {"application/json": content}}}
+
+
+_PROBLEMS = {
+    400: "The body is not JSON.",
+    401: "No token, or a wrong one.",
+    403: "From another host's name or another site's page.",
+    404: "No workload of that id or name.",
+    409: "Its state does not allow it.",
+    413: "The body is too large.",
+    415: "The body is not declared as JSON.",
+    422: "A field does not fit; the sentence says what would.",
+    503: "The platform did not record it in time.",
+}
+
+
+def describe(app: FastAPI) -> dict[str, Any]:
+    """Return the OpenAPI description of every route, made once."""
+    if app.openapi_schema is not None:
+        return app.openapi_schema
+    described: dict[str, Any] = get_openapi(
+        title="Springtide",
+        version=__version__,
+        description="The control API of an elastic serverless ML platform. Times are seconds of the platform's clock.",
+        routes=app.routes,
+        tags=[
+            {"name": "platform", "description": "The platform as a whole"},
+            {"name": "jobs", "description": "Training jobs"},
+            {"name": "services", "description": "Inference services"},
+            {"name": "workloads", "description": "Jobs and services alike"},
+            {"name": "functions", "description": "Calls to the deployed services"},
+        ],
+    )
+    components = described.setdefault("components", {})
+    schemas = components.setdefault("schemas", {})
+    _, status_schemas = msgspec.json.schema_components(_STATUS_TYPES, ref_template=_TEMPLATE)
+    schemas.update(status_schemas)
+    for model in REQUEST_MODELS:
+        schema = model.model_json_schema(ref_template="#/components/schemas/{model}", mode="validation")
+        schemas.update(schema.pop("$defs", {}))
+        schemas[model.__name__] = schema
+    for unused in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(unused, None)
+    _replace_validation_answers(described)
+    components["securitySchemes"] = {
+        "token": {"type": "http", "scheme": "bearer", "description": "The content of the state directory's token file"}
+    }
+    described["security"] = [{"token": []}]
+    app.openapi_schema = described
+    return described
+
+
+def _replace_validation_answers(described: dict[str, Any]) -> None:
+    """FastAPI's own 422 names a shape that is never answered; every refusal here is a Problem."""
+    for operations in described["paths"].values():
+        for operation in operations.values():
+            problem = operation.get("responses", {}).get("422")
+            if problem is not None:
+                problem["content"] = {"application/json": {"schema": reference(Problem)}}
+
+
+def render_page(described: dict[str, Any]) -> str:
+    """Return a plain page that lists every operation. It loads nothing, so that it works without a network."""
+    sections: list[str] = []
+    for tag in (*(tag["name"] for tag in described["tags"]), None):
+        rows = [
+            f"<dt><code>{method.upper()} {html.escape(path)}</code></dt><dd>{_describe_operation(operation)}</dd>"
+            for path, operations in described["paths"].items()
+            for method, operation in operations.items()
+            if method in _METHODS and (operation.get("tags") or [None])[0] == tag
+        ]
+        if rows:
+            sections.append(f"<h2>{html.escape(tag or 'other')}</h2><dl>{''.join(rows)}</dl>")
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Springtide API</title></head>'
+        f"<body><h1>Springtide API {html.escape(described['info']['version'])}</h1>"
+        "<p>Every <code>/v1</code> path needs <code>Authorization: Bearer TOKEN</code>. The full description is "
+        '<a href="/openapi.json">openapi.json</a>.</p>' + "".join(sections) + "</body></html>"
+    )
+
+
+def _describe_operation(operation: dict[str, Any]) -> str:
+    text = html.escape(operation.get("summary", ""))
+    body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+    if "$ref" in body:
+        text += f"; takes <code>{html.escape(body['$ref'].rpartition('/')[2])}</code>"
+    statuses = ", ".join(html.escape(status) for status in operation.get("responses", {}))
+    return f"{text}; answers {statuses}"

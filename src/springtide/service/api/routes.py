@@ -1,0 +1,454 @@
+"""The REST routes, one function for each group: what is asked comes from service.schemas, what is said from status."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from fastapi import APIRouter, Header, Query, Request
+from msgspec.structs import replace
+from pydantic import BaseModel
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response, StreamingResponse
+
+from springtide.control.records import JobRecord, ServiceRecord
+from springtide.core.status.platform import (
+    Explanation,
+    HistoryEntry,
+    JobStatus,
+    PlatformStatus,
+    ProgressSeries,
+    ServiceStatus,
+    Timeline,
+)
+from springtide.core.workload import JobState, WorkloadId
+from springtide.service.api import openapi
+from springtide.service.api.live_updates import Streams
+from springtide.service.api.pool_routes import PoolDesk
+from springtide.service.contract import PlatformLike
+from springtide.service.history.history import HistoryIndex
+from springtide.service.history.series import SeriesIndex, planned_of
+from springtide.service.logs import reading as logs
+from springtide.service.lookup import find_job, find_service, find_workload
+from springtide.service.quotes.quote import QuoteDesk
+from springtide.service.status.cluster_evidence import (
+    PodsByWorkload,
+    cluster_evidence,
+    pods_by_workload,
+    with_cluster,
+    with_pods,
+)
+from springtide.service.status.explain import explain
+from springtide.service.status.outlook import outlook_of
+from springtide.service.status.search_reports import SearchDesk
+from springtide.service.status.status import job_status, listed_services, platform_status, service_status
+from springtide.service.submission.problems import UnsupportedMediaType
+from springtide.service.submission.schemas import (
+    JobChangeIn,
+    JobIn,
+    NothingIn,
+    ResumeIn,
+    ScaleIn,
+    ServiceIn,
+    ShutdownIn,
+    parse_body,
+)
+from springtide.service.submission.shares import ShareDesk
+from springtide.service.submission.submission import Desk
+
+BodyT = TypeVar("BodyT", bound=BaseModel)
+JOB_EXAMPLE = {
+    "name": "digits",
+    "source": {"filename": "digits.py", "text": "def fit(ctx):\n    ...\n", "object_name": "fit", "kind": "function"},
+    "options": {"deadline_s": 600, "global_batch_size": 512, "num_epochs": 10, "max_workers": 4},
+}
+_SERVICE_EXAMPLE = {
+    "source": {"filename": "serve.py", "text": "class Digits:\n    ...\n", "object_name": "Digits", "kind": "class"},
+    "options": {"slo_s": 0.2, "min_replicas": 0, "max_replicas": 4},
+}
+_JOB = openapi.reference(JobStatus)
+_SERVICE = openapi.reference(ServiceStatus)
+_TEXT = {"type": "string"}
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """What every route is served from."""
+
+    platform: PlatformLike
+    history: HistoryIndex
+    series: SeriesIndex
+    desk: Desk
+    streams: Streams
+    quotes: QuoteDesk
+    pools: PoolDesk
+    searches: SearchDesk
+    shares: ShareDesk
+
+    def jobs(self) -> list[JobStatus]:
+        """Every job's status at this instant."""
+        pods = pods_by_workload(self.platform.cluster())
+        return [self.job(record, pods=pods) for record in self.platform.view().jobs.values()]
+
+    def services(self, request: Request) -> list[ServiceStatus]:
+        """The status of every deployed service at this instant."""
+        pods = pods_by_workload(self.platform.cluster())
+        return [self.service(record, request, pods=pods) for record in listed_services(self.platform.view())]
+
+    def job(self, record: JobRecord, *, with_map: bool = False, pods: PodsByWorkload | None = None) -> JobStatus:
+        """The job's status at this instant; `with_map` what its search expects of every configuration, too.
+
+        `pods` are those of all workloads, where they have been counted already.
+        """
+        planned = self.platform.view().future.get(record.workload_id, ())
+        price = self.platform.usd_per_device_hour
+        live = self.platform.function_status(record.workload_id)
+        now_s = self.platform.now_s()
+        search = self.searches.status(record, now_s, with_map=with_map)
+        status = job_status(
+            record,
+            now_s,
+            planned=planned,
+            usd_per_device_hour=price,
+            live=live,
+            search=search,
+            enforced=self.shares.enforced(record.job.share),
+        )
+        return with_pods(status, pods_by_workload(self.platform.cluster()) if pods is None else pods)
+
+    def everything(self, request: Request) -> PlatformStatus:
+        """The platform's status at this instant."""
+        platform = self.platform
+        offset_s, price = platform.wall_clock_offset_s, platform.usd_per_device_hour
+        drains = platform.snapshot().drains
+        status = platform_status(
+            platform.view(),
+            platform.now_s(),
+            offset_s,
+            base_url(request),
+            price,
+            drains,
+            platform.function_status,
+            self.searches.status,
+            self.shares,
+        )
+        return with_cluster(status, platform.cluster())
+
+    def why(self, called: str) -> Explanation:
+        """Why the workload of that id or name is where it is, and what is expected of it."""
+        view = self.platform.view()
+        record = find_workload(view, called)
+        outlook = outlook_of(record, self.platform) if isinstance(record, JobRecord) else None
+        if isinstance(record, JobRecord) and record.state is JobState.REJECTED and not record.alternatives:
+            # The policy named none; what it would accept now can still be asked.
+            record = replace(record, alternatives=self.quotes.offers(record))
+        entries = self.history.entries(record.workload_id)
+        live, now_s = self.platform.function_status(record.workload_id), self.platform.now_s()
+        search = self.searches.status(record, now_s) if isinstance(record, JobRecord) else None
+        sharing = self.platform.sharing()
+        found = explain(record, view, entries, now_s, outlook, self.pools.report(), live, search, sharing)
+        cluster = self.platform.cluster()
+        if cluster is None or (isinstance(record, JobRecord) and record.state.is_terminal):
+            return found
+        return replace(found, evidence=(*found.evidence, *cluster_evidence(record.workload_id, cluster)))
+
+    def service(self, record: ServiceRecord, request: Request, *, pods: PodsByWorkload | None = None) -> ServiceStatus:
+        """The service's status at this instant."""
+        status = service_status(
+            record,
+            self.platform.now_s(),
+            base_url(request),
+            enforced=self.shares.enforced(record.service.share),
+            first_answer_s=self.shares.first_answer_s(record.service.name),
+        )
+        return with_pods(status, pods_by_workload(self.platform.cluster()) if pods is None else pods)
+
+
+def job_routes(counter: Counter) -> APIRouter:
+    """Return the routes of training jobs."""
+    router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+    platform, desk = counter.platform, counter.desk
+
+    @router.get("", summary="Every job", responses=openapi.answers(openapi.list_of(JobStatus), "In order of arrival."))
+    async def list_jobs() -> Response:
+        return encoded(await run_in_threadpool(counter.jobs))
+
+    @router.post(
+        "",
+        summary="Submit a training job",
+        status_code=201,
+        openapi_extra=openapi.takes(JobIn, JOB_EXAMPLE),
+        responses={
+            **openapi.answers(_JOB, "The job is taken in.", 400, 409, 413, 415, 422, 503, status=201),
+            200: {"description": "This key was used before.", "content": {"application/json": {"schema": _JOB}}},
+        },
+    )
+    async def submit_job(request: Request, idempotency_key: Annotated[str | None, Header()] = None) -> Response:
+        body = await read_body(request, JobIn)
+        record, is_new = await run_in_threadpool(desk.submit_job, body, idempotency_key)
+        return encoded(counter.job(record), 201 if is_new else 200)
+
+    @router.get(
+        "/{id}/series",
+        summary="How its training went: progress, batch, goodput and noise over time",
+        responses=openapi.answers(openapi.reference(ProgressSeries), "The points, oldest first.", 404, 409),
+    )
+    async def get_series(id: str) -> Response:
+        job_id = find_job(platform.view(), id).workload_id
+        return encoded(counter.series.series(job_id, platform.now_s()))
+
+    @router.get("/{id}", summary="One job, by id or unique name", responses=openapi.answers(_JOB, "The job.", 404, 409))
+    async def get_job(id: str) -> Response:
+        record = find_job(platform.view(), id)
+        return encoded(await run_in_threadpool(counter.job, record, with_map=True))
+
+    _add_changes(router, counter)
+    return router
+
+
+def _add_changes(router: APIRouter, counter: Counter) -> None:
+    """What changes a job that was submitted."""
+    desk = counter.desk
+    changed = openapi.answers(_JOB, "The job as it is now.", 400, 404, 409, 413, 415, 422, 503)
+
+    @router.patch(
+        "/{id}",
+        summary="Change a job's deadline, budget or retries while it runs",
+        openapi_extra=openapi.takes(JobChangeIn, {"deadline_s": 3600, "budget_usd": 5.0}),
+        responses=changed,
+    )
+    async def change_job(request: Request, id: str) -> Response:
+        wish = await read_body(request, JobChangeIn)
+        return encoded(counter.job(await run_in_threadpool(desk.change_job, id, wish)))
+
+    @router.post("/{id}/cancel", summary="End a job", responses=changed)
+    async def cancel_job(request: Request, id: str) -> Response:
+        await read_nothing(request)
+        return encoded(counter.job(await run_in_threadpool(desk.cancel_job, id)))
+
+    @router.post("/{id}/pause", summary="Checkpoint a job and give its devices back", responses=changed)
+    async def pause_job(request: Request, id: str) -> Response:
+        await read_nothing(request)
+        return encoded(counter.job(await run_in_threadpool(desk.pause_job, id)))
+
+    @router.post(
+        "/{id}/resume",
+        summary="Let a paused job go on, with another budget if one is named",
+        openapi_extra=openapi.takes(ResumeIn, {"budget_usd": 5.0}),
+        responses=changed,
+    )
+    async def resume_job(request: Request, id: str) -> Response:
+        wish = await read_body(request, ResumeIn) if await request.body() else ResumeIn()
+        return encoded(counter.job(await run_in_threadpool(desk.resume_job, id, wish.budget_usd)))
+
+
+def service_routes(counter: Counter) -> APIRouter:
+    """Return the routes of inference services."""
+    router = APIRouter(prefix="/v1/services", tags=["services"])
+    platform, desk = counter.platform, counter.desk
+
+    @router.get(
+        "", summary="Every service", responses=openapi.answers(openapi.list_of(ServiceStatus), "In order of arrival.")
+    )
+    async def list_services(request: Request) -> Response:
+        return encoded(await run_in_threadpool(counter.services, request))
+
+    @router.get("/{name}", summary="One service", responses=openapi.answers(_SERVICE, "The service.", 404))
+    async def get_service(request: Request, name: str) -> Response:
+        return encoded(counter.service(find_service(platform.view(), name), request))
+
+    @router.put(
+        "/{name}",
+        summary="Deploy a service, or a new revision of it",
+        openapi_extra=openapi.takes(ServiceIn, _SERVICE_EXAMPLE),
+        responses=openapi.answers(_SERVICE, "The service is taken in.", 400, 409, 413, 415, 422, 503),
+    )
+    async def deploy_service(request: Request, name: str) -> Response:
+        body = await read_body(request, ServiceIn)
+        return encoded(counter.service(await run_in_threadpool(desk.deploy_service, name, body), request))
+
+    @router.delete(
+        "/{name}",
+        summary="Drain a service and take it away",
+        responses=openapi.answers(_SERVICE, "It drains.", 400, 404, 413, 415, 422, 503),
+    )
+    async def remove_service(request: Request, name: str) -> Response:
+        await read_nothing(request)
+        return encoded(counter.service(await run_in_threadpool(desk.remove_service, name), request))
+
+    return router
+
+
+def workload_routes(counter: Counter) -> APIRouter:
+    """Return the routes that jobs and services share."""
+    router = APIRouter(prefix="/v1/workloads", tags=["workloads"])
+    platform = counter.platform
+
+    @router.post(
+        "/{id}/scale",
+        summary="Set new bounds on workers or replicas",
+        openapi_extra=openapi.takes(ScaleIn, {"minimum": 1, "maximum": 4}),
+        responses=openapi.answers(
+            {"oneOf": [_JOB, _SERVICE]}, "The job or service as it is now.", 400, 404, 409, 413, 415, 422, 503
+        ),
+    )
+    async def scale_workload(request: Request, id: str) -> Response:
+        body = await read_body(request, ScaleIn)
+        record = await run_in_threadpool(counter.desk.scale, id, body)
+        if isinstance(record, JobRecord):
+            return encoded(counter.job(record))
+        return encoded(counter.service(record, request))
+
+    @router.get(
+        "/{id}/why",
+        summary="Why it is where it is, and what could be done",
+        responses=openapi.answers(openapi.reference(Explanation), "The one dominant reason.", 404, 409),
+    )
+    async def why(id: str) -> Response:
+        return encoded(await run_in_threadpool(counter.why, id))
+
+    @router.get(
+        "/{id}/history",
+        summary="Its story from the journal, oldest line first",
+        responses=openapi.answers(openapi.list_of(HistoryEntry), "The newest lines.", 404, 409),
+    )
+    async def get_history(id: str) -> Response:
+        return encoded(list(counter.history.entries(find_workload(platform.view(), id).workload_id)))
+
+    @router.get(
+        "/{id}/logs",
+        summary="What its replicas wrote, each line with `[replica] ` before it",
+        response_class=Response,
+        responses=openapi.answers(_TEXT, "Lines of text.", 404, 409, 422, media_type="text/plain"),
+    )
+    async def get_logs(
+        id: str,
+        replica: Annotated[str, Query(max_length=96)] = "",
+        tail: Annotated[int, Query(ge=0, le=logs.MAX_TAIL)] = 200,
+        follow: bool = False,
+    ) -> Response:
+        workload_id = find_workload(platform.view(), id).workload_id
+        folder = platform.workload_dir(workload_id) / "logs"
+        await run_in_threadpool(platform.shelf.fetch_logs, workload_id)
+        media_type = "text/plain; charset=utf-8"
+        if not follow:
+            lines, _ = await run_in_threadpool(logs.read_tail, folder, tail, replica)
+            return Response(logs.as_text(lines), media_type=media_type)
+        await run_in_threadpool(logs.list_logs, folder, replica)
+        counter.streams.check_room()
+        chunks = logs.follow(folder, tail, replica, lambda: is_over(platform, workload_id))
+        return StreamingResponse(
+            counter.streams.counted(chunks), media_type=media_type, headers={"Cache-Control": "no-store"}
+        )
+
+    return router
+
+
+def platform_routes(counter: Counter) -> APIRouter:
+    """Return the routes of the platform as a whole."""
+    router = APIRouter(prefix="/v1", tags=["platform"])
+    platform = counter.platform
+
+    @router.get(
+        "/status",
+        summary="Everything at one instant",
+        responses=openapi.answers(openapi.reference(PlatformStatus), "Devices, jobs and services."),
+    )
+    async def get_status(request: Request) -> Response:
+        return encoded(await run_in_threadpool(counter.everything, request))
+
+    @router.get(
+        "/timeline",
+        summary="Who held which device when, and what happened",
+        responses=openapi.answers(openapi.reference(Timeline), "Intervals and marks.", 422),
+    )
+    async def get_timeline(since_s: Annotated[float, Query(ge=0, le=1e12, allow_inf_nan=False)] = 0.0) -> Response:
+        timeline = await run_in_threadpool(counter.history.timeline, platform.now_s(), since_s)
+        return encoded(replace(timeline, planned=planned_of(platform.view(), timeline.now_s)))
+
+    @router.get(
+        "/stream",
+        summary="The status as server-sent events, at most four a second",
+        response_class=Response,
+        responses=openapi.answers(
+            openapi.reference(PlatformStatus),
+            "Events named `status` whose data is a PlatformStatus.",
+            422,
+            503,
+            media_type="text/event-stream",
+        ),
+    )
+    async def stream(
+        request: Request,
+        after_seq: Annotated[int, Query(ge=-1, le=2**62)] = -1,
+        last_event_id: Annotated[str, Header()] = "",
+    ) -> Response:
+        counter.streams.check_room()
+        if last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) < 18:
+            after_seq = max(after_seq, int(last_event_id))
+        return StreamingResponse(
+            counter.streams.counted(counter.streams.stream(after_seq, base_url(request))),
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+        )
+
+    @router.post(
+        "/shutdown",
+        summary="End the platform",
+        status_code=202,
+        openapi_extra=openapi.takes(ShutdownIn, {"stop_workers": True}),
+        responses=openapi.answers(
+            {"type": "object", "properties": {"stopping": {"type": "boolean"}}, "required": ["stopping"]},
+            "It ends now.",
+            400,
+            413,
+            415,
+            422,
+            status=202,
+        ),
+    )
+    async def shutdown(request: Request) -> Response:
+        body = await read_body(request, ShutdownIn)
+        await run_in_threadpool(lambda: platform.request_shutdown(stop_workers=body.stop_workers))
+        return encoded({"stopping": True}, 202)
+
+    return router
+
+
+async def read_body(request: Request, model: type[BodyT]) -> BodyT:
+    """Return the checked body. Raises InvalidRequest."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise UnsupportedMediaType(
+            f"the body is declared as {media_type or 'nothing'!r:.80}; send JSON with Content-Type: application/json"
+        )
+    # A large body takes a while to check; other requests are answered meanwhile.
+    return await run_in_threadpool(parse_body, await request.body(), model)
+
+
+async def read_nothing(request: Request) -> None:
+    """Read the body of a request that takes none. Raises InvalidRequest if it holds anything but `{}`."""
+    if await request.body():
+        await read_body(request, NothingIn)
+
+
+def encoded(value: Any, status: int = 200) -> Response:
+    """Return a JSON answer."""
+    return Response(
+        msgspec.json.encode(value), status, media_type="application/json", headers={"Cache-Control": "no-store"}
+    )
+
+
+def base_url(request: Request) -> str:
+    """The address under which the platform was asked; the door has checked the host."""
+    return f"http://{request.headers['host']}"
+
+
+def is_over(platform: PlatformLike, workload_id: WorkloadId) -> bool:
+    """Whether nothing of the workload runs or will ever run again."""
+    view = platform.view()
+    job, service = view.jobs.get(workload_id), view.services.get(workload_id)
+    if job is not None:
+        return job.state.is_terminal and not job.replicas
+    return service is None or (service.is_removed and not service.replicas)

@@ -1,0 +1,198 @@
+"""What a platform is told of the function service that it connects to: checked, and kept beside its state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, get_args
+from urllib.parse import urlsplit
+
+import msgspec
+
+from springtide.backends.functions.parameter_store.address import EXAMPLE, is_fixed, parse_hosted
+from springtide.core.errors import InvalidRequest
+from springtide.storage.files import write_durable
+
+Provider = Literal["emulator", "aws", "alibaba"]
+PROVIDERS: tuple[Provider, ...] = get_args(Provider)
+MAX_CONCURRENCY = 10_000
+MAX_PLACES = 64
+# So many jobs run at a time where nobody says otherwise: each has its coordinator on this machine.
+DEFAULT_PLACES = 4
+_FILE = "functions.json"
+_STORE_SCHEMES = ("file", "s3")
+# What can be made to go wrong on the emulator, as `--functions-faults kill=0.05,throttled=0.1` names it.
+FAULTS = ("kill", "lost", "answer_lost", "late", "throttled", "slow")
+
+
+class FunctionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which function service, and how it is reached. Credentials are not here: the provider's own files hold them.
+
+    `store` is where jobs' objects live, an address of storage.open; `parameter_store` (optional) what carries
+    activations and gradients: such an address, too, or what is started for each job (docs/storage.md). `role` is what
+    functions may do, `image` what they are made of (empty: a zip), `endpoint` another address of the provider's API.
+    `name` is the platform's own, a part of its functions' names (provider.function_prefix).
+    `concurrency` is how many functions jobs have at a time (as many successors may warm up beside them), `places` how
+    many jobs there are. The emulator alone has a `lifetime_s`, a `bytes_per_s` for each function and direction, and
+    `faults`, the fractions of invocations that each of FAULTS befalls, drawn
+    from `seed`.
+    """
+
+    provider: Provider
+    store: str = ""
+    parameter_store: str = ""
+    region: str = ""
+    role: str = ""
+    image: str = ""
+    endpoint: str = ""
+    name: str = ""
+    concurrency: int | None = None
+    places: int = DEFAULT_PLACES
+    lifetime_s: float | None = None
+    bytes_per_s: float | None = None
+    faults: dict[str, float] = {}
+    seed: int = 0
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether functions are processes of this machine."""
+        return self.provider == "emulator"
+
+
+def check_settings(settings: FunctionSettings) -> None:
+    """Raise InvalidRequest, with the flag to change, unless the settings go together."""
+    _check_address(settings.store, _STORE_SCHEMES, "--functions-store", "s3://bucket/springtide")
+    _check_parameter_store(settings)
+    for what, value, most in (
+        ("--functions-concurrency", settings.concurrency, MAX_CONCURRENCY),
+        ("--functions-places", settings.places, MAX_PLACES),
+    ):
+        if value is not None and not 1 <= value <= most:
+            raise InvalidRequest(f"{what} must be from 1 to {most:,}, got {value}")
+    for fault, fraction in settings.faults.items():
+        if fault not in FAULTS:
+            raise InvalidRequest(f"there is no fault {fault!r}; --functions-faults knows {', '.join(FAULTS)}")
+        if not 0.0 <= fraction <= 1.0:
+            raise InvalidRequest(f"the fraction of {fault!r} must be from 0 to 1, got {fraction}")
+    if settings.is_emulated:
+        if settings.store.startswith("s3:") or not settings.store or settings.store.startswith("file:"):
+            return
+        raise InvalidRequest("the emulator's store is file:///a/path or s3://bucket/prefix?endpoint=http://...")
+    _check_cloud(settings)
+
+
+def _check_cloud(settings: FunctionSettings) -> None:
+    """What only the emulator has is refused, what a cloud cannot do without is asked for."""
+    name = settings.provider
+    for flag, is_given in (
+        ("--functions-lifetime", settings.lifetime_s is not None),
+        ("--functions-bandwidth", settings.bytes_per_s is not None),
+        ("--functions-faults", bool(settings.faults)),
+    ):
+        if is_given:
+            raise InvalidRequest(f"{flag} is for the emulator; {name} has its own limits and faults: leave it out")
+    if not settings.store.startswith("s3:"):
+        raise InvalidRequest(
+            f"functions at {name} reach an object store only: name it with --functions-store s3://bucket/prefix"
+            + ("" if name == "aws" else "?endpoint=https://oss-REGION-internal.aliyuncs.com")
+        )
+    if settings.parameter_store.startswith("shm:"):
+        raise InvalidRequest(
+            f"functions at {name} share no memory; use --functions-parameter-store redis://HOST:6379/0"
+        )
+    if not settings.role:
+        raise InvalidRequest(
+            f"functions at {name} need a role that may read and write the store: --functions-role "
+            + ("arn:aws:iam::ACCOUNT:role/NAME" if name == "aws" else "acs:ram::ACCOUNT:role/NAME")
+        )
+    if not settings.region:
+        raise InvalidRequest(f"name the region that the functions run in: --functions-region {_region(name)}")
+
+
+def _check_parameter_store(settings: FunctionSettings) -> None:
+    """An address of a store, or what starts one for each job, where functions can reach it. Raises InvalidRequest."""
+    address = settings.parameter_store
+    if not address or is_fixed(address):
+        return
+    hosted = parse_hosted(address)
+    if hosted is None:
+        raise InvalidRequest(
+            f"--functions-parameter-store {_without_password(address)!r} is no parameter store; write {EXAMPLE}"
+        )
+    if hosted.kind == "redis" and not settings.is_emulated:
+        raise InvalidRequest(
+            f"functions at {settings.provider} do not reach a Redis of this machine; use --functions-parameter-store "
+            "redis://HOST:6379/0" + (" or ecs://CLUSTER/TASK?region=R&subnets=S" if settings.provider == "aws" else "")
+        )
+    if hosted.kind == "ecs" and settings.provider == "alibaba":
+        raise InvalidRequest(
+            "functions at alibaba do not reach AWS; use --functions-parameter-store redis://HOST:6379/0"
+        )
+
+
+def _region(provider: str) -> str:
+    return "eu-central-1" if provider == "aws" else "cn-hangzhou"
+
+
+def _check_address(address: str, schemes: tuple[str, ...], flag: str, example: str) -> None:
+    if not address:
+        return
+    parts = urlsplit(address)
+    if parts.scheme not in schemes or not (parts.netloc or parts.path.strip("/")):
+        raise InvalidRequest(
+            f"{flag} {_without_password(address)!r} is not an address of a store; write it like {example}"
+        )
+
+
+def _without_password(address: str) -> str:
+    """The address as it may be shown: what stands between the colon and the @ stays out."""
+    parts = urlsplit(address)
+    if parts.password is None:
+        return address[:200]
+    return address.replace(f":{parts.password}@", ":...@")[:200]
+
+
+def shown_address(address: str) -> str:
+    """An address as people may see it, without its password."""
+    return _without_password(address)
+
+
+def parse_faults(text: str) -> dict[str, float]:
+    """`kill=0.05,throttled=0.1` as fractions. Raises InvalidRequest."""
+    faults: dict[str, float] = {}
+    for part in text.split(",") if text else ():
+        name, separator, value = part.strip().partition("=")
+        try:
+            faults[name] = float(value)
+        except ValueError:
+            separator = ""
+        if not separator or name not in FAULTS or not 0.0 <= faults[name] <= 1.0:
+            raise InvalidRequest(
+                f"{part.strip()!r} is not a fault; write fractions like kill=0.05,throttled=0.1 of {', '.join(FAULTS)}"
+            )
+    return faults
+
+
+def write_settings(state_dir: Path, settings: FunctionSettings | None) -> Path | None:
+    """Keep the settings for the platform's process, for their owner alone: a store's address may hold a password.
+
+    None takes them away. Returns where they are. Raises StorageError.
+    """
+    path = state_dir / _FILE
+    if settings is None:
+        path.unlink(missing_ok=True)
+        return None
+    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_durable(path, msgspec.json.encode(settings), mode=0o600)
+    return path
+
+
+def read_settings(path: Path) -> FunctionSettings:
+    """The settings that `write_settings` kept. Raises InvalidRequest."""
+    try:
+        settings = msgspec.json.decode(path.read_bytes(), type=FunctionSettings)
+    except (OSError, ValueError, RecursionError) as error:
+        raise InvalidRequest(
+            f"{path} cannot be read: {error}; start with `springtide up --functions ...` again"
+        ) from None
+    check_settings(settings)
+    return settings

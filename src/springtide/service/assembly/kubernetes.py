@@ -1,0 +1,444 @@
+"""The composition root of a platform on Kubernetes: it waits until it is elected, then builds everything and serves.
+
+    Lease -> term of the journal -> function service, where there is one -> executor (caches, workers' port)
+          -> platform (journal replayed, pods and functions adopted) -> reconciler of objects -> API and gateway
+
+Whoever loses the Lease or the journal's term ends at once, with SUPERSEDED: nothing is tidied up, because whatever it
+did would be done beside its successor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import uvicorn
+from prometheus_client import CollectorRegistry
+
+import springtide
+from springtide.backends.kubernetes.client.api import KubeApi
+from springtide.backends.kubernetes.client.kinds import POD, Key
+from springtide.backends.kubernetes.client.leases import Leadership
+from springtide.backends.kubernetes.client.thread import ApiThread
+from springtide.backends.kubernetes.executor import KubernetesExecutor
+from springtide.backends.kubernetes.install.manifests import ACTIVE_LABEL
+from springtide.backends.kubernetes.settings import MANAGED_BY_LABEL, PLATFORM_LABEL, KubernetesSettings
+from springtide.control.journal.sqlite import DurableJournal, open_journal
+from springtide.core.decision import Overheads
+from springtide.core.errors import BackendError, InvalidRequest, JournalError, Superseded
+from springtide.core.status.pods import ClusterStatus
+from springtide.core.status.shares import SharingStatus
+from springtide.core.tokens import gateway_token, workload_key
+from springtide.core.workload import WorkloadId
+from springtide.service.api.application import build_api
+from springtide.service.api.dashboard import dashboard_routes
+from springtide.service.assembly.cluster_secrets import api_token, master_key, token_secret
+from springtide.service.assembly.kubernetes_functions import ClusterFunctions
+from springtide.service.assembly.local import USUAL_USD_PER_CPU_HOUR, USUAL_USD_PER_GPU_HOUR, Address
+from springtide.service.assembly.pool_settings import STRATEGY, tide_of
+from springtide.service.gateway.application import Gateway
+from springtide.service.gateway.routes import service_routes
+from springtide.service.platform import EventExecutor, Ground, Platform, PlatformClock, PlatformView
+from springtide.service.reconciler.controller import ObjectDoor
+from springtide.service.server import CRASH_AT, LOOPBACK, bind, crash_point_of, lifespan_of, server_of, signals_end
+from springtide.service.standby import Standby
+from springtide.service.submission.source_stores import StoreShelf
+from springtide.storage.files import write_durable
+from springtide.storage.stores.checked import CheckedStore
+from springtide.storage.stores.open import open_store
+
+LOG = logging.getLogger("springtide.kubernetes")
+T = TypeVar("T")
+# The label that tells the pods of one platform's control plane from those of another.
+INSTANCE_LABEL = "app.kubernetes.io/instance"
+
+# The exit code of a control plane that another one has taken over from.
+SUPERSEDED = 3
+# From the order to the first step, until changes were seen: the pod is created, bound and started, and the worker
+# imports and builds its model.
+KUBERNETES_OVERHEADS = Overheads(change_s=6.0)
+_RETRY_S = 1.0
+_LOCK_FILE = "control-plane.lock"
+_LEADER_FILE = "leader"
+_REASONS_AGE_S = 1.0
+
+
+class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How to run a control plane. `kubeconfig` None is what the environment says, or the pod's own service account.
+
+    `host` is the address to listen at. `state_dir` holds copies that may be lost, and the journal where the settings
+    name no other.
+    """
+
+    settings: KubernetesSettings
+    state_dir: Path
+    kubeconfig: Path | None = None
+    host: str = "0.0.0.0"
+
+
+def serve_on_kubernetes(options: ClusterOptions) -> int:
+    """Run a control plane until it is told to end. Returns the process's exit code: 0, 1 failed, 3 superseded.
+
+    Raises InvalidRequest (settings that cannot be), BackendError (no way to the cluster, a taken port), StorageError.
+    """
+    if not options.settings.store_url:
+        raise InvalidRequest("store_url must name the object store that pods and control plane share, like s3://BUCKET")
+    options.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    crash_point = crash_point_of(os.environ.get(CRASH_AT, ""))
+    held = _hold(options.state_dir)
+    try:
+        listener = bind(options.settings.port, options.host)
+        try:
+            return _ControlPlane(options, listener, crash_point).run()
+        finally:
+            listener.close()
+    finally:
+        os.close(held)
+
+
+class _ControlPlane:
+    def __init__(self, options: ClusterOptions, listener: socket.socket, crash_point: Callable[[str], None]) -> None:
+        self._options = options
+        # Pods reach this process where the operator says, else at its own pod.
+        advertise = options.settings.advertise or os.environ.get("POD_IP") or socket.gethostname()
+        self._settings = msgspec.structs.replace(options.settings, advertise=advertise)
+        self._listener = listener
+        self._crash_point = crash_point
+        # Set when something has to be looked at: elected, or asked to end.
+        self._wake = threading.Event()
+        self._is_asked_to_end = threading.Event()
+        settings = options.settings
+        self._leadership = Leadership(
+            Key(settings.namespace, settings.name),
+            lease_s=settings.lease_s,
+            on_acquired=self._wake.set,
+            on_lost=_leave,
+            labels={MANAGED_BY_LABEL: "springtide", PLATFORM_LABEL: settings.name},
+            # Who led from this directory has ended, or it would be held: what it left is taken over without waiting.
+            predecessor=_read_leader(options.state_dir),
+        )
+        self._thread = ApiThread(lambda: KubeApi.connect(options.kubeconfig), may_write=self._leadership.may_act)
+        self._executor: KubernetesExecutor | None = None
+        self._reasons: Mapping[WorkloadId, str] = {}
+        self._reasons_at_s = float("-inf")
+
+    def run(self) -> int:
+        """Wait for the election, lead, and end in order. Returns the exit code."""
+        self._thread.open()
+        standby = Standby(self._listener, self._role, lambda: self._leadership.holder)
+        try:
+            with self._ends_when_told():
+                standby.start()
+                self._patiently(lambda: self._thread.call(self._unmark))
+                self._thread.run(self._leadership.run).add_done_callback(_end_with_the_election)
+                LOG.info("%s stands by", self._leadership.identity)
+                self._wake.wait()
+                if self._is_asked_to_end.is_set():
+                    return 0
+                return self._lead(standby)
+        finally:
+            standby.stop()
+            with contextlib.suppress(BackendError):
+                self._thread.call(self._leadership.release, timeout_s=5.0)
+            self._thread.close()
+
+    def _watch_term(self, journal: DurableJournal) -> None:
+        """Cut off from the API server nobody hears who leads there: as long as that lasts the journal is asked."""
+        while not self._is_asked_to_end.wait(self._settings.lease_s):
+            if not self._leadership.is_suspended:
+                continue
+            try:
+                journal.check()
+            except Superseded as error:
+                _leave(str(error))
+            except JournalError as error:
+                LOG.warning("cut off from the API server, and from the journal: %s", error)
+
+    def _role(self) -> str:
+        return "starting" if self._leadership.is_leading else "standby"
+
+    # --- leading -----------------------------------------------------------------------------------------------------
+
+    def _lead(self, standby: Standby) -> int:
+        settings = self._settings
+        write_durable(self._options.state_dir / _LEADER_FILE, self._leadership.identity.encode(), mode=0o600)
+        key = self._patiently(lambda: self._thread.call(lambda api: master_key(api, settings)))
+        token = self._patiently(lambda: self._thread.call(lambda api: api_token(api, settings)))
+        journal = self._patiently(self._take_term)
+        functions = self._patiently(lambda: ClusterFunctions.connect(settings, self._options.state_dir, os.environ))
+        if key is None or token is None or journal is None or functions is None:
+            return 0
+        LOG.info("%s leads in term %d", self._leadership.identity, journal.term)
+        platform = self._make_platform(journal, key, functions)
+        registry = CollectorRegistry()
+        gateway = Gateway(platform.post, registry=registry)
+
+        def update(view: PlatformView) -> None:
+            gateway.update(
+                service_routes(
+                    view,
+                    token_of=lambda service_id: gateway_token(workload_key(key, service_id)),
+                    waits_of=self._waits_of,
+                )
+            )
+
+        platform.subscribe(lambda seq, step, view: update(view))
+        door = ObjectDoor(
+            platform,
+            self._thread,
+            settings,
+            cluster_status=self._status,
+            quota_caps=self._quota_caps,
+        )
+        app = build_api(
+            platform,
+            token=token,
+            desk=door.desk,
+            extra_routes=[*gateway.routes(), *dashboard_routes()],
+            registry=registry,
+            function_paths=gateway.openapi_paths,
+            lifespan=lifespan_of(gateway),
+            first_answer_s=gateway.first_answer_s,
+            token_place=f"the Secret {settings.namespace}/{token_secret(settings)}",
+        )
+        server = server_of(app)
+        platform.start(on_stop=lambda: setattr(server, "should_exit", True))
+        update(platform.view())
+        door.start()
+        threading.Thread(target=self._watch_term, args=(journal,), name="springtide-term", daemon=True).start()
+        try:
+            return self._serve(platform, door, server, token, standby)
+        finally:
+            functions.close(stop_workers=platform.stop_workers)
+
+    def _take_term(self) -> DurableJournal:
+        """Take the journal over. Raises BackendError for one that slept since it was elected: another may lead now."""
+        if not self._leadership.may_act():
+            raise BackendError("the lease has to be renewed before the journal is taken over")
+        return open_journal(self._settings.journal_url, self._options.state_dir, holder=self._leadership.identity)
+
+    def _make_platform(self, journal: DurableJournal, key: bytes, functions: ClusterFunctions) -> Platform:
+        settings, state_dir = self._settings, self._options.state_dir
+        store = open_store(settings.store_url)
+        if not isinstance(store, CheckedStore):
+            raise InvalidRequest("store_url must name a store that workloads can be held in: s3:// or file://")
+
+        def make_executor(clock: PlatformClock) -> EventExecutor:
+            self._executor = executor = KubernetesExecutor(
+                state_dir,
+                clock,
+                settings=settings,
+                api_thread=self._thread,
+                store=store,
+                master_key=key,
+                term=journal.term,
+                crash_point=self._crash_point,
+                on_superseded=lambda term: _leave(f"pods bear the later term {term}, this is {journal.term}"),
+            )
+            executor.open()
+            return functions.beside(executor, state_dir, clock, journal.term)
+
+        def nodes() -> Any:
+            assert self._executor is not None
+            return self._executor.nodes()
+
+        policy = settings.policy
+        if settings.pools and "/" not in policy:
+            policy = f"{STRATEGY}/{policy}"
+        usual = USUAL_USD_PER_GPU_HOUR if settings.device_kind == "gpu" else USUAL_USD_PER_CPU_HOUR
+        price = usual if settings.usd_per_device_hour is None else settings.usd_per_device_hour
+        return Platform(
+            state_dir,
+            policy,
+            functions.nodes,
+            make_executor,
+            self._crash_point,
+            price,
+            tide_of(settings.day_s),
+            function_status=functions.status,
+            has_parameter_store=functions.has_parameter_store,
+            sharing=self._sharing,
+            ground=Ground(
+                journal=journal,
+                shelf=StoreShelf(store, state_dir),
+                nodes=nodes,
+                store_url=settings.store_url,
+                overheads=KUBERNETES_OVERHEADS,
+                learns_overheads=True,
+                cluster=self._cluster,
+                on_superseded=lambda error: _leave(str(error)),
+            ),
+        )
+
+    def _serve(self, platform: Platform, door: ObjectDoor, server: uvicorn.Server, token: str, standby: Standby) -> int:
+        state_dir = self._options.state_dir
+        port = self._listener.getsockname()[1]
+        url = f"http://{LOOPBACK}:{port}"
+        # For commands on the same machine, which find the platform by its state directory.
+        write_durable(state_dir / "token", token.encode() + b"\n", mode=0o600)
+        address = Address(pid=os.getpid(), url=url, version=springtide.__version__)
+        write_durable(state_dir / "platform.json", msgspec.json.encode(address))
+        standby.stop()
+        try:
+            with signals_end(server):
+                if self._is_asked_to_end.is_set():
+                    server.should_exit = True
+                self._thread.write(ACTIVE_LABEL, self._mark, failed=_note_mark)
+                LOG.info(
+                    "springtide %s is up on port %d with %d nodes", springtide.__version__, port, self._num_nodes()
+                )
+                # What is here now mostly stays: the collector of garbage, which stops every thread while it looks, need
+                # not look at all of it again each time that pods have come.
+                gc.collect()
+                gc.freeze()
+                server.run(sockets=[self._listener.dup()])
+            self._is_asked_to_end.set()
+            door.stop()
+            # Workers train on: whoever leads next finds them. Only `springtide down` takes them along.
+            platform.request_shutdown(stop_workers=False)
+            platform.join(timeout_s=60.0)
+            assert self._executor is not None
+            self._executor.close(stop_workers=platform.stop_workers)
+        finally:
+            (state_dir / "platform.json").unlink(missing_ok=True)
+        if platform.failure is not None:
+            LOG.error("the control loop failed: %s", platform.failure)
+            return SUPERSEDED if isinstance(platform.failure, Superseded) else 1
+        return 0
+
+    # --- what others are told ----------------------------------------------------------------------------------------
+
+    def _status(self) -> ClusterStatus:
+        assert self._executor is not None
+        status, lead = self._executor.status(), self._leadership
+        return msgspec.structs.replace(status, leader=lead.holder, problem=status.problem or lead.problem)
+
+    def _cluster(self) -> ClusterStatus | None:
+        return None if self._executor is None else self._status()
+
+    def _quota_caps(self) -> Mapping[WorkloadId, int]:
+        return {} if self._executor is None else self._executor.quota_caps()
+
+    def _sharing(self) -> SharingStatus:
+        return SharingStatus() if self._executor is None else self._executor.sharing()
+
+    def _num_nodes(self) -> int:
+        return 0 if self._executor is None else len(self._executor.nodes())
+
+    def _waits_of(self, service_id: WorkloadId) -> str:
+        """Why the pods of a service do not come up; empty where they do, or nobody knows.
+
+        Asked on the loop's thread for each service after each step: all pods are looked through once in a while.
+        """
+        now_s = time.monotonic()
+        if self._executor is not None and now_s - self._reasons_at_s > _REASONS_AGE_S:
+            self._reasons_at_s = now_s
+            self._reasons = {pod.workload_id: pod.reason for pod in self._executor.status().pods if pod.reason}
+        return self._reasons.get(service_id, "")
+
+    # --- the pod of this control plane -------------------------------------------------------------------------------
+
+    async def _mark(self, api: KubeApi) -> None:
+        """Have the Service lead to this pod and to no other."""
+        own = os.environ.get("POD_NAME", "")
+        if not own:
+            return
+        namespace = self._settings.namespace
+        listing = await api.list(POD, namespace, labels=f"{ACTIVE_LABEL}=true,{INSTANCE_LABEL}={self._settings.name}")
+        for pod in listing.items:
+            if pod["metadata"]["name"] != own:
+                await api.patch(POD, pod["metadata"]["name"], _labelled(None), namespace)
+        await api.patch(POD, own, _labelled("true"), namespace)
+
+    async def _unmark(self, api: KubeApi) -> None:
+        """This process may be the second one of its pod: until it leads, the Service must not lead here."""
+        own = os.environ.get("POD_NAME", "")
+        if own:
+            await api.patch(POD, own, _labelled(None), self._settings.namespace)
+
+    # --- waiting -----------------------------------------------------------------------------------------------------
+
+    def _patiently(self, task: Callable[[], T]) -> T | None:
+        """Try until it succeeds; None when it is to end before. Raises InvalidRequest: trying again would not help."""
+        told = ""
+        while not self._is_asked_to_end.is_set():
+            try:
+                return task()
+            except InvalidRequest:
+                raise
+            except (BackendError, JournalError) as error:
+                if str(error) != told:
+                    LOG.warning("not yet: %s", error)
+                told = str(error)
+            self._is_asked_to_end.wait(_RETRY_S)
+        return None
+
+    @contextlib.contextmanager
+    def _ends_when_told(self) -> Iterator[None]:
+        """SIGTERM and SIGINT end the waiting. While the platform is served, the server has them."""
+
+        def end(*_: object) -> None:
+            self._is_asked_to_end.set()
+            self._wake.set()
+
+        names = (signal.SIGTERM, signal.SIGINT)
+        before = {name: signal.signal(name, end) for name in names}
+        try:
+            yield
+        finally:
+            for name, handler in before.items():
+                signal.signal(name, handler)
+
+
+def _hold(state_dir: Path) -> int:
+    """Have the directory for this process alone, for as long as it lives. Raises BackendError."""
+    descriptor = os.open(state_dir / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise BackendError(
+            f"another control plane runs on {state_dir}; give each a state directory of its own: --state DIR"
+        ) from None
+    return descriptor
+
+
+def _read_leader(state_dir: Path) -> str:
+    """Who led last from this directory; empty where nobody has."""
+    try:
+        return (state_dir / _LEADER_FILE).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _leave(reason: str, code: int = SUPERSEDED) -> None:
+    """End this process at once, whatever its other threads are about to do."""
+    LOG.error("this control plane ends: %s", reason)
+    logging.shutdown()
+    os._exit(code)
+
+
+def _end_with_the_election(election: Future[None]) -> None:
+    """Nobody would notice that a control plane stands by for ever; a new process may do better."""
+    if not election.cancelled() and election.exception() is not None:
+        _leave(f"its election failed: {election.exception()}", code=1)
+
+
+def _note_mark(error: BackendError) -> None:
+    LOG.error("the platform's Service does not lead here: %s", error)
+
+
+def _labelled(value: str | None) -> dict[str, Any]:
+    return {"metadata": {"labels": {ACTIVE_LABEL: value}}}

@@ -1,0 +1,197 @@
+"""The only composition root: builds the embedded platform from its parts and serves it on one loopback port."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+import springtide
+from springtide.backends.local import LocalExecutor
+from springtide.backends.local.devices import discover_node, split_node
+from springtide.core.resources import Node, Pool
+from springtide.core.status.functions import FunctionRunStatus
+from springtide.core.status.shares import SharingStatus
+from springtide.core.workload import WorkloadId
+from springtide.service.api.application import build_api
+from springtide.service.api.auth import load_or_create_token
+from springtide.service.api.dashboard import dashboard_routes
+from springtide.service.assembly.function_settings import FunctionSettings
+from springtide.service.assembly.functions import Connection, connect, node_of
+from springtide.service.assembly.pool_settings import policy_with_pools, tide_of
+from springtide.service.gateway.application import Gateway
+from springtide.service.gateway.routes import service_routes
+from springtide.service.platform import EventExecutor, Platform, PlatformClock
+from springtide.service.server import CRASH_AT, LOOPBACK, bind, crash_point_of, lifespan_of, server_of, signals_end
+from springtide.storage.files import write_durable
+
+if TYPE_CHECKING:
+    from springtide.backends.functions.executor import FunctionsExecutor
+
+LOG = logging.getLogger("springtide")
+# What clouds ask on demand for a virtual core, and for a GPU of the data centre, in round figures.
+USUAL_USD_PER_CPU_HOUR = 0.05
+USUAL_USD_PER_GPU_HOUR = 2.50
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """How to run the embedded platform. `port` 0 takes a free one, `num_slots` None counts GPUs or cores.
+
+    `usd_per_device_hour` None takes the usual price of the kind of device. `pools` says how many slots each one owns;
+    without any, all share one node. `day_s` is the time after which the tide comes again, None a day. `functions` is
+    the function service that jobs may run on, too.
+    """
+
+    state_dir: Path
+    num_slots: int | None = None
+    policy: str = "springtide"
+    port: int = 8787
+    usd_per_device_hour: float | None = None
+    pools: Mapping[Pool, int] = {}
+    day_s: float | None = None
+    functions: FunctionSettings | None = None
+
+
+class Address(msgspec.Struct, frozen=True, kw_only=True):
+    """What `platform.json` holds while a platform runs, for clients to find it."""
+
+    pid: int
+    url: str
+    version: str
+
+
+def serve(options: Options) -> int:
+    """Run the platform until it is told to end. Returns the process's exit code.
+
+    Raises InvalidRequest (an unknown policy), BackendError (another platform, a taken port), JournalError.
+    """
+    options.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    token = load_or_create_token(options.state_dir)
+    crash_point = crash_point_of(os.environ.get(CRASH_AT, ""))
+    machine = discover_node(options.num_slots)
+    nodes = split_node(machine, options.pools) if options.pools else (machine,)
+    tide = tide_of(options.day_s)
+    listener = bind(options.port)
+    hands = _Hands(options.state_dir, nodes, crash_point, options.functions)
+    if options.functions is not None:
+        nodes = (*nodes, node_of(options.functions))
+    price = usual_price_usd(machine) if options.usd_per_device_hour is None else options.usd_per_device_hour
+    policy = policy_with_pools(options.policy, options.pools)
+    platform = Platform(
+        options.state_dir,
+        policy,
+        nodes,
+        hands.make_executor,
+        crash_point,
+        price,
+        tide,
+        function_status=hands.function_status,
+        has_parameter_store=options.functions is not None and bool(options.functions.parameter_store),
+        sharing=hands.sharing,
+    )
+    registry = CollectorRegistry()
+    gateway = Gateway(platform.post, registry=registry)
+    platform.subscribe(lambda seq, step, view: gateway.update(service_routes(view)))
+    app = build_api(
+        platform,
+        token=token,
+        extra_routes=[*gateway.routes(), *dashboard_routes()],
+        registry=registry,
+        function_paths=gateway.openapi_paths,
+        lifespan=lifespan_of(gateway),
+        first_answer_s=gateway.first_answer_s,
+    )
+    server = server_of(app)
+    url = f"http://{LOOPBACK}:{listener.getsockname()[1]}"
+    try:
+        platform.start(on_stop=lambda: setattr(server, "should_exit", True))
+        gateway.update(service_routes(platform.view()))
+        address = Address(pid=os.getpid(), url=url, version=springtide.__version__)
+        write_durable(options.state_dir / "platform.json", msgspec.json.encode(address))
+        LOG.info("springtide %s is up at %s with %d devices", springtide.__version__, url, len(machine.devices))
+        with signals_end(server):
+            server.run(sockets=[listener])
+            platform.request_shutdown(stop_workers=True)
+            platform.join(timeout_s=60.0)
+            hands.close(stop_workers=platform.stop_workers)
+    finally:
+        listener.close()
+        hands.disconnect(ends_functions=platform.stop_workers)
+        (options.state_dir / "platform.json").unlink(missing_ok=True)
+    if platform.failure is not None:
+        LOG.error("the control loop failed: %s", platform.failure)
+        return 1
+    return 0
+
+
+class _Hands:
+    """The executors: of this machine, and of the function service where there is one."""
+
+    def __init__(
+        self,
+        state_dir: Path,
+        machines: Sequence[Node],
+        crash_point: Callable[[str], None],
+        functions: FunctionSettings | None,
+    ) -> None:
+        self._state_dir = state_dir
+        self._machines = machines
+        self._crash_point = crash_point
+        self._settings = functions
+        self._connection: Connection | None = None
+        self._local: LocalExecutor | None = None
+        self._functions: FunctionsExecutor | None = None
+
+    def make_executor(self, clock: PlatformClock) -> EventExecutor:
+        """What the platform's loop drives. By now the state directory is this platform's alone."""
+        self._local = LocalExecutor(self._state_dir, clock, nodes=self._machines, crash_point=self._crash_point)
+        if self._settings is None:
+            self._local.open()
+            return self._local
+        # Loaded for those who have functions: a platform without them starts without their libraries.
+        from springtide.backends.functions.executor import FunctionsExecutor
+        from springtide.service.executors import RoutedExecutor
+
+        self._connection = connection = connect(self._settings, self._state_dir)
+        self._local.open()
+        self._functions = FunctionsExecutor(
+            self._state_dir,
+            clock,
+            provider=connection.provider,
+            node=connection.node,
+            store_url=connection.store_url,
+            parameter_host=connection.parameter_host,
+        )
+        self._functions.open()
+        return RoutedExecutor(self._local, self._functions)
+
+    def function_status(self, workload_id: WorkloadId) -> FunctionRunStatus | None:
+        """Who fills the places of a job on functions."""
+        return None if self._functions is None else self._functions.status(workload_id)
+
+    def sharing(self) -> SharingStatus:
+        """Who shares which device of this machine, and what enforces it."""
+        return SharingStatus() if self._local is None else self._local.sharing()
+
+    def close(self, *, stop_workers: bool) -> None:
+        """End what the executors hold; workers and functions go on unless they are to be stopped."""
+        if self._functions is not None:
+            self._functions.close(stop_workers=stop_workers)
+        if self._local is not None:
+            self._local.close(stop_workers=stop_workers)
+
+    def disconnect(self, *, ends_functions: bool) -> None:
+        """Let go of the function service; an emulator ends with the functions in it, if they are to."""
+        if self._connection is not None:
+            self._connection.end(ends_functions)
+
+
+def usual_price_usd(node: Node) -> float:
+    """What an hour of one of the node's devices usually costs."""
+    has_gpus = any(device.kind == "gpu" for device in node.devices)
+    return USUAL_USD_PER_GPU_HOUR if has_gpus else USUAL_USD_PER_CPU_HOUR

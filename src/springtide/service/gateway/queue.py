@@ -1,0 +1,479 @@
+"""One service's queue in the gateway: holds requests, forms batches, sends them to replicas, matches the answers.
+
+Everything runs on the event loop. The decisions (who is let in, which go together, where to) are those of `serving`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec.structs import replace
+
+from springtide.core.errors import BackendError, InvalidRequest, SpringtideError
+from springtide.core.events import LoadObserved
+from springtide.core.workload import InferenceService, ReplicaId
+from springtide.service.gateway.errors import RequestRefused
+from springtide.service.gateway.metrics import GatewayMetrics
+from springtide.service.gateway.replica_client import ReplicaClient
+from springtide.service.gateway.requests import Answer, Pending, Watch
+from springtide.service.gateway.scaling import ReplicaAdvice
+from springtide.serving.admission import QueueState, calls_ahead, refusal, smooth
+from springtide.serving.batcher import BatchLimits, Waiting, WaitUntil, expected_company, form_batch, worthwhile_wait_s
+from springtide.serving.frames import Answered, Draining
+from springtide.serving.load import LoadWindow, is_worth_telling
+from springtide.serving.router import ReplicaLoad, ServiceRoute, pick_replica
+from springtide.serving.schema import Call, ServiceSchema
+
+_RETRY_AFTER_S = 2.0
+_MIN_TELL_INTERVAL_S = 1.0
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A batch at a replica."""
+
+    pendings: list[Pending]
+    sent_at_s: float
+    num_items: int
+
+
+class ServiceQueue:
+    """One deployed service. `tell` posts its load; `apply` follows the platform's view of its replicas."""
+
+    def __init__(self, route: ServiceRoute, metrics: GatewayMetrics, tell: Callable[[LoadObserved], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        now_s = self._loop.time()
+        self.service: InferenceService = route.service
+        self.schema: ServiceSchema | None = None
+        self.window = LoadWindow(route.service.service_id, now_s)
+        self.advice = ReplicaAdvice(route.service, now_s, len(route.replicas))
+        self._metrics = metrics
+        self._queue_seconds = metrics.queue.labels(route.service.name)
+        self._batch_items = metrics.batch.labels(route.service.name)
+        self._in_flight_gauge = metrics.in_flight.labels(route.service.name)
+        self._tell = tell
+        self._told: LoadObserved | None = None
+        self._told_at_s = -1e9
+        self._clients: dict[ReplicaId, ReplicaClient] = {}
+        self._leaving: set[ReplicaClient] = set()
+        self._loading: frozenset[ReplicaId] = frozenset()
+        self._were_ready: set[ReplicaId] = set()
+        self._held: dict[int, Pending] = {}
+        self._waiting: dict[int, Waiting] = {}
+        self._pendings: dict[int, Pending] = {}
+        self._sent: dict[int, _Sent] = {}
+        self._num_in_flight = 0
+        self._next_id = 0
+        self._expected = 1.0
+        self._call_s: float | None = None
+        self._answered_at_s: dict[ReplicaId, float] = {}
+        self._woken_at_s: float | None = None
+        self._ready_at_s: float | None = None
+        self._is_first_answer_due = False
+        # From the first ready replica to the first answer that went out, at the last start from nothing.
+        self.first_answer_s: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed: SpringtideError | None = None
+        self.apply(route)
+
+    @property
+    def num_ready(self) -> int:
+        """How many replicas can take work now."""
+        return sum(1 for client in self._clients.values() if client.is_connected and not client.is_draining)
+
+    @property
+    def num_queued(self) -> int:
+        """How many requests wait, held ones included."""
+        return len(self._waiting) + len(self._held)
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a replica is on its way: started and never ready so far."""
+        return bool(self._loading - self._were_ready)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether batches are still at replicas."""
+        return bool(self._sent)
+
+    def apply(self, route: ServiceRoute) -> None:
+        """Take over the platform's view: connect to new ready replicas, send nothing more to those that left."""
+        if not _answers_alike(route.service, self.service):
+            self.schema = None
+        self.service = route.service
+        self.advice.apply(route.service, len(route.replicas))
+        self._failure, self._waits = route.failure, route.waits
+        usable = {replica.replica_id: replica for replica in route.replicas if replica.is_ready and replica.address}
+        self._loading = frozenset(replica.replica_id for replica in route.replicas if not replica.is_ready)
+        self._were_ready &= {replica.replica_id for replica in route.replicas}
+        for replica_id, client in list(self._clients.items()):
+            replica = usable.get(replica_id)
+            if replica is None or (replica.address, replica.token) != (client.address, client.token):
+                self._retire(client)
+        for replica_id, replica in usable.items():
+            if replica_id not in self._clients:
+                self._clients[replica_id] = ReplicaClient(
+                    replica_id,
+                    replica.address,
+                    token=replica.token,
+                    on_ready=self._on_ready,
+                    on_answer=self._on_answer,
+                    on_lost=self._on_lost,
+                    on_draining=lambda client: None,
+                )
+        if self._failure:
+            for pending in list(self._pendings.values()):
+                if not pending.is_sent:
+                    self._fail(pending, self._given_up())
+        self._pump()
+
+    async def ask(
+        self,
+        prepare: Callable[[ServiceSchema], Call],
+        timeout_s: float,
+        until_gone: Callable[[], Coroutine[Any, Any, None]],
+    ) -> Answer:
+        """Queue one request and wait for its answer.
+
+        `prepare` checks the request against the schema (and raises InvalidRequest), as soon as there is one.
+        `until_gone` returns when the client has left. Raises RequestRefused, InvalidRequest or ClientGone.
+        """
+        if self._closed is not None:
+            raise self._closed
+        if self._failure:
+            raise self._given_up()
+        now_s = self._loop.time()
+        self.window.arrived(now_s)
+        self.advice.arrived()
+        num_ready = self.num_ready
+        num_queued = self.num_queued
+        is_batchable = self.schema is None or self.schema.is_batchable
+        state = QueueState(
+            num_queued=num_queued,
+            max_queue=self.service.max_queue,
+            num_calls_ahead=calls_ahead(
+                num_queued, len(self._sent), self.service.max_batch_size, is_batchable=is_batchable
+            ),
+            num_ready=num_ready,
+            call_s=self._call_s,
+        )
+        refused = refusal(state, timeout_s)
+        if refused is not None:
+            raise RequestRefused(429, refused.reason, refused.retry_after_s)
+        self._next_id += 1
+        pending = Pending(
+            request_id=self._next_id,
+            prepare=prepare,
+            future=self._loop.create_future(),
+            arrived_at_s=now_s,
+            deadline_s=now_s + timeout_s,
+            is_cold=num_ready == 0,
+        )
+        if self.schema is not None:
+            pending.call = prepare(self.schema)
+        self._expected = expected_company(self._expected, num_queued + self._num_in_flight + 1)
+        watch = Watch(self._loop, pending, self._expire, until_gone)
+        latency_s: float | None = None
+        try:
+            self._enqueue(pending)
+            self._wake(num_ready)
+            answer = await pending.future
+            latency_s = self._loop.time() - now_s
+            return answer
+        finally:
+            self.window.ended(self._loop.time(), latency_s)
+            watch.cancel()
+            self._forget(pending)
+
+    def observe(self, now_s: float) -> LoadObserved:
+        """Return the load as of now."""
+        return self.window.observe(
+            now_s,
+            in_flight=self._num_in_flight,
+            queued=self.num_queued,
+            loading=self.is_loading,
+            wanted=self.advice.wanted,
+        )
+
+    def second(self, now_s: float) -> None:
+        """Another second has passed: ask how many replicas are wanted, and post the load if it is worth telling."""
+        self.advice.second(now_s, num_queued=self.num_queued, idle_s=self.observe(now_s).idle_s)
+        self.tell(now_s)
+
+    def tell(self, now_s: float, *, always: bool = False) -> None:
+        """Post the load if it is worth telling."""
+        load = self.observe(now_s)
+        if always or is_worth_telling(self._told, self._told_at_s, load, now_s, self.service.idle_s):
+            self._told, self._told_at_s = load, now_s
+            self._tell(load)
+
+    def close(self, error: SpringtideError) -> None:
+        """The service is gone, or the gateway ends: answer what waits with `error`, and let what is sent finish.
+
+        What a replica sends back undone from now on is answered with `error`, too: there is no other to send it to.
+        """
+        self._closed = error
+        for pending in list(self._pendings.values()):
+            if not pending.is_sent:
+                self._fail(pending, error)
+        for client in list(self._clients.values()):
+            self._retire(client)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def abort(self) -> None:
+        """Close every connection at once."""
+        self.close(RequestRefused(503, "the gateway shuts down; send the request again", _RETRY_AFTER_S))
+        for client in list(self._leaving):
+            client.close()
+
+    def _wake(self, num_ready: int) -> None:
+        """Tell the control plane at once that requests are held (once per burst), or that a queue has appeared."""
+        now_s = self._loop.time()
+        if num_ready == 0:
+            if self._woken_at_s is None and self.num_queued:
+                self._woken_at_s = now_s
+                self.advice.wake()
+                self.tell(now_s, always=True)
+        elif (
+            self._waiting
+            and (self._told is None or self._told.queued == 0)
+            and now_s - self._told_at_s >= _MIN_TELL_INTERVAL_S
+        ):
+            self.tell(now_s)
+
+    def _enqueue(self, pending: Pending) -> None:
+        self._pendings[pending.request_id] = pending
+        if pending.call is None:
+            self._held[pending.request_id] = pending
+            return
+        self._waiting[pending.request_id] = _waiting(pending, pending.call, self.schema)
+        self._pump()
+
+    def _requeue(self, pendings: list[Pending]) -> None:
+        """Put requests back in front of the queue, in their order: they have waited longest."""
+        front: dict[int, Waiting] = {}
+        for pending in pendings:
+            if self._closed is not None:
+                self._fail(pending, self._closed)
+            elif not pending.future.done():
+                assert pending.call is not None
+                pending.is_sent = False
+                front[pending.request_id] = _waiting(pending, pending.call, self.schema)
+        self._waiting = {**front, **self._waiting}
+
+    def _forget(self, pending: Pending) -> None:
+        self._pendings.pop(pending.request_id, None)
+        self._held.pop(pending.request_id, None)
+        self._waiting.pop(pending.request_id, None)
+        if not self.num_queued and not self.num_ready:
+            # Nobody waits any more; the next burst wakes the control plane anew.
+            self._woken_at_s = None
+
+    def _fail(self, pending: Pending, error: SpringtideError) -> None:
+        if not pending.future.done():
+            pending.future.set_exception(error)
+        self._forget(pending)
+
+    def _given_up(self) -> RequestRefused:
+        """Nothing will serve until the owner acts, so nobody is asked to wait or to come back."""
+        return RequestRefused(503, f"service {self.service.name!r} has failed: {self._failure}; deploy it again")
+
+    def _expire(self, pending: Pending) -> None:
+        waited_s = self._loop.time() - pending.arrived_at_s
+        if pending.is_sent:
+            error = RequestRefused(504, f"the model did not answer within the {waited_s:.1f} s that the request allows")
+        elif self.num_ready == 0:
+            why = self._waits or next((client.problem for client in self._clients.values() if client.problem), "")
+            waits = f" ({why})" if why else ""
+            error = RequestRefused(
+                503,
+                f"no replica of {self.service.name!r} became ready within the {waited_s:.1f} s that the request "
+                f"allows{waits}; send it again later or with a longer X-Springtide-Timeout",
+                _RETRY_AFTER_S,
+            )
+        else:
+            error = RequestRefused(
+                503, f"the request waited {waited_s:.1f} s in the queue, all that it allows", _RETRY_AFTER_S
+            )
+        self._fail(pending, error)
+
+    def _pump(self) -> None:
+        """Send batches while there are requests and replicas with room."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        service = self.service
+        limits = BatchLimits(
+            max_batch_size=service.max_batch_size,
+            batch_wait_s=worthwhile_wait_s(service.batch_wait_s, self._call_s, service.slo_s),
+        )
+        while self._waiting:
+            client = self._pick()
+            if client is None:
+                return
+            queue = list(self._waiting.values())
+            decision = form_batch(
+                queue,
+                self._loop.time(),
+                limits,
+                expected_requests=self._expected,
+                call_s=(self._call_s or 0.0) * (1 + len(client.outstanding)),
+            )
+            for request_id in decision.expired:
+                self._expire(self._pendings[request_id])
+            if isinstance(decision, WaitUntil):
+                self._timer = self._loop.call_at(decision.at_s, self._pump)
+                return
+            if decision.request_ids:
+                self._send(
+                    client, [self._pendings[request_id] for request_id in decision.request_ids], decision.num_items
+                )
+
+    def _pick(self) -> ReplicaClient | None:
+        """Choose a replica. A second batch goes to a busy one only when it is full: until then it can still grow."""
+        oldest = self._pendings[next(iter(self._waiting))]
+        loads = [
+            ReplicaLoad(
+                replica_id=client.replica_id,
+                num_outstanding=len(client.outstanding),
+                is_ready=client.is_connected,
+                is_draining=client.is_draining,
+            )
+            for client in self._clients.values()
+        ]
+        avoid = frozenset(oldest.tried)
+        chosen = pick_replica(loads, avoid=avoid)
+        if chosen is None and len(self._waiting) >= self.service.max_batch_size:
+            chosen = pick_replica(loads, max_outstanding=2, avoid=avoid)
+        return None if chosen is None else self._clients[chosen]
+
+    def _send(self, client: ReplicaClient, pendings: list[Pending], num_items: int) -> None:
+        now_s = self._loop.time()
+        self._next_id += 1
+        batch_id = self._next_id
+        for pending in pendings:
+            del self._waiting[pending.request_id]
+            pending.is_sent = True
+            if pending.is_cold and self._ready_at_s is not None:
+                pending.cold_start_s = max(0.0, min(self._ready_at_s, now_s) - pending.arrived_at_s)
+            pending.queue_s = now_s - pending.arrived_at_s - pending.cold_start_s
+            self._queue_seconds.observe(pending.queue_s)
+        try:
+            client.predict(batch_id, tuple(pending.call.body for pending in pendings if pending.call is not None))
+        except BackendError as error:
+            for pending in pendings:
+                self._fail(pending, RequestRefused(413, str(error)))
+            return
+        self._sent[batch_id] = _Sent(pendings, now_s, num_items)
+        self._batch_items.observe(num_items)
+        self._count_in_flight(len(pendings))
+
+    def _count_in_flight(self, change: int) -> None:
+        self._num_in_flight += change
+        self._in_flight_gauge.set(self._num_in_flight)
+
+    def _on_ready(self, client: ReplicaClient, schema: ServiceSchema) -> None:
+        now_s = self._loop.time()
+        self.schema = schema
+        self._were_ready.add(client.replica_id)
+        self.window.busy(now_s)
+        if self.num_ready == 1:
+            self._ready_at_s = now_s
+            if self._woken_at_s is not None:
+                self._metrics.cold_start.labels(self.service.name).observe(now_s - self._woken_at_s)
+                self._woken_at_s = None
+                self._is_first_answer_due = True
+        held, self._held = self._held, {}
+        for pending in held.values():
+            try:
+                pending.call = pending.prepare(schema)
+            except InvalidRequest as error:
+                self._fail(pending, error)
+                continue
+            self._waiting[pending.request_id] = _waiting(pending, pending.call, schema)
+        self._pump()
+
+    def _on_answer(self, client: ReplicaClient, reply: Answered | Draining) -> None:
+        now_s = self._loop.time()
+        sent = self._sent.pop(reply.batch_id)
+        self._count_in_flight(-len(sent.pendings))
+        if isinstance(reply, Draining):
+            self._requeue(sent.pendings)
+        elif len(reply.outcomes) != len(sent.pendings):
+            for pending in sent.pendings:
+                self._fail(pending, RequestRefused(502, "the replica answered another number of requests than it got"))
+        else:
+            # A batch sent ahead also waits at the replica; only what it kept the replica busy counts.
+            began_s = max(sent.sent_at_s, self._answered_at_s.get(client.replica_id, 0.0))
+            self._call_s = smooth(self._call_s, now_s - began_s)
+            if self._is_first_answer_due and self._ready_at_s is not None:
+                self._is_first_answer_due, self.first_answer_s = False, now_s - self._ready_at_s
+            for pending, outcome in zip(sent.pendings, reply.outcomes, strict=True):
+                if not pending.future.done():
+                    pending.future.set_result(
+                        Answer(outcome, client.replica_id, pending.queue_s, pending.cold_start_s, sent.num_items)
+                    )
+        self._answered_at_s[client.replica_id] = now_s
+        # An answer nobody waits for any more still was work: the service was busy until now.
+        self.window.busy(now_s)
+        self._dismiss(client)
+        self._pump()
+
+    def _on_lost(self, client: ReplicaClient, batch_ids: tuple[int, ...]) -> None:
+        """The connection broke: what was not answered is sent once more elsewhere, assuming predict is idempotent."""
+        again: list[Pending] = []
+        for batch_id in batch_ids:
+            sent = self._sent.pop(batch_id)
+            self._count_in_flight(-len(sent.pendings))
+            for pending in sent.pendings:
+                if pending.tried:
+                    self._fail(pending, RequestRefused(502, "two replicas died while they worked on this request"))
+                else:
+                    pending.tried.add(client.replica_id)
+                    again.append(pending)
+        self._requeue(again)
+        if client.is_draining:
+            self._retire(client)
+        self._dismiss(client)
+        if self.num_queued:
+            self._wake(self.num_ready)
+        self._pump()
+
+    def _retire(self, client: ReplicaClient) -> None:
+        """Send nothing more to this replica; hang up once it has answered what it has."""
+        client.is_retired = True
+        if self._clients.get(client.replica_id) is client:
+            del self._clients[client.replica_id]
+        self._answered_at_s.pop(client.replica_id, None)
+        self._leaving.add(client)
+        self._dismiss(client)
+
+    def _dismiss(self, client: ReplicaClient) -> None:
+        if client.is_retired and not client.outstanding:
+            self._leaving.discard(client)
+            client.close()
+
+
+def _answers_alike(one: InferenceService, other: InferenceService) -> bool:
+    """Whether both are answered by the same replicas: where only shares differ, those go on and say nothing anew."""
+    if one.revision == other.revision:
+        return True
+    has_shares = one.share is not None and other.share is not None
+    same = replace(other, share=one.share, capacity_per_s=one.capacity_per_s, revision=one.revision)
+    return has_shares and one == same
+
+
+def _waiting(pending: Pending, call: Call, schema: ServiceSchema | None) -> Waiting:
+    return Waiting(
+        request_id=pending.request_id,
+        arrived_at_s=pending.arrived_at_s,
+        deadline_s=pending.deadline_s,
+        num_items=call.num_items,
+        num_bytes=len(call.body),
+        key=call.key,
+        is_batchable=schema is not None and schema.is_batchable,
+    )

@@ -1,0 +1,79 @@
+"""A request inside the gateway: what is known of it, when it ends by itself, and what it was answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from springtide.core.workload import ReplicaId
+from springtide.service.gateway.errors import ClientGone
+from springtide.serving.frames import Outcome
+from springtide.serving.schema import Call, ServiceSchema
+
+_WATCH_AFTER_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a replica said to one request, and how it got there."""
+
+    outcome: Outcome
+    replica_id: ReplicaId
+    queue_s: float
+    cold_start_s: float
+    num_batch_items: int
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """A request inside the gateway. `call` is None while no replica has told the schema yet."""
+
+    request_id: int
+    prepare: Callable[[ServiceSchema], Call]
+    future: asyncio.Future[Answer]
+    arrived_at_s: float
+    deadline_s: float
+    is_cold: bool
+    call: Call | None = None
+    is_sent: bool = False
+    cold_start_s: float = 0.0
+    queue_s: float = 0.0
+    tried: set[ReplicaId] = field(default_factory=set)
+
+
+class Watch:
+    """Ends a request at its deadline and, from 20 ms on, when its client has left. Most are answered before that."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        pending: Pending,
+        expire: Callable[[Pending], None],
+        until_gone: Callable[[], Coroutine[Any, Any, None]],
+    ) -> None:
+        self._loop = loop
+        self._pending = pending
+        self._expire = expire
+        self._until_gone = until_gone
+        self._task: asyncio.Task[None] | None = None
+        if pending.deadline_s - pending.arrived_at_s > _WATCH_AFTER_S:
+            self._timer = loop.call_at(pending.arrived_at_s + _WATCH_AFTER_S, self._begin)
+        else:
+            self._timer = loop.call_at(pending.deadline_s, expire, pending)
+
+    def _begin(self) -> None:
+        self._timer = self._loop.call_at(self._pending.deadline_s, self._expire, self._pending)
+        self._task = self._loop.create_task(self._until_gone())
+        self._task.add_done_callback(self._gone)
+
+    def _gone(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and not self._pending.future.done():
+            self._pending.future.set_exception(ClientGone("the client closed the connection"))
+
+    def cancel(self) -> None:
+        """The request is over."""
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()

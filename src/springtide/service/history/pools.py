@@ -1,0 +1,397 @@
+"""Which node was labelled for which pool when, what was loaned and reclaimed, and whom that cost what.
+
+Read off the journal step by step, like service.history, of which it is a part; bounded to the newest.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from msgspec.structs import replace
+
+from springtide.core import actions, events
+from springtide.core.ports import Step
+from springtide.core.resources import DeviceId, Node, NodeId, Pool
+from springtide.core.status.pools import (
+    AffectedJob,
+    Effect,
+    Handover,
+    HandoverState,
+    LoanInterval,
+    PoolSize,
+    ReclaimKind,
+)
+from springtide.core.workload import TrainingJob, WorkloadId
+from springtide.service.histogram import Histogram
+
+MAX_HANDOVERS = 500
+MAX_LOANS = 2_000
+MAX_SIZES = 5_000
+# A drain that was called off this soon and moved nobody is counted, and not remembered.
+LEAST_DRAIN_S = 1.0
+RECLAIM_BOUNDS_S = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 120.0, 300.0)
+# How far a label lies towards services: a way up is a reclaim, a way down a loan.
+_TOWARDS_SERVICES: Mapping[Pool, int] = MappingProxyType({"training": 0, "shared": 1, "inference": 2})
+_EFFECT_TEXTS: Mapping[Effect, str] = MappingProxyType(
+    {
+        "stopped": "gives all its devices back",
+        "shrunk": "goes on with fewer workers",
+        "moved": "goes on elsewhere",
+        "forced": "lost workers whose grace was over",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """News for a workload's story or, without one, a mark on its node."""
+
+    kind: str
+    text: str
+    workload_id: str = ""
+    node_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolTotals:
+    """Counts since the platform was created. `reclaim_s` runs from the moment somebody had to go to the label."""
+
+    num_loans: int
+    num_reclaims: dict[ReclaimKind, int]
+    reclaim_s: Histogram
+    reclaim_cost_s: float
+    num_called_off: int = 0
+
+
+@dataclass(slots=True)
+class _Holder:
+    """A replica that holds a device."""
+
+    workload_id: WorkloadId
+    name: str
+    is_job: bool
+    device_id: DeviceId
+    node_id: NodeId
+
+
+@dataclass(slots=True)
+class _Passage:
+    """A handover under way: `present` are the jobs' replicas that were there when they had to go."""
+
+    action: actions.DrainNode
+    demanded_at_s: float
+    reason: str = ""
+    cost_s: float = 0.0
+    reclaim_at_s: float | None = None
+    present: dict[str, _Holder] = field(default_factory=dict)
+    affected: dict[WorkloadId, AffectedJob] = field(default_factory=dict)
+
+
+class PoolHistory:
+    """Fed one journaled step at a time, in order; its owner sees to it that nobody reads meanwhile."""
+
+    def __init__(self) -> None:
+        self._at_s = 0.0
+        self._nodes: dict[NodeId, Node] = {}
+        self._labels: dict[NodeId, Pool] = {}
+        self._node_of: dict[DeviceId, NodeId] = {}
+        self._held: dict[str, _Holder] = {}
+        self._num_members: dict[WorkloadId, int] = {}
+        self._passages: dict[NodeId, _Passage] = {}
+        self._done: deque[Handover] = deque(maxlen=MAX_HANDOVERS)
+        self._waiting_for_service: dict[NodeId, Handover] = {}
+        self._loans_open: dict[NodeId, LoanInterval] = {}
+        self._loans: deque[LoanInterval] = deque(maxlen=MAX_LOANS)
+        self._sizes: deque[PoolSize] = deque(maxlen=MAX_SIZES)
+        self._num_loans = 0
+        self._num_reclaims: dict[ReclaimKind, int] = {"interrupting": 0, "shrinking": 0, "idle": 0}
+        self._reclaim_s = Histogram(RECLAIM_BOUNDS_S)
+        self._reclaim_cost_s = 0.0
+        self._num_called_off = 0
+
+    def add(self, step: Step) -> list[Note]:
+        """Take in the journal's next step; return what is worth telling."""
+        self._at_s = step.now_s
+        notes: list[Note] = []
+        for event in step.events:
+            self._take_event(event)
+        # Who has to leave is seen before it is told to: in one step both come at once.
+        for action in step.actions:
+            if isinstance(action, actions.DrainNode):
+                notes += self._drain(action)
+        for action in step.actions:
+            notes += self._take_action(action)
+        self._note_size()
+        return notes
+
+    def handovers(self) -> tuple[Handover, ...]:
+        """The newest loans and reclaims, those under way included, in the order in which they were wanted."""
+        under_way = [self._as_handover(passage, "draining") for passage in self._passages.values()]
+        return tuple(sorted([*self._done, *under_way], key=lambda handover: handover.demanded_at_s))
+
+    def loans(self, since_s: float = 0.0) -> tuple[LoanInterval, ...]:
+        """When which node was labelled for another pool than its owner."""
+        past = [loan for loan in self._loans if loan.end_s is None or loan.end_s >= since_s]
+        return tuple(sorted([*past, *self._loans_open.values()], key=lambda loan: loan.start_s))
+
+    def sizes(self, since_s: float = 0.0) -> tuple[PoolSize, ...]:
+        """How many devices services could hold and how many inference owns, from `since_s` on."""
+        later = [size for size in self._sizes if size.at_s > since_s]
+        earlier = [size for size in self._sizes if size.at_s <= since_s]
+        return (*earlier[-1:], *later)
+
+    def last_reclaim_of(self, workload_id: str) -> Handover | None:
+        """The newest reclaim that stopped, shrank or moved the job; None if none is remembered."""
+        for handover in reversed(self.handovers()):
+            if any(job.workload_id == workload_id for job in handover.affected):
+                return handover
+        return None
+
+    def totals(self) -> PoolTotals:
+        """The counts since the platform was created."""
+        return PoolTotals(
+            self._num_loans, dict(self._num_reclaims), self._reclaim_s, self._reclaim_cost_s, self._num_called_off
+        )
+
+    # --- what happened ----------------------------------------------------------------------------------------------
+
+    def _take_event(self, event: events.Event) -> None:
+        match event:
+            case events.NodeJoined():
+                self._join(event.node)
+            case events.NodeLost():
+                self._lose(event.node_id)
+            case events.ReplicaStopped() | events.ReplicaLost():
+                self._held.pop(event.replica_id, None)
+            case events.ReplicaReady():
+                holder = self._held.get(event.replica_id)
+                if holder is not None and not holder.is_job:
+                    self._serve(holder.node_id)
+            case _:
+                pass
+
+    def _join(self, node: Node) -> None:
+        known, label = self._nodes.get(node.node_id), self._labels.get(node.node_id)
+        if label is not None and node.owner != "shared":
+            # A label outlives the loss of its node.
+            node = replace(node, pool=label, home=node.owner)
+        self._nodes[node.node_id] = node
+        self._node_of |= {device.device_id: node.node_id for device in node.devices}
+        if known is None or known.pool != node.pool or known.owner != node.owner:
+            self._follow_loan(node)
+
+    def _lose(self, node_id: NodeId) -> None:
+        node = self._nodes.pop(node_id, None)
+        if node is None:
+            return
+        self._held = {replica: holder for replica, holder in self._held.items() if holder.node_id != node_id}
+        passage = self._passages.pop(node_id, None)
+        if passage is not None:
+            self._done.append(self._as_handover(passage, "lost", node))
+        self._waiting_for_service.pop(node_id, None)
+        self._end_loan(node_id)
+
+    def _serve(self, node_id: NodeId) -> None:
+        waiting = self._waiting_for_service.pop(node_id, None)
+        if waiting is None:
+            return
+        for index, handover in enumerate(self._done):
+            if handover is waiting:
+                self._done[index] = replace(handover, serving_at_s=self._at_s)
+
+    # --- what was done ----------------------------------------------------------------------------------------------
+
+    def _drain(self, action: actions.DrainNode) -> list[Note]:
+        node = self._nodes.get(action.node_id)
+        if node is None:
+            return []
+        known = self._passages.get(action.node_id)
+        if known is not None and known.action.pool != action.pool:
+            self._call_off(known)
+            known = None
+        if known is None:
+            known = self._passages[action.node_id] = _Passage(action=action, demanded_at_s=self._at_s)
+        known.action = action
+        if action.is_reclaim or not known.affected:
+            # What a reclaim was for and cost stays, when those who had to go are gone and others may stay a while.
+            known.reason, known.cost_s = action.reason, max(known.cost_s, action.cost_s)
+        if not action.is_reclaim:
+            known.reclaim_at_s = None
+            return []
+        if known.reclaim_at_s is not None:
+            return []
+        known.reclaim_at_s = self._at_s
+        known.present = {
+            replica: holder
+            for replica, holder in self._held.items()
+            if holder.node_id == action.node_id and holder.is_job
+        }
+        return [Note("reclaim", f"{action.node_id} is reclaimed: {action.reason}", node_id=action.node_id)]
+
+    def _take_action(self, action: actions.Action) -> list[Note]:
+        match action:
+            case actions.StartReplica():
+                self._start(action)
+            case actions.ResizeJob():
+                return self._resize(action)
+            case actions.PreemptJob():
+                before, self._num_members[action.job_id] = self._num_members.get(action.job_id, 0), 0
+                return self._affect(action.job_id, "stopped", before, 0)
+            case actions.StopReplica(grace_s=0.0):
+                holder = self._held.get(action.replica_id)
+                before = self._num_members.get(action.workload_id, 0)
+                if holder is not None and holder.is_job:
+                    return self._affect(action.workload_id, "forced", before, max(0, before - 1), action.replica_id)
+            case actions.LabelNode():
+                return self._label(action)
+            case _:
+                pass
+        return []
+
+    def _start(self, action: actions.StartReplica) -> None:
+        node_id = self._node_of.get(action.device_id)
+        if node_id is None or action.replica_id in self._held:
+            return
+        self._held[action.replica_id] = _Holder(
+            workload_id=action.workload_id,
+            name=action.workload.name,
+            is_job=isinstance(action.workload, TrainingJob),
+            device_id=action.device_id,
+            node_id=node_id,
+        )
+
+    def _resize(self, action: actions.ResizeJob) -> list[Note]:
+        before = self._num_members.get(action.job_id, 0)
+        after = self._num_members[action.job_id] = len(action.replica_ids)
+        staying = set(action.replica_ids)
+        notes: list[Note] = []
+        for passage in self._passages.values():
+            mine = {replica for replica, holder in passage.present.items() if holder.workload_id == action.job_id}
+            if mine and not mine & staying:
+                notes += self._note_effect(
+                    passage, action.job_id, "shrunk" if after < before else "moved", before, after
+                )
+        return notes
+
+    def _affect(self, job_id: WorkloadId, effect: Effect, before: int, after: int, replica_id: str = "") -> list[Note]:
+        """A job, or one replica of it, goes from every node on which it was when it had to leave."""
+        notes: list[Note] = []
+        for passage in self._passages.values():
+            mine = [replica for replica, holder in passage.present.items() if holder.workload_id == job_id]
+            if mine and (not replica_id or replica_id in mine):
+                notes += self._note_effect(passage, job_id, effect, before, after)
+        return notes
+
+    def _note_effect(
+        self, passage: _Passage, job_id: WorkloadId, effect: Effect, before: int, after: int
+    ) -> Iterator[Note]:
+        known = passage.affected.get(job_id)
+        if known is not None and (known.effect == effect or known.effect == "stopped"):
+            return
+        name = next(holder.name for holder in passage.present.values() if holder.workload_id == job_id)
+        first = before if known is None else known.num_workers_before
+        passage.affected[job_id] = AffectedJob(
+            workload_id=job_id,
+            name=name,
+            effect=effect,
+            num_workers_before=first,
+            num_workers_after=after,
+        )
+        node_id, reason = passage.action.node_id, passage.reason
+        yield Note("reclaim", f"{_EFFECT_TEXTS[effect]}, {node_id} is reclaimed: {reason}", workload_id=job_id)
+
+    def _label(self, action: actions.LabelNode) -> list[Note]:
+        node = self._nodes.get(action.node_id)
+        if node is None:
+            return []
+        passage = self._passages.pop(action.node_id, None)
+        if node.pool == action.pool:
+            if passage is not None:
+                self._call_off(passage)
+            return []
+        if passage is None:
+            # Nobody was in the way, so that it was never drained.
+            drain = actions.DrainNode(node_id=action.node_id, pool=action.pool, reason=action.reason)
+            passage = _Passage(action=drain, demanded_at_s=self._at_s, reason=action.reason)
+        handover = replace(self._as_handover(passage, "done"), labelled_at_s=self._at_s)
+        self._done.append(handover)
+        self._waiting_for_service.pop(action.node_id, None)
+        self._labels[action.node_id] = action.pool
+        self._nodes[action.node_id] = replace(node, pool=action.pool, home=node.owner)
+        self._follow_loan(self._nodes[action.node_id])
+        self._count(handover)
+        if handover.kind == "reclaim":
+            self._waiting_for_service[action.node_id] = handover
+        verb = "returns to" if handover.is_return else "goes to"
+        text = f"{action.node_id} {verb} {action.pool}" + (f": {handover.reason}" if handover.reason else "")
+        return [Note("loan" if handover.kind == "loan" else "label", text, node_id=action.node_id)]
+
+    def _call_off(self, passage: _Passage) -> None:
+        self._num_called_off += 1
+        if passage.affected or self._at_s - passage.demanded_at_s >= LEAST_DRAIN_S:
+            self._done.append(self._as_handover(passage, "called off"))
+
+    def _count(self, handover: Handover) -> None:
+        if handover.kind == "loan":
+            self._num_loans += 1
+            return
+        self._num_reclaims[handover.reclaim_kind] += 1
+        self._reclaim_cost_s += handover.cost_s
+        if handover.reclaim_at_s is not None and handover.labelled_at_s is not None:
+            self._reclaim_s = self._reclaim_s.plus(handover.labelled_at_s - handover.reclaim_at_s)
+
+    # --- small steps that several of them share ---------------------------------------------------------------------
+
+    def _as_handover(self, passage: _Passage, state: HandoverState, node: Node | None = None) -> Handover:
+        node = node or self._nodes[passage.action.node_id]
+        to_pool = passage.action.pool
+        effects = {job.effect for job in passage.affected.values()}
+        kind: ReclaimKind = "shrinking" if effects else "idle"
+        if effects & {"stopped", "forced"}:
+            kind = "interrupting"
+        return Handover(
+            node_id=node.node_id,
+            num_devices=len(node.devices),
+            kind="reclaim" if _TOWARDS_SERVICES[to_pool] > _TOWARDS_SERVICES[node.pool] else "loan",
+            from_pool=node.pool,
+            to_pool=to_pool,
+            is_return=to_pool == node.owner,
+            state=state,
+            demanded_at_s=passage.demanded_at_s,
+            reclaim_at_s=passage.reclaim_at_s,
+            reason=passage.reason,
+            cost_s=passage.cost_s,
+            reclaim_kind=kind,
+            affected=tuple(passage.affected.values()),
+        )
+
+    def _follow_loan(self, node: Node) -> None:
+        self._end_loan(node.node_id)
+        if node.is_loaned:
+            self._loans_open[node.node_id] = LoanInterval(
+                node_id=node.node_id, owner=node.owner, pool=node.pool, start_s=self._at_s, end_s=None
+            )
+
+    def _end_loan(self, node_id: NodeId) -> None:
+        loan = self._loans_open.pop(node_id, None)
+        if loan is not None:
+            self._loans.append(replace(loan, end_s=self._at_s))
+
+    def _note_size(self) -> None:
+        if all(node.pool == "shared" == node.owner for node in self._nodes.values()):
+            return
+        training = {holder.device_id for holder in self._held.values() if holder.is_job}
+        num_open = num_owned = 0
+        for node in self._nodes.values():
+            if node.owner != "training":
+                num_owned += len(node.devices)
+            if node.pool == "inference":
+                num_open += len(node.devices)
+            elif node.pool == "shared":
+                num_open += sum(device.device_id not in training for device in node.devices)
+        last = self._sizes[-1] if self._sizes else None
+        if last is None or (last.num_open, last.num_owned) != (num_open, num_owned):
+            self._sizes.append(PoolSize(at_s=self._at_s, num_open=num_open, num_owned=num_owned))

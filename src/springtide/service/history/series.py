@@ -1,0 +1,143 @@
+"""How each job's training went over time, point by point: progress, batch, goodput, noise, and what was predicted."""
+
+from __future__ import annotations
+
+import threading
+
+from springtide.core.decision import GradientNoise
+from springtide.core.events import JobFinished, JobSubmitted, ProgressReported
+from springtide.core.ports import Step
+from springtide.core.status.platform import Planned, ProgressPoint, ProgressSeries
+from springtide.core.workload import TrainingJob, WorkloadId
+from springtide.service.contract import ViewLike
+from springtide.service.status.adaptation import adaptation_of
+from springtide.service.status.status import planned_moments, predict_eta_s
+
+# Beyond so many points every second one goes, so that a long job costs no more than a short one.
+MAX_POINTS = 400
+MAX_JOBS = 500
+LEAST_GAP_S = 0.5
+
+
+class SeriesIndex:
+    """Fed one journaled step at a time, in order, by one thread; read by any."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seq = 0
+        self._jobs: dict[WorkloadId, TrainingJob] = {}
+        self._points: dict[WorkloadId, list[ProgressPoint]] = {}
+        self._gap_s: dict[WorkloadId, float] = {}
+
+    def add(self, seq: int, step: Step, view: ViewLike) -> None:
+        """Take in the journal's next step; `view` is the platform after it, or an empty one while it comes up."""
+        with self._lock:
+            if seq <= self._seq:
+                return
+            self._seq = seq
+            for event in step.events:
+                if isinstance(event, JobSubmitted) and event.job.job_id not in self._points:
+                    self._open(event.job)
+                elif isinstance(event, ProgressReported) and event.job_id in self._points:
+                    self._note(_point(self._jobs[event.job_id], event, step.now_s, view), event)
+                elif isinstance(event, JobFinished) and event.job_id in self._points:
+                    self._close(event, step.now_s)
+
+    def series(self, job_id: WorkloadId, now_s: float) -> ProgressSeries:
+        """One job's points, the oldest first."""
+        with self._lock:
+            return ProgressSeries(job_id=job_id, now_s=now_s, points=tuple(self._points.get(job_id, ())))
+
+    def _open(self, job: TrainingJob) -> None:
+        if len(self._points) >= MAX_JOBS:
+            oldest = next(iter(self._points))
+            del self._points[oldest], self._jobs[oldest], self._gap_s[oldest]
+        self._points[job.job_id], self._jobs[job.job_id], self._gap_s[job.job_id] = [], job, LEAST_GAP_S
+
+    def _note(self, point: ProgressPoint, event: ProgressReported) -> None:
+        points = self._points[event.job_id]
+        if points:
+            last = points[-1]
+            is_same = (last.global_batch_size, last.num_workers) == (point.global_batch_size, point.num_workers)
+            if is_same and point.at_s - last.at_s < self._gap_s[event.job_id]:
+                return
+        points.append(point)
+        if len(points) > MAX_POINTS:
+            self._gap_s[event.job_id] *= 2.0
+            del points[1:-1:2]
+
+    def _close(self, event: JobFinished, now_s: float) -> None:
+        """The last report of progress may have been passed over; that the job has finished says it all."""
+        points = self._points[event.job_id]
+        if points and points[-1].progress_fraction != 1.0:
+            last = points[-1]
+            points.append(
+                ProgressPoint(
+                    at_s=now_s,
+                    step=event.step,
+                    progress_fraction=1.0,
+                    num_workers=last.num_workers,
+                    global_batch_size=last.global_batch_size,
+                    noise_scale=last.noise_scale,
+                    loss=last.loss,
+                )
+            )
+
+
+def planned_of(view: ViewLike, now_s: float) -> tuple[Planned, ...]:
+    """What the policy plans for jobs from now on, as far as it looks ahead; the nearest first."""
+    planned = []
+    for job_id, runs in view.future.items():
+        record = view.jobs.get(job_id)
+        if record is None or record.state.is_terminal or planned_moments(record, runs) == (None, None):
+            continue
+        planned += [
+            Planned(
+                workload_id=job_id,
+                workload_name=record.job.name,
+                num_devices=run.num_devices,
+                start_s=max(now_s, run.start_s),
+                end_s=run.end_s,
+            )
+            for run in runs
+            if run.num_devices and run.end_s > now_s
+        ]
+    return tuple(sorted(planned, key=lambda stretch: (stretch.start_s, stretch.workload_id)))
+
+
+def _point(job: TrainingJob, event: ProgressReported, now_s: float, view: ViewLike) -> ProgressPoint:
+    noise = None
+    if event.grad_sqr is not None and event.grad_var is not None:
+        noise = GradientNoise(grad_sqr=event.grad_sqr, grad_var=event.grad_var)
+    size = event.global_batch_size or job.global_batch_size
+    known = adaptation_of(job, noise, size, event.samples_per_s)
+    record = view.jobs.get(event.job_id) if job.is_on_functions else None
+    done, total = event.progress, event.total_progress
+    if done is None or total is None:
+        done, total = float(event.step), float(event.total_steps)
+    return ProgressPoint(
+        at_s=now_s,
+        step=event.step,
+        progress_fraction=min(1.0, done / total) if total else None,
+        num_workers=event.world_size,
+        global_batch_size=size,
+        samples_per_s=event.samples_per_s,
+        loss=event.loss,
+        # Where the batch never changes every sample counts in full.
+        goodput_samples_per_s=event.samples_per_s if job.batch is None else known.goodput_samples_per_s,
+        noise_scale=known.noise_scale,
+        predicted_finish_at_s=_predicted_finish_s(event, now_s, view),
+        memory_mb=record.plan.memory_mb if record is not None and record.plan is not None else None,
+        cost_usd=None if record is None else record.bill.total_usd,
+    )
+
+
+def _predicted_finish_s(event: ProgressReported, now_s: float, view: ViewLike) -> float | None:
+    record = view.jobs.get(event.job_id)
+    if record is None:
+        return None
+    _, finish_s = planned_moments(record, view.future.get(event.job_id, ()))
+    if finish_s is not None:
+        return finish_s
+    eta_s = predict_eta_s(record)
+    return None if eta_s is None else now_s + eta_s

@@ -1,0 +1,139 @@
+"""The platform's own figures for Prometheus, read from the view and the history at each scrape. No label is a job's."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from springtide.control.records import JobRecord, ServiceRecord, ServiceState
+from springtide.core.decision import Overheads
+from springtide.core.workload import JobState
+from springtide.service.api.pool_routes import PoolDesk
+from springtide.service.contract import PlatformLike, ViewLike
+from springtide.service.histogram import Histogram
+from springtide.service.history.history import PAUSE_BOUNDS_S, HistoryIndex
+from springtide.service.metrics.cluster import cluster_families
+from springtide.service.metrics.functions import function_families
+from springtide.service.metrics.gpu import gpu_families
+from springtide.service.metrics.pools import pool_families
+from springtide.service.metrics.shares import ShareMetrics
+
+DIRECTIONS = ("grow", "shrink", "replace", "recover")
+
+REPLICA_STATES = ("STARTING", "READY", "STOPPING")
+
+
+class PlatformCollector(Collector):
+    """A collector of figures that exist already; scraping it costs one walk over the records."""
+
+    def __init__(self, platform: PlatformLike, history: HistoryIndex, pools: PoolDesk) -> None:
+        self._platform = platform
+        self._history = history
+        self._pools = pools
+        self._shares = ShareMetrics()
+
+    def register(self, registry: CollectorRegistry) -> None:
+        """Add the figures to what the registry answers."""
+        registry.register(self)
+
+    def describe(self) -> Iterator[Metric]:
+        """Name nothing in advance: the registry must not scrape a platform that has not started."""
+        return iter(())
+
+    def _of_places(self, view: ViewLike) -> Iterator[Metric]:
+        sharing = self._platform.sharing()
+        yield from self._shares.families(sharing, view.jobs.keys())
+        gpu_ids = {device.device_id for node in view.nodes for device in node.devices if device.kind == "gpu"}
+        yield from gpu_families(sharing, gpu_ids)
+        yield from cluster_families(self._platform.cluster())
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every figure as it is now."""
+        view, totals, now_s = self._platform.view(), self._history.totals(), self._platform.now_s()
+        records: list[JobRecord | ServiceRecord] = [*view.jobs.values(), *view.services.values()]
+        yield _by_label(
+            "jobs",
+            "Jobs in each state.",
+            [state.value for state in JobState],
+            Counter(record.state.value for record in view.jobs.values()),
+        )
+        yield _by_label(
+            "services",
+            "Services in each state.",
+            [state.value for state in ServiceState],
+            Counter(record.state.value for record in view.services.values()),
+        )
+        yield _by_label(
+            "replicas",
+            "Replicas in each state.",
+            REPLICA_STATES,
+            Counter(replica.state.value for record in records for replica in record.replicas),
+        )
+        num_devices = sum(len(node.devices) for node in view.nodes)
+        # A shared device is held once, however many hold a part of it.
+        num_held = len({replica.device_id for record in records for replica in record.replicas})
+        yield _by_label(
+            "devices",
+            "Devices that are held or free.",
+            ("held", "free"),
+            Counter(held=num_held, free=max(0, num_devices - num_held)),
+        )
+        yield _counter(
+            "device_seconds", "Device-seconds held so far.", sum(record.attained_service_s(now_s) for record in records)
+        )
+        yield _counter(
+            "job_restarts",
+            "Restarts of whole jobs from a checkpoint.",
+            sum(record.num_restarts for record in view.jobs.values()),
+        )
+        yield _counter(
+            "job_preemptions", "Jobs that were told to checkpoint and give their devices back.", totals.num_preemptions
+        )
+        yield _counter("replicas_lost", "Replicas that went without being asked.", totals.num_lost_replicas)
+        resizes = CounterMetricFamily(
+            "springtide_job_resizes", "Confirmed changes of membership.", labels=("direction",)
+        )
+        for direction in DIRECTIONS:
+            resizes.add_metric((direction,), totals.num_resizes.get(direction, 0))
+        yield resizes
+        ended = CounterMetricFamily("springtide_jobs_ended", "Jobs that reached a terminal state.", labels=("state",))
+        for state in JobState:
+            if state.is_terminal:
+                ended.add_metric((state.value,), totals.num_ended.get(state.value, 0))
+        yield ended
+        pauses = HistogramMetricFamily(
+            "springtide_resize_pause_seconds",
+            "From the end of the last step before a resize to the start of the first step after it.",
+            labels=("direction",),
+        )
+        for direction in DIRECTIONS:
+            seen = totals.pauses.get(direction, Histogram(PAUSE_BOUNDS_S))
+            pauses.add_metric((direction,), seen.buckets(), seen.sum_s)
+        yield pauses
+        shown = self._platform.snapshot()
+        coming = self._pools.coming(shown.tide.day_s / 24)
+        yield from pool_families(view.nodes, len(shown.drains), shown.tide, coming, totals.pools)
+        yield _change_cost(shown.overheads)
+        yield from self._of_places(view)
+        yield from function_families(view.nodes, view.jobs.values(), self._platform.function_status)
+        yield GaugeMetricFamily("springtide_journal_seq", "The number of the journal's newest step.", view.seq)
+
+
+def _change_cost(overheads: Overheads) -> GaugeMetricFamily:
+    text = "What plans reckon with for a change of a job's workers, from the order to the first step."
+    return GaugeMetricFamily("springtide_change_seconds", text, overheads.change_s)
+
+
+def _by_label(name: str, text: str, values: list[str] | tuple[str, ...], counts: Counter[str]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(f"springtide_{name}", text, labels=("state",))
+    for value in values:
+        family.add_metric((value,), counts.get(value, 0))
+    return family
+
+
+def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
+    return CounterMetricFamily(f"springtide_{name}", text, value=value)

@@ -1,0 +1,79 @@
+"""The figures of shared devices for Prometheus, by kind of workload and state of control. No label is a workload's."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from typing import get_args
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from springtide.core.status.shares import ShareState, SharingStatus
+from springtide.core.workload import WorkloadId
+
+KINDS = ("training", "inference")
+
+
+class ShareMetrics:
+    """Turns what is told of shared devices into figures. Nothing is shown before a first device was shared."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._has_shared = False
+        self._throttled_s: dict[str, float] = dict.fromkeys(KINDS, 0.0)
+        # What each sharer of the last look had been held back by then: its own count ends with it.
+        self._last_s: dict[str, float] = {}
+
+    def families(self, sharing: SharingStatus, job_ids: Collection[WorkloadId]) -> Iterator[Metric]:
+        """Every figure of this moment; `job_ids` tells training from inference."""
+        with self._lock:
+            self._has_shared = self._has_shared or bool(sharing.tenants)
+            if not self._has_shared:
+                return
+            throttled_s = self._add_up(sharing, job_ids)
+        tenants: dict[tuple[str, str], float] = defaultdict(float)
+        granted: dict[tuple[str, str], float] = defaultdict(float)
+        used: dict[tuple[str, str], float] = defaultdict(float)
+        for tenant in sharing.tenants:
+            key = (_kind(tenant.workload_id, job_ids), tenant.state)
+            tenants[key] += 1
+            granted[key] += tenant.granted
+            used[key] += tenant.used
+        for name, text, values in (
+            ("share_tenants", "Workers and replicas that hold a share of a device.", tenants),
+            ("share_granted_ratio", "Fractions of a device that they may use now, added up.", granted),
+            ("share_used_ratio", "Fractions of a device that they have used over the last second, added up.", used),
+        ):
+            family = GaugeMetricFamily(f"springtide_{name}", text, labels=("kind", "state"))
+            for kind in KINDS:
+                for state in get_args(ShareState):
+                    family.add_metric((kind, state), values.get((kind, state), 0))
+            yield family
+        throttled = CounterMetricFamily(
+            "springtide_share_throttled_seconds", "For how long sharers were held back.", labels=("kind",)
+        )
+        for kind in KINDS:
+            throttled.add_metric((kind,), throttled_s[kind])
+        yield throttled
+        yield GaugeMetricFamily(
+            "springtide_share_turn_late_seconds", "By how much the control was late lately (p99).", sharing.late_p99_s
+        )
+        yield GaugeMetricFamily(
+            "springtide_share_reaction_seconds", "From a new grant to its being in force (p99).", sharing.reaction_p99_s
+        )
+
+    def _add_up(self, sharing: SharingStatus, job_ids: Collection[WorkloadId]) -> dict[str, float]:
+        now_s = {tenant.replica_id: tenant.throttled_s for tenant in sharing.tenants}
+        for tenant in sharing.tenants:
+            before_s = self._last_s.get(tenant.replica_id, 0.0)
+            # Less than before: it has been counted anew since, by another daemon.
+            more_s = tenant.throttled_s - before_s if tenant.throttled_s >= before_s else tenant.throttled_s
+            self._throttled_s[_kind(tenant.workload_id, job_ids)] += more_s
+        self._last_s = now_s
+        return dict(self._throttled_s)
+
+
+def _kind(workload_id: str, job_ids: Collection[WorkloadId]) -> str:
+    return "training" if workload_id in job_ids else "inference"

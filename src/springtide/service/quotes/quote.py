@@ -1,0 +1,107 @@
+"""Quotes from the live platform: the request as a submission would make it, put to the platform's own policy."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from msgspec.structs import replace
+
+from springtide.control.quotes.quote import quote
+from springtide.control.records import JobRecord
+from springtide.core.errors import CapacityError
+from springtide.core.status.quote import Quote
+from springtide.core.workload import Entrypoint, WorkloadId
+from springtide.service.contract import PlatformLike
+from springtide.service.quotes.function_quote import compared, quote_on_functions
+from springtide.service.submission import sources
+from springtide.service.submission.experience import experience_of
+from springtide.service.submission.function_checks import check_functions, check_machines
+from springtide.service.submission.function_menus import menus_of, service_of
+from springtide.service.submission.schemas import JobIn, check_job
+from springtide.service.submission.shares import ShareDesk, check_share
+from springtide.service.submission.submission import family_of, make_job
+
+# Quotes are worked out one at a time, so that many who ask never take the loop's time from it; so long one waits.
+PATIENCE_S = 20.0
+
+
+class QuoteDesk:
+    """Answers quotes on the caller's thread: an instance of the policy of its own is asked about a snapshot."""
+
+    def __init__(self, platform: PlatformLike) -> None:
+        self._platform = platform
+        self._shares = ShareDesk(platform)
+        self._one_at_a_time = threading.Lock()
+
+    def quote(self, request: JobIn) -> Quote:
+        """Say what submitting `request` now would meet. Raises InvalidRequest, CapacityError (too many ask)."""
+        check_job(request)
+        check_functions(request)
+        sources.check_source(request.source)
+        self._platform.shelf.import_root(request.source.import_root)
+        with self._turn(PATIENCE_S):
+            view = self._platform.view()
+            known = experience_of(view, request, self._platform.shelf.holds)
+            snapshot = self._platform.snapshot()
+            entrypoint = Entrypoint(source_path="", object_name=request.source.object_name, kind=request.source.kind)
+            job_id = WorkloadId(f"{request.name}-asked")
+
+            def on_cluster() -> Quote:
+                check_machines(request)
+                job = make_job(request, job_id, entrypoint, snapshot.now_s, known)
+                check_share(view, job.share, job.min_workers, request.name)
+                found = quote(
+                    snapshot,
+                    self._platform.make_policy(),
+                    job,
+                    spread=known.spread,
+                    usd_per_device_hour=self._platform.usd_per_device_hour,
+                    policy_name=view.policy,
+                )
+                return replace(found, share=job.share, enforced=self._shares.enforced(job.share))
+
+            def on_functions() -> Quote:
+                family, has_store = family_of(request), self._platform.has_parameter_store
+                menus = menus_of(view, request, family, snapshot.now_s, has_parameter_store=has_store)
+                job = make_job(request, job_id, entrypoint, snapshot.now_s, known, menu=menus.menu, search=menus.search)
+                policy = self._platform.make_policy()
+                return quote_on_functions(snapshot, policy, job, menus, policy_name=view.policy)
+
+            if request.options.on == "functions":
+                return compared(on_functions(), on_cluster, "cluster")
+            answer = on_cluster()
+            if request.options.layer_profile is None or service_of(view) is None:
+                return answer
+            return compared(answer, on_functions, "functions")
+
+    def offers(self, record: JobRecord) -> tuple[str, ...]:
+        """What would be accepted now instead of a job that was refused: the changes, as commands take them.
+
+        Its deadline counts anew from now. Empty if others are asking, too.
+        """
+        platform = self._platform
+        try:
+            with self._turn(0.0):
+                snapshot = platform.snapshot()
+                goal = record.job.goal
+                if goal.deadline_s is not None:
+                    goal = replace(goal, deadline_s=snapshot.now_s + goal.deadline_s - record.submitted_at_s)
+                job = replace(record.job, job_id=WorkloadId(f"{record.job.name}-asked"), goal=goal)
+                price = platform.usd_per_device_hour
+                answer = quote(snapshot, platform.make_policy(), job, usd_per_device_hour=price)
+        except CapacityError:
+            return ()
+        if answer.verdict == "accepted":
+            return ("submit it again: now it would be accepted",)
+        return tuple(offer.change for offer in answer.alternatives)
+
+    @contextmanager
+    def _turn(self, patience_s: float) -> Iterator[None]:
+        if not self._one_at_a_time.acquire(timeout=patience_s):
+            raise CapacityError("others are asking for quotes; ask again", retry_after_s=5.0)
+        try:
+            yield
+        finally:
+            self._one_at_a_time.release()

@@ -1,0 +1,118 @@
+"""What an InferenceFunction wants against what its service is: deployed, changed, or taken away."""
+
+from __future__ import annotations
+
+from springtide.backends.kubernetes.client.kinds import INFERENCE_FUNCTION, Key, Object, is_ending, key_of, uid_of
+from springtide.backends.kubernetes.resources.client import Objects
+from springtide.backends.kubernetes.resources.from_object import workload_name
+from springtide.backends.kubernetes.resources.status import Condition
+from springtide.backends.kubernetes.resources.status_schema import ConditionType, Reason
+from springtide.control.records import ServiceRecord
+from springtide.core.errors import SpringtideError
+from springtide.core.workload import WorkloadId
+from springtide.service.contract import PlatformLike
+from springtide.service.reconciler.admission import Intake
+from springtide.service.reconciler.jobs import refusal_of
+from springtide.service.submission.submission import Desk
+
+KIND = INFERENCE_FUNCTION.name
+
+
+class ServiceObjects:
+    """Compares one InferenceFunction at a time, by level.
+
+    A service is deployed whenever this process has not deployed its object as it is now: the same again changes
+    nothing. A source in a ConfigMap is read again with `is_due`, because nobody says when that changes.
+    """
+
+    def __init__(self, platform: PlatformLike, objects: Objects, intake: Intake, room: Desk) -> None:
+        self._platform = platform
+        self._objects = objects
+        self._intake = intake
+        self._room = room
+        # By uid: the generation that was deployed, or refused, here.
+        self._deployed: dict[str, int] = {}
+        self._refused: dict[str, tuple[int, Condition]] = {}
+
+    def compare(self, obj: Object, *, is_due: bool = False) -> tuple[ServiceRecord | None, list[Condition]]:
+        """The service of an object, as it is after what was wanted was asked for; and what is told of the asking."""
+        record = self._mine(obj)
+        if obj["spec"].get("suspend"):
+            return self._put_away(obj, record)
+        taken = self._holder(obj)
+        if taken:
+            return None, [Condition(ConditionType.ACCEPTED, False, Reason.NAME_TAKEN, taken)]
+        uid, generation = uid_of(obj), obj["metadata"].get("generation", 1)
+        is_read_again = is_due and bool(obj["spec"]["source"].get("configMap"))
+        if record is None or self._deployed.get(uid) != generation or is_read_again:
+            refused = self._deploy(obj, is_due=is_due)
+            if refused is not None and record is None:
+                return None, [refused]
+            if refused is not None:
+                return record, [refused._replace(type=ConditionType.APPLIED, reason=Reason.CHANGE_REFUSED)]
+            record = self._mine(obj)
+        return record, [Condition(ConditionType.APPLIED, True, Reason.IN_FORCE, "all of the spec is in force")]
+
+    def end_orphan(self, record: ServiceRecord) -> None:
+        """Take away a service whose object is gone, once the server itself says so."""
+        container = record.service.container
+        if container is None or container.owner_kind != KIND or record.is_removed:
+            return
+        found = self._objects.read(KIND, Key(container.namespace, container.owner_name))
+        if found is None or uid_of(found) != container.owner_uid:
+            self._room.remove_service(record.service.name)
+
+    def forget(self, uids: set[str]) -> None:
+        """Of all objects but these nothing is remembered."""
+        self._deployed = {uid: generation for uid, generation in self._deployed.items() if uid in uids}
+        self._refused = {uid: refused for uid, refused in self._refused.items() if uid in uids}
+
+    def _deploy(self, obj: Object, *, is_due: bool) -> Condition | None:
+        uid, generation = uid_of(obj), obj["metadata"].get("generation", 1)
+        known = self._refused.get(uid)
+        if known is not None and known[0] == generation and not is_due:
+            return known[1]
+        try:
+            found = self._objects.read(KIND, key_of(obj))
+            if found is None or uid_of(found) != uid or is_ending(found) or found["spec"].get("suspend"):
+                return None
+            self._intake.take_service(found)
+        except SpringtideError as error:
+            refused = refusal_of(error)
+            self._refused[uid] = (generation, refused)
+            return refused
+        self._deployed[uid] = found["metadata"].get("generation", 1)
+        self._refused.pop(uid, None)
+        return None
+
+    def _put_away(self, obj: Object, record: ServiceRecord | None) -> tuple[ServiceRecord | None, list[Condition]]:
+        if record is not None:
+            found = self._objects.read(KIND, key_of(obj))
+            if found is not None and uid_of(found) == uid_of(obj) and found["spec"].get("suspend"):
+                self._room.remove_service(record.service.name)
+        self._deployed.pop(uid_of(obj), None)
+        return None, [Condition(ConditionType.ACCEPTED, False, Reason.SUSPENDED, "spec.suspend is true")]
+
+    def _mine(self, obj: Object) -> ServiceRecord | None:
+        record = self._platform.view().services.get(WorkloadId(workload_name(obj)))
+        if record is None or record.is_removed:
+            return None
+        container = record.service.container
+        return record if container is not None and container.owner_uid == uid_of(obj) else None
+
+    def _holder(self, obj: Object) -> str:
+        """Who has the address that this object wants, in a sentence; empty where nobody has."""
+        name = workload_name(obj)
+        record = self._platform.view().services.get(WorkloadId(name))
+        if record is None or record.is_removed:
+            return ""
+        container = record.service.container
+        if container is None or container.owner_uid == uid_of(obj):
+            return ""
+        holder = self._objects.get(KIND, Key(container.namespace, container.owner_name))
+        if holder is None or uid_of(holder) != container.owner_uid:
+            return ""
+        return (
+            f"/f/{name} is the address of {container.namespace}/{container.owner_name}; give this one another name, or "
+            "delete that one"
+        )

@@ -1,0 +1,240 @@
+"""The REST API's desk on a platform whose workloads are objects of a cluster: each request goes through its object.
+
+A workload has its object before it has a pod, so that every pod has an owner; and a pause, a scale or a removal is
+written into the object first or at once after, so that what the object says stays what is wanted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from springtide.backends.kubernetes.client.kinds import (
+    INFERENCE_FUNCTION,
+    TRAINING_FUNCTION,
+    Key,
+    Object,
+    key_of,
+    uid_of,
+)
+from springtide.backends.kubernetes.resources.client import Objects
+from springtide.backends.kubernetes.resources.from_object import (
+    MAX_OBJECT_SOURCE_BYTES,
+    NAME_ANNOTATION,
+    REQUEST_ANNOTATION,
+)
+from springtide.backends.kubernetes.resources.to_object import inference_function, plain, training_function
+from springtide.backends.kubernetes.settings import MANAGED_BY_LABEL, PLATFORM_LABEL, KubernetesSettings
+from springtide.control.records import JobRecord, ServiceRecord
+from springtide.core.containers import ContainerSettings
+from springtide.core.errors import Conflict, InvalidRequest, SpringtideError
+from springtide.core.quantities import validate_name
+from springtide.core.workload import WorkloadId
+from springtide.service.contract import PlatformLike
+from springtide.service.lookup import find_job, find_service, find_workload
+from springtide.service.reconciler.admission import Intake
+from springtide.service.submission import sources
+from springtide.service.submission.function_checks import check_functions
+from springtide.service.submission.schemas import (
+    ContainerIn,
+    JobIn,
+    JobSourceIn,
+    ScaleIn,
+    ServiceIn,
+    ServiceSourceIn,
+    check_job,
+    check_service,
+)
+from springtide.service.submission.submission import MAX_KEY_CHARS, Desk
+
+
+class ObjectDesk(Desk):
+    """Takes REST requests and makes them objects; `room` is the desk where what an object says is taken in."""
+
+    def __init__(
+        self, platform: PlatformLike, room: Desk, intake: Intake, objects: Objects, settings: KubernetesSettings
+    ) -> None:
+        super().__init__(platform)
+        self._room = room
+        self._intake = intake
+        self._objects = objects
+        self._settings = settings
+
+    def submit_job(
+        self, request: JobIn, key: str | None, container: ContainerSettings | None = None
+    ) -> tuple[JobRecord, bool]:
+        """Make the job's object and take it in. Raises InvalidRequest, Conflict, BackendError, StorageError."""
+        check_job(request)
+        check_functions(request)
+        self._check_source(request.source)
+        digits, digest = _digits(key), _digest(request.model_dump_json())
+        obj = training_function(
+            f"{request.name}-{digits}",
+            self._namespace(request.container),
+            request.source.model_dump(),
+            request.options.model_dump(),
+            _plain_container(request.container),
+        )
+        self._sign(obj, {NAME_ANNOTATION: request.name, REQUEST_ANNOTATION: digest})
+        made = self._objects.create(TRAINING_FUNCTION.name, obj)
+        if made is None:
+            if key is None:
+                # Drawn by chance, and taken: another draw is free.
+                return self.submit_job(request, None)
+            return self._known(obj, digest), False
+        try:
+            return self._intake.take_job(made), True
+        except InvalidRequest:
+            # Nobody asked for an object that is only there to say no.
+            self._objects.delete(TRAINING_FUNCTION.name, key_of(made), uid=uid_of(made))
+            raise
+
+    def deploy_service(
+        self, name: str, request: ServiceIn, container: ContainerSettings | None = None
+    ) -> ServiceRecord:
+        """Make or change the service's object and deploy it. Raises InvalidRequest, Conflict, BackendError."""
+        validate_name(name, "the service's name")
+        check_service(request)
+        self._check_source(request.source)
+        old = self._platform.view().services.get(WorkloadId(name))
+        where = old.service.container if old is not None and not old.is_removed else None
+        namespace = self._namespace(request.container, where)
+        if where is not None and where.namespace != namespace:
+            raise Conflict(
+                f"{name} is a service of the namespace {where.namespace!r}; leave container.namespace out, take that "
+                "one away first, or choose another name"
+            )
+        obj = inference_function(
+            name,
+            namespace,
+            request.source.model_dump(),
+            request.options.model_dump(),
+            _plain_container(request.container),
+        )
+        self._sign(obj, {})
+        made = self._objects.create(INFERENCE_FUNCTION.name, obj)
+        if made is not None:
+            try:
+                return self._intake.take_service(made)
+            except InvalidRequest:
+                self._objects.delete(INFERENCE_FUNCTION.name, key_of(made), uid=uid_of(made))
+                raise
+        before = self._objects.read(INFERENCE_FUNCTION.name, key_of(obj))
+        changed = self._objects.replace_spec(INFERENCE_FUNCTION.name, key_of(obj), obj)
+        if before is None or changed is None:
+            raise Conflict(f"the object of {name} went away meanwhile; deploy it once more")
+        try:
+            return self._intake.take_service(changed)
+        except InvalidRequest:
+            self._objects.replace_spec(INFERENCE_FUNCTION.name, key_of(before), before)
+            raise
+
+    def remove_service(self, name: str) -> ServiceRecord:
+        """Take a service and its object away. Raises NotFound."""
+        record = find_service(self._platform.view(), name)
+        container = record.service.container
+        if container is not None:
+            key = Key(container.namespace, container.owner_name)
+            self._objects.delete(INFERENCE_FUNCTION.name, key, uid=container.owner_uid)
+        try:
+            return self._room.remove_service(name)
+        except SpringtideError:
+            # Its object's end was seen, and acted upon, in between.
+            now = self._platform.view().services[record.workload_id]
+            if not now.is_removed:
+                raise
+            return now
+
+    def cancel_job(self, called: str) -> JobRecord:
+        """End a job; its object stays, and says so. Raises NotFound, Conflict."""
+        return self._room.cancel_job(called)
+
+    def pause_job(self, called: str) -> JobRecord:
+        """Have a job checkpoint and hold nothing; its object says so, too. Raises NotFound, Conflict."""
+        record = find_job(self._platform.view(), called)
+        if not record.state.is_terminal and record.outcome is None:
+            self._change(record, {"suspend": True})
+        return self._room.pause_job(called)
+
+    def resume_job(self, called: str, budget_usd: float | None = None) -> JobRecord:
+        """Let a paused job go on. Raises NotFound, Conflict, InvalidRequest."""
+        record = find_job(self._platform.view(), called)
+        if record.is_paused and (budget_usd is None or budget_usd > record.bill.total_usd):
+            raised = {} if budget_usd is None else {"budget": f"${plain(budget_usd)}"}
+            self._change(record, {"suspend": False, **raised})
+            now = find_job(self._platform.view(), record.workload_id)
+            if not now.is_paused:
+                # The change was seen, and acted upon, in between.
+                return now
+        return self._room.resume_job(called, budget_usd)
+
+    def scale(self, called: str, bounds: ScaleIn) -> JobRecord | ServiceRecord:
+        """Set new bounds, in the object, too. Raises NotFound, Conflict, InvalidRequest."""
+        record = self._room.scale(called, bounds)
+        low, high = bounds.minimum, bounds.maximum
+        span: int | str = low if low == high and low else f"{low}..{high}"
+        word = "workers" if isinstance(record, JobRecord) else "scale"
+        self._change(find_workload(self._platform.view(), called), {word: span, "replicas": None})
+        return record
+
+    def _change(self, record: JobRecord | ServiceRecord, change: Mapping[str, Any]) -> None:
+        container = record.job.container if isinstance(record, JobRecord) else record.service.container
+        if container is not None:
+            key = Key(container.namespace, container.owner_name)
+            self._objects.patch(container.owner_kind, key, change, uid=container.owner_uid)
+
+    def _known(self, obj: Object, digest: str) -> JobRecord:
+        """The job of an object that an earlier request with this key has made. Raises Conflict."""
+        found = self._objects.read(TRAINING_FUNCTION.name, key_of(obj))
+        if found is None:
+            raise Conflict("the object of this Idempotency-Key is just going away; use a new key")
+        job = self._intake.job_of(uid_of(found))
+        if found["metadata"].get("annotations", {}).get(REQUEST_ANNOTATION) != digest:
+            name = found["metadata"]["name"] if job is None else job.workload_id
+            raise Conflict(f"this Idempotency-Key was used for {name} with another body; use a new key")
+        return job or self._intake.take_job(found)
+
+    def _check_source(self, source: JobSourceIn | ServiceSourceIn) -> None:
+        sources.check_source(source)
+        size = len(source.text.encode()) + sum(len(text.encode()) for text in source.files.values())
+        if size > MAX_OBJECT_SOURCE_BYTES:
+            raise InvalidRequest(
+                f"the source has {size:,} bytes, and an object of the cluster takes {MAX_OBJECT_SOURCE_BYTES:,}; put "
+                "it into a ConfigMap that an object names, or into the image"
+            )
+
+    def _namespace(self, container: ContainerIn | None, known: ContainerSettings | None = None) -> str:
+        named = "" if container is None else container.namespace or ""
+        usual = self._settings.namespaces[0] if self._settings.namespaces else self._settings.namespace
+        namespace = named or (known.namespace if known is not None else "") or usual
+        if not self._objects.watches(namespace):
+            raise InvalidRequest(
+                f"container.namespace {namespace!r} is not this platform's; use one of "
+                f"{', '.join(self._objects.namespaces)}"
+            )
+        return namespace
+
+    def _sign(self, obj: Object, annotations: Mapping[str, str]) -> None:
+        metadata = obj["metadata"]
+        metadata["labels"] = {MANAGED_BY_LABEL: "springtide", PLATFORM_LABEL: self._settings.name}
+        if annotations:
+            metadata["annotations"] = dict(annotations)
+
+
+def _plain_container(container: ContainerIn | None) -> dict[str, Any]:
+    return {} if container is None else container.model_dump(exclude={"namespace"}, exclude_none=True)
+
+
+def _digits(key: str | None) -> str:
+    """The end of an object's name: the same for the same key. Raises InvalidRequest for an unusable key."""
+    if key is None:
+        return secrets.token_hex(3)
+    if not 1 <= len(key) <= MAX_KEY_CHARS or not key.isascii() or not key.isprintable():
+        raise InvalidRequest(f"the Idempotency-Key must be 1 to {MAX_KEY_CHARS} printable characters; a UUID is good")
+    return _digest(key)[:6]
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -1,0 +1,264 @@
+"""The answer to `why`: the one dominant reason, what it rests on, and what its owner could do."""
+
+from __future__ import annotations
+
+from springtide.control.records import JobRecord, ServiceRecord, ServiceState
+from springtide.core.quantities import format_duration
+from springtide.core.status.functions import FunctionRunStatus
+from springtide.core.status.platform import Explanation, HistoryEntry, JobStatus
+from springtide.core.status.pools import PoolsReport
+from springtide.core.status.search import SearchStatus
+from springtide.core.status.shares import SharingStatus
+from springtide.core.workload import JobState
+from springtide.scheduling.functions.plan_text import words
+from springtide.service.contract import ViewLike
+from springtide.service.status.function_evidence import function_evidence, function_next_steps
+from springtide.service.status.outlook import Outlook
+from springtide.service.status.pool_evidence import graces_by_node, job_pool_evidence, service_pool_evidence
+from springtide.service.status.search_evidence import search_evidence, stream_evidence
+from springtide.service.status.share_evidence import share_evidence
+from springtide.service.status.status import device_statuses, function_run, job_status, name_of
+
+MAX_HISTORY = 30
+_RESIZES = ("grow", "shrink", "replace", "recover")
+
+
+def explain(
+    record: JobRecord | ServiceRecord,
+    view: ViewLike,
+    history: tuple[HistoryEntry, ...],
+    now_s: float,
+    outlook: Outlook | None = None,
+    pools: PoolsReport | None = None,
+    live: FunctionRunStatus | None = None,
+    search: SearchStatus | None = None,
+    sharing: SharingStatus | None = None,
+) -> Explanation:
+    """Return why a workload is where it is, with an `outlook` what is expected of it, and what `pools` have to do.
+
+    `live` is what the coordinator of a job on functions says, `search` what the search for its workers and memory says,
+    `sharing` what is granted on shared devices.
+    """
+    if isinstance(record, JobRecord):
+        run = function_run(record, live)
+        evidence = [*_job_evidence(record, view, now_s, run, search), *_last_changes(record, history, now_s)]
+        if pools is not None:
+            planned = view.future.get(record.workload_id, ())
+            evidence += job_pool_evidence(record, pools, planned, now_s, graces_by_node(view))
+        evidence += _expectations(record, outlook, now_s)
+        next_steps = (function_next_steps(record, run) if run is not None else None) or _job_next_steps(record)
+    else:
+        evidence, next_steps = _service_evidence(record, view), _service_next_steps(record)
+        if pools is not None:
+            evidence += service_pool_evidence(record, pools, now_s, graces_by_node(view))
+    if sharing is not None:
+        evidence += share_evidence(record, view, sharing)
+    return Explanation(
+        workload_id=record.workload_id,
+        name=name_of(record),
+        state=record.state.value,
+        reason=_reason(record),
+        evidence=tuple(evidence),
+        next_steps=tuple(next_steps),
+        history=history[-MAX_HISTORY:],
+        expected_start_at_s=None if outlook is None or record.replicas else outlook.start_at_s,
+        expected_finish_at_s=None if outlook is None else outlook.finish_at_s,
+    )
+
+
+def _reason(record: JobRecord | ServiceRecord) -> str:
+    if record.reason:
+        return record.reason
+    if isinstance(record, JobRecord) and record.state is JobState.RUNNING:
+        if record.plan is not None:
+            return f"trains as {words(record.plan)}"
+        return f"trains with {_count(record.world_size, 'worker')}"
+    return f"it is {record.state.value}"
+
+
+def _job_evidence(
+    record: JobRecord, view: ViewLike, now_s: float, run: FunctionRunStatus | None, search: SearchStatus | None
+) -> list[str]:
+    status = job_status(record, now_s)
+    evidence: list[str] = []
+    if run is not None:
+        evidence += function_evidence(record, run, has_search=search is not None)
+        if search is not None:
+            evidence += search_evidence(record, search)
+        evidence += stream_evidence(record, run)
+    elif not record.state.is_terminal:
+        low, high = record.min_workers, record.max_workers
+        bounds = _count(low, "worker") if low == high else f"{low}..{high} workers"
+        evidence.append(f"asks for {bounds}, holds {_count(len(record.replicas), 'device')}")
+    if run is None and record.state in (JobState.PENDING, JobState.PAUSED, JobState.REJECTED):
+        evidence.append(_occupancy(view))
+    if record.state is JobState.PENDING and record.runnable_at_s > now_s:
+        evidence.append(f"waits out a back-off for {format_duration(record.runnable_at_s - now_s)} more")
+    if record.total_steps:
+        done = 100 * (status.progress_fraction or 0.0)
+        evidence.append(f"step {record.step} of {record.total_steps} ({done:.0f} %)")
+    evidence += _batch_evidence(status)
+    if status.eta_s is not None:
+        # After a start or a change nothing has been measured yet, and an earlier speed is what it rests on.
+        speed = "as it went before" if not status.samples_per_s else f"at {status.samples_per_s:.0f} samples/s"
+        evidence.append(f"{speed} it ends in {format_duration(status.eta_s)}")
+    if status.deadline_at_s is not None and not record.state.is_terminal:
+        left_s = status.deadline_at_s - now_s
+        sentence = (
+            f"the deadline is in {format_duration(left_s)}"
+            if left_s >= 0
+            else (f"the deadline passed {format_duration(-left_s)} ago")
+        )
+        if status.slack_s is not None:
+            sentence += f", slack {format_duration(status.slack_s)}"
+        evidence.append(sentence)
+    if record.num_resizes or record.num_restarts or record.num_preemptions:
+        evidence.append(
+            f"resized {record.num_resizes}, preempted {record.num_preemptions}, "
+            f"restarted {record.num_restarts} of {record.job.max_restarts} times"
+        )
+    if record.checkpoint is not None:
+        evidence.append(f"the newest checkpoint holds step {record.checkpoint.step}")
+    return evidence
+
+
+def _batch_evidence(status: JobStatus) -> list[str]:
+    """What the batch is, and what the gradient's noise says of it."""
+    if status.batch_bounds is None:
+        return []
+    low, high = status.batch_bounds
+    told = [f"batch {status.global_batch_size} of {low}..{high}, {status.initial_batch_size} at first"]
+    if status.learning_rate_factor is not None and status.learning_rate_factor != 1.0:
+        told[0] += f", learning rate x{status.learning_rate_factor:.3g}"
+    if status.noise_scale is not None and status.efficiency_fraction is not None:
+        told.append(
+            f"gradient noise scale {status.noise_scale:.0f} samples: at this batch a sample brings "
+            f"{100 * status.efficiency_fraction:.0f} % of what it did at first"
+        )
+    return told
+
+
+def _last_changes(record: JobRecord, history: tuple[HistoryEntry, ...], now_s: float) -> list[str]:
+    """The newest resize and the newest preemption, with what they were for, from the journal."""
+    if record.state.is_terminal:
+        return []
+    told = []
+    for kinds, verb in ((_RESIZES, "last change"), (("preempt",), "last time it gave way")):
+        entry = next((entry for entry in reversed(history) if entry.kind in kinds), None)
+        if entry is not None:
+            told.append(f"{verb}, {format_duration(max(0.0, now_s - entry.at_s))} ago: {entry.text}")
+    return told
+
+
+def _expectations(record: JobRecord, outlook: Outlook | None, now_s: float) -> list[str]:
+    """What was promised, and when it is expected to start and to end."""
+    told = []
+    if record.admitted_at_s is not None and not record.state.is_terminal:
+        told.append(f"its deadline was promised {format_duration(max(0.0, now_s - record.admitted_at_s))} ago")
+    if outlook is None:
+        return told
+    basis = "as planned" if outlook.is_planned else "if nobody else comes"
+    if not record.replicas and outlook.start_at_s is not None:
+        told.append(f"expected start {_when(outlook.start_at_s, now_s)}, {basis}")
+    elif not record.replicas:
+        names = ", ".join(repr(name) for name in outlook.unknown[:3])
+        told.append(
+            f"expected start: nobody knows{f', because nobody knows how long {names} will take' if names else ''}"
+        )
+    if outlook.finish_at_s is not None:
+        told.append(f"expected end {_when(outlook.finish_at_s, now_s)}, {basis}")
+    return told
+
+
+def _when(at_s: float, now_s: float) -> str:
+    return "now" if at_s <= now_s else f"in {format_duration(at_s - now_s)}"
+
+
+def _job_next_steps(record: JobRecord) -> list[str]:
+    job_id = record.workload_id
+    match record.state:
+        case JobState.PENDING:
+            return [
+                "springtide ps",
+                f"springtide scale {job_id} 1..{record.max_workers}",
+                f"springtide cancel {job_id}",
+            ]
+        case JobState.STARTING | JobState.PREEMPTING:
+            return [f"springtide logs {job_id} -f"]
+        case JobState.RUNNING:
+            most = record.job.num_virtual_shards
+            return [
+                f"springtide logs {job_id} -f",
+                *([f"springtide scale {job_id} 1..{most}"] if record.job.elastic and record.max_workers < most else []),
+                f"springtide pause {job_id}",
+            ]
+        case JobState.PAUSED:
+            return [f"springtide resume {job_id}", f"springtide cancel {job_id}"]
+        case JobState.FAILED:
+            return [f"springtide logs {job_id}"]
+        case JobState.REJECTED:
+            return list(record.alternatives) or ["springtide ps"]
+        case _:
+            return [f"springtide logs {job_id}"]
+
+
+def _service_evidence(record: ServiceRecord, view: ViewLike) -> list[str]:
+    evidence = [
+        f"{_count(len(record.replicas), 'replica')} of {record.min_replicas}..{record.max_replicas}, "
+        f"revision {record.service.revision}"
+    ]
+    if record.load_at_s is not None:
+        evidence.append(
+            f"{record.arrivals_per_s:.1f} requests/s arrive, {record.in_flight} in flight, {record.queued} queued"
+        )
+        if record.latency_p99_s is not None:
+            objective = f", the objective is {format_duration(record.service.slo_s)}" if record.service.slo_s else ""
+            evidence.append(f"p99 latency {format_duration(record.latency_p99_s)}{objective}")
+        if record.idle_s > 0:
+            evidence.append(
+                f"idle for {format_duration(record.idle_s)}; with nobody asking, replicas above the minimum go after "
+                f"{format_duration(record.service.idle_s)}"
+            )
+    if record.crashes_at_s:
+        evidence.append(f"{_count(len(record.crashes_at_s), 'crash', 'crashes')} lately")
+    if not record.replicas:
+        evidence.append(_occupancy(view))
+    return evidence
+
+
+def _service_next_steps(record: ServiceRecord) -> list[str]:
+    name = record.workload_id
+    match record.state:
+        case ServiceState.FAILED:
+            return [f"springtide logs {name}", "springtide deploy FILE"]
+        case ServiceState.REMOVED:
+            return ["springtide deploy FILE"]
+        case ServiceState.IDLE:
+            return [f"springtide scale {name} 1..{record.max_replicas}"]
+        case ServiceState.STARTING:
+            return [f"springtide logs {name} -f"]
+        case _:
+            return [f"springtide logs {name} -f", f"springtide scale {name} {record.min_replicas}..MAX"]
+
+
+def _occupancy(view: ViewLike) -> str:
+    devices = device_statuses(view)
+    held: dict[str, int] = {}
+    shared: dict[str, int] = {}
+    for device in devices:
+        if device.workload_id is None:
+            continue
+        if not device.holders:
+            held[device.workload_id] = held.get(device.workload_id, 0) + 1
+        for holder in device.holders:
+            shared[holder.workload_id] = shared.get(holder.workload_id, 0) + 1
+    num_free = sum(device.workload_id is None for device in devices)
+    told = f"{num_free} of {_count(len(devices), 'device')} free"
+    for label, counts in (("held", held), ("held in part", shared)):
+        holders = ", ".join(f"{workload_id} {count}" for workload_id, count in list(counts.items())[:5])
+        told += f"; {label}: {holders}" if holders else ""
+    return told
+
+
+def _count(number: int, singular: str, plural: str = "") -> str:
+    return f"{number} {singular if number == 1 else plural or singular + 's'}"

@@ -1,0 +1,52 @@
+"""What is expected of a job: when it starts and ends as its policy plans, or as the policy goes on if asked again."""
+
+from __future__ import annotations
+
+import msgspec
+
+from springtide.control.quotes.forecast import play_forward
+from springtide.control.quotes.inquiry import known_curve
+from springtide.control.records import JobRecord
+from springtide.core.decision import Schedule
+from springtide.core.workload import JobState
+from springtide.service.contract import PlatformLike
+
+_WAITING = frozenset({JobState.PENDING, JobState.PREEMPTING})
+
+
+class Outlook(msgspec.Struct, frozen=True, kw_only=True):
+    """Moments on the platform's clock, None where nobody knows; `unknown` names jobs whose end nobody knows.
+
+    `is_planned` says that the policy itself plans so far ahead; otherwise the present plan was played forward.
+    """
+
+    start_at_s: float | None = None
+    finish_at_s: float | None = None
+    is_planned: bool = False
+    unknown: tuple[str, ...] = ()
+
+
+def outlook_of(record: JobRecord, platform: PlatformLike) -> Outlook | None:
+    """Return what is expected of an unfinished job; None for one that has ended or is paused."""
+    if record.state.is_terminal or record.is_paused:
+        return None
+    snapshot = platform.snapshot()
+    mine = next((view for view in snapshot.jobs if view.job.job_id == record.workload_id), None)
+    is_known = mine is not None and known_curve(mine) is not None
+    planned = platform.view().future.get(record.workload_id)
+    if planned and is_known:
+        return Outlook(start_at_s=_start(planned), finish_at_s=planned[-1].end_s, is_planned=True)
+    if record.state not in _WAITING:
+        return None
+    forecast = play_forward(snapshot, platform.make_policy(), until=record.workload_id)
+    start_s = _start(forecast.schedules.get(record.workload_id, ()))
+    holders = [view for view in snapshot.jobs if view.job.job_id in snapshot.allocations]
+    return Outlook(
+        start_at_s=start_s,
+        finish_at_s=forecast.finishes_s.get(record.workload_id),
+        unknown=tuple(view.job.name for view in holders if known_curve(view) is None),
+    )
+
+
+def _start(schedule: Schedule) -> float | None:
+    return next((run.start_s for run in schedule if run.num_devices), None)

@@ -1,0 +1,91 @@
+"""What shared devices have to do with a workload's state: who sits beside it, what it is granted, what is left."""
+
+from __future__ import annotations
+
+from springtide.control.records import JobRecord, ReplicaRecord, ServiceRecord
+from springtide.core.shares import Share, load_of
+from springtide.core.status.shares import SharingStatus, TenantStatus
+from springtide.service.contract import ViewLike
+from springtide.service.status.status import name_of
+from springtide.service.submission.shares import devices_of
+
+MAX_NAMED = 3
+
+
+def share_evidence(record: JobRecord | ServiceRecord, view: ViewLike, sharing: SharingStatus) -> list[str]:
+    """Nothing for a workload that asks for whole devices and holds them.
+
+    Else for each device who shares it, what the control grants now and why, what holds people to it; and for one that
+    has no device yet, what the roomiest one has left.
+    """
+    asked = record.job.share if isinstance(record, JobRecord) else record.service.share
+    held = [replica for replica in record.replicas if replica.share is not None]
+    told: list[str] = []
+    for replica in held[:MAX_NAMED]:
+        told.append(_held(replica, record, view))
+        told += _granted(replica, sharing)
+    if len(held) > MAX_NAMED:
+        told.append(f"and {len(held) - MAX_NAMED} more replicas with a share; `springtide devices` shows them all")
+    if held:
+        told.append(f"shares are enforced by {sharing.mechanism}: {sharing.enforced}")
+    elif asked is not None and not record.replicas:
+        told.append(_wanted(asked, view))
+    return told
+
+
+def _part(share: Share) -> str:
+    return f"{share.request:.3g} of a device (up to {share.limit:.3g})"
+
+
+def _held(replica: ReplicaRecord, record: JobRecord | ServiceRecord, view: ViewLike) -> str:
+    assert replica.share is not None
+    others = [
+        f"{name_of(other)} ({each.share.request:.3g} to {each.share.limit:.3g})"
+        for other in _workloads(view)
+        for each in other.replicas
+        if each.device_id == replica.device_id and each.replica_id != replica.replica_id and each.share is not None
+    ]
+    beside = f"beside {', '.join(others)}" if others else "and is alone there"
+    return f"holds {_part(replica.share)} on {replica.device_id}, {beside}"
+
+
+def _granted(replica: ReplicaRecord, sharing: SharingStatus) -> list[str]:
+    for tenant in sharing.tenants:
+        if tenant.replica_id == replica.replica_id:
+            state = "" if tenant.state == "NONE" else f", {tenant.state}"
+            reason = f": {tenant.reason}" if tenant.reason else ""
+            told = [f"is granted {tenant.granted:.2f} there now and uses {tenant.used:.2f}{state}{reason}"]
+            return told + _on_gpu(tenant)
+    return []
+
+
+def _on_gpu(tenant: TenantStatus) -> list[str]:
+    """What a GPU's sharer launched and holds, and what of it was not held or was refused; nothing on a CPU device."""
+    told = []
+    if tenant.num_launches or tenant.memory_used_mb:
+        of = f" of its {tenant.memory_mb}" if tenant.memory_mb else ""
+        held = f"holds {tenant.memory_used_mb}{of} MB of the GPU's memory"
+        told.append(f"has launched {tenant.num_launches} kernels and graphs since it started and {held}")
+    if tenant.num_open:
+        told.append(f"launches that nothing held back, since nobody could say what it may use: {tenant.num_open}")
+    if tenant.num_denied:
+        told.append(f"allocations refused, since --memory is what it may have: {tenant.num_denied}")
+    return told
+
+
+def _wanted(asked: Share, view: ViewLike) -> str:
+    """How far the roomiest device is from having room."""
+    held: dict[str, list[Share | None]] = {device.device_id: [] for device in devices_of(view)}
+    for record in _workloads(view):
+        for replica in record.replicas:
+            held.setdefault(replica.device_id, []).append(replica.share)
+    loads = {device: load_of(shares) for device, shares in held.items()}
+    rooms = [(1.0 - load.request, device) for device, load in loads.items() if not load.is_exclusive]
+    if not rooms:
+        return f"asks for {_part(asked)}; every device is held as a whole"
+    left, device = max(rooms, key=lambda room: room[0])
+    return f"asks for {_part(asked)}; the most that is left is {max(0.0, left):.3g} of {device}"
+
+
+def _workloads(view: ViewLike) -> list[JobRecord | ServiceRecord]:
+    return [*view.jobs.values(), *view.services.values()]

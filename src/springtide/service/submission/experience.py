@@ -1,0 +1,168 @@
+"""What is known of a job before it runs: its length and speed, declared with it or measured on earlier runs here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import msgspec
+import numpy as np
+
+from springtide.control.quotes.quote import Spread
+from springtide.control.records import JobRecord
+from springtide.core.function_search import BatchPhase, steps_of
+from springtide.core.workload import JobState
+from springtide.perf.scaling import fit_scaling
+from springtide.service.contract import ViewLike
+from springtide.service.submission.schemas import JobIn, JobOptionsIn, adaptive_batch
+
+# So many of the newest runs of a function are looked at.
+MAX_RUNS = 10
+# Of the jobs of that name so many of the newest are compared with the code that is asked about.
+MAX_COMPARED = 100
+# Runs of one function differ by the machine's other load, its temperature and its caches: ten per cent either way is
+# taken, and where a number of workers was never measured but follows from the fitted curve, thirty.
+MEASURED_SPREAD = 0.10
+FITTED_SPREAD = 0.30
+# From so many runs on, their own differences count where they are larger: the slowest of up to ten runs is about the
+# tenth percentile.
+_ENOUGH_RUNS = 4
+
+
+class Experience(msgspec.Struct, frozen=True, kw_only=True):
+    """A job's length and speed as far as they are known, and how far a run's time may lie from what they say.
+
+    `steps_per_s` is the slow end of what was measured: what is promised on it holds four times of five and more.
+    """
+
+    total_steps: int | None = None
+    steps_per_s: Mapping[int, float] = {}
+    spread: Spread = Spread(source="unknown")
+
+
+def experience_of(view: ViewLike, request: JobIn, holds: Callable[[str, str], bool]) -> Experience:
+    """Return what is known of the job: what the request declares, else what earlier runs of the same code measured.
+
+    Runs count whose name, source text, function, parameters and global batch size are the same. `holds(address, text)`
+    says whether the source at an address is this text.
+    """
+    options = request.options
+    runs = _earlier_runs(view, request, holds)
+    total_steps = declared_steps(options)
+    if total_steps is None:
+        total_steps = next((_scaled(run, options.num_epochs) for run in runs if _length(run)), None)
+    if options.profile_steps_per_s:
+        declared = {int(count): rate for count, rate in options.profile_steps_per_s.items()}
+        curve = fit_scaling(declared)
+        beyond = {n: curve.samples_per_s(n) for n in range(max(declared) + 1, options.max_workers + 1)}
+        return Experience(total_steps=total_steps, steps_per_s={**declared, **beyond}, spread=Spread(source="profile"))
+    measured = _measured(runs)
+    if not measured:
+        return Experience(total_steps=total_steps)
+    most = max(options.max_workers, *measured)
+    slow = _slow_factors(runs, measured, most)
+    batch = options.global_batch_size
+    curve = fit_scaling(measured)
+    rates = {
+        count: (measured.get(count) or curve.samples_per_s(count)) / batch / slow[count] for count in range(1, most + 1)
+    }
+    # The plan is made with the slow end, so the fast end lies the whole width below it.
+    fast = {count: 1.0 / (factor * factor) for count, factor in slow.items()}
+    return Experience(
+        total_steps=total_steps,
+        steps_per_s=rates,
+        spread=Spread(fast=min(fast.values()), slow=1.0, fast_on=fast, source=f"history of {_runs(len(runs))}"),
+    )
+
+
+def declared_steps(options: JobOptionsIn) -> int | None:
+    """The number of optimizer steps that the declared number of samples makes; None where none is declared."""
+    if options.num_samples is None:
+        return None
+    return steps_of(phases_of(options), options.num_samples, options.num_epochs, options.global_batch_size)
+
+
+def phases_of(options: JobOptionsIn) -> tuple[BatchPhase, ...]:
+    """The batch schedule as a job carries it."""
+    return tuple(BatchPhase(**phase.model_dump()) for phase in options.batch_schedule)
+
+
+def _earlier_runs(view: ViewLike, request: JobIn, holds: Callable[[str, str], bool]) -> list[JobRecord]:
+    """The newest first."""
+    found: list[JobRecord] = []
+    num_compared = 0
+    for record in reversed(list(view.jobs.values())):
+        job = record.job
+        is_alike = (
+            job.name == request.name
+            and job.entrypoint.object_name == request.source.object_name
+            and job.entrypoint.kind == request.source.kind == "function"
+            and job.global_batch_size == request.options.global_batch_size
+            and job.batch == adaptive_batch(request.options)
+            and job.length_unit == request.options.length_unit
+            and job.params == request.options.params
+            and bool(record.throughput_samples_per_s)
+            # Functions are no workers: their speed says nothing of the platform's machines.
+            and not job.is_on_functions
+        )
+        if not is_alike:
+            continue
+        num_compared += 1
+        if holds(job.entrypoint.source_path, request.source.text):
+            found.append(record)
+        if len(found) == MAX_RUNS or num_compared == MAX_COMPARED:
+            break
+    return found
+
+
+def _scaled(run: JobRecord, num_epochs: int) -> int:
+    return -(-_length(run) * num_epochs // run.job.num_epochs)
+
+
+def _length(run: JobRecord) -> int:
+    """A run's length in steps of its initial batch, 0 where unknown; a batch that changed made it other steps."""
+    if run.job.batch is not None:
+        return math.ceil(run.total_progress or 0.0)
+    return run.total_steps or 0
+
+
+def _rates(run: JobRecord) -> dict[int, float]:
+    """Samples a second by number of workers.
+
+    A run that went through undisturbed on one number of workers tells its average, with all that is no step in it:
+    evaluation, checkpoints, the end. Any other tells what was measured last on each number.
+    """
+    rates = {count: rate for count, rate in run.throughput_samples_per_s.items() if rate > 0}
+    is_whole = run.state is JobState.SUCCEEDED and not run.num_restarts and not run.num_preemptions
+    if is_whole and len(rates) == 1 and _length(run) and run.started_at_s is not None and run.ended_at_s is not None:
+        took_s = run.ended_at_s - run.started_at_s
+        if took_s > 0:
+            return dict.fromkeys(rates, _length(run) * run.job.global_batch_size / took_s)
+    return rates
+
+
+def _measured(runs: list[JobRecord]) -> dict[int, float]:
+    """Samples a second by number of workers: the median over the runs."""
+    by_count: dict[int, list[float]] = {}
+    for run in runs:
+        for count, rate in _rates(run).items():
+            by_count.setdefault(count, []).append(rate)
+    return {count: float(np.median(rates)) for count, rates in sorted(by_count.items())}
+
+
+def _slow_factors(runs: list[JobRecord], measured: Mapping[int, float], most: int) -> dict[int, float]:
+    """By how much longer a slow run takes than the median one, for each number of workers."""
+    factors = {}
+    for count in range(1, most + 1):
+        if count not in measured:
+            factors[count] = 1.0 + FITTED_SPREAD
+            continue
+        rates = [r for run in runs if (r := _rates(run).get(count))]
+        factors[count] = 1.0 + MEASURED_SPREAD
+        if len(rates) >= _ENOUGH_RUNS:
+            factors[count] = 1.0 + max(MEASURED_SPREAD, measured[count] / min(rates) - 1.0)
+    return factors
+
+
+def _runs(count: int) -> str:
+    return "1 run" if count == 1 else f"{count} runs"

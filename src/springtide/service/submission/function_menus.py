@@ -1,0 +1,132 @@
+"""From a layer profile in a request to a job's menu at this platform's function service, or the reason why not."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import msgspec
+
+from springtide.core.errors import InvalidRequest
+from springtide.core.function_search import FunctionSearch, batch_at
+from springtide.core.functions import FunctionMenu, FunctionService, ModelProfile
+from springtide.core.workload import Goal
+from springtide.perf.functions.bill import StepHabits
+from springtide.service.contract import ViewLike
+from springtide.service.submission.experience import declared_steps, phases_of
+from springtide.service.submission.function_searches import is_clearly_better, search_of
+from springtide.service.submission.schemas import JobIn, JobOptionsIn
+
+NO_SERVICE = (
+    "this platform is connected to no function service: start it with one, `springtide down` and then "
+    "`springtide up --functions emulator` to try it on this machine (or aws, alibaba); on Kubernetes set "
+    "functions.provider"
+)
+
+
+class Menus(msgspec.Struct, frozen=True, kw_only=True):
+    """A job's menu, and what it was made from: the profile at the service's memory sizes, and what steps ask for.
+
+    With `search` the menu is what the search begins with: ways for workers that hold the whole model.
+    """
+
+    menu: FunctionMenu
+    profile: ModelProfile
+    service: FunctionService
+    habits: StepHabits
+    search: FunctionSearch | None = None
+
+
+def service_of(view: ViewLike) -> FunctionService | None:
+    """The function service that the platform is connected to."""
+    return next((node.functions for node in view.nodes if node.functions is not None), None)
+
+
+def menus_of(
+    view: ViewLike, request: JobIn, family: str = "", now_s: float = 0.0, *, has_parameter_store: bool = False
+) -> Menus:
+    """Plan the ways to run the job of a checked request at the platform's function service.
+
+    Where a goal asks for a search and the model fits one function, they are ways to search among, unless a pipeline of
+    stages is predicted to be clearly better for the goal. `family` says whose earlier runs are known. With a parameter
+    store what travels goes through it, and costs its time instead of requests. Raises InvalidRequest where there is no
+    service, where a layer fits no function, or where no plan fits.
+    """
+    service = service_of(view)
+    if service is None:
+        raise InvalidRequest(NO_SERVICE)
+    given = request.options.layer_profile
+    assert given is not None
+    taken = msgspec.convert(given.model_dump(), ModelProfile)
+    options = request.options
+    search = search_of(view, options, taken, service, family, has_parameter_store=has_parameter_store)
+    if search is None:
+        return _pipelines(taken, service, options, has_parameter_store)
+    # The solvers are loaded for those who need them: a platform without functions starts without.
+    from springtide.scheduling.functions.goal_search import search_menu
+
+    total_steps = declared_steps(options)
+    first = batch_at(phases_of(options), 0, options.global_batch_size)
+    menu = search_menu(search, service, first, len(taken.layers), total_steps)
+    if _may_be_cut(options):
+        with suppress(InvalidRequest):
+            cut = _pipelines(taken, service, options, has_parameter_store)
+            if is_clearly_better(cut.menu, menu, _goal(options, now_s), now_s, total_steps):
+                return cut
+    habits = _habits(service, has_parameter_store)
+    return Menus(menu=menu, profile=taken, service=service, habits=habits, search=search)
+
+
+def _may_be_cut(options: JobOptionsIn) -> bool:
+    """Whether a pipeline may be taken instead of a search: not if one was asked for, nor for work that changes."""
+    layers = options.layer_profile.layers if options.layer_profile is not None else ()
+    has_room = options.function_workers is None and not options.batch_schedule and not options.stream
+    return options.search is None and has_room and len(layers) > 1
+
+
+def _pipelines(
+    taken: ModelProfile, service: FunctionService, options: JobOptionsIn, has_parameter_store: bool
+) -> Menus:
+    from springtide.perf.functions.menu import menu_of
+
+    profile = at_service(taken, service)
+    habits = _habits(service, has_parameter_store)
+    # A plan has as many micro-batches as its largest batch needs.
+    largest = max((options.global_batch_size, *(phase.global_batch_size for phase in options.batch_schedule)))
+    menu = menu_of(profile, service, largest, total_steps=declared_steps(options), habits=habits)
+    return Menus(menu=menu, profile=profile, service=service, habits=habits)
+
+
+def _habits(service: FunctionService, has_parameter_store: bool) -> StepHabits:
+    return StepHabits(
+        lifetime_s=service.lifetime_s, start_s=service.cold_start_s, has_parameter_store=has_parameter_store
+    )
+
+
+def _goal(options: JobOptionsIn, now_s: float) -> Goal:
+    return Goal(
+        deadline_s=None if options.deadline_s is None else now_s + options.deadline_s,
+        budget_usd=options.budget_usd,
+        is_fastest=options.is_fastest,
+    )
+
+
+def at_service(profile: ModelProfile, service: FunctionService) -> ModelProfile:
+    """The profile at the service's memory sizes: scaled if it was taken on one core, as it is if it was taken there.
+
+    Raises InvalidRequest if it was taken at other sizes, or if a layer fits none.
+    """
+    from springtide.perf.functions.scale import scaled_profile
+
+    if len(profile.memory_mb) == 1:
+        return scaled_profile(profile, service)
+    sizes = tuple(size.memory_mb for size in service.sizes)
+    if profile.memory_mb != sizes:
+        raise InvalidRequest(
+            f"the layer profile has times for {_megabytes(profile.memory_mb)}, and functions at {service.name} have "
+            f"{_megabytes(sizes)}; take a profile on one core, which is scaled: springtide profile FILE --layers"
+        )
+    return profile
+
+
+def _megabytes(sizes: tuple[int, ...]) -> str:
+    return ", ".join(map(str, sizes)) + " MB"

@@ -1,0 +1,74 @@
+"""Shares in requests and in answers: what can never fit is refused, and what holds people to a share is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from springtide.core.errors import InvalidRequest
+from springtide.core.resources import Device
+from springtide.core.shares import Share, make_share
+from springtide.core.status.shares import SharingStatus
+from springtide.service.contract import PlatformLike, ViewLike
+from springtide.service.submission.schemas import ShareIn
+
+
+def share_of(asked: ShareIn | None) -> Share | None:
+    """The share that a request names. Raises InvalidRequest."""
+    return None if asked is None else make_share(asked.request, asked.limit, asked.memory_mb)
+
+
+def check_share(view: ViewLike, share: Share | None, num_devices: int, name: str) -> None:
+    """Raise InvalidRequest for a share that no device here can hold, or not on so many of them at once.
+
+    `num_devices` is how many workers or replicas there are to be at the least: each sits on a device of its own.
+    """
+    if share is None:
+        return
+    devices = devices_of(view)
+    if not devices:
+        return
+    largest_mb = max(device.memory_mb for device in devices)
+    is_counted = all(device.memory_mb for device in devices)
+    if is_counted and share.memory_mb > largest_mb:
+        raise InvalidRequest(
+            f"{name} asks for {share.memory_mb} MB of a device's memory, and the largest device here has {largest_mb} "
+            f"MB; ask for at most --memory {largest_mb}MB"
+        )
+    if num_devices > len(devices):
+        has = "1 device" if len(devices) == 1 else f"{len(devices)} devices"
+        raise InvalidRequest(
+            f"{name} needs {num_devices} workers at once, each with its share of a device of its own, and the platform "
+            f"has {has}; ask for at most --workers {len(devices)}, or start it with more slots"
+        )
+
+
+def devices_of(view: ViewLike) -> Sequence[Device]:
+    """The devices of machines: a place at a function service is none."""
+    return [device for node in view.nodes if node.functions is None for device in node.devices]
+
+
+def num_devices_of(view: ViewLike) -> int:
+    """How many devices machines have; asked for each of thousands of jobs."""
+    return sum(len(node.devices) for node in view.nodes if node.functions is None)
+
+
+class ShareDesk:
+    """Says what holds people to their shares, and what the gateway has seen of starts.
+
+    `first_answer_s` is asked for the name of a service: how long its first answer took after its last start from
+    nothing, None where nobody knows.
+    """
+
+    def __init__(
+        self, platform: PlatformLike, first_answer_s: Callable[[str], float | None] = lambda name: None
+    ) -> None:
+        self._platform = platform
+        self.first_answer_s = first_answer_s
+
+    def enforced(self, share: Share | None) -> str:
+        """What holds the holder of a share to it; nothing where it holds the whole."""
+        return "" if share is None else self._platform.sharing().enforced
+
+    def report(self) -> SharingStatus:
+        """Everything there is to say of shared devices at this instant."""
+        return self._platform.sharing()

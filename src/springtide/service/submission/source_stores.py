@@ -1,0 +1,313 @@
+"""Where a platform keeps what its workloads are made of: in its state directory, or in an object store.
+
+A place is a path like `workloads/<id>/source/<file>`, the same in both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+import stat
+from collections.abc import Container, Iterable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Protocol
+
+from springtide.backends.functions.coordinator.copies import copies_prefix
+from springtide.core.errors import Fenced, ObjectMissing, StorageError
+from springtide.core.workload import ReplicaId, WorkloadId
+from springtide.service.submission import sources
+from springtide.service.submission.schemas import JobSourceIn, ServiceSourceIn
+from springtide.storage.files import fsync_directory, write_durable
+from springtide.storage.step_lines import hear_lines, lines_above
+from springtide.storage.stores.checked import CheckedStore
+from springtide.storage.workloads.head import Departure, Head
+from springtide.storage.workloads.store import WorkloadStore
+
+LOG = logging.getLogger("springtide.shelves")
+MAX_FETCHED_LOGS = 64
+MAX_FETCHED_LOG_BYTES = 8 * 1024 * 1024
+
+Source = JobSourceIn | ServiceSourceIn
+
+
+class Shelf(Protocol):
+    """Keeps sources, and finds the logs of those who are gone. Thread-safe; all but `fetch_logs` raise StorageError."""
+
+    def address(self, place: PurePosixPath) -> str:
+        """What workers are told of where the file is."""
+        ...
+
+    def holds(self, address: str, text: str) -> bool:
+        """Whether the file at an address is this text; False if it is not there any more."""
+        ...
+
+    def may_write(self, place: PurePosixPath, source: Source) -> bool:
+        """Whether there is no source at that place yet, or this very one."""
+        ...
+
+    def write(self, place: PurePosixPath, source: Source) -> None:
+        """Keep the main file at that place and the others beside it. They are durable when this returns."""
+        ...
+
+    def has(self, workload_id: WorkloadId) -> bool:
+        """Whether anything is kept of a workload of that id."""
+        ...
+
+    def import_root(self, asked: str) -> str:
+        """The directory that workers import neighbours from, asked for one. Raises InvalidRequest."""
+        ...
+
+    def fetch_logs(self, workload_id: WorkloadId) -> None:
+        """Bring the logs that are kept elsewhere to where they are read, as far as they are not there."""
+        ...
+
+    def retire(self, workload_id: WorkloadId, *, keeps_artifacts: bool) -> int:
+        """Take away what is kept of a workload that has ended; returns of how many files. May be done again.
+
+        What it made stays where `keeps_artifacts` says so.
+        """
+        ...
+
+
+class DirectoryShelf:
+    """The state directory, which workers see, too."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._state_dir = state_dir
+
+    def address(self, place: PurePosixPath) -> str:
+        """The file's path."""
+        return str(self._state_dir / place)
+
+    def holds(self, address: str, text: str) -> bool:
+        """Whether the file of that path is this text. One whose directory was cleared away is nobody knows what."""
+        try:
+            return Path(address).read_bytes() == text.encode()
+        except OSError:
+            return False
+
+    def may_write(self, place: PurePosixPath, source: Source) -> bool:
+        """Whether there is no source at that place yet, or this very one."""
+        return all(self._may_be(name, text) for name, text in _files(place, source))
+
+    def write(self, place: PurePosixPath, source: Source) -> None:
+        """Keep the files, 0600 in 0700 directories, none of which may be a symbolic link."""
+        for name, text in _files(place, source):
+            write_private(self._state_dir / "workloads", self._state_dir / name, text)
+
+    def has(self, workload_id: WorkloadId) -> bool:
+        """Whether there is a directory of that workload."""
+        return (self._state_dir / "workloads" / workload_id).exists()
+
+    def import_root(self, asked: str) -> str:
+        """The directory itself. Raises InvalidRequest unless it is one."""
+        sources.check_import_root(asked)
+        return asked
+
+    def fetch_logs(self, workload_id: WorkloadId) -> None:
+        """Nothing is kept elsewhere."""
+
+    def retire(self, workload_id: WorkloadId, *, keeps_artifacts: bool) -> int:
+        """Remove the workload's directory but for its fence, and its artifacts where they stay."""
+        stays = {"fence", "fence.lock", *(("artifacts",) if keeps_artifacts else ())}
+        return _remove_files(self._state_dir / "workloads" / workload_id, stays)
+
+    def _may_be(self, place: PurePosixPath, text: str) -> bool:
+        path = self._state_dir / place
+        try:
+            return path.read_bytes() == text.encode()
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            raise StorageError(f"cannot read {path}: {error.strerror}") from error
+
+
+class StoreShelf:
+    """An object store, which workers fetch from; `state_dir` is a copy that may be lost at any time.
+
+    An address is the object's key, the place itself, so that it holds wherever the control plane runs next.
+    """
+
+    def __init__(self, store: CheckedStore, state_dir: Path) -> None:
+        self._store = store
+        self._state_dir = state_dir
+        self._digests: dict[str, bytes] = {}
+        self._fetched: set[str] = set()
+
+    def address(self, place: PurePosixPath) -> str:
+        """The key of the object."""
+        return str(place)
+
+    def holds(self, address: str, text: str) -> bool:
+        """Whether the object of that key is this text. What a key holds never changes, so it is asked for once."""
+        known = self._digests.get(address)
+        if known is None:
+            found = self._find(address)
+            if found is None:
+                return False
+            known = self._digests[address] = hashlib.sha256(found).digest()
+        return known == hashlib.sha256(text.encode()).digest()
+
+    def may_write(self, place: PurePosixPath, source: Source) -> bool:
+        """Whether there is no source at that place yet, or this very one."""
+        return all(self._find(str(name)) in (None, text.encode()) for name, text in _files(place, source))
+
+    def write(self, place: PurePosixPath, source: Source) -> None:
+        """Put the files, the main one last: who finds it finds the others."""
+        for name, text in reversed(list(_files(place, source))):
+            self._store.put(str(name), text.encode())
+
+    def has(self, workload_id: WorkloadId) -> bool:
+        """Whether there is any object of that workload."""
+        return bool(self._store.keys(f"workloads/{workload_id}/"))
+
+    def import_root(self, asked: str) -> str:
+        """None: pods see no directory of whoever asks. Neighbours are sent as further files of the source."""
+        return ""
+
+    def fetch_logs(self, workload_id: WorkloadId) -> None:
+        """Copy the newest logs of replicas that are gone, which their pods have put into the store when they ended.
+
+        Such a log is whole, and takes the place of what was followed while the pod was there. It is fetched once.
+        """
+        try:
+            self._fetch_logs(workload_id)
+        except StorageError as error:
+            # What is here can be read all the same.
+            LOG.warning("the logs of %s that are kept in the store cannot be had: %s", workload_id, error)
+
+    def retire(self, workload_id: WorkloadId, *, keeps_artifacts: bool) -> int:
+        """Remove the workload's objects but for the one that fences it, and its artifacts where they stay."""
+        num_objects = WorkloadStore(self._store, workload_id).retire(keeps_artifacts=keeps_artifacts)
+        # What is left of a job on functions: its newest states, where it did not succeed.
+        left = self._store.keys(f"jobs/{workload_id}/")
+        if left:
+            self._store.delete(left)
+            num_objects += len(left)
+        _remove_files(self._state_dir / "workloads" / workload_id, frozenset())
+        prefix = f"workloads/{workload_id}/"
+        for key in [key for key in list(self._digests) if key.startswith(prefix)]:
+            self._digests.pop(key, None)
+        return num_objects
+
+    def keep_log(self, workload_id: WorkloadId, replica_id: ReplicaId, path: Path) -> bool:
+        """Put a replica's output into the store, its newest part, unless its pod has; whether it had not."""
+        try:
+            with path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - MAX_FETCHED_LOG_BYTES))
+                text = file.read()
+        except OSError as error:
+            raise StorageError(f"cannot read {path}: {error.strerror}") from error
+        return WorkloadStore(self._store, workload_id).put_log_if_absent(replica_id, text)
+
+    def keep_steps(self, workload_id: WorkloadId, said: Iterable[str], newest_generation: int) -> None:
+        """Add to a job's step log what one of its workers said of it at its end, as far as that is lacking.
+
+        What a worker of the past says is left out: whoever came after it has made those steps, or made them again.
+        """
+        lines = hear_lines(said)
+        generation = json.loads(lines[-1][1])["generation"] if lines else 0
+        if lines and generation <= newest_generation:
+            with contextlib.suppress(Fenced):
+                WorkloadStore(self._store, workload_id).log_steps(generation, lambda step: lines_above(lines, step))
+
+    def head(self, workload_id: WorkloadId) -> Head:
+        """What counts of a workload's objects."""
+        return WorkloadStore(self._store, workload_id).head()
+
+    def set_departure(self, workload_id: WorkloadId, departure: Departure) -> None:
+        """Have it known when what is kept of a workload goes, whoever leads then."""
+        WorkloadStore(self._store, workload_id).set_departure(departure)
+
+    def _fetch_logs(self, workload_id: WorkloadId) -> None:
+        folder = self._state_dir / "workloads" / workload_id / "logs"
+        prefix = f"workloads/{workload_id}/logs/"
+        for key in self._store.keys(prefix)[-MAX_FETCHED_LOGS:]:
+            path = folder / key.removeprefix(prefix)
+            if path.parent != folder or path.suffix != ".log" or (key in self._fetched and path.exists()):
+                continue
+            with contextlib.suppress(ObjectMissing):
+                text = self._store.get(key)[-MAX_FETCHED_LOG_BYTES:]
+                make_private_directories(self._state_dir / "workloads", folder)
+                write_durable(path, text, mode=0o600)
+                self._fetched.add(key)
+        self._fetch_copies(workload_id, folder)
+
+    def _fetch_copies(self, workload_id: WorkloadId, folder: Path) -> None:
+        """Bring the copies of what functions wrote, where nothing longer is here: such a log is written on here."""
+        prefix = f"{copies_prefix(workload_id)}logs/"
+        for key in self._store.keys(prefix)[-MAX_FETCHED_LOGS:]:
+            path = folder / key.removeprefix(prefix)
+            if path.parent != folder or path.suffix != ".log" or key in self._fetched:
+                continue
+            with contextlib.suppress(ObjectMissing):
+                text = self._store.get(key)[-MAX_FETCHED_LOG_BYTES:]
+                if not path.exists() or path.stat().st_size < len(text):
+                    make_private_directories(self._state_dir / "workloads", folder)
+                    write_durable(path, text, mode=0o600)
+                self._fetched.add(key)
+
+    def _find(self, key: str) -> bytes | None:
+        try:
+            return self._store.get(key)
+        except ObjectMissing:
+            return None
+
+
+def _files(place: PurePosixPath, source: Source) -> Iterator[tuple[PurePosixPath, str]]:
+    yield place, source.text
+    for name, text in source.files.items():
+        yield place.parent / name, text
+
+
+def _remove_files(folder: Path, stays: Container[str]) -> int:
+    """Remove what is in a folder but for what stays there; returns how many files that were. Raises StorageError."""
+    num_files = 0
+    try:
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            if path.name in stays:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                num_files += sum(len(names) for _, _, names in os.walk(path))
+                shutil.rmtree(path)
+            else:
+                num_files += 1
+                path.unlink()
+    except OSError as error:
+        raise StorageError(f"cannot clear {folder}: {error.strerror}") from error
+    return num_files
+
+
+def write_private(root: Path, path: Path, text: str) -> None:
+    """Write a file durably, 0600, in 0700 directories below `root`. Raises StorageError.
+
+    Neither a directory on the way nor anything in it may be a symbolic link.
+    """
+    make_private_directories(root, path.parent)
+    write_durable(path, text.encode(), mode=0o600)
+
+
+def make_private_directories(root: Path, folder: Path) -> None:
+    """Make the directories from `root` down to `folder`, 0700. Raises StorageError where something else is there."""
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        made = root
+        for part in folder.relative_to(root).parts:
+            made /= part
+            _make_private_directory(made)
+    except OSError as error:
+        raise StorageError(f"cannot make the directory {folder}: {error.strerror}") from error
+
+
+def _make_private_directory(path: Path) -> None:
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            raise StorageError(f"{path} is in the way: it is not a directory; remove it") from None
+    else:
+        fsync_directory(path.parent)

@@ -1,0 +1,463 @@
+"""From a checked request to an event: ids, idempotency, deadlines, and the source on disk before anyone hears of it."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import msgspec
+from msgspec.structs import replace
+from pydantic import BaseModel
+
+from springtide.control.quotes.budget import money
+from springtide.control.records import JobRecord, ServiceRecord
+from springtide.core.containers import ContainerSettings
+from springtide.core.errors import Conflict, InvalidRequest
+from springtide.core.events import (
+    CancelRequested,
+    Event,
+    JobEdited,
+    JobSubmitted,
+    PauseRequested,
+    ResumeRequested,
+    ScaleRequested,
+    ServiceDeployed,
+)
+from springtide.core.function_search import FunctionSearch, batch_at
+from springtide.core.functions import FunctionMenu
+from springtide.core.quantities import validate_name
+from springtide.core.shards import shards_for
+from springtide.core.workload import (
+    Entrypoint,
+    Goal,
+    InferenceService,
+    JobState,
+    StepProfile,
+    TrainingJob,
+    WorkloadId,
+)
+from springtide.service.contract import PlatformLike, ViewLike
+from springtide.service.lookup import find_job, find_service, find_workload
+from springtide.service.submission import sources
+from springtide.service.submission.experience import Experience, experience_of, phases_of
+from springtide.service.submission.function_checks import check_functions, check_no_container
+from springtide.service.submission.function_menus import menus_of
+from springtide.service.submission.guarantees import check_guarantee
+from springtide.service.submission.job_edits import check_goal
+from springtide.service.submission.schemas import (
+    ContainerIn,
+    JobChangeIn,
+    JobIn,
+    JobOptionsIn,
+    ScaleIn,
+    ServiceIn,
+    adaptive_batch,
+    check_job,
+    check_service,
+)
+from springtide.service.submission.shares import check_share, share_of
+
+MAX_KEY_CHARS = 255
+_SETTLE_S = 2.0
+
+
+class Desk:
+    """Takes users' requests: checks them against what is true, hands events over, answers once they are durable.
+
+    Submissions under one key go one at a time, so that two of them can never both be the first; others go together,
+    so that one turn of the loop takes many in.
+    """
+
+    def __init__(self, platform: PlatformLike) -> None:
+        self._platform = platform
+        self._turns = threading.Condition()
+        # What others may not have meanwhile: keys, ids that were drawn and are not journaled yet.
+        self._taken: set[str] = set()
+
+    def submit_job(
+        self, request: JobIn, key: str | None, container: ContainerSettings | None = None
+    ) -> tuple[JobRecord, bool]:
+        """Hand a job over. Returns its record and whether it is new; False: the key was used for it before.
+
+        `container` is what its pods are made of, where the platform has any.
+
+        Raises InvalidRequest, Conflict (the key belongs to another request), BackendError, StorageError.
+        """
+        check_job(request)
+        check_functions(request)
+        check_no_container(request, container)
+        _check_container(request.container, container)
+        if request.options.on == "cluster" and request.options.layer_profile is not None:
+            raise InvalidRequest(
+                "options.layer_profile is for a job on functions: send on 'functions', or leave it out"
+            )
+        sources.check_source(request.source)
+        import_root = self._platform.shelf.import_root(request.source.import_root)
+        submit_key = _submit_key(key, request)
+        with self._turn(f"key {submit_key.partition('.')[0]}" if submit_key else ""), self._drawing() as draw_job_id:
+            view = self._platform.view()
+            known = _find_key(view, submit_key) if submit_key else None
+            if known is not None:
+                if known.job.submit_key != submit_key:
+                    raise Conflict(
+                        f"this Idempotency-Key was used for {known.workload_id} with another body; use a new key"
+                    )
+                return known, False
+            # Planned before anything is written: a layer that fits no function is refused here.
+            menu = search = None
+            check_share(view, share_of(request.options.share), request.options.min_workers, request.name)
+            if request.options.on == "functions":
+                menus = menus_of(
+                    view,
+                    request,
+                    family_of(request),
+                    self._platform.now_s(),
+                    has_parameter_store=self._platform.has_parameter_store,
+                )
+                menu, search = menus.menu, menus.search
+            job_id = draw_job_id(request.name, submit_key)
+            shelf, place = self._platform.shelf, sources.job_place(job_id, request.source)
+            if not shelf.may_write(place, request.source):
+                # A submission that was given up on may still be on its way in: its source must stay as it is.
+                raise Conflict(f"this Idempotency-Key was used for {job_id} with another source; use a new key")
+            shelf.write(place, request.source)
+            entrypoint = sources.entrypoint_of(request.source, shelf.address(place), import_root)
+            experience = experience_of(view, request, shelf.holds)
+            job = make_job(request, job_id, entrypoint, self._platform.now_s(), experience, submit_key, menu, search)
+            job = replace(job, container=container)
+            record = self._hand_over(JobSubmitted(job=job)).jobs[job_id]
+        if record.job.submit_key != submit_key:
+            raise Conflict(f"this Idempotency-Key was used for {job_id} with another body; use a new key")
+        return record, True
+
+    def deploy_service(
+        self, name: str, request: ServiceIn, container: ContainerSettings | None = None
+    ) -> ServiceRecord:
+        """Deploy a service, or a new revision of it. The same request again changes nothing.
+
+        `container` is what its pods are made of, where the platform has any.
+
+        Raises InvalidRequest, Conflict (a job has that id), BackendError, StorageError.
+        """
+        validate_name(name, "the service's name")
+        check_service(request)
+        _check_container(request.container, container)
+        sources.check_source(request.source)
+        import_root = self._platform.shelf.import_root(request.source.import_root)
+        service_id = WorkloadId(name)
+        # What is guaranteed to services is counted over all of them.
+        with self._turn("services"):
+            view = self._platform.view()
+            if service_id in view.jobs:
+                raise Conflict(f"{name!r} is the id of a job; choose another name for the service")
+            share = share_of(request.options.share)
+            check_share(view, share, 1, name)
+            check_guarantee(view, service_id, request.options.min_replicas, share)
+            shelf, place = self._platform.shelf, sources.service_place(service_id, request.source)
+            shelf.write(place, request.source)
+            options = request.options
+            old = view.services.get(service_id)
+            service = InferenceService(
+                service_id=service_id,
+                name=name,
+                entrypoint=sources.entrypoint_of(request.source, shelf.address(place), import_root),
+                slo_s=options.slo_s,
+                min_replicas=options.min_replicas,
+                max_replicas=options.max_replicas,
+                max_batch_size=options.max_batch_size,
+                batch_wait_s=options.batch_wait_s,
+                max_queue=options.max_queue,
+                target_in_flight=options.target_in_flight,
+                idle_s=options.idle_s,
+                grace_s=options.grace_s,
+                # The controller raises it if anything else has changed.
+                revision=old.service.revision if old is not None else 1,
+                params=options.params,
+                share=share,
+                capacity_per_s=options.capacity_per_s,
+                container=container,
+            )
+            view = self._hand_over(ServiceDeployed(service=service))
+        return view.services[service_id]
+
+    def remove_service(self, name: str) -> ServiceRecord:
+        """Drain a service and take it away. Raises NotFound."""
+        service_id = find_service(self._platform.view(), name).workload_id
+        return self._hand_over(CancelRequested(workload_id=service_id)).services[service_id]
+
+    def cancel_job(self, called: str) -> JobRecord:
+        """End a job; cancelling a cancelled one changes nothing. Raises NotFound, Conflict."""
+        record = find_job(self._platform.view(), called)
+        if JobState.CANCELLED in (record.state, record.outcome):
+            return record
+        _refuse_ended(record, "cancelled")
+        return self._hand_over(CancelRequested(workload_id=record.workload_id)).jobs[record.workload_id]
+
+    def pause_job(self, called: str) -> JobRecord:
+        """Have a job checkpoint and hold nothing; pausing a paused one changes nothing. Raises NotFound, Conflict."""
+        record = find_job(self._platform.view(), called)
+        _refuse_ended(record, "paused")
+        if record.is_paused:
+            return record
+        return self._hand_over(PauseRequested(job_id=record.workload_id)).jobs[record.workload_id]
+
+    def resume_job(self, called: str, budget_usd: float | None = None) -> JobRecord:
+        """Let a paused job go on, with a new budget where one is given. Raises NotFound, Conflict, InvalidRequest."""
+        record = find_job(self._platform.view(), called)
+        _refuse_ended(record, "resumed")
+        if not record.is_paused:
+            raise Conflict(f"{record.workload_id} is not paused (it is {record.state}); there is nothing to resume")
+        spent_usd = record.bill.total_usd
+        if budget_usd is not None and budget_usd <= spent_usd:
+            raise InvalidRequest(
+                f"{record.workload_id} has cost {money(spent_usd)} already, and a budget counts from its submission; "
+                f"name more, like --budget {max(0.01, 2 * spent_usd):.2g}"
+            )
+        event = ResumeRequested(job_id=record.workload_id, budget_usd=budget_usd)
+        return self._hand_over(event).jobs[record.workload_id]
+
+    def edit_job(
+        self,
+        called: str,
+        *,
+        goal: Goal | None = None,
+        max_restarts: int | None = None,
+        accepted: Mapping[str, str] | None = None,
+    ) -> JobRecord:
+        """Give a job that has not ended another goal, or another budget of restarts; what is left out stays.
+
+        `accepted` are the digests of the parts of its object, as they are in force then.
+
+        Raises NotFound, Conflict, InvalidRequest (it cannot be had: why not, and what could).
+        """
+        record = find_job(self._platform.view(), called)
+        _refuse_ended(record, "changed")
+        wanted = None if goal == record.job.goal else goal
+        retries = None if max_restarts == record.job.max_restarts else max_restarts
+        promised_s = None if wanted is None else check_goal(self._platform, record, wanted)
+        known = {} if record.job.container is None else record.job.container.accepted
+        if wanted is None and retries is None and (accepted is None or dict(accepted) == known):
+            return record
+        event = JobEdited(
+            job_id=record.workload_id,
+            goal=wanted,
+            max_restarts=retries,
+            promised_finish_s=promised_s,
+            accepted=dict(accepted or {}),
+        )
+        return self._hand_over(event).jobs[record.workload_id]
+
+    def change_job(self, called: str, wish: JobChangeIn) -> JobRecord:
+        """Give a job that has not ended what `wish` names. Raises NotFound, Conflict, InvalidRequest."""
+        named = wish.model_fields_set
+        goal = find_job(self._platform.view(), called).job.goal
+        if "deadline_s" in named:
+            after_s = wish.deadline_s
+            goal = replace(goal, deadline_s=None if after_s is None else self._platform.now_s() + after_s)
+        changes = {name: getattr(wish, name) for name in ("budget_usd", "is_soft", "waits") if name in named}
+        retries = wish.max_restarts if "max_restarts" in named else None
+        return self.edit_job(called, goal=replace(goal, **changes), max_restarts=retries)
+
+    def scale(self, called: str, bounds: ScaleIn) -> JobRecord | ServiceRecord:
+        """Set new bounds on workers or replicas. Raises NotFound, Conflict, InvalidRequest."""
+        record = find_workload(self._platform.view(), called)
+        if bounds.minimum > bounds.maximum:
+            raise InvalidRequest(
+                f"minimum {bounds.minimum} is above maximum {bounds.maximum}; send minimum <= maximum, like 1 and 4"
+            )
+        if isinstance(record, JobRecord):
+            _refuse_ended(record, "scaled")
+            if bounds.minimum < 1:
+                raise InvalidRequest(
+                    f"a job needs at least 1 worker; `springtide pause {record.workload_id}` gives all of them back"
+                )
+            if bounds.maximum > record.job.num_virtual_shards:
+                raise InvalidRequest(
+                    f"{record.workload_id} was submitted with {record.job.num_virtual_shards} virtual shards, so it "
+                    f"takes at most that many workers; use maximum <= {record.job.num_virtual_shards}"
+                )
+            if record.job.is_on_functions:
+                raise Conflict(
+                    f"{record.workload_id} runs on functions: how many follows from its plan; give it a deadline or a "
+                    "budget to have another one chosen"
+                )
+            if not record.job.elastic:
+                raise Conflict(f"{record.workload_id} is a script, whose number of workers is fixed; submit it anew")
+        else:
+            if record.is_removed:
+                find_service(self._platform.view(), called)
+            check_guarantee(self._platform.view(), record.workload_id, bounds.minimum, record.service.share)
+        workload_id = record.workload_id
+        view = self._hand_over(ScaleRequested(workload_id=workload_id, minimum=bounds.minimum, maximum=bounds.maximum))
+        return view.services[workload_id] if isinstance(record, ServiceRecord) else view.jobs[workload_id]
+
+    def _hand_over(self, event: Event) -> ViewLike:
+        """Return the platform as it is with the event taken in and durable."""
+        seq = self._platform.submit(event)
+        if self._platform.view().seq < seq:
+            self._platform.wait_change(seq - 1, _SETTLE_S)
+        return self._platform.view()
+
+    @contextmanager
+    def _turn(self, what: str) -> Iterator[None]:
+        """Be the only one who has `what`; nothing is anybody's."""
+        if not what:
+            yield
+            return
+        with self._turns:
+            self._turns.wait_for(lambda: what not in self._taken)
+            self._taken.add(what)
+        try:
+            yield
+        finally:
+            self._give_back(what)
+
+    @contextmanager
+    def _drawing(self) -> Iterator[Callable[[str, str], WorkloadId]]:
+        """What draws a job's id and keeps it from others until the job is journaled."""
+        drawn: list[WorkloadId] = []
+
+        def draw(name: str, submit_key: str) -> WorkloadId:
+            with self._turns:
+                # What was given back meanwhile stands in the newest view.
+                drawn.append(self._draw_job_id(self._platform.view(), name, submit_key))
+                self._taken.add(drawn[0])
+            return drawn[0]
+
+        try:
+            yield draw
+        finally:
+            for job_id in drawn:
+                self._give_back(job_id)
+
+    def _give_back(self, what: str) -> None:
+        with self._turns:
+            self._taken.discard(what)
+            self._turns.notify_all()
+
+    def _draw_job_id(self, view: ViewLike, name: str, submit_key: str) -> WorkloadId:
+        """Draw `<name>-<4 to 6 hex digits>`, from the key where there is one; again, and longer, while it is taken."""
+        key = submit_key.partition(".")[0]
+        draw = 0
+        while True:
+            digits = _digest(f"{key} {draw}") if key else secrets.token_hex(16)
+            job_id = WorkloadId(f"{name}-{digits[: min(6, 4 + draw)]}")
+            is_taken = job_id in view.jobs or job_id in view.services or job_id in self._taken
+            # Without a key what is kept under that name belongs to somebody else's attempt.
+            if not is_taken and (key or not self._platform.shelf.has(job_id)):
+                return job_id
+            draw += 1
+
+
+def make_job(
+    request: JobIn,
+    job_id: WorkloadId,
+    entrypoint: Entrypoint,
+    now_s: float,
+    experience: Experience,
+    submit_key: str = "",
+    menu: FunctionMenu | None = None,
+    search: FunctionSearch | None = None,
+) -> TrainingJob:
+    """The job that a request asks for, with what is known of its length and speed.
+
+    `menu` is for one on functions, `search` for one whose workers and memory are searched for there.
+    """
+    options = request.options
+    # To the control plane a job on functions has one replica, its coordinator.
+    least, most = (options.min_workers, options.max_workers) if menu is None else (1, 1)
+    deadline_s = None if options.deadline_s is None else now_s + options.deadline_s
+    batch, phases = adaptive_batch(options), phases_of(options)
+    return TrainingJob(
+        job_id=job_id,
+        name=request.name,
+        entrypoint=entrypoint,
+        global_batch_size=batch_at(phases, 0, options.global_batch_size),
+        num_epochs=options.num_epochs,
+        min_workers=least,
+        max_workers=most,
+        num_virtual_shards=options.num_virtual_shards or shards_for(options.max_workers, batch),
+        # The processes of a script know their number from the start and cannot change it.
+        elastic=entrypoint.kind != "script",
+        goal=Goal(
+            deadline_s=deadline_s,
+            budget_usd=options.budget_usd,
+            is_soft=options.is_soft,
+            waits=options.waits,
+            is_fastest=options.is_fastest,
+        ),
+        seed=options.seed,
+        max_restarts=options.max_restarts,
+        grace_s=options.grace_s,
+        checkpoint_interval_s=options.checkpoint_interval_s,
+        submit_key=submit_key,
+        params=options.params,
+        total_steps=experience.total_steps,
+        profile_steps_per_s=dict(experience.steps_per_s) if menu is None else {},
+        batch=batch,
+        length_unit=options.length_unit,
+        family=family_of(request),
+        step_profile=_step_profile(options),
+        menu=menu,
+        search=search,
+        batch_schedule=phases,
+        num_samples=options.num_samples if menu is not None else None,
+        stream=options.stream,
+        study=options.study,
+        share=share_of(options.share) if menu is None else None,
+    )
+
+
+def _check_container(asked: ContainerIn | None, container: ContainerSettings | None) -> None:
+    if asked is not None and container is None:
+        raise InvalidRequest(
+            "this platform runs workers as processes of one machine, not as pods: leave out container, or send it to a "
+            "platform on Kubernetes"
+        )
+
+
+def _step_profile(options: JobOptionsIn) -> StepProfile | None:
+    if options.step_profile is None:
+        return None
+    return msgspec.convert(options.step_profile.model_dump(), StepProfile)
+
+
+def family_of(request: JobIn) -> str:
+    """What runs of the same code share, so that one learns from another; a script shows nothing to learn from."""
+    source = request.source
+    if source.kind == "script":
+        return ""
+    # On a part of a device it is another speed.
+    share = share_of(request.options.share)
+    size = "" if share is None else f" {share.request:g} {share.limit:g}"
+    files = "".join(f"\0{name}\0{text}" for name, text in sorted(source.files.items()))
+    return f"{request.name}-{_digest(source.object_name + source.text + files + size)[:12]}"
+
+
+def _refuse_ended(record: JobRecord, verb: str) -> None:
+    state = record.state if record.state.is_terminal else record.outcome
+    if state is not None:
+        raise Conflict(
+            f"{record.workload_id} has ended ({state}) and cannot be {verb} any more; to run it again, submit it anew"
+        )
+
+
+def _submit_key(key: str | None, request: BaseModel) -> str:
+    """The key's digest and the request's, or nothing without a key. Raises InvalidRequest for an unusable key."""
+    if key is None:
+        return ""
+    if not 1 <= len(key) <= MAX_KEY_CHARS or not key.isascii() or not key.isprintable():
+        raise InvalidRequest(f"the Idempotency-Key must be 1 to {MAX_KEY_CHARS} printable characters; a UUID is good")
+    return f"{_digest(key)}.{_digest(request.model_dump_json())}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _find_key(view: ViewLike, submit_key: str) -> JobRecord | None:
+    start = submit_key.partition(".")[0] + "."
+    return next((record for record in view.jobs.values() if record.job.submit_key.startswith(start)), None)

@@ -1,0 +1,83 @@
+"""A policy plays a Pollux workload: the cluster of the published runs, and what it costs to change a job there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from springtide.core.decision import Policy
+from springtide.core.errors import InvalidRequest
+from springtide.core.ports import Journal
+from springtide.core.resources import Node, make_node
+from springtide.simulator.adaptive.jobs import BatchRule, find_measurements_near, goodput_arrivals
+from springtide.simulator.adaptive.speeds import GoodputSpeeds
+from springtide.simulator.adaptive.truth import DEVICES_PER_NODE, MAX_NODES, AppTruth, make_truths
+from springtide.simulator.fluid.play import Played, play
+from springtide.simulator.fluid.rules import overhead_rule
+from springtide.simulator.fluid.trace import TraceJobs
+from springtide.workloads.formats.pollux import read
+from springtide.workloads.formats.pollux_tables import read_applications
+from springtide.workloads.trace import Trace
+
+
+class GoodputSetting(msgspec.Struct, frozen=True, kw_only=True):
+    """How a workload is played: see `goodput_jobs`, `goodput_speeds` and `fluid_rules` for what each word means."""
+
+    overhead: str = "pollux"
+    batch: BatchRule = "adaptive"
+    knows_length: bool = True
+    whole_seconds: bool = False
+    num_nodes: int = MAX_NODES
+
+
+def play_workload(
+    policy: Policy,
+    workload: Path | Trace,
+    truths: Path | Mapping[str, AppTruth],
+    setting: GoodputSetting | None = None,
+    *,
+    timer: Callable[[], float] | None = None,
+    journal: Journal | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+    told: str = "",
+) -> Played:
+    """Let a policy play a workload to its end. `truths` are tables, or the folder of all applications' measurements.
+
+    Raises InvalidRequest on a bad file, InvariantViolation on what may never be.
+    """
+    chosen = setting or GoodputSetting()
+    trace = read(workload) if isinstance(workload, Path) else workload
+    known = make_truths(read_applications(truths)) if isinstance(truths, Path) else truths
+    return play(
+        policy,
+        goodput_arrivals(trace, known, batch=chosen.batch, knows_length=chosen.knows_length),
+        make_nodes(chosen.num_nodes),
+        rule=overhead_rule(chosen.overhead, chosen.num_nodes * DEVICES_PER_NODE),
+        speeds=GoodputSpeeds(known, whole_seconds=chosen.whole_seconds),
+        reports_progress=True,
+        told=told,
+        journal=journal,
+        timer=timer,
+        on_progress=on_progress,
+    )
+
+
+def read_goodput_jobs(workload: object, profiles: object, limit: int | None) -> tuple[TraceJobs, dict[str, AppTruth]]:
+    """The first `limit` jobs of a workload's file on its own clock, and the truth from `profiles` or near the file.
+
+    Raises InvalidRequest on a bad file, or if these are no paths.
+    """
+    if not isinstance(workload, str | Path) or not isinstance(profiles, str | Path | None):
+        raise InvalidRequest("jobs that change their batch are read from files; name the workload and the folder")
+    path = Path(workload)
+    folder = find_measurements_near(path) if profiles is None else Path(profiles)
+    truths = make_truths(read_applications(folder))
+    arrivals = goodput_arrivals(read(path, limit), truths)
+    return TraceJobs(name=path.stem, arrivals=arrivals, profiles=folder.name), truths
+
+
+def make_nodes(num_nodes: int = MAX_NODES) -> list[Node]:
+    """The nodes of the published runs: four devices each, on one switch."""
+    return [make_node(f"node-{index:03d}", DEVICES_PER_NODE, kind="gpu") for index in range(num_nodes)]

@@ -1,0 +1,129 @@
+"""Jobs whose batch size is chosen while they run, as the executor of long traces plays them."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from springtide.core.events import ProgressReported
+from springtide.core.workload import TrainingJob, WorkloadId
+from springtide.simulator.adaptive.truth import DEVICES_PER_NODE, AppTruth, Split, compact_placement
+from springtide.simulator.fluid.rules import Pace, Speeds
+from springtide.simulator.fluid.runs import FluidRun
+
+# Running jobs say every minute how far they are, as often as the published simulator looks.
+_REPORT_EVERY_S = 60.0
+# What is heard of at a whole minute, but comes true after its decisions, is heard of so much later.
+_AFTER_S = 1e-3
+_ROUND_S = 60.0
+
+
+@dataclass(slots=True)
+class _Books:
+    """One job's truth. `ends` are its epochs' ends in steps of its own initial batch size; `worths` what such a step
+    brings in each epoch, in steps of the application's initial batch size."""
+
+    truth: AppTruth
+    ends: tuple[float, ...]
+    worths: tuple[float, ...]
+    split: Split
+    epoch: int = 0
+
+
+class GoodputSpeeds(Speeds):
+    """The speed of jobs by their placement, their batch size and the epoch that they are in.
+
+    A job's `family` names its application. With `whole_seconds` every epoch ends at a whole second and the nodes of a
+    group follow each other in the order of its ranks, as in the published simulator: its runs are reproduced to the
+    second that way.
+    """
+
+    report_every_s = _REPORT_EVERY_S
+
+    def __init__(self, truths: Mapping[str, AppTruth], *, whole_seconds: bool = False) -> None:
+        super().__init__(devices_per_node=DEVICES_PER_NODE)
+        self._truths = truths
+        self._whole_seconds = self.rings_by_rank = whole_seconds
+        self._books: dict[WorkloadId, _Books] = {}
+
+    def open(self, job: TrainingJob) -> tuple[tuple[float, ...], float, float]:
+        """No curve: the speed depends on more than a number of workers."""
+        truth = self._truths[job.family]
+        ends, worths = lengths(truth, job.global_batch_size)
+        self._books[job.job_id] = _Books(truth, ends, worths, truth.split(job.global_batch_size, 1))
+        alone_s = truth.time_alone_s(compact_placement(1), truth.batch_grid())
+        return (), ends[-1] / alone_s if math.isfinite(alone_s) else 0.0, ends[-1]
+
+    def pace(self, run: FluidRun) -> Pace:
+        """Progress a second in the present epoch, in steps of the job's initial batch size."""
+        books = self._books[run.job.job_id]
+        epoch = bisect.bisect_right(books.ends, run.done_steps, hi=len(books.ends) - 1)
+        split = books.truth.split(_within(run), len(run.members))
+        books.split, books.epoch = split, epoch
+        gain = books.truth.gain(split.global_batch_size, epoch) / books.worths[epoch]
+        rate = gain / books.truth.total_step_s(run.placement, split)
+        efficiency = rate / run.single_steps_per_s if run.single_steps_per_s else 0.0
+        fewest = -(-len(run.members) // DEVICES_PER_NODE)
+        return Pace(rate, efficiency, books.ends[epoch], len(run.placement) > fewest)
+
+    def boundary_s(self, run: FluidRun) -> float:
+        """When the epoch ends."""
+        exact_s = super().boundary_s(run)
+        return run.since_s + round(exact_s - run.since_s) if self._whole_seconds else exact_s
+
+    def seen_s(self, run: FluidRun) -> float:
+        """When the platform hears of that: after a minute's decisions, if rounding alone puts it before them."""
+        if not self._whole_seconds or run.boundary_s % _ROUND_S or super().boundary_s(run) < run.boundary_s:
+            return run.boundary_s
+        return run.boundary_s + _AFTER_S
+
+    def first_report_s(self, run: FluidRun) -> float:
+        """A group says how long its first step took as soon as it is done."""
+        books = self._books[run.job.job_id]
+        return books.truth.total_step_s(run.placement, books.split)
+
+    def report(self, run: FluidRun) -> ProgressReported:
+        """How far it is, how long its steps take and how noisy its gradient is."""
+        books = self._books[run.job.job_id]
+        split, truth, job = books.split, books.truth, run.job
+        step_s, sync_s = truth.step_times(run.placement, split.local_batch_size)
+        grad_sqr, grad_var = truth.noise(split.global_batch_size, books.epoch)
+        return ProgressReported(
+            job_id=job.job_id,
+            generation=run.generation,
+            step=run.step,
+            total_steps=job.total_steps or 0,
+            world_size=len(run.members),
+            epoch=books.epoch,
+            samples_per_s=split.global_batch_size / truth.total_step_s(run.placement, split),
+            progress=run.done_steps,
+            total_progress=run.length if job.total_steps is not None else None,
+            global_batch_size=split.global_batch_size,
+            local_batch_size=split.local_batch_size,
+            step_s=step_s,
+            sync_s=sync_s,
+            grad_sqr=grad_sqr,
+            # The table's variance is that of the application's initial batch size, the job's may be another.
+            grad_var=grad_var * truth.app.initial_batch_size / job.global_batch_size,
+        )
+
+
+def lengths(truth: AppTruth, initial_batch_size: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Where epochs end in steps of `initial_batch_size`, and what such a step is worth in those of the application."""
+    if initial_batch_size == truth.app.initial_batch_size:
+        return truth.epoch_ends, (1.0,) * len(truth.epoch_ends)
+    worths = tuple(truth.gain(initial_batch_size, epoch) for epoch in range(len(truth.epoch_ends)))
+    ends, done, begun = [], 0.0, 0.0
+    for end, worth in zip(truth.epoch_ends, worths, strict=True):
+        done += (end - begun) / worth
+        begun = end
+        ends.append(done)
+    return tuple(ends), worths
+
+
+def _within(run: FluidRun) -> int:
+    """The batch of a run, within its job's bounds."""
+    bounds = run.job.batch
+    return run.batch_size if bounds is None else min(max(run.batch_size, bounds.min_size), bounds.max_size)

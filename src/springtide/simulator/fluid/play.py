@@ -1,0 +1,175 @@
+"""One policy plays one trace: the unchanged Controller and loop over the executor of long traces, and watched."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+
+from springtide.control import loop
+from springtide.control.controller import Controller
+from springtide.core.actions import AdmitJob
+from springtide.core.decision import Plan, Policy, Snapshot
+from springtide.core.events import Event
+from springtide.core.ports import Journal, Step
+from springtide.core.resources import Node
+from springtide.core.tide import Tide
+from springtide.core.workload import DEFAULT_GRACE_S, JobState, TrainingJob, WorkloadId
+from springtide.simulator.clock import VirtualClock
+from springtide.simulator.fluid.executor import FluidExecutor
+from springtide.simulator.fluid.faults import NodeFaults
+from springtide.simulator.fluid.invariants import FluidInvariants
+from springtide.simulator.fluid.minimums import Minimums
+from springtide.simulator.fluid.rules import OverheadRule, Speeds, Times
+from springtide.simulator.fluid.runs import FluidRun, Timeline
+
+# Progress is told this many times in a run, and at its end.
+_NUM_TOLD = 400
+
+
+class NullJournal:
+    """A journal that keeps nothing: the run itself is what is wanted."""
+
+    def __init__(self) -> None:
+        self._num_steps = 0
+
+    def append(self, step: Step) -> int:
+        """Count the step."""
+        self._num_steps += 1
+        return self._num_steps
+
+    def read(self, after_seq: int = 0) -> Iterator[tuple[int, Step]]:
+        """Nothing: it was not kept."""
+        return iter(())
+
+
+class WatchedPolicy:
+    """Hands the reasons of each plan to the invariants, and measures decisions where the caller brought a timer."""
+
+    def __init__(self, policy: Policy, invariants: FluidInvariants, timer: Callable[[], float] | None) -> None:
+        self._policy = policy
+        self._invariants = invariants
+        self._timer = timer
+        self.decisions_s = array("d")
+        self.num_decisions = 0
+
+    def decide(self, snapshot: Snapshot) -> Plan:
+        """What the policy says."""
+        self.num_decisions += 1
+        if self._timer is None:
+            plan = self._policy.decide(snapshot)
+        else:
+            began_s = self._timer()
+            plan = self._policy.decide(snapshot)
+            self.decisions_s.append(self._timer() - began_s)
+        self._invariants.reasons = plan.reasons
+        return plan
+
+
+class Played:
+    """What became of every job, and what the run took. `admits` says whether the policy makes promises or refuses.
+
+    `minimums` is None where there are neither services nor pools.
+    """
+
+    def __init__(
+        self,
+        executor: FluidExecutor,
+        watched: WatchedPolicy,
+        invariants: FluidInvariants,
+        num_steps: int,
+        minimums: Minimums | None = None,
+    ) -> None:
+        self.minimums = minimums
+        self.runs: dict[WorkloadId, FluidRun] = executor.runs
+        self.timeline: Timeline = executor.timeline
+        self.num_faults = executor.num_faults
+        self.decisions_s = watched.decisions_s
+        self.num_decisions = watched.num_decisions
+        self.broken = invariants.broken
+        self.num_steps = num_steps
+        self.admits = any(
+            run.admitted_s is not None or run.state is JobState.REJECTED for run in executor.runs.values()
+        )
+        self.cpu_s: float | None = None
+
+
+def play(
+    policy: Policy,
+    arrivals: Sequence[tuple[float, TrainingJob]],
+    nodes: Sequence[Node],
+    *,
+    rule: OverheadRule,
+    speeds: Speeds,
+    faults: NodeFaults | None = None,
+    reports_progress: bool = False,
+    keeps_promises: bool = True,
+    told: str = "",
+    journal: Journal | None = None,
+    timer: Callable[[], float] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+    happenings: Sequence[tuple[float, Event]] = (),
+    times: Times | None = None,
+    until_s: float = 0.0,
+    tide: Tide | None = None,
+) -> Played:
+    """Let the policy play the arrivals to their end. Raises InvariantViolation, which names the command `told`.
+
+    `on_progress` is told how many jobs have ended, and of how many. `happenings` are what owners of services and the
+    gateway say at their moments. The run goes on until the last job has ended, and at least to `until_s`; services that
+    are still deployed then hold what they hold. `tide` is what the platform remembers of days before, if any.
+    """
+    clock = VirtualClock()
+    invariants = FluidInvariants(nodes, told=told, keeps_promises=keeps_promises)
+    watched = WatchedPolicy(policy, invariants, timer)
+    controller = Controller(watched, overheads=rule.told, tide=tide)
+    executor = FluidExecutor(
+        clock,
+        nodes,
+        arrivals,
+        rule=rule,
+        speeds=speeds,
+        faults=faults,
+        reports_progress=reports_progress,
+        happenings=happenings,
+        times=times,
+    )
+    has_pools = bool(happenings) or any(node.pool != "shared" for node in nodes)
+    minimums = _minimums(executor, arrivals, times or Times()) if has_pools else None
+    next_told = num_jobs = len(arrivals)
+    num_steps = 0
+
+    def take_in(seq: int, step: Step) -> None:
+        nonlocal num_steps
+        num_steps = seq
+        invariants.note(step)
+        if minimums is not None:
+            minimums.note(step)
+        for action in step.actions:
+            if isinstance(action, AdmitJob):
+                executor.runs[action.job_id].admitted_s = step.now_s
+
+    def is_over() -> bool:
+        nonlocal next_told
+        invariants.check_turn(clock.now_s(), executor.agenda.num_happened)
+        if on_progress is not None and executor.num_open <= next_told:
+            next_told = executor.num_open - max(1, num_jobs // _NUM_TOLD)
+            on_progress(num_jobs - executor.num_open, num_jobs)
+        return executor.is_over or (executor.num_open == 0 and executor.is_empty and clock.now_s() >= until_s)
+
+    loop.run(
+        controller, executor, clock, journal if journal is not None else NullJournal(), until=is_over, on_step=take_in
+    )
+    invariants.check_end(clock.now_s())
+    if minimums is not None:
+        minimums.finish(clock.now_s())
+    return Played(executor, watched, invariants, num_steps, minimums)
+
+
+def _minimums(executor: FluidExecutor, arrivals: Sequence[tuple[float, TrainingJob]], times: Times) -> Minimums:
+    """Watches minimums, with the longest that anybody in the way may take to leave."""
+    graces_s = [job.grace_s for _, job in arrivals] or [DEFAULT_GRACE_S]
+    return Minimums(
+        start_s=times.service_start_s,
+        grace_s=max(times.service_stop_s, *graces_s),
+        lost_of=lambda job_id: executor.runs[job_id].lost_device_s,
+    )

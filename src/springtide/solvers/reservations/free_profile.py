@@ -1,0 +1,103 @@
+"""How many devices are free at every moment to come: a step function that stretches of use are taken from."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+
+from springtide.solvers.reservations.capacity import Steps, trimmed
+
+
+class FreeProfile:
+    """Free devices over time, as breakpoints `times` (seconds, ascending) and `free` (devices from there on).
+
+    The last entry holds for ever. Neighbouring entries always differ, so that equal functions have equal lists,
+    whatever was taken and given back before: nothing computed from a profile can depend on its history.
+    """
+
+    __slots__ = ("free", "times")
+
+    def __init__(self, capacity: int | Steps, start_s: float) -> None:
+        if isinstance(capacity, int):
+            self.times: list[float] = [start_s]
+            self.free: list[int] = [capacity]
+            return
+        steps = trimmed(capacity, start_s)
+        self.times = [start_s, *(from_s for from_s, _ in steps[1:])]
+        self.free = [count for _, count in steps]
+
+    def copy(self) -> FreeProfile:
+        """An independent copy."""
+        other = FreeProfile.__new__(FreeProfile)
+        other.times = self.times.copy()
+        other.free = self.free.copy()
+        return other
+
+    def forget_before(self, now_s: float) -> None:
+        """Drop what lies before `now_s`; the profile starts there from now on."""
+        index = bisect_right(self.times, now_s) - 1
+        if index > 0:
+            del self.times[:index]
+            del self.free[:index]
+        if index >= 0:
+            self.times[0] = now_s
+
+    def take(self, start_s: float, end_s: float, num_devices: int) -> None:
+        """Use `num_devices` (negative: give them back) from `start_s` until `end_s`; what lies before the start of
+        the profile is left out."""
+        times, free = self.times, self.free
+        start_s = max(start_s, times[0])
+        if end_s <= start_s or not num_devices:
+            return
+        first = self._cut(start_s)
+        last = self._cut(end_s) if end_s < math.inf else len(times)
+        if last == first + 1:
+            free[first] -= num_devices
+        else:
+            free[first:last] = [count - num_devices for count in free[first:last]]
+        if last < len(times) and free[last] == free[last - 1]:
+            del times[last], free[last]
+        if first and free[first] == free[first - 1]:
+            del times[first], free[first]
+
+    def _cut(self, moment_s: float) -> int:
+        """The index of the breakpoint at `moment_s`, made if there is none."""
+        times = self.times
+        index = bisect_left(times, moment_s)
+        if index == len(times) or times[index] != moment_s:
+            times.insert(index, moment_s)
+            self.free.insert(index, self.free[index - 1])
+        return index
+
+    def least(self, start_s: float, end_s: float) -> int:
+        """The fewest devices that are free at any moment of [start_s, end_s), which must not be empty or past."""
+        first = max(0, bisect_right(self.times, start_s) - 1)
+        last = bisect_left(self.times, end_s, first + 1)
+        if last == first + 1:
+            return self.free[first]
+        return min(self.free[first:last])
+
+    def at(self, moment_s: float) -> int:
+        """How many devices are free at `moment_s`."""
+        return self.free[bisect_right(self.times, moment_s) - 1]
+
+    def earliest(self, num_devices: int, duration_s: float, not_before_s: float, latest_s: float) -> float | None:
+        """The earliest start, at most `latest_s`, from which `num_devices` are free for `duration_s`."""
+        times, free = self.times, self.free
+        index = max(0, bisect_right(times, not_before_s) - 1)
+        start_s = not_before_s
+        is_free = False
+        while True:
+            if free[index] >= num_devices:
+                if not is_free:
+                    start_s = max(not_before_s, times[index])
+                    is_free = True
+                    if start_s > latest_s:
+                        return None
+                if index + 1 == len(times) or times[index + 1] >= start_s + duration_s:
+                    return start_s
+            else:
+                is_free = False
+                if index + 1 == len(times):
+                    return None
+            index += 1

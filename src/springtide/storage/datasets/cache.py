@@ -1,0 +1,108 @@
+"""Shards that were read, near at hand: the newest in memory, those before them on the local disk, both bounded."""
+
+from __future__ import annotations
+
+import mmap
+import shutil
+import tempfile
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+
+from springtide.storage.datasets.cut import Arrays
+
+# What a function has on its disk unless it is paid for (AWS: 512 MB), less what else lies there.
+DEFAULT_DISK_BYTES = 400 << 20
+DEFAULT_MEMORY_BYTES = 32 << 20
+Reading = Callable[[bytes | memoryview], Arrays]
+
+
+class ShardCache:
+    """Keeps shards by digest, the most recently used ones. Not for several threads at once; `close` when done.
+
+    A shard begins in memory; what has to leave it goes to a file of a folder of the cache's own under `folder` (the
+    system's for temporary files), from where it is mapped; what has to leave that is forgotten. The newest shard is
+    always kept, however large. A disk that is full or cannot be written to is done without.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        disk_bytes: int = DEFAULT_DISK_BYTES,
+        memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    ) -> None:
+        self._parent = folder
+        self._folder: Path | None = None
+        self._remove_folder: weakref.finalize[..., ShardCache] | None = None
+        self._disk_bytes = disk_bytes
+        self._memory_bytes = memory_bytes
+        self._memory: OrderedDict[str, tuple[bytes, Arrays, Reading]] = OrderedDict()
+        self._disk: OrderedDict[str, tuple[int, Arrays]] = OrderedDict()
+
+    @property
+    def memory_used_bytes(self) -> int:
+        """What is held in memory."""
+        return sum(len(data) for data, _, _ in self._memory.values())
+
+    @property
+    def disk_used_bytes(self) -> int:
+        """What lies on the disk."""
+        return sum(num_bytes for num_bytes, _ in self._disk.values())
+
+    def get(self, sha256: str) -> Arrays | None:
+        """The shard's arrays, if they are here."""
+        if sha256 in self._memory:
+            self._memory.move_to_end(sha256)
+            return self._memory[sha256][1]
+        if sha256 in self._disk:
+            self._disk.move_to_end(sha256)
+            return self._disk[sha256][1]
+        return None
+
+    def add(self, sha256: str, data: bytes, read: Reading) -> Arrays:
+        """Keep a shard; `read` makes arrays of its bytes, or of the file that they move to. Raises what it raises."""
+        arrays = read(data)
+        self._memory[sha256] = (data, arrays, read)
+        while len(self._memory) > 1 and self.memory_used_bytes > self._memory_bytes:
+            oldest, (moved, _, read_moved) = self._memory.popitem(last=False)
+            self._spill(oldest, moved, read_moved)
+        if len(data) > self._memory_bytes and self._spill(sha256, data, read):
+            del self._memory[sha256]
+            return self._disk[sha256][1]
+        return arrays
+
+    def close(self) -> None:
+        """Forget everything and remove the folder; arrays that were handed out stay valid."""
+        self._memory.clear()
+        self._disk.clear()
+        if self._remove_folder is not None:
+            self._remove_folder()
+        self._folder = self._remove_folder = None
+
+    def _spill(self, sha256: str, data: bytes, read: Reading) -> bool:
+        """Move a shard to the disk, if it fits; whether it is there now."""
+        if len(data) > self._disk_bytes or not data:
+            return False
+        while self._disk and self.disk_used_bytes + len(data) > self._disk_bytes:
+            oldest, _ = self._disk.popitem(last=False)
+            self._path(oldest).unlink(missing_ok=True)
+        try:
+            if self._folder is None:
+                self._folder = Path(tempfile.mkdtemp(prefix="springtide-data-", dir=self._parent))
+                # Whoever forgets to close it leaves nothing behind, either.
+                self._remove_folder = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+            path = self._path(sha256)
+            path.write_bytes(data)
+            with path.open("rb") as file:
+                # The mapping outlives the file's name: what is forgotten while arrays of it are in use stays readable.
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError:
+            self._disk_bytes = self.disk_used_bytes
+            return False
+        self._disk[sha256] = (len(data), read(memoryview(mapped)))
+        return True
+
+    def _path(self, sha256: str) -> Path:
+        assert self._folder is not None
+        return self._folder / sha256

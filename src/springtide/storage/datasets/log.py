@@ -1,0 +1,175 @@
+"""A dataset's records in its store: read, followed as it grows, changed by one of many writers at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from springtide.core.errors import ObjectMissing, StorageError
+from springtide.core.ports import Store
+from springtide.core.quantities import validate_name
+from springtide.storage.datasets.manifest import (
+    MAX_FRAME_BYTES,
+    MAX_RECORD_BYTES,
+    PAGE_SHARDS,
+    DatasetLost,
+    DatasetManifest,
+    DatasetPart,
+    ShardEntry,
+    after,
+    decode_manifest,
+    decode_page,
+    decode_part,
+    first_manifest,
+    manifest_key,
+    part_key,
+    parts_prefix,
+    sealed,
+    shards_prefix,
+)
+from springtide.storage.key_names import checked_key
+from springtide.storage.workloads.artifacts import Artifacts
+
+# Each lost race means that another writer won one: so many in a row are a defect, not a crowd.
+MAX_RACES = 1000
+
+
+class DatasetLog:
+    """The records of one dataset, by its name. Holds no state; any number of readers and writers may be at work.
+
+    Raises InvalidRequest for what cannot be a name, StorageError.
+    """
+
+    def __init__(self, store: Store, name: str) -> None:
+        self.name = validate_name(name, "the dataset's name")
+        checked_key(manifest_key(name))
+        self._store = store
+        self.shards = Artifacts(store, shards_prefix(name), MAX_FRAME_BYTES)
+
+    def read(self) -> DatasetManifest:
+        """The dataset as it is now: two small reads where nobody has died. Raises ObjectMissing, StorageError."""
+        found = self.find()
+        if found is None:
+            raise ObjectMissing(
+                f"there is no dataset {self.name!r}; put one with `springtide data put {self.name} FILE.npz`"
+            )
+        return found
+
+    def find(self) -> DatasetManifest | None:
+        """The dataset as it is now, None if there is none. Raises StorageError."""
+        try:
+            manifest = decode_manifest(self.name, self._store.get(manifest_key(self.name)))
+        except ObjectMissing:
+            part = self._part(1)
+            if part is None:
+                return None
+            manifest = first_manifest(self.name, part)
+        return self.advanced(manifest)
+
+    def is_still(self, manifest: DatasetManifest) -> bool:
+        """Whether this dataset is still there, not removed and not put anew: one small read. Raises StorageError."""
+        try:
+            standing = decode_manifest(self.name, self._store.get(manifest_key(self.name)))
+        except ObjectMissing:
+            return False
+        return standing.born == manifest.born
+
+    def advanced(self, manifest: DatasetManifest) -> DatasetManifest:
+        """What `manifest` has become since: one small read where nothing is new, one more for each change."""
+        while not (manifest.is_closed and manifest.version > 0):
+            part = self._part(manifest.version + 1)
+            if part is None:
+                return manifest
+            manifest = after(manifest, part)
+        return manifest
+
+    def shards_of(self, manifest: DatasetManifest) -> tuple[ShardEntry, ...]:
+        """All shards in order; a read for each page of the list. Raises StorageError."""
+        listed = [entry for index in range(len(manifest.pages)) for entry in self.page(manifest, index)]
+        return (*listed, *manifest.tail)
+
+    def page(self, manifest: DatasetManifest, index: int) -> tuple[ShardEntry, ...]:
+        """The shards of one page. Raises StorageError."""
+        entry = manifest.pages[index]
+        try:
+            data = self._store.get(self.shards.key(entry.sha256))
+        except ObjectMissing:
+            raise vanished(self.name, f"its list of shards from {index * PAGE_SHARDS} on") from None
+        return decode_page(self.name, entry, data)
+
+    def commit(
+        self,
+        make: Callable[[DatasetManifest | None], DatasetPart | None],
+        standing: DatasetManifest | None = None,
+    ) -> DatasetManifest:
+        """Add the part that `make` gives for the dataset as it is, and say what it is then.
+
+        `standing` is what it was a moment ago, if that is known: one read less. `make` is asked again where another
+        writer was first; it may give None (nothing is to be changed), and raise. Raises StorageError.
+        """
+        manifest = self.find() if standing is None else standing
+        for _ in range(MAX_RACES):
+            part = make(manifest)
+            if part is None:
+                assert manifest is not None
+                return manifest
+            if self._claim(1 if manifest is None else manifest.version + 1, part):
+                changed = first_manifest(self.name, part) if manifest is None else after(manifest, part)
+                return self._publish(changed)
+            manifest = self.find() if manifest is None else self.advanced(manifest)
+        raise StorageError(f"the dataset {self.name!r} has too many writers at once; append less often, more at a time")
+
+    def remove(self) -> int:
+        """Take all objects of the dataset away; how many there were. Raises StorageError."""
+        # The manifest goes first, the bytes last: what is cut off in between is found by the next removal.
+        manifest = [key for key in self._store.keys(manifest_key(self.name)) if key == manifest_key(self.name)]
+        parts = self._store.keys(parts_prefix(self.name))
+        shards = self._store.keys(f"{shards_prefix(self.name)}/")
+        for keys in (manifest, parts, shards):
+            self._store.delete(keys)
+        return len(manifest) + len(parts) + len(shards)
+
+    def _part(self, version: int) -> DatasetPart | None:
+        try:
+            return decode_part(self.name, version, self._store.get(part_key(self.name, version)))
+        except ObjectMissing:
+            return None
+
+    def _claim(self, version: int, part: DatasetPart) -> bool:
+        """Whether this part became that version."""
+        data = msgspec.json.encode(part)
+        if len(data) > MAX_RECORD_BYTES:
+            raise StorageError(f"one change of {len(part.shards):,} shards is too large: use larger shards")
+        try:
+            return self._store.put_if_absent(part_key(self.name, version), data)
+        except StorageError:
+            # The answer may have been lost on its way: what stands there says who won.
+            standing = self._part(version)
+            if standing is None:
+                raise
+            return standing.part_id == part.part_id
+
+    def _publish(self, manifest: DatasetManifest) -> DatasetManifest:
+        """Write the manifest, again if others have changed the dataset meanwhile: the last who writes saw nothing new.
+
+        A long list of shards is cut into pages on the way.
+        """
+        published = manifest
+        while True:
+            published, pages = sealed(published)
+            for page in pages:
+                self.shards.put(page)
+            self._store.put(manifest_key(self.name), msgspec.json.encode(published))
+            newer = self.advanced(published)
+            if newer.version == published.version:
+                return published
+            published = newer
+
+
+def vanished(name: str, what: str) -> DatasetLost:
+    """What is said of a dataset whose records name what is not there."""
+    return DatasetLost(
+        f"the dataset {name!r} has vanished ({what} is gone from the store); put it again with "
+        f"`springtide data put {name} FILE` and run the job again"
+    )

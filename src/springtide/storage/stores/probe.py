@@ -1,0 +1,51 @@
+"""A look at a store before a job is trusted to it: is it there, may we write, does it keep its promise to writers?"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+
+import msgspec
+
+from springtide.core.errors import StorageError
+from springtide.storage.pacing import Pace, real_pace
+from springtide.storage.stores.open import open_store
+
+PROBE_PREFIX = "springtide-probe"
+
+
+class ProbedStore(msgspec.Struct, frozen=True, kw_only=True):
+    """What was seen: seconds of a put of a small object and of getting it back."""
+
+    put_s: float
+    get_s: float
+
+
+def probe_store(url: str, pace: Pace | None = None, *, environment: Mapping[str, str] | None = None) -> ProbedStore:
+    """Put, get and delete a small object of a name of its own; `environment` is as in `open_store`.
+
+    Raises InvalidRequest for a URL that names no store, StorageError with what to mend where the store is not there,
+    does not let us in, or tells two writers that each was the first.
+    """
+    pace = pace or real_pace()
+    store = open_store(url, environment)
+    key = f"{PROBE_PREFIX}/{secrets.token_hex(8)}"
+    try:
+        began_s = pace.now_s()
+        is_first = store.put_if_absent(key, b"first")
+        put_s = pace.now_s() - began_s
+        try:
+            is_second = store.put_if_absent(key, b"second")
+            began_s = pace.now_s()
+            data = store.get(key)
+            get_s = pace.now_s() - began_s
+        finally:
+            store.delete([key])
+    finally:
+        store.close()
+    if not is_first or is_second or data != b"first":
+        raise StorageError(
+            "the store does not keep a first writer's object from a second one (a server that ignores If-None-Match?); "
+            "use another server"
+        )
+    return ProbedStore(put_s=put_s, get_s=get_s)

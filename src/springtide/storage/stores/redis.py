@@ -1,0 +1,196 @@
+"""A parameter store in a Redis: waiting blocks in the server, and any number of readers are woken by one put."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from springtide.core.errors import InvalidRequest, StorageError
+from springtide.storage.pacing import Intervals, Pace
+from springtide.storage.stores.checked import CheckedStore
+
+Answer = TypeVar("Answer")
+
+# What a Redis takes in one value, unless it is told otherwise (proto-max-bulk-len).
+MAX_VALUE_BYTES = 512 << 20
+# A blocking request is repeated after this long: a server that hangs is noticed.
+BLOCK_S = 5.0
+ANSWER_S = 15.0
+RETRY_INTERVALS = Intervals(first_s=0.05, cap_s=1.0, growth=2.0, jitter_fraction=0.5)
+MAX_ATTEMPTS = 7
+MAX_CONNECTIONS = 10_000
+
+
+class RedisStore(CheckedStore):
+    """The objects of one name in one database of a Redis (6.2 or newer).
+
+    Beside each object stands a list of one element. Whoever waits moves that element from the list onto the list
+    itself, which blocks in the server until there is one and leaves it there for everybody else: a put wakes all
+    readers, and none that comes later can have missed it.
+    """
+
+    max_object_bytes = MAX_VALUE_BYTES
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str = "springtide",
+        pace: Pace | None = None,
+        retry_intervals: Intervals = RETRY_INTERVALS,
+        max_attempts: int = MAX_ATTEMPTS,
+    ) -> None:
+        try:
+            import redis
+            from redis.backoff import NoBackoff
+            from redis.retry import Retry
+        except ModuleNotFoundError:
+            raise InvalidRequest("redis:// needs the redis package: pip install 'springtide[functions]'") from None
+        if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name, re.ASCII) is None:
+            raise InvalidRequest(f"name={name!r} must be at most 64 letters, digits, '.', '_' or '-'")
+        try:
+            parts = urlsplit(url)
+            # The URL may hold a password: sentences show the rest.
+            where = f"{parts.hostname or 'localhost'}:{parts.port or 6379}"
+        except ValueError as error:
+            raise InvalidRequest(f"a Redis's URL must look like redis://:PASSWORD@HOST:PORT/0: {error}") from None
+        super().__init__(f"the Redis at {where}", retry_intervals, pace)
+        self._name = name
+        self._retry_intervals = retry_intervals
+        self._max_attempts = max_attempts
+        self._client: Any = redis.Redis.from_url(
+            url,
+            socket_connect_timeout=5.0,
+            socket_timeout=ANSWER_S,
+            # Every wait in flight holds one; the client's own limit is a hundred.
+            max_connections=MAX_CONNECTIONS,
+            # Retries are this module's: they are counted, and their pauses are bounded.
+            retry=Retry(NoBackoff(), 0),
+            # The client's own packing copies large values, with hiredis several times.
+            command_packer=_Packer(),
+        )
+
+    def _object(self, key: str) -> str:
+        # The braces keep an object and its list on one shard where there are several.
+        return f"{self._name}:{{{key}}}"
+
+    def _bell(self, key: str) -> str:
+        return f"{self._object(key)}:bell"
+
+    def _write(self, key: str, data: memoryview, *, only_if_absent: bool) -> bool:
+        def write() -> bool:
+            with self._client.pipeline(transaction=True) as pipeline:
+                pipeline.set(self._object(key), data, nx=only_if_absent)
+                pipeline.delete(self._bell(key))
+                pipeline.rpush(self._bell(key), b"!")
+                return bool(pipeline.execute()[0])
+
+        return self._insist(write, f"write {key}", is_repeatable=not only_if_absent)
+
+    def _read(self, key: str) -> bytes | None:
+        answer: bytes | None = self._insist(lambda: self._client.get(self._object(key)), f"read {key}")
+        return answer
+
+    def _wait(self, key: str, timeout_s: float) -> bytes | None:
+        deadline_s = self.pace.now_s() + timeout_s
+        while True:
+            data = self._counted_read(key)
+            left_s = deadline_s - self.pace.now_s()
+            if data is not None or left_s <= 0.0:
+                return data
+            # Zero would mean for ever.
+            block_s = max(0.001, min(left_s, BLOCK_S))
+            self.counts.add(gets=1)
+            self._insist(partial(self._listen, key, block_s), f"wait for {key}")
+
+    def _listen(self, key: str, block_s: float) -> None:
+        bell = self._bell(key)
+        self._client.blmove(bell, bell, block_s, "LEFT", "LEFT")
+
+    def _remove(self, keys: Sequence[str]) -> None:
+        names = [name for key in keys for name in (self._object(key), self._bell(key))]
+        if names:
+            self._insist(lambda: self._client.unlink(*names), f"remove {len(keys)} objects")
+
+    def _names(self, prefix: str) -> list[str]:
+        start, end = f"{self._name}:{{", "}"
+
+        def names() -> list[str]:
+            found = self._client.scan_iter(match=f"{start}{prefix}*", count=1000)
+            return [each.decode() for each in found]
+
+        found = set(self._insist(names, f"list {prefix}"))
+        return [each.removeprefix(start).removesuffix(end) for each in found if each.endswith(end)]
+
+    def _insist(self, ask: Callable[[], Answer], what: str, *, is_repeatable: bool = True) -> Answer:
+        """Ask, and ask again for a few seconds where the connection breaks. Raises StorageError with what mends it.
+
+        What is not repeatable may have been done when the connection broke: nobody can say, so that is an error.
+        """
+        import redis
+
+        pauses = self._retry_intervals.lengths(self.pace.draw)
+        for attempt in range(1, self._max_attempts + 1):
+            try:
+                return ask()
+            except (redis.exceptions.AuthenticationError, redis.exceptions.NoPermissionError) as error:
+                raise StorageError(
+                    f"cannot {what}: {self.title} refuses these credentials ({error}); give them as "
+                    f"redis://:PASSWORD@HOST:PORT/0"
+                ) from None
+            except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError) as error:
+                is_last = attempt == self._max_attempts
+                if is_last or not (is_repeatable or _is_before_sending(error)):
+                    raise StorageError(
+                        f"cannot {what}: {self.title} does not answer ({_short(error)}); what it held may be gone: "
+                        f"start it again or name another store"
+                    ) from None
+            except redis.exceptions.RedisError as error:
+                raise StorageError(f"cannot {what}: {self._reason(str(error))}") from None
+            self.pace.sleep(next(pauses))
+        raise AssertionError("the last attempt returns or raises")
+
+    def _reason(self, text: str) -> str:
+        if text.startswith("OOM") or "maxmemory" in text:
+            return f"{self.title} is full; raise its maxmemory, or send activations through the object store"
+        if text.lower().startswith("unknown command"):
+            return f"{self.title} is too old; it must be Redis 6.2 or newer"
+        if "READONLY" in text or "read only replica" in text:
+            return f"{self.title} is a read-only replica; give the address of the primary"
+        if "max number of clients" in text:
+            return f"{self.title} has no connection left; raise its maxclients"
+        return f"{self.title} answered: {text[:200]}"
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+
+class _Packer:
+    """Commands in Redis's protocol: buffers are sent as they lie, everything else is joined."""
+
+    def pack(self, *arguments: Any) -> list[bytes | memoryview]:
+        """The parts to send, in order."""
+        verb = arguments[0].encode() if isinstance(arguments[0], str) else bytes(arguments[0])
+        words = [*verb.split(), *arguments[1:]]
+        parts: list[bytes | memoryview] = []
+        joined = b"*%d\r\n" % len(words)
+        for word in words:
+            if isinstance(word, memoryview):
+                parts += [joined + b"$%d\r\n" % word.nbytes, word]
+                joined = b"\r\n"
+            else:
+                text = word if isinstance(word, bytes) else str(word).encode()
+                joined += b"$%d\r\n%b\r\n" % (len(text), text)
+        return [*parts, joined]
+
+
+def _is_before_sending(error: Exception) -> bool:
+    return "onnection refused" in str(error) or "Error 111" in str(error)
+
+
+def _short(error: Exception) -> str:
+    return str(error).partition("\n")[0][:160].rstrip(".")

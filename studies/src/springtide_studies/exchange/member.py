@@ -1,0 +1,173 @@
+"""One rank of the measurement of all-reduces: a process of its own that does what it is told, line by line."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from springtide.collectives.communicator import Communicator
+from springtide.core.functions import Collective
+from springtide.core.ports import Store
+from springtide.storage.stores.linked import Link, LinkedStore
+from springtide.storage.stores.open import open_store
+
+# The longest of all takes a tenth of this: whoever waits longer waits for a rank that is gone.
+LIMIT_S = 120.0
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """One all-reduce: who takes part, on what links, and what the values are (drawn from the seed and the rank)."""
+
+    store_url: str
+    prefix: str
+    rank: int
+    num_ranks: int
+    collective: Collective
+    num_chunks: int
+    num_in_flight: int
+    num_elements: int
+    bytes_per_s: float
+    latency_s: float
+    seed: int
+    doublings: int = 0
+    num_shards: int = 0
+
+
+class Marks(msgspec.Struct, frozen=True, kw_only=True):
+    """When the last of each kind of request ended, in seconds from the beginning; 0.0 where there was none.
+
+    Raw objects are gradients or parts of them, sums what somebody has added up (SMLT, figures 5 and 7).
+    """
+
+    raw_put_s: float = 0.0
+    raw_got_s: float = 0.0
+    sum_put_s: float = 0.0
+    sum_got_s: float = 0.0
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True):
+    """When the all-reduce began and ended on the machine's monotonic clock, and the digest of what came out."""
+
+    began_s: float = 0.0
+    ended_s: float = 0.0
+    cpu_s: float = 0.0
+    num_misses: int = 0
+    marks: Marks = Marks()
+    sha256: str = ""
+    error: str = ""
+
+
+def drawn(seed: int, rank: int, num_elements: int, doublings: int) -> NDArray[np.float32]:
+    """A rank's values: floats whose sum depends on the order of addition, doubled so many times.
+
+    Doubling is exact, for the sum, too: results of repetitions differ and can still be told from the first one's.
+    """
+    values = np.random.default_rng((seed, rank)).standard_normal(num_elements, dtype=np.float32)
+    return values * np.float32(2.0**doublings)
+
+
+def expected_sha256(seed: int, num_ranks: int, num_elements: int, doublings: int) -> str:
+    """The digest of the sum of all ranks' values, added in the order of ranks."""
+    total = drawn(seed, 0, num_elements, doublings)
+    for rank in range(1, num_ranks):
+        total += drawn(seed, rank, num_elements, doublings)
+    return hashlib.sha256(total.tobytes()).hexdigest()
+
+
+class MarkedStore(LinkedStore):
+    """A store behind a link that remembers when the last request of each kind ended; puts and waits come in threads."""
+
+    def __init__(self, store: Store, link: Link, now_s: Callable[[], float]) -> None:
+        super().__init__(store, link)
+        self._clock = now_s
+        self._lock = threading.Lock()
+        self._last_s: dict[str, float] = {}
+
+    def put(self, key: str, data: bytes | bytearray | memoryview) -> None:
+        """Write an object, and mark the end."""
+        super().put(key, data)
+        self._mark("raw_put_s" if "/raw/" in key else "sum_put_s")
+
+    def wait(self, key: str, timeout_s: float) -> bytes:
+        """Wait for an object, and mark the end."""
+        data = super().wait(key, timeout_s)
+        self._mark("raw_got_s" if "/raw/" in key else "sum_got_s")
+        return data
+
+    def marks(self, began_s: float) -> Marks:
+        """The marks, in seconds from `began_s` on the same clock."""
+        with self._lock:
+            return Marks(**{name: at_s - began_s for name, at_s in self._last_s.items()})
+
+    def _mark(self, name: str) -> None:
+        with self._lock:
+            self._last_s[name] = self._clock()
+
+
+def run_task(task: Task, store: Store, values: NDArray[Any]) -> Done:
+    """Do one all-reduce over a link of the task's rate, in place."""
+    link = Link(up_bytes_per_s=task.bytes_per_s, down_bytes_per_s=task.bytes_per_s, latency_s=task.latency_s)
+    marked = MarkedStore(store, link, time.monotonic)
+    communicator = Communicator(
+        marked,
+        task.rank,
+        task.num_ranks,
+        now_s=time.monotonic,
+        collective=task.collective,
+        num_chunks=task.num_chunks,
+        num_shards=task.num_shards,
+        num_in_flight=task.num_in_flight,
+    )
+    misses = store.requests().num_misses
+    cpu_s = time.process_time()
+    began_s = time.monotonic()
+    communicator.all_reduce(values, task.prefix, timeout_s=LIMIT_S)
+    ended_s = time.monotonic()
+    cpu_s = time.process_time() - cpu_s
+    misses = store.requests().num_misses - misses
+    communicator.flush()
+    return Done(
+        began_s=began_s,
+        ended_s=ended_s,
+        cpu_s=cpu_s,
+        num_misses=misses,
+        marks=marked.marks(began_s),
+        sha256=hashlib.sha256(values.tobytes()).hexdigest(),
+    )
+
+
+def main() -> int:
+    """Read tasks from standard input, one a line: prepare, say `ready`, wait for a line, go, say what came of it."""
+    stores: dict[str, Store] = {}
+    for line in sys.stdin:
+        try:
+            task = msgspec.json.decode(line, type=Task)
+            if task.store_url not in stores:
+                stores[task.store_url] = open_store(task.store_url)
+            values = drawn(task.seed, task.rank, task.num_elements, task.doublings)
+            _say(b"ready")
+            if not sys.stdin.readline():
+                return 0
+            done = run_task(task, stores[task.store_url], values)
+        except Exception as error:
+            # The one who measures decides what an error means; a member only reports it.
+            done = Done(error=f"{type(error).__name__}: {error}")
+        _say(msgspec.json.encode(done))
+    return 0
+
+
+def _say(line: bytes) -> None:
+    sys.stdout.buffer.write(line + b"\n")
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,264 @@
+"""What must hold after every event (safety) and once the faults are over (liveness), over state and machines."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+import numpy as np
+
+from springtide.control.controller import Controller
+from springtide.control.records import JobRecord, PlatformState
+from springtide.core.actions import EndJob, ResizeJob, SetShare, StartReplica
+from springtide.core.errors import SpringtideError
+from springtide.core.events import CheckpointCommitted, Event, JobResized, JobSubmitted
+from springtide.core.ports import Step
+from springtide.core.resources import DeviceId
+from springtide.core.shares import Share
+from springtide.core.workload import Checkpoint, JobState, ReplicaId, TrainingJob, WorkloadId
+from springtide.simulator.shared_devices import overfull
+from springtide_studies.fault_seeds.machine import Machine
+
+# Sums of many floats, in another order than the control plane adds them up.
+_ACCOUNT_TOLERANCE_S = 1e-6
+
+
+class InvariantViolation(SpringtideError):
+    """Something that must never be was seen. `name` is the invariant."""
+
+    def __init__(self, name: str, detail: str) -> None:
+        super().__init__(f"[{name}] {detail}")
+        self.name = name
+
+
+def complain(name: str, detail: str) -> None:
+    """Raise an InvariantViolation."""
+    raise InvariantViolation(name, detail)
+
+
+class Invariants:
+    """Watches one run. It keeps its own books from the journal and compares them with what the controller says."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.num_ends: Counter[WorkloadId] = Counter()
+        self.promised: dict[WorkloadId, Checkpoint] = {}
+        self.journaled_events: set[int] = set()
+        self._alive_events: list[tuple[Event, ...]] = []
+        self.allowed_actions: set[int] = set()
+        self._last_step: Step | None = None
+        self._oldest: dict[WorkloadId, int] = {}
+        self._newest: dict[WorkloadId, int] = {}
+        self._terminal: dict[WorkloadId, JobRecord] = {}
+        self._since_s: dict[ReplicaId, float] = {}
+        self._used_s: defaultdict[WorkloadId, float] = defaultdict(float)
+        self._owner: dict[ReplicaId, WorkloadId] = {}
+        self._jobs: dict[WorkloadId, JobRecord] = {}
+        self._replay: tuple[object, ...] | None = None
+        self.num_share_changes = self.most_sharers = 0
+
+    # --- at the moment at which a step becomes durable ---------------------------------------------------------------
+
+    def note_journaled(self, step: Step, controller: Controller) -> None:
+        """A step is in the journal: keep the books, and check what the step itself promises."""
+        self._alive_events.append(step.events)
+        self.journaled_events.update(map(id, step.events))
+        self.allowed_actions = set(map(id, step.actions))
+        self._last_step = step
+        for event in step.events:
+            self._book_event(event)
+        for action in step.actions:
+            match action:
+                case EndJob():
+                    self.num_ends[action.job_id] += 1
+                    if self.num_ends[action.job_id] > 1:
+                        complain("one-end", f"{action.job_id} is ended for the second time")
+                case ResizeJob():
+                    self._raise_generation(action.job_id, action.generation, must_rise=True)
+                    if action.forced:
+                        self._oldest[action.job_id] = action.generation
+                case SetShare():
+                    self.num_share_changes += 1
+                case StartReplica() if isinstance(action.workload, TrainingJob):
+                    self._book_start(action)
+        self._book_devices(step.now_s, controller)
+        self._replay = _whole(controller)
+
+    def _book_event(self, event: Event) -> None:
+        match event:
+            case JobResized():
+                if event.generation == self._newest.get(event.job_id):
+                    self._oldest[event.job_id] = event.generation
+            case CheckpointCommitted():
+                if event.generation < self._oldest.get(event.job_id, 0):
+                    return
+                known = self.promised.get(event.job_id)
+                if (known is None or event.step >= known.step) and not self.num_ends[event.job_id]:
+                    self.promised[event.job_id] = Checkpoint(
+                        generation=event.generation, step=event.step, path=event.path
+                    )
+
+    def _book_start(self, action: StartReplica) -> None:
+        job_id = action.workload_id
+        if action.generation <= self._newest.get(job_id, 0):
+            return
+        self._raise_generation(job_id, action.generation, must_rise=True)
+        self._oldest[job_id] = action.generation
+        promised = self.promised.get(job_id)
+        restored = action.restore.step if action.restore is not None else 0
+        if promised is not None and restored < promised.step:
+            complain("checkpoint-kept", f"{job_id} restores step {restored}, step {promised.step} was acknowledged")
+
+    def _raise_generation(self, job_id: WorkloadId, generation: int, *, must_rise: bool) -> None:
+        newest = self._newest.get(job_id, 0)
+        if generation < newest:
+            complain("generation-rises", f"{job_id}: generation {generation} after {newest}")
+        self._newest[job_id] = generation
+
+    def _book_devices(self, now_s: float, controller: Controller) -> None:
+        held: set[ReplicaId] = set()
+        for record in controller.state.records():
+            for replica in record.replicas:
+                held.add(replica.replica_id)
+                if replica.replica_id not in self._since_s:
+                    self._since_s[replica.replica_id] = now_s
+                    self._owner[replica.replica_id] = record.workload_id
+        if len(held) == len(self._since_s):
+            return
+        for replica_id in [known for known in self._since_s if known not in held]:
+            self._used_s[self._owner[replica_id]] += now_s - self._since_s.pop(replica_id)
+
+    # --- around effects ----------------------------------------------------------------------------------------------
+
+    def check_acknowledged(self, event: Event) -> None:
+        """Nobody is told that something is durable which is not."""
+        if id(event) not in self.journaled_events:
+            complain("durable-first", f"{type(event).__name__} is acknowledged before it is in the journal")
+
+    def check_started(self, action: object) -> None:
+        """No effect begins that is not in the journal."""
+        if id(action) not in self.allowed_actions:
+            complain("durable-first", f"{type(action).__name__} begins before it is in the journal")
+
+    def check_replayed(self, controller: Controller) -> None:
+        """A recovered controller knows exactly what the one before it had made durable."""
+        if self._replay is None:
+            return
+        names = ("jobs", "services", "nodes", "drains", "tide")
+        for name, before, after in zip(names, self._replay, _whole(controller), strict=True):
+            if before != after:
+                complain("replay-equals", f"{name} differ after recovery: before {before}, after {after}")
+
+    # --- after every turn of the loop --------------------------------------------------------------------------------
+
+    def check(self, controller: Controller, acknowledged: list[Event]) -> None:
+        """Every safety invariant over the present state."""
+        state = controller.state
+        self._check_devices(state)
+        known: dict[ReplicaId, Share | None] = {}
+        for record in state.records():
+            known.update((replica.replica_id, replica.share) for replica in record.replicas)
+        for process in self.machine.alive.values():
+            if process.is_fenced:
+                continue
+            if process.replica_id not in known:
+                complain(
+                    "device-freed-late", f"{process.replica_id} lives on {process.device_id}, which counts as free"
+                )
+            if known[process.replica_id] != process.share:
+                detail = f"{process.replica_id} holds {process.share} and is to hold {known[process.replica_id]}"
+                complain("share-kept", detail)
+        for job_id, job in state.jobs.items():
+            if self._jobs.get(job_id) is not job:
+                self._check_job(job)
+                self._jobs[job_id] = job
+        for run in self.machine.runs.values():
+            if not run.store.manifests.keys() <= run.store.blobs:
+                complain("checkpoint-whole", f"{run.job.job_id} shows a checkpoint whose tensors are not there")
+        for event in acknowledged:
+            if isinstance(event, JobSubmitted) and event.job.job_id not in state.jobs:
+                complain("submit-kept", f"{event.job.job_id} was acknowledged and is not known")
+
+    def _check_devices(self, state: PlatformState) -> None:
+        """Whoever holds a whole device is alone on it; parts of one keep the bounds of their sums."""
+        try:
+            state.holders()
+        except AssertionError as error:
+            complain("device-once", str(error))
+        held: dict[DeviceId, list[Share | None]] = {}
+        for record in state.live_records():
+            for replica in record.replicas:
+                held.setdefault(replica.device_id, []).append(replica.share)
+        for device_id, shares in held.items():
+            self.most_sharers = max(self.most_sharers, len(shares))
+            wrong = overfull(shares, state.topology().memory_of.get(device_id, 0))
+            if wrong:
+                complain("device-once", f"{device_id}: {wrong}")
+
+    def _check_job(self, job: JobRecord) -> None:
+        ended = self._terminal.get(job.workload_id)
+        if ended is not None:
+            same = (ended.state, ended.reason, ended.ended_at_s, ended.step, ended.checkpoint, ended.outcome)
+            if same != (job.state, job.reason, job.ended_at_s, job.step, job.checkpoint, job.outcome):
+                complain("end-is-final", f"{job.workload_id} changed after its end")
+        if job.state.is_terminal:
+            self._terminal[job.workload_id] = job
+            if self.num_ends[job.workload_id] != 1:
+                complain("one-end", f"{job.workload_id} is {job.state}, the journal ends it {self.num_ends} times")
+        living = {replica.replica_id for replica in job.replicas}
+        if not living.issuperset(job.members):
+            complain("members-live", f"{job.workload_id} has members that are gone: {job.members}")
+        run = self.machine.runs.get(job.workload_id)
+        if job.checkpoint is not None and (run is None or job.checkpoint.path not in run.store.manifests):
+            complain(
+                "checkpoint-whole", f"{job.workload_id} knows checkpoint {job.checkpoint.path}, which is not there"
+            )
+
+    # --- when the faults are over ------------------------------------------------------------------------------------
+
+    def check_end(self, controller: Controller, now_s: float, num_open: int) -> None:
+        """Everything feasible has ended, nothing is left over, the accounts are right, nothing more is wanted."""
+        state = controller.state
+        waiting = [
+            f"{job.workload_id} {job.state} ({job.reason})" for job in state.jobs.values() if not job.state.is_terminal
+        ]
+        if waiting or num_open:
+            complain("all-end", f"{num_open} requests open, still there at {now_s:.0f} s: {'; '.join(waiting)}")
+        orphans = [process.replica_id for process in self.machine.alive.values()]
+        if orphans or not controller.is_idle:
+            complain("no-orphans", f"still running at {now_s:.0f} s: {orphans}, held {state.holders()}")
+        step = controller.step(now_s, ())
+        if step.actions:
+            complain("fixed-point", f"with nothing left to do the controller wants {step.actions}")
+        for job in state.jobs.values():
+            self._check_ended(job)
+        for record in state.records():
+            used_s = self._used_s[record.workload_id]
+            if abs(used_s - record.finished_service_s) > _ACCOUNT_TOLERANCE_S * max(1.0, used_s):
+                complain(
+                    "accounting",
+                    f"{record.workload_id} held {used_s} device-seconds, {record.finished_service_s} booked",
+                )
+
+    def _check_ended(self, job: JobRecord) -> None:
+        run = self.machine.runs.get(job.workload_id)
+        if job.state is JobState.SUCCEEDED:
+            assert run is not None
+            steps = np.concatenate([np.arange(first, end) for _, first, end in run.store.commits])
+            num_seen = run.store.seen_at.get(run.store.num_steps)
+            if (
+                not np.array_equal(np.sort(steps), np.arange(run.store.num_steps))
+                or num_seen != run.model.total_samples
+            ):
+                complain("samples-once", f"{job.workload_id} succeeded with {run.store.commits}")
+            if run.model.poison:
+                complain("right-end", f"{job.workload_id} cannot succeed ({run.model.poison})")
+        if job.state is JobState.FAILED:
+            is_poison = run is not None and run.model.poison != ""
+            if not is_poison and len(job.crashes_at_s) <= job.job.max_restarts:
+                complain("right-end", f"{job.workload_id} FAILED without cause: {job.reason}")
+
+
+def _whole(controller: Controller) -> tuple[object, ...]:
+    """All that a replay has to bring back."""
+    state = controller.state
+    return (dict(state.jobs), dict(state.services), dict(state.nodes), dict(state.drains), state.tide)

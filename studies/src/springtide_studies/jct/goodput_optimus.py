@@ -1,0 +1,42 @@
+"""Optimus told how many steps are left, as Pollux's published simulator tells it: to reproduce its figures exactly."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping
+
+import numpy as np
+
+from springtide.core.decision import JobView, Plan, Snapshot
+from springtide.scheduling.decisions.rounds import decide_in_rounds
+from springtide.simulator.adaptive.speeds import lengths
+from springtide.simulator.adaptive.truth import AppTruth
+from springtide_studies.rivals.policies.tuned import OptimusOracle
+
+
+class PublishedOptimus(OptimusOracle, frozen=True, kw_only=True, eq=False):
+    """`optimus-oracle` with the artifact's count of steps left: those of the trained epochs after the present one.
+
+    The present epoch is not in it, so that a job in its last one counts as nearly done.
+    """
+
+    truths: Mapping[str, AppTruth]
+
+    def decide(self, snapshot: Snapshot) -> Plan:
+        """Return the plan for this snapshot."""
+        return decide_in_rounds("published optimus", self.round_s, snapshot, self._decide)
+
+    def steps_left(self, view: JobView, num_held: int, now_s: float) -> float:
+        """Optimizer steps of the validation runs at the job's batch from the end of the present epoch on."""
+        truth = self.truths[view.job.family]
+        size = view.job.global_batch_size
+        ends, _ = lengths(truth, size)
+        epoch = bisect.bisect_right(ends, view.progress + 1e-6)
+        if epoch >= len(ends) - 1:
+            return 1.0
+        runs = truth.app.runs
+        done = [
+            float(np.interp(size, list(runs), [float(run.steps[at]) for run in runs.values()]))
+            for at in (epoch, len(ends) - 1)
+        ]
+        return done[1] - done[0]

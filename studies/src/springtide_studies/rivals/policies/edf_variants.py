@@ -1,0 +1,118 @@
+"""EDF with one half of ElasticFlow each: with an admission test, or with its elastic allocation (ElasticFlow §6.4).
+
+EDF itself gives each job, in the order of deadlines, as many devices as it can use without becoming slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from springtide.core.decision import Plan, Snapshot
+from springtide.scheduling.admission import Hook, review_all
+from springtide_studies.rivals.policies.elastic_jobs import JobRow, LiveJobs
+from springtide_studies.rivals.policies.elastic_memory import Desk, Verdict, own_memory, service_shares
+from springtide_studies.rivals.policies.elastic_plan import Rules
+from springtide_studies.rivals.policies.elasticflow import ElasticFlow
+from springtide_studies.rivals.solvers.minimum_share import play_in_turn
+
+
+@dataclass(frozen=True, kw_only=True)
+class EdfElastic(ElasticFlow):
+    """EDF with elastic scaling: ElasticFlow's shares and spare devices for everybody, nobody is turned away.
+
+    A job that can no longer be in time keeps its turn among the deadlines and takes all it can use, as under EDF.
+    Soft deadlines count like hard ones.
+    """
+
+    @property
+    def rules(self) -> Rules:
+        """Every deadline is claimed, none promised."""
+        return Rules(admits=False, late_jobs_claim=True, reserves_overhead=self.reserves_overhead)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EdfAdmission:
+    """EDF that plays itself forward before it promises a deadline, and turns the job away if one would be missed.
+
+    Each arrival on its own; a job that is late already only stands in the way of who would make it later. Sizes are
+    powers of two. Soft deadlines and best effort come after all promised ones, the former first. `hooks` as for
+    ElasticFlow.
+    """
+
+    hooks: tuple[Hook, ...] = ()
+    _desk: Desk = field(init=False, repr=False, compare=False, default_factory=Desk)
+
+    def decide(self, snapshot: Snapshot) -> Plan:
+        """Return the plan for this snapshot."""
+        desk, rule = self._desk, repr(self)
+        rows = desk.book.rows(snapshot)
+        standing = desk.recall(rule, snapshot, rows, None)
+        return standing or desk.plan(rule, snapshot, rows, self._decide(snapshot, rows))
+
+    def _decide(self, snapshot: Snapshot, rows: list[JobRow]) -> Verdict:
+        num_devices = service_shares(snapshot).left
+        remembered = own_memory(snapshot, repr(self))
+        ledgers = dict(remembered["ledgers"]) if remembered is not None else {}
+        live = LiveJobs(self._desk.book, rows, snapshot)
+        known = [index for index, row in enumerate(rows) if row.is_hard]
+        promised = live.by_deadline([index for index in known if rows[index].view.admitted_at_s is not None])
+        ends_s = self._play(live, promised, num_devices)
+        # Progress comes in whole steps: nobody is late by less than one.
+        spare_s = live.deadlines_s + 1.0 / live.rates[:, 0] if rows else live.deadlines_s
+        admitted: dict[int, float] = {}
+        refused: dict[int, str] = {}
+        for index in known:
+            view = rows[index].view
+            if view.admitted_at_s is not None:
+                continue
+            trial = live.by_deadline([*promised, index])
+            after_s = self._play(live, trial, num_devices)
+            broken = [
+                other
+                for other in trial
+                if after_s[other] > live.deadlines_s[other]
+                and (other == index or after_s[other] > max(ends_s[other], spare_s[other]))
+            ]
+            objection: str | None = _why_not(rows, broken, index) if broken else None
+            if objection is None:
+                objection, ledgers = review_all(self.hooks, view, snapshot, ledgers)
+            if objection is None:
+                promised, ends_s = trial, after_s
+                admitted[index] = ends_s[index]
+            elif view.started_at_s is None:
+                refused[index] = objection
+        counts = self._counts(live, promised, num_devices, refused)
+        return Verdict(
+            counts={row.job_id: count for row, count in zip(rows, counts, strict=True) if count},
+            admitted={rows[index].job_id: finish_s for index, finish_s in admitted.items()},
+            refused={rows[index].job_id: why for index, why in refused.items()},
+            ledgers=ledgers,
+        )
+
+    def _play(self, live: LiveJobs, order: Sequence[int], num_devices: int) -> dict[int, float]:
+        """When each of these jobs ends if EDF runs them and nothing else comes."""
+        ends_s = play_in_turn(live.demands(order), live.now_s, num_devices) if order else np.empty(0)
+        return dict(zip(order, ends_s.tolist(), strict=True))
+
+    def _counts(self, live: LiveJobs, promised: Sequence[int], num_devices: int, refused: dict[int, str]) -> list[int]:
+        """Devices now: everybody the largest size that is left, promised deadlines first."""
+        others = sorted(
+            (index for index in range(len(live.rows)) if index not in set(promised) and index not in refused),
+            key=lambda index: (live.deadlines_s[index], index),
+        )
+        counts = [0] * len(live.rows)
+        for index in (*promised, *others):
+            fitting = [size for size in live.rows[index].sizes if size <= num_devices]
+            if fitting:
+                counts[index] = fitting[-1]
+                num_devices -= fitting[-1]
+        return counts
+
+
+def _why_not(rows: Sequence[JobRow], broken: Sequence[int], index: int) -> str:
+    if index in broken:
+        return "in the order of deadlines it would not end by its own"
+    return f"in the order of deadlines '{rows[broken[0]].view.job.name}', which was promised its own, would miss it"

@@ -1,0 +1,203 @@
+"""What an elastic policy decided stands until something material changes or its moment comes, and it is placed here.
+
+A plan takes several turns to come true and progress is reported all the time; neither is a reason to decide anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from springtide.core.decision import EMPTY, Plan, PoolAllocation, Refusal, Schedule, Snapshot
+from springtide.core.resources import DeviceId, Topology
+from springtide.core.workload import WorkloadId
+from springtide.scheduling.placement.allocation_ledger import Shares, most_workers, serve_demand, serve_minimum
+from springtide.scheduling.placement.layout import shape_of
+from springtide.scheduling.placement.placing import place
+from springtide.scheduling.replicas import next_idle_at_s, wanted_replicas
+from springtide_studies.rivals.policies.elastic_jobs import MARK_SPACE, JobBook, JobRow
+
+Allocations = Mapping[WorkloadId, PoolAllocation]
+_KEYS = ("rule", "mark", "cluster", "at_s", "until_s", "devices", "ledgers")
+_NOTHING = PoolAllocation(device_ids=())
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What a policy decided: devices by job, whom it promised what, whom it refused, and when to look again."""
+
+    counts: Mapping[WorkloadId, int]
+    until_s: float | None = None
+    admitted: Mapping[WorkloadId, float] = EMPTY
+    refused: Mapping[WorkloadId, str] = EMPTY
+    future: Mapping[WorkloadId, Schedule] = EMPTY
+    ledgers: Mapping[str, Any] = EMPTY
+
+
+class Desk:
+    """One policy's view of a snapshot over time: rows of jobs, what was decided last, and whether it still stands.
+
+    What it keeps is derived from the snapshots it has seen and only saves time: a new desk says the same.
+    """
+
+    def __init__(self, *, only_doublings: bool = True) -> None:
+        self.book = JobBook(only_doublings=only_doublings)
+        self._cluster: tuple[Topology | None, int, tuple[DeviceId, ...]] = (None, 0, ())
+        self._placed: tuple[Any, Allocations] | None = None
+
+    def device_ids(self, cluster: Topology) -> tuple[DeviceId, ...]:
+        """All devices that are alive."""
+        return self._known(cluster)[2]
+
+    def _known(self, cluster: Topology) -> tuple[Topology | None, int, tuple[DeviceId, ...]]:
+        if self._cluster[0] is not cluster:
+            names = " ".join(f"{node.node_id}:{shape_of(node)}" for node in cluster.nodes)
+            self._cluster = (cluster, _digest(names), cluster.device_ids())
+        return self._cluster
+
+    def mark(self, rule: str, snapshot: Snapshot, rows: Sequence[JobRow]) -> int:
+        """Everything that is a reason to decide anew, as one number: jobs, their bounds, nodes, services' needs."""
+        total = _digest(rule) + self._known(snapshot.cluster)[1] + sum([row.mark for row in rows])
+        for view in snapshot.services:
+            total += _digest(f"{view.service.service_id} {view.min_replicas} {wanted_replicas(view)}")
+        return total % MARK_SPACE
+
+    def recall(self, rule: str, snapshot: Snapshot, rows: Sequence[JobRow], slot_s: float | None) -> Plan | None:
+        """The plan that still stands, or None if it is time to decide.
+
+        With `slot_s` newcomers and freed devices wait until that long after the last decision; lost nodes do not.
+        """
+        memory = own_memory(snapshot, rule)
+        if memory is None:
+            return None
+        until_s, now_s = memory["until_s"], snapshot.now_s
+        if memory["mark"] == self.mark(rule, snapshot, rows):
+            if until_s is None or now_s < until_s:
+                return self._plan(snapshot, self._allocations(snapshot, memory), memory, until_s)
+        elif slot_s is not None and now_s < memory["at_s"] + slot_s and not snapshot.services:
+            if memory["cluster"] != self._known(snapshot.cluster)[1]:
+                return None
+            most = {row.job_id: most_workers(row.view) for row in rows}
+            kept = {job_id: given for job_id, given in self._allocations(snapshot, memory).items() if job_id in most}
+            if any(given.num_devices > most[job_id] for job_id, given in kept.items()):
+                # Its owner allows it fewer from now on.
+                return None
+            return self._plan(snapshot, kept, memory, memory["at_s"] + slot_s)
+        return None
+
+    def plan(
+        self, rule: str, snapshot: Snapshot, rows: Sequence[JobRow], verdict: Verdict, slot_s: float | None = None
+    ) -> Plan:
+        """Place what was decided and remember it."""
+        counts = {**service_shares(snapshot).counts, **verdict.counts}
+        before = own_memory(snapshot, rule)
+        wanted: Allocations = EMPTY if before is None else self._allocations(snapshot, before)
+        elastic = [row.job_id for row in rows if row.view.job.elastic and row.job_id in counts]
+        allocations = place(
+            counts,
+            snapshot,
+            movable=frozenset(elastic),
+            # What came true is held by now; who is still on the way should not be sent elsewhere.
+            wanted={
+                job_id: given.device_ids
+                for job_id, given in wanted.items()
+                if given.device_ids != snapshot.allocations.get(job_id, _NOTHING).device_ids
+            },
+        )
+        index = {device_id: number for number, device_id in enumerate(self.device_ids(snapshot.cluster))}
+        until_s = verdict.until_s
+        if until_s is not None and slot_s is not None:
+            until_s = max(until_s, snapshot.now_s + slot_s)
+        kept = [row for row in rows if row.job_id not in verdict.refused]
+        memory = {
+            "rule": rule,
+            "mark": self.mark(rule, snapshot, kept),
+            "cluster": self._known(snapshot.cluster)[1],
+            "at_s": snapshot.now_s,
+            "until_s": until_s,
+            "devices": {
+                workload_id: [index[device_id] for device_id in given.device_ids]
+                for workload_id, given in allocations.items()
+            },
+            "ledgers": dict(verdict.ledgers),
+        }
+        self._placed = (memory, allocations)
+        plan = self._plan(snapshot, allocations, memory, until_s)
+        refusals = {job_id: Refusal(reason=reason) for job_id, reason in verdict.refused.items()}
+        return msgspec.structs.replace(plan, admitted=verdict.admitted, rejected=refusals, future=verdict.future)
+
+    def _allocations(self, snapshot: Snapshot, memory: Mapping[str, Any]) -> Allocations:
+        """The devices in a memory, or nothing if the nodes are others now."""
+        known = self._known(snapshot.cluster)
+        if memory["cluster"] != known[1]:
+            # Numbers of devices mean nothing among other nodes.
+            return EMPTY
+        if self._placed is None or self._placed[0] is not memory:
+            device_ids = known[2]
+            batch_of = {view.job.job_id: view.job.global_batch_size for view in snapshot.jobs}
+            placed = {
+                WorkloadId(workload_id): PoolAllocation(
+                    device_ids=tuple([device_ids[number] for number in numbers]),
+                    global_batch_size=batch_of.get(WorkloadId(workload_id)),
+                )
+                for workload_id, numbers in memory["devices"].items()
+            }
+            self._placed = (memory, placed)
+        return self._placed[1]
+
+    def _plan(
+        self, snapshot: Snapshot, allocations: Allocations, memory: Mapping[str, Any], until_s: float | None
+    ) -> Plan:
+        idle_at_s = next_idle_at_s(snapshot.services, snapshot.now_s) if snapshot.services else None
+        moments = [moment for moment in (until_s, idle_at_s) if moment is not None]
+        return Plan(
+            allocations=allocations,
+            reasons=_reasons(snapshot, allocations),
+            revisit_at_s=min(moments, default=None),
+            memory=memory,
+        )
+
+
+def own_memory(snapshot: Snapshot, rule: str) -> Mapping[str, Any] | None:
+    """What the policy of that rule remembers; None if it is another's, or of another form."""
+    memory = snapshot.memory
+    is_own = isinstance(memory, dict) and memory.get("rule") == rule and memory.keys() == set(_KEYS)
+    return memory if is_own else None
+
+
+def service_shares(snapshot: Snapshot) -> Shares:
+    """A ledger in which the services have what they need; jobs get what is left."""
+    shares = Shares(snapshot)
+    if snapshot.services:
+        serve_minimum(shares)
+        serve_demand(shares)
+    return shares
+
+
+def _reasons(snapshot: Snapshot, allocations: Allocations) -> dict[WorkloadId, str]:
+    """One reason for each workload whose number of devices changes or that waits."""
+    reasons: dict[WorkloadId, str] = {}
+    names = [view.job.job_id for view in snapshot.jobs] + [view.service.service_id for view in snapshot.services]
+    for workload_id in names:
+        given, held = allocations.get(workload_id, _NOTHING), snapshot.allocations.get(workload_id, _NOTHING)
+        if given is held and given is not _NOTHING:
+            continue
+        before, after = len(held.device_ids), len(given.device_ids)
+        if after > before:
+            devices = "1 device" if after == 1 else f"{after} devices"
+            reasons[workload_id] = f"{devices}, which others can spare" if before else f"starting on {devices}"
+        elif before and not after:
+            reasons[workload_id] = "others need its devices now, for deadlines or more speed"
+        elif after < before:
+            reasons[workload_id] = "others need the devices for their deadlines, or gain more speed from them"
+        elif not after:
+            reasons[workload_id] = "waiting: others need the devices now, for deadlines or more speed"
+        elif given.device_ids != held.device_ids:
+            reasons[workload_id] = "moved aside, so that all lie close together"
+    return reasons
+
+
+def _digest(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) % MARK_SPACE

@@ -1,0 +1,101 @@
+"""ElasticFlow: a deadline is promised if a share for it is left, spare devices go where they bring most (ASPLOS'23).
+
+The paper's design (§4), and beside it the published artifact's with its known faults, for comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from springtide.core.decision import Plan, Snapshot
+from springtide.scheduling.admission import Hook, review_all
+from springtide_studies.rivals.policies.elastic_jobs import JobRow, LiveJobs
+from springtide_studies.rivals.policies.elastic_memory import Desk, Verdict, own_memory, service_shares
+from springtide_studies.rivals.policies.elastic_plan import Outcome, PlannedFuture, Rules, decide_elastic
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElasticFlow:
+    """The paper's policy: Algorithms 1 and 2 at every arrival, end and planned switch, one arrival after the other.
+
+    A hard deadline is promised at once or its job is dropped: the paper has no waiting line (a goal that `waits` is
+    refused like any other). Soft deadlines and best effort have no share and take part in Algorithm 2 (§4.4). Sizes
+    are powers of two (§4.3) unless `levels` is "all". `reserves_overhead` keeps the price of one change free before
+    every deadline; the paper's test knows no overhead. `slot_s`: newcomers wait for the end of a slot of that length.
+    `reserve_fraction` of the devices are not promised to anybody, for failures (policies.admission). `hooks` are asked
+    before line 9 of Algorithm 1.
+    """
+
+    levels: Literal["doubling", "all"] = "doubling"
+    reserves_overhead: bool = False
+    slot_s: float | None = None
+    reserve_fraction: float = 0.0
+    hooks: tuple[Hook, ...] = ()
+    _desk: Desk = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Every policy has a desk of its own."""
+        object.__setattr__(self, "_desk", Desk(only_doublings=self.levels == "doubling"))
+
+    @property
+    def rules(self) -> Rules:
+        """What makes it the paper's."""
+        return Rules(reserves_overhead=self.reserves_overhead)
+
+    def decide(self, snapshot: Snapshot) -> Plan:
+        """Return the plan for this snapshot."""
+        desk, rule = self._desk, repr(self)
+        rows = desk.book.rows(snapshot)
+        standing = desk.recall(rule, snapshot, rows, self.slot_s)
+        if standing is not None:
+            return standing
+        return desk.plan(rule, snapshot, rows, self._decide(snapshot, rows), self.slot_s)
+
+    def _decide(self, snapshot: Snapshot, rows: list[JobRow]) -> Verdict:
+        num_devices = service_shares(snapshot).left
+        reserved = int(len(self._desk.device_ids(snapshot.cluster)) * self.reserve_fraction)
+        remembered = own_memory(snapshot, repr(self))
+        ledgers = dict(remembered["ledgers"]) if remembered is not None else {}
+
+        def review(index: int) -> str | None:
+            objection, after = review_all(self.hooks, rows[index].view, snapshot, ledgers)
+            ledgers.update(after)
+            return objection
+
+        live = LiveJobs(self._desk.book, rows, snapshot)
+        reserves_s = [snapshot.overheads.cost_s(row.sizes[-1]) for row in rows] if self.reserves_overhead else ()
+        outcome = decide_elastic(live, num_devices, max(0, num_devices - reserved), self.rules, reserves_s, review)
+        return verdict_of(live, outcome, ledgers)
+
+
+def verdict_of(live: LiveJobs, outcome: Outcome, ledgers: Mapping[str, Any]) -> Verdict:
+    """From rows to names."""
+    rows = live.rows
+    return Verdict(
+        counts={row.job_id: count for row, count in zip(rows, outcome.counts, strict=True) if count},
+        until_s=outcome.until_s,
+        admitted={rows[index].job_id: finish_s for index, finish_s in outcome.admitted.items()},
+        refused={rows[index].job_id: why for index, why in outcome.refused.items()},
+        future=PlannedFuture(live, outcome),
+        ledgers=ledgers,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElasticFlowArtifact(ElasticFlow):
+    """The published artifact's way, where it departs from the paper (pkusys/ElasticFlow, `ef-accessctrl`).
+
+    From the artifact: arrivals wait for the end of a slot (60 s, 240 s on the testbed) and are admitted together or
+    not at all; a job that is late keeps its claim, and nobody is admitted until it has ended; spare devices go to the
+    job to which they bring least, whoever has none coming first. From the paper, as everywhere here: shares, levels,
+    best effort. Not reproduced: whole seconds, and the price of a change charged to jobs that do not change.
+    """
+
+    slot_s: float | None = 60.0
+
+    @property
+    def rules(self) -> Rules:
+        """What makes it the artifact's."""
+        return Rules(in_batches=True, late_jobs_claim=True, is_reversed=True, reserves_overhead=self.reserves_overhead)

@@ -1,0 +1,56 @@
+"""Static sizes: jobs start in order of arrival on the number of workers they asked for and keep them to the end.
+
+The baseline of a platform without a scheduler worth the name (the static allocations that elastic schedulers are
+compared with, as in ElasticFlow §2.2 and Optimus §2.3): never preempted, never resized, no look at deadlines.
+Differences: `num_workers` replaces what each owner asked for by one number for all; a job that asked for nothing
+gets its minimum, because nobody chose more for it. A job that lost a device gets it back as soon as there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from springtide.core.decision import JobView, Plan, Snapshot
+from springtide.scheduling.decisions.recall import State, decide_once
+from springtide.scheduling.placement.allocation_ledger import Shares, most_workers, serve_demand, serve_minimum
+from springtide.scheduling.placement.gangs import Gangs
+
+
+class Static(msgspec.Struct, frozen=True, kw_only=True):
+    """`num_workers` is the size of every job, within its bounds; None: what its owner asked for, else its minimum."""
+
+    num_workers: int | None = None
+
+    def decide(self, snapshot: Snapshot) -> Plan:
+        """Return the plan for this snapshot."""
+        return decide_once(repr(self), snapshot, self._decide)
+
+    def _decide(self, shares: Shares, state: State) -> tuple[float | None, dict[str, Any]]:
+        gangs = _StaticGangs(shares, self.num_workers, state.get("sizes", {}))
+        serve_minimum(shares)
+        gangs.keep(view for view in gangs.views if gangs.holds(view))
+        serve_demand(shares)
+        gangs.fill((view for view in gangs.views if not gangs.holds(view)), passes_over=False)
+        return None, {"sizes": {v.job.job_id: gangs.size(v) for v in gangs.views if shares.of(v.job.job_id)}}
+
+
+class _StaticGangs(Gangs):
+    """Sizes that were chosen once: `sizes` are those of the jobs that run."""
+
+    def __init__(self, shares: Shares, num_workers: int | None, sizes: Mapping[str, int]) -> None:
+        super().__init__(shares)
+        self._num_workers = num_workers
+        self._sizes = sizes
+
+    def size(self, view: JobView) -> int:
+        """What the job started on; else the one number for all, what its owner asked for, or its minimum."""
+        if not view.job.elastic:
+            return super().size(view)
+        job_id = view.job.job_id
+        chosen = self._sizes.get(job_id) or (self.held.get(job_id) if self.holds(view) else None)
+        wanted = chosen or self._num_workers or view.job.requested_workers or view.min_workers
+        size = max(view.min_workers, min(wanted, most_workers(view), self.total))
+        return size if size <= self.total else 0
