@@ -18,18 +18,18 @@ ALONE := $(addprefix tests/end_to_end/test_,tide_live.py sharing_live.py sharing
 setup: $(STAMP)
 
 # pip, not uv: the pinned CPU build of torch is found by pip only.
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml studies/pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[runtime,functions,examples,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[runtime,functions,examples,studies,dev]' --editable ./studies
 	@touch $@
 
 demo: setup
 	$(BIN)/python examples/demo.py
 
 check: setup
-	$(BIN)/ruff format --check src tests examples
-	$(BIN)/ruff check src tests examples
+	$(BIN)/ruff format --check src studies tests examples
+	$(BIN)/ruff check src studies tests examples
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(PYTEST) tests/test_tidy.py

@@ -14,7 +14,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-PLACE = "springtide/backends/gpu"
+PLACE = "springtide/backends/sharing/gpu"
 
 
 class InterpositionLibrary(BuildHookInterface):  # type: ignore[type-arg]

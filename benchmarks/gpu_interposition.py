@@ -29,10 +29,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from springtide_studies.interposition.daemon import WHOLE, RunningDaemon, Tenant
-
 from springtide.backends.sharing.gpu.library import find_library, preload
 from springtide.core.shares import Share
+from springtide_studies.interposition.daemon import WHOLE, RunningDaemon, Tenant
 
 WORK = Path(__file__).with_name("gpu_pair_work.py")
 EXCLUSIVE, NO_CONTROL, MPS_REQUEST, MPS_LIMIT = "exclusive", "no control", "MPS at request", "MPS at limit"

@@ -6,13 +6,13 @@ python examples/own_policy.py
 from __future__ import annotations
 
 import msgspec
-from springtide_studies.fault_seeds.seeds import run_seed
 
 from springtide.core.decision import JobView, Plan, Snapshot
 from springtide.scheduling.placement.allocation_ledger import Shares, most_workers, serve_demand, serve_minimum
 from springtide.scheduling.placement.placing import held_counts
 from springtide.scheduling.policies.elastic import Elastic
 from springtide.scheduling.policies.fifo import Fifo
+from springtide_studies.fault_seeds.seeds import run_seed
 
 
 class ShortestFirst(msgspec.Struct, frozen=True, kw_only=True):

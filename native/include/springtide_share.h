@@ -4,7 +4,7 @@
  * tenant can map it for reading and no more), and the usage, which the tenant's processes write. One question and one
  * answer over a unix socket (SOCK_SEQPACKET) bring a process the descriptors of both; after that nothing leaves the
  * process. All integers are little-endian as the machine has them; times are CLOCK_MONOTONIC, in nanoseconds; device
- * time is time of the whole device, in nanoseconds. src/springtide/backends/gpu/segments.py is the daemon's side, and a
+ * time is time of the whole device, in nanoseconds. src/springtide/backends/sharing/gpu/segments.py is the daemon's side, and a
  * test compares the two field by field.
  */
 #ifndef SPRINGTIDE_SHARE_H

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import Result
+
 from springtide_studies.commands.study import study_text
 from springtide_studies.loans import study as loaning
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import Result
+
 from springtide_studies.commands.study import SHARING_STUDIES
 
 Run = Callable[..., Result]

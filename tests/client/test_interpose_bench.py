@@ -6,6 +6,9 @@ import subprocess
 from unittest.mock import MagicMock
 
 import pytest
+
+from springtide.backends.sharing.gpu.build import find_compiler, find_headers
+from springtide.core.errors import BackendError
 from springtide_studies.interposition.bench import (
     ARMS,
     BARE,
@@ -21,9 +24,6 @@ from springtide_studies.interposition.bench import (
     median_interval,
     run_interpose_bench,
 )
-
-from springtide.backends.sharing.gpu.build import find_compiler, find_headers
-from springtide.core.errors import BackendError
 
 
 def launchers(added_ns: float, *, num_turns: int = 100, num_lost: int = 0) -> dict[str, Launcher]:

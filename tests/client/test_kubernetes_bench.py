@@ -7,12 +7,12 @@ import threading
 from pathlib import Path
 
 import pytest
+
+from springtide.core.errors import BackendError
 from springtide_studies.kubernetes import cluster as kubernetes_bench_cluster
 from springtide_studies.kubernetes.bench import _at
 from springtide_studies.kubernetes.cluster import SlowWire, api_server
 from springtide_studies.kubernetes.report import BindRates, Run, make_report
-
-from springtide.core.errors import BackendError
 
 BINDS = BindRates(one_by_one=100.0, together=150.0, one_by_one_afar=40.0, together_afar=200.0)
 

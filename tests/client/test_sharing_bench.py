@@ -6,6 +6,9 @@ import asyncio
 import time
 
 import pytest
+
+from springtide.core.shares import has_room, load_of
+from springtide.core.status.shares import SharingStatus
 from springtide_studies.sharing.bench import ARMS, SERVICE_SHARE, TRAINING_SHARE, _in_turn, _load
 from springtide_studies.sharing.load import Answer, Order, Surge, Target, draw_moments, send_all
 from springtide_studies.sharing.report import (
@@ -15,9 +18,6 @@ from springtide_studies.sharing.report import (
     percentile,
 )
 from springtide_studies.sharing.trial import SERVICES, Trial, is_violation
-
-from springtide.core.shares import has_room, load_of
-from springtide.core.status.shares import SharingStatus
 
 LOAD = _load(100, is_small=True)
 FIGURES = SharingFigures(

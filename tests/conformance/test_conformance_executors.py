@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from springtide_studies.fault_seeds.executor import SimExecutor
-from springtide_studies.fault_seeds.invariants import complain
-from springtide_studies.fault_seeds.machine import Machine
-from springtide_studies.fault_seeds.models import Delays
-from springtide_studies.fault_seeds.workload import make_job, make_service
 
 from springtide.core.actions import LabelNode
 from springtide.core.resources import NodeId, Pool, make_node
 from springtide.core.shares import Share
 from springtide.simulator.clock import VirtualClock
 from springtide.testing.executor import CHECKS, POOL_CHECKS, SHARE_CHECKS
+from springtide_studies.fault_seeds.executor import SimExecutor
+from springtide_studies.fault_seeds.invariants import complain
+from springtide_studies.fault_seeds.machine import Machine
+from springtide_studies.fault_seeds.models import Delays
+from springtide_studies.fault_seeds.workload import make_job, make_service
 
 
 class ModelWorld:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
-from springtide_studies.fault_seeds.workload import make_job, make_service
 
 from springtide.core.resources import NodeId, Pool, make_node
 from springtide.core.shares import Share
@@ -12,6 +11,7 @@ from springtide.core.workload import TrainingJob
 from springtide.simulator.clock import VirtualClock
 from springtide.simulator.fluid.executor import FluidExecutor
 from springtide.testing.executor import CHECKS, POOL_CHECKS, SHARE_CHECKS
+from springtide_studies.fault_seeds.workload import make_job, make_service
 
 
 def job(name: str, total_steps: int) -> TrainingJob:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from springtide_studies.sharing.bench import ARMS
 from springtide_studies.sharing.load import Surge
 from springtide_studies.sharing.report import SharingFigures, make_report

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from springtide_studies.fault_seeds.golden import golden_file, golden_names, golden_trace, main
 
 HERE = Path(__file__).parent

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from springtide_studies.interposition.daemon import WHOLE, RunningDaemon, Tenant
 
 from springtide.backends.sharing.gpu.library import find_library, preload
 from springtide.core.shares import Share
+from springtide_studies.interposition.daemon import WHOLE, RunningDaemon, Tenant
 
 pytestmark = [
     pytest.mark.gpu,

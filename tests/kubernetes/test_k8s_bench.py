@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from lab import Cluster, lab_folder, missing_lab
-from springtide_studies.kubernetes import bench as kubernetes_bench
-from springtide_studies.kubernetes import plane as kubernetes_bench_plane
-from springtide_studies.kubernetes.cluster import LAB_VARIABLE, api_server
 
 from springtide.backends.kubernetes.client.api import KubeApi
 from springtide.backends.kubernetes.client.kinds import NODE
 from springtide.core.errors import BackendError
+from springtide_studies.kubernetes import bench as kubernetes_bench
+from springtide_studies.kubernetes import plane as kubernetes_bench_plane
+from springtide_studies.kubernetes.cluster import LAB_VARIABLE, api_server
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(400)]
 

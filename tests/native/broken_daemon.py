@@ -1,7 +1,8 @@
 """Broken builds of the daemon and of what it decides by, and the tests that must see it."""
 
 _CONTROL = "src/springtide/serving/share_control.py"
-_TENANTS, _CLIENTS, _TURNS = (f"src/springtide/backends/gpu/gpu_{name}.py" for name in ("tenants", "clients", "turns"))
+_DAEMON = "src/springtide/backends/sharing/gpu"
+_TENANTS, _CLIENTS, _TURNS = (f"{_DAEMON}/{name}.py" for name in ("tenants", "clients", "turn"))
 _ON_CONTROL = "tests/serving/test_share_control.py::"
 _ON_DAEMON = "tests/native/test_gpu_daemon.py::"
 _ON_TURNS = "tests/backends/test_gpu_turns.py::"
@@ -122,7 +123,7 @@ BROKEN = (
     ),
     (
         "a mapping of a file that its tenant can cut off",
-        "src/springtide/backends/gpu/segments.py",
+        "src/springtide/backends/sharing/gpu/segments.py",
         "        data = os.pread(self.usage_descriptor, USAGE.size, 0)\n"
         "        if len(data) < USAGE.size:\n            return None\n",
         "        data = mmap.mmap(self.usage_descriptor, SEGMENT_BYTES)[: USAGE.size]\n",

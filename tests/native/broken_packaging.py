@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _HERE = "tests/native/test_native_packaging.py"
-_LIBRARY = "src/springtide/backends/gpu/library.py"
+_LIBRARY = "src/springtide/backends/sharing/gpu/library.py"
 
 BROKEN = (
     (

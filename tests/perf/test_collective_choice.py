@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from springtide_studies.communication.collective_walk import StoreLink, walk_s
 
 from springtide.collectives.schedule import COLLECTIVES, make_schedule
 from springtide.core.errors import InvalidRequest
@@ -26,6 +25,7 @@ from springtide.perf.functions.collective_choice import (
 )
 from springtide.perf.functions.collective_time import CHUNKED, held_bytes, sync_requests, sync_time_s
 from springtide.perf.functions.services import aws_lambda, emulator
+from springtide_studies.communication.collective_walk import StoreLink, walk_s
 
 MB = 1e6
 PRICES = FunctionPrices(usd_per_gb_s=1.66667e-5, usd_per_put=5e-6, usd_per_get=4e-7)

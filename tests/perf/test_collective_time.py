@@ -8,7 +8,6 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from springtide_studies.communication.collective_walk import StoreLink, walk, walk_s
 
 from springtide.collectives.schedule import (
     COLLECTIVES,
@@ -30,6 +29,7 @@ from springtide.perf.functions.collective_time import (
     sync_requests,
     sync_time_s,
 )
+from springtide_studies.communication.collective_walk import StoreLink, walk, walk_s
 
 MB = 1e6
 # What Amazon asks for: functions by the GB-second, objects by the request.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from communication_data import drawn_subgraphs, lawful_samples, small_fabric, subgraph_of
-from springtide_studies.communication.communication_trees import FEATURES, TreeModel, features_of
 
 from springtide.perf.communication.query import Query
+from springtide_studies.communication.communication_trees import FEATURES, TreeModel, features_of
 
 
 def test_features_say_what_they_are_called() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from communication_data import drawn_subgraphs, lawful_samples, small_fabric, subgraph_of
-from springtide_studies.communication.gnn_training import Training, refit, train
 
 from springtide.core.errors import InvalidRequest
 from springtide.perf.communication.baselines import BytesOverBandwidth
 from springtide.perf.communication.gnn_layers import Sizes
 from springtide.perf.communication.query import Query
+from springtide_studies.communication.gnn_training import Training, refit, train
 
 SIZES = Sizes(num_layers=2, width=12, regime_width=16, head_width=16)
 QUICK = Training(num_steps=160, num_members=2, batch_placements=32)

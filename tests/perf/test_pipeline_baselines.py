@@ -2,9 +2,9 @@
 
 import msgspec
 import pytest
-from springtide_studies.rivals.pipeline_baselines import BASELINES, ParameterServer, baseline_step
 
 from springtide.core.functions import MIB, LayerProfile, ModelProfile
+from springtide_studies.rivals.pipeline_baselines import BASELINES, ParameterServer, baseline_step
 
 SERVER = ParameterServer(name="s", bytes_per_s=40e6, usd_per_hour=3600.0)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from springtide_studies.dilu.share_latency import LatencyPoint, ShareLatency, fit_share_latency
 
 from springtide.core.errors import InvalidRequest
+from springtide_studies.dilu.share_latency import LatencyPoint, ShareLatency, fit_share_latency
 
 MODEL = ShareLatency(host_s=0.012, work_s=0.001, work_per_item_s=0.0022, saturation=0.2, saturation_per_doubling=0.12)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from springtide_studies.rivals.vm_costs import EC2_C5, all_vm_runs, charged_usd, vm_run, vm_step_s
 
 from springtide.core.errors import InvalidRequest
 from springtide.core.function_search import WorkerModel
 from springtide.core.functions import MIB
+from springtide_studies.rivals.vm_costs import EC2_C5, all_vm_runs, charged_usd, vm_run, vm_step_s
 
 MODEL = WorkerModel(parameter_bytes=100_000_000, sample_s=0.1, sample_bytes=MIB, micro_batch_size=8)
 LARGE = EC2_C5[0]

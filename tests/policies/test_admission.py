@@ -7,7 +7,6 @@ import itertools
 import pytest
 from msgspec.structs import replace
 from rival_platform import look, make_view
-from springtide_studies.rivals.policies.elasticflow import ElasticFlow
 
 from springtide.core.decision import Snapshot
 from springtide.core.errors import InvalidRequest
@@ -20,6 +19,7 @@ from springtide.scheduling.admission import (
     reserve_fraction,
     review_all,
 )
+from springtide_studies.rivals.policies.elasticflow import ElasticFlow
 
 LINEAR = {1: 1.0, 2: 2.0, 4: 4.0}
 CONCAVE = {1: 1.0, 2: 1.5, 4: 2.0}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from rival_platform import counts, look, make_view, play
-from springtide_studies.rivals.policies.chronus import Chronus
-from springtide_studies.rivals.solvers import lease_milp
 
 from springtide.core.decision import Overheads
 from springtide.core.errors import InvalidRequest
+from springtide_studies.rivals.policies.chronus import Chronus
+from springtide_studies.rivals.solvers import lease_milp
 
 pytest.importorskip("scipy", reason="the solver is an extra")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 from rival_platform import counts, look, make_view
-from springtide_studies.rivals.policies.edf_variants import EdfAdmission, EdfElastic
 from test_elasticflow import play, promised, trace_of
 
 from springtide.core.workload import JobState
 from springtide.scheduling.admission import Quota
+from springtide_studies.rivals.policies.edf_variants import EdfAdmission, EdfElastic
 
 PEAK = {1: 1.0, 2: 1.8, 4: 3.0, 8: 2.0}
 LINEAR = {1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0}

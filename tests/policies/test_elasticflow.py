@@ -7,9 +7,6 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 from rival_platform import counts, look, make_view
-from springtide_studies.rivals.policies.elastic_jobs import JobBook, JobRow
-from springtide_studies.rivals.policies.elastic_plan import SLOT_S
-from springtide_studies.rivals.policies.elasticflow import ElasticFlow, ElasticFlowArtifact
 
 from springtide.core.decision import Overheads
 from springtide.core.workload import Goal, JobState
@@ -17,6 +14,9 @@ from springtide.perf.curve import curve_of
 from springtide.scheduling.admission import Quota
 from springtide.simulator.simulate import simulate
 from springtide.workloads.trace import Trace, TraceJob
+from springtide_studies.rivals.policies.elastic_jobs import JobBook, JobRow
+from springtide_studies.rivals.policies.elastic_plan import SLOT_S
+from springtide_studies.rivals.policies.elasticflow import ElasticFlow, ElasticFlowArtifact
 
 CONCAVE = {1: 1.0, 2: 1.5, 4: 2.0}
 LINEAR = {1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0}

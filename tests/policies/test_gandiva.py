@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 from rival_platform import counts, look, make_view, play
+
 from springtide_studies.rivals.policies.gandiva import Gandiva
 
 

@@ -7,10 +7,10 @@ import math
 import pytest
 from msgspec.structs import replace
 from rival_platform import counts, look, make_view
-from springtide_studies.rivals.policies.tiresias import Tiresias
 
 from springtide.core.workload import JobState
 from springtide.scheduling.placement.gangs import fixed_size, remaining_s, told
+from springtide_studies.rivals.policies.tiresias import Tiresias
 
 
 @pytest.mark.parametrize(

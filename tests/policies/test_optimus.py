@@ -8,6 +8,7 @@ from itertools import product
 import pytest
 from msgspec.structs import replace
 from rival_platform import counts, look, make_view, play
+
 from springtide_studies.rivals.policies.optimus import Optimus
 
 CONCAVE = {1: 1.0, 2: 1.8, 3: 2.4, 4: 2.8, 5: 3.1, 6: 3.3, 7: 3.4, 8: 3.45}

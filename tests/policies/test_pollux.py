@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 from rival_platform import make_view
-from springtide_studies.rivals.policies import pollux
-from springtide_studies.rivals.policies.pollux import Pollux
 
 from springtide.control.controller import check_plan
 from springtide.core.decision import GradientNoise, PoolAllocation, Snapshot, StepTime
 from springtide.core.resources import Topology, make_node
 from springtide.core.workload import AdaptiveBatch, JobState
+from springtide_studies.rivals.policies import pollux
+from springtide_studies.rivals.policies.pollux import Pollux
 
 QUICK = Pollux(population=30, generations=20)
 BOUNDS = AdaptiveBatch(min_size=128, max_size=4096, min_local_size=32, max_local_size=1024)

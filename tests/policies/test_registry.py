@@ -6,9 +6,6 @@ import subprocess
 import sys
 
 import pytest
-from springtide_studies.rivals.policies.static import Static
-from springtide_studies.rivals.policies.themis import Themis
-from springtide_studies.rivals.policies.tiresias import Tiresias
 
 from springtide.core.errors import InvalidRequest
 from springtide.scheduling.loans.policy import Loaning
@@ -23,6 +20,9 @@ from springtide.scheduling.registry import (
     describe_policy,
     make_policy,
 )
+from springtide_studies.rivals.policies.static import Static
+from springtide_studies.rivals.policies.themis import Themis
+from springtide_studies.rivals.policies.tiresias import Tiresias
 
 RIVALS = {"edf", "gandiva", "tiresias", "themis", "chronus", "optimus", "fifo", "sjf", "static"}
 

@@ -5,13 +5,6 @@ from __future__ import annotations
 import random
 
 import pytest
-from springtide_studies.rivals.policies.share_rivals import (
-    ExclusivePacker,
-    FastGs,
-    InflessLimit,
-    InflessRequest,
-    free_rectangles,
-)
 
 from springtide.core.resources import DeviceId, Topology, make_node
 from springtide.core.shares import Share
@@ -19,6 +12,13 @@ from springtide.core.workload import WorkloadId
 from springtide.scheduling.sharing.demand import UNITS
 from springtide.scheduling.sharing.ledger import Bounds, ShareLedger, parts_of
 from springtide.scheduling.sharing.packing import Packer, PlacementRequest
+from springtide_studies.rivals.policies.share_rivals import (
+    ExclusivePacker,
+    FastGs,
+    InflessLimit,
+    InflessRequest,
+    free_rectangles,
+)
 
 ASKED = Share(request=0.3, limit=0.6, memory_mb=5000)
 RIVALS: tuple[Packer, ...] = (ExclusivePacker(), InflessLimit(), InflessRequest(), FastGs())

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from springtide_studies.dilu.share_splits import SplitPrice, place
-from springtide_studies.rivals.policies.share_rivals import InflessRequest
 
 from springtide.core.resources import DeviceId, Topology, make_node
 from springtide.core.shares import Share
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.sharing.ledger import ShareLedger, parts_of
 from springtide.scheduling.sharing.packing import DiluPacker, PlacementRequest
+from springtide_studies.dilu.share_splits import SplitPrice, place
+from springtide_studies.rivals.policies.share_rivals import InflessRequest
 
 MODEL = Share(request=0.4, limit=0.6, memory_mb=24_000)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from springtide_studies.rivals.policies.sia import Sia, _configurations
 
 from springtide.control.controller import check_plan
 from springtide.core.decision import GradientNoise, JobView, Overheads, PoolAllocation, Snapshot, StepTime
@@ -15,6 +14,7 @@ from springtide.perf.goodput import best_batches
 from springtide.perf.step_estimate import fit_model
 from springtide.perf.throughput import ThroughputModel
 from springtide.solvers import highs
+from springtide_studies.rivals.policies.sia import Sia, _configurations
 
 SCALES = ThroughputModel(alpha_c=0.01, beta_c=0.002, alpha_n=0.005, beta_n=0.0, alpha_r=0.002, beta_r=0.0, gamma=1.0)
 # Its exchange takes as long as ten passes: more workers make it slower.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 from rival_platform import counts, look, make_view, play
+
 from springtide_studies.rivals.policies.sjf import ShortestJobFirst
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 from rival_platform import counts, look, make_view, play
-from springtide_studies.rivals.policies.static import Static
 
 from springtide.core.workload import JobState
+from springtide_studies.rivals.policies.static import Static
 
 
 def test_jobs_run_to_the_end_on_what_they_asked_for_in_order():

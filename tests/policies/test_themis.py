@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 from rival_platform import counts, look, make_view, play
-from springtide_studies.rivals.policies.themis import Themis
 
 from springtide.core.decision import Snapshot
 from springtide.core.resources import Topology, make_node
 from springtide.scheduling.placement.allocation_ledger import Shares
 from springtide.scheduling.placement.gangs import Gangs
+from springtide_studies.rivals.policies.themis import Themis
 
 
 def test_the_job_with_the_worst_rho_is_served():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from rival_platform import counts, look, make_view, play
-from springtide_studies.rivals.policies.tiresias import Tiresias, gittins_index
 
 from springtide.core.workload import JobState
+from springtide_studies.rivals.policies.tiresias import Tiresias, gittins_index
 
 
 def test_a_new_short_job_overtakes_one_that_has_had_much():

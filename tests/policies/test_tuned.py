@@ -6,12 +6,12 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 from rival_platform import counts, make_view
-from springtide_studies.rivals.policies.tuned import OptimusOracle, TiresiasTuned
 
 from springtide.control.controller import check_plan
 from springtide.core.decision import Snapshot
 from springtide.core.resources import Topology, make_node
 from springtide.core.workload import JobState
+from springtide_studies.rivals.policies.tuned import OptimusOracle, TiresiasTuned
 
 ROOT = {count: count**0.5 for count in range(1, 9)}
 LINEAR = {count: float(count) for count in range(1, 9)}

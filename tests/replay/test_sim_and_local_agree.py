@@ -15,8 +15,6 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from springtide_studies.fault_seeds.seeds import FaultRun
-from springtide_studies.fault_seeds.workload import Request, Workload, make_job, make_service, make_submission
 
 from springtide.control.controller import Controller
 from springtide.control.journal.sqlite import SqliteJournal
@@ -27,6 +25,8 @@ from springtide.core.ports import Step
 from springtide.core.resources import make_node
 from springtide.core.shares import Share
 from springtide.scheduling.registry import make_live_policy, make_policy
+from springtide_studies.fault_seeds.seeds import FaultRun
+from springtide_studies.fault_seeds.workload import Request, Workload, make_job, make_service, make_submission
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

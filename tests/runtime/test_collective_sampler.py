@@ -138,7 +138,8 @@ def test_the_network_is_removed_whatever_happens():
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_the_network_is_removed_when_the_measurement_is_ended(number):
     program = (
-        "from springtide.runtime.profiling.collective_sampler import *; from springtide.runtime.profiling.namespaces import *;"
+        "from springtide.runtime.profiling.collective_sampler import *;"
+        "from springtide.runtime.profiling.namespaces import *;"
         "sample_namespaces(RackNetwork(), 1, [1 << 22] * 50, tell=lambda text: print(text, flush=True))"
     )
     process = subprocess.Popen(

@@ -8,6 +8,9 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
+
+from springtide.core.errors import BackendError
+from springtide.storage.stores.memory import MemoryStore
 from springtide_studies.exchange.member import Done, Task, drawn, expected_sha256, run_task
 from springtide_studies.exchange.probe import (
     FULL,
@@ -23,9 +26,6 @@ from springtide_studies.exchange.probe import (
     table_of,
 )
 from springtide_studies.exchange.stores import missing
-
-from springtide.core.errors import BackendError
-from springtide.storage.stores.memory import MemoryStore
 
 FAST = FULL.cases[0][2]
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+
+from springtide.storage.stores.linked import Link
+from springtide.storage.stores.memory import MemoryStore
 from springtide_studies.exchange.member import Done, MarkedStore, Marks
 from springtide_studies.exchange.smlt import (
     CARD_LINKS,
@@ -23,9 +26,6 @@ from springtide_studies.exchange.smlt import (
     table_of,
 )
 from springtide_studies.exchange.stores import missing
-
-from springtide.storage.stores.linked import Link
-from springtide.storage.stores.memory import MemoryStore
 
 
 def measured(system, n, *times_s, store="redis", num_bytes=500_000, latency_s=0.001) -> Measured:

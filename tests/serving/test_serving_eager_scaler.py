@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from springtide_studies.dilu.eager_scaler import (
     EagerRules,
     EagerState,

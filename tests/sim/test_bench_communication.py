@@ -7,12 +7,12 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from springtide_studies.communication.bench import markdown, run_bench
-from springtide_studies.communication.gnn_training import Training
-from springtide_studies.fapes.nccl_samples import Drawn, clusters, draw_sets, sample_file
 
 from springtide.core.errors import InvalidRequest
 from springtide.perf.communication.query import write_samples
+from springtide_studies.communication.bench import markdown, run_bench
+from springtide_studies.communication.gnn_training import Training
+from springtide_studies.fapes.nccl_samples import Drawn, clusters, draw_sets, sample_file
 
 QUICK = Training(num_steps=3, num_members=1, batch_placements=8)
 

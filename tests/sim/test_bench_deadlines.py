@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from bench_data import write_folder, write_trace
+
+from springtide.core.errors import InvalidRequest
 from springtide_studies.deadlines import runs as bench_runs
 from springtide_studies.deadlines.bench import is_good, markdown, run_bench
 from springtide_studies.deadlines.deadlines_page import render, write_deadlines
 from springtide_studies.deadlines.references import read_references
 from springtide_studies.deadlines.runs import Runs, find_cases, source_digest, trace_files
-
-from springtide.core.errors import InvalidRequest
 
 
 def ticking() -> Callable[[], float]:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from springtide_studies.decision.bench import BOUND_MS, DEVICES_PER_JOB, draw_jobs, markdown, measure, run_bench
 
 from springtide.core.errors import InvalidRequest
+from springtide_studies.decision.bench import BOUND_MS, DEVICES_PER_JOB, draw_jobs, markdown, measure, run_bench
 
 
 def ticking() -> Callable[[], float]:

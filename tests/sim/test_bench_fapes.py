@@ -6,6 +6,11 @@ import itertools
 
 import numpy as np
 import pytest
+
+from springtide.core.errors import InvalidRequest
+from springtide.core.resources import Topology
+from springtide.perf.communication.fabric import V100_SERVER
+from springtide.workloads.cluster import cluster_nodes
 from springtide_studies.communication.gnn_training import Training
 from springtide_studies.fapes.bench import CLUSTER, PUBLISHED, RIVALS, markdown, requests_of, run_bench
 from springtide_studies.fapes.jobs import (
@@ -19,11 +24,6 @@ from springtide_studies.fapes.jobs import (
 )
 from springtide_studies.fapes.play import play_requests, pooled, request_rule, table_row, training_of
 from springtide_studies.fapes.truth import TopologySpeeds, curves_for
-
-from springtide.core.errors import InvalidRequest
-from springtide.core.resources import Topology
-from springtide.perf.communication.fabric import V100_SERVER
-from springtide.workloads.cluster import cluster_nodes
 
 NODES = cluster_nodes(CLUSTER)
 TOPOLOGY = Topology(nodes=tuple(NODES))

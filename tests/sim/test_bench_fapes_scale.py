@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from springtide_studies.fapes.scale import PUBLISHED, draw_scale_jobs, from_moment, run_scale
 
 from springtide.core.events import CancelRequested, LoadObserved, ServiceDeployed
 from springtide.core.workload import Entrypoint, InferenceService, WorkloadId
+from springtide_studies.fapes.scale import PUBLISHED, draw_scale_jobs, from_moment, run_scale
 
 SOURCE = Entrypoint(source_path="trace", object_name="Serve", kind="class")
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from bench_data import write_folder
+
+from springtide.core.errors import InvalidRequest
 from springtide_studies.deadlines import figures as bench_figures
 from springtide_studies.deadlines.figures import Panel, markdown, run_bench
 from springtide_studies.deadlines.figures_page import render, write_figures
 from springtide_studies.deadlines.runs import Runs
-
-from springtide.core.errors import InvalidRequest
 
 FIGURES = {
     "jobs": 10,

@@ -6,6 +6,9 @@ import time
 
 import pytest
 from msgspec.structs import replace
+
+from springtide.core.errors import InvalidRequest
+from springtide.core.workload import Goal, JobState
 from springtide_studies.goals.bench import case_played, markdown, run_bench
 from springtide_studies.goals.rivals import COLLECTIVES, Place, Profiler, after_profiling, model_alone
 from springtide_studies.goals.searches import SEARCHES, accuracy_rows, problem_of, searched
@@ -13,9 +16,6 @@ from springtide_studies.goals.world.cases import CASES, lambda_of_all_sizes, sea
 from springtide_studies.goals.world.executor import Arrival
 from springtide_studies.goals.world.play import outcome_of, play_world
 from springtide_studies.goals.world.truth import draw_truth
-
-from springtide.core.errors import InvalidRequest
-from springtide.core.workload import Goal, JobState
 
 SERVICE = lambda_of_all_sizes()
 CASE = replace(CASES["resnet50"], num_epochs=10, deadline_s=1200.0, max_workers=8)

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from goodput_data import write_application, write_workload
+
+from springtide.cli.main import cli
+from springtide.core.errors import InvalidRequest
 from springtide_studies.jct import bench as bench_jct
 from springtide_studies.jct import published as bench_jct_published
 from springtide_studies.jct.bench import JctOptions, find_workloads, markdown, run_bench
 from springtide_studies.jct.play import JctCase, play_cases
 from springtide_studies.jct.published import compare, read_published
-
-from springtide.cli.main import cli
-from springtide.core.errors import InvalidRequest
 
 pytest.importorskip("scipy", reason="the bound is found by an extra")
 DATA = Path(__file__).parents[3] / "shared" / "data" / "pollux"

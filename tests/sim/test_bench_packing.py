@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from springtide_studies.dilu import packing_bench as bench_packing
-from springtide_studies.workloads.dilu import SharingWorkload, draw_sharing_workload
 
 from springtide.cli.main import cli
 from springtide.core.errors import InvalidRequest
+from springtide_studies.dilu import packing_bench as bench_packing
+from springtide_studies.workloads.dilu import SharingWorkload, draw_sharing_workload
 
 pytest.importorskip("scipy")
 

@@ -3,6 +3,8 @@
 import itertools
 
 import pytest
+
+from springtide.perf.functions.pipeline.merge import merged
 from springtide_studies.funcpipe import pipeline_plan as bench_pipeline_plan
 from springtide_studies.funcpipe.model import MODELS, TABLE_1, lambda_profile
 from springtide_studies.funcpipe.pipeline_plan import (
@@ -14,8 +16,6 @@ from springtide_studies.funcpipe.pipeline_plan import (
     measure,
     run_bench,
 )
-
-from springtide.perf.functions.pipeline.merge import merged
 
 
 def ticks():

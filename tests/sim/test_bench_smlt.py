@@ -6,11 +6,11 @@ import time
 
 import pytest
 from msgspec.structs import replace
+
+from springtide.core.errors import InvalidRequest
 from springtide_studies.goals.smlt import PARTS, markdown, run_bench
 from springtide_studies.goals.smlt_page import render
 from springtide_studies.goals.smlt_parts import BATCHING, play_batching, play_online
-
-from springtide.core.errors import InvalidRequest
 
 CASE = replace(BATCHING, num_samples=4096, num_epochs=4, max_workers=8)
 

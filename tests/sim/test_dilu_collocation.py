@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
+from springtide.core.errors import InvalidRequest
+from springtide.core.shares import has_room, load_of
 from springtide_studies.dilu import collocation as dilu_collocation
 from springtide_studies.dilu.collocation import (
     ARMS,
@@ -19,9 +22,6 @@ from springtide_studies.dilu.collocation import (
 )
 from springtide_studies.dilu.collocation_models import builtin_models, inference_share, measured_models
 from springtide_studies.dilu.gpu_execution import TenantFigures
-
-from springtide.core.errors import InvalidRequest
-from springtide.core.shares import has_room, load_of
 
 
 def figures(tenant_id: str, *, is_slo: bool, per_s: float, p95_s: float = 0.0) -> TenantFigures:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from springtide_studies.dilu.collocation_models import GpuModel, builtin_models, inference_share, training_share
 from springtide_studies.dilu.gpu_execution_work import plan_iteration
 from springtide_studies.dilu.share_latency import ShareLatency

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from springtide_studies.fault_seeds.invariants import InvariantViolation
 
 from springtide.control.controller import Controller
 from springtide.control.journal.sqlite import MemoryJournal
@@ -19,6 +18,7 @@ from springtide.core.errors import InvalidRequest
 from springtide.scheduling.registry import POLICY_NAMES, make_policy
 from springtide.simulator.fluid.rules import overhead_rule, scattered_fraction
 from springtide.simulator.simulate import simulate
+from springtide_studies.fault_seeds.invariants import InvariantViolation
 
 DIGEST = """
 import hashlib

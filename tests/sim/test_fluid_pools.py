@@ -12,8 +12,6 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from springtide_studies.fault_seeds.invariants import InvariantViolation
-from springtide_studies.workloads.tidal import TidalSetting, draw_tidal
 
 from springtide.core.decision import Overheads, Plan, Policy, PoolAllocation, Relabel, Snapshot
 from springtide.core.events import Event, ScaleRequested, ServiceDeployed
@@ -25,6 +23,8 @@ from springtide.scheduling.registry import make_policy
 from springtide.simulator.fluid.faults import NodeFaults
 from springtide.simulator.fluid.play import NullJournal, Played, play
 from springtide.simulator.fluid.rules import OverheadRule, Speeds, Times
+from springtide_studies.fault_seeds.invariants import InvariantViolation
+from springtide_studies.workloads.tidal import TidalSetting, draw_tidal
 
 SOURCE = Entrypoint(source_path="main.py", object_name="main")
 POLICIES = ("dedicated/fifo", "one-way/fifo", "two-way/fifo", "two-way/elasticflow", "tide/fifo", "tide/springtide")

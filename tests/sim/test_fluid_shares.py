@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import pytest
 from msgspec.structs import replace
-from springtide_studies.fault_seeds.invariants import InvariantViolation
 
 from springtide.core.actions import Action, EndJob, PreemptJob, ResizeJob, SetShare, StartReplica, StopReplica
 from springtide.core.events import Event, JobFinished, LoadObserved, NodeJoined, ProgressReported, ReplicaReady
@@ -18,6 +17,7 @@ from springtide.simulator.clock import VirtualClock
 from springtide.simulator.fluid.executor import FluidExecutor
 from springtide.simulator.fluid.invariants import FluidInvariants
 from springtide.simulator.fluid.rules import OverheadRule
+from springtide_studies.fault_seeds.invariants import InvariantViolation
 
 SOURCE = Entrypoint(source_path="trace")
 FULL = make_share(0.5, 1.0)

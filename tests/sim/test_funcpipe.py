@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+
+from springtide.core.errors import InvalidRequest
+from springtide.core.functions import FunctionPlan, FunctionStage, LayerProfile, ModelProfile
 from springtide_studies.funcpipe import bench as bench_funcpipe
 from springtide_studies.funcpipe.bench import PARTS, markdown, plan_text, run_bench
 from springtide_studies.funcpipe.model import (
@@ -22,9 +25,6 @@ from springtide_studies.funcpipe.model import (
 )
 from springtide_studies.funcpipe.walk import walk
 from springtide_studies.rivals.pipeline_baselines import BASELINES
-
-from springtide.core.errors import InvalidRequest
-from springtide.core.functions import FunctionPlan, FunctionStage, LayerProfile, ModelProfile
 
 
 @pytest.mark.parametrize("model", MODELS)

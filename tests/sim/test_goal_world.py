@@ -6,6 +6,11 @@ import itertools
 
 import pytest
 from msgspec.structs import replace
+
+from springtide.core.decision import FunctionAllocation, Plan, Snapshot
+from springtide.core.functions import FunctionPlan, FunctionStage
+from springtide.core.workload import Goal, JobState
+from springtide.perf.functions.bill import bill_of
 from springtide_studies.goals.world.best import all_plans, all_runs, best_of, expected_run
 from springtide_studies.goals.world.cases import CASES, fixed_job, lambda_of_all_sizes, surface_of
 from springtide_studies.goals.world.executor import Arrival, GoalWorld
@@ -14,11 +19,6 @@ from springtide_studies.goals.world.runs import Meter
 from springtide_studies.goals.world.streams import Arrivals, daily_arrivals
 from springtide_studies.goals.world.truth import MOST_WRONG, Truth, draw_truth, mean_of_slowest
 from springtide_studies.goals.world.walks import walked_sync_s
-
-from springtide.core.decision import FunctionAllocation, Plan, Snapshot
-from springtide.core.functions import FunctionPlan, FunctionStage
-from springtide.core.workload import Goal, JobState
-from springtide.perf.functions.bill import bill_of
 
 SERVICE = lambda_of_all_sizes()
 CASE = replace(CASES["resnet50"], num_epochs=5)

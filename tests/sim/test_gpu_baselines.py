@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
+from springtide.core.shares import Share
+from springtide.serving.share_control import Observation
 from springtide_studies.dilu.gpu_baselines import (
     Controlled,
     FastGs,
@@ -17,9 +20,6 @@ from springtide_studies.dilu.gpu_baselines import (
 from springtide_studies.dilu.gpu_execution import Arm, Seen, TenantFigures, run_device
 from springtide_studies.dilu.gpu_execution_work import GpuTenant, plan_iteration, poisson_arrivals
 from springtide_studies.dilu.share_latency import ShareLatency
-
-from springtide.core.shares import Share
-from springtide.serving.share_control import Observation
 
 HORIZON_S = 8.0
 LATENCY = ShareLatency(host_s=0.006, work_s=0.0, work_per_item_s=0.0025, saturation=0.17, saturation_per_doubling=0.15)

@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping
 
 import pytest
+
+from springtide.core.shares import Share
 from springtide_studies.dilu.gpu_baselines import Controlled, Mps, NoControl
 from springtide_studies.dilu.gpu_execution import QUEUE_DEPTH, TICK_S, WARM_UP_S, Seen, run_device
 from springtide_studies.dilu.gpu_execution_work import GpuTenant, IterationPlan, Kernel
-
-from springtide.core.shares import Share
 
 SHARE = Share(request=0.3, limit=0.6)
 

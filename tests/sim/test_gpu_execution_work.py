@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from springtide_studies.dilu.gpu_execution_work import (
     bursty_arrivals,
     gamma_arrivals,

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
-from springtide_studies.fault_seeds.invariants import InvariantViolation, complain
-from springtide_studies.fault_seeds.invariants_loans import DRAIN_SLACK_S, FLAPS, SHORT_FOR_EVER_S, LoanInvariants
-from springtide_studies.fault_seeds.machine import Machine
-from springtide_studies.fault_seeds.models import Delays
-from springtide_studies.fault_seeds.workload import make_job, make_service
 
 from springtide.control.records import PlatformState, ServiceRecord, ServiceState
 from springtide.core.actions import DrainNode, LabelNode, StartReplica
@@ -16,6 +11,11 @@ from springtide.core.decision import Drain
 from springtide.core.ports import Step
 from springtide.core.resources import make_node
 from springtide.simulator.clock import VirtualClock
+from springtide_studies.fault_seeds.invariants import InvariantViolation, complain
+from springtide_studies.fault_seeds.invariants_loans import DRAIN_SLACK_S, FLAPS, SHORT_FOR_EVER_S, LoanInvariants
+from springtide_studies.fault_seeds.machine import Machine
+from springtide_studies.fault_seeds.models import Delays
+from springtide_studies.fault_seeds.workload import make_job, make_service
 
 NODE = make_node("node", 2, pool="inference")
 

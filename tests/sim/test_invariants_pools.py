@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from springtide_studies.fault_seeds.invariants import InvariantViolation
 
 from springtide.core.actions import Action, DrainNode, EndJob, LabelNode, StartReplica
 from springtide.core.events import Event, JobSubmitted, NodeJoined, NodeLost, ReplicaStopped
@@ -13,6 +12,7 @@ from springtide.core.ports import Step
 from springtide.core.resources import make_node
 from springtide.core.workload import Entrypoint, InferenceService, JobState, TrainingJob
 from springtide.simulator.fluid.invariants import FluidInvariants
+from springtide_studies.fault_seeds.invariants import InvariantViolation
 
 SOURCE = Entrypoint(source_path="trace")
 JOB = TrainingJob(job_id="a", name="a", entrypoint=SOURCE, grace_s=10.0)

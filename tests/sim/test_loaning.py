@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
+from springtide.core.errors import InvalidRequest
 from springtide_studies.loans import study as loaning
 from springtide_studies.loans.play import LoanSetting
 from springtide_studies.loans.study import parse_sizes, ratios_of, rows_of, study_loaning
-
-from springtide.core.errors import InvalidRequest
 
 PACE = {"dedicated": 4.0, "one-way": 2.0, "two-way": 1.5, "tide": 1.0}
 

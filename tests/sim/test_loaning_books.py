@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from springtide_studies.loans.books import LoanBooks
 
 from springtide.core import actions, events
 from springtide.core.ports import Step
 from springtide.core.resources import Node, make_node
 from springtide.core.workload import Entrypoint, InferenceService, ReplicaId, TrainingJob, WorkloadId
+from springtide_studies.loans.books import LoanBooks
 
 SOURCE = Entrypoint(source_path="trace", object_name="fit")
 JOB = TrainingJob(job_id=WorkloadId("job"), name="job", entrypoint=SOURCE)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from springtide_studies.loans.check import BOUND_S, Choice, SeedResult, check_seed, compared, main, summary
 
 from springtide.core.decision import Overheads, PoolAllocation, Snapshot
 from springtide.core.resources import NodeId, Topology, make_node
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.loans.pools import NodeView, PoolState
 from springtide.solvers import highs
+from springtide_studies.loans.check import BOUND_S, Choice, SeedResult, check_seed, compared, main, summary
 
 NEEDS_SOLVER = pytest.mark.skipif(not highs.is_available(), reason="the exact choice needs SciPy")
 A, B = WorkloadId("a"), WorkloadId("b")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from springtide_studies.loans.play import START_S, LoanSetting, draw_jobs, label_nodes, play_loans, tide_of
-from springtide_studies.loans.study import play_run
 
 from springtide.core.workload import DEFAULT_GRACE_S
 from springtide.workloads.cluster import cluster_nodes
+from springtide_studies.loans.play import START_S, LoanSetting, draw_jobs, label_nodes, play_loans, tide_of
+from springtide_studies.loans.study import play_run
 
 SMALL = LoanSetting(policy="two-way/fifo", n_r_max=2, days=1, seed=1, cluster="4x8@2+2")
 

@@ -6,11 +6,11 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from springtide_studies.fapes.nccl import LL, LL128, RING, SIMPLE, TREE, Nccl, _two_trees
 
 from springtide.core.resources import DeviceId, Topology, make_node
 from springtide.perf.communication.fabric import T4_SERVER, V100_SERVER, Fabric, Links, Subgraph
 from springtide.perf.communication.query import Query
+from springtide_studies.fapes.nccl import LL, LL128, RING, SIMPLE, TREE, Nccl, _two_trees
 
 
 def cluster(links: Links = V100_SERVER, devices: int = 8) -> Fabric:

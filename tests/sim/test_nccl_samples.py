@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+
+from springtide.perf.communication.query import SampleFile
 from springtide_studies.fapes.nccl_samples import (
     LARGEST_BYTES,
     NUM_SERVERS,
@@ -11,8 +13,6 @@ from springtide_studies.fapes.nccl_samples import (
     draw_sets,
     sample_file,
 )
-
-from springtide.perf.communication.query import SampleFile
 
 
 def test_sets_share_no_placement_and_have_their_own_numbers_of_servers() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
+
 from springtide_studies.dilu.coscaling_play import play, profile_of
 from springtide_studies.dilu.coscaling_world import ARMS, Arm, Profile, ServedModel
 from springtide_studies.workloads.request_rates import draw_arrivals, draw_rates

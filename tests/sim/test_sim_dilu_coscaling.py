@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+
+from springtide.core.errors import InvalidRequest
 from springtide_studies.dilu import coscaling as dilu_coscaling
 from springtide_studies.dilu.coscaling import run_study, study_text
 from springtide_studies.dilu.coscaling_play import RunFigures
 from springtide_studies.dilu.coscaling_world import ARMS, EAGER, OURS
-
-from springtide.core.errors import InvalidRequest
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,11 @@ from typing import Any
 
 import msgspec
 import pytest
+
+from springtide.core.resources import DeviceId
+from springtide.core.shares import Share
+from springtide.scheduling.sharing.ledger import Bounds, Part, ShareLedger
+from springtide.scheduling.sharing.packing import DiluPacker, PlacementRequest
 from springtide_studies.dilu import packing as dilu_packing
 from springtide_studies.dilu.packing_play import (
     CONTENDERS,
@@ -23,11 +28,6 @@ from springtide_studies.workloads.dilu import (
     SharingWorkload,
     draw_sharing_workload,
 )
-
-from springtide.core.resources import DeviceId
-from springtide.core.shares import Share
-from springtide.scheduling.sharing.ledger import Bounds, Part, ShareLedger
-from springtide.scheduling.sharing.packing import DiluPacker, PlacementRequest
 
 CLUSTER = paper_cluster()
 OURS = next(contender for contender in CONTENDERS if contender.name == "dilu")

@@ -6,11 +6,6 @@ from collections.abc import Callable
 
 import pytest
 from msgspec.structs import replace
-from springtide_studies.fault_seeds.executor import SimExecutor
-from springtide_studies.fault_seeds.invariants import complain
-from springtide_studies.fault_seeds.machine import Machine
-from springtide_studies.fault_seeds.models import Delays, job_model
-from springtide_studies.fault_seeds.workload import let_batch_change, make_job
 
 from springtide.control import loop
 from springtide.control.controller import Controller
@@ -20,6 +15,11 @@ from springtide.core.events import JobSubmitted, NodeJoined
 from springtide.core.resources import make_node
 from springtide.core.workload import JobState, TrainingJob
 from springtide.simulator.clock import VirtualClock
+from springtide_studies.fault_seeds.executor import SimExecutor
+from springtide_studies.fault_seeds.invariants import complain
+from springtide_studies.fault_seeds.machine import Machine
+from springtide_studies.fault_seeds.models import Delays, job_model
+from springtide_studies.fault_seeds.workload import let_batch_change, make_job
 
 
 class FirstCome:

@@ -5,6 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from msgspec.structs import replace
+
+from springtide.control import loop
+from springtide.control.controller import Controller
+from springtide.control.journal.sqlite import MemoryJournal
+from springtide.core.actions import SetShare
+from springtide.core.decision import Plan, PoolAllocation
+from springtide.core.events import JobSubmitted, LoadObserved, NodeJoined, ServiceDeployed
+from springtide.core.resources import make_node
+from springtide.core.shares import make_share
+from springtide.core.workload import JobState
+from springtide.simulator.clock import VirtualClock
+from springtide.testing.executor import resize_of, start_of
 from springtide_studies.fault_seeds.executor import SimExecutor
 from springtide_studies.fault_seeds.invariants import Invariants, InvariantViolation, complain
 from springtide_studies.fault_seeds.machine import Machine
@@ -18,18 +30,6 @@ from springtide_studies.fault_seeds.workload import (
     make_service,
     with_shares,
 )
-
-from springtide.control import loop
-from springtide.control.controller import Controller
-from springtide.control.journal.sqlite import MemoryJournal
-from springtide.core.actions import SetShare
-from springtide.core.decision import Plan, PoolAllocation
-from springtide.core.events import JobSubmitted, LoadObserved, NodeJoined, ServiceDeployed
-from springtide.core.resources import make_node
-from springtide.core.shares import make_share
-from springtide.core.workload import JobState
-from springtide.simulator.clock import VirtualClock
-from springtide.testing.executor import resize_of, start_of
 
 
 class Rig:

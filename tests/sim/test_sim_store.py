@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from springtide_studies.fault_seeds.invariants import InvariantViolation, complain
-from springtide_studies.fault_seeds.store import JobStore
 
 from springtide.core.errors import Fenced, StorageError
 from springtide.core.workload import Checkpoint
+from springtide_studies.fault_seeds.invariants import InvariantViolation, complain
+from springtide_studies.fault_seeds.store import JobStore
 
 
 def make_store() -> JobStore:

@@ -11,7 +11,7 @@ import pytest
 
 def story(seed: int, policy: str, hash_seed: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "springtide.simulator", "--seed", str(seed), "--policy", policy],
+        [sys.executable, "-m", "springtide_studies.fault_seeds", "--seed", str(seed), "--policy", policy],
         capture_output=True,
         text=True,
         timeout=100,

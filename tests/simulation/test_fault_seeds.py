@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 import pytest
-from springtide_studies.fault_seeds.seeds import run_seed
 
 from kits.cheap_policies import cheap_names
+from springtide_studies.fault_seeds.seeds import run_seed
 
 BASE_SEED = int(os.environ.get("SPRINGTIDE_BASE_SEED", "20261121"))
 NUM_SEEDS = int(os.environ.get("SPRINGTIDE_SEEDS", "1000"))

@@ -10,10 +10,6 @@ import os
 
 import pytest
 from moving import Moving
-from springtide_studies.fault_seeds.faults import CRASH_POINTS
-from springtide_studies.fault_seeds.faults_loans import LOAN_FAULT_KINDS
-from springtide_studies.fault_seeds.seeds import FaultRun, Result, run_seed
-from springtide_studies.fault_seeds.workload import Load, Request, Workload, make_job, make_service
 from test_determinism import story
 
 from kits.cheap_policies import cheap_names
@@ -22,6 +18,10 @@ from springtide.core.ports import Step
 from springtide.core.resources import Node, NodeId, make_node
 from springtide.core.workload import JobState
 from springtide.scheduling.registry import make_policy
+from springtide_studies.fault_seeds.faults import CRASH_POINTS
+from springtide_studies.fault_seeds.faults_loans import LOAN_FAULT_KINDS
+from springtide_studies.fault_seeds.seeds import FaultRun, Result, run_seed
+from springtide_studies.fault_seeds.workload import Load, Request, Workload, make_job, make_service
 
 BASE_SEED = int(os.environ.get("SPRINGTIDE_BASE_SEED", "20261121"))
 NUM_SEEDS = int(os.environ.get("SPRINGTIDE_LOAN_SEEDS", "400"))
@@ -102,7 +102,7 @@ def test_faults_of_every_kind_happen_to_loans() -> None:
 
 def test_a_seed_gives_the_same_run_every_time() -> None:
     assert run(7, "two-way/fifo") == run(7, "two-way/fifo")
-    assert run(7, "two-way/fifo").command == "python -m springtide.simulator --seed 7 --policy two-way/fifo"
+    assert run(7, "two-way/fifo").command == "python -m springtide_studies.fault_seeds --seed 7 --policy two-way/fifo"
 
 
 @pytest.mark.parametrize("policy", ["tide/springtide", "two-way/elastic"])

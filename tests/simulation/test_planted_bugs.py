@@ -7,10 +7,6 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from springtide_studies.fault_seeds import executor as executor_module
-from springtide_studies.fault_seeds import training
-from springtide_studies.fault_seeds.seeds import run_seed
-from springtide_studies.fault_seeds.store import JobStore
 
 from kits.cheap_policies import cheap_names
 from springtide.control import controller as controller_module
@@ -19,6 +15,10 @@ from springtide.control.edits import find, put, without_replica
 from springtide.core import actions, events
 from springtide.core.errors import JournalError
 from springtide.core.workload import JobState
+from springtide_studies.fault_seeds import executor as executor_module
+from springtide_studies.fault_seeds import training
+from springtide_studies.fault_seeds.seeds import run_seed
+from springtide_studies.fault_seeds.store import JobStore
 
 MAX_SEEDS = 1000
 BASE_SEED = 1_000_000

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from moving import Moving
 from msgspec.structs import replace
-from springtide_studies.fault_seeds import executor as executor_module
-from springtide_studies.fault_seeds.machine import Machine
-from springtide_studies.fault_seeds.seeds import run_seed
 
 from springtide.control import controller as controller_module
 from springtide.control import pools, reconcile, runs
 from springtide.core import actions, events
 from springtide.core.resources import Node
+from springtide_studies.fault_seeds import executor as executor_module
+from springtide_studies.fault_seeds.machine import Machine
+from springtide_studies.fault_seeds.seeds import run_seed
 
 MAX_SEEDS = 100
 BASE_SEED = 2_000_000

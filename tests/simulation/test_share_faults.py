@@ -9,8 +9,6 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 from sharers import FirstFit, Restless
-from springtide_studies.fault_seeds import executor as executor_module
-from springtide_studies.fault_seeds.seeds import FaultRun, run_seed
 
 from springtide.control import controller as controller_module
 from springtide.control import room
@@ -18,6 +16,8 @@ from springtide.control.controller import Controller
 from springtide.core.actions import SetShare, StartReplica
 from springtide.core.decision import Policy
 from springtide.scheduling.registry import PACKER_NAMES
+from springtide_studies.fault_seeds import executor as executor_module
+from springtide_studies.fault_seeds.seeds import FaultRun, run_seed
 
 BASE_SEED = int(os.environ.get("SPRINGTIDE_BASE_SEED", "20261121"))
 NUM_SEEDS = int(os.environ.get("SPRINGTIDE_SEEDS", "1000"))

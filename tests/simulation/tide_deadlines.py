@@ -10,8 +10,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from springtide_studies.fault_seeds.invariants import InvariantViolation
-from springtide_studies.workloads.tidal import TidalSetting, draw_tidal
 
 from springtide.core.decision import Capacity, Drain, Plan, Policy, PoolAllocation, Snapshot
 from springtide.core.resources import Node, NodeId, Topology, make_node
@@ -22,6 +20,8 @@ from springtide.scheduling.registry import make_policy
 from springtide.simulator.fluid.play import Played, play
 from springtide.simulator.fluid.rules import Speeds, Times, overhead_rule
 from springtide.solvers.reservations.reservation_table import verify
+from springtide_studies.fault_seeds.invariants import InvariantViolation
+from springtide_studies.workloads.tidal import TidalSetting, draw_tidal
 
 SOURCE = Entrypoint(source_path="a.py")
 RULES = ("elasticflow", "measured", "pollux")

@@ -6,9 +6,9 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from springtide_studies.bounds.jct_bound import BoundJob, jct_bound, lower_hull
 
 from springtide.core.errors import InvalidRequest
+from springtide_studies.bounds.jct_bound import BoundJob, jct_bound, lower_hull
 
 pytest.importorskip("scipy", reason="the solver is an extra")
 

@@ -6,6 +6,7 @@ from itertools import combinations, product
 
 import numpy as np
 import pytest
+
 from springtide_studies.rivals.solvers.lease_milp import HORIZON, LeaseJob, plan_leases
 
 pytest.importorskip("scipy", reason="the solver is an extra")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from springtide_studies.rivals.solvers.marginal import clipped_slot_costs, share_out, slot_costs
 from springtide_studies.rivals.solvers.minimum_share import Demands, FreeDevices, minimum_shares, progressive_filling
 

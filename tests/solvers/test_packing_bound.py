@@ -6,9 +6,9 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from springtide_studies.bounds.packing_bound import Size, bound_packing, first_fit
 
 from springtide.core.errors import InvalidRequest
+from springtide_studies.bounds.packing_bound import Size, bound_packing, first_fit
 
 pytest.importorskip("scipy")
 CAPACITY = (100, 150, 40)

@@ -5,10 +5,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from pipeline_data import drawn_problem
-from springtide_studies.rivals.solvers.pipeline_bayes import _posterior, _Space, bayes
 
 from springtide.solvers.pipeline.exact import solve
 from springtide.solvers.pipeline.problem import stage_tables
+from springtide_studies.rivals.solvers.pipeline_bayes import _posterior, _Space, bayes
 
 WEIGHTS = (1.0, 2.0**16)
 

@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+
 from springtide_studies.rivals.solvers import pollux_search
 from springtide_studies.rivals.solvers.pollux_search import SearchProblem, search
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
+from springtide.core.errors import InvalidRequest
+from springtide.solvers.schedule_planning import Board, Demand, Servers, plan_job, unit_prices
 from springtide_studies.bounds.schedule_milp import (
     columns_of,
     is_available,
@@ -13,9 +16,6 @@ from springtide_studies.bounds.schedule_milp import (
     solve_selection,
     used,
 )
-
-from springtide.core.errors import InvalidRequest
-from springtide.solvers.schedule_planning import Board, Demand, Servers, plan_job, unit_prices
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="needs SciPy: pip install springtide[solvers]")
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from springtide_studies.rivals.solvers.search_rivals import METHODS, SearchProblem, run_search
 
 from springtide.core.errors import InvalidRequest
 from springtide.solvers.search.phase_choice import CHEAPEST, FASTEST, Limits
+from springtide_studies.rivals.solvers.search_rivals import METHODS, SearchProblem, run_search
 
 
 def problem_of(limits=None, aim=CHEAPEST, num_workers=24, num_sizes=16):

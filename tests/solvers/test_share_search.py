@@ -7,7 +7,6 @@ import math
 
 import numpy as np
 import pytest
-from springtide_studies.rivals.solvers.share_search_rivals import search_by_growth, search_everything
 
 from springtide.core.errors import InvalidRequest
 from springtide.solvers.search.share_search import (
@@ -24,6 +23,7 @@ from springtide.solvers.search.share_search import (
     search_efficacy,
 )
 from springtide.solvers.search.share_surface import LatencyModel
+from springtide_studies.rivals.solvers.share_search_rivals import search_by_growth, search_everything
 
 # Execution models that share nothing with the shapes the search believes in but their factors: host time, fixed work,
 # work of a sample, what one sample can use of a device and how much more each doubling can.

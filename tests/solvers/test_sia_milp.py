@@ -7,11 +7,11 @@ import math
 
 import numpy as np
 import pytest
-from springtide_studies.rivals.solvers import sia_milp
-from springtide_studies.rivals.solvers.sia_milp import Offer, choose_by_table, choose_sizes
 
 from springtide.core.errors import InvalidRequest
 from springtide.solvers import highs
+from springtide_studies.rivals.solvers import sia_milp
+from springtide_studies.rivals.solvers.sia_milp import Offer, choose_by_table, choose_sizes
 
 WAITING = 1.1
 SIZES = (1, 2, 4, 8, 12, 16)

@@ -5,10 +5,10 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 from pipeline_data import WEIGHTS, drawn_problem
-from springtide_studies.rivals.solvers.tpdmp import fastest_cuts, stage_loads, tpdmp
 
 from springtide.solvers.pipeline.exact import solve
 from springtide.solvers.pipeline.problem import stage_tables
+from springtide_studies.rivals.solvers.tpdmp import fastest_cuts, stage_loads, tpdmp
 
 
 def _slowest(loads, edges):

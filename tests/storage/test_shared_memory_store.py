@@ -31,7 +31,8 @@ def name():
 
 
 def start(code, *arguments):
-    lines = "import sys; from springtide.storage.stores.open import open_store; store = open_store('shm://' + sys.argv[1])\n"
+    lines = "import sys; from springtide.storage.stores.open import open_store\n"
+    lines += "store = open_store('shm://' + sys.argv[1])\n"
     return subprocess.Popen(
         [sys.executable, "-c", lines + code, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

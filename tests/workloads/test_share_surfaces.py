@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from springtide_studies.workloads.share_surfaces import read_share_surface
 
 from springtide.core.errors import InvalidRequest
+from springtide_studies.workloads.share_surfaces import read_share_surface
 
 
 def write(folder: Path, text: str) -> Path:

@@ -6,14 +6,14 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+
+from springtide.core.errors import InvalidRequest
 from springtide_studies.workloads.dilu import (
     MAX_LINE_CHARS,
     draw_sharing_workload,
     find_workloads,
     read_sharing_workload,
 )
-
-from springtide.core.errors import InvalidRequest
 
 INFERENCE = (
     "'Instance': {'service_name': 'inference-a', 'type': 'inference', 'gpu_num': 1, 'sm_requests': 0.39, "

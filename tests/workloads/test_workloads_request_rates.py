@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from springtide_studies.workloads.request_rates import KINDS, draw_arrivals, draw_rates, read_rates
 
 from springtide.core.errors import InvalidRequest
+from springtide_studies.workloads.request_rates import KINDS, draw_arrivals, draw_rates, read_rates
 
 
 def test_a_file_of_numbers_is_read_and_scaled(tmp_path):

@@ -7,6 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec.structs import replace
+
+from springtide.core.errors import InvalidRequest
+from springtide.core.events import CancelRequested, LoadObserved, ServiceDeployed
+from springtide.core.tide import DAY_S
 from springtide_studies.workloads.tidal import (
     NIGHT_FRACTION,
     TidalSetting,
@@ -15,10 +19,6 @@ from springtide_studies.workloads.tidal import (
     draw_tidal,
     tide_level,
 )
-
-from springtide.core.errors import InvalidRequest
-from springtide.core.events import CancelRequested, LoadObserved, ServiceDeployed
-from springtide.core.tide import DAY_S
 
 SETTING = TidalSetting(num_servers=4)
 

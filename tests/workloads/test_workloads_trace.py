@@ -4,10 +4,10 @@ import math
 
 import msgspec
 import pytest
-from springtide_studies.fault_seeds.models import JobModel
 
 from springtide.core.errors import InvalidRequest
 from springtide.workloads.trace import MAX_TIME_S, Trace, TraceJob, make_trace
+from springtide_studies.fault_seeds.models import JobModel
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""Who gets what: one policy, one file, and the named parts that policies are composed from."""
+"""Who gets what: the registry of policies, what they are made of, and the parts that they share."""

@@ -1,1 +1,1 @@
-"""The executor made of models: the same Controller and the same loop, on virtual machines and virtual time."""
+"""The executor made of models, for whole traces: virtual time, fluid jobs, jobs whose batch changes, reports."""

@@ -1,4 +1,4 @@
-"""Several policies at a time, each in a process of its own: `python -m springtide.simulator.parallel_runs` plays one request."""
+"""Several policies at a time, each in a process of its own, which `python -m` of this module starts."""
 
 from __future__ import annotations
 

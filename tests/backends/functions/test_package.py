@@ -114,7 +114,8 @@ def test_the_images_files_alone_run_the_handler(tmp_path):
                     shutil.copyfile(path, target)
     copy_source(task / "springtide")
     bare = str(Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}")
-    imports = "import torch, numpy, obstore, redis, safetensors.torch, springtide as st, springtide.runtime.functions.pipeline.worker"
+    worker = "springtide.runtime.functions.pipeline.worker"
+    imports = f"import torch, numpy, obstore, redis, safetensors.torch, springtide as st, {worker}"
     code = f"{imports}; print(st.Task, springtide.__file__)"
     code = code.replace("springtide as st", "springtide, springtide as st")
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(task), "PYTHONNOUSERSITE": "1"}

@@ -1,1 +1,1 @@
-"""The platform's side of the control channel: who is there, what they say, what they are ordered. For every backend."""
+"""The platform's side of the connection to workers, whatever they run in."""

@@ -1,0 +1,1 @@
+"""The daemons that divide a device between its sharers every few milliseconds."""

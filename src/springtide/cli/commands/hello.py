@@ -29,7 +29,7 @@ from springtide.core.workload import JobState
 if TYPE_CHECKING:
     from springtide.client.api import Client
 
-_SAMPLES = Path(__file__).parent / "samples"
+_SAMPLES = Path(__file__).parents[1] / "samples"
 _TIMEOUT_S = 120.0
 _POLL_S = 0.05
 _STEPS_BEFORE_RESIZE = 20

@@ -13,11 +13,11 @@ from typing import Any
 
 import click
 import msgspec
-from springtide_studies.commands.study import SHARING_STUDIES, STUDY_OPTIONS, run_sharing_study, run_study
 
 from springtide.cli.jobs.progress import can_redraw
 from springtide.cli.session import Session, complain, refuse, state_option
 from springtide.cli.tables.statuses import align, duration, number, percent
+from springtide_studies.commands.study import SHARING_STUDIES, STUDY_OPTIONS, run_sharing_study, run_study
 
 PLAIN_LINE_S = 10.0
 _SHOWN: tuple[tuple[str, str], ...] = (

@@ -1,0 +1,1 @@
+"""`springtide doctor`: what of this machine, cluster or account works."""

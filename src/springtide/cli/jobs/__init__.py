@@ -1,0 +1,1 @@
+"""What the commands about jobs share: options, offers, progress."""

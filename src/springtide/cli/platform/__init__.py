@@ -1,0 +1,1 @@
+"""Starting and stopping platforms, here and on a cluster."""

@@ -1,0 +1,1 @@
+"""The append-only record of the loop, in SQLite or PostgreSQL."""

@@ -1,0 +1,1 @@
+"""What a submission would meet at this moment: forecasts, alternatives, budgets."""

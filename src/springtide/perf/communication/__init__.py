@@ -1,0 +1,1 @@
+"""What an exchange costs on a set of devices: analytic models and a graph network."""

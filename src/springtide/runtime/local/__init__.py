@@ -1,0 +1,1 @@
+"""Training functions and functions run in this process, without a platform."""

@@ -1,0 +1,1 @@
+"""A model behind one interface whatever its framework: torch, JAX, layers, models that users bring."""

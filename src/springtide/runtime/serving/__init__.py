@@ -1,0 +1,1 @@
+"""A replica of a service: model, server, listeners, health."""

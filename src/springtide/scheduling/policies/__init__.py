@@ -1,0 +1,1 @@
+"""The policies of the product, one file or folder each."""

@@ -1,0 +1,1 @@
+"""REST, authentication, live updates and the dashboard."""

@@ -32,7 +32,7 @@ def quote_routes(platform: PlatformLike, desk: QuoteDesk) -> APIRouter:
     @router.get(
         "/export",
         summary="What the policy is shown now, for playing it forward",
-        responses=openapi.answers({"type": "object"}, "A LiveState of src/springtide/core/export.py."),
+        responses=openapi.answers({"type": "object"}, "A LiveState of src/springtide/core/status/export.py."),
     )
     async def export() -> Response:
         return encoded(await run_in_threadpool(live_state, platform))

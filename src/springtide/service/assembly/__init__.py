@@ -1,0 +1,1 @@
+"""A platform put together from its settings: local, on Kubernetes, with functions."""

@@ -1,0 +1,1 @@
+"""Where inference requests enter: routes, queues, batches, replicas, scaling."""

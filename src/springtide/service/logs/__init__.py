@@ -1,0 +1,1 @@
+"""Logs of workloads: read here, uploaded by workers."""

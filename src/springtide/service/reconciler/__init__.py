@@ -1,0 +1,1 @@
+"""Kubernetes objects turned into workloads, and workloads into the status of objects."""

@@ -1,0 +1,1 @@
+"""What users are told about a workload, a pool, a device, and why."""

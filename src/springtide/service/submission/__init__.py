@@ -1,0 +1,1 @@
+"""What is checked and written before a workload is handed to the loop."""

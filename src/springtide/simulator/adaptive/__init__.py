@@ -1,0 +1,1 @@
+"""Jobs whose batch changes as they train, and what is true about their speed."""

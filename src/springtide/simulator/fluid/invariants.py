@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NoReturn
 
-from springtide_studies.fault_seeds.invariants import InvariantViolation
-
 from springtide.core.actions import (
     Action,
     AdmitJob,
@@ -27,6 +25,7 @@ from springtide.core.workload import JobState, ReplicaId, TrainingJob, WorkloadI
 from springtide.simulator.fluid.pool_invariants import PoolBooks
 from springtide.simulator.fluid.rules import DEADLINE_TOLERANCE_S
 from springtide.simulator.shared_devices import overfull
+from springtide_studies.fault_seeds.invariants import InvariantViolation
 
 # So many turns in which nothing happens but what the policy itself wants, on average this close to each other, spin.
 MAX_TURNS_OF_ITS_OWN = 10_000

@@ -1,0 +1,1 @@
+"""The page and the charts that a simulated trace is told in."""

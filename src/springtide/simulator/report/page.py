@@ -162,7 +162,7 @@ def figure(value: float | None, digits: int = 3) -> str:
 
 def style_sheet() -> str:
     """The style of every page: light and dark follow the reader's system."""
-    sheet = resources.files("springtide.simulator").joinpath("page.css").read_text(encoding="utf-8")
+    sheet = resources.files("springtide.simulator.report").joinpath("page.css").read_text(encoding="utf-8")
     light = " ".join(f"--s{slot}: {hue};" for slot, hue in enumerate(_LIGHT))
     dark = " ".join(f"--s{slot}: {hue};" for slot, hue in enumerate(_DARK))
     series = "\n".join(

@@ -1,0 +1,1 @@
+"""The partition of a model over functions: exact search, bounds and checks."""

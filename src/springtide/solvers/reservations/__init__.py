@@ -1,0 +1,1 @@
+"""Promises over time: free capacity, what fits into it, the table of reservations."""

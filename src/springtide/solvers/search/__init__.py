@@ -1,0 +1,1 @@
+"""Searches by trials: Gaussian processes, bisection, the search for a goal."""

@@ -1,0 +1,1 @@
+"""Datasets in shards: cut, listed, cached, read in order, whole or growing."""

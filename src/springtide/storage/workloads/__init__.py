@@ -1,0 +1,1 @@
+"""What a workload keeps in a store: its head, artifacts, checkpoints."""

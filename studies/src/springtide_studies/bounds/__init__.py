@@ -1,0 +1,1 @@
+"""Bounds that results are measured against."""

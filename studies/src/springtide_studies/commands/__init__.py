@@ -1,0 +1,1 @@
+"""Commands of the product that need the studies."""

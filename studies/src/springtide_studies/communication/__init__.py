@@ -1,0 +1,1 @@
+"""`bench communication`: predicted against measured communication times."""

@@ -1,0 +1,1 @@
+"""`bench deadlines` and `bench figures`: ElasticFlow's figures."""

@@ -1,0 +1,1 @@
+"""`bench decision`: how long a policy takes to decide."""

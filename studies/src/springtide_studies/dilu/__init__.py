@@ -1,0 +1,1 @@
+"""Dilu's packing, co-scaling and collocation."""

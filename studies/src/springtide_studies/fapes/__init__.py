@@ -1,0 +1,1 @@
+"""`bench fapes`: FaPES's tables."""

@@ -1,4 +1,4 @@
-"""`python -m springtide.simulator --seed N --policy P`: run one seed again and tell its story."""
+"""`python -m springtide_studies.fault_seeds --seed N --policy P`: run one seed again and tell its story."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from springtide_studies.fault_seeds.seeds import FaultRun, Result, run_seed
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the seed; 1 if an invariant broke."""
-    parser = argparse.ArgumentParser(prog="python -m springtide.simulator", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m springtide_studies.fault_seeds", description=__doc__)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--policy", default="elastic", type=_policy, help="such as " + ", ".join(POLICY_NAMES))
     parser.add_argument("--faults", type=float, default=None, help="mean number of faults (default: drawn)")

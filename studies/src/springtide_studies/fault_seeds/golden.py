@@ -1,4 +1,4 @@
-"""Golden traces: short scenarios under each policy as text. `python -m springtide_studies.fault_seeds.golden --write DIR`."""
+"""Golden traces: short scenarios under each policy as text. Run as a program with `--write DIR`, it writes them."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     def command(self) -> str:
         """The command that runs this seed again and tells its story."""
         told = " --shares" if self.has_shares else ""
-        return f"python -m springtide.simulator --seed {self.seed} --policy {self.policy}{told}"
+        return f"python -m springtide_studies.fault_seeds --seed {self.seed} --policy {self.policy}{told}"
 
 
 class _Journal:

@@ -1,0 +1,1 @@
+"""`bench funcpipe` and `bench pipeline-plan`: FuncPipe's figures."""

@@ -66,7 +66,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 @cache
 def measured_profile(model: str) -> ModelProfile:
     """The model's layers as measured on one core (docs/results say where), micro-batches of 4."""
-    data = importlib.resources.files("springtide.simulator").joinpath("profiles", f"{model}.json").read_bytes()
+    data = importlib.resources.files("springtide_studies.funcpipe").joinpath("profiles", f"{model}.json").read_bytes()
     return msgspec.json.decode(data, type=ModelProfile)
 
 

@@ -1,0 +1,1 @@
+"""`bench interpose`: what the interposition library costs a launch."""

@@ -1,0 +1,1 @@
+"""`bench jct`: mean completion times against Pollux, Sia, Optimus and Tiresias."""

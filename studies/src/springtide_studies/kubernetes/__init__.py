@@ -1,0 +1,1 @@
+"""`bench kubernetes`: a platform on a thousand modelled nodes."""

@@ -1,0 +1,1 @@
+"""`simulate --study loaning`: lent servers, as in FaPES."""

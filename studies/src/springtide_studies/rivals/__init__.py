@@ -1,0 +1,1 @@
+"""Policies and solvers of other systems, for comparison."""

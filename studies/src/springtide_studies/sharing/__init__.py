@@ -1,0 +1,1 @@
+"""`bench sharing`: services and training on one device, against exclusive devices."""

@@ -1,0 +1,1 @@
+"""Traces and surfaces that only studies read."""

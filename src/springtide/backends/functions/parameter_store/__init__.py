@@ -1,0 +1,1 @@
+"""Hosts for the Redis through which functions exchange gradients."""

@@ -1,0 +1,1 @@
+"""AWS Lambda and Alibaba Function Compute behind the provider port."""

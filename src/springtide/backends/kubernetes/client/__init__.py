@@ -1,0 +1,1 @@
+"""The cluster's API: connection, authentication, cache, writes, leases."""

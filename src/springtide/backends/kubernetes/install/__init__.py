@@ -1,0 +1,1 @@
+"""Manifests, rights, settings, and the check before the first job."""

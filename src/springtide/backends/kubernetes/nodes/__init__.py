@@ -1,0 +1,1 @@
+"""What nodes of a cluster offer, and which are registered."""

@@ -1,0 +1,1 @@
+"""Pods as replicas: specification, launch, watch, recovery, logs, shares."""

@@ -1,0 +1,1 @@
+"""The custom resources: definitions, schema, objects to options and back, status, events."""

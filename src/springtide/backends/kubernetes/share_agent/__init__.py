@@ -1,0 +1,1 @@
+"""The agent of a node that holds pods to their shares."""

@@ -1,9 +1,9 @@
 """The share agent of a node: it keeps the node's GPU share daemon alive and tells it which pods hold what.
 
-`python -m springtide.backends.kubernetes.share_agent.agent --settings FILE` in a pod that sees the node's processes and has
-a directory of the node's. What holds the sharers every few milliseconds is the daemon, a process of its own; this one
-reads the pods of its node from the API server, and may stand still or lose the server: the daemon goes on with what it
-was told last.
+`python -m springtide.backends.kubernetes.share_agent.agent --settings FILE` in a pod that sees the node's processes
+and has a directory of the node's. What holds the sharers every few milliseconds is the daemon, a process of its own;
+this one reads the pods of its node from the API server, and may stand still or lose the server: the daemon goes on
+with what it was told last.
 """
 
 from __future__ import annotations

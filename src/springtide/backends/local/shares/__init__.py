@@ -1,0 +1,1 @@
+"""Shares of devices of this machine, as the executor sees them."""

@@ -1,0 +1,1 @@
+"""Shares of CPU slots: control groups, signals, the guard."""

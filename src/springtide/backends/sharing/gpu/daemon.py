@@ -1,9 +1,9 @@
 """The GPU share daemon: a process of its own that gives the tenants of GPUs their tokens every few milliseconds.
 
-`python -m springtide.backends.sharing.gpu.daemon DIRECTORY` serves one platform at a time on a socket there, and outlives
-it. Killed, it leaves everything as it is and the next one goes on where it stopped; asked to end, it lets everybody go.
-Where tenants are not this user's own programs, `--tenants` is another directory for the one socket that they may see,
-and `--segments` one for their shared memory that outlives the daemon's container.
+`python -m springtide.backends.sharing.gpu.daemon DIRECTORY` serves one platform at a time on a socket there, and
+outlives it. Killed, it leaves everything as it is and the next one goes on where it stopped; asked to end, it lets
+all tenants go. Where tenants are not this user's own programs, `--tenants` is another directory for the one socket
+that they may see, and `--segments` one for their shared memory that outlives the daemon's container.
 """
 
 from __future__ import annotations

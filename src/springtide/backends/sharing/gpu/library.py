@@ -22,7 +22,7 @@ _TRIAL_TIMEOUT_S = 10.0
 
 def sources_directory() -> Path:
     """Where the library's sources lie: in an installed package, or in the working tree. Raises BackendError."""
-    for folder in (_PACKAGE / "native", _PACKAGE.parents[3] / "native"):
+    for folder in (_PACKAGE / "native", _PACKAGE.parents[4] / "native"):
         if (folder / "src" / "hooks.h").is_file():
             return folder
     raise BackendError("the sources of the CUDA interposition library are not in this installation; install it anew")

@@ -1,0 +1,1 @@
+"""A pipeline over functions: profile, plan, tasks, step time."""

@@ -1,0 +1,1 @@
+"""One replica of a model that fits into a function."""

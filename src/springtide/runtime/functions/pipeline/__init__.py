@@ -1,0 +1,1 @@
+"""One stage of a model that is cut over functions."""

@@ -1,0 +1,1 @@
+"""The default policy: deadlines promised and kept, spare devices by marginal return."""

@@ -1,0 +1,1 @@
+"""A modelled world of functions in which searches for goals are played."""

@@ -1,0 +1,1 @@
+"""Policies of other systems, each in the registry where the studies are installed."""
