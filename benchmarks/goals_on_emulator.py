@@ -27,7 +27,7 @@ import goals_task
 import msgspec
 from msgspec.structs import replace
 
-from springtide.backends.functions.emulator.config import EmulatorConfig, Faults
+from springtide.backends.functions.emulator.config import EmulatorConfig, EmulatorFaults
 from springtide.backends.functions.emulator.launch import ensure_emulator, stop_emulator
 from springtide.backends.functions.executor import FunctionsExecutor
 from springtide.backends.functions.providers.aws import emulator_provider
@@ -180,7 +180,7 @@ class Fixed:
         service = service_of(FunctionSettings(provider="emulator", concurrency=max(GRID_WORKERS)), num_cores=2)
         service = replace(service, sizes=tuple(size_of(service, memory_mb) for memory_mb in GRID_MB))
         self.service = replace(service, concurrency=2 * max(GRID_WORKERS))
-        config = EmulatorConfig(service=self.service, warm_template=True, preload=("torch",), faults=Faults())
+        config = EmulatorConfig(service=self.service, warm_template=True, preload=("torch",), faults=EmulatorFaults())
         self._emulator = folder / "emulator"
         self.provider = emulator_provider(ensure_emulator(self._emulator, config), self.service)
         self.folder = folder

@@ -31,7 +31,7 @@ from typing import Any
 
 from springtide.backends.sharing.gpu.library import find_library, preload
 from springtide.core.shares import Share
-from springtide_studies.interposition.daemon import WHOLE, RunningDaemon, Tenant
+from springtide_studies.interposition.daemon import WHOLE, BenchTenant, RunningDaemon
 
 WORK = Path(__file__).with_name("gpu_pair_work.py")
 EXCLUSIVE, NO_CONTROL, MPS_REQUEST, MPS_LIMIT = "exclusive", "no control", "MPS at request", "MPS at limit"
@@ -244,8 +244,8 @@ def run_arm(plan: Plan, arm: str, pair: tuple[str, bool, str], moments: list[flo
             shares = (WHOLE, WHOLE) if arm == MONITOR else (SERVICE_SHARE, TRAINING_SHARE)
             daemon.grant(
                 {
-                    "service": Tenant(service.process.pid, service.uuid, shares[0], is_slo=True),
-                    "training": Tenant(training.process.pid, training.uuid, shares[1]),
+                    "service": BenchTenant(service.process.pid, service.uuid, shares[0], is_slo=True),
+                    "training": BenchTenant(training.process.pid, training.uuid, shares[1]),
                 }
             )
             time.sleep(1.5)  # whoever asked before it had a share asks again within a second
@@ -329,7 +329,7 @@ def measure_overhead(plan: Plan, tell: Callable[[str], None]) -> dict[str, Any]:
         around = environment_of(OURS, WHOLE, daemon)
         held = stack.enter_context(tenant(plan, "serve", model, around, is_graph=is_graph))
         assert daemon is not None
-        daemon.grant({"held": Tenant(held.process.pid, held.uuid)})
+        daemon.grant({"held": BenchTenant(held.process.pid, held.uuid)})
         time.sleep(1.5)
         ratios = []
         for number in range(NUM_OVERHEAD_PAIRS):
@@ -347,7 +347,7 @@ def measure_cap(plan: Plan) -> dict[str, Any]:
     with daemon_of(OURS) as daemon, contextlib.ExitStack() as stack:
         held = stack.enter_context(tenant(plan, "serve", "tiny", environment_of(OURS, share, daemon)))
         assert daemon is not None
-        daemon.grant({"held": Tenant(held.process.pid, held.uuid, share)})
+        daemon.grant({"held": BenchTenant(held.process.pid, held.uuid, share)})
         time.sleep(1.5)
         filled = held.ask({"do": "fill", "piece_bytes": 64_000_000})
     return {**filled, "cap_bytes": CAP_MB * 1_000_000, "error": filled["reserved_bytes"] / (CAP_MB * 1e6) - 1.0}

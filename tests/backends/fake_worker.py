@@ -146,9 +146,9 @@ class FakeWorker:
                 sys.exit(self.exits_when_acknowledged)
             return
         print(f"order {type(order).__name__} {msgspec.json.encode(order).decode()}", flush=True)
-        if self.params.get("stop") == "ignore" and isinstance(order, wire.Stop | wire.Preempt | wire.Fence):
+        if self.params.get("stop") == "ignore" and isinstance(order, wire.Stop | wire.Preempt | wire.FenceOrder):
             return
-        if isinstance(order, wire.Fence):
+        if isinstance(order, wire.FenceOrder):
             sys.exit(7)
         if isinstance(order, wire.FormGroup):
             self.form(order)
@@ -187,7 +187,9 @@ class FakeWorker:
             self.report(wire.Finished(generation=self.generation, step=self.step, has_result=leads))
             self.exits_when_acknowledged = 0
         if self.params.get("then") == "break" and order.generation == 1:
-            self.report(wire.GroupBroken(generation=self.generation, detail="the all-reduce ran into its deadline"))
+            self.report(
+                wire.GroupBrokenReport(generation=self.generation, detail="the all-reduce ran into its deadline")
+            )
 
 
 def main() -> None:

@@ -11,12 +11,12 @@ from types import SimpleNamespace
 import pytest
 
 from springtide.backends.control_channel import reports
-from springtide.backends.control_channel.listener import Door
-from springtide.backends.control_channel.reactor import Connection, Reactor
+from springtide.backends.control_channel.listener import WorkerListener
+from springtide.backends.control_channel.reactor import FramedConnection, Reactor
 from springtide.backends.control_channel.reports import Reports
 from springtide.backends.sockets import listen_tcp
 from springtide.core.errors import BackendError
-from springtide.core.wire.workers import Fence, FrameDecoder, Hello, Order, Report, encode_frame
+from springtide.core.wire.workers import FenceOrder, FrameDecoder, Hello, Order, Report, encode_frame
 
 
 class Place:
@@ -26,13 +26,13 @@ class Place:
         self.hosts: list[str] = []
         crew = SimpleNamespace(reactor=self.reactor, counts=self.counts, replicas={})
         self.reports: Reports = Reports(crew, lambda replica: None, lambda: None)  # type: ignore[arg-type]
-        self.door = Door(self.reactor, listen_tcp("127.0.0.1", 0), self.welcome)
+        self.door = WorkerListener(self.reactor, listen_tcp("127.0.0.1", 0), self.welcome)
         self.thread = threading.Thread(target=self.reactor.run)
         self.reactor.call(self.door.open)
         self.thread.start()
 
     def welcome(self, stream: socket.socket) -> None:
-        connection: Connection[Report] = Connection(
+        connection: FramedConnection[Report] = FramedConnection(
             self.reactor, stream, Report, self.reports.on_message, self.reports.on_close
         )
         self.hosts.append(connection.peer_host)
@@ -64,7 +64,7 @@ def test_a_stranger_with_a_token_that_nobody_gave_is_fenced(place: Place) -> Non
         stream.sendall(encode_frame(Hello(workload_id="job", replica_id="job.0", token="guess", pid=1)))
         stream.settimeout(5.0)
         (order,) = FrameDecoder[Order](Order).feed(stream.recv(1 << 16))
-        assert isinstance(order, Fence)
+        assert isinstance(order, FenceOrder)
         assert stream.recv(1) == b""
     assert place.hosts == ["127.0.0.1"]
     assert place.counts["refused_hellos"] == 1

@@ -18,7 +18,7 @@ from springtide.backends.sharing.gpu.segments import (
     UNLIMITED,
     USAGE,
     USAGE_FIELDS,
-    Usage,
+    UsageSegment,
     offsets_of,
     segment_directory,
 )
@@ -37,12 +37,12 @@ UUID = "GPU-00000000-0000-0000-0000-000000000001"
 _AT = offsets_of(USAGE_FIELDS)
 
 
-def usage(used_ns: int = 0, cycles_ns: tuple[int, ...] = (), **fields: int) -> Usage:
+def usage(used_ns: int = 0, cycles_ns: tuple[int, ...] = (), **fields: int) -> UsageSegment:
     data = bytearray(USAGE.size)
     struct.pack_into(f"={len(cycles_ns)}Q", data, _AT["cycle_ns"], *cycles_ns)
     for name, value in {"used_ns": used_ns, **fields}.items():
         struct.pack_into("=Q", data, _AT[name], value)
-    return Usage(used_ns, 0, 0, 0, 0, 0, bytes(data))
+    return UsageSegment(used_ns, 0, 0, 0, 0, 0, bytes(data))
 
 
 class Watched:
@@ -54,7 +54,7 @@ class Watched:
 
     def see(
         self,
-        now: Usage,
+        now: UsageSegment,
         *,
         granted_ns: int = 1 << 60,
         rate: float = 0.5,
@@ -140,7 +140,7 @@ def test_whatever_lies_in_the_usage_the_meter_goes_on() -> None:
     for _ in range(300):
         data = drawn.randbytes(USAGE.size) if drawn.random() < 0.7 else bytes(USAGE.size)
         head = struct.unpack_from("=6Q", data, _AT["used_ns"])
-        seen = watched.see(Usage(*head, data), granted_ns=drawn.randrange(1 << 63), waits=drawn.random() < 0.5)
+        seen = watched.see(UsageSegment(*head, data), granted_ns=drawn.randrange(1 << 63), waits=drawn.random() < 0.5)
         assert 0.0 <= seen.used_fraction <= 1.0
         assert seen.iteration_s >= 0.0
         assert all(0.0 < each.duration_s < 1e6 for each in seen.finished)

@@ -67,7 +67,7 @@ def test_a_hello_that_proves_nothing_is_fenced(platform: Platform, stranger: soc
     wrong = {"token": "y", "replica_id": "r7", "workload_id": "other", "pid": os.getpid()}
     hello = wire.Hello(**{**right, change: wrong[change]})  # type: ignore[arg-type]
     stranger.sendall(wire.encode_frame(hello))
-    assert [type(order) for order in read_all(stranger)] == [wire.Fence]
+    assert [type(order) for order in read_all(stranger)] == [wire.FenceOrder]
     assert platform.executor.counts()["refused_hellos"] == 1
     assert platform.executor._workers.replicas[ReplicaId("r0")].connection is not None
 
@@ -116,7 +116,7 @@ def test_stale_duplicate_and_stray_reports_change_nothing(platform: Platform) ->
     platform.until(JobResized)
     stray = Checkpoint(generation=5, step=3, path="/etc")
     switched = wire.Switched(generation=3, rank=0, world_size=1, step=1, pause_s=0, direction="grow", seq=102)
-    broken = wire.GroupBroken(generation=3, detail="late", seq=103)
+    broken = wire.GroupBrokenReport(generation=3, detail="late", seq=103)
     before = len(platform.events)
     deliver(platform, wire.CheckpointWritten(checkpoint=stray, seq=101), switched, switched, broken)
     platform.take(0.1)

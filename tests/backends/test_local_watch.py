@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from springtide.backends.control_channel.members import Phase
+from springtide.backends.control_channel.members import MemberPhase
 from springtide.backends.control_channel.reactor import Reactor
 from springtide.backends.local import watch
 from springtide.backends.local.members import Worker
@@ -32,7 +32,7 @@ class Table:
         self.lost.append(reason)
 
 
-def make_replica(phase: Phase = Phase.RUNNING, *, silent_s: float) -> Worker:
+def make_replica(phase: MemberPhase = MemberPhase.RUNNING, *, silent_s: float) -> Worker:
     return Worker(
         replica_id=ReplicaId("r0"),
         workload_id=WorkloadId("job"),
@@ -67,7 +67,7 @@ def test_silence_counts_unless_the_worker_starves(
     monkeypatch.setattr(watch, "live_stat", lambda identity: ProcessStat("S", 0, 100 + ticks, 0))
     monkeypatch.setattr(watch, "is_starved", lambda identity: is_starved)
     table = Table(replica)
-    watch.Watch(table)._tick()  # type: ignore[arg-type]
+    watch.SilenceMonitor(table)._tick()  # type: ignore[arg-type]
     assert bool(table.lost) == is_lost
 
 
@@ -75,8 +75,8 @@ def test_an_adopted_worker_has_a_longer_window(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(watch, "live_stat", lambda identity: ProcessStat("S", 0, 0, 0))
     monkeypatch.setattr(watch, "is_starved", lambda identity: False)
     for silent_s, is_lost in ((2.5, False), (3.5, True)):
-        table = Table(make_replica(Phase.ADOPTING, silent_s=silent_s))
-        watch.Watch(table)._tick()  # type: ignore[arg-type]
+        table = Table(make_replica(MemberPhase.ADOPTING, silent_s=silent_s))
+        watch.SilenceMonitor(table)._tick()  # type: ignore[arg-type]
         assert bool(table.lost) == is_lost
 
 
@@ -85,20 +85,20 @@ def test_who_is_asked_to_stop_has_its_grace_instead(monkeypatch: pytest.MonkeyPa
     replica = make_replica(silent_s=60.0)
     replica.asked_to_stop = True
     table = Table(replica)
-    watch.Watch(table)._tick()  # type: ignore[arg-type]
+    watch.SilenceMonitor(table)._tick()  # type: ignore[arg-type]
     assert not table.lost
 
 
 def test_a_worker_that_never_connects_is_given_up() -> None:
-    table = Table(make_replica(Phase.SPAWNING, silent_s=watch.START_TIMEOUT_S + 1))
-    watch.Watch(table)._tick()  # type: ignore[arg-type]
+    table = Table(make_replica(MemberPhase.SPAWNING, silent_s=watch.START_TIMEOUT_S + 1))
+    watch.SilenceMonitor(table)._tick()  # type: ignore[arg-type]
     assert "did not connect" in table.lost[0]
 
 
 def test_after_a_pause_of_its_own_the_watch_forgives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "live_stat", lambda identity: ProcessStat("T", 0, 0, 0))
     table = Table(make_replica(silent_s=60.0))
-    looker = watch.Watch(table)  # type: ignore[arg-type]
+    looker = watch.SilenceMonitor(table)  # type: ignore[arg-type]
     looker.forgive()
     looker._tick()
     assert not table.lost

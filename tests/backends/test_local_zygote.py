@@ -14,7 +14,7 @@ import pytest
 from local_platform import Platform, start
 
 from springtide.backends.control_channel.reactor import Reactor
-from springtide.backends.local.zygote import Zygote
+from springtide.backends.local.zygote import ZygoteClient
 from springtide.core.actions import StopReplica
 from springtide.core.events import ReplicaLost, ReplicaReady, ReplicaStopped
 from springtide.core.ports import Standing
@@ -107,13 +107,13 @@ def test_a_zygote_that_does_not_fit_is_looked_for_again_only_after_a_moment(
         looks.append(pid)
         return False
 
-    monkeypatch.setattr(Zygote, "kill", lambda self: None)
+    monkeypatch.setattr(ZygoteClient, "kill", lambda self: None)
     reactor = Reactor()
     told = dict.fromkeys(("on_spawned", "on_exited", "on_failed", "on_forgotten", "on_stray"), looks.append)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(tmp_path / "zygote.sock"))
         listener.listen()
-        zygote = Zygote(reactor, ["true"], {}, tmp_path / "zygote.sock", tmp_path / "log", is_fit=is_fit, **told)
+        zygote = ZygoteClient(reactor, ["true"], {}, tmp_path / "zygote.sock", tmp_path / "log", is_fit=is_fit, **told)
         zygote.ensure()
         assert looks == [os.getpid()]
         assert not zygote.is_connected

@@ -15,7 +15,7 @@ import pytest
 from springtide.backends.processes import process_clock_s, read_stat
 from springtide.backends.sharing.cpu.control_groups import GroupEnforcer, GroupV1Enforcer, GroupV2Enforcer, read_pids
 from springtide.backends.sharing.cpu.enforcers import NoEnforcer, choose_enforcer
-from springtide.backends.sharing.cpu.guard import Guard, start_ticks_of, undo
+from springtide.backends.sharing.cpu.guard import LimitGuard, start_ticks_of, undo
 from springtide.backends.sharing.cpu.signals import SignalEnforcer
 from springtide.backends.sharing.fixed_share import FixedShare
 from springtide.core.errors import BackendError, InvalidRequest
@@ -248,7 +248,7 @@ def test_whoever_holds_is_killed_and_nobody_stays_held(spinner: subprocess.Popen
 
 @pytest.mark.slow
 def test_a_guard_that_was_ended_is_replaced(spinner: subprocess.Popen[bytes]) -> None:
-    guard = Guard()
+    guard = LimitGuard()
     guard.watch([], [(spinner.pid, start_ticks_of(spinner.pid))])
     first = guard.pid
     os.kill(first, signal.SIGKILL)

@@ -22,7 +22,7 @@ from springtide.core.workload import GradientBucket, StepProfile
 from springtide.perf.timeline import exchange_intervals
 from springtide.runtime.profiling import collective_sampler
 from springtide.runtime.profiling import step_profiling as profiling
-from springtide.runtime.profiling.collective_sampler import Measured, _as_file, _node, server_links
+from springtide.runtime.profiling.collective_sampler import CollectiveTimes, _as_file, _node, server_links
 from springtide.runtime.profiling.step_profiling import (
     FunctionProfile,
     Operator,
@@ -105,7 +105,7 @@ def test_a_profile_reads_from_the_whole_to_its_parts(profile: FunctionProfile) -
 def test_samples_are_one_line_for_each_group() -> None:
     nodes = tuple(_node(f"node-{place}", 2, (f"rack-{place}", "spine"), "cpu") for place in range(2))
     measured = [
-        Measured(group=group, num_bytes=size, repeats_s=[1.0], duration_s=size / 1e6)
+        CollectiveTimes(group=group, num_bytes=size, repeats_s=[1.0], duration_s=size / 1e6)
         for group in ([0, 1], [0, 1, 2])
         for size in (1024, 4096)
     ]
@@ -164,7 +164,7 @@ def test_what_cannot_be_profiled_is_refused(
 def test_communication_goes_on_without_namespaces(
     springtide: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    measured = [Measured(group=[0, 1], num_bytes=1024, repeats_s=[0.001], duration_s=0.001)]
+    measured = [CollectiveTimes(group=[0, 1], num_bytes=1024, repeats_s=[0.001], duration_s=0.001)]
     samples = _as_file(measured, (_node("local", 2, (), "cpu"),), server_links("x", "cpu", 1e9, 1e9, 1e9), "a test")
     monkeypatch.setattr(collective_sampler, "sample_here", lambda *_, **__: samples)
     monkeypatch.setattr(

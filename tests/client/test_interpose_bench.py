@@ -19,26 +19,26 @@ from springtide_studies.interposition.bench import (
     NUM_LAUNCHES,
     PATHS,
     WARMING_LAUNCHES,
-    Launcher,
+    KernelLauncher,
     make_report,
     median_interval,
     run_interpose_bench,
 )
 
 
-def launchers(added_ns: float, *, num_turns: int = 100, num_lost: int = 0) -> dict[str, Launcher]:
+def launchers(added_ns: float, *, num_turns: int = 100, num_lost: int = 0) -> dict[str, KernelLauncher]:
     """Arms of which the held ones took so much longer in every turn, while the machine itself wavered."""
     made = {}
     for arm in ARMS:
         added = added_ns if arm in (HELD, HELD_OF_TWO) else 0.0 if arm == BARE else 5.0
         ns = {path: [20.0 + turn % 7 + added for turn in range(num_turns)] for path in PATHS}
-        made[arm] = Launcher(
+        made[arm] = KernelLauncher(
             MagicMock(spec=subprocess.Popen), num_asked=1000, num_arrived=1000, num_counted=1000 - num_lost, ns=ns
         )
     return made
 
 
-def report(made: dict[str, Launcher]) -> dict:
+def report(made: dict[str, KernelLauncher]) -> dict:
     return make_report(made, {"cpus": 1}, 1000)
 
 

@@ -12,7 +12,7 @@ from springtide.core.errors import BackendError
 from springtide_studies.kubernetes import cluster as kubernetes_bench_cluster
 from springtide_studies.kubernetes.bench import _at
 from springtide_studies.kubernetes.cluster import SlowWire, api_server
-from springtide_studies.kubernetes.report import BindRates, Run, make_report
+from springtide_studies.kubernetes.report import BenchRun, BindRates, make_report
 
 BINDS = BindRates(one_by_one=100.0, together=150.0, one_by_one_afar=40.0, together_afar=200.0)
 
@@ -23,12 +23,14 @@ def run(
     lag_s: float = 0.05,
     own_lag_s: float = 0.01,
     num_bound: int = 8000,
-) -> Run:
+) -> BenchRun:
     turns = [(turn_s, turn_s / 2, 1, hand_over_s)] * 99 + [(9.0, 9.0, 0, 0.0)]
-    return Run(num_bound, 40.0, 20.0, 0.02, [lag_s] * 100, [own_lag_s] * 100, turns)
+    return BenchRun(num_bound, 40.0, 20.0, 0.02, [lag_s] * 100, [own_lag_s] * 100, turns)
 
 
-def report(whole: Run | None = None, quick: Run | None = None, slow: Run | None = None, binds: BindRates = BINDS):
+def report(
+    whole: BenchRun | None = None, quick: BenchRun | None = None, slow: BenchRun | None = None, binds: BindRates = BINDS
+):
     return make_report(whole or run(), quick or run(), slow or run(), binds, 1000, 2000, "springtide")
 
 

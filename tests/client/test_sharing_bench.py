@@ -10,14 +10,14 @@ import pytest
 from springtide.core.shares import has_room, load_of
 from springtide.core.status.shares import SharingStatus
 from springtide_studies.sharing.bench import ARMS, SERVICE_SHARE, TRAINING_SHARE, _in_turn, _load
-from springtide_studies.sharing.load import Answer, Order, Surge, Target, draw_moments, send_all
+from springtide_studies.sharing.load import LoadReply, Order, Surge, Target, draw_moments, send_all
 from springtide_studies.sharing.report import (
     SharingFigures,
     arms_table,
     make_report,
     percentile,
 )
-from springtide_studies.sharing.trial import SERVICES, Trial, is_violation
+from springtide_studies.sharing.trial import SERVICES, SharingTrial, is_violation
 
 LOAD = _load(100, is_small=True)
 FIGURES = SharingFigures(
@@ -25,23 +25,23 @@ FIGURES = SharingFigures(
 )
 
 
-def answers(num: int, num_late: int, num_refused: int = 0) -> tuple[Answer, ...]:
+def answers(num: int, num_late: int, num_refused: int = 0) -> tuple[LoadReply, ...]:
     """So many requests, the first of them late or refused."""
     made = []
     for index in range(num):
         due_s = LOAD.duration_s * index / num
         latency_s = 2 * LOAD.slo_s if index < num_late else LOAD.slo_s / 4
         status = 503 if num_late <= index < num_late + num_refused else 200
-        made.append(Answer(due_s=due_s, sent_s=due_s + 0.001, answered_s=due_s + latency_s, status=status))
+        made.append(LoadReply(due_s=due_s, sent_s=due_s + 0.001, answered_s=due_s + latency_s, status=status))
     return tuple(made)
 
 
 def trial(
     arm: str, num_late: int, num_steps: int, *, device: str = "", cpu_s: float = 1.0, mechanism: str = "cgroup-v1"
-) -> Trial:
+) -> SharingTrial:
     """One trial in which each service had 400 requests, `num_late` of them too late."""
     names = (*SERVICES, "training")
-    return Trial(
+    return SharingTrial(
         arm=arm,
         repetition=0,
         duration_s=LOAD.duration_s,
@@ -55,7 +55,7 @@ def trial(
     )
 
 
-def report(*trials: Trial):
+def report(*trials: SharingTrial):
     return make_report(ARMS, LOAD, trials, FIGURES)
 
 
@@ -91,7 +91,7 @@ def test_a_request_goes_out_when_it_is_due_although_the_one_before_has_no_answer
         finally:
             writer.close()
 
-    async def play() -> list[list[Answer]]:
+    async def play() -> list[list[LoadReply]]:
         server = await asyncio.start_server(slow_server, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         targets = (Target(path="/f/x", body="{}", moments=(0.0, 0.01, 0.02)),)
@@ -122,7 +122,7 @@ def test_a_connection_that_the_server_closed_meanwhile_fails_no_request():
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
         writer.close()
 
-    async def play() -> list[Answer]:
+    async def play() -> list[LoadReply]:
         server = await asyncio.start_server(forgetful_server, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         targets = (Target(path="/f/x", body="{}", moments=(0.0, 0.3, 0.6)),)
@@ -136,10 +136,10 @@ def test_a_connection_that_the_server_closed_meanwhile_fails_no_request():
 
 
 def test_latency_counts_from_when_a_request_was_due_not_from_when_it_was_sent():
-    stalled = Answer(due_s=1.0, sent_s=1.5, answered_s=1.51, status=200)
+    stalled = LoadReply(due_s=1.0, sent_s=1.5, answered_s=1.51, status=200)
     assert is_violation(stalled, 0.12)
-    assert not is_violation(Answer(due_s=1.0, sent_s=1.0, answered_s=1.1, status=200), 0.12)
-    assert is_violation(Answer(due_s=1.0, sent_s=1.0, answered_s=1.1, status=503), 0.12), "a refusal is no answer"
+    assert not is_violation(LoadReply(due_s=1.0, sent_s=1.0, answered_s=1.1, status=200), 0.12)
+    assert is_violation(LoadReply(due_s=1.0, sent_s=1.0, answered_s=1.1, status=503), 0.12), "a refusal is no answer"
 
 
 def test_the_shares_of_every_arm_fit_on_one_device():
@@ -202,7 +202,7 @@ def test_requests_that_got_no_answer_have_no_percentile():
     assert percentile([], 0.5) == float("inf")
     assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
     refused = trial("exclusive", 0, 1000)
-    refused = Trial(**{**{f: getattr(refused, f) for f in Trial.__struct_fields__},
+    refused = SharingTrial(**{**{f: getattr(refused, f) for f in SharingTrial.__struct_fields__},
                        "answers": (answers(400, 0, 400), answers(400, 0))})  # fmt: skip
     services = report(refused)["arms"][0]["services"]
     assert services["first"]["p50_s"] is None

@@ -14,7 +14,7 @@ from springtide.collectives.schedule import (
     make_smlt_schedule,
     rank_steps,
 )
-from springtide.collectives.steps import Get, Put, Reduce, Schedule
+from springtide.collectives.steps import CollectiveSchedule, Get, Put, Reduce
 from springtide.testing.collective_schedules import find_faults, traffic
 
 ODD_SIZES = (0, 1, 2, 7, 16, 97, 1001)
@@ -80,13 +80,13 @@ def test_idle_workers_of_few_shards_only_put_and_get():
     assert traffic(steps).elements_down == 100
 
 
-def with_steps(schedule: Schedule, rank: int, steps) -> Schedule:
+def with_steps(schedule: CollectiveSchedule, rank: int, steps) -> CollectiveSchedule:
     ranks = list(schedule.ranks)
     ranks[rank] = tuple(steps)
     return msgspec.structs.replace(schedule, ranks=tuple(ranks))
 
 
-def replaced(schedule: Schedule, rank: int, kind, **changes) -> Schedule:
+def replaced(schedule: CollectiveSchedule, rank: int, kind, **changes) -> CollectiveSchedule:
     """The schedule with the first step of that kind changed."""
     steps = list(schedule.ranks[rank])
     index = next(i for i, step in enumerate(steps) if isinstance(step, kind))
@@ -144,12 +144,12 @@ def test_two_that_wait_for_each_other_are_found():
             Put(key=f"raw/{mine}", start=0, stop=4, num_readers=1, after=(0,)),
         )
 
-    circle = Schedule(name="circle", num_workers=2, num_elements=4, ranks=(rank(0, 1), rank(1, 0)))
+    circle = CollectiveSchedule(name="circle", num_workers=2, num_elements=4, ranks=(rank(0, 1), rank(1, 0)))
     assert find_faults(circle) == ["some steps wait for each other in a circle"]
 
 
 def test_an_addend_that_nobody_gets_is_found():
-    served = Schedule(
+    served = CollectiveSchedule(
         name="served",
         num_workers=1,
         num_elements=4,

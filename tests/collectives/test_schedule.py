@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from springtide.collectives.schedule import COLLECTIVES, make_schedule, rank_steps
-from springtide.collectives.steps import Get, Put, Schedule, bounds
+from springtide.collectives.steps import CollectiveSchedule, Get, Put, bounds
 from springtide.core.errors import InvalidRequest
 from springtide.testing.collective_schedules import traffic
 
@@ -20,7 +20,7 @@ def test_parts_cover_everything_and_differ_by_one():
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_a_schedule_is_a_value(name):
     schedule = make_schedule(name, 4, 37, 3)
-    assert msgspec.json.decode(msgspec.json.encode(schedule), type=Schedule) == schedule
+    assert msgspec.json.decode(msgspec.json.encode(schedule), type=CollectiveSchedule) == schedule
     assert schedule == make_schedule(name, 4, 37, 3)
     assert hash(schedule) == hash(make_schedule(name, 4, 37, 3))
 

@@ -8,7 +8,7 @@ from quoting import Reserving, pass_time, platform, random_case, training_job, v
 
 from springtide.control.quotes.alternatives import readable_s, typed_duration
 from springtide.control.quotes.inquiry import changed_job, grown
-from springtide.control.quotes.quote import Spread, quote
+from springtide.control.quotes.quote import SpeedRange, quote
 from springtide.core.decision import Overheads, Snapshot
 from springtide.core.events import NodeJoined
 from springtide.core.quantities import parse_duration_s
@@ -196,7 +196,7 @@ def test_a_speed_that_is_discounted_has_its_slow_end_at_the_plan():
     answer = ask(
         platform(Reserving(), devices=4),
         training_job(minutes=10, deadline_s=420, most=4),
-        spread=Spread(fast=0.8, slow=1.0, source="history"),
+        spread=SpeedRange(fast=0.8, slow=1.0, source="history"),
     )
     assert answer.finish_s.p90 == pytest.approx(330)
     assert answer.speed_source == "history"

@@ -11,7 +11,7 @@ from springtide.control.quotes.forecast import play_forward
 from springtide.control.quotes.inquiry import arriving, grown
 from springtide.control.quotes.pools_forecast import PoolPlay
 from springtide.control.quotes.quote import quote
-from springtide.control.quotes.quote_pools import Ground, counted_on, loans_text
+from springtide.control.quotes.quote_pools import PoolContext, counted_on, loans_text
 from springtide.core.decision import Capacity, Plan, PoolAllocation, Relabel, ServiceView, Snapshot
 from springtide.core.resources import Topology, make_node
 from springtide.core.status.quote import Quote
@@ -119,7 +119,7 @@ def test_a_refusal_names_who_has_trainings_servers():
 
 def test_a_cluster_without_labels_is_as_it_was():
     snapshot = _snapshot(make_node("n0", 2))
-    ground = Ground(snapshot, Plan())
+    ground = PoolContext(snapshot, Plan())
     assert (ground.has_pools, ground.num_devices, ground.num_free(), ground.holders()) == (False, 2, 2, [])
     assert counted_on(ground, Plan(), 1e9) == ()
     assert loans_text(ground, ()) == ""
@@ -130,7 +130,7 @@ def test_a_cluster_without_labels_is_as_it_was():
 def test_parts_of_a_server_are_told_in_devices():
     nodes = (_node("n0", 4, "training"), _node("n1", 4, "shared", "inference"))
     capacity = (Capacity(from_s=0.0, num_devices=7), Capacity(from_s=100.0, num_devices=4))
-    ground = Ground(_snapshot(*nodes, now_s=0.0, tide=Tide(day_s=600.0)), Plan(capacity=capacity))
+    ground = PoolContext(_snapshot(*nodes, now_s=0.0, tide=Tide(day_s=600.0)), Plan(capacity=capacity))
     counts = counted_on(ground, Plan(capacity=capacity), 90.0)
     assert loans_text(ground, counts) == "counts 3 loaned devices until second 100 of the day (forecast)"
 

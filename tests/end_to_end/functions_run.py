@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from springtide.backends.functions.emulator.config import EmulatorConfig, Faults
+from springtide.backends.functions.emulator.config import EmulatorConfig, EmulatorFaults
 from springtide.backends.functions.emulator.launch import ensure_emulator, stop_emulator
 from springtide.backends.functions.executor import FunctionsExecutor
 from springtide.backends.functions.providers.aws import emulator_provider
@@ -23,7 +23,7 @@ from springtide.core.resources import DeviceId
 from springtide.core.workload import Entrypoint, Goal, JobState, ReplicaId, TrainingJob, WorkloadId
 from springtide.perf.functions import services as function_services
 from springtide.perf.functions.pipeline.tasks import micro_batch_bounds
-from springtide.runtime.data.shards import Schedule, seed_everything
+from springtide.runtime.data.shards import SampleSchedule, seed_everything
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -84,7 +84,7 @@ class Run:
         job: TrainingJob,
         *,
         service: FunctionService,
-        faults: Faults | None = None,
+        faults: EmulatorFaults | None = None,
         store_url: str = "",
         parameter_url: str = "",
         cpu_fraction: float = 4.0,
@@ -102,7 +102,7 @@ class Run:
             cpu_fraction=cpu_fraction,
             warm_template=True,
             preload=("torch", "springtide.runtime.functions.worker"),
-            faults=faults or Faults(),
+            faults=faults or EmulatorFaults(),
             role_environment=environment or {},
         )
         self.address = ensure_emulator(folder / "emulator", config)
@@ -236,7 +236,7 @@ def reference(job: TrainingJob, example: str, *, is_whole: bool) -> tuple[list[f
     model = task.model()
     data = task.dataset()
     optimizer = task.optimizer(model.parameters())
-    schedule = Schedule(
+    schedule = SampleSchedule(
         num_samples=len(data[0]),
         global_batch_size=job.global_batch_size,
         num_epochs=job.num_epochs,

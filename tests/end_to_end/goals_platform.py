@@ -19,7 +19,7 @@ import msgspec
 from conftest import LivePlatform, wait_for
 
 from springtide.backends.functions.coordinator.notes import NOTES_FILE, Notes
-from springtide.backends.functions.emulator.config import Faults, fate_of
+from springtide.backends.functions.emulator.config import EmulatorFaults, fate_of
 from springtide.backends.functions.emulator.launch import (
     EmulatorAddress,
     emulator_status,
@@ -33,7 +33,7 @@ from springtide.core.function_search import BatchPhase
 from springtide.core.functions import Bill, LayerProfile, ModelProfile
 from springtide.core.status.platform import JobStatus
 from springtide.core.workload import JobState
-from springtide.runtime.data.shards import Schedule, seed_everything
+from springtide.runtime.data.shards import SampleSchedule, seed_everything
 from springtide.runtime.profiling.layer_profiling import LayerProfileFile, write_layer_profile
 from springtide.service.assembly.function_settings import FunctionSettings, write_settings
 
@@ -167,7 +167,9 @@ def reference(
     model = module.model(params or {})
     x, y = module.samples()
     phases = tuple(BatchPhase(from_epoch=epoch, global_batch_size=size) for epoch, size in schedule)
-    plan = Schedule(num_samples=len(x), global_batch_size=global_batch, num_epochs=epochs, seed=seed, phases=phases)
+    plan = SampleSchedule(
+        num_samples=len(x), global_batch_size=global_batch, num_epochs=epochs, seed=seed, phases=phases
+    )
     losses, digest = [], ""
     for step in range(plan.total_steps):
         batch = plan.batch(step)
@@ -192,7 +194,7 @@ def stream_reference(module: ModuleType, x: Any, y: Any, *, global_batch: int) -
 def seed_that_kills(fraction: float = 0.05, among: int = 4, within: int = 40) -> int:
     """The first seed that kills one of the first invocations, and no more than its share of the later ones."""
     for seed in count():
-        faults = Faults(seed=seed, kill_fraction=fraction)
+        faults = EmulatorFaults(seed=seed, kill_fraction=fraction)
         killed = [number for number in range(within) if fate_of(faults, number).kill_after_s is not None]
         if killed and killed[0] < among and len(killed) <= fraction * within:
             return seed
@@ -224,7 +226,7 @@ class GoalsPlatform:
         assert found is not None, "the emulator is gone"
         return found
 
-    def set_faults(self, faults: Faults) -> None:
+    def set_faults(self, faults: EmulatorFaults) -> None:
         set_faults(self.emulator, faults)
 
     def job(self, job_id: str) -> JobStatus:

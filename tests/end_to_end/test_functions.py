@@ -13,7 +13,7 @@ from functions_run import Run, job_of, plan_of, reference, service_of
 from safetensors.torch import load_file
 
 from springtide.backends.functions.coordinator.notes import NOTES_FILE, Notes
-from springtide.backends.functions.emulator.config import Faults
+from springtide.backends.functions.emulator.config import EmulatorFaults
 from springtide.core import events
 from springtide.core.workload import Entrypoint
 
@@ -81,7 +81,7 @@ def test_digits_without_faults(run_of: Callable[..., Run]) -> None:
 def test_digits_with_short_lives_and_one_in_twenty_killed(run_of: Callable[..., Run]) -> None:
     plan = plan_of((5, 10), num_micro_batches=3, micro_batch_size=20)
     job = job_of("functions_digits", plan, global_batch_size=60, num_epochs=4)
-    faults = Faults(seed=KILLING_SEED, kill_fraction=0.05, kill_within_s=20.0)
+    faults = EmulatorFaults(seed=KILLING_SEED, kill_fraction=0.05, kill_within_s=20.0)
     # A small share of a core for each function, so that steps take what they take however many cores there are.
     run = run_of(job, service=service_of(30.0), faults=faults, cpu_fraction=0.2)
     run.start()
@@ -99,7 +99,7 @@ def test_digits_with_short_lives_and_one_in_twenty_killed(run_of: Callable[..., 
 def test_a_small_gpt_with_lives_of_a_minute_and_one_in_twenty_killed(run_of: Callable[..., Run]) -> None:
     plan = plan_of((4, 8, 11), num_micro_batches=4, micro_batch_size=16)
     job = job_of("functions_gpt", plan, global_batch_size=64, num_epochs=1)
-    faults = Faults(seed=KILLING_SEED, kill_fraction=0.05, kill_within_s=40.0)
+    faults = EmulatorFaults(seed=KILLING_SEED, kill_fraction=0.05, kill_within_s=40.0)
     run = run_of(job, service=service_of(60.0), faults=faults, cpu_fraction=0.15)
     run.start()
     run.follow(limit_s=400.0)

@@ -16,7 +16,7 @@ from functions_run import Run, job_of, plan_of, service_of
 from test_functions import check_equal
 
 from kits.servers import missing_redis, running_redis, running_s3
-from springtide.backends.functions.emulator.config import Faults
+from springtide.backends.functions.emulator.config import EmulatorFaults
 from springtide.backends.functions.emulator.launch import inject, set_faults
 from springtide.core import events
 from springtide.core.actions import EndJob, StopReplica
@@ -102,7 +102,7 @@ def test_refusals_lost_invocations_and_late_ones(run_of: Callable[..., Run]) -> 
     assert run.status().num_throttled == 3
     inject(run.address, "late", num_times=1, seconds=8.0)
     inject(run.address, "kill", num_times=1, seconds=1.0)
-    set_faults(run.address, Faults(answer_lost_fraction=1.0))
+    set_faults(run.address, EmulatorFaults(answer_lost_fraction=1.0))
     run.follow()
     check_equal(run, "functions_digits")
 

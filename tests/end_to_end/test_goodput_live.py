@@ -17,7 +17,7 @@ from springtide.control.loop import verify
 from springtide.control.quotes.budget import WithinBudget
 from springtide.core.actions import ResizeJob
 from springtide.core.events import ProgressReported
-from springtide.runtime.data.shards import Schedule
+from springtide.runtime.data.shards import SampleSchedule
 from springtide.scheduling.registry import POLICY_NAMES, make_policy
 from springtide.service.platform import LOCAL_OVERHEADS
 
@@ -86,7 +86,7 @@ def batches_of(platform):
 
 def assert_every_sample_once(platform, job_id, batch_of, num_epochs, seed):
     """Replay the sample cursor over the logged steps with the batch that each generation was ordered to have."""
-    schedule = Schedule(num_samples=NUM_SAMPLES, global_batch_size=1, num_epochs=num_epochs, seed=seed)
+    schedule = SampleSchedule(num_samples=NUM_SAMPLES, global_batch_size=1, num_epochs=num_epochs, seed=seed)
     num_seen = 0
     for number, record in enumerate(lineage_of(platform, job_id), start=1):
         assert record["step"] == number

@@ -16,7 +16,7 @@ from springtide.backends.local.executor import LocalExecutor
 from springtide.core.events import JobSubmitted, ProgressReported
 from springtide.core.resources import make_node
 from springtide.core.workload import AdaptiveBatch, Entrypoint, TrainingJob
-from springtide.runtime.elastic.step_vector import Payload
+from springtide.runtime.elastic.step_vector import StepVector
 from springtide.runtime.elastic.training_cursor import NOISE_STRIDE, NUM_DENSE_STEPS
 from springtide.runtime.models.named_tensors import TrainingState
 from springtide.service.platform import Platform
@@ -113,7 +113,7 @@ def test_what_measuring_the_noise_costs_a_shard(num_millions, capsys):
     samples = torch.randn(16, width)
     costs = {}
     for measures_noise in (False, True, False, True):
-        payload = Payload(state, 4, measures_noise=measures_noise)
+        payload = StepVector(state, 4, measures_noise=measures_noise)
         took = []
         for _ in range(12):
             payload.begin_step()

@@ -21,7 +21,7 @@ import pytest
 
 from springtide.backends.sharing.gpu.library import find_library, preload
 from springtide.core.shares import Share
-from springtide_studies.interposition.daemon import WHOLE, RunningDaemon, Tenant
+from springtide_studies.interposition.daemon import WHOLE, BenchTenant, RunningDaemon
 
 pytestmark = [
     pytest.mark.gpu,
@@ -100,7 +100,7 @@ def held_run(daemon: RunningDaemon, text: str, share: Share = WHOLE) -> tuple[di
         assert process.stdin is not None
         assert process.stdout is not None
         uuid = json.loads(process.stdout.readline())["uuid"]
-        daemon.grant({"held": Tenant(process.pid, uuid, share)})
+        daemon.grant({"held": BenchTenant(process.pid, uuid, share)})
         time.sleep(1.5)
         process.stdin.write("go\n")
         process.stdin.flush()

@@ -116,7 +116,7 @@ class PlayedWorker:
         if isinstance(order, wire.Acknowledge):
             with self._lock:
                 self._unacknowledged = [each for each in self._unacknowledged if each.seq > order.seq]  # type: ignore[attr-defined]
-        elif isinstance(order, wire.Fence):
+        elif isinstance(order, wire.FenceOrder):
             self.end(3)
         elif isinstance(order, wire.FormGroup) and self.spec.replica_id in order.members:
             self.generation = order.generation

@@ -19,7 +19,7 @@ from springtide.core.events import Event, JobResized, ReplicaReady, ReplicaStopp
 from springtide.core.resources import make_node
 from springtide.core.status.platform import JobStatus
 from springtide.service.platform import Platform
-from springtide.service.reconciler.controller import ObjectDoor
+from springtide.service.reconciler.controller import ResourceReconciler
 from springtide.service.status.status import job_status
 
 TRAIN = "def fit(ctx):\n    pass\n"
@@ -114,7 +114,7 @@ class ObjectPlatform:
             advertise="127.0.0.1",
             finished_ttl_s=finished_ttl_s,
         )
-        self.door = ObjectDoor(self.platform, self.thread, settings, quota_caps=quota_caps)
+        self.door = ResourceReconciler(self.platform, self.thread, settings, quota_caps=quota_caps)
         self.desk = self.door.desk
 
     def __enter__(self) -> ObjectPlatform:

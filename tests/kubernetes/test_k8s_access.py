@@ -15,7 +15,7 @@ from lab import Cluster
 from springtide.backends.kubernetes.client import api as api_module
 from springtide.backends.kubernetes.client import auth as api_auth
 from springtide.backends.kubernetes.client.api import KubeApi
-from springtide.backends.kubernetes.client.errors import Forbidden, NotAuthenticated
+from springtide.backends.kubernetes.client.errors import KubeForbidden, NotAuthenticated
 from springtide.backends.kubernetes.client.kinds import NAMESPACE, POD, SECRET, SERVICE_ACCOUNT
 from springtide.core.errors import BackendError
 
@@ -62,7 +62,7 @@ def test_as_in_a_pod(cluster, namespace, pki, tmp_path, monkeypatch):
     assert api.namespace == namespace
 
     async def ask(api: KubeApi) -> tuple[str, bool]:
-        with pytest.raises(Forbidden, match=f"system:serviceaccount:{namespace}:default"):
+        with pytest.raises(KubeForbidden, match=f"system:serviceaccount:{namespace}:default"):
             await api.list(SECRET, namespace)
         return await api.version(), await api.review("list", SECRET, namespace)
 
@@ -87,7 +87,7 @@ def test_a_client_certificate_that_is_renewed(cluster, pki, tmp_path, monkeypatc
     api = KubeApi.connect(tmp_path / "config")
 
     async def ask(api: KubeApi) -> int:
-        with pytest.raises(Forbidden, match="system:node"):
+        with pytest.raises(KubeForbidden, match="system:node"):
             await api.list(NAMESPACE)
         be("admin")
         return len((await api.list(NAMESPACE)).items)
@@ -124,7 +124,7 @@ def test_a_wrong_token(cluster):
 
 def test_acting_as_somebody_else(cluster, namespace):
     somebody = f"system:serviceaccount:{namespace}:default"
-    with pytest.raises(Forbidden, match=somebody):
+    with pytest.raises(KubeForbidden, match=somebody):
         with_api(KubeApi.connect(cluster.kubeconfig, impersonate=somebody), lambda api: api.list(SECRET))
 
 

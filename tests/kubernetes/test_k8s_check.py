@@ -15,7 +15,7 @@ from lab import Cluster
 from service_account import apply, install_definitions, installed, kubeconfig_of
 
 from springtide.backends.kubernetes.client.api import KubeApi
-from springtide.backends.kubernetes.install.cluster_check import Finding, check_cluster
+from springtide.backends.kubernetes.install.cluster_check import ClusterFinding, check_cluster
 from springtide.backends.kubernetes.install.settings_file import settings_from
 from springtide.backends.kubernetes.resources.definitions import custom_resource_definitions
 from springtide.backends.kubernetes.settings import HOME_LABEL, NODE_LABEL
@@ -25,8 +25,8 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(180)]
 RESOURCE = "example.com/checked"
 
 
-def findings(cluster: Cluster, values: dict[str, Any]) -> list[Finding]:
-    async def look() -> list[Finding]:
+def findings(cluster: Cluster, values: dict[str, Any]) -> list[ClusterFinding]:
+    async def look() -> list[ClusterFinding]:
         api = KubeApi.connect(cluster.kubeconfig)
         try:
             return await check_cluster(api, settings_from(values, "the test's settings"))
@@ -36,7 +36,7 @@ def findings(cluster: Cluster, values: dict[str, Any]) -> list[Finding]:
     return asyncio.run(look())
 
 
-def told(cluster: Cluster, values: dict[str, Any], name: str) -> list[Finding]:
+def told(cluster: Cluster, values: dict[str, Any], name: str) -> list[ClusterFinding]:
     return [each for each in findings(cluster, values) if each.name == name]
 
 

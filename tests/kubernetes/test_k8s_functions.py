@@ -28,7 +28,7 @@ from lab import Cluster
 
 from kits.servers import missing_postgres, missing_redis
 from springtide.backends.kubernetes.client.api import KubeApi
-from springtide.backends.kubernetes.install.cluster_check import Finding, check_cluster
+from springtide.backends.kubernetes.install.cluster_check import ClusterFinding, check_cluster
 from springtide.service.assembly.function_cluster_check import check_functions
 from springtide.service.assembly.functions import EMULATOR_TOKEN
 from springtide.service.assembly.kubernetes import SUPERSEDED
@@ -202,7 +202,7 @@ def test_the_check_tries_what_jobs_on_functions_rest_on(platform: FunctionsPlatf
     given = msgspec.structs.replace(platform.settings, store_secret="keys")
 
     def look() -> list[tuple[str, str]]:
-        async def ask() -> list[Finding]:
+        async def ask() -> list[ClusterFinding]:
             api = KubeApi.connect(platform.cluster.kubeconfig)
             try:
                 return await check_cluster(api, given, check_functions)

@@ -13,7 +13,7 @@ from lab import Cluster
 from object_platform import ObjectPlatform, install_definitions, training
 
 from springtide.client.goals import TrainOptions
-from springtide.client.kubernetes import Cluster as Client
+from springtide.client.kubernetes import ClusterClient as Client
 from springtide.client.kubernetes import training_object
 from springtide.client.source import read_source
 from springtide.core.events import JobFinished

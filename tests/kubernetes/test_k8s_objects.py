@@ -13,7 +13,7 @@ from kube_http import Kube, Refused, wait_for
 from lab import Cluster
 from object_platform import SERVE, TRAIN, ObjectPlatform, inference, install_definitions, training
 
-from springtide.client.kubernetes import Cluster as Client
+from springtide.client.kubernetes import ClusterClient as Client
 from springtide.client.kubernetes import check_object
 from springtide.core.errors import Conflict, InvalidRequest
 from springtide.service.reconciler import controller as resource_controller

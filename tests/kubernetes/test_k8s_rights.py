@@ -14,7 +14,7 @@ from service_account import RIGHTS, install_definitions, installed, is_refused, 
 
 from springtide.backends.kubernetes.client import kinds
 from springtide.backends.kubernetes.client.api import KubeApi
-from springtide.backends.kubernetes.client.errors import ApiError
+from springtide.backends.kubernetes.client.errors import KubeApiError
 from springtide.backends.kubernetes.client.kinds import Key, Kind
 from springtide.backends.kubernetes.install import rbac
 from springtide.backends.kubernetes.install.cluster_check import may
@@ -86,7 +86,7 @@ class Driver:
         self.used.add((verb, kind.group, kind.plural, subresource))
         try:
             return await call
-        except ApiError as error:
+        except KubeApiError as error:
             # No kubelet stands behind a pod of this test: its log cannot be had, and asking for it is allowed.
             if error.status == 403 or subresource != "log":
                 raise

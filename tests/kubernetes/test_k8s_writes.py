@@ -13,7 +13,13 @@ from kube_http import wait_for
 from lab import Cluster
 
 from springtide.backends.kubernetes.client.api import KubeApi
-from springtide.backends.kubernetes.client.errors import AlreadyExists, Forbidden, Invalid, NoSuchObject, QuotaExceeded
+from springtide.backends.kubernetes.client.errors import (
+    AlreadyExists,
+    Invalid,
+    KubeForbidden,
+    NoSuchObject,
+    QuotaExceeded,
+)
 from springtide.backends.kubernetes.client.kinds import CONFIG_MAP, POD, RESOURCE_QUOTA, Key, Object, key_of, uid_of
 from springtide.backends.kubernetes.client.thread import ApiThread
 from springtide.backends.kubernetes.client.writes import ensure_bound, ensure_changed, ensure_created, ensure_deleted
@@ -201,7 +207,7 @@ def test_refusals_are_final_and_say_why(thread, proxy, namespace, cluster):
         assert outcome.waiting == []
     assert isinstance(invalid.failed[0], Invalid)
     assert isinstance(full.failed[0], QuotaExceeded)
-    assert isinstance(forbidden.failed[0], Forbidden)
+    assert isinstance(forbidden.failed[0], KubeForbidden)
     assert isinstance(missing.failed[0], NoSuchObject)
 
 

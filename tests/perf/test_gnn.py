@@ -7,7 +7,7 @@ import pytest
 from communication_data import drawn_subgraphs, small_fabric, subgraph_of
 
 from springtide.core.errors import InvalidRequest
-from springtide.perf.communication.gnn import GraphModel, Spread, load_model, region_of, save_model
+from springtide.perf.communication.gnn import GraphModel, PredictionSpread, load_model, region_of, save_model
 from springtide.perf.communication.gnn_graph import vocabulary_of
 from springtide.perf.communication.gnn_layers import Sizes, fresh_parameters
 from springtide.perf.communication.query import Query
@@ -18,7 +18,7 @@ SIZES = Sizes(width=8, regime_width=8, head_width=8)
 def untrained(num_members: int = 2) -> GraphModel:
     vocabulary = vocabulary_of(drawn_subgraphs(10, 0))
     members = [fresh_parameters(SIZES, vocabulary, np.random.default_rng(seed)) for seed in range(num_members)]
-    spread = Spread(one_server=0.1, one_switch=0.2, several_switches=0.3)
+    spread = PredictionSpread(one_server=0.1, one_switch=0.2, several_switches=0.3)
     return GraphModel(members, vocabulary, SIZES, spread)
 
 

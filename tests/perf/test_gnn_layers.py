@@ -8,7 +8,7 @@ from communication_data import drawn_subgraphs, lawful_samples
 
 from springtide.perf.communication.gnn_graph import Floats, batch_of, compile_subgraph, vocabulary_of
 from springtide.perf.communication.gnn_layers import (
-    Asked,
+    QueryBatch,
     Sizes,
     answer,
     embed,
@@ -27,7 +27,7 @@ def test_gradients_agree_with_finite_differences(num_layers: int) -> None:
     batch = batch_of([compile_subgraph(shape, vocabulary, sizes.num_layers) for shape in subgraphs], np.float64)
     num_bytes = np.array([query.num_bytes for query in queries], np.float64)
     num_devices = np.array([query.subgraph.num_devices for query in queries])
-    asked = Asked(
+    asked = QueryBatch(
         graph=np.repeat(np.arange(len(subgraphs)), 2),
         log_bytes=np.log(num_bytes),
         size_features=size_features(num_bytes, num_devices, np.arange(len(queries)) % 4, np.float64),

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from springtide.core.functions import MIB, LayerProfile, ModelProfile
-from springtide_studies.rivals.pipeline_baselines import BASELINES, ParameterServer, baseline_step
+from springtide_studies.rivals.pipeline_baselines import BASELINES, ParameterServerBaseline, baseline_step
 
-SERVER = ParameterServer(name="s", bytes_per_s=40e6, usd_per_hour=3600.0)
+SERVER = ParameterServerBaseline(name="s", bytes_per_s=40e6, usd_per_hour=3600.0)
 
 
 def _profile(parameter_mb: int = 100, activation_mb: int = 40) -> ModelProfile:
@@ -74,7 +74,9 @@ def test_a_parameter_server_s_link_is_shared_and_its_time_paid() -> None:
     # Four workers share 40 MB/s: 10 MB/s each, twice 200 MiB.
     assert step.sync_s == pytest.approx(2 * 200 * MIB / 10e6 + 2 * 0.5)
     assert step.server_usd == pytest.approx(step.step_s)
-    wide = baseline_step("HybridPS", _profile(), 48, server=ParameterServer(name="w", bytes_per_s=1e9, usd_per_hour=1))
+    wide = baseline_step(
+        "HybridPS", _profile(), 48, server=ParameterServerBaseline(name="w", bytes_per_s=1e9, usd_per_hour=1)
+    )
     assert wide is not None
     assert wide.sync_s == pytest.approx(2 * 200 / 20 + 1.0)
 

@@ -12,8 +12,8 @@ from springtide.core.decision import Snapshot
 from springtide.core.errors import InvalidRequest
 from springtide.core.resources import Topology, make_node
 from springtide.scheduling.admission import (
+    OwnerQuota,
     PriceGate,
-    Quota,
     UrgencyPricing,
     reserve_for_failures,
     reserve_fraction,
@@ -35,7 +35,7 @@ def view_of(owner, name="a", *, admitted_at_s=None):
 
 
 def test_the_daily_quota_counts_24_hours_back_also_what_has_ended():
-    quota, ledger = Quota(max_per_day=2), {}
+    quota, ledger = OwnerQuota(max_per_day=2), {}
     for now_s in (0.0, 3600.0):
         objection, ledger = quota.review(view_of("ada"), snapshot_at(now_s), ledger)
         assert objection is None
@@ -47,7 +47,7 @@ def test_the_daily_quota_counts_24_hours_back_also_what_has_ended():
 
 
 def test_the_quota_of_unfinished_jobs_counts_promises_only():
-    quota = Quota(max_unfinished=1)
+    quota = OwnerQuota(max_unfinished=1)
     best_effort = view_of("ada", "b")
     assert quota.review(view_of("ada"), snapshot_at(5.0, best_effort), {})[0] is None
     busy = view_of("ada", "b", admitted_at_s=1.0)
@@ -77,7 +77,7 @@ def test_a_budget_below_the_price_is_refused_with_the_price():
 
 
 def test_the_first_objection_counts_and_leaves_every_ledger_as_it_was():
-    hooks = (Quota(max_per_day=5), PriceGate(pricing=UrgencyPricing(usd_per_device_hour=1e6)))
+    hooks = (OwnerQuota(max_per_day=5), PriceGate(pricing=UrgencyPricing(usd_per_device_hour=1e6)))
     view = view_of("ada")
     poor = replace(view, job=replace(view.job, goal=replace(view.job.goal, budget_usd=1.0)))
     objection, ledgers = review_all(hooks, poor, snapshot_at(0.0), {})

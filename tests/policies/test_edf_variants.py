@@ -7,7 +7,7 @@ from rival_platform import counts, look, make_view
 from test_elasticflow import play, promised, trace_of
 
 from springtide.core.workload import JobState
-from springtide.scheduling.admission import Quota
+from springtide.scheduling.admission import OwnerQuota
 from springtide_studies.rivals.policies.edf_variants import EdfAdmission, EdfElastic
 
 PEAK = {1: 1.0, 2: 1.8, 4: 3.0, 8: 2.0}
@@ -50,7 +50,7 @@ def test_a_late_job_vetoes_nobody():
 def test_best_effort_takes_what_deadlines_leave_and_hooks_are_asked():
     views = [make_view("whenever", profile=LINEAR), make_view("soon", deadline_s=100.0, most=4, profile=LINEAR)]
     assert counts(look(EdfAdmission(), views, slots=6)) == {"soon": 4, "whenever": 2}
-    plan = look(EdfAdmission(hooks=(Quota(max_unfinished=0),)), views, slots=6)
+    plan = look(EdfAdmission(hooks=(OwnerQuota(max_unfinished=0),)), views, slots=6)
     assert list(plan.rejected) == ["soon"]
 
 

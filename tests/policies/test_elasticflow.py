@@ -11,7 +11,7 @@ from rival_platform import counts, look, make_view
 from springtide.core.decision import Overheads
 from springtide.core.workload import Goal, JobState
 from springtide.perf.curve import curve_of
-from springtide.scheduling.admission import Quota
+from springtide.scheduling.admission import OwnerQuota
 from springtide.simulator.simulate import simulate
 from springtide.workloads.trace import Trace, TraceJob
 from springtide_studies.rivals.policies.elastic_jobs import JobBook, JobRow
@@ -165,7 +165,7 @@ def test_reserved_devices_are_promised_to_nobody_but_used():
 
 def test_hooks_are_asked_last_and_their_words_reach_the_owner():
     views = [owned(make_view(f"j{n}", steps=100, deadline_s=400.0, profile=LINEAR), "ada") for n in range(3)]
-    policy = ElasticFlow(hooks=(Quota(max_unfinished=2),))
+    policy = ElasticFlow(hooks=(OwnerQuota(max_unfinished=2),))
     plan = look(policy, views)
     assert sorted(plan.admitted) == ["j0", "j1"]
     assert "'ada' has 2 jobs" in plan.rejected["j2"].reason

@@ -20,10 +20,10 @@ from springtide.core.workload import (
 from springtide.perf.throughput import ThroughputModel
 from springtide.scheduling.policies.fapes.board import Rounds, Seats, loads_of, now_of, servers_of
 from springtide.scheduling.policies.fapes.filter import Candidate, Running, in_priority, select_running
-from springtide.scheduling.policies.fapes.performance import Expectations, Outlook, Settings
+from springtide.scheduling.policies.fapes.performance import Expectations, Settings, SpeedTable
 from springtide.scheduling.policies.fapes.policy import Fapes
 from springtide.scheduling.policies.fapes.reasons import Words
-from springtide.solvers.schedule_planning import Demand, Shapes
+from springtide.solvers.schedule_planning import RoundDemand, Shapes
 from springtide.testing.policy import check_policy
 
 SOURCE = Entrypoint(source_path="a.py")
@@ -159,7 +159,7 @@ def test_a_lost_node_and_a_service_leave_a_possible_plan():
 def outlook(best=1.0, sizes=(2, 4, 8, 16)):
     array = np.array(sizes)
     rates = np.repeat((array.astype(float) ** 0.7 * best)[:, None], 3, axis=1)
-    return Outlook(
+    return SpeedTable(
         sizes=array,
         unit=2,
         rates=rates,
@@ -241,7 +241,7 @@ def test_seats_keep_what_is_held_and_take_whole_pairs():
 
 def rate_on(expectations, view, placed):
     found = expectations.of(view, 0)
-    demand = Demand(work=found.work, sizes=found.sizes, rates=found.rates, unit=found.unit)
+    demand = RoundDemand(work=found.work, sizes=found.sizes, rates=found.rates, unit=found.unit)
     return Shapes(servers_of(GPUS, GPUS.device_ids()), demand).rate_of(placed)
 
 

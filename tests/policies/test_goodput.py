@@ -13,8 +13,8 @@ from springtide.core.workload import AdaptiveBatch, Entrypoint, JobState, Traini
 from springtide.perf.goodput import gain, split_batch, step_total_s
 from springtide.perf.throughput import ThroughputModel
 from springtide.scheduling.policies.goodput.families import (
-    Family,
-    Pace,
+    FamilySpeed,
+    JobFamily,
     family_key,
     read_family,
     stretch_of,
@@ -143,7 +143,7 @@ def test_unknown_length_is_what_others_of_the_family_took():
     assert kept["lengths"] == [5000.0]
     assert read_family(kept).left_of(4000.0) == 1000.0
     assert read_family(kept).left_of(5000.0) == 500.0
-    assert Family().left_of(1.0) is None
+    assert JobFamily().left_of(1.0) is None
 
 
 def test_the_plan_tells_what_is_to_come():
@@ -167,8 +167,8 @@ def test_bounds_and_fixed_numbers_are_kept():
 @pytest.mark.parametrize("batch", [BATCH, None])
 def test_seconds_to_the_end_are_those_of_the_truth(batch):
     job = view("a", batch=batch).job
-    family = Family(steps=KNOWN, noise={stretch_of(1.0): (1.0, 20.0), stretch_of(12_000.0): (1.0, 20.0)})
-    pace = Pace(family, [1, 4, 8], 4, job)
+    family = JobFamily(steps=KNOWN, noise={stretch_of(1.0): (1.0, 20.0), stretch_of(12_000.0): (1.0, 20.0)})
+    pace = FamilySpeed(family, [1, 4, 8], 4, job)
     found = pace.seconds(np.array([0.0, 9000.0]), np.array([10_000.0, 10_000.0]))
     for column, (num_nodes, workers) in enumerate(((1, 1), (1, 4), (2, 8))):
         size, _ = pace.batch_for(num_nodes, workers, NOISE)
@@ -181,8 +181,8 @@ def test_seconds_to_the_end_are_those_of_the_truth(batch):
 
 def test_where_nobody_has_been_noise_grows_with_progress():
     job = view("a").job
-    seen = Pace(Family(steps=KNOWN, noise={stretch_of(1000.0): (1.0, 5.0)}), [1, 16], 4, job)
-    far = Pace(Family(steps=KNOWN, noise={stretch_of(16_000.0): (1.0, 80.0)}), [1, 16], 4, job)
+    seen = FamilySpeed(JobFamily(steps=KNOWN, noise={stretch_of(1000.0): (1.0, 5.0)}), [1, 16], 4, job)
+    far = FamilySpeed(JobFamily(steps=KNOWN, noise={stretch_of(16_000.0): (1.0, 80.0)}), [1, 16], 4, job)
     (near_s,), (later_s,), (known_s,) = (
         pace.seconds(np.array([begin]), np.array([begin + 100.0]))
         for pace, begin in ((seen, 900.0), (seen, 15_900.0), (far, 15_900.0))
@@ -192,7 +192,7 @@ def test_where_nobody_has_been_noise_grows_with_progress():
 
 
 def test_families_survive_the_journal_and_change_only_with_news():
-    family = Family().with_view(view("a", steps=KNOWN, noise=NOISE, progress=100.0), 5.0)
+    family = JobFamily().with_view(view("a", steps=KNOWN, noise=NOISE, progress=100.0), 5.0)
     assert read_family(msgspec.json.decode(msgspec.json.encode(write_family(family)))) == family
     assert family.with_view(view("b", steps=KNOWN, noise=NOISE, progress=101.0), 9.0) is family
     assert family.noise_at(1e6) == NOISE

@@ -7,7 +7,7 @@ import pytest
 from test_goodput import snapshot, view
 
 from springtide.scheduling.decisions.rounds import Round
-from springtide.scheduling.policies.goodput.jobs import Row
+from springtide.scheduling.policies.goodput.jobs import JobCandidates
 from springtide.scheduling.policies.goodput.reasons import reasons_of
 
 TIMES_S = {1: 7200.0, 2: 4000.0, 4: 2400.0, 8: 2500.0}
@@ -28,7 +28,7 @@ TIMES_S = {1: 7200.0, 2: 4000.0, 4: 2400.0, 8: 2500.0}
 )
 def test_each_change_has_its_sentence(before, after, text):
     sizes = np.array(list(TIMES_S))
-    row = Row(view("a"), "key", before, sizes, np.array(list(TIMES_S.values())))
+    row = JobCandidates(view("a"), "key", before, sizes, np.array(list(TIMES_S.values())))
     held = {"a": tuple(f"n/{index}" for index in range(before))}
     now = Round(snapshot=snapshot(view("a")), number=0, devices=(), held=held)
     given = tuple(f"n/{index}" for index in range(after))
@@ -36,7 +36,7 @@ def test_each_change_has_its_sentence(before, after, text):
 
 
 def test_a_new_place_is_told():
-    row = Row(view("a"), "key", 1, np.array([1]), np.array([60.0]))
+    row = JobCandidates(view("a"), "key", 1, np.array([1]), np.array([60.0]))
     now = Round(snapshot=snapshot(view("a")), number=0, devices=(), held={"a": ("n/0",)})
     assert reasons_of([row], {"a": 1}, {"a": ("n/1",)}, now) == {"a": "moved, because devices of its own are gone"}
     assert reasons_of([row], {"a": 1}, {"a": ("n/0",)}, now) == {}

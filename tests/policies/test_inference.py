@@ -10,7 +10,7 @@ from springtide.core.decision import Drain, JobView, PoolAllocation, Relabel, Se
 from springtide.core.resources import Topology
 from springtide.core.workload import Entrypoint, InferenceService, JobState, TrainingJob
 from springtide.scheduling.loans.inference import serve, told_names, told_replicas
-from springtide.scheduling.loans.pools import Verdict, pool_state
+from springtide.scheduling.loans.pools import LabelVerdict, pool_state
 
 SOURCE = Entrypoint(source_path="a.py")
 
@@ -46,7 +46,7 @@ def look(nodes, *who, verdict=None, drains=None):
         allocations={_name(view): PoolAllocation(device_ids=held) for view, held in who if held},
         drains=drains or {},
     )
-    served = serve(pool_state(snapshot), verdict or Verdict(growth="maximum"))
+    served = serve(pool_state(snapshot), verdict or LabelVerdict(growth="maximum"))
     return {name: list(given.device_ids) for name, given in served.allocations.items()}, served.reasons
 
 
@@ -58,7 +58,7 @@ def counts(given):
     return {name: len(devices) for name, devices in given.items()}
 
 
-BY_LOAD = Verdict(growth="load")
+BY_LOAD = LabelVerdict(growth="load")
 
 
 def test_minimums_come_first_in_order_of_deployment_then_growth_in_the_same_order():
@@ -136,7 +136,7 @@ def test_a_device_that_nobody_holds_comes_before_one_that_is_being_given_back():
 
 
 def taken(*names, hard=True, label="inference", **more):
-    return Verdict(
+    return LabelVerdict(
         pools={name: Relabel(pool=label, reason="x") for name in names},
         reclaimed=frozenset(names if hard else ()),
         **more,
@@ -169,7 +169,7 @@ def test_a_cordoned_server_without_jobs_serves_at_once():
 def test_on_shared_servers_minimums_take_what_costs_least_and_growth_only_what_is_idle():
     nodes = [node("s0", "shared", 6)]
     dear, cheap = job("dear", "s0/0", "s0/1"), job("cheap", "s0/2", "s0/3", "s0/4")
-    verdict = Verdict(growth="load", job_costs={"dear": 9.0, "cheap": 2.0})
+    verdict = LabelVerdict(growth="load", job_costs={"dear": 9.0, "cheap": 2.0})
     given, _ = look(nodes, dear, cheap, service("a", low=3, high=6, load=40), verdict=verdict)
     assert given["a"] == ["s0/5", "s0/4", "s0/3"], "the last ranks of the cheaper job, and the load gets no more"
     own = [node("s0", "shared", 6, home="inference")]

@@ -11,7 +11,7 @@ from pool_world import World, node
 
 from springtide.core.decision import Relabel
 from springtide.scheduling.loans.policy import Loaning
-from springtide.scheduling.loans.pools import Verdict
+from springtide.scheduling.loans.pools import LabelVerdict
 from springtide.scheduling.registry import make_policy
 
 STRATEGIES = ("two-way", "one-way", "dedicated", "patient")
@@ -59,7 +59,7 @@ class Patient(msgspec.Struct, frozen=True, kw_only=True):
                 if serving < pools.required:
                     reclaimed.add(each.node_id)
                 serving += each.num_devices
-        return Verdict(pools=labels, reclaimed=frozenset(reclaimed))
+        return LabelVerdict(pools=labels, reclaimed=frozenset(reclaimed))
 
     def capacity(self, pools, verdict):
         return ()

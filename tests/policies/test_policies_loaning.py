@@ -11,7 +11,7 @@ from springtide.core.actions import PreemptJob, ResizeJob
 from springtide.core.decision import Capacity, Plan, PoolAllocation, Relabel, Snapshot
 from springtide.core.resources import Topology
 from springtide.scheduling.loans.policy import Loaning
-from springtide.scheduling.loans.pools import Verdict
+from springtide.scheduling.loans.pools import LabelVerdict
 from springtide.scheduling.registry import make_policy
 from springtide.testing.policy import check_policy
 
@@ -27,7 +27,7 @@ class Fixed(msgspec.Struct, frozen=True, kw_only=True):
         labels = {name: Relabel(pool=pool, reason="so it is") for name, pool in self.pools.items()}
         there = {name: relabel for name, relabel in labels.items() if name in pools.by_id}
         known = {name: relabel for name, relabel in there.items() if pools.by_id[name].pool != relabel.pool}
-        return Verdict(pools=known, reclaimed=frozenset(known.keys() & set(self.hard)))
+        return LabelVerdict(pools=known, reclaimed=frozenset(known.keys() & set(self.hard)))
 
     def capacity(self, pools, verdict):
         return self.counted

@@ -11,7 +11,7 @@ from springtide.control.controller import check_plan
 from springtide.core.decision import PoolAllocation, ServiceView, Snapshot
 from springtide.core.resources import Topology, make_node
 from springtide.core.workload import Entrypoint, InferenceService, JobState
-from springtide.scheduling.decisions.rounds import Decision, decide_in_rounds, stuck_moves
+from springtide.scheduling.decisions.rounds import RoundDecision, decide_in_rounds, stuck_moves
 
 A, B, C = make_view("a"), make_view("b", at_s=1.0), make_view("c", at_s=2.0)
 
@@ -29,7 +29,7 @@ class Halving:
             count = (len(left) + 1) // 2
             given[view.job.job_id] = PoolAllocation(device_ids=tuple(left[:count]), global_batch_size=32)
             left = left[count:]
-        return Decision(allocations=given, state={"number": round_.number})
+        return RoundDecision(allocations=given, state={"number": round_.number})
 
 
 def service(*, demand=0, ready=0, low=0):
@@ -157,7 +157,7 @@ def test_services_take_idle_devices_at_once_and_from_jobs_only_what_is_guarantee
 
 def test_a_batch_stands_like_the_devices_do():
     def wide(round_):
-        return Decision(
+        return RoundDecision(
             allocations={"a": PoolAllocation(device_ids=round_.devices[:2], global_batch_size=64)}, state=None
         )
 
@@ -216,7 +216,7 @@ def test_jobs_that_change_places_get_there():
     def swap(round_):
         first, second = round_.devices[:2], round_.devices[2:4]
         given = (second, first) if round_.number else (first, second)
-        return Decision(
+        return RoundDecision(
             allocations={
                 name: PoolAllocation(device_ids=devices, global_batch_size=32)
                 for name, devices in zip("ab", given, strict=True)

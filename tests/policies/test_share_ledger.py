@@ -11,7 +11,7 @@ from springtide.core.resources import DeviceId, Topology, make_node
 from springtide.core.shares import Load, Share, has_room, load_of
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.sharing.demand import UNITS, demand_of
-from springtide.scheduling.sharing.ledger import Bounds, ShareLedger, parts_of
+from springtide.scheduling.sharing.ledger import LedgerBounds, ShareLedger, parts_of
 
 CLUSTER = Topology(nodes=tuple(make_node(f"n{at}", 4, kind="gpu", memory_mb=40_000) for at in range(3)))
 A, B, C = (DeviceId(f"n0/{at}") for at in range(3))
@@ -42,7 +42,7 @@ def test_tenths_and_thirds_fill_a_device_and_leave_nothing_behind() -> None:
 
 
 def test_bounds_hold_for_requests_limits_and_memory() -> None:
-    ledger = ShareLedger(CLUSTER, Bounds(max_request=1.0, max_limit=1.5))
+    ledger = ShareLedger(CLUSTER, LedgerBounds(max_request=1.0, max_limit=1.5))
     put(ledger, "first", share(0.5, 0.9, 30_000), A)
     for name, wanted in (("r", share(0.6)), ("l", share(0.2, 0.7)), ("m", share(0.1, 0.1, 10_001))):
         with pytest.raises(InvalidRequest, match="has no room"):

@@ -7,19 +7,19 @@ import random
 import numpy as np
 import pytest
 
-from springtide.scheduling.sharing.demand import UNITS, Demand
-from springtide.scheduling.sharing.outlook import MAX_LEVELS, Outlook, Remainders
+from springtide.scheduling.sharing.demand import UNITS, ShareDemand
+from springtide.scheduling.sharing.outlook import MAX_LEVELS, FitOutlook, Remainders
 
 LIMIT = UNITS * 3 // 2
 
 
-def demand(request: float, limit: float, memory_mb: int) -> Demand:
-    return Demand(round(request * UNITS), round(limit * UNITS), memory_mb)
+def demand(request: float, limit: float, memory_mb: int) -> ShareDemand:
+    return ShareDemand(round(request * UNITS), round(limit * UNITS), memory_mb)
 
 
-def outlook_of(*demands: Demand, memory_mb: int) -> Outlook:
+def outlook_of(*demands: ShareDemand, memory_mb: int) -> FitOutlook:
     mix = {each: demands.count(each) for each in demands}
-    return Outlook(mix, Demand(UNITS, LIMIT, memory_mb))
+    return FitOutlook(mix, ShareDemand(UNITS, LIMIT, memory_mb))
 
 
 def left(request: float, limit: float, memory_mb: int) -> Remainders:

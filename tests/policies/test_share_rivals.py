@@ -10,21 +10,21 @@ from springtide.core.resources import DeviceId, Topology, make_node
 from springtide.core.shares import Share
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.sharing.demand import UNITS
-from springtide.scheduling.sharing.ledger import Bounds, ShareLedger, parts_of
+from springtide.scheduling.sharing.ledger import LedgerBounds, ShareLedger, parts_of
 from springtide.scheduling.sharing.packing import Packer, PlacementRequest
 from springtide_studies.rivals.policies.share_rivals import (
     ExclusivePacker,
-    FastGs,
+    FastGsPacker,
     InflessLimit,
     InflessRequest,
     free_rectangles,
 )
 
 ASKED = Share(request=0.3, limit=0.6, memory_mb=5000)
-RIVALS: tuple[Packer, ...] = (ExclusivePacker(), InflessLimit(), InflessRequest(), FastGs())
+RIVALS: tuple[Packer, ...] = (ExclusivePacker(), InflessLimit(), InflessRequest(), FastGsPacker())
 
 
-def empty(bounds: Bounds | None = None) -> ShareLedger:
+def empty(bounds: LedgerBounds | None = None) -> ShareLedger:
     return ShareLedger(Topology(nodes=tuple(make_node(f"n{at}", 4, memory_mb=40_000) for at in range(3))), bounds)
 
 
@@ -47,7 +47,7 @@ def fill(packer: Packer, ledger: ShareLedger, asked: Share, count: int) -> list[
         (InflessLimit(), (0.6, 0.6), 1),
         (InflessRequest(), (0.3, 0.3), 3),
         # A rectangle 0.6 wide and 0.5 high: two lie above each other.
-        (FastGs(), (0.3, 0.6), 2),
+        (FastGsPacker(), (0.3, 0.6), 2),
     ],
 )
 def test_how_many_share_a_device(packer: Packer, booked: tuple[float, float], per_device: int) -> None:

@@ -15,7 +15,7 @@ from springtide.core.decision import Overheads, Plan, Snapshot
 from springtide.core.resources import Topology, make_node
 from springtide.core.workload import Entrypoint, Goal, JobState, TrainingJob
 from springtide.scheduling.policies.springtide.policy import Springtide
-from springtide.simulator.fluid.play import Played, play
+from springtide.simulator.fluid.play import FluidRunResult, play
 from springtide.simulator.fluid.rules import OverheadRule, Speeds, overhead_rule
 from springtide.solvers.reservations.reservation_table import verify
 
@@ -72,7 +72,7 @@ def _play(
     *,
     policy=None,
     rule: OverheadRule | None = None,
-) -> Played:
+) -> FluidRunResult:
     topology = [make_node(f"n{index}", per_node) for index in range(nodes)]
     return play(
         policy or Watched(),
@@ -83,7 +83,7 @@ def _play(
     )
 
 
-def _ended(played: Played) -> dict[str, JobState]:
+def _ended(played: FluidRunResult) -> dict[str, JobState]:
     return {str(job_id): run.state for job_id, run in played.runs.items()}
 
 

@@ -14,7 +14,7 @@ from springtide.scheduling.policies.springtide.capacity import NOBODY, Guests, c
 from springtide.scheduling.policies.springtide.memory import State, costs_of, mark_cluster
 from springtide.scheduling.policies.springtide.moves import delays, detours
 from springtide.scheduling.policies.springtide.policy import Springtide
-from springtide.solvers.reservations.reservation_table import Book, verify
+from springtide.solvers.reservations.reservation_table import ReservationTable, verify
 
 NODES = tuple(make_node(f"n{index}", 4) for index in range(3))
 WHOLE = Topology(nodes=NODES)
@@ -230,7 +230,7 @@ def test_jobs_that_cannot_change_their_workers_stay_while_others_come() -> None:
 
 def test_who_gets_a_movers_devices_waits_until_it_is_warm() -> None:
     costs = costs_of(COSTS, 8)
-    state = State(Book(12, 0.0, costs))
+    state = State(ReservationTable(12, 0.0, costs))
     held = {"mover": _given("n0/0", "n0/1"), "shrinks": _given("n1/0", "n1/1"), "warm": _given("n2/0", "n2/1", "n2/2")}
     state.devices = {"mover": held["mover"].device_ids, "warm": ("n2/1", "n2/2")}
     snapshot = Snapshot(now_s=0.0, cluster=WHOLE, allocations=held)

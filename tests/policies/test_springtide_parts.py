@@ -24,10 +24,10 @@ from springtide.scheduling.policies.springtide.moves import detours
 from springtide.scheduling.policies.springtide.packing import Packing
 from springtide.scheduling.policies.springtide.places import retime
 from springtide.scheduling.policies.springtide.reasons import why_impossible, why_no_room
-from springtide.scheduling.policies.springtide.rows import Row, Rows
+from springtide.scheduling.policies.springtide.rows import PromiseRow, Rows
 from springtide.scheduling.policies.springtide.spare import share_spare
-from springtide.solvers.reservations.fit import Costs, Run
-from springtide.solvers.reservations.reservation_table import Book
+from springtide.solvers.reservations.fit import Costs, PlannedStretch
+from springtide.solvers.reservations.reservation_table import ReservationTable
 
 FOUR_NODES = Topology(nodes=tuple(make_node(f"n{index}", 8) for index in range(4)))
 
@@ -39,7 +39,7 @@ def _devices(*addresses: int) -> tuple[str, ...]:
 
 def _state(now_s: float = 0.0) -> State:
     snapshot = Snapshot(now_s=now_s, cluster=FOUR_NODES)
-    state = State(Book(32, now_s, costs_of(snapshot.overheads, 8)))
+    state = State(ReservationTable(32, now_s, costs_of(snapshot.overheads, 8)))
     state.book.begin(now_s, costs_of(snapshot.overheads, 8), 10_000)
     return state
 
@@ -94,11 +94,11 @@ def test_aligned_jobs_that_may_all_move_can_always_be_packed(seed: int) -> None:
 def test_the_reserve_pays_for_a_move() -> None:
     rates = (0.0, 1.0, 2.0)
     costs = Costs(lambda _: 5.0, [0.0, 5.0, 5.0], [0.0, 5.0, 5.0])
-    runs = (Run(0.0, 60.0, 2, 5.0),)
+    runs = (PlannedStretch(0.0, 60.0, 2, 5.0),)
     # 40 steps are left at 30 s: 20 s of work and 10 s in hand.
-    assert retime(runs, 40.0, rates, 30.0, 5.0, costs) == (Run(30.0, 60.0, 2, 5.0),)
-    assert retime(runs, 40.0, rates, 30.0, 12.0, costs) == (Run(30.0, 62.0, 2, 12.0),)
-    assert retime(runs, 40.0, rates, 30.0, 0.0, costs) == (Run(30.0, 55.0, 2, 0.0),)
+    assert retime(runs, 40.0, rates, 30.0, 5.0, costs) == (PlannedStretch(30.0, 60.0, 2, 5.0),)
+    assert retime(runs, 40.0, rates, 30.0, 12.0, costs) == (PlannedStretch(30.0, 62.0, 2, 12.0),)
+    assert retime(runs, 40.0, rates, 30.0, 0.0, costs) == (PlannedStretch(30.0, 55.0, 2, 0.0),)
 
 
 def test_only_circles_take_a_detour() -> None:
@@ -129,12 +129,12 @@ def test_a_hurried_job_is_let_in_on_a_block_that_was_used() -> None:
     state = _state()
     state.change_s = 2.0
     snapshot = Snapshot(now_s=0.0, cluster=FOUR_NODES)
-    entry = entry_of(Row(make_view("a", steps=80, deadline_s=12.1)), 80.0, since_s=0.0)
+    entry = entry_of(PromiseRow(make_view("a", steps=80, deadline_s=12.1)), 80.0, since_s=0.0)
     assert not pin(state, layout, snapshot, entry)
     state.used = [0, 0, 0, 0b100]
     assert pin(state, layout, snapshot, entry)
     assert state.pinned["a"] == _devices(*range(16, 24))
-    assert entry.runs == (Run(0.0, 12.0 + PAD_S, 8, 2.0 + PAD_S),)
+    assert entry.runs == (PlannedStretch(0.0, 12.0 + PAD_S, 8, 2.0 + PAD_S),)
 
 
 def test_the_memory_gives_the_state_back() -> None:
@@ -162,18 +162,18 @@ def test_the_memory_gives_the_state_back() -> None:
 
 def test_sizes_are_powers_of_two_and_both_ends() -> None:
     linear = {n: float(n) for n in (1, 2, 3, 4, 5, 6)}
-    assert Row(make_view("a", most=6, profile=linear)).sizes == (1, 2, 4, 6)
-    assert Row(make_view("b", most=6, least=3, profile=linear)).sizes == (3, 4, 6)
-    assert Row(make_view("c", most=6, elastic=False, profile=linear)).sizes == (6,)
+    assert PromiseRow(make_view("a", most=6, profile=linear)).sizes == (1, 2, 4, 6)
+    assert PromiseRow(make_view("b", most=6, least=3, profile=linear)).sizes == (3, 4, 6)
+    assert PromiseRow(make_view("c", most=6, elastic=False, profile=linear)).sizes == (6,)
     flat = {1: 5.0, 2: 4.0, 4: 6.0, 8: 3.0}
-    assert Row(make_view("d", profile=flat)).sizes == (1, 4)
+    assert PromiseRow(make_view("d", profile=flat)).sizes == (1, 4)
 
 
 def test_spare_devices_go_to_everyone_before_anyone_gets_more() -> None:
     state = _state()
     views = tuple(make_view(f"j{index}", steps=1000) for index in range(5))
     snapshot = Snapshot(now_s=0.0, cluster=FOUR_NODES, jobs=views)
-    rows = [Row(view) for view in views]
+    rows = [PromiseRow(view) for view in views]
     counts = share_spare(state.book, rows, snapshot)
     assert set(counts) == {f"j{index}" for index in range(5)}
     assert sum(counts.values()) <= 32
@@ -183,7 +183,7 @@ def test_spare_devices_go_to_everyone_before_anyone_gets_more() -> None:
 
 def test_words_carry_their_evidence() -> None:
     state = _state()
-    row = Row(make_view("a", steps=4000, deadline_s=100.0))
+    row = PromiseRow(make_view("a", steps=4000, deadline_s=100.0))
     entry = entry_of(row, 4000.0, since_s=0.0)
     assert "on 8 devices it takes 8 min" in why_impossible(entry, row, state.book)
     state.book.profile.take(0.0, 1000.0, 30)

@@ -7,7 +7,7 @@ from rival_platform import counts, look, make_view, play
 
 from springtide.core.decision import Snapshot
 from springtide.core.resources import Topology, make_node
-from springtide.scheduling.placement.allocation_ledger import Shares
+from springtide.scheduling.placement.allocation_ledger import AllocationLedger
 from springtide.scheduling.placement.gangs import Gangs
 from springtide_studies.rivals.policies.themis import Themis
 
@@ -30,7 +30,7 @@ def test_rho_is_the_time_shared_over_the_time_on_a_private_share():
     view, other = make_view("a", steps=800, ask=8, done=400), make_view("b", ask=8)
     snapshot = Snapshot(now_s=150.0, cluster=Topology(nodes=(make_node("n", 8),)), jobs=(view, other))
     # 150 s since it came and 50 s to go; alone 100 s, on half of the cluster 200 s.
-    assert Themis().unfairness(Gangs(Shares(snapshot)), view) == pytest.approx((150.0 + 50.0) / 200.0)
+    assert Themis().unfairness(Gangs(AllocationLedger(snapshot)), view) == pytest.approx((150.0 + 50.0) / 200.0)
 
 
 def test_a_lease_is_not_broken_but_ends():

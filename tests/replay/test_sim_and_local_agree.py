@@ -26,7 +26,7 @@ from springtide.core.resources import make_node
 from springtide.core.shares import Share
 from springtide.scheduling.registry import make_live_policy, make_policy
 from springtide_studies.fault_seeds.seeds import FaultRun
-from springtide_studies.fault_seeds.workload import Request, Workload, make_job, make_service, make_submission
+from springtide_studies.fault_seeds.workload import OwnerRequest, Workload, make_job, make_service, make_submission
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -128,7 +128,7 @@ def play_models(policy: str) -> dict[str, list[str]]:
     asked.append((31.0, CancelRequested(workload_id="c")))
     if policy == "elastic":
         asked += [(80.0, PauseRequested(job_id="a")), (110.0, ResumeRequested(job_id="a"))]
-    requests = tuple(Request(at_s=at_s, event=event) for at_s, event in asked)
+    requests = tuple(OwnerRequest(at_s=at_s, event=event) for at_s, event in asked)
     run = FaultRun(
         1,
         lambda: make_policy(policy),
@@ -217,7 +217,7 @@ def play_shares_models() -> dict[str, list[str]]:
         1,
         lambda: make_live_policy("fifo"),
         num_faults=0.0,
-        workload=Workload(requests=tuple(Request(at_s=at_s, event=event) for at_s, event in asked)),
+        workload=Workload(requests=tuple(OwnerRequest(at_s=at_s, event=event) for at_s, event in asked)),
         nodes=[make_node("local", 1)],
     )
     run.run()

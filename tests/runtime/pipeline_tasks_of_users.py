@@ -8,7 +8,7 @@ from torch import nn
 from springtide.client.functions import Task
 from springtide.core.workload import Entrypoint, TrainingJob, WorkloadId
 from springtide.perf.functions.pipeline.tasks import micro_batch_bounds
-from springtide.runtime.data.shards import Schedule
+from springtide.runtime.data.shards import SampleSchedule
 
 
 class Attention(nn.Module):
@@ -174,7 +174,7 @@ def reference(parts, job, num_steps, *, num_replicas=1, micro_batch_size=None):
     """
     model = parts.model
     optimizer = parts.make_optimizer(model.parameters())
-    schedule = Schedule(
+    schedule = SampleSchedule(
         num_samples=parts.num_samples, global_batch_size=job.global_batch_size, num_epochs=job.num_epochs, seed=job.seed
     )
     losses, gradients = [], []

@@ -13,7 +13,7 @@ from torch import nn
 from springtide.core.errors import CheckpointError, Fenced, StorageError
 from springtide.runtime.elastic.checkpoint import (
     CheckpointWriter,
-    Snapshot,
+    StateSnapshot,
     list_checkpoints,
     load_checkpoint,
     load_newest,
@@ -38,7 +38,7 @@ def make_state(make_optimizer=torch.optim.AdamW, *, seed=0, width=4, num_steps=3
 
 
 def write(directory, state, *, step=3, generation=1):
-    snapshot = Snapshot()
+    snapshot = StateSnapshot()
     snapshot.take(state, Cursor(step=step, num_seen=16 * step, global_batch_size=16), 0)
     return write_checkpoint(directory, snapshot, generation)
 

@@ -15,7 +15,7 @@ from springtide.core.errors import InvalidRequest
 from springtide.perf.communication.query import read_samples, write_samples
 from springtide.runtime.profiling import namespaces
 from springtide.runtime.profiling.collective_sampler import (
-    Measured,
+    CollectiveTimes,
     _as_file,
     _fastest,
     _node,
@@ -63,7 +63,7 @@ def test_slow_exchanges_are_repeated_less_often():
 
 
 def test_samples_name_the_devices_of_their_group(tmp_path):
-    measured = [Measured(group=[0, 3], num_bytes=SMALL, repeats_s=[0.1, 0.2, 0.4], duration_s=0.2)]
+    measured = [CollectiveTimes(group=[0, 3], num_bytes=SMALL, repeats_s=[0.1, 0.2, 0.4], duration_s=0.2)]
     nodes = tuple(_node(f"node-{place}", 2, (f"rack-{place}", "spine"), "cpu") for place in range(2))
     samples = _as_file(measured, nodes, server_links("here", "cpu", 1e9, 1e8, 1e7), "a test")
     write_samples(tmp_path / "samples.json", samples)

@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from springtide.core.errors import InvalidRequest
 from springtide.core.workload import AdaptiveBatch, Entrypoint, TrainingJob, WorkloadId
 from springtide.perf.noise_scale import DECAY
-from springtide.runtime.elastic.training_cursor import LEAST_NOISE_STEPS, NOISE_STRIDE, NUM_DENSE_STEPS, Course, Cursor
+from springtide.runtime.elastic.training_cursor import (
+    LEAST_NOISE_STEPS,
+    NOISE_STRIDE,
+    NUM_DENSE_STEPS,
+    Cursor,
+    TrainingCursor,
+)
 from springtide.runtime.models.named_tensors import TrainingState
 
 
@@ -28,7 +34,7 @@ ADAPTIVE = AdaptiveBatch(min_size=4, max_size=64)
 
 @given(st.integers(1, 150), st.integers(1, 3), st.lists(st.integers(1, 64), min_size=1, max_size=8))
 def test_every_sample_of_every_epoch_is_used_once_whatever_the_batches(num_samples, num_epochs, sizes):
-    course = Course(make_job(num_epochs=num_epochs, batch=ADAPTIVE))
+    course = TrainingCursor(make_job(num_epochs=num_epochs, batch=ADAPTIVE))
     course.start(num_samples)
     seen = {epoch: [] for epoch in range(num_epochs)}
     while not course.is_over:
@@ -46,13 +52,13 @@ def test_every_sample_of_every_epoch_is_used_once_whatever_the_batches(num_sampl
 
 
 def test_a_cursor_of_a_checkpoint_that_says_only_the_step_stands_where_it_always_did():
-    course = Course(make_job())
+    course = TrainingCursor(make_job())
     course.cursor = Cursor(step=17, num_seen=None)
     course.take_batch_size(0)
     course.start(200)
     # 13 steps an epoch of 200 samples: the fifth of the second epoch is next.
     assert (course.epoch, course.num_seen, course.total_steps) == (1, 264, 26)
-    other = Course(make_job())
+    other = TrainingCursor(make_job())
     other.start(200)
     for _ in range(17):
         other.commit(other.next_batch(), None, 0.0)
@@ -60,7 +66,7 @@ def test_a_cursor_of_a_checkpoint_that_says_only_the_step_stands_where_it_always
 
 
 def test_progress_is_steps_of_the_initial_batch_and_steps_where_it_never_changes():
-    fixed, changing = Course(make_job()), Course(make_job(batch=ADAPTIVE))
+    fixed, changing = TrainingCursor(make_job()), TrainingCursor(make_job(batch=ADAPTIVE))
     for course in (fixed, changing):
         course.start(200)
         course.take_batch_size(16)
@@ -72,7 +78,7 @@ def test_progress_is_steps_of_the_initial_batch_and_steps_where_it_never_changes
 
 
 def test_a_cursor_survives_its_journey_as_json():
-    course = Course(make_job(batch=ADAPTIVE))
+    course = TrainingCursor(make_job(batch=ADAPTIVE))
     course.start(200)
     for square in (3.1, 2.7, 1.0 / 3.0):
         course.commit(course.next_batch(), (square, square / 7), course.last_square)
@@ -83,7 +89,7 @@ def run_noise(batch_size, *, num_steps=400, sigma=2.0, mean=0.5, dimension=20):
     """A gradient that is `mean` in every coordinate plus noise of variance sigma^2 for each sample."""
     rng = np.random.default_rng(3)
     job = make_job(num_epochs=10_000, num_virtual_shards=4, batch=ADAPTIVE)
-    course = Course(job)
+    course = TrainingCursor(job)
     course.start(1024)
     course.take_batch_size(batch_size)
     for _ in range(num_steps):
@@ -105,7 +111,7 @@ def test_the_noise_is_that_of_the_initial_batch_whatever_the_batch_in_force(batc
 
 
 def test_rank_zeros_square_is_the_one_that_counts():
-    one, other = Course(make_job(batch=ADAPTIVE)), Course(make_job(batch=ADAPTIVE))
+    one, other = TrainingCursor(make_job(batch=ADAPTIVE)), TrainingCursor(make_job(batch=ADAPTIVE))
     for course, own in ((one, 1.0), (other, 1.0 + 1e-7)):
         course.start(2000)
         for _ in range(LEAST_NOISE_STEPS + 1):
@@ -114,7 +120,7 @@ def test_rank_zeros_square_is_the_one_that_counts():
 
 
 def test_after_a_beginning_one_step_of_four_is_measured_and_counts_for_all():
-    course = Course(make_job(batch=ADAPTIVE, num_epochs=100))
+    course = TrainingCursor(make_job(batch=ADAPTIVE, num_epochs=100))
     course.start(1600)
     measured = []
     for _ in range(NUM_DENSE_STEPS + 16):
@@ -128,7 +134,7 @@ def test_after_a_beginning_one_step_of_four_is_measured_and_counts_for_all():
 
 
 def test_a_square_that_is_no_number_leaves_the_noise_as_it_was():
-    course = Course(make_job(batch=ADAPTIVE))
+    course = TrainingCursor(make_job(batch=ADAPTIVE))
     course.start(200)
     course.commit(course.next_batch(), (4.0, 1.0), 0.0)
     course.commit(course.next_batch(), (float("nan"), float("inf")), 1.0)
@@ -141,14 +147,14 @@ def test_a_square_that_is_no_number_leaves_the_noise_as_it_was():
 
 @pytest.mark.parametrize(("rule", "factor"), [("linear", 4.0), ("sqrt", 2.0), ("none", 1.0)])
 def test_the_rate_follows_the_batch_by_the_jobs_rule(rule, factor):
-    course = Course(make_job(batch=AdaptiveBatch(min_size=16, max_size=64, learning_rate=rule)))
+    course = TrainingCursor(make_job(batch=AdaptiveBatch(min_size=16, max_size=64, learning_rate=rule)))
     assert course.learning_rate_factor == 1.0
     course.take_batch_size(64)
     assert course.learning_rate_factor == factor
 
 
 def test_adascale_gives_the_gain_of_the_batch():
-    course = Course(make_job(batch=AdaptiveBatch(min_size=16, max_size=64, learning_rate="adascale")))
+    course = TrainingCursor(make_job(batch=AdaptiveBatch(min_size=16, max_size=64, learning_rate="adascale")))
     course.start(2000)
     course.take_batch_size(64)
     for _ in range(LEAST_NOISE_STEPS + 1):
@@ -162,13 +168,13 @@ def test_adascale_gives_the_gain_of_the_batch():
 
 
 def test_a_job_that_keeps_its_batch_never_sees_a_factor_and_measures_nothing():
-    course = Course(make_job())
+    course = TrainingCursor(make_job())
     assert not course.measures_noise
     assert course.learning_rate_factor == 1.0
 
 
 def test_a_length_in_progress_ends_when_that_is_made_and_not_after_so_many_epochs():
-    course = Course(make_job(batch=ADAPTIVE, length_unit="progress", num_epochs=1))
+    course = TrainingCursor(make_job(batch=ADAPTIVE, length_unit="progress", num_epochs=1))
     course.start(640)
     course.take_batch_size(64)
     while not course.is_over:
@@ -182,7 +188,7 @@ def test_a_length_in_progress_ends_when_that_is_made_and_not_after_so_many_epoch
 
 def test_an_empty_dataset_is_refused():
     with pytest.raises(InvalidRequest, match="empty"):
-        Course(make_job()).start(0)
+        TrainingCursor(make_job()).start(0)
 
 
 def test_the_factor_is_in_force_for_one_update_and_no_scheduler_ever_sees_it():

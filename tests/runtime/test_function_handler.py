@@ -17,7 +17,7 @@ import springtide
 from springtide.core.errors import InvalidRequest, ObjectMissing
 from springtide.core.wire.functions import FunctionOrder, FunctionReport, FunctionResult, Place, ProfileOrder
 from springtide.runtime.function_handler import ProfileResult, handler, open_stores, read_order
-from springtide.storage.stores.linked import Link, LinkedStore
+from springtide.storage.stores.linked import DuplexLink, LinkedStore
 from springtide.storage.stores.memory import MemoryStore
 
 
@@ -55,7 +55,7 @@ def test_what_is_no_order_is_refused(event, sentence):
 
 
 def test_both_stores_share_the_functions_link():
-    environment = Link(up_bytes_per_s=1e6, down_bytes_per_s=2e6, latency_s=0.001).to_environment()
+    environment = DuplexLink(up_bytes_per_s=1e6, down_bytes_per_s=2e6, latency_s=0.001).to_environment()
     stores = open_stores("memory://one", "memory://two", environment)
     assert all(isinstance(store, LinkedStore) for store in stores)
     assert stores[0]._lanes is stores[1]._lanes

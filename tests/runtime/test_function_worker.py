@@ -12,7 +12,7 @@ from safetensors.torch import load
 from springtide.core.errors import ObjectMissing
 from springtide.core.functions import FunctionPlan, FunctionStage
 from springtide.core.wire.functions import Place
-from springtide.runtime.data.shards import Schedule
+from springtide.runtime.data.shards import SampleSchedule
 from springtide.runtime.functions import control_watch as function_watch
 from springtide.runtime.functions.pipeline import executor as pipeline_executor
 from springtide.runtime.functions.pipeline import worker as pipeline_worker
@@ -105,7 +105,7 @@ def test_a_run_to_its_end(undisturbed):
 
 def test_every_sample_is_in_the_chain_of_ids(undisturbed):
     *_, plane = undisturbed
-    schedule = Schedule(num_samples=44, global_batch_size=16, num_epochs=3, seed=plane.job.seed)
+    schedule = SampleSchedule(num_samples=44, global_batch_size=16, num_epochs=3, seed=plane.job.seed)
     digest = ""
     for step in range(9):
         digest = hashlib.sha256((digest + schedule.batch(step).ids_digest).encode()).hexdigest()[:16]

@@ -12,7 +12,7 @@ from springtide.core.errors import CheckpointError, Fenced, StorageError
 from springtide.core.wire.workers import WorkerSpec
 from springtide.core.workload import Entrypoint, ReplicaId, TrainingJob, WorkloadId
 from springtide.runtime.elastic import job_storage
-from springtide.runtime.elastic.checkpoint import Snapshot
+from springtide.runtime.elastic.checkpoint import StateSnapshot
 from springtide.runtime.elastic.job_storage import LocalStorage, RemoteStorage, open_storage
 from springtide.runtime.elastic.step_log import StepRecord
 from springtide.runtime.elastic.training_cursor import Cursor
@@ -35,7 +35,7 @@ def make_state(num_steps=3):
 
 
 def snapshot_of(state, step):
-    snapshot = Snapshot()
+    snapshot = StateSnapshot()
     snapshot.take(state, Cursor(step=step, num_seen=step * 4, global_batch_size=4), 0)
     return snapshot
 

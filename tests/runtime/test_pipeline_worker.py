@@ -11,7 +11,7 @@ from springtide.core.errors import InvalidRequest
 from springtide.core.function_search import BatchPhase
 from springtide.core.functions import FunctionPlan, FunctionStage
 from springtide.core.wire.functions import Keys, Place
-from springtide.runtime.data.shards import Schedule
+from springtide.runtime.data.shards import SampleSchedule
 from springtide.runtime.functions.pipeline.task_parts import task_parts
 from springtide.runtime.functions.pipeline.worker import PipelineWorker
 from springtide.storage.stores.memory import MemoryStore
@@ -257,7 +257,7 @@ def test_the_ids_of_every_step_are_chained_on_the_first_stage():
     job = job_of()
     pipeline = Pipeline(TASKS["mlp"], job, 2, 2)
     outcomes = pipeline.run(5)
-    schedule = Schedule(num_samples=40, global_batch_size=8, num_epochs=4, seed=job.seed)
+    schedule = SampleSchedule(num_samples=40, global_batch_size=8, num_epochs=4, seed=job.seed)
     assert [each.batch.ids.tolist() for each in outcomes[Place(1, 1)]] == [
         schedule.batch(step).ids.tolist() for step in range(5)
     ]

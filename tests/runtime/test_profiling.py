@@ -21,7 +21,7 @@ from springtide.runtime.profiling.namespaces import RackNetwork, list_namespaces
 from springtide.runtime.profiling.step_profiling import (
     MARK,
     FunctionProfile,
-    Iteration,
+    ProfiledIteration,
     platform_steps_per_s,
     predict_for_batch,
     profile_function,
@@ -35,8 +35,8 @@ from springtide.runtime.profiling.step_worker import operators_of, turns_of
 NUM_BYTES = [4 * 16 * 16, 4 * 8 * 16]
 
 
-def iteration(factor: float = 1.0, sizes: list[int] = NUM_BYTES) -> Iteration:
-    return Iteration(
+def iteration(factor: float = 1.0, sizes: list[int] = NUM_BYTES) -> ProfiledIteration:
+    return ProfiledIteration(
         forward_s=0.01 * factor,
         backward_s=0.02 * factor,
         update_s=0.001,

@@ -22,7 +22,7 @@ from springtide.core.errors import BackendError
 from springtide.core.tokens import gateway_token
 from springtide.core.wire.workers import Failed, Left, Ready, Stop
 from springtide.core.workload import ReplicaId
-from springtide.runtime.serving.listeners import Guard, GuardedDoor, tcp_address
+from springtide.runtime.serving.listeners import GuardedDoor, HandshakeGuard, tcp_address
 from springtide.runtime.serving.pod import run_serving_pod
 from springtide.serving.frames import (
     Answered,
@@ -253,7 +253,7 @@ def test_a_replica_may_have_an_address_of_either_kind():
     assert tcp_address("10.1.2.3", 8789) == "tcp://10.1.2.3:8789"
     assert tcp_address("fd00::7", 8789) == "tcp://[fd00::7]:8789"
     try:
-        door = GuardedDoor(Guard("::1", 0, "secret"))
+        door = GuardedDoor(HandshakeGuard("::1", 0, "secret"))
     except OSError:
         pytest.skip("this machine has no address of that kind")
     with closing(door.listener):

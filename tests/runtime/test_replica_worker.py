@@ -9,7 +9,7 @@ from springtide.core.errors import CheckpointError, InvalidRequest, StorageError
 from springtide.core.function_search import BatchPhase
 from springtide.core.wire.functions import Place
 from springtide.runtime.data.samples import array_samples
-from springtide.runtime.data.shards import Schedule, StreamSchedule
+from springtide.runtime.data.shards import SampleSchedule, StreamSchedule
 from springtide.runtime.functions.data_parallel.gradients import GradientLayout
 
 PHASES = (BatchPhase(from_epoch=1, global_batch_size=11), BatchPhase(from_epoch=2, global_batch_size=5))
@@ -21,7 +21,7 @@ NUM_STEPS = 20
 def plain(make_model, num_steps, job=JOB):
     """The losses and the model of training in a loop, whole batches, without the worker."""
     x, y = points()
-    schedule = Schedule(
+    schedule = SampleSchedule(
         num_samples=NUM_SAMPLES,
         global_batch_size=job.global_batch_size,
         num_epochs=job.num_epochs,

@@ -10,7 +10,7 @@ from test_course import ADAPTIVE, make_job
 from springtide.core.wire.workers import Progress, Switched
 from springtide.runtime.elastic import reporting
 from springtide.runtime.elastic.reporting import Reporter
-from springtide.runtime.elastic.training_cursor import LEAST_NOISE_STEPS, Course
+from springtide.runtime.elastic.training_cursor import LEAST_NOISE_STEPS, TrainingCursor
 
 
 class Told:
@@ -56,7 +56,7 @@ def train(clock, course, squares, num_steps, world_size=2, step_s=0.5, sync_s=0.
 
 
 def test_a_fixed_batch_reports_its_steps_and_their_time_and_no_noise(clock):
-    course = Course(make_job())
+    course = TrainingCursor(make_job())
     course.start(160)
     report = train(clock, course, None, 5).newest()
     assert (report.step, report.total_steps) == (5, 20)
@@ -67,7 +67,7 @@ def test_a_fixed_batch_reports_its_steps_and_their_time_and_no_noise(clock):
 
 
 def test_a_batch_that_may_change_reports_a_step_as_one_pass_over_a_workers_share(clock):
-    course = Course(make_job(batch=ADAPTIVE, num_epochs=9))
+    course = TrainingCursor(make_job(batch=ADAPTIVE, num_epochs=9))
     course.start(1600)
     course.take_batch_size(40)
     report = train(clock, course, (4.0, 1.5), LEAST_NOISE_STEPS + 1).newest()
@@ -81,7 +81,7 @@ def test_a_batch_that_may_change_reports_a_step_as_one_pass_over_a_workers_share
 
 
 def test_a_short_last_batch_counts_in_proportion(clock):
-    course = Course(make_job(batch=ADAPTIVE, num_epochs=9))
+    course = TrainingCursor(make_job(batch=ADAPTIVE, num_epochs=9))
     course.start(24)
     # Every other batch has half the samples; here it takes as long, so a full step is reckoned longer.
     report = train(clock, course, None, 5).newest()
@@ -90,7 +90,7 @@ def test_a_short_last_batch_counts_in_proportion(clock):
 
 @pytest.mark.parametrize(("squares", "num_steps"), [((4.0, 1.5), LEAST_NOISE_STEPS), ((4.0, 0.9), 40)])
 def test_noise_is_not_told_before_it_is_known_nor_where_no_signal_is_left(clock, squares, num_steps):
-    course = Course(make_job(batch=ADAPTIVE, num_epochs=9))
+    course = TrainingCursor(make_job(batch=ADAPTIVE, num_epochs=9))
     course.start(1600)
     report = train(clock, course, squares, num_steps).newest()
     assert report.grad_sqr is report.grad_var is None
@@ -98,7 +98,7 @@ def test_noise_is_not_told_before_it_is_known_nor_where_no_signal_is_left(clock,
 
 
 def test_steps_longer_than_the_window_have_a_speed_too(clock):
-    course = Course(make_job())
+    course = TrainingCursor(make_job())
     course.start(160)
     newest = train(clock, course, (), 3, step_s=20.0).newest()
     assert newest.samples_per_s == pytest.approx(course.cursor.global_batch_size / 20.0)

@@ -12,7 +12,7 @@ from runtime_plane import artifact_hash
 
 from springtide.core.wire.workers import CheckpointWritten, Preempt, Progress
 from springtide.core.workload import AdaptiveBatch
-from springtide.runtime.data.shards import Schedule
+from springtide.runtime.data.shards import SampleSchedule
 from springtide.runtime.local import inprocess
 from springtide.runtime.process.entry import load_object
 
@@ -42,7 +42,9 @@ def replayed_hash(plane, directory, monkeypatch):
 
 def assert_every_sample_once(plane):
     """The log has the samples of every epoch exactly once, in their order."""
-    schedule = Schedule(num_samples=200, global_batch_size=1, num_epochs=plane.job.num_epochs, seed=plane.job.seed)
+    schedule = SampleSchedule(
+        num_samples=200, global_batch_size=1, num_epochs=plane.job.num_epochs, seed=plane.job.seed
+    )
     num_seen = 0
     for record in plane.steps():
         step, size = record["step"], plane.batch_sizes[record["generation"]]

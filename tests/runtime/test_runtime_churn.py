@@ -9,8 +9,8 @@ import threading
 import pytest
 from runtime_plane import TRAIN
 
-from springtide.core.wire.workers import CheckpointWritten, Finished, GroupBroken, Hello, Left, Preempt, Switched
-from springtide.runtime.data.shards import Schedule
+from springtide.core.wire.workers import CheckpointWritten, Finished, GroupBrokenReport, Hello, Left, Preempt, Switched
+from springtide.runtime.data.shards import SampleSchedule
 
 EPOCHS = 12
 NUM_STEPS = EPOCHS * 13
@@ -18,7 +18,7 @@ NUM_STEPS = EPOCHS * 13
 
 def assert_exactly_once(plane, *, num_epochs=EPOCHS):
     """Every step once, in order, with exactly the samples of the schedule."""
-    schedule = Schedule(num_samples=200, global_batch_size=16, num_epochs=num_epochs, seed=7)
+    schedule = SampleSchedule(num_samples=200, global_batch_size=16, num_epochs=num_epochs, seed=7)
     records = plane.steps()
     assert [record["step"] for record in records] == list(range(1, schedule.total_steps + 1))
     assert [record["ids_digest"] for record in records] == [
@@ -77,7 +77,7 @@ CRASHES = {
     "forward": "os.kill(os.getpid(), 9)",
     "before the exchange": "ctx._trainer._reduce = lambda: os.kill(os.getpid(), 9)",
     "amid the exchange": """
-import springtide.runtime.elastic.group as group
+import springtide.runtime.elastic.group
 group.Group.all_gather = lambda *_, **__: os.kill(os.getpid(), 9)
 """,
     "after the exchange, before the commit": "ctx._trainer._commit = lambda vector: os.kill(os.getpid(), 9)",
@@ -108,8 +108,8 @@ def test_a_worker_that_sees_the_group_break_says_so_and_waits(make_plane):
     plane.start_group("a", "b")
     plane.wait_step(3)
     plane.kill("b")
-    plane.wait(lambda: plane.of(GroupBroken, "a"), "GroupBroken")
-    assert plane.of(GroupBroken, "a")[0].generation == plane.generation
+    plane.wait(lambda: plane.of(GroupBrokenReport, "a"), "GroupBroken")
+    assert plane.of(GroupBrokenReport, "a")[0].generation == plane.generation
     plane.form("a", forced=True)
     plane.wait_finished()
     assert_exactly_once(plane)
@@ -261,7 +261,7 @@ def test_a_group_that_breaks_without_a_death_goes_on_in_the_group_already_ordere
     plane.wait_step(9)
     plane.grow("c")
     plane.wait_finished()
-    assert plane.of(GroupBroken, "a")[0].generation == 2
+    assert plane.of(GroupBrokenReport, "a")[0].generation == 2
     assert_exactly_once(plane)
     assert plane.result_hash() == static_hash()
 

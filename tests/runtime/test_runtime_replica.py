@@ -33,12 +33,12 @@ from springtide.core.wire.workers import (
 from springtide.core.wire.workers import encode_frame as encode_order
 from springtide.core.workload import Entrypoint, InferenceService, ReplicaId, WorkloadId
 from springtide.runtime.process.start_phases import StartPhases
-from springtide.runtime.serving.replica import Model, load_served_class, run_replica
+from springtide.runtime.serving.replica import ServedUserModel, load_served_class, run_replica
 from springtide.serving.frames import (
     Answered,
+    BatchOutcome,
     Draining,
     FrameReader,
-    Outcome,
     Ping,
     Pong,
     Predict,
@@ -338,22 +338,22 @@ def calls(*values):
 
 
 def test_one_bad_input_does_not_fail_its_neighbours():
-    model = Model(Picky, 8, {})
+    model = ServedUserModel(Picky, 8, {})
     outcomes = model.answer(calls([1], [13], [2]))
     assert [outcome.status for outcome in outcomes] == ["ok", "error", "ok"]
     assert outcomes[1].body == b"ValueError: 13 brings bad luck"
 
 
 def test_exit_in_predict_does_not_end_the_replica():
-    assert Model(Picky, 8, {}).answer(calls([14])) == (Outcome("error", b"SystemExit: enough"),)
+    assert ServedUserModel(Picky, 8, {}).answer(calls([14])) == (BatchOutcome("error", b"SystemExit: enough"),)
 
 
 def test_no_call_of_predict_is_larger_than_the_limit():
-    model = Model(Picky, 4, {})
+    model = ServedUserModel(Picky, 4, {})
     (outcome,) = model.answer(calls(range(20, 30)))
     assert json.loads(outcome.body) == list(range(20, 30))
     assert model._instance.sizes == [4, 4, 2]
-    assert model.answer(calls([])) == (Outcome("ok", b"[]"),)
+    assert model.answer(calls([])) == (BatchOutcome("ok", b"[]"),)
 
 
 def test_a_wrong_output_length_is_an_error_for_all():
@@ -361,7 +361,7 @@ def test_a_wrong_output_length_is_an_error_for_all():
         def predict(self, values: list[int]) -> list[int]:
             return values[1:]
 
-    outcomes = Model(Short, 8, {}).answer(calls([1], [2, 3]))
+    outcomes = ServedUserModel(Short, 8, {}).answer(calls([1], [2, 3]))
     assert {outcome.status for outcome in outcomes} == {"error"}
     assert b"3 items and returned 2" in outcomes[0].body
 
@@ -377,8 +377,11 @@ def test_what_is_not_json_is_an_error_and_arrays_become_lists():
         def predict(self, key: str) -> object:
             return {"s": {1, 2}, "o": object()}
 
-    assert Model(Arrays, 8, {}).answer(calls([1.5], [2])) == (Outcome("ok", b"[3.0]"), Outcome("ok", b"[4.0]"))
-    (outcome,) = Model(Objects, 8, {}).answer([b'{"key": "k"}'])
+    assert ServedUserModel(Arrays, 8, {}).answer(calls([1.5], [2])) == (
+        BatchOutcome("ok", b"[3.0]"),
+        BatchOutcome("ok", b"[4.0]"),
+    )
+    (outcome,) = ServedUserModel(Objects, 8, {}).answer([b'{"key": "k"}'])
     assert outcome.status == "error"
     assert b"cannot be written as JSON" in outcome.body
 
@@ -391,7 +394,7 @@ def test_params_reach_the_object_before_it_loads():
         def predict(self, value: str) -> str:
             return self.seen + value
 
-    assert Model(Tuned, 8, {"k": "v"}).answer([b'{"value": "!"}']) == (Outcome("ok", b'"v!"'),)
+    assert ServedUserModel(Tuned, 8, {"k": "v"}).answer([b'{"value": "!"}']) == (BatchOutcome("ok", b'"v!"'),)
 
 
 @pytest.mark.parametrize(("name", "told"), [("absent", "has no 'absent'"), ("constant", "not a class")])

@@ -131,7 +131,7 @@ def test_a_stopped_member_does_not_hold_the_survivors_and_is_fenced_when_it_wake
     # Had it the order to leave in its ear when it wakes, it could be gone in good order before it hears of the fence.
     plane.form("b", "c", forced=True, untold=("a",))
     plane.signal("a", signal.SIGCONT)
-    plane.order(wire.Fence(), "a")
+    plane.order(wire.FenceOrder(), "a")
     plane.wait_exit("a", code=3)
     plane.wait_finished()
     assert plane.result_hash() == static_hash(num_epochs=12)

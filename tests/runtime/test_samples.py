@@ -8,7 +8,7 @@ from springtide.core.errors import InvalidRequest
 from springtide.core.function_search import BatchPhase
 from springtide.runtime.data.dataset_reader import open_dataset
 from springtide.runtime.data.samples import array_samples, dataset_of, schedule_of
-from springtide.runtime.data.shards import Schedule, StreamSchedule
+from springtide.runtime.data.shards import SampleSchedule, StreamSchedule
 from springtide.runtime.functions.pipeline.task_parts import tensor_samples
 from springtide.storage.datasets.reference import DatasetReference
 from springtide.storage.datasets.store import append_dataset, put_dataset
@@ -83,7 +83,7 @@ def test_a_dataset_of_the_platform_is_visited_shard_by_shard_and_each_sample_onc
     schedule = schedule_of(
         job_of(batch=64, epochs=2, batch_schedule=(BatchPhase(from_epoch=1, global_batch_size=128),)), samples
     )
-    assert isinstance(schedule, Schedule)
+    assert isinstance(schedule, SampleSchedule)
     assert schedule.total_steps == 16 + 8
     batches = [schedule.batch(step) for step in range(schedule.total_steps)]
     for epoch in range(2):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from springtide.core.errors import StorageError
 from springtide.core.function_search import BatchPhase, batch_at, steps_of
 from springtide.runtime.data.shards import (
-    Schedule,
+    SampleSchedule,
     StreamSchedule,
     permutation,
     seed_everything,
@@ -26,7 +26,7 @@ shard_counts = st.sampled_from([1, 2, 4, 8, 16])
 
 @given(st.integers(1, 300), st.integers(1, 64), st.integers(1, 3), st.integers(-(2**63), 2**63), shard_counts)
 def test_every_sample_is_used_once_in_every_epoch(num_samples, batch_size, num_epochs, seed, num_shards):
-    schedule = Schedule(num_samples=num_samples, global_batch_size=batch_size, num_epochs=num_epochs, seed=seed)
+    schedule = SampleSchedule(num_samples=num_samples, global_batch_size=batch_size, num_epochs=num_epochs, seed=seed)
     seen = {epoch: [] for epoch in range(num_epochs)}
     for step in range(schedule.total_steps):
         batch = schedule.batch(step)
@@ -81,7 +81,9 @@ PHASES = (BatchPhase(from_epoch=1, global_batch_size=3), BatchPhase(from_epoch=3
 )
 def test_a_batch_schedule_uses_each_sample_of_each_epoch_once(num_samples, num_epochs, first, changes):
     phases = tuple(BatchPhase(from_epoch=epoch, global_batch_size=size) for epoch, size in changes)
-    schedule = Schedule(num_samples=num_samples, global_batch_size=first, num_epochs=num_epochs, seed=1, phases=phases)
+    schedule = SampleSchedule(
+        num_samples=num_samples, global_batch_size=first, num_epochs=num_epochs, seed=1, phases=phases
+    )
     ordered = tuple(sorted(phases, key=lambda phase: phase.from_epoch))
     assert schedule.total_steps == steps_of(ordered, num_samples, num_epochs, first)
     seen: dict[int, list[int]] = {}
@@ -99,7 +101,8 @@ def test_a_batch_schedule_uses_each_sample_of_each_epoch_once(num_samples, num_e
 
 def test_without_phases_the_schedule_is_as_ever_and_the_last_epoch_stays_the_last():
     plain, changing = (
-        Schedule(num_samples=10, global_batch_size=4, num_epochs=5, seed=1, phases=phases) for phases in ((), PHASES)
+        SampleSchedule(num_samples=10, global_batch_size=4, num_epochs=5, seed=1, phases=phases)
+        for phases in ((), PHASES)
     )
     assert (plain.total_steps, changing.total_steps) == (15, 3 + 2 * 4 + 2 * 2)
     assert np.array_equal(plain.batch(2).ids, changing.batch(2).ids)
@@ -108,7 +111,7 @@ def test_without_phases_the_schedule_is_as_ever_and_the_last_epoch_stays_the_las
 
 
 def test_an_order_of_the_datasets_own_is_followed():
-    schedule = Schedule(
+    schedule = SampleSchedule(
         num_samples=6,
         global_batch_size=4,
         num_epochs=2,

@@ -10,8 +10,8 @@ import pytest
 
 from springtide.core.errors import InvalidRequest
 from springtide.core.workload import Entrypoint
-from springtide.runtime.profiling.share_profiler import Lines, RunAnswer, RunOrder, ShareSpec, send
-from springtide.runtime.profiling.share_profiler_worker import Orders, one_call
+from springtide.runtime.profiling.share_profiler import JsonLines, RunAnswer, RunOrder, ShareSpec, send
+from springtide.runtime.profiling.share_profiler_worker import ProfilerOrders, one_call
 from springtide.serving.schema import derive_schema
 
 
@@ -54,12 +54,12 @@ def test_iterations_are_timed_as_ordered(pipes: tuple[int, int, int, int]) -> No
     send(orders_in, RunOrder(batch_size=8, warm_s=0.0, measure_s=0.0))
     os.close(orders_in)
     sizes = []
-    for order in Orders(spec(orders_out, answers_in), clock).iterations(0, is_batchable=True):
+    for order in ProfilerOrders(spec(orders_out, answers_in), clock).iterations(0, is_batchable=True):
         sizes.append(order.batch_size)
         clock.now_s += 0.5
     # A second to warm up, two that count; then one and one, for an order that gives no time at all.
     assert sizes == [4] * 2 + [4] * 4 + [8, 8]
-    answers = Lines(answers_out)
+    answers = JsonLines(answers_out)
     ready, first, second = (answers.read(RunAnswer) for _ in range(3))
     assert ready is not None
     assert ready.durations_s == []
@@ -75,9 +75,9 @@ def test_a_service_without_time_to_run_is_as_ordered_by_its_own_batch(pipes: tup
     send(orders_in, RunOrder())
     os.close(orders_in)
     clock = Clock()
-    for _ in Orders(spec(orders_out, answers_in), clock).iterations(64, is_batchable=False):
+    for _ in ProfilerOrders(spec(orders_out, answers_in), clock).iterations(64, is_batchable=False):
         clock.now_s += 1.0
-    answers = Lines(answers_out)
+    answers = JsonLines(answers_out)
     ready, told = answers.read(RunAnswer), answers.read(RunAnswer)
     assert ready is not None
     assert told is not None
@@ -91,7 +91,7 @@ def test_lines_come_whole_however_they_were_cut(pipes: tuple[int, int, int, int]
     os.write(orders_in, data[:10])
     os.write(orders_in, data[10:])
     os.close(orders_in)
-    lines = Lines(orders_out)
+    lines = JsonLines(orders_out)
     assert [lines.read(RunOrder), lines.read(RunOrder), lines.read(RunOrder)] == [
         RunOrder(batch_size=3),
         RunOrder(batch_size=5),

@@ -14,7 +14,7 @@ from springtide.core.wire.workers import WorkerSpec
 from springtide.core.workload import Entrypoint, InferenceService, ReplicaId, WorkloadId
 from springtide.runtime.elastic.reporting import Reporter
 from springtide.runtime.process.share_slot import iteration, open_slot
-from springtide.runtime.serving.replica import Model
+from springtide.runtime.serving.replica import ServedUserModel
 
 SHARE = Share(request=0.3, limit=0.6)
 
@@ -78,7 +78,7 @@ def test_a_slot_that_cannot_be_opened_costs_no_work(tmp_path, caplog):
 
 def test_every_predicted_batch_is_an_iteration_with_its_size(path, reader):
     reader.read(1)
-    model = Model(Counting, 2, {}, open_slot(spec_of(SHARE, path)))
+    model = ServedUserModel(Counting, 2, {}, open_slot(spec_of(SHARE, path)))
     (outcome,) = model.answer([b'{"values": [1, 2, 3]}'])
     assert outcome.body == b"[2,4,6]"
     told = reader.read(1)
@@ -90,14 +90,14 @@ def test_every_predicted_batch_is_an_iteration_with_its_size(path, reader):
 
 def test_a_call_alone_is_an_iteration_of_one(path, reader):
     reader.read(1)
-    model = Model(Alone, 8, {}, open_slot(spec_of(SHARE, path)))
+    model = ServedUserModel(Alone, 8, {}, open_slot(spec_of(SHARE, path)))
     model.answer([b'{"value": 1}', b'{"value": 2}'])
     assert [ended.batch_size for ended in reader.read(1).finished] == [1, 1]
 
 
 def test_a_prediction_that_fails_is_no_measurement(path, reader):
     reader.read(1)
-    model = Model(Counting, 8, {}, open_slot(spec_of(SHARE, path)))
+    model = ServedUserModel(Counting, 8, {}, open_slot(spec_of(SHARE, path)))
     (outcome,) = model.answer([b'{"values": [0]}'])
     assert outcome.status == "error"
     told = reader.read(1)

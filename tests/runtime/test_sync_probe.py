@@ -11,13 +11,13 @@ import pytest
 
 from springtide.core.errors import BackendError
 from springtide.storage.stores.memory import MemoryStore
-from springtide_studies.exchange.member import Done, Task, drawn, expected_sha256, run_task
+from springtide_studies.exchange.member import Done, MemberTask, drawn, expected_sha256, run_task
 from springtide_studies.exchange.probe import (
     FULL,
     SMALL,
     Members,
-    Plan,
     Scale,
+    SyncPlan,
     Timing,
     chunks_of,
     has_passed,
@@ -107,7 +107,7 @@ def test_doubled_values_have_the_doubled_sum():
 
 
 def test_a_task_is_timed_and_digested():
-    task = Task(
+    task = MemberTask(
         store_url="",
         prefix="p",
         rank=0,
@@ -138,7 +138,7 @@ def test_what_cannot_be_measured_is_said(monkeypatch):
 def test_three_stores_are_measured_on_real_processes():
     quick = Scale(200_000, 2e6, 1, ("smlt",), ())
     stores = tuple((store, 2, quick) for store in ("file", "redis", "s3") if not missing(store))
-    timings, skipped = measure_all(Plan(stores, latencies_s=(0.0, 0.01)))
+    timings, skipped = measure_all(SyncPlan(stores, latencies_s=(0.0, 0.01)))
     assert skipped == []
     assert len(timings) == len(stores) * (3 + 2)
     assert all(one.over_bound > 1.0 for one in timings)
@@ -148,7 +148,7 @@ def test_three_stores_are_measured_on_real_processes():
 def test_a_wrong_sum_ends_the_measurement():
     members = Members(2)
     try:
-        task = Task(
+        task = MemberTask(
             store_url="shm://springtide-probe-test",
             prefix="p",
             rank=0,

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from springtide.storage.stores.linked import Link
+from springtide.storage.stores.linked import DuplexLink
 from springtide.storage.stores.memory import MemoryStore
 from springtide_studies.exchange.member import Done, MarkedStore, Marks
 from springtide_studies.exchange.smlt import (
@@ -14,8 +14,8 @@ from springtide_studies.exchange.smlt import (
     OBJECT_STORE_LATENCY_S,
     SMALL,
     SYSTEMS,
-    Measured,
-    Plan,
+    SmltPlan,
+    SmltTimes,
     growth_of,
     has_passed,
     measure_all,
@@ -28,8 +28,8 @@ from springtide_studies.exchange.smlt import (
 from springtide_studies.exchange.stores import missing
 
 
-def measured(system, n, *times_s, store="redis", num_bytes=500_000, latency_s=0.001) -> Measured:
-    return Measured(
+def measured(system, n, *times_s, store="redis", num_bytes=500_000, latency_s=0.001) -> SmltTimes:
+    return SmltTimes(
         system=system,
         store=store,
         collective="smlt",
@@ -84,7 +84,7 @@ def test_the_others_upload_a_gradient_and_download():
 
 def test_marks_are_of_the_last_request_of_each_kind():
     ticks = iter(range(10, 100))
-    store = MarkedStore(MemoryStore("marks"), Link(), lambda: float(next(ticks)))
+    store = MarkedStore(MemoryStore("marks"), DuplexLink(), lambda: float(next(ticks)))
     store.put("p/raw/0.0", b"x")
     store.put("p/raw/1.0", b"x")
     store.put("p/sum/0", b"x")
@@ -130,14 +130,14 @@ def test_the_verdict_is_the_criterion(systems, stores, passed):
 
 
 def test_what_is_measured_is_what_is_asked():
-    assert Plan().workers == (2, 4, 8)
+    assert SmltPlan().workers == (2, 4, 8)
     assert {system.store for system in SYSTEMS.values()} == {"redis", "s3"}
     assert 0.03 <= OBJECT_STORE_LATENCY_S <= 0.04
     assert 8 < CARD_LINKS < 16, "with sixteen workers the card is what they wait for, with eight it is not"
 
 
 def test_the_model_says_what_many_workers_take():
-    few, many = predict(Plan(), (8, 100))
+    few, many = predict(SmltPlan(), (8, 100))
     assert few.seconds["smlt"] < few.seconds["smlt-s3"], "with few workers a Redis answers sooner"
     assert many.seconds["smlt"] > many.seconds["smlt-s3"], "with many its one network card is what they wait for"
     assert many.seconds["siren"] > 2 * many.seconds["smlt"]
@@ -157,7 +157,7 @@ def test_real_processes_give_right_sums_through_both_stores():
     for kind in ("redis", "s3"):
         if missing(kind):
             pytest.skip(missing(kind))
-    plan = Plan(workers=(2, 3), num_bytes=40_000, bytes_per_s=4e6, small_bytes=4_000, num_repetitions=1)
+    plan = SmltPlan(workers=(2, 3), num_bytes=40_000, bytes_per_s=4e6, small_bytes=4_000, num_repetitions=1)
     systems, stores = measure_all(plan)
     assert [(one.n, one.system) for one in systems] == [(n, name) for n in (2, 3) for name in SYSTEMS]
     assert len(stores) == 2 * 2 * 3

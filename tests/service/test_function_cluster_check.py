@@ -11,8 +11,8 @@ import boto3
 import pytest
 
 from kits.servers import running_s3
-from springtide.backends.functions.provider import Seen
-from springtide.backends.kubernetes.install.cluster_check import Finding
+from springtide.backends.functions.provider import AccountFinding
+from springtide.backends.kubernetes.install.cluster_check import ClusterFinding
 from springtide.backends.kubernetes.settings import FunctionsSettings, KubernetesSettings
 from springtide.service.assembly import function_cluster_check
 from springtide.service.assembly.function_cluster_check import check_functions
@@ -36,7 +36,7 @@ S3 = "s3://bucket/platform?region=eu-central-1"
 
 def look(
     functions: Mapping[str, Any], secret: Mapping[str, str], store_url: str = S3, workers: str = ""
-) -> list[Finding]:
+) -> list[ClusterFinding]:
     settings = KubernetesSettings(
         name="team", store_url=store_url, worker_store_secret=workers, functions=FunctionsSettings(**functions)
     )
@@ -48,9 +48,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Nobody is asked anything: who would have been, and with which settings."""
     found: list[Any] = []
 
-    def examine(provider: Any) -> list[Seen]:
+    def examine(provider: Any) -> list[AccountFinding]:
         found.append(provider._settings)
-        return [Seen(verdict="ok", text="the cloud")]
+        return [AccountFinding(verdict="ok", text="the cloud")]
 
     monkeypatch.setattr("springtide.backends.functions.providers.aws.LambdaProvider.examine", examine)
     monkeypatch.setattr("springtide.backends.functions.providers.alibaba.AlibabaProvider.examine", examine)
@@ -58,7 +58,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
-def wrong(findings: list[Finding]) -> list[Finding]:
+def wrong(findings: list[ClusterFinding]) -> list[ClusterFinding]:
     assert {each.name for each in findings} == {"functions"}
     return [each for each in findings if each.verdict != "ok"]
 

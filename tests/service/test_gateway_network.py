@@ -19,7 +19,16 @@ from springtide.core.tokens import gateway_token, workload_key
 from springtide.core.wire.workers import Acknowledge, FrameDecoder, Heartbeat, Hello, Ready, Report, WorkerSpec
 from springtide.core.wire.workers import encode_frame as encode_order
 from springtide.core.workload import Entrypoint, ReplicaId
-from springtide.serving.frames import Answered, Challenge, FrameReader, Greet, Outcome, Question, Welcome, encode_frame
+from springtide.serving.frames import (
+    Answered,
+    BatchOutcome,
+    Challenge,
+    FrameReader,
+    Greet,
+    Question,
+    Welcome,
+    encode_frame,
+)
 from springtide.serving.greeting import new_nonce
 from springtide.serving.router import ReplicaRoute, ServiceRoute
 from springtide.serving.schema import derive_schema
@@ -133,7 +142,7 @@ class Impostor:
                     if isinstance(question, Greet):
                         writer.write(welcome)
                     else:
-                        stolen = Answered(batch_id=question.batch_id, outcomes=(Outcome("ok", b"[0]"),))
+                        stolen = Answered(batch_id=question.batch_id, outcomes=(BatchOutcome("ok", b"[0]"),))
                         writer.write(encode_frame(stolen))
         except ConnectionError:
             pass

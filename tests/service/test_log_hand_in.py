@@ -12,9 +12,9 @@ from springtide.backends.kubernetes.settings import KubernetesSettings
 from springtide.core.errors import ObjectMissing, StorageError
 from springtide.core.workload import ReplicaId
 from springtide.service.logs.upload import PATIENCE_S, LogHandIn
-from springtide.service.reconciler.admission import Intake
+from springtide.service.reconciler.admission import ResourceAdmission
 from springtide.service.submission.source_stores import StoreShelf
-from springtide.service.submission.submission import Desk
+from springtide.service.submission.submission import SubmissionService
 from springtide.storage.step_lines import gap_line, say_lines
 from springtide.storage.stores.files import FileStore
 from springtide.storage.workloads.store import WorkloadStore
@@ -30,8 +30,8 @@ class House:
         self.store = FileStore(folder, is_durable=False)
         platform.shelf = StoreShelf(self.store, platform.state_dir)
         self.cluster = ClusterDouble()
-        self.room = Desk(platform)
-        intake = Intake(self.room, platform, self.cluster, KubernetesSettings(name="ml-platform"))
+        self.room = SubmissionService(platform)
+        intake = ResourceAdmission(self.room, platform, self.cluster, KubernetesSettings(name="ml-platform"))
         obj = self.cluster.put(workers="1..2", epochs=3)
         self.job_id = intake.take_job(self.cluster.read("TrainingFunction", key_of(obj))).workload_id
         platform.run_job(self.job_id)

@@ -18,10 +18,10 @@ from springtide.core.events import NodeJoined, NodeLost, PlatformStarted
 from springtide.core.resources import make_node
 from springtide.core.status.pods import ClusterStatus
 from springtide.core.status.shares import SharingStatus
-from springtide.service.platform import Ground, Platform
+from springtide.service.platform import Platform, PlatformBuild
 from springtide.service.submission.schemas import JobIn, ServiceIn
 from springtide.service.submission.source_stores import StoreShelf
-from springtide.service.submission.submission import Desk
+from springtide.service.submission.submission import SubmissionService
 from springtide.storage.stores.files import FileStore
 
 
@@ -77,7 +77,7 @@ class Control:
             "springtide",
             (),
             make,
-            ground=Ground(
+            ground=PlatformBuild(
                 journal=open_journal(journal_url, folder, holder=folder.name),
                 shelf=StoreShelf(store, folder),
                 nodes=lambda: self.machines.nodes(),
@@ -142,7 +142,7 @@ def test_nodes_are_compared_with_the_journal_before_anything_is_recovered(make):
 def test_who_runs_on_a_node_that_is_not_there_now_is_the_executors_to_judge(make):
     """Pods are looked for wherever they are: no replica is left out of what should be standing."""
     first = make("first", (make_node("a", 2),)).start()
-    desk = Desk(first.platform)
+    desk = SubmissionService(first.platform)
     settled(first)
     record, _ = desk.submit_job(JobIn.model_validate(job_body()), None)
     settled(first)
@@ -159,8 +159,8 @@ def test_who_runs_on_a_node_that_is_not_there_now_is_the_executors_to_judge(make
 def test_sources_survive_a_control_plane_that_comes_back_with_an_empty_directory(make, tmp_path):
     first = make("first", (make_node("a", 1),)).start()
     body = job_body(source__files={"net.py": "WIDTH = 3\n"}, source__import_root="/nowhere/of/mine")
-    record, is_new = Desk(first.platform).submit_job(JobIn.model_validate(body), "key-1")
-    service = Desk(first.platform).deploy_service("echo", ServiceIn.model_validate(service_body()))
+    record, is_new = SubmissionService(first.platform).submit_job(JobIn.model_validate(body), "key-1")
+    service = SubmissionService(first.platform).deploy_service("echo", ServiceIn.model_validate(service_body()))
     assert is_new
     entrypoint = record.job.entrypoint
     assert entrypoint.source_path == f"workloads/{record.workload_id}/source/digits.py"
@@ -176,7 +176,7 @@ def test_sources_survive_a_control_plane_that_comes_back_with_an_empty_directory
     keys = FileStore(tmp_path / "objects", is_durable=False).keys(f"workloads/{record.workload_id}/")
     assert [key.rpartition("/")[2] for key in keys] == ["digits.py", "net.py"]
     # The same request under the same key is the same job, whichever control plane is asked.
-    again, is_new = Desk(second.platform).submit_job(JobIn.model_validate(body), "key-1")
+    again, is_new = SubmissionService(second.platform).submit_job(JobIn.model_validate(body), "key-1")
     assert (again.workload_id, is_new) == (record.workload_id, False)
     assert not (tmp_path / "second" / "workloads" / record.workload_id / "source").exists()
 

@@ -18,13 +18,13 @@ from springtide.control.records import JobRecord
 from springtide.core.errors import BackendError
 from springtide.core.events import NodeLost, PauseRequested, ProgressReported
 from springtide.core.status.pods import ClusterStatus, PodStatus
-from springtide.service.reconciler.admission import Intake
+from springtide.service.reconciler.admission import ResourceAdmission
 from springtide.service.reconciler.events import EventTeller
-from springtide.service.reconciler.jobs import JobObjects
+from springtide.service.reconciler.jobs import JobReconciler
 from springtide.service.reconciler.services import ServiceObjects
 from springtide.service.reconciler.status import PROGRESS_EVERY_S, StatusTeller
 from springtide.service.submission.schemas import ScaleIn
-from springtide.service.submission.submission import Desk
+from springtide.service.submission.submission import SubmissionService
 
 
 class ClusterDouble:
@@ -91,11 +91,11 @@ class House:
     def __init__(self, platform):
         self.platform = platform
         self.cluster = ClusterDouble()
-        self.room = Desk(platform)
+        self.room = SubmissionService(platform)
         settings = KubernetesSettings(name="ml-platform", store_secret="store")
-        self.intake = Intake(self.room, platform, self.cluster, settings)
+        self.intake = ResourceAdmission(self.room, platform, self.cluster, settings)
         self.caps = {}
-        self.jobs = JobObjects(platform, self.cluster, self.intake, self.room, lambda: self.caps)
+        self.jobs = JobReconciler(platform, self.cluster, self.intake, self.room, lambda: self.caps)
         self.services = ServiceObjects(platform, self.cluster, self.intake, self.room)
 
     def job(self, obj):

@@ -17,7 +17,7 @@ from springtide.core.workload import Goal
 from springtide.scheduling.registry import make_live_policy
 from springtide.service.history.history import HistoryIndex
 from springtide.service.reconciler.jobs import ASKED_AGAIN_S
-from springtide.service.submission.submission import Desk
+from springtide.service.submission.submission import SubmissionService
 
 # 1,000 steps: 100 s on one device, 56 s on two.
 KNOWN = {"samples": 32_000, "speeds": {"1": 10.0, "2": 18.0}, "workers": "1..2", "globalBatch": 32}
@@ -284,11 +284,11 @@ def test_an_edit_is_a_line_of_its_story(house):
 def test_over_the_desk_a_goal_that_is_the_same_is_no_event(house):
     obj = begin(house, **KNOWN, deadline="5m")
     seq = house.platform.view().seq
-    Desk(house.platform).edit_job(house.job(obj).workload_id, goal=goal_of(house, obj))
+    SubmissionService(house.platform).edit_job(house.job(obj).workload_id, goal=goal_of(house, obj))
     assert house.platform.view().seq == seq
     goal = Goal(deadline_s=house.platform.now_s() + 3.0)
     with pytest.raises(InvalidRequest, match="cannot be promised"):
-        Desk(house.platform).edit_job(house.job(obj).workload_id, goal=goal)
+        SubmissionService(house.platform).edit_job(house.job(obj).workload_id, goal=goal)
 
 
 def test_a_journal_that_does_not_answer_leaves_all_as_it_was(house):

@@ -12,11 +12,11 @@ from springtide.backends.kubernetes.settings import KubernetesSettings
 from springtide.core.errors import BackendError, StorageError
 from springtide.core.status.pods import ClusterStatus
 from springtide.core.workload import ReplicaId
-from springtide.service.reconciler.admission import Intake
+from springtide.service.reconciler.admission import ResourceAdmission
 from springtide.service.reconciler.expiry import RETRY_S, Expiry
 from springtide.service.reconciler.status import StatusTeller
 from springtide.service.submission.source_stores import StoreShelf
-from springtide.service.submission.submission import Desk
+from springtide.service.submission.submission import SubmissionService
 from springtide.storage.stores.files import FileStore
 from springtide.storage.workloads.store import WorkloadStore
 
@@ -42,9 +42,9 @@ class House:
         self.store = FileStore(folder, is_durable=False)
         platform.shelf = StoreShelf(self.store, platform.state_dir)
         self.cluster = Cluster()
-        self.room = Desk(platform)
+        self.room = SubmissionService(platform)
         settings = KubernetesSettings(name="ml-platform")
-        self.intake = Intake(self.room, platform, self.cluster, settings)
+        self.intake = ResourceAdmission(self.room, platform, self.cluster, settings)
         self.expiry = Expiry(platform, self.cluster, "ml-platform")
 
     def ended(self, **spec):

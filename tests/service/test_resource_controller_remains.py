@@ -7,7 +7,7 @@ from test_resource_controller_expiry import ARTIFACT, House
 
 from springtide.backends.kubernetes.client.kinds import key_of, uid_of
 from springtide.core.errors import BackendError, StorageError
-from springtide.service.reconciler.orphans import RETRY_S, Remains
+from springtide.service.reconciler.orphans import RETRY_S, OrphanCollector
 from springtide.storage.workloads.store import WorkloadStore
 
 WHOLE = {"source/train.py", ARTIFACT, "head"}
@@ -18,12 +18,12 @@ class Widow(House):
 
     def __init__(self, platform, folder):
         super().__init__(platform, folder)
-        self.remains = Remains(platform, self.cluster)
+        self.remains = OrphanCollector(platform, self.cluster)
 
     def leads_anew(self, usual_s=None):
         """Another control plane leads: it remembers nothing."""
         self.remains.close()
-        self.remains = Remains(self.platform, self.cluster, usual_s)
+        self.remains = OrphanCollector(self.platform, self.cluster, usual_s)
 
     def deleted(self, obj):
         self.remains.heed(self.cluster.see(obj))

@@ -10,7 +10,7 @@ from api_fixtures import HEADERS, TOKEN
 
 from springtide.core.errors import InvalidRequest, StorageError
 from springtide.service.api.auth import COOKIE, load_or_create_token
-from springtide.service.api.limits import Limits
+from springtide.service.api.limits import RequestLimits
 from springtide.service.submission.problems import TooLarge, TooSlow
 
 
@@ -106,7 +106,7 @@ def read_through_limits(messages, pause_s=10.0):
             pass
 
     scope = {"type": "http", "path": "/v1/jobs", "raw_path": b"/v1/jobs", "query_string": b"", "headers": []}
-    asyncio.run(Limits(app, max_body_pause_s=pause_s)(scope, receive, None))
+    asyncio.run(RequestLimits(app, max_body_pause_s=pause_s)(scope, receive, None))
     return waiting
 
 

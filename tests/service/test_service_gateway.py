@@ -20,9 +20,9 @@ from springtide.service.gateway.application import Gateway, ReplicaRoute, Servic
 from springtide.service.gateway.bench import run_gateway_bench
 from springtide.serving.frames import (
     Answered,
+    BatchOutcome,
     Draining,
     FrameReader,
-    Outcome,
     Ping,
     Pong,
     Predict,
@@ -113,12 +113,12 @@ class FakeReplica:
 
     def outcome(self, call):
         if "values" not in call:
-            return Outcome("ok", json.dumps(call["features"]).encode())
+            return BatchOutcome("ok", json.dumps(call["features"]).encode())
         if not all(type(value) is int for value in call["values"]):
-            return Outcome("invalid", b"Expected `int`")
+            return BatchOutcome("invalid", b"Expected `int`")
         if 666 in call["values"]:
-            return Outcome("error", b"RuntimeError: boom")
-        return Outcome("ok", json.dumps([value * call.get("times", 2) for value in call["values"]]).encode())
+            return BatchOutcome("error", b"RuntimeError: boom")
+        return BatchOutcome("ok", json.dumps([value * call.get("times", 2) for value in call["values"]]).encode())
 
 
 def make_service(name="double", **changes):

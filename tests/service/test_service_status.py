@@ -20,7 +20,7 @@ from springtide.core.workload import (
     TrainingJob,
 )
 from springtide.service.status.explain import explain
-from springtide.service.status.outlook import Outlook
+from springtide.service.status.outlook import JobForecast
 from springtide.service.status.status import job_status, platform_status, service_status
 
 CODE = Entrypoint(source_path="/fit.py", object_name="fit")
@@ -171,12 +171,12 @@ def test_why_tells_the_last_resize_and_preemption_and_what_they_were_for():
 
 def test_why_tells_what_is_planned():
     known = record(JobState.PENDING)
-    planned = Outlook(start_at_s=65.0, finish_at_s=125.0, is_planned=True)
+    planned = JobForecast(start_at_s=65.0, finish_at_s=125.0, is_planned=True)
     why = explain(known, view_of(known), (), 5.0, planned)
     assert "expected start in 1m00, as planned" in why.evidence
     assert "expected end in 2m00, as planned" in why.evidence
     assert (why.expected_start_at_s, why.expected_finish_at_s) == (65.0, 125.0)
-    nobody = explain(known, view_of(known), (), 5.0, Outlook(unknown=("other",)))
+    nobody = explain(known, view_of(known), (), 5.0, JobForecast(unknown=("other",)))
     assert "expected start: nobody knows, because nobody knows how long 'other' will take" in nobody.evidence
 
 

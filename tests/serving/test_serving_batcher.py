@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from springtide.serving.batcher import (
-    Batch,
     BatchLimits,
+    RequestBatch,
     Waiting,
     WaitUntil,
     expected_company,
@@ -83,11 +83,11 @@ def waiting(request_id, arrived_at_s=0.0, **changes):
 
 def test_it_waits_for_company_only_as_long_as_told_and_as_there_has_been():
     assert form_batch([waiting(1)], 0.0, LIMITS) == WaitUntil(at_s=0.01)
-    assert form_batch([waiting(1)], 0.01, LIMITS) == Batch(request_ids=(1,), num_items=1)
+    assert form_batch([waiting(1)], 0.01, LIMITS) == RequestBatch(request_ids=(1,), num_items=1)
     assert form_batch([waiting(1)], 0.0, LIMITS, expected_requests=1.0).request_ids == (1,)
     assert form_batch([waiting(1)], 0.0, LIMITS, expected_requests=2.0) == WaitUntil(at_s=0.01)
     assert form_batch([waiting(n) for n in range(9)], 0.0, LIMITS).request_ids == (0, 1, 2, 3)
-    assert form_batch([], 0.0, LIMITS) == Batch()
+    assert form_batch([], 0.0, LIMITS) == RequestBatch()
 
 
 def test_a_large_request_is_not_overtaken_and_an_oversize_one_goes_alone():

@@ -10,8 +10,8 @@ from springtide.core.errors import BackendError
 from springtide.serving.frames import (
     MAX_FRAME_BYTES,
     Answered,
+    BatchOutcome,
     FrameReader,
-    Outcome,
     Ping,
     Predict,
     Question,
@@ -44,6 +44,6 @@ def test_garbage_is_a_backend_error(data):
 
 def test_oversize_frames_are_refused_on_both_sides():
     with pytest.raises(BackendError, match="limit"):
-        encode_frame(Answered(batch_id=1, outcomes=(Outcome("ok", b"x" * MAX_FRAME_BYTES),)))
+        encode_frame(Answered(batch_id=1, outcomes=(BatchOutcome("ok", b"x" * MAX_FRAME_BYTES),)))
     with pytest.raises(BackendError, match="limit"):
         FrameReader(Reply).feed((MAX_FRAME_BYTES + 1).to_bytes(4, "big"))

@@ -14,8 +14,8 @@ from springtide.core.shares import Share
 from springtide.serving.share_control import (
     DeviceControl,
     Grant,
-    Iteration,
     Observation,
+    ShareIteration,
     Tenant,
     control_tick,
 )
@@ -65,7 +65,7 @@ class Device:
                 used_fraction=self.used(tenant_id),
                 iteration_s=0.0 if ended else number * TICK_S,
                 batch_size=batch_size,
-                finished=(Iteration(batch_size=batch_size, duration_s=duration_s),) if ended else (),
+                finished=(ShareIteration(batch_size=batch_size, duration_s=duration_s),) if ended else (),
             )
             self.tick(**{tenant_id: seen, "training": self.busy("training")})
 
@@ -101,7 +101,7 @@ def test_iterations_shorter_than_a_tick_are_seen_when_they_end(usual_s: float, s
     device = Device(INFERENCE, TRAINING)
 
     def play(duration_s: float) -> Grant:
-        ended = tuple(Iteration(batch_size=1, duration_s=duration_s) for _ in range(round(TICK_S / duration_s)))
+        ended = tuple(ShareIteration(batch_size=1, duration_s=duration_s) for _ in range(round(TICK_S / duration_s)))
         seen = Observation(used_fraction=device.used("inference"), finished=ended, batch_size=1)
         return device.tick(inference=seen, training=device.busy("training"))["inference"]
 
@@ -273,7 +273,7 @@ LOADS: Mapping[str, Callable[[Device, int], Observation]] = {
         iteration_s=0.005 * number,
         batch_size=1,
         num_queued=50,
-        finished=(Iteration(batch_size=1, duration_s=0.001),) if number < 3 else (),
+        finished=(ShareIteration(batch_size=1, duration_s=0.001),) if number < 3 else (),
     ),
     "bursts": lambda device, number: (
         Observation(used_fraction=device.used("inference"), iteration_s=0.02, num_queued=9)
@@ -345,7 +345,7 @@ def play(tenants: Sequence[Tenant], phases: Sequence[tuple[int, ...]], always: S
                         used_fraction=used,
                         iteration_s=0.5 if kind == 3 else 0.004,
                         batch_size=1,
-                        finished=(Iteration(batch_size=1, duration_s=0.01),) if kind == 1 else (),
+                        finished=(ShareIteration(batch_size=1, duration_s=0.01),) if kind == 1 else (),
                         num_queued=3 if kind == 2 else 0,
                     )
                 device.tick(**seen)

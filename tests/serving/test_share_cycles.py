@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from springtide.serving.share_cycles import Iteration, learn, reference_s, stretch
+from springtide.serving.share_cycles import ShareIteration, learn, reference_s, stretch
 
 
-def ended(duration_s: float, batch_size: int = 4) -> Iteration:
-    return Iteration(batch_size=batch_size, duration_s=duration_s)
+def ended(duration_s: float, batch_size: int = 4) -> ShareIteration:
+    return ShareIteration(batch_size=batch_size, duration_s=duration_s)
 
 
 def test_the_shortest_is_the_reference_of_its_batch_size() -> None:

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from springtide.core.errors import InvalidRequest
 from springtide.core.workload import Goal, JobState
 from springtide_studies.goals.bench import case_played, markdown, run_bench
-from springtide_studies.goals.rivals import COLLECTIVES, Place, Profiler, after_profiling, model_alone
+from springtide_studies.goals.rivals import COLLECTIVES, Profiler, RivalPlace, after_profiling, model_alone
 from springtide_studies.goals.searches import SEARCHES, accuracy_rows, problem_of, searched
 from springtide_studies.goals.world.cases import CASES, lambda_of_all_sizes, search_job, surface_of
-from springtide_studies.goals.world.executor import Arrival
+from springtide_studies.goals.world.executor import JobArrival
 from springtide_studies.goals.world.play import outcome_of, play_world
 from springtide_studies.goals.world.truth import draw_truth
 
@@ -21,10 +21,12 @@ SERVICE = lambda_of_all_sizes()
 CASE = replace(CASES["resnet50"], num_epochs=10, deadline_s=1200.0, max_workers=8)
 
 
-def place(seed: int) -> Place:
+def place(seed: int) -> RivalPlace:
     surface = surface_of(CASE, SERVICE)
     goal = CASE.goal("cheapest")
-    return Place(case=CASE, truth=draw_truth(seed, SERVICE), service=SERVICE, surface=surface, goal=goal, seed=seed)
+    return RivalPlace(
+        case=CASE, truth=draw_truth(seed, SERVICE), service=SERVICE, surface=surface, goal=goal, seed=seed
+    )
 
 
 def test_a_goal_is_met_and_the_best_of_all_is_not_far() -> None:
@@ -47,12 +49,12 @@ def test_a_goal_is_met_and_the_best_of_all_is_not_far() -> None:
 def test_what_cannot_be_met_is_refused_with_what_would_do() -> None:
     truth = draw_truth(201, SERVICE)
     late = search_job(CASE, SERVICE, Goal(deadline_s=20.0))
-    crew = play_world(truth, SERVICE, [Arrival(job=late, model=CASE.model)]).crews[late.job_id]
+    crew = play_world(truth, SERVICE, [JobArrival(job=late, model=CASE.model)]).crews[late.job_id]
     assert crew.run.state is JobState.REJECTED
     assert any(change.startswith("--deadline") for change in crew.run.alternatives)
     assert outcome_of(crew).usd == 0.0
     poor = search_job(CASE, SERVICE, Goal(budget_usd=0.001, is_fastest=True))
-    crew = play_world(truth, SERVICE, [Arrival(job=poor, model=CASE.model)]).crews[poor.job_id]
+    crew = play_world(truth, SERVICE, [JobArrival(job=poor, model=CASE.model)]).crews[poor.job_id]
     assert crew.run.state is JobState.REJECTED
     assert any(change.startswith("--budget") for change in crew.run.alternatives)
 

@@ -11,8 +11,8 @@ from springtide.core.shares import has_room, load_of
 from springtide_studies.dilu import collocation as dilu_collocation
 from springtide_studies.dilu.collocation import (
     ARMS,
-    Case,
-    Load,
+    CollocationCase,
+    TenantLoad,
     compare,
     make_cases,
     play_case,
@@ -58,10 +58,10 @@ def test_loads_are_those_that_were_asked_for() -> None:
     models = builtin_models()
     rates = []
     for fraction in (0.2, 0.8):
-        case = Case(
+        case = CollocationCase(
             kind="training-inference",
             pair=("vision", "small-encoder"),
-            load=Load(pattern="poisson", fraction=fraction),
+            load=TenantLoad(pattern="poisson", fraction=fraction),
         )
         served, trained = tenants_of(case, models, 30.0, seed=0)
         assert trained.arrivals == ()
@@ -72,7 +72,9 @@ def test_loads_are_those_that_were_asked_for() -> None:
 
 
 def test_a_case_compares_every_arm_with_each_tenant_alone() -> None:
-    case = Case(kind="training-inference", pair=("vision", "small-encoder"), load=Load(pattern="poisson", fraction=0.5))
+    case = CollocationCase(
+        kind="training-inference", pair=("vision", "small-encoder"), load=TenantLoad(pattern="poisson", fraction=0.5)
+    )
     row = play_case(case, builtin_models(), 4.0, seed=1)
     assert tuple(row["arms"]) == ARMS
     for tenant in row["arms"]["exclusive"]["tenants"].values():

@@ -21,7 +21,7 @@ from springtide.core.tide import Tide
 from springtide.core.workload import Entrypoint, InferenceService, JobState, TrainingJob, WorkloadId
 from springtide.scheduling.registry import make_policy
 from springtide.simulator.fluid.faults import NodeFaults
-from springtide.simulator.fluid.play import NullJournal, Played, play
+from springtide.simulator.fluid.play import FluidRunResult, NullJournal, play
 from springtide.simulator.fluid.rules import OverheadRule, Speeds, Times
 from springtide_studies.fault_seeds.invariants import InvariantViolation
 from springtide_studies.workloads.tidal import TidalSetting, draw_tidal
@@ -109,7 +109,7 @@ class Story(NullJournal):
         return super().append(step)
 
 
-def run(policy: str | Policy, case: Case, *, story: Story | None = None, **options: object) -> Played:
+def run(policy: str | Policy, case: Case, *, story: Story | None = None, **options: object) -> FluidRunResult:
     return play(
         make_policy(policy) if isinstance(policy, str) else policy,
         case.jobs,

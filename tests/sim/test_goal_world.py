@@ -13,9 +13,9 @@ from springtide.core.workload import Goal, JobState
 from springtide.perf.functions.bill import bill_of
 from springtide_studies.goals.world.best import all_plans, all_runs, best_of, expected_run
 from springtide_studies.goals.world.cases import CASES, fixed_job, lambda_of_all_sizes, surface_of
-from springtide_studies.goals.world.executor import Arrival, GoalWorld
-from springtide_studies.goals.world.play import Outcome, outcome_of, play_world
-from springtide_studies.goals.world.runs import Meter
+from springtide_studies.goals.world.executor import GoalWorld, JobArrival
+from springtide_studies.goals.world.play import GoalPlayed, outcome_of, play_world
+from springtide_studies.goals.world.runs import CostMeter
 from springtide_studies.goals.world.streams import Arrivals, daily_arrivals
 from springtide_studies.goals.world.truth import MOST_WRONG, Truth, draw_truth, mean_of_slowest
 from springtide_studies.goals.world.walks import walked_sync_s
@@ -58,13 +58,13 @@ def world(
     return play_world(
         truth or draw_truth(seed, SERVICE),
         SERVICE,
-        [Arrival(job=job, model=CASE.model)],
+        [JobArrival(job=job, model=CASE.model)],
         seed=seed,
         policy=Given(*plans),
     )
 
 
-def played(*plans: tuple[float, FunctionPlan], **more: object) -> Outcome:
+def played(*plans: tuple[float, FunctionPlan], **more: object) -> GoalPlayed:
     return outcome_of(world(*plans, **more).crews["job"])
 
 
@@ -171,7 +171,7 @@ def test_a_stream_that_waits_costs_nothing_and_every_sample_is_trained_once() ->
     )
     job = replace(fixed_job(CASE, SERVICE, plan(8, 2048)), stream="clicks", total_steps=None, num_samples=None)
     truth = replace(draw_truth(3, SERVICE), death_fraction=0.2)
-    arrival = Arrival(job=job, model=CASE.model)
+    arrival = JobArrival(job=job, model=CASE.model)
     policy = Given((0.0, plan(8, 2048)))
     crew = play_world(truth, SERVICE, [arrival], policy=policy, streams={"clicks": stream}).crews["job"]
     run = crew.run
@@ -183,7 +183,7 @@ def test_a_stream_that_waits_costs_nothing_and_every_sample_is_trained_once() ->
     # While it waited nothing was spent.
     before, after = next(pair for pair in pairs if pair[1].at_s - pair[0].at_s == idle_s)
     state_s = truth.state_s(CASE.model, 2048)
-    left = Meter(SERVICE.prices, False)
+    left = CostMeter(SERVICE.prices, False)
     left.run(plan(8, 2048), state_s)
     left.invoke(8)
     assert after.spent_usd - before.spent_usd <= left.bill().total_usd * 1.01

@@ -9,7 +9,7 @@ from springtide.core.shares import Share
 from springtide.serving.share_control import Observation
 from springtide_studies.dilu.gpu_baselines import (
     Controlled,
-    FastGs,
+    FastGsArm,
     Mps,
     NoControl,
     PublishedDaemon,
@@ -17,18 +17,18 @@ from springtide_studies.dilu.gpu_baselines import (
     TimeSlices,
     arms_for,
 )
-from springtide_studies.dilu.gpu_execution import Arm, Seen, TenantFigures, run_device
-from springtide_studies.dilu.gpu_execution_work import GpuTenant, plan_iteration, poisson_arrivals
+from springtide_studies.dilu.gpu_execution import KernelObservation, SharingArm, TenantFigures, run_device
+from springtide_studies.dilu.gpu_execution_work import ModelledTenant, plan_iteration, poisson_arrivals
 from springtide_studies.dilu.share_latency import ShareLatency
 
 HORIZON_S = 8.0
 LATENCY = ShareLatency(host_s=0.006, work_s=0.0, work_per_item_s=0.0025, saturation=0.17, saturation_per_doubling=0.15)
 
 
-def service(load: float, tenant_id: str = "service") -> GpuTenant:
+def service(load: float, tenant_id: str = "service") -> ModelledTenant:
     plans = {size: plan_iteration(LATENCY, size, bandwidth_fraction=0.3) for size in range(1, 5)}
     rate_per_s = load * 4 / plans[4].alone_s
-    return GpuTenant(
+    return ModelledTenant(
         tenant_id=tenant_id,
         share=Share(request=0.3, limit=0.6),
         is_slo=True,
@@ -38,16 +38,16 @@ def service(load: float, tenant_id: str = "service") -> GpuTenant:
     )
 
 
-def training(tenant_id: str = "training") -> GpuTenant:
+def training(tenant_id: str = "training") -> ModelledTenant:
     plan = plan_iteration(LATENCY, 32, passes=3.0, idle_fraction=0.2, bandwidth_fraction=0.4)
-    return GpuTenant(tenant_id=tenant_id, share=Share(request=0.5, limit=0.8), is_slo=False, plans={32: plan})
+    return ModelledTenant(tenant_id=tenant_id, share=Share(request=0.5, limit=0.8), is_slo=False, plans={32: plan})
 
 
 PAIR = (service(0.5), training())
 ALONE = {tenant.tenant_id: run_device([tenant], NoControl([tenant]), HORIZON_S)[tenant.tenant_id] for tenant in PAIR}
 
 
-def play(arm: Arm) -> dict[str, TenantFigures]:
+def play(arm: SharingArm) -> dict[str, TenantFigures]:
     return run_device(PAIR, arm, HORIZON_S)
 
 
@@ -77,7 +77,7 @@ def test_fixed_requests_leave_a_service_without_room_for_bursts() -> None:
 
 
 def test_fast_gs_is_no_faster_than_mps_at_limits() -> None:
-    assert p95(play(FastGs(PAIR))) >= p95(play(Mps(PAIR, "limit")))
+    assert p95(play(FastGsArm(PAIR))) >= p95(play(Mps(PAIR, "limit")))
 
 
 def test_time_slices_run_one_at_a_time() -> None:
@@ -107,8 +107,13 @@ class Script:
     def tick(self, *blocks: float) -> float:
         """Return the tokens of the training."""
         nothing = Observation(used_fraction=0.0)
-        seen = {name: Seen(observation=nothing, num_blocks=num) for name, num in zip(self.names, blocks, strict=True)}
-        return self.arm.tick(seen | {"training": Seen(observation=nothing, num_blocks=5.0)}, 0.005)["training"]
+        seen = {
+            name: KernelObservation(observation=nothing, num_blocks=num)
+            for name, num in zip(self.names, blocks, strict=True)
+        }
+        return self.arm.tick(seen | {"training": KernelObservation(observation=nothing, num_blocks=5.0)}, 0.005)[
+            "training"
+        ]
 
     def iterate(self, num_ticks: int, times: int) -> float:
         """Iterations of so many ticks with launches and one without."""

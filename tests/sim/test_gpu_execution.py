@@ -9,8 +9,8 @@ import pytest
 
 from springtide.core.shares import Share
 from springtide_studies.dilu.gpu_baselines import Controlled, Mps, NoControl
-from springtide_studies.dilu.gpu_execution import QUEUE_DEPTH, TICK_S, WARM_UP_S, Seen, run_device
-from springtide_studies.dilu.gpu_execution_work import GpuTenant, IterationPlan, Kernel
+from springtide_studies.dilu.gpu_execution import QUEUE_DEPTH, TICK_S, WARM_UP_S, KernelObservation, run_device
+from springtide_studies.dilu.gpu_execution_work import IterationPlan, Kernel, ModelledTenant
 
 SHARE = Share(request=0.3, limit=0.6)
 
@@ -24,16 +24,16 @@ def kernels(number: int, *, sm: float = 1.0, duration_s: float = 0.001, bandwidt
 
 def training(
     tenant_id: str = "training", *, sm: float = 1.0, idle_s: float = 0.0, share: Share = SHARE, bandwidth: float = 0.0
-) -> GpuTenant:
+) -> ModelledTenant:
     plan = IterationPlan(host_s=0.002, kernels=kernels(18, sm=sm, bandwidth=bandwidth), idle_s=idle_s)
-    return GpuTenant(tenant_id=tenant_id, share=share, is_slo=False, plans={1: plan})
+    return ModelledTenant(tenant_id=tenant_id, share=share, is_slo=False, plans={1: plan})
 
 
-def service(*arrivals: float, sm: float = 0.5, slo_s: float = 0.05, max_batch_size: int = 1) -> GpuTenant:
+def service(*arrivals: float, sm: float = 0.5, slo_s: float = 0.05, max_batch_size: int = 1) -> ModelledTenant:
     plans = {
         size: IterationPlan(host_s=0.004, kernels=kernels(6 * size, sm=sm)) for size in range(1, max_batch_size + 1)
     }
-    return GpuTenant(tenant_id="service", share=SHARE, is_slo=True, plans=plans, arrivals=arrivals, slo_s=slo_s)
+    return ModelledTenant(tenant_id="service", share=SHARE, is_slo=True, plans=plans, arrivals=arrivals, slo_s=slo_s)
 
 
 class Fixed(NoControl):
@@ -44,9 +44,9 @@ class Fixed(NoControl):
     def __init__(self, budgets: Mapping[str, float]) -> None:
         super().__init__([])
         self.budgets = budgets
-        self.seen: list[Mapping[str, Seen]] = []
+        self.seen: list[Mapping[str, KernelObservation]] = []
 
-    def tick(self, seen: Mapping[str, Seen], tick_s: float) -> Mapping[str, float]:
+    def tick(self, seen: Mapping[str, KernelObservation], tick_s: float) -> Mapping[str, float]:
         self.seen.append(seen)
         return self.budgets
 
@@ -112,7 +112,7 @@ def test_what_is_launched_runs_to_its_end_whatever_the_budget() -> None:
 
 
 def test_the_host_runs_ahead_by_a_bounded_number_of_launches() -> None:
-    tenant = GpuTenant(
+    tenant = ModelledTenant(
         tenant_id="long",
         share=SHARE,
         is_slo=False,

@@ -9,7 +9,7 @@ from springtide.core.resources import NodeId, Topology, make_node
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.loans.pools import NodeView, PoolState
 from springtide.solvers import highs
-from springtide_studies.loans.check import BOUND_S, Choice, SeedResult, check_seed, compared, main, summary
+from springtide_studies.loans.check import BOUND_S, SeedChoice, SeedResult, check_seed, compared, main, summary
 
 NEEDS_SOLVER = pytest.mark.skipif(not highs.is_available(), reason="the exact choice needs SciPy")
 A, B = WorkloadId("a"), WorkloadId("b")
@@ -20,8 +20,8 @@ def result(**changed: object) -> SeedResult:
     return SeedResult(**{**known, "choices": (), **changed})  # type: ignore[arg-type]
 
 
-def choice(device_s: float) -> Choice:
-    return Choice(at_s=0.0, num_servers=1, jobs=1.0, least_jobs=1.0, device_s=device_s, least_device_s=10.0)
+def choice(device_s: float) -> SeedChoice:
+    return SeedChoice(at_s=0.0, num_servers=1, jobs=1.0, least_jobs=1.0, device_s=device_s, least_device_s=10.0)
 
 
 @NEEDS_SOLVER

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from springtide_studies.dilu.coscaling_play import play, profile_of
-from springtide_studies.dilu.coscaling_world import ARMS, Arm, Profile, ServedModel
+from springtide_studies.dilu.coscaling_world import ARMS, Profile, ScalingArm, ServedModel
 from springtide_studies.workloads.request_rates import draw_arrivals, draw_rates
 
 MODEL = ServedModel()
@@ -25,7 +25,7 @@ class Script:
 
 
 def run(wanted, arrivals_s, num_seconds, *, fraction=None, minimum=1, model=MODEL):
-    arm = Arm(
+    arm = ScalingArm(
         name="x",
         what="",
         make=lambda profile, rates: Script(wanted),

@@ -10,7 +10,7 @@ import pytest
 
 from springtide.core.resources import DeviceId
 from springtide.core.shares import Share
-from springtide.scheduling.sharing.ledger import Bounds, Part, ShareLedger
+from springtide.scheduling.sharing.ledger import LedgerBounds, Part, ShareLedger
 from springtide.scheduling.sharing.packing import DiluPacker, PlacementRequest
 from springtide_studies.dilu import packing as dilu_packing
 from springtide_studies.dilu.packing_play import (
@@ -93,8 +93,8 @@ class Careless(msgspec.Struct, frozen=True):
 def test_the_check_finds_what_the_ledger_would_let_through() -> None:
     """With the ledger's bounds off, only the check's own sums can tell."""
     half = instance("a", 0.6, 0.9, 1)
-    loose = Contender(name="careless", packer=Careless(), bounds=Bounds(max_request=9.0, max_limit=9.0))
-    check = LedgerCheck(CLUSTER, Bounds())
+    loose = Contender(name="careless", packer=Careless(), bounds=LedgerBounds(max_request=9.0, max_limit=9.0))
+    check = LedgerCheck(CLUSTER, LedgerBounds())
     events = [start(at, msgspec.structs.replace(half, name=f"i{at}")) for at in range(3)]
     run = play_packing(SharingWorkload(name="w", events=tuple(events)), loose, CLUSTER)
     assert run.num_violations == 0
@@ -121,7 +121,7 @@ def test_the_check_finds_what_the_ledger_would_let_through() -> None:
 def test_the_check_knows_groups(devices: tuple[str, ...], scale: float, sentence: str) -> None:
     group = instance("group", 0.4, 0.6, 1000, 2)
     held = Share(request=0.4 * scale, limit=0.6 * scale, memory_mb=1000)
-    check = LedgerCheck(CLUSTER, Bounds())
+    check = LedgerCheck(CLUSTER, LedgerBounds())
     check.follow(start(0, group), group.share, [part(device, held) for device in devices])
     assert any(sentence in said for said in check.violations)
 
@@ -129,7 +129,7 @@ def test_the_check_knows_groups(devices: tuple[str, ...], scale: float, sentence
 def test_the_check_wants_all_memory_of_a_model() -> None:
     model = instance("llm", 0.4, 0.6, 1000)
     pieces = [part(f"n0000/{at}", Share(request=0.4, limit=0.6, memory_mb=400)) for at in range(2)]
-    check = LedgerCheck(CLUSTER, Bounds())
+    check = LedgerCheck(CLUSTER, LedgerBounds())
     check.follow(start(0, model), model.share, pieces)
     assert check.violations == ["at 0 s: llm has not as much memory as it asked for"]
 

@@ -16,7 +16,7 @@ from springtide.simulator.adaptive.jobs import find_measurements_near, goodput_a
 from springtide.simulator.adaptive.play import GoodputSetting, make_nodes, play_workload
 from springtide.simulator.adaptive.speeds import lengths
 from springtide.simulator.adaptive.truth import AppTruth, compact_placement, make_truths
-from springtide.simulator.fluid.play import Played
+from springtide.simulator.fluid.play import FluidRunResult
 from springtide.simulator.simulate import simulate
 from springtide.workloads.formats.pollux import read
 from springtide.workloads.formats.pollux_tables import read_applications
@@ -57,7 +57,7 @@ class Script:
         return Plan(allocations={job_id: given}, reasons={job_id: "the script"}, revisit_at_s=revisit_at_s)
 
 
-def play_one(folder: Path, script: Any, **setting: Any) -> Played:
+def play_one(folder: Path, script: Any, **setting: Any) -> FluidRunResult:
     workload = write_workload(folder, num_jobs=1)
     return play_workload(script, workload, folder / "profiles", GoodputSetting(**setting))
 

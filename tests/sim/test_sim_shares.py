@@ -22,9 +22,9 @@ from springtide_studies.fault_seeds.invariants import Invariants, InvariantViola
 from springtide_studies.fault_seeds.machine import Machine
 from springtide_studies.fault_seeds.models import Delays
 from springtide_studies.fault_seeds.workload import (
-    Gateway,
-    Load,
-    Request,
+    LoadProfile,
+    ModelledGateway,
+    OwnerRequest,
     Workload,
     make_job,
     make_service,
@@ -122,7 +122,7 @@ def test_a_service_answers_as_much_as_its_part_of_the_device_allows():
     rig = Rig()
     service = make_service("answers")
     rig.start(service, make_share(0.25, 0.5))
-    load = Load(
+    load = LoadProfile(
         service_id="answers",
         start_s=0.0,
         end_s=100.0,
@@ -132,7 +132,7 @@ def test_a_service_answers_as_much_as_its_part_of_the_device_allows():
         service_time_s=0.1,
     )
     seen = []
-    gateway = Gateway(rig.machine, [load], 1.0)
+    gateway = ModelledGateway(rig.machine, [load], 1.0)
     gateway.executor = rig.executor
     rig.executor.post = lambda event, then=None: seen.append(event) if isinstance(event, LoadObserved) else None
     rig.machine.agenda.run_until(5.0)
@@ -199,8 +199,11 @@ def test_shares_are_drawn_beside_what_a_seed_draws():
     job, service = make_job("a", num_samples=10, samples_per_s=1.0), make_service("s")
     plain = Workload(
         requests=tuple(
-            [Request(at_s=float(n), event=JobSubmitted(job=replace(job, job_id=f"a-{n}"))) for n in range(60)]
-            + [Request(at_s=60.0 + n, event=ServiceDeployed(service=replace(service, max_queue=n))) for n in range(20)]
+            [OwnerRequest(at_s=float(n), event=JobSubmitted(job=replace(job, job_id=f"a-{n}"))) for n in range(60)]
+            + [
+                OwnerRequest(at_s=60.0 + n, event=ServiceDeployed(service=replace(service, max_queue=n)))
+                for n in range(20)
+            ]
         )
     )
     shared = with_shares(plain, np.random.default_rng(1))

@@ -17,7 +17,7 @@ from springtide.core.ports import Journal
 from springtide.core.resources import make_node
 from springtide.core.workload import Entrypoint, Goal, TrainingJob, WorkloadId
 from springtide.scheduling.registry import make_policy
-from springtide.simulator.fluid.play import Played, play
+from springtide.simulator.fluid.play import FluidRunResult, play
 from springtide.simulator.fluid.rules import OverheadRule, Speeds
 from springtide.simulator.fluid.runs import FluidRun
 
@@ -112,7 +112,7 @@ def slow_moments(seed: int) -> Misread:
 
 def play_drawn(
     policy: Policy, seed: int, misread: Misread, *, journal: Journal | None = None, keeps_promises: bool = True
-) -> Played:
+) -> FluidRunResult:
     """One drawn play on two nodes of four devices. Raises where a promise is broken or a job never ends."""
     arrivals, curves = drawn(seed)
     return play(

@@ -20,7 +20,7 @@ from springtide.core.resources import make_node
 from springtide.core.workload import JobState, TrainingJob
 from springtide.scheduling.policies.springtide.policy import Springtide
 from springtide.scheduling.registry import make_policy
-from springtide.simulator.fluid.play import Played, play
+from springtide.simulator.fluid.play import FluidRunResult, play
 from springtide.simulator.fluid.runs import FluidRun
 from springtide.solvers.reservations.reservation_table import verify
 
@@ -72,7 +72,7 @@ class Doubted:
 
 def on_two(
     policy: Policy, curve: Curve, misread: Misread, *, late: TrainingJob | None = None
-) -> tuple[Played, Changes]:
+) -> tuple[FluidRunResult, Changes]:
     """Two jobs have a device each for 200 s; then one ends, and the other is given its device."""
     changes = Changes()
     arrivals = [(0.0, make("a", 4000, 2)), (0.0, make("short", 200, 1))]

@@ -20,8 +20,8 @@ from springtide.core.workload import JobState
 from springtide.scheduling.registry import make_policy
 from springtide_studies.fault_seeds.faults import CRASH_POINTS
 from springtide_studies.fault_seeds.faults_loans import LOAN_FAULT_KINDS
-from springtide_studies.fault_seeds.seeds import FaultRun, Result, run_seed
-from springtide_studies.fault_seeds.workload import Load, Request, Workload, make_job, make_service
+from springtide_studies.fault_seeds.seeds import FaultRun, SeedOutcome, run_seed
+from springtide_studies.fault_seeds.workload import LoadProfile, OwnerRequest, Workload, make_job, make_service
 
 BASE_SEED = int(os.environ.get("SPRINGTIDE_BASE_SEED", "20261121"))
 NUM_SEEDS = int(os.environ.get("SPRINGTIDE_LOAN_SEEDS", "400"))
@@ -34,13 +34,13 @@ def owned(node: Node) -> bool:
     return node.owner != "shared"
 
 
-def run(seed: int, policy: str, num_faults: float | None = None) -> Result:
+def run(seed: int, policy: str, num_faults: float | None = None) -> SeedOutcome:
     if policy == "moving":
         return run_seed(seed, Moving, has_pools=True, num_faults=num_faults, reaches=owned)
     return run_seed(seed, policy, num_faults=num_faults)
 
 
-def run_and_check(seed: int, policy: str, num_faults: float | None = None) -> Result:
+def run_and_check(seed: int, policy: str, num_faults: float | None = None) -> SeedOutcome:
     result = run(seed, policy, num_faults)
     assert not result.violation, f"{result.violation}: reproduce with\n    {result.command}\n{result.detail}"
     return result
@@ -129,16 +129,16 @@ def compressed_day() -> Workload:
     service = make_service("answers", max_replicas=1, idle_s=2.0, grace_s=2.0)
     scaled = ((8.0, 1, 2), (13.0, 3, 4), (22.0, 0, 1), (30.0, 2, 3), (44.0, 0, 1))
     requests = [
-        Request(at_s=0.0, event=JobSubmitted(job=rigid)),
-        Request(at_s=1.0, event=JobSubmitted(job=elastic)),
-        Request(at_s=2.0, event=ServiceDeployed(service=service)),
+        OwnerRequest(at_s=0.0, event=JobSubmitted(job=rigid)),
+        OwnerRequest(at_s=1.0, event=JobSubmitted(job=elastic)),
+        OwnerRequest(at_s=2.0, event=ServiceDeployed(service=service)),
     ]
     requests += [
-        Request(at_s=at_s, event=ScaleRequested(workload_id=service.service_id, minimum=least, maximum=most))
+        OwnerRequest(at_s=at_s, event=ScaleRequested(workload_id=service.service_id, minimum=least, maximum=most))
         for at_s, least, most in scaled
     ]
-    requests.append(Request(at_s=90.0, event=CancelRequested(workload_id=service.service_id)))
-    load = Load(
+    requests.append(OwnerRequest(at_s=90.0, event=CancelRequested(workload_id=service.service_id)))
+    load = LoadProfile(
         service_id=service.service_id,
         start_s=3.0,
         end_s=40.0,

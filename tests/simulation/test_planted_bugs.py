@@ -174,7 +174,7 @@ def write_the_manifest_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @plant
 def skip_a_batch_after_a_resize(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Group(training.Group):
+    class Group(training.ModelledGroup):
         def __init__(self, generation: int, members: Any, step: int) -> None:
             super().__init__(generation, members, step + (generation > 1))
 

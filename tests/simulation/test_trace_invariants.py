@@ -25,7 +25,7 @@ from springtide.core.ports import Step
 from springtide.core.resources import DeviceId, Node, make_node
 from springtide.core.workload import Entrypoint, Goal, JobState, ReplicaId, TrainingJob, WorkloadId
 from springtide.scheduling.registry import make_policy
-from springtide.simulator.fluid.play import Played, play
+from springtide.simulator.fluid.play import FluidRunResult, play
 from springtide.simulator.fluid.rules import Speeds, overhead_rule
 
 # Jobs here take minutes.
@@ -137,7 +137,7 @@ def cases(draw: st.DrawFn) -> Case:
 # --- what must hold ---------------------------------------------------------------------------------------------------
 
 
-def played(policy: str, case: Case) -> tuple[Played, Story]:
+def played(policy: str, case: Case) -> tuple[FluidRunResult, Story]:
     is_regular = len(set(case.sizes)) == 1
     story = Story()
     run = play(

@@ -17,7 +17,7 @@ from springtide.core.tide import Tide
 from springtide.core.workload import Entrypoint, Goal, TrainingJob
 from springtide.scheduling.policies.springtide.policy import Springtide
 from springtide.scheduling.registry import make_policy
-from springtide.simulator.fluid.play import Played, play
+from springtide.simulator.fluid.play import FluidRunResult, play
 from springtide.simulator.fluid.rules import Speeds, Times, overhead_rule
 from springtide.solvers.reservations.reservation_table import verify
 from springtide_studies.fault_seeds.invariants import InvariantViolation
@@ -214,7 +214,7 @@ class Watched:
         return plan
 
 
-def play_by_hand(seed: int, *, doubts: bool = False) -> Played:
+def play_by_hand(seed: int, *, doubts: bool = False) -> FluidRunResult:
     """Springtide alone under a tide that is told as it comes; raises at the first promise that is broken."""
     rng = np.random.default_rng(seed)
     nodes = [make_node(f"n{index}", 4) for index in range(4)]
@@ -225,7 +225,7 @@ def play_by_hand(seed: int, *, doubts: bool = False) -> Played:
     return play(policy, arrivals, nodes, rule=rule, speeds=Speeds(devices_per_node=4))
 
 
-def play_tide(seed: int, policy: str = "tide/springtide") -> Played:
+def play_tide(seed: int, policy: str = "tide/springtide") -> FluidRunResult:
     """The strategy `tide` around springtide, under services that follow a tide and surge; raises at the first promise
     that is broken. Days are short, so that servers go to and fro all the time."""
     rng = np.random.default_rng([seed, 77])
@@ -252,7 +252,7 @@ def play_tide(seed: int, policy: str = "tide/springtide") -> Played:
     )
 
 
-def kept_of(played: Played) -> int:
+def kept_of(played: FluidRunResult) -> int:
     """How many promises there were; all of them must have been kept."""
     admitted = [
         run for run in played.runs.values() if run.admitted_s is not None and run.job.goal.deadline_s is not None

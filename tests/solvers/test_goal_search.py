@@ -7,14 +7,14 @@ import pytest
 from msgspec.structs import replace
 
 from springtide.solvers.search.goal_search import SearchState, decide, improvements, is_safe
-from springtide.solvers.search.phase_choice import CHEAPEST, FASTEST, Limits, Phase, SwitchCosts, choose
+from springtide.solvers.search.phase_choice import CHEAPEST, FASTEST, GoalLimits, SwitchCosts, WorkPhase, choose
 
 NONE = np.array([False, False, False])
 
 
 def phase_of(step_s, usd_per_s, spread, num_steps=100.0, fits=None):
     step_s = np.asarray(step_s, dtype=float)
-    return Phase(
+    return WorkPhase(
         num_steps=num_steps,
         log_step=np.log(step_s),
         spread=np.asarray(spread, dtype=float),
@@ -33,7 +33,7 @@ def state_of(phase, *, running=0, limits=None, aim=CHEAPEST, switch_s=0.0, switc
         first.seconds[running] = first.usd[running] = 0.0
     return SearchState(
         phases=(phase,),
-        limits=limits or Limits(left_s=200.0),
+        limits=limits or GoalLimits(left_s=200.0),
         aim=aim,
         first=first,
         later=there,
@@ -52,7 +52,7 @@ def test_where_nothing_is_certain_what_is_likely_is_begun_with_and_not_the_faste
     phase = phase_of([1.0, 1.5, 2.5], [5.0, 1.5, 1.0], [0.7, 0.7, 0.7])
     decision = decide(state_of(phase, running=None))
     assert decision.candidate == 1
-    hopeless = decide(state_of(phase, running=None, limits=Limits(left_s=10.0)))
+    hopeless = decide(state_of(phase, running=None, limits=GoalLimits(left_s=10.0)))
     assert hopeless.candidate == 0
     assert not hopeless.plan.is_within
 
@@ -89,10 +89,10 @@ def test_it_is_over_when_a_trial_costs_more_than_it_brings():
 def test_a_trial_never_endangers_the_goal():
     # The trial itself, at its upper end, would leave too little time for the rest as it runs now.
     phase = phase_of([1.0, 1.2, 1.0], [1.0, 0.7, 1.0], [0.01, 0.5, 0.01], num_steps=100.0)
-    roomy = state_of(phase, limits=Limits(left_s=130.0))
+    roomy = state_of(phase, limits=GoalLimits(left_s=130.0))
     base = choose(roomy.phases, roomy.limits, CHEAPEST, roomy.first, roomy.later, 2.0, first_candidate=0)
     assert is_safe(roomy, base)[1]
-    tight = state_of(phase, limits=Limits(left_s=103.0))
+    tight = state_of(phase, limits=GoalLimits(left_s=103.0))
     base = choose(tight.phases, tight.limits, CHEAPEST, tight.first, tight.later, 2.0, first_candidate=0)
     assert base.is_within
     assert not is_safe(tight, base)[1]
@@ -135,7 +135,7 @@ def test_the_more_was_tried_the_more_a_move_has_to_bring():
 @pytest.mark.parametrize("aim", [CHEAPEST, FASTEST], ids=["usd", "s"])
 def test_the_improvement_is_that_of_drawn_outcomes(aim):
     phase = phase_of([1.0, 1.1, 0.9], [1.0, 0.9, 1.3], [0.02, 0.2, 0.15])
-    limits = Limits(left_s=118.0) if aim is CHEAPEST else Limits(left_usd=112.0)
+    limits = GoalLimits(left_s=118.0) if aim is CHEAPEST else GoalLimits(left_usd=112.0)
     state = state_of(phase, limits=limits, aim=aim, switch_s=1.0, switch_usd=0.5)
     base = choose(state.phases, limits, aim, state.first, state.later, 2.0, first_candidate=0)
     found, chance = improvements(state, base)
@@ -161,8 +161,8 @@ def test_the_improvement_is_that_of_drawn_outcomes(aim):
 def test_later_phases_count_with_the_worth_of_what_they_lack():
     now = phase_of([1.0, 1.3, 0.8], [1.0, 0.7, 1.3], [0.02, 0.2, 0.02])
     later = phase_of([2.0, 1.0, 0.6], [0.3, 0.9, 2.0], [0.02, 0.02, 0.02])
-    alone = state_of(now, limits=Limits(left_s=200.0))
-    both = replace(alone, phases=(now, later), limits=Limits(left_s=210.0))
+    alone = state_of(now, limits=GoalLimits(left_s=200.0))
+    both = replace(alone, phases=(now, later), limits=GoalLimits(left_s=210.0))
     decision = decide(both)
     assert decision.plan.is_within
     assert len(decision.plan.candidates) == 2
@@ -178,16 +178,16 @@ def test_no_sequence_of_decisions_breaks_a_goal_that_can_be_met(seed):
     usd_per_s = 0.01 * step_s ** rng.uniform(-2.2, -1.2, number)
     truth = step_s * np.exp(0.15 * rng.standard_normal(number).clip(-1.9, 1.9))
     left_s = 1.4 * num_steps * float(np.sort(truth)[2])
-    aim, limits = (CHEAPEST, Limits(left_s=left_s)) if seed % 2 else (FASTEST, Limits(left_usd=math.inf))
+    aim, limits = (CHEAPEST, GoalLimits(left_s=left_s)) if seed % 2 else (FASTEST, GoalLimits(left_usd=math.inf))
     if aim is FASTEST:
-        limits = Limits(left_usd=1.3 * num_steps * float(np.sort(truth * usd_per_s)[3]))
+        limits = GoalLimits(left_usd=1.3 * num_steps * float(np.sort(truth * usd_per_s)[3]))
     spent_s = spent_usd = 0.0
     done, running, seen = 0, None, {}
     while done < num_steps:
         log_step, spread = np.log(step_s), np.full(number, 0.15)
         for candidate in seen:
             log_step[candidate], spread[candidate] = math.log(truth[candidate]), 0.01
-        phase = Phase(
+        phase = WorkPhase(
             num_steps=float(num_steps - done), log_step=log_step, spread=spread, luck=np.zeros(number),
             base_usd=np.zeros(number), usd_per_s=usd_per_s, fits=np.ones(number, dtype=bool),
         )  # fmt: skip
@@ -195,7 +195,7 @@ def test_no_sequence_of_decisions_breaks_a_goal_that_can_be_met(seed):
         first = SwitchCosts(seconds=switch.seconds.copy(), usd=switch.usd.copy())
         if running is not None:
             first.seconds[running] = first.usd[running] = 0.0
-        left = Limits(left_s=limits.left_s - spent_s, left_usd=limits.left_usd - spent_usd)
+        left = GoalLimits(left_s=limits.left_s - spent_s, left_usd=limits.left_usd - spent_usd)
         tried = np.isin(np.arange(number), list(seen))
         decision = decide(
             SearchState(

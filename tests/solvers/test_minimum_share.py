@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from springtide_studies.rivals.solvers.minimum_share import (
     Demands,
     FreeDevices,
-    Share,
+    MinimumShare,
     doubling_sizes,
     forward_filling,
     meets_linear,
@@ -29,7 +29,7 @@ def free_of(*counts: int) -> FreeDevices:
     return FreeDevices(np.arange(len(counts), dtype=float), np.array(counts))
 
 
-def work_of(share: Share, end_s: float, sizes, rates) -> float:
+def work_of(share: MinimumShare, end_s: float, sizes, rates) -> float:
     speed = dict(zip(sizes, rates, strict=True)) | {0: 0.0}
     lengths = np.diff(np.append(share.times_s, end_s))
     return float(sum(speed[int(n)] * length for n, length in zip(share.counts, lengths, strict=True)))
@@ -83,7 +83,7 @@ def check_schedules(demands: Demands, shares, now_s: float, num_devices: int) ->
         assert shares.free.counts[at] == num_devices - used
 
 
-def schedule_of(shares, row: int, now_s: float) -> Share:
+def schedule_of(shares, row: int, now_s: float) -> MinimumShare:
     if row in shares.clipped:
         return shares.clipped[row]
     switch_s = float(shares.switch_s[row])
@@ -91,7 +91,7 @@ def schedule_of(shares, row: int, now_s: float) -> Share:
     times_s = np.array([now_s, switch_s])
     if switch_s <= now_s:
         counts, times_s = counts[1:], times_s[1:]
-    return Share(0, switch_s, times_s, counts, 0.0)
+    return MinimumShare(0, switch_s, times_s, counts, 0.0)
 
 
 def test_levels_are_powers_of_two() -> None:

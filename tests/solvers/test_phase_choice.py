@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from springtide.solvers.search.phase_choice import CHEAPEST, FASTEST, Aim, Limits, Phase, SwitchCosts, choose
+from springtide.solvers.search.phase_choice import CHEAPEST, FASTEST, Aim, GoalLimits, SwitchCosts, WorkPhase, choose
 
 CONFIDENCE = 2.0
 
@@ -15,7 +15,7 @@ def phase_of(seed, num_candidates=7, num_steps=50.0):
     """Faster candidates are dearer, more or less."""
     rng = np.random.default_rng(seed)
     step_s = np.exp(rng.uniform(-1.0, 1.5, num_candidates))
-    return Phase(
+    return WorkPhase(
         num_steps=num_steps,
         log_step=np.log(step_s),
         spread=rng.uniform(0.01, 0.1, num_candidates),
@@ -58,12 +58,12 @@ def brute_force(phases, limits, aim, first, later):
 def test_the_joint_choice_is_that_of_brute_force(seed, aim):
     phases = tuple(phase_of(10 * seed + number, num_steps=20.0 + 15.0 * number) for number in range(3))
     first, later = costs_of(seed), costs_of(seed + 50)
-    freely = choose(phases, Limits(), aim, first, later, CONFIDENCE)
-    limits = Limits()
+    freely = choose(phases, GoalLimits(), aim, first, later, CONFIDENCE)
+    limits = GoalLimits()
     if aim is CHEAPEST:
-        limits = Limits(left_s=0.6 * freely.upper_s)
+        limits = GoalLimits(left_s=0.6 * freely.upper_s)
     elif aim is FASTEST:
-        limits = Limits(left_usd=0.6 * freely.upper_usd)
+        limits = GoalLimits(left_usd=0.6 * freely.upper_usd)
     found = choose(phases, limits, aim, first, later, CONFIDENCE)
     expected, least = brute_force(phases, limits, aim, first, later)
     if expected is None:
@@ -78,11 +78,13 @@ def test_the_joint_choice_is_that_of_brute_force(seed, aim):
 def test_together_is_never_dearer_than_a_share_of_the_time_for_each_phase(seed):
     phases = tuple(phase_of(200 + 10 * seed + number, num_candidates=20) for number in range(3))
     free = SwitchCosts(seconds=np.zeros(20), usd=np.zeros(20))
-    slowest = choose(phases, Limits(), CHEAPEST, free, free, CONFIDENCE).upper_s
-    limits = Limits(left_s=0.5 * slowest)
+    slowest = choose(phases, GoalLimits(), CHEAPEST, free, free, CONFIDENCE).upper_s
+    limits = GoalLimits(left_s=0.5 * slowest)
     together = choose(phases, limits, CHEAPEST, free, free, CONFIDENCE)
     # As published: each phase gets the deadline's share that its steps are of all.
-    alone = [choose((phase,), Limits(left_s=limits.left_s / 3), CHEAPEST, free, free, CONFIDENCE) for phase in phases]
+    alone = [
+        choose((phase,), GoalLimits(left_s=limits.left_s / 3), CHEAPEST, free, free, CONFIDENCE) for phase in phases
+    ]
     assert together.upper_s <= limits.left_s
     if all(each.is_within for each in alone):
         assert together.objective <= sum(each.objective for each in alone) + 1e-12
@@ -94,26 +96,26 @@ def test_what_runs_is_kept_where_going_elsewhere_costs_more_than_it_saves():
     running = int(np.flatnonzero(phase.fits)[0])
     here = SwitchCosts(seconds=dear.seconds.copy(), usd=dear.usd.copy())
     here.seconds[running] = here.usd[running] = 0.0
-    found = choose((phase, phase_of(4)), Limits(), CHEAPEST, here, dear, CONFIDENCE, first_candidate=running)
+    found = choose((phase, phase_of(4)), GoalLimits(), CHEAPEST, here, dear, CONFIDENCE, first_candidate=running)
     assert found.candidates[0] == running
-    assert choose((phase,), Limits(), CHEAPEST, here, dear, CONFIDENCE).candidates == (running,)
+    assert choose((phase,), GoalLimits(), CHEAPEST, here, dear, CONFIDENCE).candidates == (running,)
 
 
 def test_a_second_is_worth_what_it_costs_elsewhere_and_nothing_without_a_limit():
     phases = tuple(phase_of(70 + number, num_candidates=30) for number in range(3))
     free = SwitchCosts(seconds=np.zeros(30), usd=np.zeros(30))
-    freely = choose(phases, Limits(), CHEAPEST, free, free, CONFIDENCE)
+    freely = choose(phases, GoalLimits(), CHEAPEST, free, free, CONFIDENCE)
     assert freely.resource_worth == 0.0
-    tight = choose(phases, Limits(left_s=0.6 * freely.upper_s), CHEAPEST, free, free, CONFIDENCE)
+    tight = choose(phases, GoalLimits(left_s=0.6 * freely.upper_s), CHEAPEST, free, free, CONFIDENCE)
     assert tight.resource_worth > 0.0
 
 
 def test_many_candidates_and_phases_are_thinned_but_stay_within_the_limits():
     phases = tuple(phase_of(300 + number, num_candidates=400) for number in range(6))
     costs = costs_of(1, num_candidates=400, size=0.1)
-    freely = choose(phases, Limits(), CHEAPEST, costs, costs, CONFIDENCE)
-    found = choose(phases, Limits(left_s=0.5 * freely.upper_s), CHEAPEST, costs, costs, CONFIDENCE)
+    freely = choose(phases, GoalLimits(), CHEAPEST, costs, costs, CONFIDENCE)
+    found = choose(phases, GoalLimits(left_s=0.5 * freely.upper_s), CHEAPEST, costs, costs, CONFIDENCE)
     assert found.is_within
-    assert found == choose(phases, Limits(left_s=0.5 * freely.upper_s), CHEAPEST, costs, costs, CONFIDENCE)
+    assert found == choose(phases, GoalLimits(left_s=0.5 * freely.upper_s), CHEAPEST, costs, costs, CONFIDENCE)
     upper_s = sum(float(phase.totals(CONFIDENCE)[0][one]) for phase, one in zip(phases, found.candidates, strict=True))
     assert upper_s <= found.upper_s + 1e-9

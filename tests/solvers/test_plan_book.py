@@ -10,9 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from springtide.solvers.reservations.fit import Costs, Run, Task, fill, fit, start_later, start_now, work_done
+from springtide.solvers.reservations.fit import (
+    Costs,
+    FitTask,
+    PlannedStretch,
+    fill,
+    fit,
+    start_later,
+    start_now,
+    work_done,
+)
 from springtide.solvers.reservations.free_profile import FreeProfile
-from springtide.solvers.reservations.reservation_table import Book, Entry, verify
+from springtide.solvers.reservations.reservation_table import Entry, ReservationTable, verify
 from springtide.solvers.reservations.spare import use_spare
 
 EFFORT = 100_000
@@ -32,9 +41,9 @@ def _entry(key: str, work: float, deadline_s: float, sizes: Sequence[int] = (1, 
     return Entry(key, work, deadline_s, rates, allowed)
 
 
-def _book(capacity: int, now_s: float = 0.0, *, reserves: bool = False) -> Book:
+def _book(capacity: int, now_s: float = 0.0, *, reserves: bool = False) -> ReservationTable:
     costs = _costs(reserves=reserves)
-    book = Book(capacity, now_s, costs)
+    book = ReservationTable(capacity, now_s, costs)
     book.begin(now_s, costs, EFFORT)
     return book
 
@@ -42,34 +51,34 @@ def _book(capacity: int, now_s: float = 0.0, *, reserves: bool = False) -> Book:
 def test_the_cheapest_size_that_makes_the_deadline_is_taken() -> None:
     rates, sizes = _linear()
     profile = FreeProfile(8, 0.0)
-    (run,) = start_now(profile, Task(100.0, 60.0, 0.0, rates, sizes), 0.0, 60.0, _costs())
-    assert run == Run(0.0, 3.0 + 50.0, 2, 3.0)
+    (run,) = start_now(profile, FitTask(100.0, 60.0, 0.0, rates, sizes), 0.0, 60.0, _costs())
+    assert run == PlannedStretch(0.0, 3.0 + 50.0, 2, 3.0)
 
 
 def test_whoever_goes_on_pays_only_what_is_left_of_the_last_change() -> None:
     rates, sizes = _linear()
-    task = Task(100.0, 200.0, 0.0, rates, sizes, held=2, residual_s=1.5)
+    task = FitTask(100.0, 200.0, 0.0, rates, sizes, held=2, residual_s=1.5)
     runs = start_now(FreeProfile(8, 0.0), task._replace(sizes=(2,)), 0.0, 200.0, _costs())
-    assert runs == (Run(0.0, 51.5, 2, 1.5),)
+    assert runs == (PlannedStretch(0.0, 51.5, 2, 1.5),)
 
 
 def test_later_starts_where_there_is_room() -> None:
     rates, sizes = _linear()
     profile = FreeProfile(8, 0.0)
     profile.take(0.0, 100.0, 8)
-    (run,) = start_later(profile, Task(80.0, 200.0, 0.0, rates, sizes), 0.0, 200.0, _costs())
+    (run,) = start_later(profile, FitTask(80.0, 200.0, 0.0, rates, sizes), 0.0, 200.0, _costs())
     assert (run.start_s, run.num_devices) == (100.0, 8)
-    assert start_later(profile, Task(80.0, 105.0, 0.0, rates, sizes), 0.0, 105.0, _costs()) == ()
+    assert start_later(profile, FitTask(80.0, 105.0, 0.0, rates, sizes), 0.0, 105.0, _costs()) == ()
 
 
 def test_filling_pays_for_every_change() -> None:
     rates, sizes = _linear()
     profile = FreeProfile(8, 0.0)
     profile.take(0.0, 50.0, 6)
-    runs = fill(profile, Task(200.0, 100.0, 0.0, rates, sizes), 0.0, 100.0, _costs(), sizes)
+    runs = fill(profile, FitTask(200.0, 100.0, 0.0, rates, sizes), 0.0, 100.0, _costs(), sizes)
     assert [run.num_devices for run in runs] == [2, 8]
     assert work_done(runs, rates, math.inf) == pytest.approx(200.0)
-    assert runs[0] == Run(0.0, 50.0, 2, 3.0)
+    assert runs[0] == PlannedStretch(0.0, 50.0, 2, 3.0)
     assert runs[1].overhead_s == 5.0
 
 
@@ -77,7 +86,7 @@ def test_a_gap_too_short_for_its_change_is_left_alone() -> None:
     rates, sizes = _linear()
     profile = FreeProfile(8, 0.0)
     profile.take(2.0, 50.0, 8)
-    (run,) = fill(profile, Task(80.0, 100.0, 0.0, rates, sizes), 0.0, 100.0, _costs(), sizes)
+    (run,) = fill(profile, FitTask(80.0, 100.0, 0.0, rates, sizes), 0.0, 100.0, _costs(), sizes)
     assert run.start_s == 50.0
 
 
@@ -150,7 +159,7 @@ def test_spare_devices_move_nobody_who_would_gain_less_than_a_change_costs() -> 
 def test_verify_finds_what_is_wrong() -> None:
     book = _book(2)
     entry = _entry("a", 100.0, 20.0)
-    entry.runs = (Run(0.0, 23.0, 4, 3.0),)
+    entry.runs = (PlannedStretch(0.0, 23.0, 4, 3.0),)
     book.load(entry)
     faults = verify(book)
     assert len(faults) == 3  # steps left, after the deadline, more devices than there are
@@ -182,7 +191,7 @@ def test_a_plan_that_is_carried_out_keeps_every_promise(
     arrivals: list[tuple[float, float, float, dict[int, float]]], capacity: int, reserves: bool
 ) -> None:
     costs = _costs(reserves=reserves)
-    book = Book(capacity, 0.0, costs)
+    book = ReservationTable(capacity, 0.0, costs)
     moments = sorted((at_s, index) for index, (at_s, *_) in enumerate(arrivals))
     promised: dict[str, float] = {}
     ended: dict[str, float] = {}

@@ -20,9 +20,18 @@ from springtide.solvers.reservations.capacity import (
     raised,
     trimmed,
 )
-from springtide.solvers.reservations.fit import Costs, Run, Task, fill, fit, start_later, start_now, work_done
+from springtide.solvers.reservations.fit import (
+    Costs,
+    FitTask,
+    PlannedStretch,
+    fill,
+    fit,
+    start_later,
+    start_now,
+    work_done,
+)
 from springtide.solvers.reservations.free_profile import FreeProfile
-from springtide.solvers.reservations.reservation_table import Book, Entry, verify
+from springtide.solvers.reservations.reservation_table import Entry, ReservationTable, verify
 from springtide.solvers.reservations.spare import make_way, use_spare
 
 EFFORT = 100_000
@@ -43,8 +52,8 @@ def _entry(key: str, work: float, deadline_s: float) -> Entry:
     return Entry(key, work, deadline_s, LINEAR, SIZES)
 
 
-def _book(steps: int | Steps, costs: Costs | None = None, now_s: float = 0.0) -> Book:
-    book = Book(steps, now_s, costs or _costs())
+def _book(steps: int | Steps, costs: Costs | None = None, now_s: float = 0.0) -> ReservationTable:
+    book = ReservationTable(steps, now_s, costs or _costs())
     book.begin(now_s, book.costs, EFFORT)
     return book
 
@@ -88,10 +97,10 @@ def test_a_fall_by_more_than_a_node_counts_for_each_of_them() -> None:
 
 def test_who_runs_through_a_fall_has_time_for_a_change_at_it() -> None:
     profile = FreeProfile(8, 0.0)
-    task = Task(100.0, 200.0, 0.0, LINEAR, (2,))
+    task = FitTask(100.0, 200.0, 0.0, LINEAR, (2,))
     (run,) = start_now(profile, task, 0.0, 200.0, _costs(falls=(10.0, 30.0, 90.0)))
     # 50 s of work and the start; two of the falls are inside.
-    assert run == Run(0.0, 2.0 + 50.0 + 2 * 2.0, 2, 2.0)
+    assert run == PlannedStretch(0.0, 2.0 + 50.0 + 2 * 2.0, 2, 2.0)
     # What is added for one may reach the next.
     (run,) = start_now(profile, task, 0.0, 200.0, _costs(falls=(10.0, 52.5)))
     assert run.end_s == 56.0
@@ -103,17 +112,17 @@ def test_who_runs_through_a_fall_has_time_for_a_change_at_it() -> None:
 def test_who_starts_later_reckons_with_the_falls_that_are_left() -> None:
     profile = FreeProfile(8, 0.0)
     profile.take(0.0, 20.0, 8)
-    (run,) = start_later(profile, Task(80.0, 200.0, 0.0, LINEAR, (4,)), 0.0, 200.0, _costs(falls=(10.0, 30.0)))
-    assert run == Run(20.0, 20.0 + 2.0 + 20.0 + 2.0, 4, 2.0)
+    (run,) = start_later(profile, FitTask(80.0, 200.0, 0.0, LINEAR, (4,)), 0.0, 200.0, _costs(falls=(10.0, 30.0)))
+    assert run == PlannedStretch(20.0, 20.0 + 2.0 + 20.0 + 2.0, 4, 2.0)
     # With the change at its fall it does not fit before others come, so it starts after them.
     profile.take(43.0, 60.0, 8)
-    (run,) = start_later(profile, Task(80.0, 200.0, 0.0, LINEAR, (4,)), 0.0, 200.0, _costs(falls=(10.0, 30.0)))
+    (run,) = start_later(profile, FitTask(80.0, 200.0, 0.0, LINEAR, (4,)), 0.0, 200.0, _costs(falls=(10.0, 30.0)))
     assert run.start_s == 60.0
 
 
 def test_filling_does_the_work_that_falls_cost() -> None:
     profile = FreeProfile(((0.0, 8), (30.0, 4)), 0.0)
-    runs = fill(profile, Task(280.0, 100.0, 0.0, LINEAR, SIZES), 0.0, 100.0, _costs(falls=(10.0, 30.0)), SIZES)
+    runs = fill(profile, FitTask(280.0, 100.0, 0.0, LINEAR, SIZES), 0.0, 100.0, _costs(falls=(10.0, 30.0)), SIZES)
     assert [run.num_devices for run in runs] == [8, 4]
     # A change of two seconds on eight devices at the first fall; at the second it changes anyway.
     assert work_done(runs, LINEAR, math.inf) == pytest.approx(280.0 + 2.0 * 8.0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from springtide_studies.rivals.solvers import pollux_search
-from springtide_studies.rivals.solvers.pollux_search import SearchProblem, search
+from springtide_studies.rivals.solvers.pollux_search import AllocationProblem, search
 
 
 def problem(num_jobs=3, capacities=(2, 2), *, most=4, held=None, exponents=None, restart=1.0, least=0, **more):
@@ -22,7 +22,7 @@ def problem(num_jobs=3, capacities=(2, 2), *, most=4, held=None, exponents=None,
     for job, exponent in enumerate(exponents or [0.8] * num_jobs):
         speedups[job, 0, 1:] = workers**exponent
         speedups[job, 1, 1:] = 0.9 * workers**exponent
-    return SearchProblem(
+    return AllocationProblem(
         capacities=np.pad(np.array(capacities), (0, width - len(capacities))),
         num_nodes=len(capacities),
         held=held_rows,

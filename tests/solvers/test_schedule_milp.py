@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from springtide.core.errors import InvalidRequest
-from springtide.solvers.schedule_planning import Board, Demand, Servers, plan_job, unit_prices
+from springtide.solvers.schedule_planning import Board, RoundDemand, Servers, plan_job, unit_prices
 from springtide_studies.bounds.schedule_milp import (
     columns_of,
     is_available,
@@ -25,7 +25,7 @@ LENGTHS_S = np.full(3, 600.0)
 
 def job(work, rates=(1.0, 1.8)):
     alone = np.array(rates)
-    return Demand(work=work, sizes=np.array([2, 4]), rates=np.stack([alone] * 3, axis=1), unit=2)
+    return RoundDemand(work=work, sizes=np.array([2, 4]), rates=np.stack([alone] * 3, axis=1), unit=2)
 
 
 def test_two_jobs_share_or_follow_whichever_is_sooner():

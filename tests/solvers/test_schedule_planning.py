@@ -8,8 +8,8 @@ import pytest
 from springtide.core.errors import InvalidRequest
 from springtide.solvers.schedule_planning import (
     Board,
-    Demand,
-    Schedule,
+    DevicePlan,
+    RoundDemand,
     Servers,
     Shapes,
     plan_job,
@@ -29,14 +29,14 @@ def servers(num_switches=2, per_switch=2, capacity=8):
 def demand(work, *, power=0.8, near=0.9, far=0.5, sizes=SIZES, **more):
     alone = sizes.astype(float) ** power
     rates = np.stack([alone, alone * near, alone * (near + far) / 2, alone * far, alone * far / 2], axis=1)
-    return Demand(work=work, sizes=sizes, rates=rates, unit=2, **more)
+    return RoundDemand(work=work, sizes=sizes, rates=rates, unit=2, **more)
 
 
 def board(low=100.0, high=20_000.0, *, of=None, num_rounds=24):
     return Board(of or servers(), round_lengths(600.0, 600.0, num_rounds), 600.0, low=low, high=high)
 
 
-def work_done(schedule: Schedule, lengths_s, ends_s):
+def work_done(schedule: DevicePlan, lengths_s, ends_s):
     """The work of a schedule up to its end, without what changes cost."""
     starts_s = np.concatenate(([0.0], np.cumsum(lengths_s)))
     done = 0.0
@@ -155,7 +155,7 @@ def test_no_size_or_no_speed_is_no_plan():
 
 def test_servers_without_a_whole_unit_hide_no_other():
     uneven = Servers(capacity=np.array([1, 1, 5]), switches=np.zeros((3, 1), dtype=np.int64))
-    job = Demand(work=10.0, sizes=np.array([2, 4]), rates=np.ones((2, 3)), unit=2)
+    job = RoundDemand(work=10.0, sizes=np.array([2, 4]), rates=np.ones((2, 3)), unit=2)
     found = plan_job(board(of=uneven), job)
     assert found is not None
     assert [server for server, _ in found.stretches[0].placed] == [2]

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 
 from springtide.core.errors import InvalidRequest
-from springtide.solvers.search.phase_choice import CHEAPEST, FASTEST, Limits
-from springtide_studies.rivals.solvers.search_rivals import METHODS, SearchProblem, run_search
+from springtide.solvers.search.phase_choice import CHEAPEST, FASTEST, GoalLimits
+from springtide_studies.rivals.solvers.search_rivals import METHODS, ConfigurationProblem, run_search
 
 
 def problem_of(limits=None, aim=CHEAPEST, num_workers=24, num_sizes=16):
     workers, sizes = np.meshgrid(np.arange(1, num_workers + 1.0), 512.0 * np.arange(1, num_sizes + 1), indexing="ij")
     workers, sizes = workers.ravel(), sizes.ravel()
     step_s = 20.0 / workers / np.minimum(sizes / 1769, 3.0) + 0.5 + 0.03 * workers
-    return SearchProblem(
+    return ConfigurationProblem(
         num_workers=workers,
         memory_mb=sizes,
         prior_step_s=step_s,
@@ -20,7 +20,7 @@ def problem_of(limits=None, aim=CHEAPEST, num_workers=24, num_sizes=16):
         usd_per_s=workers * sizes / 1024 * 1.7e-5,
         fits=sizes >= 1024,
         num_steps=200.0,
-        limits=limits or Limits(left_s=1000.0),
+        limits=limits or GoalLimits(left_s=1000.0),
         aim=aim,
     )
 
@@ -68,7 +68,8 @@ def test_exhaustive_search_finds_the_best_and_the_model_alone_looks_at_nothing()
 
 
 @pytest.mark.parametrize(
-    ("limits", "aim"), [(Limits(left_s=1000.0), CHEAPEST), (Limits(left_usd=0.6), FASTEST), (Limits(), FASTEST)]
+    ("limits", "aim"),
+    [(GoalLimits(left_s=1000.0), CHEAPEST), (GoalLimits(left_usd=0.6), FASTEST), (GoalLimits(), FASTEST)],
 )
 def test_ours_comes_nearer_with_fewer_runs_than_the_published_ones(limits, aim):
     problem = problem_of(limits, aim)

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from virtual_pace import VirtualTime
 
 from springtide.core.errors import InvalidRequest, ObjectMissing
-from springtide.storage.stores.linked import SMALL_BYTES, Lane, Lanes, Link, LinkedStore
+from springtide.storage.stores.linked import SMALL_BYTES, DuplexLink, Lane, Lanes, LinkedStore
 from springtide.storage.stores.memory import MemoryStore
 
 MB = 1_000_000
 
 
 def linked(time, **link):
-    return LinkedStore(MemoryStore(), Link(**link), time.pace())
+    return LinkedStore(MemoryStore(), DuplexLink(**link), time.pace())
 
 
 def test_a_put_takes_its_bytes_and_the_latency_and_is_visible_only_then():
@@ -55,7 +55,7 @@ def test_waiting_costs_nothing_of_the_link_until_something_is_there():
 
 
 def test_requests_in_flight_share_the_rate_and_overlap_their_latencies():
-    lanes = Lanes(Link(up_bytes_per_s=MB, down_bytes_per_s=MB, latency_s=0.5), VirtualTime().pace())
+    lanes = Lanes(DuplexLink(up_bytes_per_s=MB, down_bytes_per_s=MB, latency_s=0.5), VirtualTime().pace())
     ends = [lanes.up.carry(0.0, MB) + lanes.link.latency_s for _ in range(4)]
     assert ends == pytest.approx([1.5, 2.5, 3.5, 4.5])
     assert lanes.down.carry(0.0, MB) == pytest.approx(1.0)
@@ -90,7 +90,7 @@ def test_neither_kind_of_object_is_carried_faster_than_the_rate(requests):
 
 def test_two_stores_of_one_machine_share_its_lanes():
     time = VirtualTime()
-    lanes = Lanes(Link(up_bytes_per_s=MB), time.pace())
+    lanes = Lanes(DuplexLink(up_bytes_per_s=MB), time.pace())
     objects, parameters = LinkedStore(MemoryStore(), lanes), LinkedStore(MemoryStore(), lanes)
     lanes.up.carry(0.0, MB)
     parameters.put("a", bytes(MB))
@@ -113,9 +113,9 @@ def test_the_rest_passes_through_after_the_latency():
 
 @given(st.floats(1.0, 1e12) | st.just(math.inf), st.floats(1.0, 1e12) | st.just(math.inf), st.floats(0.0, 10.0))
 def test_a_link_travels_through_the_environment(up, down, latency_s):
-    link = Link(up_bytes_per_s=up, down_bytes_per_s=down, latency_s=latency_s)
+    link = DuplexLink(up_bytes_per_s=up, down_bytes_per_s=down, latency_s=latency_s)
     environment = {"PATH": "/bin", **link.to_environment()}
-    assert (Link.from_environment(environment) or Link()) == link
+    assert (DuplexLink.from_environment(environment) or DuplexLink()) == link
 
 
 @pytest.mark.parametrize(
@@ -131,9 +131,9 @@ def test_a_link_travels_through_the_environment(up, down, latency_s):
 )
 def test_what_no_link_can_be_is_refused(environment):
     with pytest.raises(InvalidRequest, match=r"link's|numbers"):
-        Link.from_environment(environment)
+        DuplexLink.from_environment(environment)
 
 
 def test_no_variables_mean_no_link():
-    assert Link.from_environment({}) is None
-    assert Link().to_environment() == {}
+    assert DuplexLink.from_environment({}) is None
+    assert DuplexLink().to_environment() == {}

@@ -8,7 +8,7 @@ import secrets
 import pytest
 
 from springtide.core.errors import StorageError
-from springtide.storage.stores.linked import Link, LinkedStore
+from springtide.storage.stores.linked import DuplexLink, LinkedStore
 from springtide.storage.stores.open import open_store
 from springtide.testing import store as kit
 
@@ -35,7 +35,7 @@ def url(request, tmp_path):
 
 @pytest.mark.parametrize("url", STORES, indirect=True)
 def test_a_store_keeps_the_contract(url, request):
-    link = Link(up_bytes_per_s=1e9, down_bytes_per_s=1e9, latency_s=0.0001)
+    link = DuplexLink(up_bytes_per_s=1e9, down_bytes_per_s=1e9, latency_s=0.0001)
     is_linked = "linked" in request.node.name
 
     def open_handle():

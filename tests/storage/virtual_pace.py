@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from springtide.storage.pacing import Pace
+from springtide.storage.pacing import PollInterval
 
 
 class VirtualTime:
@@ -24,4 +24,4 @@ class VirtualTime:
             item[1]()
 
     def pace(self, draw=0.0):
-        return Pace(now_s=lambda: self.now_s, sleep=self.sleep, draw=lambda: draw)
+        return PollInterval(now_s=lambda: self.now_s, sleep=self.sleep, draw=lambda: draw)

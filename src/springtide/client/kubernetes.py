@@ -50,7 +50,7 @@ class Applied(NamedTuple):
     verb: str
 
 
-class Cluster:
+class ClusterClient:
     """One cluster, as a kubeconfig names it. Use it in a `with` block, or call `close`; not from several threads.
 
     Raises InvalidRequest with what the cluster says of an object that cannot be, BackendError where it cannot be asked.
@@ -64,7 +64,7 @@ class Cluster:
         self._api = KubeApi.connect(kubeconfig, context=context)
         self.namespace = self._api.namespace
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> ClusterClient:
         """Return the cluster itself."""
         return self
 
@@ -111,7 +111,7 @@ class Cluster:
         return obj["metadata"].get("namespace") or self.namespace
 
     def _asked(self, obj: Object, call: Callable[[], Coroutine[Any, Any, ResultT]]) -> ResultT:
-        from springtide.backends.kubernetes.client.errors import AlreadyExists, Forbidden, Invalid, NoSuchObject
+        from springtide.backends.kubernetes.client.errors import AlreadyExists, Invalid, KubeForbidden, NoSuchObject
 
         what = f"{obj['kind']} {self._where(obj)}/{obj['metadata']['name']}"
         try:
@@ -126,7 +126,7 @@ class Cluster:
             ) from None
         except AlreadyExists:
             raise InvalidRequest(f"{what} is there already; apply changes it") from None
-        except (Invalid, Forbidden) as error:
+        except (Invalid, KubeForbidden) as error:
             raise InvalidRequest(f"{what} is refused: {error.message}") from None
 
     def _run(self, call: Coroutine[Any, Any, ResultT]) -> ResultT:

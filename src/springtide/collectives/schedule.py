@@ -8,7 +8,7 @@ from springtide.collectives.funcpipe import funcpipe_steps
 from springtide.collectives.lambdaml import lambdaml_steps
 from springtide.collectives.parameter_server import parameter_server_steps
 from springtide.collectives.smlt import smlt_steps
-from springtide.collectives.steps import Schedule, Step
+from springtide.collectives.steps import CollectiveSchedule, Step
 from springtide.core.errors import InvalidRequest
 from springtide.core.functions import Collective
 
@@ -47,19 +47,19 @@ def rank_steps(
     raise InvalidRequest(f"there is no collective {name!r}; choose one of {', '.join(COLLECTIVES)}")
 
 
-def make_schedule(name: Collective, n: int, num_elements: int, chunks: int = 1, shards: int = 0) -> Schedule:
+def make_schedule(name: Collective, n: int, num_elements: int, chunks: int = 1, shards: int = 0) -> CollectiveSchedule:
     """The all-reduce of that name among `n` workers, all ranks together (`rank_steps`). Raises InvalidRequest."""
     ranks = tuple(rank_steps(name, rank, n, num_elements, chunks, shards) for rank in range(n))
-    return Schedule(name=name, num_workers=n, num_elements=num_elements, ranks=ranks)
+    return CollectiveSchedule(name=name, num_workers=n, num_elements=num_elements, ranks=ranks)
 
 
-def make_smlt_schedule(n: int, num_elements: int, num_shards: int) -> Schedule:
+def make_smlt_schedule(n: int, num_elements: int, num_shards: int) -> CollectiveSchedule:
     """SMLT's aggregation with any number of shards."""
     ranks = tuple(smlt_steps(rank, n, num_elements, num_shards) for rank in range(n))
-    return Schedule(name="smlt", num_workers=n, num_elements=num_elements, ranks=ranks)
+    return CollectiveSchedule(name="smlt", num_workers=n, num_elements=num_elements, ranks=ranks)
 
 
-def make_served_schedule(n: int, num_elements: int, chunks: int = 1) -> Schedule:
+def make_served_schedule(n: int, num_elements: int, chunks: int = 1) -> CollectiveSchedule:
     """A parameter server of its own beside `n` workers (HybridPS): rank `n`, which adds nothing to the sum."""
     ranks = tuple(parameter_server_steps(rank, n, num_elements, chunks, server=n) for rank in range(n + 1))
-    return Schedule(name="parameter-server", num_workers=n, num_elements=num_elements, ranks=ranks)
+    return CollectiveSchedule(name="parameter-server", num_workers=n, num_elements=num_elements, ranks=ranks)

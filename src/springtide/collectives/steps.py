@@ -50,7 +50,7 @@ class Reduce(msgspec.Struct, frozen=True, kw_only=True, tag="reduce"):
 Step = Put | Get | Reduce
 
 
-class Schedule(msgspec.Struct, frozen=True, kw_only=True):
+class CollectiveSchedule(msgspec.Struct, frozen=True, kw_only=True):
     """An all-reduce of `num_elements` among `num_workers`, by what each rank does: `ranks[rank]` are its steps.
 
     Puts are begun in the order of the steps, and so are gets, each as soon as what it is `after` has ended and its

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from springtide.control.records import JobRecord, Moment, PlatformState
+from springtide.control.records import JobRecord, PlatformState, SpeedReportSpan
 from springtide.core import events
 from springtide.core.decision import MAX_STEP_TIMES, GradientNoise, Overheads, StepTime
 
@@ -59,7 +59,7 @@ def learnt(record: JobRecord, event: events.ProgressReported, state: PlatformSta
 
 def _with_speed(
     record: JobRecord, event: events.ProgressReported, samples_per_s: float, now_s: float
-) -> tuple[Moment, float]:
+) -> tuple[SpeedReportSpan, float]:
     """The moment that a report belongs to, and the speed on so many workers with it: of a moment the newest report
     counts.
     """
@@ -67,7 +67,7 @@ def _with_speed(
     is_new = moment is None or now_s - moment.began_s >= MOMENT_S or moment.generation != event.generation
     if moment is None or is_new:
         known = record.throughput_samples_per_s.get(event.world_size)
-        moment = Moment(generation=event.generation, began_s=now_s, samples_per_s=known)
+        moment = SpeedReportSpan(generation=event.generation, began_s=now_s, samples_per_s=known)
     if moment.samples_per_s is None:
         return moment, samples_per_s
     return moment, (1.0 - _NEW_FRACTION) * moment.samples_per_s + _NEW_FRACTION * samples_per_s

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from springtide.control.pools import NOTHING, Passage, pool_actions
 from springtide.control.records import JobRecord, PlatformState, ReplicaRecord, ReplicaState, ServiceRecord
-from springtide.control.room import Room, share_changes
+from springtide.control.room import DeviceRoom, share_changes
 from springtide.core.actions import Action, AdmitJob, EndJob, PreemptJob, ResizeJob, StartReplica, StopReplica
 from springtide.core.decision import FunctionAllocation, PoolAllocation
 from springtide.core.decision import Plan as WantedPlan
@@ -85,7 +85,7 @@ def reconcile(state: PlatformState, plan: WantedPlan, now_s: float, settled: Set
     `settled` is kept between calls and told of every change of a record in between; without it everyone is looked at.
     """
     topology = state.topology()
-    alive, room = topology.device_set, Room(state, topology)
+    alive, room = topology.device_set, DeviceRoom(state, topology)
     labels = pool_actions(state, plan)
     if labels:
         # Who may start where follows from them: that is the next round's.

@@ -62,7 +62,7 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     phases_s: Mapping[str, float] = {}
 
 
-class Moment(msgspec.Struct, frozen=True, kw_only=True):
+class SpeedReportSpan(msgspec.Struct, frozen=True, kw_only=True):
     """Reports of one group so close together that they tell of the same seconds, from `began_s` on.
 
     `samples_per_s` is what was known of so many workers before; None: nothing.
@@ -119,7 +119,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_s: float | None = None
     metrics: Mapping[str, float] = {}
     throughput_samples_per_s: Mapping[int, float] = {}
-    moment: Moment | None = None
+    moment: SpeedReportSpan | None = None
     checkpoint: Checkpoint | None = None
     artifact_path: str = ""
     crashes_at_s: tuple[float, ...] = ()

@@ -11,7 +11,7 @@ from springtide.core.resources import DeviceId, Topology
 from springtide.core.shares import FREE, Load, Share, has_room, load_of
 
 
-class Room:
+class DeviceRoom:
     """Who may start on which device. A view for one round of reconciling.
 
     A part is granted only where the sum of what is held, by those who are leaving too, and of what was granted in this
@@ -70,7 +70,7 @@ def _joined(one: Load, other: Load) -> Load:
 
 
 def share_changes(
-    record: JobRecord | ServiceRecord, allocation: PoolAllocation, room: Room, why: str
+    record: JobRecord | ServiceRecord, allocation: PoolAllocation, room: DeviceRoom, why: str
 ) -> Iterator[Action]:
     """What gives living replicas the share that the plan wants them to hold, where their devices have room for it."""
     wanted = allocation.share

@@ -38,7 +38,7 @@ _LEAST_SCALE = 0.25
 _OUTLIER = 6.0
 
 
-class Forecast(msgspec.Struct, frozen=True, kw_only=True):
+class TideForecast(msgspec.Struct, frozen=True, kw_only=True):
     """Needs in devices of bin `first_bin` (the open one) and those after it, each the highest in its bin.
 
     With the chance of the quantile a bin's need is at most `upper`, and with the same chance at least `lower`. `most`
@@ -94,9 +94,9 @@ class Forecaster:
         self.quantile = quantile
         self.weekly = weekly
         self._fitted: tuple[Tide, int, _Model] | None = None
-        self._said: tuple[Tide, float, float | None, Forecast] | None = None
+        self._said: tuple[Tide, float, float | None, TideForecast] | None = None
 
-    def forecast(self, tide: Tide, now_s: float, horizon_s: float, reserve: float | None = None) -> Forecast:
+    def forecast(self, tide: Tide, now_s: float, horizon_s: float, reserve: float | None = None) -> TideForecast:
         """What services will need from the bin of `now_s` up to `now_s + horizon_s`.
 
         `reserve` is the most they can ever need; what is not known lies there (infinite without it). If the tide ends
@@ -111,14 +111,14 @@ class Forecaster:
         self._said = (tide, horizon_s, reserve, found)
         return found
 
-    def _forecast(self, tide: Tide, now_s: float, horizon_s: float, reserve: float) -> Forecast:
+    def _forecast(self, tide: Tide, now_s: float, horizon_s: float, reserve: float) -> TideForecast:
         first = tide.open_bin if tide.level is not None else tide.bin_at(now_s)
         num_bins = max(1, tide.bin_at(now_s + horizon_s) - first + 1)
         per_day = tide.bins_per_day
         num_days = len(tide.peaks) // per_day
         level = float(tide.level or 0)
         if num_days < 1:
-            return Forecast(
+            return TideForecast(
                 bin_s=tide.bin_s,
                 first_bin=first,
                 is_known=False,
@@ -142,7 +142,7 @@ class Forecaster:
         # What is needed now is known.
         for band in (expected, lower, upper, most):
             band[0] = max(band[0], level)
-        return Forecast(
+        return TideForecast(
             bin_s=tide.bin_s,
             first_bin=first,
             is_known=True,
@@ -181,7 +181,7 @@ def forecast(
     quantile: float = DEFAULT_QUANTILE,
     weekly: bool = True,
     reserve: float | None = None,
-) -> Forecast:
+) -> TideForecast:
     """A forecast by someone who asks once; see `Forecaster`."""
     return Forecaster(quantile, weekly=weekly).forecast(tide, now_s, horizon_s, reserve)
 

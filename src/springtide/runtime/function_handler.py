@@ -22,13 +22,13 @@ from springtide.core.functions import ModelProfile
 from springtide.core.ports import Store
 from springtide.core.wire.functions import MAX_ORDER_BYTES, FunctionOrder, FunctionResult, Keys, Order, ProfileOrder
 from springtide.runtime.functions.reporting import FunctionReporter
-from springtide.storage.stores.linked import Lanes, Link, LinkedStore
+from springtide.storage.stores.linked import DuplexLink, Lanes, LinkedStore
 from springtide.storage.stores.open import open_store
 
 _MAX_ERROR_CHARS = 2000
 
 
-class Invocation(Protocol):
+class HandlerInvocation(Protocol):
     """What providers tell of an invocation (the context object of AWS's Python runtime)."""
 
     def get_remaining_time_in_millis(self) -> int:
@@ -44,7 +44,7 @@ class ProfileResult(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
-def handler(event: Any, context: Invocation) -> dict[str, Any]:
+def handler(event: Any, context: HandlerInvocation) -> dict[str, Any]:
     """Carry out one order and return a FunctionResult or a ProfileResult. Raises InvalidRequest for no order."""
     order = read_order(event)
     stores = open_stores(order.store_url, getattr(order, "parameter_url", ""), os.environ)
@@ -82,7 +82,7 @@ def open_stores(store_url: str, parameter_url: str, environment: Mapping[str, st
 
     Raises InvalidRequest, StorageError.
     """
-    link = Link.from_environment(environment)
+    link = DuplexLink.from_environment(environment)
     lanes = Lanes(link) if link is not None else None
     stores: list[Store] = []
     for url in (store_url, parameter_url):
@@ -92,7 +92,7 @@ def open_stores(store_url: str, parameter_url: str, environment: Mapping[str, st
     return stores
 
 
-def _train(order: FunctionOrder, stores: list[Store], context: Invocation) -> FunctionResult:
+def _train(order: FunctionOrder, stores: list[Store], context: HandlerInvocation) -> FunctionResult:
     reporter = FunctionReporter(order, stores[0], stores, time.monotonic)
     path = ""
     try:
@@ -138,12 +138,12 @@ def _another(stores: list[Store], url: str) -> Store:
     return store
 
 
-def _profile(order: ProfileOrder, store: Store, context: Invocation) -> ProfileResult:
+def _profile(order: ProfileOrder, store: Store, context: HandlerInvocation) -> ProfileResult:
     from springtide.runtime.functions.source import user_source
     from springtide.runtime.profiling.place import BYTES_PER_S, loopback_transfer
     from springtide.runtime.profiling.task_profiler import profile_task
 
-    link = Link.from_environment(os.environ)
+    link = DuplexLink.from_environment(os.environ)
     # Without a cap nobody says what the link carries; then it is the profiler's own figure.
     bytes_per_s = min(link.up_bytes_per_s, link.down_bytes_per_s) if link is not None else BYTES_PER_S
     bytes_per_s = bytes_per_s if math.isfinite(bytes_per_s) else BYTES_PER_S

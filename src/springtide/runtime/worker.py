@@ -13,7 +13,7 @@ import torch
 
 from springtide.core.wire.workers import (
     Failed,
-    Fence,
+    FenceOrder,
     Finished,
     FormGroup,
     Order,
@@ -69,7 +69,7 @@ def _run_trainer(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoint) ->
 
     def take(order: Order) -> None:
         """On the control thread: must not block."""
-        if isinstance(order, Fence):
+        if isinstance(order, FenceOrder):
             exit_now(EXIT_FENCED)
         elif isinstance(order, Stop):
             exit_now(0)
@@ -136,7 +136,7 @@ def _run_script_worker(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoi
             if spec.replica_id in order.members and not orders:
                 orders.append(order)
                 formed.set()
-        elif isinstance(order, Fence):
+        elif isinstance(order, FenceOrder):
             exit_now(EXIT_FENCED)
         elif isinstance(order, Stop | Preempt):
             exit_now(0)

@@ -39,7 +39,7 @@ class Hook(Protocol):
         ...
 
 
-class Quota(msgspec.Struct, frozen=True, kw_only=True):
+class OwnerQuota(msgspec.Struct, frozen=True, kw_only=True):
     """At most so many jobs with promised deadlines for each owner: unfinished at a time, and admitted in one day."""
 
     max_unfinished: int | None = None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from springtide.core.errors import SpringtideError
 from springtide.service.assembly.function_settings import read_settings
-from springtide.service.assembly.local import Options, serve
+from springtide.service.assembly.local import PlatformOptions, serve
 from springtide.service.assembly.pool_settings import parse_pools
 from springtide.service.server import configure_logging
 
@@ -28,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     configure_logging()
     try:
         return serve(
-            Options(
+            PlatformOptions(
                 state_dir=parsed.state.resolve(),
                 num_slots=parsed.slots,
                 policy=parsed.policy,

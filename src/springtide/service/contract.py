@@ -15,7 +15,7 @@ from springtide.core.status.functions import FunctionRunStatus
 from springtide.core.status.pods import ClusterStatus
 from springtide.core.status.shares import SharingStatus
 from springtide.core.workload import WorkloadId
-from springtide.service.submission.source_stores import Shelf
+from springtide.service.submission.source_stores import SourceStore
 
 
 class ViewLike(Protocol):
@@ -108,7 +108,7 @@ class PlatformLike(Protocol):
         ...
 
     @property
-    def shelf(self) -> Shelf:
+    def shelf(self) -> SourceStore:
         """Where sources are kept, and logs of those who are gone."""
         ...
 

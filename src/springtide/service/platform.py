@@ -35,7 +35,7 @@ from springtide.core.workload import WorkloadId
 from springtide.scheduling.functions.policy import WithFunctions
 from springtide.scheduling.registry import make_live_policy
 from springtide.service.assembly.pool_settings import midnight_before_s
-from springtide.service.submission.source_stores import DirectoryShelf, Shelf
+from springtide.service.submission.source_stores import DirectoryShelf, SourceStore
 from springtide.storage.datasets.place import data_store_url
 
 LOG = logging.getLogger("springtide.platform")
@@ -57,7 +57,7 @@ class EventExecutor(Executor, Protocol):
         ...
 
 
-class Ground(msgspec.Struct, frozen=True, kw_only=True):
+class PlatformBuild(msgspec.Struct, frozen=True, kw_only=True):
     """What a platform stands on where that is not one machine and its state directory.
 
     `journal` is the platform's to close. `nodes` says, once the executor is there, what there is to hold now; from its
@@ -68,7 +68,7 @@ class Ground(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     journal: DurableJournal
-    shelf: Shelf
+    shelf: SourceStore
     nodes: Callable[[], Sequence[Node]]
     store_url: str
     overheads: Overheads
@@ -120,7 +120,7 @@ class Platform:
         function_status: Callable[[WorkloadId], FunctionRunStatus | None] = lambda workload_id: None,
         has_parameter_store: bool = False,
         sharing: Callable[[], SharingStatus] = SharingStatus,
-        ground: Ground | None = None,
+        ground: PlatformBuild | None = None,
     ) -> None:
         """`nodes` are those of this machine, `tide` the empty memory of days that the past is folded into.
 
@@ -133,7 +133,7 @@ class Platform:
         self.usd_per_device_hour = usd_per_device_hour
         self._ground = ground
         self._nodes = {node.node_id: node for node in nodes}
-        self.shelf: Shelf = DirectoryShelf(state_dir) if ground is None else ground.shelf
+        self.shelf: SourceStore = DirectoryShelf(state_dir) if ground is None else ground.shelf
         self._crash_point = crash_point or (lambda name: None)
         self._function_status = function_status
         self._sharing = sharing

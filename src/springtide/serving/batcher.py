@@ -33,7 +33,7 @@ class BatchLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_batch_bytes: int = 8 << 20
 
 
-class Batch(msgspec.Struct, frozen=True, kw_only=True):
+class RequestBatch(msgspec.Struct, frozen=True, kw_only=True):
     """Send these now. `expired` are the requests that must be refused first. Both may be empty."""
 
     request_ids: tuple[int, ...] = ()
@@ -55,7 +55,7 @@ def form_batch(
     *,
     expected_requests: float | None = None,
     call_s: float = 0.0,
-) -> Batch | WaitUntil:
+) -> RequestBatch | WaitUntil:
     """Take the oldest live request and, in order, all that may join it; call it when a replica could start at once.
 
     A batch is complete when it holds `max_batch_size` items, when the next candidate of its key would not fit, when
@@ -73,7 +73,7 @@ def form_batch(
     expired = tuple(waiting.request_id for waiting in queue if waiting.deadline_s <= horizon_s)
     live = [waiting for waiting in queue if waiting.deadline_s > horizon_s] if expired else queue
     if not live:
-        return Batch(expired=expired)
+        return RequestBatch(expired=expired)
     oldest = live[0]
     chosen = [oldest.request_id]
     num_items, num_bytes = oldest.num_items, oldest.num_bytes
@@ -100,7 +100,7 @@ def form_batch(
         oldest.arrived_at_s + limits.batch_wait_s, oldest.arrived_at_s + (oldest.deadline_s - oldest.arrived_at_s) / 2
     )
     if is_complete or now_s >= wait_until_s:
-        return Batch(request_ids=tuple(chosen), expired=expired, num_items=num_items)
+        return RequestBatch(request_ids=tuple(chosen), expired=expired, num_items=num_items)
     return WaitUntil(at_s=wait_until_s, expired=expired)
 
 

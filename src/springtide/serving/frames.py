@@ -68,7 +68,7 @@ class Welcome(_Frame, frozen=True, kw_only=True):
     proof: bytes = b""
 
 
-class Outcome(msgspec.Struct, frozen=True, array_like=True):
+class BatchOutcome(msgspec.Struct, frozen=True, array_like=True):
     """What became of one call: `ok` with the JSON of what predict returned, else a sentence in UTF-8.
 
     `invalid`: the call does not fit the type hints. `error`: the user's code failed.
@@ -82,7 +82,7 @@ class Answered(_Frame, frozen=True, kw_only=True):
     """From the replica: one Outcome for each call, in order. `predict_s` is the time in the user's code."""
 
     batch_id: int
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[BatchOutcome, ...]
     predict_s: float = 0.0
 
 

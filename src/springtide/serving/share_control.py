@@ -12,9 +12,9 @@ import msgspec
 
 from springtide.core.shares import Share
 from springtide.core.status.shares import ShareState
-from springtide.serving.share_cycles import Iteration, learn, stretch
+from springtide.serving.share_cycles import ShareIteration, learn, stretch
 
-__all__ = ["DeviceControl", "Grant", "Iteration", "Observation", "Tenant", "TenantControl", "control_tick"]
+__all__ = ["DeviceControl", "Grant", "Observation", "ShareIteration", "Tenant", "TenantControl", "control_tick"]
 
 # Requests are kept in every second of the device.
 WINDOW_S = 1.0
@@ -68,7 +68,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     used_fraction: float
     iteration_s: float = 0.0
     batch_size: int = 0
-    finished: tuple[Iteration, ...] = ()
+    finished: tuple[ShareIteration, ...] = ()
     num_queued: int = 0
 
 

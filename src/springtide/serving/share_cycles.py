@@ -17,7 +17,7 @@ _FOLLOW_HINDERED = 0.01
 _MAX_SIZES = 64
 
 
-class Iteration(msgspec.Struct, frozen=True, kw_only=True):
+class ShareIteration(msgspec.Struct, frozen=True, kw_only=True):
     """One iteration that ended: a batch of so many items, in so many seconds from its start to its end."""
 
     batch_size: int
@@ -51,7 +51,9 @@ def stretch(references: Mapping[int, float], batch_size: int, duration_s: float)
     return duration_s / expected_s
 
 
-def learn(references: Mapping[int, float], finished: Sequence[Iteration], *, is_unhindered: bool) -> dict[int, float]:
+def learn(
+    references: Mapping[int, float], finished: Sequence[ShareIteration], *, is_unhindered: bool
+) -> dict[int, float]:
     """Return the references with these iterations taken in.
 
     A shorter one is the reference at once. A longer one draws it up: by a fifth of the way if `is_unhindered` (the

@@ -19,8 +19,8 @@ from springtide.simulator.adaptive.play import read_goodput_jobs
 from springtide.simulator.adaptive.speeds import GoodputSpeeds
 from springtide.simulator.adaptive.truth import AppTruth
 from springtide.simulator.fluid.faults import NodeFaults
-from springtide.simulator.fluid.figures import Setting, figures_of, met_deadlines
-from springtide.simulator.fluid.play import Played, play
+from springtide.simulator.fluid.figures import RunSetting, figures_of, met_deadlines
+from springtide.simulator.fluid.play import FluidRunResult, play
 from springtide.simulator.fluid.rules import OverheadRule, Speeds, overhead_rule
 from springtide.simulator.fluid.trace import TraceJobs, read_jobs
 from springtide.simulator.parallel_runs import Progress, play_in_processes
@@ -29,7 +29,7 @@ from springtide.workloads.profiles import Profiles
 from springtide.workloads.trace import Trace
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class SimulationOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Everything about a run but its trace, its cluster and its policies. See `simulate`."""
 
     overhead: str = "elasticflow"
@@ -89,7 +89,7 @@ def simulate(
     batch, `profiles` the folder of measurements (near the trace, if not given). Where speeds differ or nodes fail, each
     policy also plays the run without that, so that every miss has its cause.
     """
-    options = Options(
+    options = SimulationOptions(
         overhead=overhead,
         seed=seed,
         limit=limit,
@@ -130,7 +130,7 @@ class _Stage:
         self,
         trace: str | Trace,
         cluster: str,
-        options: Options,
+        options: SimulationOptions,
         profiles: str | Path | Profiles | None,
     ) -> None:
         num_nodes, devices_per_node = parse_cluster(cluster)
@@ -138,7 +138,7 @@ class _Stage:
         self._options = options
         self._profiles = profiles
         self._rule = overhead_rule(options.overhead, num_devices)
-        self._setting = Setting(
+        self._setting = RunSetting(
             num_devices=num_devices,
             devices_per_node=devices_per_node,
             rule=self._rule,
@@ -190,11 +190,11 @@ class _Stage:
         self,
         policy: Policy,
         name: str,
-        options: Options,
+        options: SimulationOptions,
         timer: Callable[[], float] | None,
         on_progress: Callable[[int, int], None] | None,
         journal: Journal | None,
-    ) -> Played:
+    ) -> FluidRunResult:
         faults = None
         if options.mtbf_hours is not None:
             faults = NodeFaults(
@@ -218,7 +218,7 @@ class _Stage:
             on_progress=on_progress,
         )
 
-    def _speeds(self, options: Options) -> Speeds:
+    def _speeds(self, options: SimulationOptions) -> Speeds:
         if self._truths is not None:
             return GoodputSpeeds(self._truths)
         return Speeds(
@@ -245,9 +245,9 @@ class _Stage:
         return shlex.join(words)
 
 
-def _calmer(options: Options) -> dict[str, Options]:
+def _calmer(options: SimulationOptions) -> dict[str, SimulationOptions]:
     """For each cause outside the policy, the run without it: first without faults, then with neither."""
-    found: dict[str, Options] = {}
+    found: dict[str, SimulationOptions] = {}
     if options.mtbf_hours is not None:
         found["fault"] = msgspec.structs.replace(options, mtbf_hours=None)
     if options.error_fraction > 0.0:
@@ -280,7 +280,7 @@ def _telling(on_progress: Progress, name: str) -> Callable[[int, int], None]:
 
 
 def _header(
-    trace: str | Trace, cluster: str, num_devices: int, options: Options, rule: OverheadRule, jobs: TraceJobs
+    trace: str | Trace, cluster: str, num_devices: int, options: SimulationOptions, rule: OverheadRule, jobs: TraceJobs
 ) -> dict[str, Any]:
     header = {
         "trace": trace if isinstance(trace, str) else trace.name,

@@ -41,7 +41,7 @@ class Victim(msgspec.Struct, frozen=True, kw_only=True):
     num_spare: int = 0
 
 
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
+class ReclaimChoice(msgspec.Struct, frozen=True, kw_only=True):
     """The servers to take, ascending, and what that costs in all."""
 
     servers: tuple[int, ...]
@@ -135,7 +135,7 @@ class _Suspending:
 # --- exact ----------------------------------------------------------------------------------------------------------
 
 
-def reclaim_exactly(servers: Sequence[Server], victims: Sequence[Victim], num_needed: int) -> Choice:
+def reclaim_exactly(servers: Sequence[Server], victims: Sequence[Victim], num_needed: int) -> ReclaimChoice:
     """The least cost at which servers with `num_needed` devices can be had, by HiGHS; all if they do not suffice.
 
     min sum_j shrink_j y_j + (stop_j - shrink_j) z_j over binary x (server taken), y (job touched), z (job stopped):
@@ -146,11 +146,11 @@ def reclaim_exactly(servers: Sequence[Server], victims: Sequence[Victim], num_ne
         raise InvalidRequest("choosing servers exactly needs SciPy: pip install 'springtide[solvers]'")
     if sum(server.num_devices for server in servers) <= num_needed:
         everyone = tuple(range(len(servers)))
-        return Choice(servers=everyone, cost=cost_of(servers, victims, everyone))
+        return ReclaimChoice(servers=everyone, cost=cost_of(servers, victims, everyone))
     if num_needed <= 0:
-        return Choice(servers=(), cost=0.0)
+        return ReclaimChoice(servers=(), cost=0.0)
     chosen = _solve(servers, victims, num_needed)
-    return Choice(servers=chosen, cost=cost_of(servers, victims, chosen))
+    return ReclaimChoice(servers=chosen, cost=cost_of(servers, victims, chosen))
 
 
 def _solve(servers: Sequence[Server], victims: Sequence[Victim], num_needed: int) -> tuple[int, ...]:
@@ -195,7 +195,7 @@ def _solve(servers: Sequence[Server], victims: Sequence[Victim], num_needed: int
 # --- ours -----------------------------------------------------------------------------------------------------------
 
 
-def reclaim_by_cost(servers: Sequence[Server], victims: Sequence[Victim], num_needed: int) -> Choice:
+def reclaim_by_cost(servers: Sequence[Server], victims: Sequence[Victim], num_needed: int) -> ReclaimChoice:
     """A choice of servers with `num_needed` devices at little cost; all of them if they do not suffice.
 
     Greedy: again and again the server, together with those that cost nothing more then, whose cost for each device
@@ -203,7 +203,7 @@ def reclaim_by_cost(servers: Sequence[Server], victims: Sequence[Victim], num_ne
     with one more, filled up and thinned out again. Effort is bounded by counts: a thousand servers are bearable.
     """
     if num_needed <= 0:
-        return Choice(servers=(), cost=0.0)
+        return ReclaimChoice(servers=(), cost=0.0)
     taking = _Taking(servers, victims, num_needed)
     best = taking.fill(())
     num_left = min(MAX_EXCHANGES, max(1, MAX_LOOKS // max(1, len(servers))))
@@ -237,7 +237,7 @@ class _Taking:
             for number, server in enumerate(servers)
         ]
 
-    def is_enough(self, choice: Choice) -> bool:
+    def is_enough(self, choice: ReclaimChoice) -> bool:
         """Whether a choice has as many devices as are needed."""
         return sum(self.servers[number].num_devices for number in choice.servers) >= self.num_needed
 
@@ -256,7 +256,7 @@ class _Taking:
                 yield (*chosen, number), frozenset()
                 yield (number,), frozenset()
 
-    def fill(self, start: Sequence[int], avoided: frozenset[int] = frozenset()) -> Choice:
+    def fill(self, start: Sequence[int], avoided: frozenset[int] = frozenset()) -> ReclaimChoice:
         """Start from some servers, take the cheapest groups until it is enough, and give back what is too much."""
         lost: dict[int, int] = {}
         chosen: set[int] = set()
@@ -282,7 +282,7 @@ class _Taking:
                 moves.pop(number, None)
         self._thin(chosen, lost, -left)
         members = tuple(sorted(chosen))
-        return Choice(servers=members, cost=cost_of(self.servers, self.victims, members))
+        return ReclaimChoice(servers=members, cost=cost_of(self.servers, self.victims, members))
 
     def _group(
         self, number: int, chosen: set[int], lost: dict[int, int], avoided: frozenset[int]

@@ -40,7 +40,7 @@ class Servers(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return int(self.switches.shape[1])
 
 
-class Demand(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class RoundDemand(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A job to be planned. `rates` (sizes x shapes) is its work a second on each number of devices in `sizes`.
 
     Shapes: one server; then for every level of switches, nearest first, compact (the fewest servers) and scattered
@@ -57,7 +57,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     setup_s: float = 0.0
 
 
-class Stretch(msgspec.Struct, frozen=True, kw_only=True):
+class RoundStretch(msgspec.Struct, frozen=True, kw_only=True):
     """Rounds `first` to `last`, both included, on `placed` devices of each server, at `rate` work a second."""
 
     first: int
@@ -71,10 +71,10 @@ class Stretch(msgspec.Struct, frozen=True, kw_only=True):
         return sum(count for _, count in self.placed)
 
 
-class Schedule(msgspec.Struct, frozen=True, kw_only=True):
+class DevicePlan(msgspec.Struct, frozen=True, kw_only=True):
     """What one job gets: its stretches in order, when it ends (seconds from now), and its price."""
 
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[RoundStretch, ...]
     finish_s: float
     price: float
 
@@ -144,7 +144,7 @@ class Board:
         self.free[number, chosen] = np.maximum(self.servers.capacity[chosen] - self.load[number, chosen], 0)
         self._rekey(number, chosen)
 
-    def book(self, schedule: Schedule, sign: int = 1) -> None:
+    def book(self, schedule: DevicePlan, sign: int = 1) -> None:
         """Load every round of a schedule."""
         for stretch in schedule.stretches:
             for number in range(stretch.first, stretch.last + 1):
@@ -182,7 +182,7 @@ class Board:
         self._key[number, chosen] = np.where(self.free[number, chosen] > 0, key, _NEVER | chosen)
 
 
-def plan_job(board: Board, demand: Demand) -> Schedule | None:
+def plan_job(board: Board, demand: RoundDemand) -> DevicePlan | None:
     """The schedule with the least completion time plus price; None if nothing in `sizes` ever fits.
 
     The Board is left as it is: `board.book(schedule)` takes what was planned (the price update of section 5.3).
@@ -207,7 +207,7 @@ def plan_job(board: Board, demand: Demand) -> Schedule | None:
 class Shapes:
     """How fast a job is on any placement, read from the table of its demand."""
 
-    def __init__(self, servers: Servers, demand: Demand) -> None:
+    def __init__(self, servers: Servers, demand: RoundDemand) -> None:
         self._switches = servers.switches
         widest = max(1, int(servers.capacity.max(initial=1)))
         sizes = demand.sizes
@@ -251,7 +251,7 @@ class Shapes:
         return apart
 
 
-def _nearness(board: Board, demand: Demand) -> Ints:
+def _nearness(board: Board, demand: RoundDemand) -> Ints:
     """At equal prices: first what the job holds, then what is near it; for a new job the switch with the most room.
 
     The server is rather one whose switch has room for the whole job: there the model promises most (section 5.3).
@@ -276,7 +276,7 @@ def _nearness(board: Board, demand: Demand) -> Ints:
     return near
 
 
-def _options(board: Board, demand: Demand, shapes: Shapes, near: Ints) -> tuple[Floats, Floats]:
+def _options(board: Board, demand: RoundDemand, shapes: Shapes, near: Ints) -> tuple[Floats, Floats]:
     """For every round and size: work a second, and the price of the whole round (inf where there is no room)."""
     sizes, unit = demand.sizes, demand.unit
     order, left, prices = board.cheapest(near, unit, max(1, int(sizes.max()) // unit))
@@ -297,7 +297,7 @@ def _options(board: Board, demand: Demand, shapes: Shapes, near: Ints) -> tuple[
     return np.where(fits, rate, 0.0), np.where(rate > 0.0, cost, np.inf)
 
 
-def _choose(board: Board, demand: Demand, rates: Floats, costs: Floats) -> list[int] | None:
+def _choose(board: Board, demand: RoundDemand, rates: Floats, costs: Floats) -> list[int] | None:
     """For each round up to the end the index of the size, -1 for none: P(t, W) = min over w of P_t(t, w) + P(t-1, W-w).
 
     All completion times are enumerated in one pass, since the best prefix of each is the same table.
@@ -346,7 +346,7 @@ def _choose(board: Board, demand: Demand, rates: Floats, costs: Floats) -> list[
     return choice[::-1]
 
 
-def _setup_s(demand: Demand) -> Floats:
+def _setup_s(demand: RoundDemand) -> Floats:
     """Seconds lost in the first round, by size: none for who goes on as it is."""
     held = sum(count for _, count in demand.held)
     lost: Floats = np.where(demand.sizes == held, 0.0, demand.setup_s)
@@ -354,11 +354,11 @@ def _setup_s(demand: Demand) -> Floats:
 
 
 def _lay_out(
-    board: Board, demand: Demand, shapes: Shapes, near: Ints, choice: Sequence[int], before: Placed
-) -> Schedule | None:
+    board: Board, demand: RoundDemand, shapes: Shapes, near: Ints, choice: Sequence[int], before: Placed
+) -> DevicePlan | None:
     """Place the sizes round by round, each going on from the one before (section 5.3), until the work is done."""
     left, price = float(demand.work), 0.0
-    stretches: list[Stretch] = []
+    stretches: list[RoundStretch] = []
     wanted = int(demand.sizes[choice[0]]) if choice[0] >= 0 else 0
     for number, length_s in enumerate(board.lengths_s):
         if number < len(choice):
@@ -381,16 +381,18 @@ def _lay_out(
         if stretches and stretches[-1].placed == placed and stretches[-1].last == number - 1:
             stretches[-1] = msgspec.structs.replace(stretches[-1], last=number)
         else:
-            stretches.append(Stretch(first=number, last=number, placed=placed, rate=rate))
+            stretches.append(RoundStretch(first=number, last=number, placed=placed, rate=rate))
         if is_end:
-            return Schedule(stretches=tuple(stretches), finish_s=float(board.starts_s[number] + needed_s), price=price)
+            return DevicePlan(
+                stretches=tuple(stretches), finish_s=float(board.starts_s[number] + needed_s), price=price
+            )
         left -= rate * max(0.0, length_s - lost_s)
         before = placed
     return None
 
 
 def _go_on(
-    board: Board, number: int, demand: Demand, shapes: Shapes, near: Ints, before: Placed, wanted: int
+    board: Board, number: int, demand: RoundDemand, shapes: Shapes, near: Ints, before: Placed, wanted: int
 ) -> Placed:
     """The placement of one round: from the one before, recycled where it is dearest or grown where it is cheapest."""
     if not wanted:

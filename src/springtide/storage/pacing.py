@@ -15,7 +15,7 @@ import msgspec
 Answer = TypeVar("Answer")
 
 
-class Pace(msgspec.Struct, frozen=True, kw_only=True):
+class PollInterval(msgspec.Struct, frozen=True, kw_only=True):
     """A clock that never goes back (seconds), a way to sleep (seconds), and draws from [0, 1)."""
 
     now_s: Callable[[], float]
@@ -23,10 +23,10 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     draw: Callable[[], float]
 
 
-def real_pace() -> Pace:
+def real_pace() -> PollInterval:
     """The machine's clock and sleep. The draws decide only when to ask again, never what comes out."""
     # Waiting is a store's job, so this is where the clock of the machine comes in.
-    return Pace(now_s=time.monotonic, sleep=time.sleep, draw=_draw)  # noqa: TID251
+    return PollInterval(now_s=time.monotonic, sleep=time.sleep, draw=_draw)  # noqa: TID251
 
 
 def _draw() -> float:
@@ -54,7 +54,7 @@ class Intervals(msgspec.Struct, frozen=True, kw_only=True):
             length_s = min(length_s * self.growth, self.cap_s)
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class PollState(msgspec.Struct, frozen=True, kw_only=True):
     """How far a waiter has come that gave up for now: when it asked last, and how long its last pause was."""
 
     at_s: float
@@ -62,8 +62,12 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ask_until(
-    ask: Callable[[], Answer | None], timeout_s: float, intervals: Intervals, pace: Pace, before: Asked | None = None
-) -> tuple[Answer | None, Asked]:
+    ask: Callable[[], Answer | None],
+    timeout_s: float,
+    intervals: Intervals,
+    pace: PollInterval,
+    before: PollState | None = None,
+) -> tuple[Answer | None, PollState]:
     """Ask at growing intervals until there is an answer, and a last time at the timeout. None: there was none.
 
     Who waits in slices gives what the slice `before` has come to: the pauses go on growing where they were.
@@ -78,6 +82,6 @@ def ask_until(
         answer = ask()
         now_s = pace.now_s()
         if answer is not None or now_s >= deadline_s:
-            return answer, Asked(at_s=now_s, pause_s=length_s)
+            return answer, PollState(at_s=now_s, pause_s=length_s)
         pace.sleep(min(length_s, deadline_s - now_s))
     raise AssertionError("the intervals never end")

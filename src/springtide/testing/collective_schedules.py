@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import msgspec
 
-from springtide.collectives.steps import Get, Put, Reduce, Schedule, Step
+from springtide.collectives.steps import CollectiveSchedule, Get, Put, Reduce, Step
 
 # What an element holds: a worker's own gradient (its rank), or a sum of such, in the order of addition.
 Term = int | tuple["Term", ...] | None
@@ -39,7 +39,7 @@ def traffic(steps: tuple[Step, ...]) -> Traffic:
     )
 
 
-def find_faults(schedule: Schedule) -> list[str]:
+def find_faults(schedule: CollectiveSchedule) -> list[str]:
     """What is wrong with a schedule, in sentences; none: it is right for any speeds and any requests in flight."""
     faults = [*_malformed(schedule), *_key_faults(schedule)]
     if faults:
@@ -52,7 +52,7 @@ def find_faults(schedule: Schedule) -> list[str]:
     return faults or _wrong_sums(schedule, order)
 
 
-def _malformed(schedule: Schedule) -> Iterator[str]:
+def _malformed(schedule: CollectiveSchedule) -> Iterator[str]:
     for rank, steps in enumerate(schedule.ranks):
         for index, step in enumerate(steps):
             if not 0 <= step.start < step.stop <= schedule.num_elements:
@@ -61,7 +61,7 @@ def _malformed(schedule: Schedule) -> Iterator[str]:
                 yield f"rank {rank}, step {index} is after a step that does not come before it"
 
 
-def _key_faults(schedule: Schedule) -> Iterator[str]:
+def _key_faults(schedule: CollectiveSchedule) -> Iterator[str]:
     """Every key is written once, and read by as many and as what was said."""
     written: dict[str, tuple[int, Put]] = {}
     num_reads: Counter[str] = Counter()
@@ -93,7 +93,7 @@ def _misread(step: Get, written: tuple[int, Put] | None) -> Iterator[str]:
         yield f"is wrong about who else reads {step.key}"
 
 
-def _walk_order(schedule: Schedule) -> list[_Node] | None:
+def _walk_order(schedule: CollectiveSchedule) -> list[_Node] | None:
     """All steps, each behind what it waits for with one request in flight on each lane; None if that is a circle.
 
     More requests in flight only take waits away: what ends with one ends with any number.
@@ -172,7 +172,7 @@ def _feeds(step: Step, total: Reduce) -> bool:
     )
 
 
-def _wrong_sums(schedule: Schedule, order: list[_Node]) -> list[str]:
+def _wrong_sums(schedule: CollectiveSchedule, order: list[_Node]) -> list[str]:
     edges = sorted({0, schedule.num_elements, *_edges(schedule)})
     place = {edge: number for number, edge in enumerate(edges)}
     n = schedule.num_workers
@@ -207,7 +207,7 @@ def _wrong_sums(schedule: Schedule, order: list[_Node]) -> list[str]:
     return faults
 
 
-def _edges(schedule: Schedule) -> Iterator[int]:
+def _edges(schedule: CollectiveSchedule) -> Iterator[int]:
     for steps in schedule.ranks:
         for step in steps:
             yield step.start

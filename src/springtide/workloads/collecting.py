@@ -6,7 +6,7 @@ from pathlib import Path
 
 from springtide.core.errors import InvalidRequest
 from springtide.core.quantities import validate_name
-from springtide.workloads.rows import Row, name_of, shorten
+from springtide.workloads.rows import TextRow, name_of, shorten
 from springtide.workloads.trace import MAX_JOBS, Trace, TraceJob, make_trace
 
 
@@ -41,7 +41,7 @@ class Collected:
             raise InvalidRequest(f"{where}, column {column}: {shorten(job_id)} is already the job of line {first}")
         return job_id
 
-    def claim_row(self, row: Row, column: str) -> str:
+    def claim_row(self, row: TextRow, column: str) -> str:
         """Check the id in `column` of a row."""
         return self.claim(row.text(column), row.line, column)
 

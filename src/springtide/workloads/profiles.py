@@ -11,7 +11,7 @@ import msgspec
 
 from springtide.core.errors import InvalidRequest
 from springtide.workloads.formats.pollux_profiles import derive_table, find_measurements
-from springtide.workloads.rows import Row, read_header, read_rows
+from springtide.workloads.rows import TextRow, read_header, read_rows
 from springtide.workloads.trace import MAX_DEVICES, Trace
 
 _KEY = "global_batch_size"
@@ -182,7 +182,7 @@ def _read_table(path: Path) -> dict[int, dict[int, float]]:
     return table
 
 
-def _read_rates(row: Row, counts: dict[str, int]) -> Iterator[tuple[int, float]]:
+def _read_rates(row: TextRow, counts: dict[str, int]) -> Iterator[tuple[int, float]]:
     for column, count in counts.items():
         if row.text(column).lower() in _NOT_MEASURED:
             continue

@@ -80,7 +80,7 @@ def split_line(text: str, where: str) -> list[str]:
         raise InvalidRequest(f"{where}: the quotes are wrong ({error}); a quoted field ends on its own line") from None
 
 
-class Row:
+class TextRow:
     """One data row. Its methods read a field by its column and raise InvalidRequest naming line and column."""
 
     __slots__ = ("fields", "file", "indexes", "line")
@@ -166,7 +166,7 @@ def read_header(path: Path) -> list[str]:
 
 def read_rows(
     path: Path, required: Iterable[str], *, columns: list[str] | None = None, max_line_bytes: int = MAX_LINE_BYTES
-) -> Iterator[Row]:
+) -> Iterator[TextRow]:
     """Yield the rows of a CSV file whose header names `required`; `columns` names the fields of a file without one.
 
     Blank lines are passed over. Raises InvalidRequest for a missing or doubled column and a row of another length.
@@ -188,7 +188,7 @@ def read_rows(
             continue
         if len(fields) != len(indexes):
             raise InvalidRequest(f"{where}: {len(fields)} fields where {len(indexes)} columns are; mend the row")
-        yield Row(path.name, number, indexes, fields)
+        yield TextRow(path.name, number, indexes, fields)
     if num_lines == 0:
         raise InvalidRequest(f"{path.name} line 1: the file is empty; a header and rows belong in it")
 

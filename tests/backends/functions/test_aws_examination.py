@@ -8,7 +8,7 @@ import boto3
 import pytest
 from botocore.stub import Stubber
 
-from springtide.backends.functions.provider import Seen
+from springtide.backends.functions.provider import AccountFinding
 from springtide.backends.functions.providers.aws_check import Account, examine_account
 from springtide.backends.functions.providers.aws_errors import sdk_errors
 
@@ -84,7 +84,7 @@ def role_of(trust: str) -> dict[str, Any]:
     }
 
 
-def examine(cloud: Cloud, **changes: Any) -> list[Seen]:
+def examine(cloud: Cloud, **changes: Any) -> list[AccountFinding]:
     given: dict[str, Any] = {
         "region": "eu-central-1",
         "role_arn": ROLE,

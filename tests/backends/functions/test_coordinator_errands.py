@@ -10,7 +10,7 @@ import pytest
 
 from springtide.backends.functions.coordinator import io as coordinator_errands
 from springtide.backends.functions.coordinator import messages
-from springtide.backends.functions.coordinator.io import Errands, Wiring
+from springtide.backends.functions.coordinator.io import CoordinatorIO, Wiring
 from springtide.backends.functions.coordinator.objects import JobObjects
 from springtide.core.errors import InvalidRequest, StorageError
 from springtide.core.wire.functions import Keys
@@ -51,7 +51,7 @@ class Host:
 
 
 @pytest.fixture
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Errands, Host, list[Any], JobObjects]:
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[CoordinatorIO, Host, list[Any], JobObjects]:
     monkeypatch.setattr(coordinator_errands, "RETRY_S", 0.0)
     host, told = Host(), []
     job = TrainingJob(job_id=WorkloadId("j"), name="j", entrypoint=Entrypoint(source_path="x.py"), stream="clicks")
@@ -65,10 +65,10 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Errands, Host
         clock=None,  # type: ignore[arg-type]
         post=told.append,
     )
-    return Errands(job, wiring, objects, told.append, lambda line: None, threading.Event()), host, told, objects
+    return CoordinatorIO(job, wiring, objects, told.append, lambda line: None, threading.Event()), host, told, objects
 
 
-def test_a_parameter_store_comes_up_and_goes(made: tuple[Errands, Host, list[Any], JobObjects]) -> None:
+def test_a_parameter_store_comes_up_and_goes(made: tuple[CoordinatorIO, Host, list[Any], JobObjects]) -> None:
     errands, host, told, objects = made
     errands.open_parameters()
     assert told == [messages.ParameterStoreUp(url="redis://one")]
@@ -86,7 +86,7 @@ def test_a_parameter_store_comes_up_and_goes(made: tuple[Errands, Host, list[Any
 
 
 def test_one_that_is_slow_is_waited_for_and_one_that_cannot_be_is_not(
-    made: tuple[Errands, Host, list[Any], JobObjects],
+    made: tuple[CoordinatorIO, Host, list[Any], JobObjects],
 ) -> None:
     errands, host, told, _ = made
     host.errors = [StorageError("not yet"), StorageError("not yet")]
@@ -99,7 +99,7 @@ def test_one_that_is_slow_is_waited_for_and_one_that_cannot_be_is_not(
     )
 
 
-def test_a_stream_that_is_not_there_is_named(made: tuple[Errands, Host, list[Any], JobObjects]) -> None:
+def test_a_stream_that_is_not_there_is_named(made: tuple[CoordinatorIO, Host, list[Any], JobObjects]) -> None:
     errands, _, told, _ = made
     errands.look_at_stream()
     [seen] = told

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from springtide.backends.functions.coordinator.fence import Fence
+from springtide.backends.functions.coordinator.fence import RecordFence
 from springtide.backends.functions.coordinator.notes import Notes
 from springtide.core.errors import Fenced, StorageError
 from springtide.core.functions import FunctionPlan, FunctionStage
@@ -35,16 +35,16 @@ def now(store: CheckedStore) -> ControlRecord:
 
 
 def test_a_job_that_nobody_has_begun_is_claimed_with_a_word_that_stops_everybody(store: CheckedStore) -> None:
-    assert Fence(store, KEYS, 1).claim() == (None, Notes())
+    assert RecordFence(store, KEYS, 1).claim() == (None, Notes())
     assert (now(store).verb, now(store).generation, now(store).incarnations, now(store).term) == ("stop", 0, {}, 1)
 
 
 def test_what_was_there_is_taken_over_as_it_is(store: CheckedStore) -> None:
-    first = Fence(store, KEYS, 1)
+    first = RecordFence(store, KEYS, 1)
     first.claim()
     first.write_notes(Notes(used_incarnations=3))
     first.write_control(record(incarnations={"0.0": 3}))
-    known, notes = Fence(store, KEYS, 2).claim()
+    known, notes = RecordFence(store, KEYS, 2).claim()
     assert known == record(incarnations={"0.0": 3}, term=1)
     assert notes.used_incarnations == 3
     assert now(store) == record(incarnations={"0.0": 3}, term=2)
@@ -52,11 +52,11 @@ def test_what_was_there_is_taken_over_as_it_is(store: CheckedStore) -> None:
 
 @pytest.mark.parametrize("word", ["control", "notes", "check", "claim"])
 def test_who_was_asleep_meanwhile_is_fenced_at_its_next_word(store: CheckedStore, word: str) -> None:
-    asleep = Fence(store, KEYS, 4)
+    asleep = RecordFence(store, KEYS, 4)
     asleep.claim()
     asleep.write_control(record())
     asleep.write_notes(Notes(used_incarnations=1))
-    Fence(store, KEYS, 5).claim()
+    RecordFence(store, KEYS, 5).claim()
     before = (store.get(KEYS.control), store.get(KEYS.notes))
     said: dict[str, Callable[[], object]] = {
         "control": lambda: asleep.write_control(record(attempt=2)),
@@ -70,9 +70,9 @@ def test_who_was_asleep_meanwhile_is_fenced_at_its_next_word(store: CheckedStore
 
 
 def test_one_that_never_wrote_a_record_cannot_write_the_first_after_another_has_claimed(store: CheckedStore) -> None:
-    asleep = Fence(store, KEYS, 1)
+    asleep = RecordFence(store, KEYS, 1)
     asleep.claim()
-    Fence(store, KEYS, 2).claim()
+    RecordFence(store, KEYS, 2).claim()
     with pytest.raises(Fenced):
         asleep.write_control(record())
     assert now(store).verb == "stop"
@@ -99,7 +99,7 @@ class Between(FileStore):
 def test_words_that_cross_on_the_way_are_told_apart(tmp_path: Path) -> None:
     """Whatever the earlier one writes while the later one claims is either seen by the later one or refused."""
     store = Between(tmp_path / "store")
-    earlier, later = Fence(store, KEYS, 1), Fence(FileStore(tmp_path / "store"), KEYS, 2)
+    earlier, later = RecordFence(store, KEYS, 1), RecordFence(FileStore(tmp_path / "store"), KEYS, 2)
     earlier.claim()
     taken: list[tuple[ControlRecord | None, Notes]] = []
     store.happens = lambda: taken.append(later.claim())
@@ -108,7 +108,7 @@ def test_words_that_cross_on_the_way_are_told_apart(tmp_path: Path) -> None:
     assert taken[0][1].used_incarnations == 0
 
     crossing = Between(tmp_path / "store")
-    third, fourth = Fence(FileStore(tmp_path / "store"), KEYS, 3), Fence(crossing, KEYS, 4)
+    third, fourth = RecordFence(FileStore(tmp_path / "store"), KEYS, 3), RecordFence(crossing, KEYS, 4)
     third.claim()
     crossing.happens = lambda: third.write_control(record(attempt=9))
     known, _ = fourth.claim()
@@ -119,7 +119,7 @@ def test_words_that_cross_on_the_way_are_told_apart(tmp_path: Path) -> None:
 
 def test_an_answer_that_was_lost_is_no_other_coordinator(tmp_path: Path) -> None:
     store = Between(tmp_path / "store")
-    fence = Fence(store, KEYS, 1)
+    fence = RecordFence(store, KEYS, 1)
     fence.claim()
     store.fails = 1
     fence.write_control(record())
@@ -128,7 +128,7 @@ def test_an_answer_that_was_lost_is_no_other_coordinator(tmp_path: Path) -> None
 
 
 def test_a_newer_generation_of_the_same_control_plane_is_not_undone(store: CheckedStore) -> None:
-    older, newer = Fence(store, KEYS, 1), Fence(store, KEYS, 1)
+    older, newer = RecordFence(store, KEYS, 1), RecordFence(store, KEYS, 1)
     older.claim()
     newer.claim()
     newer.write_control(record(generation=3))
@@ -142,14 +142,14 @@ def test_a_newer_generation_of_the_same_control_plane_is_not_undone(store: Check
 def test_a_record_that_cannot_be_read_is_not_overwritten(store: CheckedStore) -> None:
     store.put(KEYS.control, b"{")
     with pytest.raises(StorageError, match="jobs/j/control is unreadable"):
-        Fence(store, KEYS, 1).claim()
+        RecordFence(store, KEYS, 1).claim()
     assert store.get(KEYS.control) == b"{"
 
 
 def test_a_job_that_has_ended_elsewhere_is_not_begun_anew_by_one_that_slept_through_it(store: CheckedStore) -> None:
-    asleep = Fence(store, KEYS, 1)
+    asleep = RecordFence(store, KEYS, 1)
     asleep.claim()
-    Fence(store, KEYS, 2).claim()
+    RecordFence(store, KEYS, 2).claim()
     store.delete([KEYS.control, KEYS.notes])
     for say in (lambda: asleep.write_notes(Notes()), lambda: asleep.write_control(record()), asleep.check):
         with pytest.raises(StorageError, match="is gone from the store"):

@@ -9,7 +9,7 @@ from function_world import BATCH, Faults, World, service_of, whole_plan
 
 from springtide.backends.functions.coordinator import messages
 from springtide.backends.functions.coordinator.coordinator import Coordinator
-from springtide.backends.functions.coordinator.progress import Progress
+from springtide.backends.functions.coordinator.progress import FunctionProgress
 from springtide.core import events
 from springtide.core.functions import FunctionPlan
 from springtide.core.wire.functions import FunctionReport, FunctionResult
@@ -221,7 +221,7 @@ def losses(replica: int, step: int, *told: tuple[int, float, int]) -> FunctionRe
 
 
 def test_what_was_told_of_a_step_before_it_is_redone_by_others_is_not_counted_with_theirs() -> None:
-    progress = Progress(WorkloadId("j"))
+    progress = FunctionProgress(WorkloadId("j"))
     for replica in (FIRST, SECOND):
         progress.saw_losses(losses(replica, 2, (1, 1.0, 6), (2, 1.0, 6)), whole_plan(2))
     progress.commit(1)
@@ -238,7 +238,7 @@ def test_what_was_told_of_a_step_before_it_is_redone_by_others_is_not_counted_wi
 
 
 def test_a_step_is_told_when_all_have_told_it_who_made_it() -> None:
-    progress = Progress(WorkloadId("j"))
+    progress = FunctionProgress(WorkloadId("j"))
     for replica in (FIRST, SECOND):
         progress.saw_losses(losses(replica, 1, (1, 1.0, 4)), whole_plan(3))
     assert progress.told_step is None

@@ -7,10 +7,10 @@ import math
 import pytest
 from function_world import PRICES, plan_of, service_of
 
-from springtide.backends.functions.coordinator.invocations import Life
+from springtide.backends.functions.coordinator.invocations import FunctionInvocation
 from springtide.backends.functions.coordinator.ledger import CAUTION, Ledger
 from springtide.backends.functions.coordinator.messages import InvocationEnded
-from springtide.backends.functions.coordinator.pace import MAX_SAVE_EVERY, Pace
+from springtide.backends.functions.coordinator.pace import MAX_SAVE_EVERY, StepTiming
 from springtide.backends.functions.coordinator.reasons import budget_reason, is_store_trouble
 from springtide.core.functions import Usage
 from springtide.core.wire.functions import FunctionReport, LaneTimes, Place
@@ -29,7 +29,7 @@ def report(step_s: float, save_s: float = 0.0) -> FunctionReport:
 
 
 def test_a_step_s_time_is_what_was_planned_until_it_is_measured() -> None:
-    pace = Pace(service_of(), 3.0)
+    pace = StepTiming(service_of(), 3.0)
     assert pace.step_s == 3.0
     pace.saw(report(1.0))
     assert pace.step_s == 1.0
@@ -38,7 +38,7 @@ def test_a_step_s_time_is_what_was_planned_until_it_is_measured() -> None:
 
 
 def test_limits_grow_with_what_is_seen() -> None:
-    pace = Pace(service_of(cold_start_s=2.0), 1.0)
+    pace = StepTiming(service_of(cold_start_s=2.0), 1.0)
     before = pace.start_limit_s(), pace.silence_limit_s(), pace.calls_before_end_s()
     pace.saw_start(30.0)
     for _ in range(20):
@@ -50,25 +50,27 @@ def test_limits_grow_with_what_is_seen() -> None:
 
 
 def test_states_are_saved_as_often_as_it_costs_little() -> None:
-    pace = Pace(service_of(), 1.0)
+    pace = StepTiming(service_of(), 1.0)
     pace.saw(report(1.0, save_s=0.01))
     assert pace.save_every(step_usd=1.0, save_usd=0.0) == 1
     # Half a step of saving at each would be half of the time.
-    pace = Pace(service_of(), 1.0)
+    pace = StepTiming(service_of(), 1.0)
     pace.saw(report(1.0, save_s=0.5))
     every = pace.save_every(step_usd=1.0, save_usd=0.0)
     assert 0.07 * every >= 0.5
     assert 0.07 * every / 2 < 0.5
     # Requests count, too; and a loss must stay cheap, whatever saving costs.
     assert pace.save_every(step_usd=1e-5, save_usd=2e-5) > every
-    slow = Pace(service_of(), 1.0)
+    slow = StepTiming(service_of(), 1.0)
     slow.saw(report(50.0, save_s=49.0))
     assert slow.save_every(step_usd=1.0, save_usd=0.0) == 1
     assert pace.save_every(step_usd=1e-9, save_usd=1.0) <= MAX_SAVE_EVERY
 
 
-def life_of(number: int, invoked_at_s: float, memory_mb: int = 1024) -> Life:
-    return Life(place=Place(0, 0), incarnation=number, memory_mb=memory_mb, invoked_at_s=invoked_at_s, number=number)
+def life_of(number: int, invoked_at_s: float, memory_mb: int = 1024) -> FunctionInvocation:
+    return FunctionInvocation(
+        place=Place(0, 0), incarnation=number, memory_mb=memory_mb, invoked_at_s=invoked_at_s, number=number
+    )
 
 
 def ended(number: int, duration_s: float | None) -> InvocationEnded:

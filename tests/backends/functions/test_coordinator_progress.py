@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from springtide.backends.functions.coordinator.progress import Progress
+from springtide.backends.functions.coordinator.progress import FunctionProgress
 from springtide.core.functions import FunctionPlan, FunctionStage
 from springtide.core.wire.functions import FunctionReport
 from springtide.core.workload import WorkloadId
@@ -31,11 +31,11 @@ def report(
 
 
 @pytest.fixture
-def progress() -> Progress:
-    return Progress(WorkloadId("j"))
+def progress() -> FunctionProgress:
+    return FunctionProgress(WorkloadId("j"))
 
 
-def test_a_step_s_loss_is_the_mean_over_its_samples(progress: Progress) -> None:
+def test_a_step_s_loss_is_the_mean_over_its_samples(progress: FunctionProgress) -> None:
     progress.saw_losses(report(0, (1, 1.0, 3)), PLAN)
     progress.commit(1)
     assert progress.losses == []
@@ -48,7 +48,7 @@ def test_a_step_s_loss_is_the_mean_over_its_samples(progress: Progress) -> None:
     assert progress.losses == [(1, 2.0, 4)]
 
 
-def test_what_one_never_told_holds_nobody_up(progress: Progress) -> None:
+def test_what_one_never_told_holds_nobody_up(progress: FunctionProgress) -> None:
     progress.saw_losses(report(0, (1, 1.0, 2), (2, 1.0, 2), (3, 1.0, 2)), PLAN)
     # The other replica was replaced after the second step.
     progress.saw_losses(report(1, (3, 3.0, 2)), PLAN)
@@ -56,14 +56,14 @@ def test_what_one_never_told_holds_nobody_up(progress: Progress) -> None:
     assert progress.losses == [(1, 1.0, 2), (2, 1.0, 2), (3, 2.0, 4)]
 
 
-def test_what_is_not_committed_by_all_is_not_told(progress: Progress) -> None:
+def test_what_is_not_committed_by_all_is_not_told(progress: FunctionProgress) -> None:
     for replica in (0, 1):
         progress.saw_losses(report(replica, (1, 1.0, 2), (2, 1.0, 2)), PLAN)
     progress.commit(1)
     assert [step for step, _, _ in progress.losses] == [1]
 
 
-def test_steps_that_are_redone_are_told_anew(progress: Progress) -> None:
+def test_steps_that_are_redone_are_told_anew(progress: FunctionProgress) -> None:
     for replica in (0, 1):
         progress.saw_losses(report(replica, (1, 1.0, 2), (2, 9.0, 2)), PLAN)
     progress.commit(1)
@@ -74,13 +74,13 @@ def test_steps_that_are_redone_are_told_anew(progress: Progress) -> None:
     assert progress.losses == [(1, 1.0, 4), (2, 4.0, 4)]
 
 
-def test_after_the_last_step_nobody_is_waited_for(progress: Progress) -> None:
+def test_after_the_last_step_nobody_is_waited_for(progress: FunctionProgress) -> None:
     progress.saw_losses(report(0, (1, 1.0, 2)), PLAN)
     progress.commit(1, is_last=True)
     assert progress.losses == [(1, 1.0, 2)]
 
 
-def test_a_state_is_whole_when_every_stage_has_passed_its_step(progress: Progress) -> None:
+def test_a_state_is_whole_when_every_stage_has_passed_its_step(progress: FunctionProgress) -> None:
     progress.saw(report(0, saved=8), PLAN)
     assert progress.complete_state(2, 4) == 0
     progress.saw(report(0, saved=6, stage=1), PLAN)
@@ -90,7 +90,7 @@ def test_a_state_is_whole_when_every_stage_has_passed_its_step(progress: Progres
     assert progress.complete_state(2, 4) == 8
 
 
-def test_progress_is_told_once(progress: Progress) -> None:
+def test_progress_is_told_once(progress: FunctionProgress) -> None:
     progress.saw(report(0), PLAN)
     progress.commit(3)
     event = progress.event(1, PLAN, 0.5)
@@ -99,7 +99,7 @@ def test_progress_is_told_once(progress: Progress) -> None:
     assert progress.event(1, PLAN, 0.5) is None
 
 
-def test_an_older_report_that_is_read_later_takes_no_sample_back(progress: Progress) -> None:
+def test_an_older_report_that_is_read_later_takes_no_sample_back(progress: FunctionProgress) -> None:
     older, newer = (msgspec.structs.replace(report(0, step=step), ids_digest=f"to {step}") for step in (4, 5))
     progress.saw(newer, PLAN)
     progress.saw(older, PLAN)
@@ -109,7 +109,7 @@ def test_an_older_report_that_is_read_later_takes_no_sample_back(progress: Progr
     assert progress.ids_digest == "to 4"
 
 
-def test_what_was_saved_of_later_steps_before_they_are_redone_is_no_state(progress: Progress) -> None:
+def test_what_was_saved_of_later_steps_before_they_are_redone_is_no_state(progress: FunctionProgress) -> None:
     progress.new_attempt(3)
     progress.saw(report(0, saved=5, step=3), PLAN)
     assert progress.complete_state(1, 1) == 0

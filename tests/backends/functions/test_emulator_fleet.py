@@ -8,9 +8,9 @@ import pytest
 
 from springtide.backends.functions.emulator import fleet as fleets
 from springtide.backends.functions.emulator.boxes import Boxes
-from springtide.backends.functions.emulator.config import EmulatorConfig, Faults
+from springtide.backends.functions.emulator.config import EmulatorConfig, EmulatorFaults
 from springtide.backends.functions.emulator.fleet import Fleet, Injection, Lost, Throttled
-from springtide.backends.functions.emulator.instances import Function, Instance, Invocation
+from springtide.backends.functions.emulator.instances import EmulatedInvocation, Function, Instance
 from springtide.backends.functions.emulator.launchers import FunctionProcess, PlainLauncher
 from springtide.backends.functions.emulator.limits import NoShare
 from springtide.backends.functions.emulator.logs import LogBook
@@ -206,7 +206,7 @@ def test_injections_come_first_and_in_order_and_then_chance(tmp_path):
         await invoke(fleet)
         fleet.inject(Injection(fault="kill", seconds=0.0))
         killed = await invoke(fleet, "wait")
-        fleet.set_faults(Faults(throttled_fraction=1.0))
+        fleet.set_faults(EmulatorFaults(throttled_fraction=1.0))
         with pytest.raises(Throttled):
             await invoke(fleet)
         return killed, fleet.counts
@@ -249,7 +249,7 @@ def test_the_summary_tells_who_works(tmp_path):
 
 def test_the_first_answer_counts_and_the_tail_is_four_kilobytes():
     async def scene():
-        invocation = Invocation(FUNCTION, b"1", "id")
+        invocation = EmulatedInvocation(FUNCTION, b"1", "id")
         invocation.fail("Runtime.ExitError", "gone")
         invocation.answer("", b"late")
         for number in range(1000):

@@ -15,7 +15,7 @@ from botocore.exceptions import ClientError
 from emulated_service import Caller, running_emulator, small_service
 
 from springtide.backends.functions.emulator import __main__ as emulator_command
-from springtide.backends.functions.emulator.config import EmulatorConfig, Faults
+from springtide.backends.functions.emulator.config import EmulatorConfig, EmulatorFaults
 from springtide.backends.functions.emulator.launch import (
     emulator_status,
     ensure_emulator,
@@ -185,10 +185,10 @@ def test_a_late_start_is_late_and_works(emulated, caller):
 
 def test_chance_can_be_changed_while_it_runs(emulated, caller):
     try:
-        set_faults(emulated[0], Faults(throttled_fraction=1.0))
+        set_faults(emulated[0], EmulatorFaults(throttled_fraction=1.0))
         assert caller.call({}).outcome == "throttled"
     finally:
-        set_faults(emulated[0], Faults())
+        set_faults(emulated[0], EmulatorFaults())
     assert caller.call({}).outcome == "returned"
 
 
@@ -316,7 +316,7 @@ def test_a_platform_that_comes_back_finds_its_emulator(tmp_path):
 
 @pytest.mark.slow
 def test_whatever_happens_each_invocation_ends_once_and_nothing_is_left(tmp_path):
-    faults = Faults(
+    faults = EmulatorFaults(
         seed=5,
         kill_fraction=0.3,
         kill_within_s=0.2,

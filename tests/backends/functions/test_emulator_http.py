@@ -13,9 +13,9 @@ from starlette.applications import Starlette
 
 from springtide.backends.functions.emulator import runtime_api
 from springtide.backends.functions.emulator.admin_api import AdminApi
-from springtide.backends.functions.emulator.config import EmulatorConfig, Faults
+from springtide.backends.functions.emulator.config import EmulatorConfig, EmulatorFaults
 from springtide.backends.functions.emulator.fleet import Counts, Lost, Throttled
-from springtide.backends.functions.emulator.instances import Answer
+from springtide.backends.functions.emulator.instances import InvocationResult
 from springtide.backends.functions.emulator.lambda_api import LambdaApi
 from springtide.backends.functions.emulator.logs import LogBook
 from springtide.backends.functions.emulator.runtime_api import RuntimeApi, peer_uid
@@ -37,8 +37,8 @@ class PlayedFleet:
     def __init__(self):
         self.config = EmulatorConfig(service=emulator())
         self.functions, self.instances = {}, {}
-        self.counts, self.faults, self.num_running = Counts(), Faults(), 0
-        self.answer = Answer(payload=b'"done"', log=b"REPORT\n")
+        self.counts, self.faults, self.num_running = Counts(), EmulatorFaults(), 0
+        self.answer = InvocationResult(payload=b'"done"', log=b"REPORT\n")
         self.injected, self.later, self.init_errors = [], [], []
 
     async def invoke(self, function, payload, invocation_id):
@@ -188,7 +188,7 @@ def test_invocations_by_type(ask, fleet):
     assert ask("POST", path, {"a": 1}, {**SIGNED, "x-amz-invocation-type": "DryRun"})[0] == 204
     assert ask("POST", path, {"a": 2}, {**SIGNED, "x-amz-invocation-type": "Event"})[0] == 202
     assert fleet.later == [b'{"a": 2}']
-    fleet.answer = Answer(payload=b"{}", function_error="Unhandled")
+    fleet.answer = InvocationResult(payload=b"{}", function_error="Unhandled")
     assert ask("POST", path, {})[1]["x-amz-function-error"] == "Unhandled"
     fleet.answer = Throttled()
     assert kind_of(ask("POST", path, {})) == (429, "TooManyRequestsException")

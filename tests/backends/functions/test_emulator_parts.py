@@ -13,7 +13,7 @@ import pytest
 
 from springtide.backends.functions.emulator import __main__ as command
 from springtide.backends.functions.emulator import cage
-from springtide.backends.functions.emulator.config import EmulatorConfig, Faults, fate_of
+from springtide.backends.functions.emulator.config import EmulatorConfig, EmulatorFaults, fate_of
 from springtide.backends.functions.emulator.launch import find_emulator
 from springtide.backends.functions.emulator.limits import (
     GroupShare,
@@ -54,7 +54,7 @@ def spinner():
 
 
 def test_the_same_seed_gives_the_nth_invocation_the_same_fate():
-    faults = Faults(seed=3, kill_fraction=0.05, lost_fraction=0.1, late_fraction=0.2, kill_within_s=10.0)
+    faults = EmulatorFaults(seed=3, kill_fraction=0.05, lost_fraction=0.1, late_fraction=0.2, kill_within_s=10.0)
     fates = [fate_of(faults, number) for number in range(2000)]
     assert fates == [fate_of(faults, number) for number in range(2000)]
     assert fates != [fate_of(msgspec.structs.replace(faults, seed=4), number) for number in range(2000)]
@@ -67,7 +67,7 @@ def test_the_same_seed_gives_the_nth_invocation_the_same_fate():
 
 
 def test_without_faults_nothing_happens():
-    fate = fate_of(Faults(), 7)
+    fate = fate_of(EmulatorFaults(), 7)
     assert (fate.is_lost, fate.is_throttled, fate.late_s, fate.kill_after_s, fate.cpu_factor) == (
         False,
         False,
@@ -80,7 +80,7 @@ def test_without_faults_nothing_happens():
 @pytest.mark.parametrize("changes", [{"kill_fraction": 1.5}, {"late_s": -1.0}, {"slow_factor": 0.0}, {"seed": -1}])
 def test_faults_that_cannot_be_are_refused(changes):
     with pytest.raises(ValueError, match="faults"):
-        Faults(**changes)
+        EmulatorFaults(**changes)
 
 
 def test_what_comes_with_memory_lies_between_the_sizes():

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from springtide.backends.functions.parameter_store.address import make_parameter_host, parse_hosted
-from springtide.backends.functions.parameter_store.host import FixedHost, HostedParameters, ParameterServer
+from springtide.backends.functions.parameter_store.host import FixedHost, HostedParameters, ParameterStoreHost
 from springtide.core.errors import BackendError, InvalidRequest, StorageError
 
 
@@ -39,7 +39,7 @@ class ScriptedServers:
         identity = f"server-{self.num_started}"
         self.up.add(identity)
         url = before.url if before is not None and self.keeps_address else f"redis://:pw@h:{self.num_started}/0"
-        return ParameterServer(url=url, identity=identity, began_at_s=self.clock.now_s)
+        return ParameterStoreHost(url=url, identity=identity, began_at_s=self.clock.now_s)
 
     def is_alive(self, server):
         return server.identity in self.up

@@ -14,7 +14,7 @@ import pytest
 
 from springtide.backends.functions.parameter_store import host_ecs as parameter_host_ecs
 from springtide.backends.functions.parameter_store.address import make_parameter_host
-from springtide.backends.functions.parameter_store.host import HostedParameters, ParameterServer
+from springtide.backends.functions.parameter_store.host import HostedParameters, ParameterStoreHost
 from springtide.backends.functions.parameter_store.host_ecs import EcsSettings, EcsTasks
 from springtide.core.errors import BackendError, InvalidRequest
 
@@ -195,7 +195,7 @@ def test_a_task_that_stops_before_it_answers_is_said(cloud):
 
 def test_aws_out_of_reach_kills_no_store(cloud):
     kind = kind_of(cloud, endpoint_url="http://127.0.0.1:9")
-    server = ParameterServer(url="redis://h:1/0", identity="arn:aws:ecs:x", began_at_s=0.0)
+    server = ParameterStoreHost(url="redis://h:1/0", identity="arn:aws:ecs:x", began_at_s=0.0)
     assert kind.is_alive(server)
     with pytest.raises(BackendError, match="cannot be looked at"):
         kind.end(server)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from springtide.backends.kubernetes.client import kinds
-from springtide.backends.kubernetes.client.errors import Forbidden, Unreachable
+from springtide.backends.kubernetes.client.errors import KubeForbidden, Unreachable
 from springtide.backends.kubernetes.client.kinds import Kind
-from springtide.backends.kubernetes.install.cluster_check import SUBJECT_ACCESS_REVIEW, Finding, check_cluster
+from springtide.backends.kubernetes.install.cluster_check import SUBJECT_ACCESS_REVIEW, ClusterFinding, check_cluster
 from springtide.backends.kubernetes.install.manifests import render
 from springtide.backends.kubernetes.install.settings_file import SettingsFile, settings_from
 from springtide.backends.kubernetes.resources.definitions import custom_resource_definitions
@@ -77,7 +77,7 @@ class Cluster:
         if self.calls_left < 0:
             raise Unreachable("the API server does not answer")
         if kind.name in self.refused:
-            raise Forbidden(403, "Forbidden", f"{kind.plural} is forbidden")
+            raise KubeForbidden(403, "Forbidden", f"{kind.plural} is forbidden")
 
     async def version(self) -> str:
         self._call(kinds.NAMESPACE)
@@ -114,11 +114,11 @@ class Cluster:
         return {"status": {"allowed": self.may_all or not (is_too_much or attributes["resource"] in self.may_not)}}
 
 
-def look(cluster: Cluster, values: dict[str, Any] | None = None) -> list[Finding]:
+def look(cluster: Cluster, values: dict[str, Any] | None = None) -> list[ClusterFinding]:
     return asyncio.run(check_cluster(cluster, settings_from(values or VALUES, "it")))  # type: ignore[arg-type]
 
 
-def named(findings: list[Finding], name: str) -> list[Finding]:
+def named(findings: list[ClusterFinding], name: str) -> list[ClusterFinding]:
     return [each for each in findings if each.name == name]
 
 
@@ -209,7 +209,7 @@ def test_what_one_may_not_see_keeps_nothing_else_from_being_looked_at() -> None:
 
 def test_a_server_that_goes_away_ends_the_looking_with_one_sentence() -> None:
     findings = look(Cluster(whole_cluster(), away_after=4))
-    assert findings[-1] == Finding(
+    assert findings[-1] == ClusterFinding(
         name="server", verdict="fail", text="the API server does not answer", mend="try again"
     )
     assert [each.name for each in look(Cluster([], away_after=0))] == ["server"]
@@ -224,11 +224,11 @@ def test_the_function_service_is_looked_at_with_what_the_control_plane_has() -> 
     }
     asked: list[dict[str, str]] = []
 
-    def functions(settings: SettingsFile, secret: Mapping[str, str]) -> list[Finding]:
+    def functions(settings: SettingsFile, secret: Mapping[str, str]) -> list[ClusterFinding]:
         asked.append(dict(secret))
-        return [Finding(name="functions", verdict="ok", text=settings.functions.region)]
+        return [ClusterFinding(name="functions", verdict="ok", text=settings.functions.region)]
 
-    def ask(values: dict[str, Any], cluster: Cluster) -> list[Finding]:
+    def ask(values: dict[str, Any], cluster: Cluster) -> list[ClusterFinding]:
         settings = settings_from(values, "the test's settings")
         return named(asyncio.run(check_cluster(cluster, settings, functions)), "functions")  # type: ignore[arg-type]
 

@@ -18,10 +18,10 @@ from springtide.backends.kubernetes.client import auth as api_auth
 from springtide.backends.kubernetes.client.api import KubeApi
 from springtide.backends.kubernetes.client.errors import (
     AlreadyExists,
-    ApiError,
     Expired,
-    Forbidden,
     Invalid,
+    KubeApiError,
+    KubeForbidden,
     NoSuchObject,
     NotAuthenticated,
     QuotaExceeded,
@@ -46,7 +46,7 @@ def status(code: int, reason: str = "", message: str = "", **details) -> bytes:
     [
         (400, "BadRequest", "", Invalid, False),
         (401, "Unauthorized", "", NotAuthenticated, True),
-        (403, "Forbidden", "no", Forbidden, False),
+        (403, "Forbidden", "no", KubeForbidden, False),
         (403, "Forbidden", 'pods "p" is forbidden: exceeded quota: q', QuotaExceeded, False),
         (404, "NotFound", "", NoSuchObject, False),
         (409, "AlreadyExists", "", AlreadyExists, False),
@@ -56,10 +56,10 @@ def status(code: int, reason: str = "", message: str = "", **details) -> bytes:
         (429, "TooManyRequests", "", TooManyRequests, True),
         (500, "InternalError", "", ServerFault, True),
         (504, "Timeout", "", ServerFault, True),
-        (418, "", "", ApiError, False),
+        (418, "", "", KubeApiError, False),
     ],
 )
-def test_errors_by_status(code: int, reason: str, message: str, kind: type[ApiError], is_passing: bool) -> None:
+def test_errors_by_status(code: int, reason: str, message: str, kind: type[KubeApiError], is_passing: bool) -> None:
     error = error_of(code, status(code, reason, message))
     assert type(error) is kind
     assert error.status == code

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from springtide.backends.kubernetes.client import cache as cache_module
-from springtide.backends.kubernetes.client.cache import Cache, Change, trim_metadata
-from springtide.backends.kubernetes.client.errors import Expired, Forbidden, ServerFault, Unreachable
+from springtide.backends.kubernetes.client.cache import Cache, ObjectChange, trim_metadata
+from springtide.backends.kubernetes.client.errors import Expired, KubeForbidden, ServerFault, Unreachable
 from springtide.backends.kubernetes.client.kinds import CONFIG_MAP, Key
 from springtide.backends.kubernetes.client.messages import Heads, Listing, WatchEvent, decode_heads
 
@@ -156,7 +156,7 @@ def run(story: Callable[[Store, Cache], Any], **options: Any) -> None:
 
 def test_listeners_hear_what_was_what_is_and_what_there_was_before_them() -> None:
     async def story(store: Store, cache: Cache) -> None:
-        heard: list[Change] = []
+        heard: list[ObjectChange] = []
         cache.listen(heard.append)
         store.put("a", "1")
         store.delete("a")
@@ -188,7 +188,7 @@ def test_a_watch_that_ends_goes_on(error: Exception | None) -> None:
 
 def test_it_goes_on_from_the_last_bookmark() -> None:
     async def story(store: Store, cache: Cache) -> None:
-        heard: list[Change] = []
+        heard: list[ObjectChange] = []
         store.put("a", "1")
         await until(lambda: values(cache) == {"a": "1"})
         cache.listen(heard.append)
@@ -312,7 +312,7 @@ def test_an_absence_is_confirmed() -> None:
 
 def test_what_it_may_not_see_is_said_and_asked_again() -> None:
     async def story(store: Store, cache: Cache) -> None:
-        store.trouble = [Forbidden(403, "Forbidden", "you may not list")] * 3
+        store.trouble = [KubeForbidden(403, "Forbidden", "you may not list")] * 3
         store.end_watches(Expired(410, "Expired", "too old"))
         await until(lambda: cache.problem == "you may not list")
         await until(lambda: cache.problem == "")
@@ -327,7 +327,7 @@ def test_a_mistake_of_a_listener_or_a_trim_ends_nothing() -> None:
         return trim_metadata(obj)
 
     async def story(store: Store, cache: Cache) -> None:
-        def fails(change: Change) -> None:
+        def fails(change: ObjectChange) -> None:
             raise ZeroDivisionError("a mistake")
 
         cache._listeners.append(fails)

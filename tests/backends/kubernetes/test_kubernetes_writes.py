@@ -10,8 +10,8 @@ import pytest
 
 from springtide.backends.kubernetes.client import writes as writes_module
 from springtide.backends.kubernetes.client.errors import (
-    Forbidden,
     Invalid,
+    KubeForbidden,
     NotAuthenticated,
     ServerFault,
     TooManyRequests,
@@ -87,7 +87,7 @@ def test_what_is_tried_again(outcomes: tuple, waits: list[str]) -> None:
     assert (writes.num_pending, writes.problem) == (0, "")
 
 
-@pytest.mark.parametrize("refusal", [Forbidden(403, "Forbidden", "no"), Invalid(422, "Invalid", "bad")])
+@pytest.mark.parametrize("refusal", [KubeForbidden(403, "Forbidden", "no"), Invalid(422, "Invalid", "bad")])
 def test_what_is_final(refusal: BackendError) -> None:
     told, after = Told(), Told()
 

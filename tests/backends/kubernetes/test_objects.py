@@ -8,8 +8,8 @@ import pytest
 
 from springtide.backends.kubernetes.client.errors import (
     AlreadyExists,
-    Forbidden,
     Invalid,
+    KubeForbidden,
     NoSuchObject,
     ServerFault,
     VersionConflict,
@@ -125,7 +125,7 @@ def test_an_object_that_is_there_already_is_not_an_error(objects, thread):
     assert objects.create(KIND, obj()) is None
 
 
-@pytest.mark.parametrize("kind", [Invalid, Forbidden, NoSuchObject])
+@pytest.mark.parametrize("kind", [Invalid, KubeForbidden, NoSuchObject])
 def test_what_the_server_refuses_is_the_requests_fault_and_in_its_words(objects, thread, kind):
     thread.server.answers = [error_of(kind)]
     with pytest.raises(InvalidRequest, match="the server's own words"):
@@ -216,7 +216,7 @@ def test_events_that_nobody_takes_do_not_pile_up(objects, thread, monkeypatch):
     for _ in range(5):
         objects.tell_event(event)
     assert objects.num_dropped_events == 2
-    thread.server.answers = [error_of(Forbidden, 403)]
+    thread.server.answers = [error_of(KubeForbidden, 403)]
     thread.drain()
     objects.tell_event(event)
     assert objects.num_dropped_events == 2

@@ -13,14 +13,14 @@ from springtide.backends.kubernetes.client.errors import NoSuchObject, Unreachab
 from springtide.backends.kubernetes.client.kinds import Key
 from springtide.backends.kubernetes.pods import logs as pod_logs
 from springtide.backends.kubernetes.pods.logs import PodLogs
-from springtide.backends.kubernetes.pods.table import Body
+from springtide.backends.kubernetes.pods.table import PodState
 from springtide.storage.step_lines import hear_lines, say_lines
 
 
 class Kubelet:
     """Answers each request for output with the next of `answers`: lines, then an error where one is."""
 
-    def __init__(self, body: Body, *answers: list[Any]) -> None:
+    def __init__(self, body: PodState, *answers: list[Any]) -> None:
         self.body = body
         self.answers = list(answers)
         self.asked: list[dict[str, Any]] = []
@@ -36,8 +36,8 @@ class Kubelet:
             yield line
 
 
-def make_body() -> Body:
-    return Body(
+def make_body() -> PodState:
+    return PodState(
         replica_id="job.0",
         workload_id="job",
         key=Key("ml", "job-0"),
@@ -55,7 +55,7 @@ def line(second: int, text: str, part: int = 0) -> bytes:
 def follow(path: Path, *answers: list[Any], max_log_bytes: int = 1 << 20) -> Kubelet:
     body = make_body()
     kubelet = Kubelet(body, *answers)
-    done: list[Body] = []
+    done: list[PodState] = []
 
     class Thread:
         def run(self, task: Any) -> Any:

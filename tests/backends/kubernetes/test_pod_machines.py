@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from pod_stage import stand_still
 
-from springtide.backends.control_channel.members import Phase
+from springtide.backends.control_channel.members import MemberPhase
 from springtide.backends.kubernetes import settings as names
 from springtide.backends.kubernetes.client.cache import Cache
 from springtide.backends.kubernetes.client.kinds import POD
@@ -31,7 +31,7 @@ def pod(number: int, node: str, phase: str = "Running") -> dict:
 
 
 def replica(
-    number: int, *, heard_at_s: float, phase: Phase = Phase.RUNNING, lost: str | None = None
+    number: int, *, heard_at_s: float, phase: MemberPhase = MemberPhase.RUNNING, lost: str | None = None
 ) -> SimpleNamespace:
     body = SimpleNamespace(node_id="a", device_id=f"a/{number}", uid="", is_over=False)
     return SimpleNamespace(body=body, heard_at_s=heard_at_s, phase=phase, lost_reason=lost)
@@ -51,8 +51,8 @@ def test_who_holds_what(monkeypatch: pytest.MonkeyPatch) -> None:
     replicas = [
         replica(0, heard_at_s=now_s - 1),
         replica(1, heard_at_s=now_s - 11),
-        replica(2, heard_at_s=0.0, phase=Phase.SPAWNING),
-        replica(3, heard_at_s=now_s - 11, phase=Phase.ADOPTING),
+        replica(2, heard_at_s=0.0, phase=MemberPhase.SPAWNING),
+        replica(3, heard_at_s=now_s - 11, phase=MemberPhase.ADOPTING),
         replica(4, heard_at_s=now_s, lost="it is lost"),
     ]
     pods = SimpleNamespace(replicas=dict(enumerate(replicas)), reactor=reactor)

@@ -9,7 +9,7 @@ import pytest
 from pod_stage import StillReactor, stand_still
 
 from springtide.backends.kubernetes.pods import quota as quota_module
-from springtide.backends.kubernetes.pods.quota import PATIENCE_S, PROBE_S, RETRY_S, Quota
+from springtide.backends.kubernetes.pods.quota import PATIENCE_S, PROBE_S, RETRY_S, NamespaceQuota
 from springtide.core.events import ScaleRequested
 from springtide.core.workload import Entrypoint, TrainingJob
 
@@ -21,7 +21,7 @@ class Stage:
         self.events: list[ScaleRequested] = []
         self.num_tries = 0
         self.has_room = False
-        self.quota = Quota(reactor, self, self.events.append, self._probe)  # type: ignore[arg-type]
+        self.quota = NamespaceQuota(reactor, self, self.events.append, self._probe)  # type: ignore[arg-type]
         self.quota.on_room = self._on_room
 
     def of_workload(self, workload_id: str) -> list[SimpleNamespace]:

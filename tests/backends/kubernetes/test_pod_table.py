@@ -10,10 +10,10 @@ from pod_stage import stand_still
 
 from springtide.backends.kubernetes import settings as names
 from springtide.backends.kubernetes.client.cache import Cache
-from springtide.backends.kubernetes.client.errors import Forbidden
+from springtide.backends.kubernetes.client.errors import KubeForbidden
 from springtide.backends.kubernetes.client.kinds import POD, Key
 from springtide.backends.kubernetes.pods import table as pod_table
-from springtide.backends.kubernetes.pods.table import RESYNC_S, Body, PodTable
+from springtide.backends.kubernetes.pods.table import RESYNC_S, PodState, PodTable
 
 
 class Thread:
@@ -44,10 +44,10 @@ class Stage:
         self.table.on_over = lambda body: self.over.append((body.replica_id, body.exit_code, body.end))
         self.version = 0
 
-    def body(self, number: int = 0, **changes: Any) -> Body:
+    def body(self, number: int = 0, **changes: Any) -> PodState:
         fields = {"uid": f"u{number}", "is_wanted": False} | changes
         return self.table.enter(
-            Body(
+            PodState(
                 replica_id=f"job.{number}",
                 workload_id="job",
                 key=Key("ml", f"job-{number}"),
@@ -170,7 +170,7 @@ def test_a_deletion_that_is_refused_is_asked_for_again(stage: Stage) -> None:
     stage.table.open()
     stage.show()
     stage.table.delete(body, 1)
-    stage.thread.of("job-0")[0]["failed"](Forbidden(403, "Forbidden", "no such right"))
+    stage.thread.of("job-0")[0]["failed"](KubeForbidden(403, "Forbidden", "no such right"))
     assert "no such right" in body.reason
     stage.reactor.pass_time(RESYNC_S + 1)
     assert len(stage.thread.of("job-0")) == 2

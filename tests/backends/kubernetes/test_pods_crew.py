@@ -10,14 +10,14 @@ import pytest
 from pod_stage import StillReactor, stand_still
 
 from springtide.backends.control_channel import replica_table as crew_module
-from springtide.backends.control_channel.members import Phase
+from springtide.backends.control_channel.members import MemberPhase
 from springtide.backends.inbox import Inbox
 from springtide.backends.kubernetes.client.kinds import Key
 from springtide.backends.kubernetes.pods import replica_table as pods
 from springtide.backends.kubernetes.pods import watch as pod_watch
 from springtide.backends.kubernetes.pods.reading import Reading
 from springtide.backends.kubernetes.pods.replica_table import PodReplica, Pods
-from springtide.backends.kubernetes.pods.table import Body
+from springtide.backends.kubernetes.pods.table import PodState
 from springtide.backends.kubernetes.pods.watch import ADOPT_WINDOW_S, CONNECT_AFTER_S, STUCK_AFTER_S, PodWatch
 from springtide.core.actions import ResizeJob, StartReplica
 from springtide.core.errors import BackendError, StorageError
@@ -33,10 +33,10 @@ class Table:
 
     def __init__(self) -> None:
         self.deleted: list[tuple[str, float]] = []
-        self.on_change: Callable[[Body, Reading], None]
-        self.on_over: Callable[[Body], None]
+        self.on_change: Callable[[PodState, Reading], None]
+        self.on_over: Callable[[PodState], None]
 
-    def delete(self, body: Body, grace_s: float) -> None:
+    def delete(self, body: PodState, grace_s: float) -> None:
         self.deleted.append((body.replica_id, grace_s))
         body.asked_grace_s = round(grace_s)
 
@@ -66,13 +66,13 @@ class Stage:
         self.watch = PodWatch(self.pods, LOST_AFTER_S)
         self.watch.start()
 
-    def replica(self, number: int, phase: Phase = Phase.RUNNING, *, generation: int = 1) -> PodReplica:
+    def replica(self, number: int, phase: MemberPhase = MemberPhase.RUNNING, *, generation: int = 1) -> PodReplica:
         action = StartReplica(workload=JOB, replica_id=f"job.{number}", device_id=f"n/{number}", generation=1)
         replica = self.pods.make_replica(action)
         replica.phase = phase
         replica.heard_at_s = self.reactor.now_s
         replica.group_generation = generation
-        replica.body = Body(
+        replica.body = PodState(
             replica_id=action.replica_id,
             workload_id="job",
             key=Key("ml", f"job-{number}"),
@@ -129,7 +129,7 @@ def test_only_silence_of_its_own_makes_a_worker_lost(stage: Stage) -> None:
 
 
 def test_who_was_adopted_has_longer_to_come_back(stage: Stage) -> None:
-    stage.replica(0, Phase.ADOPTING)
+    stage.replica(0, MemberPhase.ADOPTING)
     stage.reactor.pass_time(ADOPT_WINDOW_S - 1)
     assert stage.events() == []
     stage.reactor.pass_time(2)
@@ -145,7 +145,7 @@ def test_a_worker_that_said_goodbye_is_not_lost_when_the_api_server_is_silent(st
 
 
 def test_a_start_may_take_long_but_not_for_ever(stage: Stage) -> None:
-    replica = stage.replica(0, Phase.SPAWNING)
+    replica = stage.replica(0, MemberPhase.SPAWNING)
     body = replica.body
     assert body is not None
     body.phase = "creating"
@@ -159,7 +159,7 @@ def test_a_start_may_take_long_but_not_for_ever(stage: Stage) -> None:
 
 
 def test_a_container_that_runs_and_never_connects_is_given_up(stage: Stage) -> None:
-    stage.replica(0, Phase.SPAWNING)
+    stage.replica(0, MemberPhase.SPAWNING)
     stage.reactor.pass_time(CONNECT_AFTER_S + 2)
     assert "did not connect" in stage.events()[0].reason
 
@@ -247,4 +247,4 @@ def test_an_older_fence_that_is_late_does_not_stand_for_a_newer_one(stage: Stage
 
 def test_the_crew_of_pods_reports_losses_at_once() -> None:
     assert Pods.death_s == 0.0
-    assert crew_module.Crew.death_s > 0.0
+    assert crew_module.ReplicaTable.death_s > 0.0

@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 _ACCEPT_PAUSE_S = 0.2
 
 
-class Door:
+class WorkerListener:
     """Accepts connections on the I/O thread, once it is opened. Owns the listener."""
 
     def __init__(self, reactor: Reactor, listener: socket.socket, welcome: Callable[[socket.socket], None]) -> None:

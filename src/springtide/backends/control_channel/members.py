@@ -6,14 +6,14 @@ import enum
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from springtide.backends.control_channel.reactor import Connection, Timer
+from springtide.backends.control_channel.reactor import FramedConnection, Timer
 from springtide.core.actions import StartReplica
 from springtide.core.events import JobFinished
 from springtide.core.wire.workers import FormGroup, Order, Report, Switched
 from springtide.core.workload import ReplicaId, TrainingJob, WorkloadId
 
 
-class Phase(enum.Enum):
+class MemberPhase(enum.Enum):
     """Where a worker is: waiting to be spawned, spawned, connected at least once, or found after a restart."""
 
     QUEUED = "queued"
@@ -38,11 +38,11 @@ class Replica:
     work_dir: Path
     log_path: Path
     token_sha256: str
-    phase: Phase = Phase.QUEUED
+    phase: MemberPhase = MemberPhase.QUEUED
     born_at_s: float = 0.0
     ordered_at_s: float = 0.0
 
-    connection: Connection[Report] | None = None
+    connection: FramedConnection[Report] | None = None
     heard_at_s: float = 0.0
     suspect_ticks: int | None = None
     host: str = ""
@@ -95,7 +95,7 @@ Source = tuple[Replica, int]
 
 
 @dataclass(eq=False)
-class Group:
+class JobGroup:
     """The newest group of a job: its order, who has been told, who has switched, and whose reports wait for it."""
 
     order: FormGroup
@@ -119,7 +119,7 @@ class Job:
     work_dir: Path
     generation: int = 0
     fenced: int = 0
-    group: Group | None = None
+    group: JobGroup | None = None
     finished: list[Source] = field(default_factory=list)
     finished_step: int = 0
     has_result: bool = False

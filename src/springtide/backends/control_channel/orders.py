@@ -9,8 +9,8 @@ from collections.abc import Callable
 from functools import singledispatchmethod
 from typing import Generic
 
-from springtide.backends.control_channel.members import Group, Job, Phase
-from springtide.backends.control_channel.replica_table import Crew, R
+from springtide.backends.control_channel.members import Job, JobGroup, MemberPhase
+from springtide.backends.control_channel.replica_table import R, ReplicaTable
 from springtide.backends.control_channel.reports import Reports
 from springtide.core.actions import (
     Action,
@@ -39,7 +39,7 @@ def _do_nothing(action: LabelNode) -> None:
     """A label is the control plane's alone, which remembers it in its journal."""
 
 
-class Orders(Generic[R]):
+class OrderTable(Generic[R]):
     """Carries out actions. Runs on the I/O thread. Each action may come any number of times.
 
     `start` begins one worker and raises StorageError or BackendError; `set_share` changes what one holds of its device;
@@ -48,7 +48,7 @@ class Orders(Generic[R]):
 
     def __init__(
         self,
-        crew: Crew[R],
+        crew: ReplicaTable[R],
         start: Callable[[StartReplica], None],
         set_share: Callable[[SetShare], None],
         label_node: Callable[[LabelNode], None] = _do_nothing,
@@ -154,7 +154,7 @@ class Orders(Generic[R]):
         if group is not None:
             audience |= {r.replica_id for r in living if r.replica_id in group.order.members}
             self.reports.supersede(group)
-        job.group = Group(order=order, audience=frozenset(audience))
+        job.group = JobGroup(order=order, audience=frozenset(audience))
         self._tell_all(job, job.group)
 
     @_do.register
@@ -214,10 +214,10 @@ class Orders(Generic[R]):
         replica.asked_to_stop = True
         if replica.lost_reason is not None or replica.has_exited:
             return
-        if replica.phase is Phase.QUEUED:
+        if replica.phase is MemberPhase.QUEUED:
             crew.note_exit(replica)
             return
-        if replica.phase is Phase.SPAWNING:
+        if replica.phase is MemberPhase.SPAWNING:
             # It never connected, so there is nothing to save and nobody to ask. Without a number yet, the news of
             # its birth ends it; without such news, this does.
             crew.kill(replica)
@@ -243,14 +243,14 @@ class Orders(Generic[R]):
         else:
             self._crew.kill(replica)
 
-    def _tell_all(self, job: Job, group: Group) -> None:
+    def _tell_all(self, job: Job, group: JobGroup) -> None:
         for replica_id in sorted(group.audience):
             replica = self._crew.replicas.get(replica_id)
             if replica is not None and replica_id not in group.told:
                 self._tell_group(job, group, replica)
         self.reports.confirm(job, wait_for_repeats=True)
 
-    def _tell_group(self, job: Job, group: Group, replica: R) -> None:
+    def _tell_group(self, job: Job, group: JobGroup, replica: R) -> None:
         if not self._crew.send(replica, group.order):
             return
         group.told.add(replica.replica_id)

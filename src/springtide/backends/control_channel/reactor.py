@@ -152,7 +152,7 @@ class Reactor:
             _log.exception("a callback of the executor's thread failed")
 
 
-class Connection(Generic[M]):
+class FramedConnection(Generic[M]):
     """A framed connection over a unix socket or TCP. Owns the socket; never blocks.
 
     `peer_pid` and `peer_uid` are who is at the other end of a unix socket (0 over TCP), `peer_host` from where a TCP
@@ -165,8 +165,8 @@ class Connection(Generic[M]):
         reactor: Reactor,
         stream: socket.socket,
         message_type: object,
-        on_message: Callable[[Connection[M], M], None],
-        on_close: Callable[[Connection[M], str], None],
+        on_message: Callable[[FramedConnection[M], M], None],
+        on_close: Callable[[FramedConnection[M], str], None],
     ) -> None:
         stream.setblocking(False)
         self.peer_pid, self.peer_uid, self.peer_host = 0, 0, ""

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Generic, TypeVar
 from urllib.parse import quote
 
-from springtide.backends.control_channel.members import Job, Phase, Replica, Source
-from springtide.backends.control_channel.reactor import Connection, Reactor
+from springtide.backends.control_channel.members import Job, MemberPhase, Replica, Source
+from springtide.backends.control_channel.reactor import FramedConnection, Reactor
 from springtide.backends.inbox import Inbox
 from springtide.core.actions import ResizeJob
 from springtide.core.events import Event, ReplicaLost, ReplicaStopped
-from springtide.core.wire.workers import Acknowledge, Fence, Hello, Order, Report
+from springtide.core.wire.workers import Acknowledge, FenceOrder, Hello, Order, Report
 from springtide.core.workload import ReplicaId, WorkloadId
 
 R = TypeVar("R", bound=Replica)
@@ -25,7 +25,7 @@ _MAX_REMEMBERED = 10_000
 _LAST_WORDS_S = 0.5
 
 
-class Crew(ABC, Generic[R]):
+class ReplicaTable(ABC, Generic[R]):
     """State and effects that the parts of an executor share. Everything here runs on the I/O thread.
 
     The abstract methods are where processes and pods differ. `crash_point` is called with a name around each effect,
@@ -54,11 +54,11 @@ class Crew(ABC, Generic[R]):
     # --- what a body is ----------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def is_own(self, replica: R, hello: Hello, connection: Connection[Report]) -> bool:
+    def is_own(self, replica: R, hello: Hello, connection: FramedConnection[Report]) -> bool:
         """Whether the other end of a connection, whose Hello bears the replica's token, may be the replica."""
 
     @abstractmethod
-    def take_hello(self, replica: R, hello: Hello, connection: Connection[Report]) -> None:
+    def take_hello(self, replica: R, hello: Hello, connection: FramedConnection[Report]) -> None:
         """A replica has introduced itself, for the first time or again."""
 
     def own_address(self, replica: R, address: str) -> str:
@@ -181,7 +181,7 @@ class Crew(ABC, Generic[R]):
 
     def note_exit(self, replica: R, exit_code: int | None = None) -> None:
         """The worker has ended. What it still said is read first; its exit code may come a little later."""
-        if replica.phase is Phase.GONE:
+        if replica.phase is MemberPhase.GONE:
             return
         self.let_go_of(replica)
         if exit_code is None:
@@ -195,19 +195,19 @@ class Crew(ABC, Generic[R]):
 
     def conclude_if_silent(self, replica: R) -> None:
         """Draw the conclusion about an ended worker once nothing more can be heard of it."""
-        if not replica.has_exited or replica.phase is Phase.GONE or replica.connection is not None:
+        if not replica.has_exited or replica.phase is MemberPhase.GONE or replica.connection is not None:
             return
         if replica.exit_code is not None or not self.knows_exit_codes(replica):
             self._conclude(replica)
 
     def lose(self, replica: R, reason: str) -> None:
         """Give a worker up: revoke its token, kill it, and report it lost once it is gone (or `death_s` later)."""
-        if replica.lost_reason is not None or replica.phase is Phase.GONE or replica.has_exited:
+        if replica.lost_reason is not None or replica.phase is MemberPhase.GONE or replica.has_exited:
             return
         replica.lost_reason = reason
         self.counts["lost"] += 1
         if replica.connection is not None:
-            self.send(replica, Fence(reason=reason))
+            self.send(replica, FenceOrder(reason=reason))
         self.kill(replica)
         self._drop_connection(replica)
         if not replica.has_body:
@@ -217,7 +217,7 @@ class Crew(ABC, Generic[R]):
 
     def retire(self, replica: R) -> None:
         """Take a replica out of the table with everything that was kept for it."""
-        replica.phase = Phase.GONE
+        replica.phase = MemberPhase.GONE
         replica.cancel_timers()
         self.let_go_of(replica)
         self._drop_connection(replica)
@@ -255,7 +255,7 @@ class Crew(ABC, Generic[R]):
         return True
 
     def _conclude(self, replica: R) -> None:
-        if replica.phase is Phase.GONE:
+        if replica.phase is MemberPhase.GONE:
             return
         # What the worker started and left behind must not outlive it.
         self.kill(replica)

@@ -11,9 +11,9 @@ from typing import Generic
 
 from msgspec.structs import replace
 
-from springtide.backends.control_channel.members import Group, Job, Phase, Source
-from springtide.backends.control_channel.reactor import Connection
-from springtide.backends.control_channel.replica_table import Crew, R
+from springtide.backends.control_channel.members import Job, JobGroup, MemberPhase, Source
+from springtide.backends.control_channel.reactor import FramedConnection
+from springtide.backends.control_channel.replica_table import R, ReplicaTable
 from springtide.core.events import (
     CheckpointCommitted,
     GroupBroken,
@@ -41,16 +41,16 @@ class Reports(Generic[R]):
     `tell_orders` sends a worker what it should know now; `make_room` is called when one has come up.
     """
 
-    def __init__(self, crew: Crew[R], tell_orders: Callable[[R], None], make_room: Callable[[], None]) -> None:
+    def __init__(self, crew: ReplicaTable[R], tell_orders: Callable[[R], None], make_room: Callable[[], None]) -> None:
         self._crew = crew
         self._tell_orders = tell_orders
         self._make_room = make_room
-        self._owners: dict[Connection[wire.Report], R] = {}
-        self.strangers: set[Connection[wire.Report]] = set()
+        self._owners: dict[FramedConnection[wire.Report], R] = {}
+        self.strangers: set[FramedConnection[wire.Report]] = set()
 
     # --- connections -------------------------------------------------------------------------------------------------
 
-    def greet(self, connection: Connection[wire.Report]) -> None:
+    def greet(self, connection: FramedConnection[wire.Report]) -> None:
         """A new connection has to say Hello soon."""
         if len(self.strangers) >= MAX_STRANGERS:
             self._crew.counts["turned_away"] += 1
@@ -59,7 +59,7 @@ class Reports(Generic[R]):
         self.strangers.add(connection)
         self._crew.reactor.after(_HELLO_TIMEOUT_S, lambda: self._expire(connection))
 
-    def on_message(self, connection: Connection[wire.Report], report: wire.Report) -> None:
+    def on_message(self, connection: FramedConnection[wire.Report], report: wire.Report) -> None:
         """One frame of a worker."""
         replica = self._owners.get(connection)
         if replica is None:
@@ -83,7 +83,7 @@ class Reports(Generic[R]):
             replica.open_seqs.add(report.seq)
         self._take(report, replica)
 
-    def on_close(self, connection: Connection[wire.Report], reason: str) -> None:
+    def on_close(self, connection: FramedConnection[wire.Report], reason: str) -> None:
         """A connection is gone; its worker may come back, or may have ended."""
         if reason:
             self._crew.counts["closed_connections"] += 1
@@ -98,11 +98,11 @@ class Reports(Generic[R]):
         for connection in [*self._owners, *self.strangers]:
             connection.close()
 
-    def _expire(self, connection: Connection[wire.Report]) -> None:
+    def _expire(self, connection: FramedConnection[wire.Report]) -> None:
         if connection in self.strangers:
             connection.close("it said no Hello")
 
-    def _hello(self, connection: Connection[wire.Report], hello: wire.Hello) -> None:
+    def _hello(self, connection: FramedConnection[wire.Report], hello: wire.Hello) -> None:
         self.strangers.discard(connection)
         crew = self._crew
         replica = crew.replicas.get(hello.replica_id)
@@ -116,7 +116,7 @@ class Reports(Generic[R]):
         if replica is None or not known:
             # Whoever it is has no place here any more; a true worker of the past must not linger as an orphan.
             crew.counts["refused_hellos"] += 1
-            connection.send(wire.Fence(reason="this worker is unknown here, or has been replaced"))
+            connection.send(wire.FenceOrder(reason="this worker is unknown here, or has been replaced"))
             if not connection.is_closed:
                 connection.close_when_sent()
             return
@@ -130,7 +130,7 @@ class Reports(Generic[R]):
 
     def _adopt(self, replica: R, hello: wire.Hello) -> None:
         crew = self._crew
-        replica.phase = Phase.RUNNING
+        replica.phase = MemberPhase.RUNNING
         replica.heard_at_s = time.monotonic()
         replica.suspect_ticks = None
         replica.step = max(replica.step, hello.step)
@@ -146,7 +146,7 @@ class Reports(Generic[R]):
 
     def _infer_ready(self, replica: R) -> None:
         """Its Hello said that it is ready; if no report repeats that, an earlier control plane has acknowledged it."""
-        if not replica.is_ready and replica.phase is Phase.RUNNING:
+        if not replica.is_ready and replica.phase is MemberPhase.RUNNING:
             self._ready(replica, replica.address, [])
 
     # --- reports -----------------------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ class Reports(Generic[R]):
         self._crew.settle([(replica, report.seq)])
 
     @_take.register
-    def _(self, report: wire.GroupBroken, replica: R) -> None:
+    def _(self, report: wire.GroupBrokenReport, replica: R) -> None:
         job = self._crew.jobs.get(replica.workload_id)
         if job is None:
             self._crew.settle([(replica, report.seq)])
@@ -270,7 +270,7 @@ class Reports(Generic[R]):
                 self._crew.settle([(replica, report.seq)])
                 return
             order = wire.FormGroup(generation=report.generation, members=(), rendezvous="")
-            group = job.group = Group(order=order, audience=frozenset(), is_confirmed=True)
+            group = job.group = JobGroup(order=order, audience=frozenset(), is_confirmed=True)
         # A break of the group before counts while its successor forms: without its steps there is no common boundary.
         is_before = not group.is_confirmed and report.generation == group.order.previous
         if report.generation < group.order.generation and not is_before:
@@ -326,7 +326,7 @@ class Reports(Generic[R]):
         sources, group.sources = group.sources, []
         self._crew.post(event, sources)
 
-    def supersede(self, group: Group) -> None:
+    def supersede(self, group: JobGroup) -> None:
         """A newer group takes this one's place: nothing more is waited for."""
         sources = [*group.sources, *group.broken]
         group.sources, group.broken = [], []
@@ -345,7 +345,7 @@ class Reports(Generic[R]):
             if not replica.asked_to_stop and replica.lost_reason is None and not replica.has_exited
         ]
         # A joiner that is in no group yet has nothing to finish; a worker that is not back yet may have.
-        if any(not r.has_finished and (r.group_generation > 0 or r.phase is Phase.ADOPTING) for r in living):
+        if any(not r.has_finished and (r.group_generation > 0 or r.phase is MemberPhase.ADOPTING) for r in living):
             return
         generation = max(replica.group_generation for replica, _ in job.finished)
         order = job.group.order if job.group is not None else None
@@ -372,7 +372,7 @@ class Reports(Generic[R]):
         if job is not None:
             self.finish(job)
 
-    def _judge_break(self, job: Job, group: Group) -> None:
+    def _judge_break(self, job: Job, group: JobGroup) -> None:
         """A collective broke. The watch finds a dead or silent member; if all are well, the group must form anew."""
         if job.group is not group or group.is_break_posted or job.has_ended or job.finish is not None:
             return

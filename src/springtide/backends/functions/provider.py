@@ -162,7 +162,7 @@ class Invocations:
             on_end(end)
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class AccountFinding(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that was looked at before a first job: how it stands, and what would mend it (empty: nothing to)."""
 
     verdict: Literal["ok", "warn", "fail"]

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from springtide.backends.control_channel.listener import Door
+from springtide.backends.control_channel.listener import WorkerListener
 from springtide.backends.control_channel.members import Source
-from springtide.backends.control_channel.orders import Orders
-from springtide.backends.control_channel.reactor import Connection, Reactor
+from springtide.backends.control_channel.orders import OrderTable
+from springtide.backends.control_channel.reactor import FramedConnection, Reactor
 from springtide.backends.control_channel.reports import Reports
 from springtide.backends.inbox import Inbox
 from springtide.backends.kubernetes import settings as names
@@ -32,7 +32,7 @@ from springtide.backends.kubernetes.nodes.registry import NodeBook
 from springtide.backends.kubernetes.pods.launcher import PodLauncher
 from springtide.backends.kubernetes.pods.logs import PodLogs
 from springtide.backends.kubernetes.pods.machines import PodMachines
-from springtide.backends.kubernetes.pods.quota import Quota
+from springtide.backends.kubernetes.pods.quota import NamespaceQuota
 from springtide.backends.kubernetes.pods.reading import trim_pod
 from springtide.backends.kubernetes.pods.recovery import PodRecovery
 from springtide.backends.kubernetes.pods.replica_table import PodReplica, Pods
@@ -114,7 +114,7 @@ class KubernetesExecutor:
         listener = listen_tcp(self._listen_host, settings.control_port)
         try:
             self._reactor = Reactor()
-            self._door = Door(self._reactor, listener, self._welcome)
+            self._door = WorkerListener(self._reactor, listener, self._welcome)
             self._pool = ThreadPoolExecutor(max_workers=_FENCES_AT_ONCE, thread_name_prefix="springtide-fence")
             platform = label_value(settings.name)
             self._pod_cache = self._api.cache(
@@ -146,11 +146,13 @@ class KubernetesExecutor:
             raise_fence=self._raise_fence,
             pool=self._pool,
         )
-        self._quota = Quota(self._reactor, self._pods, self._inbox.post, self._probe)
+        self._quota = NamespaceQuota(self._reactor, self._pods, self._inbox.post, self._probe)
         self._launcher = PodLauncher(
             self._pods, self._book, settings, self._term, self._master_key, self._credentials, self._quota
         )
-        self._orders: Orders[PodReplica] = Orders(self._pods, self._launcher.start, self._set_share, self._book.label)
+        self._orders: OrderTable[PodReplica] = OrderTable(
+            self._pods, self._launcher.start, self._set_share, self._book.label
+        )
         self._reports: Reports[PodReplica] = Reports(self._pods, self._orders.tell, self._launcher.pump)
         self._orders.reports = self._reports
         self._recovery = PodRecovery(self._pods, self._launcher, self._orders)
@@ -320,7 +322,7 @@ class KubernetesExecutor:
             self._table.note_told(replica_id)
 
     def _welcome(self, stream: socket.socket) -> None:
-        connection: Connection[Report] = Connection(
+        connection: FramedConnection[Report] = FramedConnection(
             self._reactor, stream, Report, self._reports.on_message, self._reports.on_close
         )
         self._reports.greet(connection)

@@ -10,20 +10,20 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from springtide.backends.control_channel.listener import Door
+from springtide.backends.control_channel.listener import WorkerListener
 from springtide.backends.control_channel.members import Source
-from springtide.backends.control_channel.orders import Orders
-from springtide.backends.control_channel.reactor import Connection, Reactor
+from springtide.backends.control_channel.orders import OrderTable
+from springtide.backends.control_channel.reactor import FramedConnection, Reactor
 from springtide.backends.control_channel.reports import Reports
 from springtide.backends.inbox import Inbox
 from springtide.backends.local.devices import Gpu, discover_gpus, discover_node
-from springtide.backends.local.launcher import Launcher, worker_environment
+from springtide.backends.local.launcher import WorkerLauncher, worker_environment
 from springtide.backends.local.members import Worker
 from springtide.backends.local.recovery import Recovery
-from springtide.backends.local.shares.slots import Shares
-from springtide.backends.local.watch import MAX_LOG_BYTES, Watch
+from springtide.backends.local.shares.slots import ShareSlots
+from springtide.backends.local.watch import MAX_LOG_BYTES, SilenceMonitor
 from springtide.backends.local.workers import Workers
-from springtide.backends.local.zygote import Zygote
+from springtide.backends.local.zygote import ZygoteClient
 from springtide.backends.processes import live_stat
 from springtide.backends.sockets import listen, lock_directory, remove_outside, socket_directory
 from springtide.core.actions import Action
@@ -92,18 +92,20 @@ class LocalExecutor:
             os.close(self._lock)
             raise
         self._reactor = Reactor()
-        self._door = Door(self._reactor, listener, self._welcome)
+        self._door = WorkerListener(self._reactor, listener, self._welcome)
         self._workers = Workers(self._state_dir, self._reactor, self._inbox, self._crash_point)
         address = f"unix://{directory / 'control.sock'}"
         command = None if self._uses_zygote else self._worker_command
         nodes = self._nodes or (discover_node(),)
         self._shares = self._make_shares(nodes)
-        self._launcher = Launcher(self._workers, nodes, address, self._lease_s, command=command, shares=self._shares)
-        self._orders: Orders[Worker] = Orders(self._workers, self._launcher.start, self._shares.set_share)
+        self._launcher = WorkerLauncher(
+            self._workers, nodes, address, self._lease_s, command=command, shares=self._shares
+        )
+        self._orders: OrderTable[Worker] = OrderTable(self._workers, self._launcher.start, self._shares.set_share)
         self._reports: Reports[Worker] = Reports(self._workers, self._orders.tell, self._launcher.pump)
         self._orders.reports = self._reports
         self._recovery = Recovery(self._workers, self._orders)
-        self._watch = Watch(self._workers, max_log_bytes=self._max_log_bytes)
+        self._watch = SilenceMonitor(self._workers, max_log_bytes=self._max_log_bytes)
         self._workers.exit_codes = self._launcher.knows_exit_codes
         self._workers.on_gone = self._on_gone
         self._workers.on_process = self._shares.take
@@ -194,8 +196,8 @@ class LocalExecutor:
 
     # --- on the I/O thread -----------------------------------------------------------------------------------------
 
-    def _make_zygote(self, socket_path: Path) -> Zygote:
-        return Zygote(
+    def _make_zygote(self, socket_path: Path) -> ZygoteClient:
+        return ZygoteClient(
             self._reactor,
             self._zygote_command,
             worker_environment() | {"OMP_NUM_THREADS": "1", **self._shares.gpu.additions},
@@ -209,13 +211,13 @@ class LocalExecutor:
             is_fit=self._shares.gpu.is_fit,
         )
 
-    def _make_shares(self, nodes: Sequence[Node]) -> Shares:
+    def _make_shares(self, nodes: Sequence[Node]) -> ShareSlots:
         gpus = self._gpus
         if gpus is None:
             has_gpus = any(device.kind == "gpu" for node in nodes for device in node.devices)
             gpus = discover_gpus() if has_gpus else ()
         environment = worker_environment() | {"OMP_NUM_THREADS": "1"}
-        return Shares(self._workers, self._sockets, nodes, gpus, environment, self._python)
+        return ShareSlots(self._workers, self._sockets, nodes, gpus, environment, self._python)
 
     def _on_gone(self, replica: Worker) -> None:
         self._reports.on_gone(replica)
@@ -230,7 +232,7 @@ class LocalExecutor:
         self._door.open()
 
     def _welcome(self, stream: socket.socket) -> None:
-        connection: Connection[Report] = Connection(
+        connection: FramedConnection[Report] = FramedConnection(
             self._reactor, stream, Report, self._reports.on_message, self._reports.on_close
         )
         if connection.peer_uid != os.getuid():

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from springtide.backends.control_channel.members import Phase
+from springtide.backends.control_channel.members import MemberPhase
 from springtide.backends.control_channel.reports import hash_token
 from springtide.backends.local.devices import VISIBLE_VARIABLE
 from springtide.backends.local.members import Worker
-from springtide.backends.local.shares.slots import Shares
+from springtide.backends.local.shares.slots import ShareSlots
 from springtide.backends.local.workers import Workers
-from springtide.backends.local.zygote import Zygote
+from springtide.backends.local.zygote import ZygoteClient
 from springtide.backends.processes import identify, signal_group, spawn_detached
 from springtide.core.actions import StartReplica
 from springtide.core.errors import BackendError, StorageError
@@ -38,7 +38,7 @@ def worker_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in _CONTROL_PLANE_VARIABLES}
 
 
-class Launcher:
+class WorkerLauncher:
     """Turns a StartReplica into a process. Runs on the I/O thread; either `zygote` or `command` is used."""
 
     def __init__(
@@ -49,7 +49,7 @@ class Launcher:
         lease_s: float,
         *,
         command: Sequence[str] | None,
-        shares: Shares,
+        shares: ShareSlots,
     ) -> None:
         self._workers = workers
         self._shares = shares
@@ -61,7 +61,7 @@ class Launcher:
         self._control_address = control_address
         self._lease_s = lease_s
         self._command = command
-        self.zygote: Zygote | None = None
+        self.zygote: ZygoteClient | None = None
         self._queue: deque[Worker] = deque()
         self._attempts: dict[ReplicaId, int] = {}
         self._pids: dict[ReplicaId, int] = {}
@@ -82,12 +82,12 @@ class Launcher:
         """Spawn what is queued, as far as there is room."""
         now_s = time.monotonic()
         num_busy = sum(
-            replica.phase is Phase.SPAWNING and now_s - replica.born_at_s < _ROOM_TIMEOUT_S
+            replica.phase is MemberPhase.SPAWNING and now_s - replica.born_at_s < _ROOM_TIMEOUT_S
             for replica in self._workers.replicas.values()
         )
         while self._queue and num_busy < MAX_SPAWNS_AT_ONCE:
             replica = self._queue.popleft()
-            if replica.phase is Phase.QUEUED:
+            if replica.phase is MemberPhase.QUEUED:
                 self._spawn(replica)
                 num_busy += 1
 
@@ -103,7 +103,7 @@ class Launcher:
             self._workers.take_process(replica, identify(pid))
             self._write_record(replica)
         self._workers.crash_point("executor.spawn.after")
-        if replica.asked_to_stop and replica.phase is Phase.SPAWNING:
+        if replica.asked_to_stop and replica.phase is MemberPhase.SPAWNING:
             self._workers.kill(replica)
 
     def stray(self, replica_id: ReplicaId, pid: int) -> None:
@@ -135,13 +135,13 @@ class Launcher:
     def forgotten(self, replica_id: ReplicaId) -> None:
         """A zygote died with the request: ask again, under a new token that the first worker, if any, does not have."""
         replica = self._workers.replicas.get(replica_id)
-        if replica is None or replica.identity is not None or replica.phase is not Phase.SPAWNING:
+        if replica is None or replica.identity is not None or replica.phase is not MemberPhase.SPAWNING:
             return
         self._attempts[replica_id] = self._attempts.get(replica_id, 0) + 1
         if replica.asked_to_stop or self._attempts[replica_id] >= _MAX_ATTEMPTS:
             self._abandon(replica, "the process that starts workers died three times on it")
             return
-        replica.phase = Phase.QUEUED
+        replica.phase = MemberPhase.QUEUED
         self._queue.append(replica)
         self.pump()
 
@@ -183,7 +183,7 @@ class Launcher:
         workers = self._workers
         token = secrets.token_hex(32)
         replica.token_sha256 = hash_token(token)
-        replica.phase = Phase.SPAWNING
+        replica.phase = MemberPhase.SPAWNING
         replica.born_at_s = time.monotonic()
         try:
             replica.log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -208,7 +208,7 @@ class Launcher:
         self._write_record(replica)
 
     def _write_record(self, replica: Worker) -> None:
-        if replica.phase is Phase.GONE:
+        if replica.phase is MemberPhase.GONE:
             return
         try:
             self._workers.write_record(replica)

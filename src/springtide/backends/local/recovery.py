@@ -6,8 +6,8 @@ import re
 import time
 from pathlib import Path
 
-from springtide.backends.control_channel.members import Phase
-from springtide.backends.control_channel.orders import Orders
+from springtide.backends.control_channel.members import MemberPhase
+from springtide.backends.control_channel.orders import OrderTable
 from springtide.backends.local.members import Worker
 from springtide.backends.local.records import WorkerRecord
 from springtide.backends.local.workers import Workers
@@ -24,7 +24,7 @@ _CHECKPOINT_NAME = re.compile(r"(\d+)-(\d+)")
 class Recovery:
     """Compares what should run with what does. Runs once, on the I/O thread."""
 
-    def __init__(self, workers: Workers, orders: Orders[Worker]) -> None:
+    def __init__(self, workers: Workers, orders: OrderTable[Worker]) -> None:
         self._workers = workers
         self._orders = orders
 
@@ -77,7 +77,7 @@ class Recovery:
 
     def _adopt(self, action: StartReplica, record: WorkerRecord) -> Worker:
         replica = self._workers.make_replica(action, record.token_sha256)
-        replica.phase = Phase.ADOPTING
+        replica.phase = MemberPhase.ADOPTING
         replica.share_slot = record.share_slot
         # It counts as silent from now on; the watch gives it the window to come back in.
         replica.heard_at_s = time.monotonic()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from springtide.backends.control_channel.members import Phase
+from springtide.backends.control_channel.members import MemberPhase
 from springtide.backends.local.members import Worker
 from springtide.backends.local.workers import Workers
 from springtide.backends.processes import bound_log, is_starved, live_stat
@@ -20,7 +20,7 @@ MAX_LOG_BYTES = 64 << 20
 KEPT_LOG_BYTES = 1 << 20
 
 
-class Watch:
+class SilenceMonitor:
     """Looks at every worker a few times a second. Runs on the I/O thread."""
 
     def __init__(self, workers: Workers, *, max_log_bytes: int = MAX_LOG_BYTES) -> None:
@@ -54,11 +54,11 @@ class Watch:
         # Who was asked to stop has a grace period of its own.
         if replica.has_exited or replica.lost_reason is not None or replica.asked_to_stop:
             return
-        if replica.phase is Phase.SPAWNING:
+        if replica.phase is MemberPhase.SPAWNING:
             if now_s - replica.born_at_s > START_TIMEOUT_S:
                 self._workers.lose(replica, f"the worker did not connect within {START_TIMEOUT_S:.0f} s")
             return
-        if replica.phase not in (Phase.RUNNING, Phase.ADOPTING):
+        if replica.phase not in (MemberPhase.RUNNING, MemberPhase.ADOPTING):
             return
         silent_s = now_s - replica.heard_at_s
         if silent_s < SUSPECT_AFTER_S or replica.identity is None:
@@ -68,12 +68,12 @@ class Watch:
             return
         if replica.suspect_ticks is None:
             replica.suspect_ticks = stat.cpu_ticks
-        limit_s = ADOPT_WINDOW_S if replica.phase is Phase.ADOPTING else LOST_AFTER_S
+        limit_s = ADOPT_WINDOW_S if replica.phase is MemberPhase.ADOPTING else LOST_AFTER_S
         if silent_s < limit_s:
             return
         # A stopped process uses no processor and waits for none; one that does lives, and is given more time.
         is_alive = stat.cpu_ticks > replica.suspect_ticks or is_starved(replica.identity)
         if is_alive and silent_s < limit_s * STARVED_FACTOR:
             return
-        what = "did not come back after a restart" if replica.phase is Phase.ADOPTING else "went silent"
+        what = "did not come back after a restart" if replica.phase is MemberPhase.ADOPTING else "went silent"
         self._workers.lose(replica, f"the worker {what}: nothing was heard of it for {silent_s:.1f} s")

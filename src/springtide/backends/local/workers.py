@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from springtide.backends.control_channel.members import Job, Source
-from springtide.backends.control_channel.reactor import Connection, Reactor
-from springtide.backends.control_channel.replica_table import Crew
+from springtide.backends.control_channel.reactor import FramedConnection, Reactor
+from springtide.backends.control_channel.replica_table import ReplicaTable
 from springtide.backends.inbox import Inbox
 from springtide.backends.local.members import Worker
 from springtide.backends.local.records import WorkerRecord, WorkerRecords
@@ -38,7 +38,7 @@ CRASH_POINTS = tuple(
 )
 
 
-class Workers(Crew[Worker]):
+class Workers(ReplicaTable[Worker]):
     """The crew of LocalExecutor. `exit_codes` says whether somebody will still tell how a worker ended."""
 
     def __init__(
@@ -95,11 +95,11 @@ class Workers(Crew[Worker]):
 
     # --- what a body is ----------------------------------------------------------------------------------------------
 
-    def is_own(self, replica: Worker, hello: Hello, connection: Connection[Report]) -> bool:
+    def is_own(self, replica: Worker, hello: Hello, connection: FramedConnection[Report]) -> bool:
         """Whether the kernel says that the other end is the replica's process."""
         return connection.peer_pid == hello.pid and (replica.identity is None or replica.identity.pid == hello.pid)
 
-    def take_hello(self, replica: Worker, hello: Hello, connection: Connection[Report]) -> None:
+    def take_hello(self, replica: Worker, hello: Hello, connection: FramedConnection[Report]) -> None:
         """Tie a worker that was faster than the news of its birth to its process."""
         if replica.identity is None:
             self.take_process(replica, identify(hello.pid))

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from springtide.backends.control_channel.reactor import Connection, Reactor, Timer
+from springtide.backends.control_channel.reactor import FramedConnection, Reactor, Timer
 from springtide.backends.processes import ProcessIdentity, identify, last_line, live_stat, reap, spawn_detached
 from springtide.core.errors import BackendError
 from springtide.core.wire.workers import ChildExited, Spawned, SpawnRequest, WorkerSpec, ZygoteMessage
@@ -25,7 +25,7 @@ MAX_STARTS_IN_A_ROW = 3
 _NEWS_S = 0.3
 
 
-class Zygote:
+class ZygoteClient:
     """Connects to a living zygote or starts one. Runs on the I/O thread.
 
     `on_spawned(replica_id, pid)`, `on_exited(replica_id, pid, exit_code)` and `on_failed(replica_id, reason)` tell
@@ -57,7 +57,7 @@ class Zygote:
         self._on_spawned, self._on_exited = on_spawned, on_exited
         self._on_failed, self._on_forgotten, self._on_stray = on_failed, on_forgotten, on_stray
         self._is_fit = is_fit
-        self._connection: Connection[ZygoteMessage] | None = None
+        self._connection: FramedConnection[ZygoteMessage] | None = None
         self._child: ProcessIdentity | None = None
         self._started_pid: int | None = None
         self._waiting: list[WorkerSpec] = []
@@ -149,7 +149,7 @@ class Zygote:
             stream.close()
             self._start_or_wait()
             return
-        connection = Connection(self._reactor, stream, ZygoteMessage, self._on_message, self._on_close)
+        connection = FramedConnection(self._reactor, stream, ZygoteMessage, self._on_message, self._on_close)
         is_ours = connection.peer_uid == os.getuid()
         if is_ours:
             self._child = identify(connection.peer_pid)
@@ -211,7 +211,7 @@ class Zygote:
         for spec in waiting:
             self._on_failed(spec.replica_id, reason)
 
-    def _on_message(self, connection: Connection[ZygoteMessage], message: ZygoteMessage) -> None:
+    def _on_message(self, connection: FramedConnection[ZygoteMessage], message: ZygoteMessage) -> None:
         if isinstance(message, Spawned):
             self._num_starts = 0
             tell = self._on_spawned if message.replica_id in self._asked else self._on_stray
@@ -220,7 +220,7 @@ class Zygote:
         elif isinstance(message, ChildExited):
             self._on_exited(message.replica_id, message.pid, message.exit_code)
 
-    def _on_close(self, connection: Connection[ZygoteMessage], reason: str) -> None:
+    def _on_close(self, connection: FramedConnection[ZygoteMessage], reason: str) -> None:
         self._connection = None
         self._is_asking = False
         asked, self._asked = self._asked, {}

@@ -11,7 +11,7 @@ from types import TracebackType
 from springtide.backends.processes import process_clock_s
 from springtide.backends.sharing.cpu.control_groups import GroupEnforcer
 from springtide.backends.sharing.cpu.enforcers import Enforcer, choose_enforcer
-from springtide.backends.sharing.cpu.guard import Guard, start_ticks_of
+from springtide.backends.sharing.cpu.guard import LimitGuard, start_ticks_of
 from springtide.core.errors import BackendError, InvalidRequest
 
 _TICK_S = 0.005
@@ -37,7 +37,7 @@ class FixedShare:
         self._only = only
         self._weight = weight
         self._enforcer: Enforcer | None = None
-        self._guard = Guard()
+        self._guard = LimitGuard()
         self._ending = threading.Event()
         self._turns: threading.Thread | None = None
         self._lock = threading.Lock()

@@ -22,7 +22,7 @@ from springtide.backends.sharing.fixed_share import FixedShare
 from springtide.core.errors import BackendError, InvalidRequest
 from springtide.core.quantities import format_duration
 from springtide.runtime.process.child_processes import ErrandError, ErrandFiles
-from springtide.runtime.profiling.share_profiler import MODULE, Lines, RunAnswer, RunOrder, ShareSpec, send
+from springtide.runtime.profiling.share_profiler import MODULE, JsonLines, RunAnswer, RunOrder, ShareSpec, send
 
 DEADLINE_S = 600.0
 # Whatever else runs on the machine only makes rounds longer, so the fastest of them count: a trial goes on until the
@@ -148,7 +148,7 @@ class ShareTrials:
         orders_out, orders_in = os.pipe()
         answers_out, answers_in = os.pipe()
         self._orders_fd, self._answers_fd = orders_in, answers_out
-        self._answers = Lines(answers_out)
+        self._answers = JsonLines(answers_out)
         for descriptor in (orders_in, answers_out):
             self._stack.callback(os.close, descriptor)
         try:

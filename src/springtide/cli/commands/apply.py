@@ -24,7 +24,7 @@ def apply(session: Session, files: tuple[str, ...], namespace: str | None) -> No
     Takes TrainingFunction, InferenceFunction and ConfigMap, and refuses fields that nobody reads.
     """
     from springtide.backends.kubernetes.client.yaml_text import read_yaml
-    from springtide.client.kubernetes import Cluster, check_object
+    from springtide.client.kubernetes import ClusterClient, check_object
 
     objects = []
     for file in files:
@@ -39,7 +39,7 @@ def apply(session: Session, files: tuple[str, ...], namespace: str | None) -> No
             "there is no object in it; a TrainingFunction begins with apiVersion: springtide.dev/v1alpha1"
         )
     done = []
-    with Cluster() as cluster:
+    with ClusterClient() as cluster:
         # Sources first: whoever names one finds it.
         for obj in sorted(objects, key=lambda obj: obj["kind"] != "ConfigMap"):
             if namespace:

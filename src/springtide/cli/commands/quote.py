@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from springtide.cli.jobs.job_options import Asked, asked_options, check_place, read_asked
+from springtide.cli.jobs.job_options import JobRequest, asked_options, check_place, read_asked
 from springtide.cli.jobs.offers import quote_text
 from springtide.cli.jobs.profiled import check_profile, profiled_request
 from springtide.cli.loading import as_typed, split_target
@@ -69,7 +69,7 @@ def quote(session: Session, /, target: str, script_args: tuple[str, ...], profil
     session.answer(answer, quote_text(answer), hint if answer.verdict == "accepted" else "")
 
 
-def measure(session: Session, asked: Asked) -> None:
+def measure(session: Session, asked: JobRequest) -> None:
     """Run the job on one worker and on two, each for some seconds, so that the platform learns its speed."""
     if asked.source.kind != "function":
         refuse(

@@ -9,7 +9,7 @@ import click
 from msgspec.structs import replace
 
 from springtide.cli.jobs.in_cluster import K8S, check_cluster_options, cluster_options, run_in_cluster
-from springtide.cli.jobs.job_options import Asked, asked_options, check_place, read_asked
+from springtide.cli.jobs.job_options import JobRequest, asked_options, check_place, read_asked
 from springtide.cli.jobs.offers import alternative_text, refusal_text
 from springtide.cli.jobs.profiled import check_profile, profiled_request
 from springtide.cli.jobs.progress import JobWatcher, can_redraw, display, follow
@@ -104,7 +104,7 @@ def tell_end(session: Session, job: JobStatus, watcher: JobWatcher) -> None:
     session.answer(job, final_line(job, workers, watcher.pauses_s), hint)
 
 
-def tell_refusal(session: Session, job: JobStatus, asked: Asked, profile: str | None = None) -> None:
+def tell_refusal(session: Session, job: JobStatus, asked: JobRequest, profile: str | None = None) -> None:
     """Answer with why the job was refused, and with changes that the platform would accept at this moment."""
     reason, changes, told = job.reason, job.alternatives, job.alternatives
     try:

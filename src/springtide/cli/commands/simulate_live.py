@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from springtide.cli.session import Session
 from springtide.cli.tables.statuses import align, duration, percent
 from springtide.control.quotes.budget import cost_usd
-from springtide.control.quotes.forecast import Forecast, play_forward
+from springtide.control.quotes.forecast import PlanForecast, play_forward
 from springtide.core.decision import FunctionAllocation, JobView, Policy, Schedule
 from springtide.core.status.export import LiveState
 from springtide.scheduling.functions.ask import entry_of
@@ -64,7 +64,7 @@ def forecast_answer(live: LiveState, policies: Mapping[str, Policy]) -> dict[str
     return answer
 
 
-def _job_row(view: JobView, forecast: Forecast, live: LiveState) -> dict[str, Any]:
+def _job_row(view: JobView, forecast: PlanForecast, live: LiveState) -> dict[str, Any]:
     job_id, now_s = view.job.job_id, live.snapshot.now_s
     schedule = forecast.schedules.get(job_id, ())
     finish_s = forecast.finishes_s.get(job_id)
@@ -94,7 +94,7 @@ def _cost_usd(view: JobView, schedule: Schedule, live: LiveState) -> float:
     return max(0, (view.total_steps or 0) - view.step) * entry.step_usd
 
 
-def _figures(live: LiveState, forecast: Forecast, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _figures(live: LiveState, forecast: PlanForecast, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     snapshot = live.snapshot
     views = {view.job.job_id: view for view in snapshot.jobs}
     times_s = sorted(at_s - views[job_id].submitted_at_s for job_id, at_s in forecast.finishes_s.items())

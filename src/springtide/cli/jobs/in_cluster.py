@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from springtide.backends.kubernetes.client.kinds import Key, Object, key_of
-from springtide.cli.jobs.job_options import Asked
+from springtide.cli.jobs.job_options import JobRequest
 from springtide.cli.session import Session
 from springtide.cli.tables.statuses import count
 from springtide.cli.tables.story import workers_text
@@ -20,7 +20,7 @@ from springtide.core.quantities import format_duration
 from springtide.core.workload import JobState
 
 if TYPE_CHECKING:
-    from springtide.client.kubernetes import Cluster
+    from springtide.client.kubernetes import ClusterClient
 
 K8S = "k8s"
 # A control plane that runs takes an object in within a second.
@@ -50,12 +50,12 @@ def check_cluster_options(options: Mapping[str, Any], place: str | None) -> None
             raise InvalidRequest(f"--{name} is for a run in a cluster; add --on k8s")
 
 
-def run_in_cluster(session: Session, asked: Asked, *, namespace: str, image: str, is_detached: bool) -> None:
+def run_in_cluster(session: Session, asked: JobRequest, *, namespace: str, image: str, is_detached: bool) -> None:
     """Make the job's object and watch it until it has ended. Exit code 1 unless it succeeded."""
-    from springtide.client.kubernetes import Cluster, training_object
+    from springtide.client.kubernetes import ClusterClient, training_object
 
     obj = training_object(asked.source, asked.options, asked.name, namespace=namespace, container=_container(image))
-    with Cluster() as cluster:
+    with ClusterClient() as cluster:
         obj["metadata"].setdefault("namespace", cluster.namespace)
         made = cluster.create(obj)
         key = key_of(made)
@@ -83,10 +83,10 @@ def deploy_in_cluster(
     session: Session, served: ServeFunction[Any], options: ServeOptions, *, namespace: str, image: str
 ) -> None:
     """Make or change the service's object and wait until it answers or sleeps. Exit code 1 if it does neither."""
-    from springtide.client.kubernetes import Cluster, inference_object
+    from springtide.client.kubernetes import ClusterClient, inference_object
 
     obj = inference_object(served.source(), options, served.name, namespace=namespace, container=_container(image))
-    with Cluster() as cluster:
+    with ClusterClient() as cluster:
         obj["metadata"].setdefault("namespace", cluster.namespace)
         applied = cluster.apply(obj)
         key = key_of(applied.object)
@@ -188,7 +188,7 @@ def final_text(name: str, status: Mapping[str, Any], workers: Sequence[int] = ()
     return "\n".join(lines)
 
 
-def _watch_service(session: Session, cluster: Cluster, applied: Object, key: Key) -> Object:
+def _watch_service(session: Session, cluster: ClusterClient, applied: Object, key: Key) -> Object:
     """The object once it answers, sleeps or is refused as it is now, or after the time for that."""
     began_s, obj = time.monotonic(), applied
     generation = applied["metadata"].get("generation", 1)

@@ -104,7 +104,7 @@ _OPTIONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class JobRequest:
     """A training job as it was asked for. `is_declared` says that it is an st.Task, which can be cut into stages."""
 
     source: SourceFile
@@ -120,7 +120,7 @@ def asked_options(command: CommandT) -> CommandT:
     return command
 
 
-def read_asked(target: str, script_args: tuple[str, ...], given: dict[str, Any]) -> Asked:
+def read_asked(target: str, script_args: tuple[str, ...], given: dict[str, Any]) -> JobRequest:
     """Read the file, and what it declares with what the flags change. Raises InvalidRequest."""
     path, object_name = split_target(target)
     if given["place"] == "k8s":
@@ -143,10 +143,10 @@ def read_asked(target: str, script_args: tuple[str, ...], given: dict[str, Any])
         changed = changed.override({"deadline": None, "budget": None})
     if isinstance(found, Task):
         found.check_place(changed)
-    return Asked(source, changed, name, is_declared=isinstance(found, Task))
+    return JobRequest(source, changed, name, is_declared=isinstance(found, Task))
 
 
-def check_place(asked: Asked) -> None:
+def check_place(asked: JobRequest) -> None:
     """Raise InvalidRequest for a job on functions that cannot be cut into stages."""
     if asked.options.on == "functions" and not asked.is_declared:
         kind = "a plain script" if asked.source.kind == "script" else "a training function"

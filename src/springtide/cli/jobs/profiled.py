@@ -11,7 +11,7 @@ from typing import Any
 import click
 import msgspec
 
-from springtide.cli.jobs.job_options import Asked
+from springtide.cli.jobs.job_options import JobRequest
 from springtide.cli.session import Session, refuse
 from springtide.client.shares import is_auto
 from springtide.client.source import for_pods
@@ -26,7 +26,7 @@ def check_profile(ctx: click.Context, parameter: click.Parameter, value: str | N
     return value
 
 
-def profiled_request(session: Session, asked: Asked, path: Path) -> dict[str, Any]:
+def profiled_request(session: Session, asked: JobRequest, path: Path) -> dict[str, Any]:
     """The keywords of Client.quote and Client.submit_job. Raises InvalidRequest where the profile is of something else.
 
     The speeds are those of this platform's runtime, predicted from the timeline for the global batch asked for.

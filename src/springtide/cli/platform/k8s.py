@@ -149,12 +149,12 @@ def check(
     import asyncio
 
     from springtide.backends.kubernetes.client.api import KubeApi
-    from springtide.backends.kubernetes.install.cluster_check import Finding, check_cluster
+    from springtide.backends.kubernetes.install.cluster_check import ClusterFinding, check_cluster
     from springtide.service.assembly.function_cluster_check import check_functions
 
     settings = _settings_of(path, changes, flags)
 
-    async def look() -> list[Finding]:
+    async def look() -> list[ClusterFinding]:
         api = KubeApi.connect(kubeconfig, context=context)
         try:
             return await check_cluster(api, settings, check_functions)

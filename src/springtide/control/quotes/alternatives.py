@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 
 from springtide.control.parts import share_of
-from springtide.control.quotes.inquiry import Answer, Inquiry, Options, changed_job, known_curve
-from springtide.control.quotes.quote_pools import Ground
+from springtide.control.quotes.inquiry import Inquiry, InquiryResult, Options, changed_job, known_curve
+from springtide.control.quotes.quote_pools import PoolContext
 from springtide.core.decision import Schedule
 from springtide.core.status.quote import Alternative, Range
 from springtide.core.workload import MAX_VIRTUAL_SHARDS, TrainingJob
@@ -35,7 +35,7 @@ Ranges = Callable[[Schedule | None, TrainingJob], tuple[Range, Range]]
 
 
 def find_alternatives(
-    inquiry: Inquiry, job: TrainingJob, refused: Answer, share: int | None, ranges: Ranges
+    inquiry: Inquiry, job: TrainingJob, refused: InquiryResult, share: int | None, ranges: Ranges
 ) -> tuple[Alternative, ...]:
     """Return changes that would be accepted now, nearest to the wish first. `share` is the minimum share, if any."""
     search = _Search(inquiry, job, refused, ranges)
@@ -63,13 +63,13 @@ def typed_duration(seconds: float) -> str:
 
 
 class _Search:
-    def __init__(self, inquiry: Inquiry, job: TrainingJob, refused: Answer, ranges: Ranges) -> None:
+    def __init__(self, inquiry: Inquiry, job: TrainingJob, refused: InquiryResult, ranges: Ranges) -> None:
         self._inquiry = inquiry
         self._job = job
         self._now_s = inquiry.snapshot.now_s
         self._ranges = ranges
         self._curve = known_curve(refused.view)
-        self._total = Ground(inquiry.snapshot, refused.plan).num_devices
+        self._total = PoolContext(inquiry.snapshot, refused.plan).num_devices
         without = changed_job(job, {"budget_usd": None}, self._now_s)
         self._is_about_money = job.goal.budget_usd is not None and inquiry.ask(without).is_accepted
 
@@ -214,7 +214,7 @@ class _Search:
             changed = changed_job(changed, spared, self._now_s)
         return self._inquiry.ask(changed, num_devices).is_accepted
 
-    def _holds(self, options: Options, num_devices: int | None = None) -> Answer | None:
+    def _holds(self, options: Options, num_devices: int | None = None) -> InquiryResult | None:
         """The answer to the changed job, if it is admitted as it is, and with some of its deadline to spare too."""
         answer = self._inquiry.ask(changed_job(self._job, options, self._now_s), num_devices)
         return answer if answer.is_accepted and self._may(options, num_devices) else None
@@ -258,7 +258,9 @@ class _Search:
                 low = middle
         return high
 
-    def _offer(self, change: str, options: Options, answer: Answer, num_devices: int | None = None) -> Alternative:
+    def _offer(
+        self, change: str, options: Options, answer: InquiryResult, num_devices: int | None = None
+    ) -> Alternative:
         finish, cost = self._ranges(self._inquiry.schedule(answer), answer.view.job)
         return Alternative(
             change=change, finish_s=finish, cost_usd=cost, options=dict(options), num_devices=num_devices

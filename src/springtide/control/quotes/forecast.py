@@ -42,7 +42,7 @@ _FEWEST_TURNS = 50
 _NOTHING = PoolAllocation(device_ids=())
 
 
-class Forecast(msgspec.Struct, frozen=True, kw_only=True):
+class PlanForecast(msgspec.Struct, frozen=True, kw_only=True):
     """Who holds how many devices when, from the snapshot's moment on, and who ends when (absolute seconds).
 
     A job whose length or speed is not known keeps what it is given and never ends.
@@ -55,7 +55,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
 
 def play_forward(
     snapshot: Snapshot, policy: Policy, *, until: WorkloadId | None = None, max_turns: int | None = None
-) -> Forecast:
+) -> PlanForecast:
     """Ask `policy` from the snapshot on, turn by turn, until every job (or the one named) has ended.
 
     Changes take effect at once and cost what `snapshot.overheads` says; nobody arrives and no device is lost. A job on
@@ -137,7 +137,7 @@ class _Play:
         self._finishes_s: dict[WorkloadId, float] = {}
         self._refusals: dict[WorkloadId, str] = {}
 
-    def run(self, max_turns: int) -> Forecast:
+    def run(self, max_turns: int) -> PlanForecast:
         for _ in range(max_turns):
             self._retire()
             if not self._views or (self._until is not None and self._until not in self._views):
@@ -150,7 +150,7 @@ class _Play:
             self._advance(next_s)
         else:
             self._go_on_as_they_are()
-        return Forecast(
+        return PlanForecast(
             schedules={job_id: tuple(runs) for job_id, runs in self._runs.items()},
             finishes_s=self._finishes_s,
             refusals=self._refusals,

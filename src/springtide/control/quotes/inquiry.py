@@ -20,7 +20,7 @@ from springtide.scheduling.functions.policy import machines_only
 Options = Mapping[str, float | int | None]
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class InquiryResult(msgspec.Struct, frozen=True, kw_only=True):
     """What the policy would do at this moment with the job in `view` among all others."""
 
     view: JobView
@@ -58,7 +58,7 @@ class Inquiry:
         self._on_larger: dict[int, tuple[Snapshot, Snapshot]] = {}
         self._forecasts: dict[tuple[Goal, int, int, int, Share | None], Schedule | None] = {}
 
-    def ask(self, job: TrainingJob, num_devices: int | None = None) -> Answer:
+    def ask(self, job: TrainingJob, num_devices: int | None = None) -> InquiryResult:
         """What would become of the job if it were submitted now, or right after the cluster grew to `num_devices`."""
         if num_devices is None:
             return self._ask(job, self.snapshot)
@@ -70,10 +70,10 @@ class Inquiry:
         at_once = self._ask(job, changing)
         return answer if at_once.is_accepted and at_once.is_promised == answer.is_promised else at_once
 
-    def _ask(self, job: TrainingJob, before: Snapshot) -> Answer:
+    def _ask(self, job: TrainingJob, before: Snapshot) -> InquiryResult:
         view = arriving(job, before.now_s)
         snapshot = replace(before, jobs=(*before.jobs, view))
-        return Answer(view=view, snapshot=snapshot, plan=self.policy.decide(snapshot))
+        return InquiryResult(view=view, snapshot=snapshot, plan=self.policy.decide(snapshot))
 
     def _larger(self, num_devices: int) -> tuple[Snapshot, Snapshot]:
         """The moment after new devices joined: the policy has given them to those who are here already, and they have
@@ -85,7 +85,7 @@ class Inquiry:
             self._on_larger[num_devices] = known
         return known
 
-    def schedule(self, answer: Answer) -> Schedule | None:
+    def schedule(self, answer: InquiryResult) -> Schedule | None:
         """Who accepted job would hold over time, up to its end: as planned, or played forward. None: nobody knows."""
         job_id = answer.view.job.job_id
         # A plan for a job of which nothing is known is made on a guess.

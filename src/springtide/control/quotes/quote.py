@@ -12,15 +12,15 @@ from springtide.control.parts import best_fraction, price_fraction, share_of
 from springtide.control.quotes.alternatives import find_alternatives
 from springtide.control.quotes.budget import cost_usd, money
 from springtide.control.quotes.inquiry import (
-    Answer,
     Inquiry,
+    InquiryResult,
     changed_job,
     from_now,
     known_curve,
     longest_run,
     unbounded_curve,
 )
-from springtide.control.quotes.quote_pools import Ground, counted_on, is_counting_on_loans, loans_text
+from springtide.control.quotes.quote_pools import PoolContext, counted_on, is_counting_on_loans, loans_text
 from springtide.core.decision import PlannedRun, Policy, Schedule, Snapshot
 from springtide.core.quantities import format_duration
 from springtide.core.status.quote import Alternative, OptionName, Quote, QuoteOption, Range
@@ -32,7 +32,7 @@ _NOTABLE_COMMUNICATION = 0.2
 _BEST_EFFORT = {"deadline_s": None, "budget_usd": None}
 
 
-class Spread(msgspec.Struct, frozen=True, kw_only=True):
+class SpeedRange(msgspec.Struct, frozen=True, kw_only=True):
     """How far a run's time may lie from the planned one, as factors of it: four runs of five lie between them.
 
     The default is for a profile that was given: ten per cent either way. `fast_on` holds other fast ends for some
@@ -54,7 +54,7 @@ def quote(
     policy: Policy,
     job: TrainingJob,
     *,
-    spread: Spread | None = None,
+    spread: SpeedRange | None = None,
     usd_per_device_hour: float = 0.0,
     policy_name: str = "",
 ) -> Quote:
@@ -62,19 +62,19 @@ def quote(
 
     Nothing is changed: the policy decides on a copy of the snapshot that holds the job, too.
     """
-    asker = _Asker(Inquiry(snapshot, policy, usd_per_device_hour), job, spread or Spread())
+    asker = _Asker(Inquiry(snapshot, policy, usd_per_device_hour), job, spread or SpeedRange())
     return replace(asker.quote(), policy=policy_name)
 
 
 class _Asker:
-    def __init__(self, inquiry: Inquiry, job: TrainingJob, spread: Spread) -> None:
+    def __init__(self, inquiry: Inquiry, job: TrainingJob, spread: SpeedRange) -> None:
         self._inquiry = inquiry
         self._job = job
         self._spread = spread
         self._now_s = inquiry.snapshot.now_s
         self._answer = inquiry.ask(job)
         self._curve = known_curve(self._answer.view)
-        self._ground = Ground(inquiry.snapshot, self._answer.plan)
+        self._ground = PoolContext(inquiry.snapshot, self._answer.plan)
         self._counts_on = counted_on(self._ground, self._answer.plan, self._until_s())
 
     def _until_s(self) -> float:
@@ -241,7 +241,7 @@ class _Asker:
         loans = loans_text(self._ground, self._counts_on)
         return f"{told}, {loans.replace('counts', 'counting', 1)}" if loans.endswith("(forecast)") else told
 
-    def _evidence(self, answer: Answer) -> list[str]:
+    def _evidence(self, answer: InquiryResult) -> list[str]:
         snapshot, told = self._inquiry.snapshot, []
         if self._curve is not None:
             batch = self._job.global_batch_size

@@ -11,7 +11,7 @@ from springtide.core.status.quote import CountedOn
 from springtide.core.workload import WorkloadId
 
 
-class Ground:
+class PoolContext:
     """The devices that jobs may hold at a moment, where nodes are labelled; without labels, all of them.
 
     `num_devices` are on nodes for training now or by the plan, `num_own` of them no loan; `servers` has the size of
@@ -64,7 +64,7 @@ class Ground:
         return f"{share.request:g}" if count == 1 else f"{count} x {share.request:g}"
 
 
-def counted_on(ground: Ground, plan: Plan, until_s: float) -> tuple[CountedOn, ...]:
+def counted_on(ground: PoolContext, plan: Plan, until_s: float) -> tuple[CountedOn, ...]:
     """What promises count on from the snapshot's moment to `until_s`, stretch by stretch, in seconds from then."""
     now_s = ground.snapshot.now_s
     found: list[CountedOn] = []
@@ -83,7 +83,7 @@ def counted_on(ground: Ground, plan: Plan, until_s: float) -> tuple[CountedOn, .
     return tuple(found)
 
 
-def is_counting_on_loans(ground: Ground, plan: Plan, schedule: Schedule) -> bool:
+def is_counting_on_loans(ground: PoolContext, plan: Plan, schedule: Schedule) -> bool:
     """Whether the promises of a plan need more than jobs' own devices at any moment of the schedule."""
     promised: list[Schedule] = [runs for runs in (plan.future[job_id] for job_id in plan.future) if runs]
     moments = {run.start_s for runs in (*promised, schedule) for run in runs}
@@ -93,7 +93,7 @@ def is_counting_on_loans(ground: Ground, plan: Plan, schedule: Schedule) -> bool
     )
 
 
-def loans_text(ground: Ground, counts_on: tuple[CountedOn, ...]) -> str:
+def loans_text(ground: PoolContext, counts_on: tuple[CountedOn, ...]) -> str:
     """'counts 2 loaned servers until 07:10 (forecast)'; empty where nothing on loan is counted on."""
     peak = next((count for count in counts_on if count.num_loaned), None)
     if peak is None:
@@ -110,7 +110,7 @@ def loans_text(ground: Ground, counts_on: tuple[CountedOn, ...]) -> str:
     return f"{told} until {snapshot.tide.clock(snapshot.now_s + until_s)} (forecast)"
 
 
-def _loaned(ground: Ground, num_devices: int) -> str:
+def _loaned(ground: PoolContext, num_devices: int) -> str:
     size = max((len(node.devices) for node in ground.snapshot.cluster.nodes if node.owner == "inference"), default=1)
     if num_devices % size:
         return "1 loaned device" if num_devices == 1 else f"{num_devices} loaned devices"

@@ -173,14 +173,16 @@ class Left(_Report, frozen=True, kw_only=True):
     step: int = 0
 
 
-class GroupBroken(_Report, frozen=True, kw_only=True):
+class GroupBrokenReport(_Report, frozen=True, kw_only=True, tag="GroupBroken"):
     """A collective of `generation` failed or ran into its deadline. The worker waits for a new group."""
 
     generation: int
     detail: str
 
 
-Report = Hello | Heartbeat | Ready | Progress | Switched | CheckpointWritten | Finished | Failed | Left | GroupBroken
+Report = (
+    Hello | Heartbeat | Ready | Progress | Switched | CheckpointWritten | Finished | Failed | Left | GroupBrokenReport
+)
 
 
 class _Order(msgspec.Struct, frozen=True, kw_only=True, tag_field="order", tag=True, omit_defaults=True):
@@ -224,13 +226,13 @@ class Stop(_Order, frozen=True, kw_only=True):
     grace_s: float = DEFAULT_GRACE_S
 
 
-class Fence(_Order, frozen=True, kw_only=True):
+class FenceOrder(_Order, frozen=True, kw_only=True, tag="Fence"):
     """The worker belongs to the past (a newer generation owns the job): exit at once, write nothing."""
 
     reason: str = ""
 
 
-Order = Acknowledge | FormGroup | Preempt | Stop | Fence
+Order = Acknowledge | FormGroup | Preempt | Stop | FenceOrder
 
 
 class SpawnRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="zygote", tag=True):

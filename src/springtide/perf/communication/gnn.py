@@ -23,7 +23,7 @@ _FORMAT = 1
 _MOST_REMEMBERED = 20000
 
 
-class Spread(msgspec.Struct, frozen=True, kw_only=True):
+class PredictionSpread(msgspec.Struct, frozen=True, kw_only=True):
     """How far off the network was on placements it had not been fitted to, as a standard deviation of the logarithm:
     for one server, for several under one switch, and for several switches.
     """
@@ -62,7 +62,7 @@ class GraphModel:
     name = "graph network"
 
     def __init__(
-        self, members: Sequence[Mapping[str, Floats]], vocabulary: Vocabulary, sizes: Sizes, spread: Spread
+        self, members: Sequence[Mapping[str, Floats]], vocabulary: Vocabulary, sizes: Sizes, spread: PredictionSpread
     ) -> None:
         self.members: tuple[Parameters, ...] = tuple(dict(member) for member in members)
         self.vocabulary, self.sizes, self.spread = vocabulary, sizes, spread
@@ -143,7 +143,7 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True):
     format: int
     vocabulary: Vocabulary
     sizes: Sizes
-    spread: Spread
+    spread: PredictionSpread
     num_members: int
 
 

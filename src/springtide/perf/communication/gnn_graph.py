@@ -249,7 +249,7 @@ def _shares(row: Ints, column: Ints, num_rows: int) -> Sparse:
     return _sparse(row, column, 1.0 / counts[row] if len(row) else np.zeros(0), num_rows)
 
 
-class Batch(msgspec.Struct, frozen=True, kw_only=True):
+class GraphBatch(msgspec.Struct, frozen=True, kw_only=True):
     """Several compiled subgraphs side by side: all GPUs first, then all CPUs, then all switches."""
 
     features: Floats
@@ -268,7 +268,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     steps: Floats
 
 
-def batch_of(compiled: Sequence[Compiled], dtype: type[np.floating] = np.float32) -> Batch:
+def batch_of(compiled: Sequence[Compiled], dtype: type[np.floating] = np.float32) -> GraphBatch:
     """Put compiled subgraphs side by side."""
     gpus = _offsets([item.num_gpus for item in compiled])
     cpus = _offsets([item.num_cpus for item in compiled])
@@ -299,7 +299,7 @@ def batch_of(compiled: Sequence[Compiled], dtype: type[np.floating] = np.float32
     cluster = np.repeat(np.arange(len(compiled)), np.diff(pools))
     share = np.concatenate([item.switch_share for item in compiled]).astype(dtype)
     to_cluster = _ordered(cluster, np.arange(int(pools[-1])), share, len(compiled))
-    return Batch(
+    return GraphBatch(
         features=features,
         num_gpus=total_gpus,
         num_cpus=total_cpus,

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from springtide.perf.communication.fabric import EDGE_KINDS
-from springtide.perf.communication.gnn_graph import NUM_GLOBALS, NUM_STEPS, Batch, Floats, Ints, Sparse, Vocabulary
+from springtide.perf.communication.gnn_graph import NUM_GLOBALS, NUM_STEPS, Floats, GraphBatch, Ints, Sparse, Vocabulary
 from springtide.perf.communication.query import DTYPES
 
 Parameters = dict[str, Floats]
@@ -39,7 +39,7 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     head_width: int = 48
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class QueryBatch(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked of the subgraphs of a batch, sorted by subgraph: rows of queries."""
 
     graph: Ints
@@ -120,7 +120,7 @@ class _Trace(msgspec.Struct, kw_only=True):
     step_share: Floats
 
 
-def embed(parameters: Mapping[str, Floats], batch: Batch, sizes: Sizes) -> tuple[Embedding, _Trace]:
+def embed(parameters: Mapping[str, Floats], batch: GraphBatch, sizes: Sizes) -> tuple[Embedding, _Trace]:
     """The graph part of the network: convolutions, pooling GPU -> CPU -> switch -> cluster, regimes."""
     nodes, gathered = [batch.features], []
     for layer in range(sizes.num_layers):
@@ -193,7 +193,7 @@ def answer(
 
 
 def gradients(
-    parameters: Mapping[str, Floats], batch: Batch, asked: Asked, sizes: Sizes, slope_of: Slope
+    parameters: Mapping[str, Floats], batch: GraphBatch, asked: QueryBatch, sizes: Sizes, slope_of: Slope
 ) -> tuple[float, Parameters]:
     """The loss over the queries of a batch and its gradient for every parameter."""
     embedding, trace = embed(parameters, batch, sizes)
@@ -234,7 +234,7 @@ def gradients(
 
 
 def _pooling_gradients(
-    parameters: Mapping[str, Floats], batch: Batch, sizes: Sizes, trace: _Trace, pooled: Floats, found: Parameters
+    parameters: Mapping[str, Floats], batch: GraphBatch, sizes: Sizes, trace: _Trace, pooled: Floats, found: Parameters
 ) -> None:
     """Backwards through the three levels of pooling and the convolutions."""
     width = sizes.width

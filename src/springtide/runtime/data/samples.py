@@ -17,7 +17,7 @@ from springtide.core.function_search import batch_at
 from springtide.core.model import called_with
 from springtide.core.ports import Store
 from springtide.core.workload import TrainingJob
-from springtide.runtime.data.shards import Schedule, StreamSchedule
+from springtide.runtime.data.shards import SampleSchedule, StreamSchedule
 from springtide.storage.datasets.reference import DatasetReference
 
 if TYPE_CHECKING:
@@ -123,12 +123,12 @@ def _stacked(samples: list[Any]) -> tuple[Any, Any]:
     return np.stack([np.asarray(sample) for sample in samples]), None
 
 
-def schedule_of(job: TrainingJob, samples: Samples) -> Schedule | StreamSchedule:
+def schedule_of(job: TrainingJob, samples: Samples) -> SampleSchedule | StreamSchedule:
     """Which samples each step has: the epochs of a dataset, or a stream in order of arrival."""
     reader = samples.reader
     if samples.stream:
         return StreamSchedule(global_batch_size=batch_at(job.batch_schedule, 0, job.global_batch_size))
-    return Schedule(
+    return SampleSchedule(
         num_samples=samples.num_samples,
         global_batch_size=job.global_batch_size,
         num_epochs=job.num_epochs,

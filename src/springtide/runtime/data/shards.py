@@ -71,7 +71,7 @@ class _Segment:
     steps_per_epoch: int
 
 
-class Schedule:
+class SampleSchedule:
     """Cuts `num_epochs` seeded permutations of a dataset into global batches; the last one of an epoch may be smaller.
 
     Nothing is dropped and nothing is used twice, whatever the sizes of the batches: each begins where the one before

@@ -28,7 +28,7 @@ from springtide.runtime.elastic.group import wait_for_keys
 from springtide.runtime.elastic.membership import Formation
 from springtide.runtime.elastic.reduce import BufferPool
 from springtide.runtime.elastic.step_log import StepMemory
-from springtide.runtime.elastic.step_vector import Payload
+from springtide.runtime.elastic.step_vector import StepVector
 from springtide.runtime.elastic.streams import connect_stream, listen_for_stream
 from springtide.runtime.elastic.training_cursor import Cursor
 from springtide.runtime.elastic.transfer import receive_header, receive_tensor, send_message
@@ -99,7 +99,7 @@ class _Bucket:
     num_bytes: int = 0
 
 
-def _buckets(state: TrainingState, payload: Payload) -> list[_Bucket]:
+def _buckets(state: TrainingState, payload: StepVector) -> list[_Bucket]:
     """Runs of parameters, those with gradients first and in the payload's order."""
     trained = set(payload.names)
     names = payload.names + [name for name in state.parameters if name not in trained]
@@ -117,7 +117,7 @@ def _buckets(state: TrainingState, payload: Payload) -> list[_Bucket]:
 class CatchupSource:
     """Feeds one joiner. Training calls it around every update and at the switch; its own thread does the sending."""
 
-    def __init__(self, state: TrainingState, payload: Payload, formation: Formation, rank: int) -> None:
+    def __init__(self, state: TrainingState, payload: StepVector, formation: Formation, rank: int) -> None:
         """Feed the joiner that is to be `rank` in the group that is being formed."""
         self._state = state
         self._payload = payload
@@ -255,7 +255,7 @@ class CatchupSources:
         self._sources: list[CatchupSource] = []
         self._generation = 0
 
-    def open(self, state: TrainingState, payload: Payload, pending: Formation, joiners: Sequence[ReplicaId]) -> None:
+    def open(self, state: TrainingState, payload: StepVector, pending: Formation, joiners: Sequence[ReplicaId]) -> None:
         """Begin to feed this member's part of the joiners, once for a formation."""
         if self._generation == pending.generation:
             return
@@ -301,7 +301,7 @@ class CatchupReceiver:
     def __init__(
         self,
         state: TrainingState,
-        payload: Payload,
+        payload: StepVector,
         step_log: StepMemory,
         formation: Formation,
     ) -> None:

@@ -39,7 +39,7 @@ MANIFEST = "manifest.json"
 
 
 @dataclass(slots=True)
-class Snapshot:
+class StateSnapshot:
     """A copy of a training state at a step boundary, in memory that is used again for the next one."""
 
     cursor: Cursor = field(default_factory=Cursor)
@@ -78,7 +78,7 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def write_checkpoint(work_dir: Path, snapshot: Snapshot, generation: int) -> Checkpoint:
+def write_checkpoint(work_dir: Path, snapshot: StateSnapshot, generation: int) -> Checkpoint:
     """Publish the snapshot as `checkpoints/<generation>-<step>` and remove all but the newest two.
 
     The bytes are written and synced beside it first: the fence is held for the publication alone, because the step
@@ -108,7 +108,7 @@ def write_checkpoint(work_dir: Path, snapshot: Snapshot, generation: int) -> Che
     return Checkpoint(generation=generation, step=snapshot.step, path=str(path), num_bytes=num_bytes)
 
 
-def write_files(directory: Path, snapshot: Snapshot, generation: int) -> str:
+def write_files(directory: Path, snapshot: StateSnapshot, generation: int) -> str:
     """Write the tensors' files, durably, and return the manifest's text. Raises OSError, SafetensorError."""
     files: dict[str, Any] = {}
     for name, tensors in zip(FILES, snapshot.tensors, strict=True):
@@ -251,7 +251,7 @@ class CheckpointWriter:
 
     def __init__(
         self,
-        write: Callable[[Snapshot, int], Checkpoint],
+        write: Callable[[StateSnapshot, int], Checkpoint],
         on_written: Callable[[Checkpoint], object],
         on_fenced: Callable[[str], None],
     ) -> None:
@@ -259,7 +259,7 @@ class CheckpointWriter:
         self._publish = write
         self._on_written = on_written
         self._on_fenced = on_fenced
-        self._snapshot = Snapshot()
+        self._snapshot = StateSnapshot()
         self._thread: threading.Thread | None = None
 
     @property

@@ -16,7 +16,7 @@ from springtide.core.workload import Checkpoint
 from springtide.runtime.elastic.checkpoint import (
     FILES,
     MANIFEST,
-    Snapshot,
+    StateSnapshot,
     load_checkpoint,
     load_newest,
     write_checkpoint,
@@ -41,7 +41,7 @@ class JobStorage(Protocol):
 
     step_log: StepMemory
 
-    def write_checkpoint(self, snapshot: Snapshot, generation: int) -> Checkpoint:
+    def write_checkpoint(self, snapshot: StateSnapshot, generation: int) -> Checkpoint:
         """Publish the snapshot, visible once it is whole, and remove all but the newest two."""
         ...
 
@@ -73,7 +73,7 @@ class LocalStorage:
         self._work_dir = work_dir
         self.step_log: StepMemory = StepLog(work_dir)
 
-    def write_checkpoint(self, snapshot: Snapshot, generation: int) -> Checkpoint:
+    def write_checkpoint(self, snapshot: StateSnapshot, generation: int) -> Checkpoint:
         """Publish the snapshot under `checkpoints/`."""
         return write_checkpoint(self._work_dir, snapshot, generation)
 
@@ -102,7 +102,7 @@ class RemoteStorage:
         self._work_dir = work_dir
         self.step_log: StepMemory = RemoteStepLog(store, work_dir)
 
-    def write_checkpoint(self, snapshot: Snapshot, generation: int) -> Checkpoint:
+    def write_checkpoint(self, snapshot: StateSnapshot, generation: int) -> Checkpoint:
         """Write the files here, upload them, and only then have them count: after the log of all steps in them."""
         name = version_name(generation, snapshot.step)
         staging = self._work_dir / "checkpoints" / f"{name}.up"

@@ -134,7 +134,7 @@ class Accumulator:
         self.blocks.clear()
 
 
-class Exchange(Protocol):
+class ReductionExchange(Protocol):
     """The two collectives that the reduction needs."""
 
     rank: int
@@ -152,7 +152,7 @@ class Exchange(Protocol):
 
 
 def exchange(
-    group: Exchange,
+    group: ReductionExchange,
     parts: list[list[Block]],
     own: Sequence[torch.Tensor],
     num_elements: int,

@@ -11,7 +11,7 @@ from springtide.core.wire.shares import SlotWriter
 from springtide.core.wire.workers import Progress, Switched
 from springtide.runtime.data.shards import GlobalBatch
 from springtide.runtime.elastic.membership import Formation
-from springtide.runtime.elastic.training_cursor import Course
+from springtide.runtime.elastic.training_cursor import TrainingCursor
 from springtide.runtime.process.control_link import ControlLink
 
 _PROGRESS_INTERVAL_S = 0.25
@@ -75,7 +75,7 @@ class Reporter:
         """How long ago this member committed a step; 0 where it has not."""
         return time.monotonic() - self._last_end_s if self._last_end_s is not None else 0.0
 
-    def step_ended(self, course: Course, batch: GlobalBatch, loss: float, *, sync_s: float) -> None:
+    def step_ended(self, course: TrainingCursor, batch: GlobalBatch, loss: float, *, sync_s: float) -> None:
         """A step on `batch` is committed; from its exchange on it took `sync_s`."""
         now_s, num_samples = time.monotonic(), len(batch.ids)
         self._last_end_s, self._step = now_s, course.step
@@ -107,7 +107,7 @@ class Reporter:
             self._sent_at_s = now_s
             self._link.send(self._progress)
 
-    def _measured(self, course: Course, span_s: float, num_samples: int, world_size: int) -> dict[str, Any]:
+    def _measured(self, course: TrainingCursor, span_s: float, num_samples: int, world_size: int) -> dict[str, Any]:
         """What is said beyond steps: progress over changing batches, how long a step takes, gradient noise.
 
         A worker's share of a step counts as one pass over `local_batch_size` samples, though it goes over its virtual

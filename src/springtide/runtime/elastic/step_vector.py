@@ -21,7 +21,7 @@ _NUM_FLAGS = 4
 _MAX_EXACT_INTEGER = 1 << 24
 
 
-class Payload:
+class StepVector:
     """The layout of the flat vector of one model, and the ways in and out of it."""
 
     def __init__(self, state: TrainingState, num_shards: int, *, measures_noise: bool = False) -> None:

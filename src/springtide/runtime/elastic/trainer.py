@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 
 from springtide.core.errors import CollectiveError, Fenced, StorageError
-from springtide.core.wire.workers import CheckpointWritten, Finished, GroupBroken, Left, Ready, WorkerSpec
+from springtide.core.wire.workers import CheckpointWritten, Finished, GroupBrokenReport, Left, Ready, WorkerSpec
 from springtide.core.workload import TrainingJob
 from springtide.runtime.data.dataset_reader import SampleReader
 from springtide.runtime.data.shards import GlobalBatch, seed_everything, shards_of_rank
@@ -26,8 +26,8 @@ from springtide.runtime.elastic.membership import Formation, Membership
 from springtide.runtime.elastic.reduce import Accumulator, aligned_blocks, exchange
 from springtide.runtime.elastic.reporting import Reporter
 from springtide.runtime.elastic.step_log import StepRecord
-from springtide.runtime.elastic.step_vector import Payload
-from springtide.runtime.elastic.training_cursor import Course, Cursor
+from springtide.runtime.elastic.step_vector import StepVector
+from springtide.runtime.elastic.training_cursor import Cursor, TrainingCursor
 from springtide.runtime.elastic.transfer import synchronise
 from springtide.runtime.models.named_tensors import TrainingState
 from springtide.runtime.process.control_link import ControlLink
@@ -65,7 +65,7 @@ class Trainer:
         self._catchup = catchup
         self.storage = open_storage(spec)
         self.membership = Membership(spec.replica_id, device, spec.listen_host)
-        self.course = Course(self.job, measures_noise=measures_noise)
+        self.course = TrainingCursor(self.job, measures_noise=measures_noise)
         self._has_state = False
         self._group: Group | None = None
         self._old_group: Group | None = None
@@ -89,7 +89,7 @@ class Trainer:
         """Take over the model and its optimizer, report readiness and wait for the first group."""
         self.state = TrainingState(model, optimizer, self._device)
         measures_noise = self.course.measures_noise
-        self.payload = Payload(self.state, self.job.num_virtual_shards, measures_noise=measures_noise)
+        self.payload = StepVector(self.state, self.job.num_virtual_shards, measures_noise=measures_noise)
         self._accumulator = Accumulator(self.payload.pool, self.payload.num_summed)
         # Fresh pages are paid for before anyone waits for this member: here, and while a group is being formed.
         touch_gradients(self.payload.parameters)
@@ -329,7 +329,7 @@ class Trainer:
             return 0, False
         if pending.error and pending.generation > self._tried_generation:
             self._tried_generation = pending.generation
-            self._link.send(GroupBroken(generation=pending.generation, detail=pending.error))
+            self._link.send(GroupBrokenReport(generation=pending.generation, detail=pending.error))
         if not pending.is_member:
             return pending.generation, False
         current = self.membership.current
@@ -372,7 +372,7 @@ class Trainer:
         An empty `detail` says that the control plane knows already.
         """
         if detail and not self.membership.must_leave_step:
-            self._link.send(GroupBroken(generation=self.membership.generation, detail=detail[:500]))
+            self._link.send(GroupBrokenReport(generation=self.membership.generation, detail=detail[:500]))
         self._break_up()
         self._enter_next()
 
@@ -401,7 +401,7 @@ class Trainer:
                 return
             except CollectiveError as error:
                 if pending.is_wanted():
-                    self._link.send(GroupBroken(generation=pending.generation, detail=str(error)[:500]))
+                    self._link.send(GroupBrokenReport(generation=pending.generation, detail=str(error)[:500]))
                 pending.give_up()
 
     def _enter(self, formation: Formation) -> None:

@@ -17,7 +17,7 @@ from springtide.perf.goodput import gain
 from springtide.perf.learning_rate import learning_rate_factor
 from springtide.perf.noise_scale import NoiseMeter, NoiseSample, sample_noise
 from springtide.runtime.data.dataset_reader import SampleReader
-from springtide.runtime.data.shards import GlobalBatch, Schedule
+from springtide.runtime.data.shards import GlobalBatch, SampleSchedule
 
 # A few steps alone often have less signal than noise, which would read as "any batch will do" and be acted on.
 LEAST_NOISE_STEPS = 16
@@ -65,14 +65,14 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True):
     squares: Squares | None = None
 
 
-class Course:
+class TrainingCursor:
     """Keeps a job's cursor. `start` comes once the dataset is known; before it only the cursor can be looked at."""
 
     def __init__(self, job: TrainingJob, *, measures_noise: bool | None = None) -> None:
         self._job = job
         self.measures_noise = job.batch is not None if measures_noise is None else measures_noise
         self.cursor = Cursor(global_batch_size=job.global_batch_size)
-        self._schedule: Schedule | None = None
+        self._schedule: SampleSchedule | None = None
 
     @property
     def step(self) -> int:
@@ -87,7 +87,7 @@ class Course:
         if num_samples <= 0:
             raise InvalidRequest("the dataset is empty; hand over at least one sample")
         job = self._job
-        self._schedule = Schedule(
+        self._schedule = SampleSchedule(
             num_samples=num_samples,
             global_batch_size=job.global_batch_size,
             num_epochs=job.num_epochs,
@@ -201,7 +201,7 @@ class Course:
         )
 
     @property
-    def _known_schedule(self) -> Schedule:
+    def _known_schedule(self) -> SampleSchedule:
         assert self._schedule is not None, "the dataset is not known yet"
         return self._schedule
 

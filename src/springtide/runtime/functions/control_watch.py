@@ -19,7 +19,7 @@ class NewAttempt(Exception):
     """Everyone leaves what they wait for and takes up the record's attempt."""
 
 
-class Superseded(Exception):
+class AttemptSuperseded(Exception):
     """Another function fills this place, or another generation owns the job: nothing more may be written."""
 
 
@@ -92,13 +92,13 @@ class ControlWatch:
         record, incarnation = self.record, self._order.incarnation
         stays_from = record.stays_from if record.stays_from is not None else record.generation
         if self._order.generation < stays_from or (self.named > incarnation and not self.is_awaited):
-            raise Superseded
+            raise AttemptSuperseded
         if record.verb == "stop":
             raise Stopped
         # Whoever follows another one has no claim to the place once the record names a third.
         follows = self._order.is_successor and self.named == self._order.follows
         if self.named < incarnation and not follows and not self.is_awaited:
-            raise Superseded
+            raise AttemptSuperseded
         if self._attempt >= 0 and record.attempt > self._attempt:
             raise NewAttempt
 
@@ -122,7 +122,7 @@ class ControlWatch:
             if self._now_s() >= deadline_s:
                 if record is None:
                     raise StorageError(f"there is no control record under {self.keys.control}; was the job removed?")
-                raise Superseded
+                raise AttemptSuperseded
             self._sleep(0.2)
 
     def _read(self) -> ControlRecord:

@@ -18,7 +18,7 @@ from springtide.core.errors import CollectiveError, InvalidRequest, ObjectMissin
 from springtide.core.functions import FunctionPlan
 from springtide.core.ports import Store
 from springtide.core.wire.functions import Finite, FunctionOrder, FunctionResult, Keys, LaneTimes, Place
-from springtide.runtime.functions.control_watch import ControlWatch, NewAttempt, Stopped, Superseded
+from springtide.runtime.functions.control_watch import AttemptSuperseded, ControlWatch, NewAttempt, Stopped
 from springtide.runtime.functions.place_worker import PlaceWorker, StepOutcome, build_place_worker
 from springtide.runtime.functions.reporting import FunctionReporter
 from springtide.runtime.functions.source import UserSource
@@ -108,7 +108,7 @@ class FunctionWorker:
                 self._worker.close()
             self._flush()
             self._reporter.update(outcome)
-        except Superseded:
+        except AttemptSuperseded:
             outcome, may_write = "superseded", False
         except Stopped:
             outcome, may_write = "stopped", False
@@ -350,7 +350,7 @@ class FunctionWorker:
             self._sleep(PARK_POLL_S)
             try:
                 self._watch.look()
-            except Superseded:
+            except AttemptSuperseded:
                 # The plan that follows has no use for it.
                 break
         return "stopped"

@@ -39,7 +39,7 @@ class LocalResult:
     took_s: float
 
 
-class Lines:
+class LossLines:
     """Progress as plain lines: the first step, then one every few seconds, then the last step."""
 
     def __init__(self, name: str, write: Callable[[str], None]) -> None:
@@ -86,7 +86,7 @@ def run_local_task(
     """
     began_s = time.monotonic()
     chosen = (directory or Path("springtide-out") / job.name).absolute()
-    lines, store, loss = Lines(job.name, write), MemoryStore(), None
+    lines, store, loss = LossLines(job.name, write), MemoryStore(), None
     keys = Keys(job.name)
     with told_if_missing():
         seed_everything(job.seed)

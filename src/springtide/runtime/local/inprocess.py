@@ -18,10 +18,10 @@ from springtide.runtime.data.dataset_reader import SampleReader
 from springtide.runtime.data.shards import GlobalBatch, seed_everything
 from springtide.runtime.elastic.context import ElasticContext
 from springtide.runtime.elastic.reduce import Accumulator
-from springtide.runtime.elastic.step_vector import Payload
+from springtide.runtime.elastic.step_vector import StepVector
 from springtide.runtime.elastic.trainer import Trainer
-from springtide.runtime.elastic.training_cursor import Course
-from springtide.runtime.local.function_task import Lines, LocalResult
+from springtide.runtime.elastic.training_cursor import TrainingCursor
+from springtide.runtime.local.function_task import LocalResult, LossLines
 from springtide.runtime.models.named_tensors import TrainingState
 from springtide.runtime.process.entry import as_function
 from springtide.storage.files import write_durable
@@ -32,7 +32,7 @@ class _OneWorker:
 
     def __init__(self, job: TrainingJob, device: torch.device, report: Callable[[_OneWorker, int], None]) -> None:
         self.job = job
-        self.course = Course(job)
+        self.course = TrainingCursor(job)
         self.rank = 0
         self.loss: float | None = None
         self.metrics: dict[str, float] = {}
@@ -44,7 +44,7 @@ class _OneWorker:
     def attach(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Take over the model and its optimizer."""
         self.state = TrainingState(model, optimizer, self._device)
-        self.payload = Payload(self.state, 1, measures_noise=self.course.measures_noise)
+        self.payload = StepVector(self.state, 1, measures_noise=self.course.measures_noise)
         self._accumulator = Accumulator(self.payload.pool, self.payload.num_summed)
 
     def start(self, num_samples: int, reader: SampleReader | None = None) -> None:
@@ -144,7 +144,7 @@ class _LocalContext(ElasticContext):
         return str(path)
 
 
-def _reporter(lines: Lines) -> Callable[[_OneWorker, int], None]:
+def _reporter(lines: LossLines) -> Callable[[_OneWorker, int], None]:
     def report(worker: _OneWorker, num_samples: int) -> None:
         lines.report(worker.step, worker.course.total_steps, worker.loss, num_samples, worker.metrics)
 
@@ -176,7 +176,7 @@ def run_local(
     """
     began_s = time.monotonic()
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    worker = _OneWorker(job, device, _reporter(Lines(job.name, write)))
+    worker = _OneWorker(job, device, _reporter(LossLines(job.name, write)))
     chosen = (directory or Path("springtide-out") / job.name).absolute()
     context = _LocalContext(worker, chosen, device, job.params)
     with _as_on_a_worker():

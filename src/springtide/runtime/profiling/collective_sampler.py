@@ -40,7 +40,7 @@ class SampleSpec(msgspec.Struct, frozen=True, kw_only=True):
     directory: str
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
+class CollectiveTimes(msgspec.Struct, frozen=True, kw_only=True):
     """One all-reduce of one group: each repeat is the time of its slowest member."""
 
     group: list[int]
@@ -177,7 +177,7 @@ def _run_members(
     is_gpu: bool,
     deadline_s: float,
     tell: Callable[[str], None],
-) -> list[Measured]:
+) -> list[CollectiveTimes]:
     with Errand(deadline_s=deadline_s, tell=tell) as errand:
         for rank, (address, prefix) in enumerate(places):
             name = f"worker-{rank}"
@@ -197,11 +197,11 @@ def _run_members(
         errand.wait()
         results = [errand.files(f"worker-{rank}").result.read_bytes() for rank in range(len(places))]
     # The first member of a group tells what all of it measured.
-    measured = [entry for result in results for entry in msgspec.json.decode(result, type=list[Measured])]
+    measured = [entry for result in results for entry in msgspec.json.decode(result, type=list[CollectiveTimes])]
     return sorted(measured, key=lambda entry: (len(entry.group), entry.group, entry.num_bytes))
 
 
-def _as_file(measured: Sequence[Measured], nodes: tuple[Node, ...], links: Links, source: str) -> SampleFile:
+def _as_file(measured: Sequence[CollectiveTimes], nodes: tuple[Node, ...], links: Links, source: str) -> SampleFile:
     device_ids = [device.device_id for node in nodes for device in node.devices]
     return SampleFile(
         source=source,
@@ -218,7 +218,7 @@ def _as_file(measured: Sequence[Measured], nodes: tuple[Node, ...], links: Links
     )
 
 
-def _own_links(measured: Sequence[Measured], *, is_gpu: bool) -> Links:
+def _own_links(measured: Sequence[CollectiveTimes], *, is_gpu: bool) -> Links:
     """The links of a known kind of server, else what the fastest exchange of two says."""
     local = _fastest(measured) or _UNLIMITED_BYTES_PER_S
     if is_gpu:
@@ -229,7 +229,7 @@ def _own_links(measured: Sequence[Measured], *, is_gpu: bool) -> Links:
     return server_links("local", "gpu" if is_gpu else "cpu", local, _UNLIMITED_BYTES_PER_S, _UNLIMITED_BYTES_PER_S)
 
 
-def _fastest(measured: Sequence[Measured]) -> float:
+def _fastest(measured: Sequence[CollectiveTimes]) -> float:
     """The most bytes a second that two members exchanged; 0.0 if no two did."""
     return max((entry.num_bytes / entry.duration_s for entry in measured if len(entry.group) == 2), default=0.0)
 

@@ -11,8 +11,8 @@ from torch._C import _distributed_c10d as c10d
 
 from springtide.runtime.process.child_member import run_member
 from springtide.runtime.process.child_processes import ErrandFiles
-from springtide.runtime.profiling.collective_sampler import Measured, SampleSpec
-from springtide.runtime.profiling.exchange import Exchange, Watch
+from springtide.runtime.profiling.collective_sampler import CollectiveTimes, SampleSpec
+from springtide.runtime.profiling.exchange import DeviceTimer, MeasuredExchange
 
 _MAX_REPEATS = 15
 _MIN_REPEATS = 3
@@ -31,23 +31,23 @@ def num_repeats(first_s: float) -> int:
     return max(_MIN_REPEATS, min(_MAX_REPEATS, int(_BUDGET_S / max(first_s, 1e-9))))
 
 
-def _measure(spec: SampleSpec, files: ErrandFiles) -> list[Measured]:
+def _measure(spec: SampleSpec, files: ErrandFiles) -> list[CollectiveTimes]:
     torch.set_num_threads(1)
     device = torch.device("cuda", spec.rank) if spec.is_gpu else torch.device("cpu")
     if spec.is_gpu:
         torch.cuda.set_device(device)
     store = c10d.FileStore(f"{spec.directory}/store", spec.num_workers)
-    everyone = Exchange(
+    everyone = MeasuredExchange(
         c10d.PrefixStore("everyone", store), spec.rank, spec.num_workers, device, spec.address, timeout_s=1800.0
     )
-    measured: list[Measured] = []
+    measured: list[CollectiveTimes] = []
     for number, group in enumerate(spec.groups):
         if spec.rank == 0:
             files.tell(f"group {number + 1} of {len(spec.groups)}: {len(group)} workers")
         if spec.rank in group:
             member = group.index(spec.rank)
             own_store = c10d.PrefixStore(f"group-{number}", store)
-            exchange = Exchange(own_store, member, len(group), device, spec.address)
+            exchange = MeasuredExchange(own_store, member, len(group), device, spec.address)
             for num_bytes in spec.sizes_bytes:
                 entry = _time(exchange, group, num_bytes, device)
                 if member == 0:
@@ -57,8 +57,8 @@ def _measure(spec: SampleSpec, files: ErrandFiles) -> list[Measured]:
     return measured
 
 
-def _time(exchange: Exchange, group: list[int], num_bytes: int, device: torch.device) -> Measured:
-    watch = Watch(device)
+def _time(exchange: MeasuredExchange, group: list[int], num_bytes: int, device: torch.device) -> CollectiveTimes:
+    watch = DeviceTimer(device)
     tensor = torch.zeros(num_bytes // 4, device=device)
 
     def once() -> float:
@@ -70,4 +70,6 @@ def _time(exchange: Exchange, group: list[int], num_bytes: int, device: torch.de
     # The slowest member's word counts, on all of them alike.
     (first_s,) = exchange.most([once()])
     repeats_s = exchange.most([once() for _ in range(num_repeats(first_s))])
-    return Measured(group=group, num_bytes=num_bytes, repeats_s=repeats_s, duration_s=statistics.median(repeats_s))
+    return CollectiveTimes(
+        group=group, num_bytes=num_bytes, repeats_s=repeats_s, duration_s=statistics.median(repeats_s)
+    )

@@ -12,7 +12,7 @@ from torch._C import _distributed_c10d as c10d
 from springtide.runtime.process.child_member import LostPeer
 
 
-class Watch:
+class DeviceTimer:
     """Moments on a device: on a CPU the clock's, on a GPU those at which its stream gets there."""
 
     def __init__(self, device: torch.device) -> None:
@@ -34,7 +34,7 @@ class Watch:
         return float(begin.elapsed_time(end)) / 1000.0
 
 
-class Exchange:
+class MeasuredExchange:
     """The members of a measurement, connected by gloo, or by NCCL where they have GPUs."""
 
     def __init__(

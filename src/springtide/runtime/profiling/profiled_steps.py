@@ -20,15 +20,15 @@ from springtide.core.errors import InvalidRequest
 from springtide.runtime.data.dataset_reader import SampleReader
 from springtide.runtime.data.shards import GlobalBatch, permutation, seed_everything
 from springtide.runtime.process.exits import WorkerExit
-from springtide.runtime.profiling.exchange import Exchange, Watch
-from springtide.runtime.profiling.step_profiling import MARK, Iteration
+from springtide.runtime.profiling.exchange import DeviceTimer, MeasuredExchange
+from springtide.runtime.profiling.step_profiling import MARK, ProfiledIteration
 
 # plain: without data parallelism, to see which parameters get a gradient. apart: buckets are exchanged after the
 # backward pass, one by one, so that neither disturbs the other. overlapped: as in real training.
 Mode = Literal["plain", "apart", "overlapped", "operators"]
 
 
-class Turn(msgspec.Struct, frozen=True, kw_only=True):
+class MeasuredTurn(msgspec.Struct, frozen=True, kw_only=True):
     """One iteration: of which kind, under which name it is counted ("": it only warms up), what is told of it."""
 
     mode: Mode
@@ -55,8 +55,8 @@ class ProfiledSteps:
 
     def __init__(
         self,
-        turns: list[Turn],
-        exchange: Exchange,
+        turns: list[MeasuredTurn],
+        exchange: MeasuredExchange,
         rank: int,
         device: torch.device,
         seed: int,
@@ -68,14 +68,14 @@ class ProfiledSteps:
         self.metrics: dict[str, float] = {}
         self.num_unused = 0
         self.num_samples = 0
-        self.iterations: dict[str, list[Iteration]] = {turn.name: [] for turn in turns if turn.name}
+        self.iterations: dict[str, list[ProfiledIteration]] = {turn.name: [] for turn in turns if turn.name}
         self.profiles: list[torch.profiler.profile] = []
         self._turns = turns
         self._exchange = exchange
         self._device = device
         self._seed = seed
         self._tell = tell
-        self._watch = Watch(device)
+        self._watch = DeviceTimer(device)
         self._is_parallel = False
         self._buckets: list[torch.Tensor] = []
         self._ready: list[Any] = []
@@ -171,7 +171,7 @@ class ProfiledSteps:
         if turn.mode == "overlapped":
             exchange_s = [since(begun, self._ended[place]) for place, begun in enumerate(self._begun)]
         self.iterations[turn.name].append(
-            Iteration(
+            ProfiledIteration(
                 forward_s=since(self._begin, forwarded),
                 backward_s=since(forwarded, backwarded),
                 update_s=since(self._updating, ended),

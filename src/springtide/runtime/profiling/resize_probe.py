@@ -66,7 +66,7 @@ CRITERION = (
 )
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class ResizeMeasurement(msgspec.Struct, frozen=True, kw_only=True):
     """One measured case; `ratio` is ours over baseline, `bound` the limit that `ours` has to keep."""
 
     case: str
@@ -354,7 +354,9 @@ def measure_pauses(model: _Model, *, catchup: bool, is_short: bool = False) -> d
             driver.close()
 
 
-def _rows(model: _Model, case: str, pause: Pause, floor_s: float, size: int, *, catchup: bool) -> list[Row]:
+def _rows(
+    model: _Model, case: str, pause: Pause, floor_s: float, size: int, *, catchup: bool
+) -> list[ResizeMeasurement]:
     """The two rows of one change of the group."""
     moves_state = case.startswith("grow") and not catchup
     replayed_s = pause.usual_step_s if case.startswith("recover") else 0.0
@@ -364,7 +366,7 @@ def _rows(model: _Model, case: str, pause: Pause, floor_s: float, size: int, *, 
     first_bound_s = _FIRST_STEP_LIMIT * pause.usual_step_s + _FIRST_STEP_ALLOWANCE_S + replayed_s
     mode = "catch-up" if catchup else "sync at the switch"
     return [
-        Row(
+        ResizeMeasurement(
             case=f"{model.label}, {case}, {mode}: pause",
             ours=pause.pause_s,
             baseline=floor_s,
@@ -372,7 +374,7 @@ def _rows(model: _Model, case: str, pause: Pause, floor_s: float, size: int, *, 
             ratio=pause.pause_s / floor_s,
             bound=pause_bound_s,
         ),
-        Row(
+        ResizeMeasurement(
             case=f"{model.label}, {case}, {mode}: first step, commit to commit",
             ours=pause.first_step_s,
             baseline=pause.usual_step_s,
@@ -383,9 +385,9 @@ def _rows(model: _Model, case: str, pause: Pause, floor_s: float, size: int, *, 
     ]
 
 
-def measure_all(*, with_large: bool) -> list[Row]:
+def measure_all(*, with_large: bool) -> list[ResizeMeasurement]:
     """Every case, for a small model and (`with_large`) one of 548 MB, with and without catch-up."""
-    rows: list[Row] = []
+    rows: list[ResizeMeasurement] = []
     for model in (_SMALL, _LARGE) if with_large else (_SMALL,):
         floors = {size: measure_broadcast_s(model.num_bytes, size) for size in (2, model.max_workers)}
         for catchup in (True, False):

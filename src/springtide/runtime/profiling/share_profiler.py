@@ -71,7 +71,7 @@ def send(descriptor: int, message: msgspec.Struct) -> None:
         data = data[os.write(descriptor, data) :]
 
 
-class Lines:
+class JsonLines:
     """Messages of one type read from a pipe."""
 
     def __init__(self, descriptor: int) -> None:

@@ -17,8 +17,8 @@ from springtide.runtime.process.child_processes import ErrandFiles
 from springtide.runtime.process.entry import as_function, load_object
 from springtide.runtime.process.exits import WorkerExit
 from springtide.runtime.profiling.place import status_bytes
-from springtide.runtime.profiling.share_profiler import MAX_DURATIONS, Lines, RunAnswer, RunOrder, ShareSpec, send
-from springtide.runtime.serving.replica import Model, load_served_class
+from springtide.runtime.profiling.share_profiler import MAX_DURATIONS, JsonLines, RunAnswer, RunOrder, ShareSpec, send
+from springtide.runtime.serving.replica import ServedUserModel, load_served_class
 from springtide.serving.schema import Parameter, ServiceSchema, check_call, parse_json
 
 _MIB = 1 << 20
@@ -30,11 +30,11 @@ _OUT_OF_MEMORY = ("MemoryError", "OutOfMemoryError")
 _MANY_EPOCHS = 1_000_000
 
 
-class Orders:
+class ProfilerOrders:
     """The child's end of the pipes: waits for an order, times iterations as it says, and answers."""
 
     def __init__(self, spec: ShareSpec, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._lines = Lines(spec.orders_fd)
+        self._lines = JsonLines(spec.orders_fd)
         self._answers_fd = spec.answers_fd
         self._clock = clock
         self._is_too_large = False
@@ -85,13 +85,13 @@ def main(spec_path: str) -> NoReturn:
     work = _serve if spec.kind == "inference" else _train
     run_member(
         ErrandFiles(Path(spec.directory), spec.name),
-        lambda: work(spec, Orders(spec)),
+        lambda: work(spec, ProfilerOrders(spec)),
         source_path=spec.entrypoint.source_path,
     )
 
 
-def _serve(spec: ShareSpec, orders: Orders) -> None:
-    model = Model(load_served_class(spec.entrypoint), _MAX_BATCH, spec.params)
+def _serve(spec: ShareSpec, orders: ProfilerOrders) -> None:
+    model = ServedUserModel(load_served_class(spec.entrypoint), _MAX_BATCH, spec.params)
     call = msgspec.json.decode(one_call(model.schema, spec.call))
     lists = [parameter.name for parameter in model.schema.parameters if parameter.is_list and parameter.name in call]
     bodies: dict[int, bytes] = {}
@@ -141,7 +141,7 @@ def _value(parameter: Parameter) -> Any:
     return [value] if parameter.is_list else value
 
 
-def _train(spec: ShareSpec, orders: Orders) -> None:
+def _train(spec: ShareSpec, orders: ProfilerOrders) -> None:
     # Torch comes with it: a service that does without is not kept waiting.
     from springtide.runtime.local.inprocess import run_local
 
@@ -161,7 +161,7 @@ def _train(spec: ShareSpec, orders: Orders) -> None:
 class _Steps:
     """Steps of a training function as iterations: it is stopped between two of them while no order is in force."""
 
-    def __init__(self, orders: Orders, job: TrainingJob) -> None:
+    def __init__(self, orders: ProfilerOrders, job: TrainingJob) -> None:
         self._orders = orders
         self._job = job
         self._iterations: Iterator[RunOrder] | None = None

@@ -51,7 +51,7 @@ class ProfileSpec(msgspec.Struct, frozen=True, kw_only=True):
     interface: str = "lo"
 
 
-class Iteration(msgspec.Struct, frozen=True, kw_only=True):
+class ProfiledIteration(msgspec.Struct, frozen=True, kw_only=True):
     """One iteration on one worker, in seconds; bucket by bucket when it was ready and how long its exchange took."""
 
     forward_s: float
@@ -86,7 +86,7 @@ class WorkerProfile(msgspec.Struct, frozen=True, kw_only=True):
 
     device_kind: str
     backend: str
-    iterations: dict[str, list[Iteration]]
+    iterations: dict[str, list[ProfiledIteration]]
     operators: list[Operator]
     operator_totals: list[OperatorTotal]
     exchange_samples: list[tuple[int, float]]
@@ -359,7 +359,7 @@ def _own_samples(profile: FunctionProfile, num_devices: int) -> SampleFile:
 
 
 def timeline_of(
-    iterations: Sequence[Sequence[Iteration]], local_batch_size: int
+    iterations: Sequence[Sequence[ProfiledIteration]], local_batch_size: int
 ) -> tuple[StepProfile, tuple[float, ...]]:
     """The step that the workers' iterations [workers][iterations] have in common, and each bucket's exchange time.
 
@@ -373,7 +373,7 @@ def timeline_of(
             "its iterations do not exchange the same gradients; a function whose model changes cannot be profiled"
         )
 
-    def middle(values: Callable[[Iteration], list[float]]) -> np.ndarray:
+    def middle(values: Callable[[ProfiledIteration], list[float]]) -> np.ndarray:
         by_worker = np.array([[values(iteration) for iteration in worker] for worker in iterations])
         return np.asarray(np.median(by_worker.max(axis=0), axis=0))
 

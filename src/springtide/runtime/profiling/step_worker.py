@@ -22,8 +22,8 @@ from springtide.runtime.process.child_member import run_member
 from springtide.runtime.process.child_processes import ErrandFiles
 from springtide.runtime.process.entry import as_function, load_object
 from springtide.runtime.process.exits import WorkerExit
-from springtide.runtime.profiling.exchange import Exchange, Watch, backend_of
-from springtide.runtime.profiling.profiled_steps import ProfiledSteps, Turn
+from springtide.runtime.profiling.exchange import DeviceTimer, MeasuredExchange, backend_of
+from springtide.runtime.profiling.profiled_steps import MeasuredTurn, ProfiledSteps
 from springtide.runtime.profiling.step_profiling import (
     LADDER_BYTES,
     MARK,
@@ -56,21 +56,21 @@ def run_profile_worker(spec: ProfileSpec) -> NoReturn:
     run_member(files, lambda: files.finish(_measure(spec, files)), source_path=spec.entrypoint.source_path)
 
 
-def turns_of(local_batch_size: int, num_iterations: int) -> list[Turn]:
+def turns_of(local_batch_size: int, num_iterations: int) -> list[MeasuredTurn]:
     """The iterations of a profile in order.
 
     The kinds to be compared take turns, so that what else the machine does meanwhile falls on all of them alike.
     """
     full = local_batch_size
-    turns = [Turn(mode="plain", local_batch_size=full, told="warming up")]
-    turns += [Turn(mode="apart", local_batch_size=full)] * _NUM_WARM_UP
+    turns = [MeasuredTurn(mode="plain", local_batch_size=full, told="warming up")]
+    turns += [MeasuredTurn(mode="apart", local_batch_size=full)] * _NUM_WARM_UP
     for index in range(num_iterations):
         told = f"iteration {index + 1} of {num_iterations}: {full} samples a worker"
-        turns.append(Turn(name="computation", mode="apart", local_batch_size=full, told=told))
-        turns.append(Turn(name="overlapped", mode="overlapped", local_batch_size=full))
+        turns.append(MeasuredTurn(name="computation", mode="apart", local_batch_size=full, told=told))
+        turns.append(MeasuredTurn(name="overlapped", mode="overlapped", local_batch_size=full))
         if full > 1:
-            turns.append(Turn(name="half the batch", mode="apart", local_batch_size=full // 2))
-    turns += [Turn(mode="operators", local_batch_size=full)] * _NUM_OPERATOR_ITERATIONS
+            turns.append(MeasuredTurn(name="half the batch", mode="apart", local_batch_size=full // 2))
+    turns += [MeasuredTurn(mode="operators", local_batch_size=full)] * _NUM_OPERATOR_ITERATIONS
     return turns
 
 
@@ -82,7 +82,7 @@ def _measure(spec: ProfileSpec, files: ErrandFiles) -> WorkerProfile:
     dist.init_process_group(
         backend_of(device), store=c10d.PrefixStore("ddp", store), rank=spec.rank, world_size=NUM_WORKERS
     )
-    exchange = Exchange(c10d.PrefixStore("exchange", store), spec.rank, NUM_WORKERS, device, spec.address)
+    exchange = MeasuredExchange(c10d.PrefixStore("exchange", store), spec.rank, NUM_WORKERS, device, spec.address)
     samples = _ladder(exchange, device)
     turns = turns_of(spec.local_batch_size, spec.num_iterations)
     tell = files.tell if spec.rank == 0 else lambda _: None
@@ -116,9 +116,9 @@ def _device_of(rank: int) -> torch.device:
     return torch.device("cpu")
 
 
-def _ladder(exchange: Exchange, device: torch.device) -> list[tuple[int, float]]:
+def _ladder(exchange: MeasuredExchange, device: torch.device) -> list[tuple[int, float]]:
     """The time of an exchange of each of LADDER_BYTES, begun by both workers together: the median of some."""
-    watch = Watch(device)
+    watch = DeviceTimer(device)
     samples = []
     for num_bytes in LADDER_BYTES:
         tensor = torch.zeros(num_bytes // 4, device=device)

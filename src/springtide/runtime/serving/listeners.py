@@ -17,7 +17,7 @@ _BACKLOG = 64
 _MAX_SOCKET_PATH_BYTES = 100
 
 
-class Guard(msgspec.Struct, frozen=True):
+class HandshakeGuard(msgspec.Struct, frozen=True):
     """Where a replica listens that others reach over a network, and the secret that they share with it."""
 
     host: str
@@ -25,7 +25,7 @@ class Guard(msgspec.Struct, frozen=True):
     token: str
 
 
-class Door(Protocol):
+class ReplicaListener(Protocol):
     """A listening socket. `address` is what the gateway connects to; whoever does not know `token` is not let in."""
 
     address: str
@@ -65,7 +65,7 @@ class PrivateDoor:
 class GuardedDoor:
     """A TCP socket at the replica's own address, and at no other of the machine. Raises OSError."""
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: HandshakeGuard) -> None:
         self.token = guard.token
         family = socket.AF_INET6 if ":" in guard.host else socket.AF_INET
         self.listener = socket.socket(family, socket.SOCK_STREAM)

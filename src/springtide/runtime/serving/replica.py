@@ -20,14 +20,14 @@ import msgspec
 
 from springtide.core.errors import InvalidRequest, SpringtideError
 from springtide.core.wire.shares import SlotWriter
-from springtide.core.wire.workers import Failed, Fence, Left, Order, Preempt, Ready, Stop, WorkerSpec
+from springtide.core.wire.workers import Failed, FenceOrder, Left, Order, Preempt, Ready, Stop, WorkerSpec
 from springtide.core.workload import Entrypoint, InferenceService
 from springtide.runtime.process.control_link import ControlLink
 from springtide.runtime.process.entry import describe_error, load_object
 from springtide.runtime.process.share_slot import iteration, open_slot
-from springtide.runtime.serving.listeners import Door, Guard, GuardedDoor, PrivateDoor
+from springtide.runtime.serving.listeners import GuardedDoor, HandshakeGuard, PrivateDoor, ReplicaListener
 from springtide.runtime.serving.server import ReplicaServer
-from springtide.serving.frames import MAX_FRAME_BYTES, Outcome
+from springtide.serving.frames import MAX_FRAME_BYTES, BatchOutcome
 from springtide.serving.schema import ServiceSchema, call_decoder, derive_schema
 
 _LOG = logging.getLogger("springtide.replica")
@@ -48,7 +48,7 @@ def load_served_class(entrypoint: Entrypoint) -> type:
     return served
 
 
-class Model:
+class ServedUserModel:
     """The user's object with its schema: turns calls into outcomes. Only one thread may call `answer`.
 
     `slot` is where a replica tells when it predicts (None: it holds the whole of its device, and nobody asks).
@@ -69,15 +69,15 @@ class Model:
         if callable(load):
             load()
 
-    def answer(self, calls: Sequence[bytes]) -> tuple[Outcome, ...]:
+    def answer(self, calls: Sequence[bytes]) -> tuple[BatchOutcome, ...]:
         """Return one outcome per call. Calls that may share a batch are predicted together, in order."""
-        outcomes: list[Outcome | None] = [None] * len(calls)
+        outcomes: list[BatchOutcome | None] = [None] * len(calls)
         arguments: dict[int, dict[str, Any]] = {}
         for index, call in enumerate(calls):
             try:
                 decoded = msgspec.structs.asdict(self._decoder.decode(call))
             except (ValueError, RecursionError) as error:
-                outcomes[index] = Outcome("invalid", str(error).encode())
+                outcomes[index] = BatchOutcome("invalid", str(error).encode())
                 continue
             arguments[index] = {name: value for name, value in decoded.items() if value is not msgspec.UNSET}
         if self.schema.is_batchable:
@@ -88,7 +88,7 @@ class Model:
             outcomes[index] = outcome
         return tuple(outcome for outcome in outcomes if outcome is not None)
 
-    def _predict_together(self, arguments: dict[int, dict[str, Any]]) -> dict[int, Outcome]:
+    def _predict_together(self, arguments: dict[int, dict[str, Any]]) -> dict[int, BatchOutcome]:
         """Concatenate the lists, predict in chunks of at most `max_batch_size` items, and cut the outputs again."""
         if not arguments:
             return {}
@@ -111,13 +111,13 @@ class Model:
                 expected = min(self._max_batch_size, num_items - start)
                 outputs += self._outputs_of_chunk({**chunk, **fixed}, expected)
         except _WrongLength as error:
-            return {index: Outcome("error", str(error).encode()) for index in arguments}
+            return {index: BatchOutcome("error", str(error).encode()) for index in arguments}
         except (Exception, SystemExit) as error:
             if len(arguments) == 1:
                 return {index: _failure(error) for index in arguments}
             # One request's input must not fail its neighbours: each is tried alone, and the culprit fails alone.
             return {index: self._predict_together({index: given})[index] for index, given in arguments.items()}
-        answers: dict[int, Outcome] = {}
+        answers: dict[int, BatchOutcome] = {}
         start = 0
         for index, given in arguments.items():
             end = start + len(given[names[0]])
@@ -125,10 +125,10 @@ class Model:
             start = end
         return answers
 
-    def _checked_alone(self, given: dict[str, Any], names: list[str]) -> Outcome:
+    def _checked_alone(self, given: dict[str, Any], names: list[str]) -> BatchOutcome:
         present = [name for name in self._list_names if name in given]
         if not present or len({len(given[name]) for name in present}) > 1:
-            return Outcome("invalid", b"the lists of one call must be equally long")
+            return BatchOutcome("invalid", b"the lists of one call must be equally long")
         return self._predict_together({0: given})[0]
 
     def _outputs_of_chunk(self, arguments: dict[str, Any], num_items: int) -> list[Any]:
@@ -152,7 +152,7 @@ class Model:
         if self._slot is not None:
             self._slot.queued(num_batches)
 
-    def _predict_alone(self, arguments: dict[str, Any]) -> Outcome:
+    def _predict_alone(self, arguments: dict[str, Any]) -> BatchOutcome:
         try:
             result = self._predict(arguments, 1)
         except (Exception, SystemExit) as error:
@@ -184,28 +184,30 @@ def _encode_hook(value: Any) -> Any:
 _ENCODER = msgspec.json.Encoder(enc_hook=_encode_hook)
 
 
-def _encoded(result: Any) -> Outcome:
+def _encoded(result: Any) -> BatchOutcome:
     """Write the result as JSON (a NaN becomes null, for JSON has none)."""
     try:
         body = _ENCODER.encode(result)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        return Outcome("error", f"what predict returned cannot be sent: {error}".encode())
+        return BatchOutcome("error", f"what predict returned cannot be sent: {error}".encode())
     if len(body) > MAX_FRAME_BYTES // 4:
-        return Outcome("error", f"predict returned {len(body)} bytes; return at most {MAX_FRAME_BYTES // 4}".encode())
-    return Outcome("ok", body)
+        return BatchOutcome(
+            "error", f"predict returned {len(body)} bytes; return at most {MAX_FRAME_BYTES // 4}".encode()
+        )
+    return BatchOutcome("ok", body)
 
 
-def _failure(error: BaseException) -> Outcome:
+def _failure(error: BaseException) -> BatchOutcome:
     _LOG.error("predict failed", exc_info=error)
     sentence = " ".join(str(error).split())[:500]
-    return Outcome("error", f"{type(error).__name__}: {sentence}".encode("utf-8", "replace"))
+    return BatchOutcome("error", f"{type(error).__name__}: {sentence}".encode("utf-8", "replace"))
 
 
 def run_replica(
     spec: WorkerSpec,
     link: ControlLink,
     *,
-    guard: Guard | None = None,
+    guard: HandshakeGuard | None = None,
     on_serving: Callable[[ReplicaServer], None] = lambda server: None,
     terminate: Callable[[int], None] = os._exit,
 ) -> int:
@@ -240,13 +242,15 @@ def run_replica(
         sys.stderr.flush()
 
 
-def _load(spec: WorkerSpec, service: InferenceService, link: ControlLink, guard: Guard | None) -> ReplicaServer | None:
+def _load(
+    spec: WorkerSpec, service: InferenceService, link: ControlLink, guard: HandshakeGuard | None
+) -> ReplicaServer | None:
     """Return what listens for the loaded model; None, after a report of why, if that came to nothing."""
     try:
         served = load_served_class(service.entrypoint)
         link.phases.ended("import")
-        model = Model(served, service.max_batch_size, service.params, open_slot(spec))
-        door: Door = GuardedDoor(guard) if guard else PrivateDoor(Path(spec.work_dir), spec.replica_id)
+        model = ServedUserModel(served, service.max_batch_size, service.params, open_slot(spec))
+        door: ReplicaListener = GuardedDoor(guard) if guard else PrivateDoor(Path(spec.work_dir), spec.replica_id)
         return ReplicaServer(spec.replica_id, model, door)
     except (Exception, SystemExit) as error:
         _LOG.error("the service %s does not load", service.name, exc_info=error)
@@ -284,7 +288,7 @@ class _Stopping:
         """Handle one order, on the control thread."""
         if isinstance(order, Stop | Preempt):
             self.begin(order.grace_s)
-        elif isinstance(order, Fence):
+        elif isinstance(order, FenceOrder):
             _LOG.warning("fenced: %s", order.reason)
             self._terminate(0)
 

@@ -16,16 +16,16 @@ from typing import Protocol
 
 from springtide.core.errors import BackendError
 from springtide.core.workload import ReplicaId
-from springtide.runtime.serving.listeners import MAX_CONNECTIONS, Door
+from springtide.runtime.serving.listeners import MAX_CONNECTIONS, ReplicaListener
 from springtide.serving.frames import (
     MAX_FRAME_BYTES,
     MAX_GREETING_BYTES,
     Answered,
+    BatchOutcome,
     Challenge,
     Draining,
     FrameReader,
     Greet,
-    Outcome,
     Ping,
     Pong,
     Predict,
@@ -51,7 +51,7 @@ class Answerer(Protocol):
 
     schema: ServiceSchema
 
-    def answer(self, calls: Sequence[bytes]) -> tuple[Outcome, ...]:
+    def answer(self, calls: Sequence[bytes]) -> tuple[BatchOutcome, ...]:
         """Return one outcome per call."""
         ...
 
@@ -63,7 +63,7 @@ class Answerer(Protocol):
 class ReplicaServer:
     """Reads, and hands batches to the thread that calls `run`. `drain` and `address` may be used by any."""
 
-    def __init__(self, replica_id: ReplicaId, model: Answerer, door: Door) -> None:
+    def __init__(self, replica_id: ReplicaId, model: Answerer, door: ReplicaListener) -> None:
         self._model = model
         self._replica_id = replica_id
         self._welcome = encode_frame(Welcome(replica_id=replica_id, schema=model.schema))
@@ -237,7 +237,7 @@ class _Peer:
             frame = encode_frame(reply)
         except BackendError as error:
             assert isinstance(reply, Answered)
-            outcomes = tuple(Outcome("error", str(error).encode()) for _ in reply.outcomes)
+            outcomes = tuple(BatchOutcome("error", str(error).encode()) for _ in reply.outcomes)
             frame = encode_frame(Answered(batch_id=reply.batch_id, outcomes=outcomes, predict_s=reply.predict_s))
         self.send_bytes(frame)
 

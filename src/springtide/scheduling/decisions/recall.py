@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from springtide.core.decision import Plan, PoolAllocation, Snapshot
 from springtide.core.workload import WorkloadId
-from springtide.scheduling.placement.allocation_ledger import Shares
+from springtide.scheduling.placement.allocation_ledger import AllocationLedger
 from springtide.scheduling.placement.layout import shape_of
 from springtide.scheduling.placement.topology import layout_of
 from springtide.scheduling.replicas import next_idle_at_s, wanted_replicas
@@ -22,7 +22,7 @@ from springtide.scheduling.replicas import next_idle_at_s, wanted_replicas
 _FORMAT = 1
 
 State = Mapping[str, Any]
-Decide = Callable[[Shares, State], tuple[float | None, dict[str, Any]]]
+Decide = Callable[[AllocationLedger, State], tuple[float | None, dict[str, Any]]]
 
 
 def decide_once(rule: str, snapshot: Snapshot, decide: Decide) -> Plan:
@@ -37,7 +37,7 @@ def decide_once(rule: str, snapshot: Snapshot, decide: Decide) -> Plan:
     memory = snapshot.memory if isinstance(snapshot.memory, dict) else {}
     if memory.get("mark") == mark and (memory["until_s"] is None or snapshot.now_s < memory["until_s"]):
         return _recalled(snapshot, memory)
-    shares = Shares(snapshot)
+    shares = AllocationLedger(snapshot)
     until_s, state = decide(shares, memory["state"] if memory.get("rule") == rule else {})
     assert until_s is None or until_s > snapshot.now_s
     plan = shares.plan(until_s)

@@ -43,7 +43,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     is_boundary: bool = True
 
 
-class Decision(msgspec.Struct, frozen=True, kw_only=True):
+class RoundDecision(msgspec.Struct, frozen=True, kw_only=True):
     """What stands until the next boundary: the jobs' devices in rank order, with their batches.
 
     Devices are of the round's only, none of them twice, within every job's bounds. `reasons` may leave out whom a
@@ -55,7 +55,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     state: Any = None
 
 
-Decide = Callable[[Round], Decision]
+Decide = Callable[[Round], RoundDecision]
 Foresee = Callable[[Snapshot, Any], Mapping[WorkloadId, Schedule]]
 IsDue = Callable[[Snapshot, Any], bool]
 
@@ -238,7 +238,7 @@ class _Ledger:
         taken = {device for who in self.services for device in self.wanted.get(who, ())}
         return tuple(device for device in self.wanted.get(view.job.job_id, ()) if device not in taken)
 
-    def take(self, decision: Decision) -> None:
+    def take(self, decision: RoundDecision) -> None:
         """From now on the decision stands for all jobs."""
         for job_id in self.views:
             self.wanted.pop(job_id, None)

@@ -8,7 +8,7 @@ import msgspec
 
 from springtide.core.decision import JobView
 from springtide.core.function_search import FunctionSearch, batch_at, steps_of
-from springtide.solvers.search.phase_choice import CHEAPEST, FASTEST, Aim, Limits
+from springtide.solvers.search.phase_choice import CHEAPEST, FASTEST, Aim, GoalLimits
 
 # An open stream is looked at over so much time to come.
 STREAM_HORIZON_S = 3600.0
@@ -21,7 +21,7 @@ _RESERVE_FRACTION = 0.005
 _RESERVE_S = 1.0
 
 
-class Stretch(msgspec.Struct, frozen=True, kw_only=True):
+class PhaseStretch(msgspec.Struct, frozen=True, kw_only=True):
     """So many steps of one batch size."""
 
     global_batch_size: int
@@ -31,7 +31,7 @@ class Stretch(msgspec.Struct, frozen=True, kw_only=True):
 class Rest(msgspec.Struct, frozen=True, kw_only=True):
     """What is left: its stretches, the present one first, and whether that is known or only a view into the future."""
 
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[PhaseStretch, ...]
     is_known: bool = True
     keeps_up_s: float | None = None
 
@@ -55,11 +55,11 @@ def rest_of(view: JobView) -> Rest:
     elif total is None and job.num_samples:
         total = steps_of((), job.num_samples, job.num_epochs, batch)
     if total is None:
-        return Rest(stretches=(Stretch(global_batch_size=batch, num_steps=_UNKNOWN_STEPS),), is_known=False)
-    return Rest(stretches=(Stretch(global_batch_size=batch, num_steps=float(max(1, total - view.step))),))
+        return Rest(stretches=(PhaseStretch(global_batch_size=batch, num_steps=_UNKNOWN_STEPS),), is_known=False)
+    return Rest(stretches=(PhaseStretch(global_batch_size=batch, num_steps=float(max(1, total - view.step))),))
 
 
-def limits_of(view: JobView, rest: Rest, now_s: float, end_s: float, end_usd: float) -> Limits:
+def limits_of(view: JobView, rest: Rest, now_s: float, end_s: float, end_usd: float) -> GoalLimits:
     """Time and money that are left, less what the end takes. A stream that is open has to keep up instead."""
     goal = view.job.goal
     left_s, left_usd = math.inf, math.inf
@@ -72,7 +72,7 @@ def limits_of(view: JobView, rest: Rest, now_s: float, end_s: float, end_usd: fl
         left_s = min(left_s, rest.keeps_up_s)
     if not rest.is_known:
         left_s = left_usd = math.inf
-    return Limits(left_s=left_s, left_usd=left_usd)
+    return GoalLimits(left_s=left_s, left_usd=left_usd)
 
 
 def aim_of(view: JobView, rest: Rest, second_usd: float) -> Aim:
@@ -102,15 +102,15 @@ def _rest_of_stream(view: JobView, batch: int) -> Rest:
     stream = view.stream
     if stream is not None and stream.is_closed:
         left = max(1.0, stream.num_samples / batch - view.step)
-        return Rest(stretches=(Stretch(global_batch_size=batch, num_steps=float(math.ceil(left))),))
+        return Rest(stretches=(PhaseStretch(global_batch_size=batch, num_steps=float(math.ceil(left))),))
     if stream is None or stream.arrivals_per_s <= 0:
-        return Rest(stretches=(Stretch(global_batch_size=batch, num_steps=_UNKNOWN_STEPS),), is_known=False)
+        return Rest(stretches=(PhaseStretch(global_batch_size=batch, num_steps=_UNKNOWN_STEPS),), is_known=False)
     num_steps = max(1.0, stream.arrivals_per_s * STREAM_HORIZON_S / batch)
     keeps_up_s = num_steps * batch / (STREAM_HEADROOM * stream.arrivals_per_s)
-    return Rest(stretches=(Stretch(global_batch_size=batch, num_steps=num_steps),), keeps_up_s=keeps_up_s)
+    return Rest(stretches=(PhaseStretch(global_batch_size=batch, num_steps=num_steps),), keeps_up_s=keeps_up_s)
 
 
-def _stretches(view: JobView, num_samples: int) -> tuple[Stretch, ...]:
+def _stretches(view: JobView, num_samples: int) -> tuple[PhaseStretch, ...]:
     """The epochs that are left, neighbours of one batch size together; the present one from its next step on."""
     job = view.job
     found: list[list[float]] = []
@@ -128,7 +128,7 @@ def _stretches(view: JobView, num_samples: int) -> tuple[Stretch, ...]:
             found.append([batch, left])
     if not found:
         found.append([batch_at(job.batch_schedule, job.num_epochs - 1, job.global_batch_size), 1])
-    return tuple(Stretch(global_batch_size=int(batch), num_steps=float(left)) for batch, left in found)
+    return tuple(PhaseStretch(global_batch_size=int(batch), num_steps=float(left)) for batch, left in found)
 
 
 def _samples_of(view: JobView, total_steps: int | None) -> int | None:

@@ -20,11 +20,11 @@ from springtide.perf.functions.pipeline.plan import LEAST_DELTA
 from springtide.perf.functions.workers.belief import Belief, Prediction, is_here, net_step, size_of
 from springtide.perf.functions.workers.overheads import overheads_of, seen_scale
 from springtide.perf.functions.workers.surface import SAVED_FACTOR, WorkSettings, worker_numbers
-from springtide.scheduling.functions.goal_phases import Rest, Stretch, aim_of, limits_of, present_factor, rest_of
+from springtide.scheduling.functions.goal_phases import PhaseStretch, Rest, aim_of, limits_of, present_factor, rest_of
 from springtide.scheduling.functions.reasons import decision_words, goal_words
 from springtide.solvers.search.gaussian_process import Floats
-from springtide.solvers.search.goal_search import CONFIDENCE, Decision, SearchState, decide
-from springtide.solvers.search.phase_choice import Aim, Phase, PhaseChoice, SwitchCosts
+from springtide.solvers.search.goal_search import CONFIDENCE, SearchDecision, SearchState, decide
+from springtide.solvers.search.phase_choice import Aim, PhaseChoice, SwitchCosts, WorkPhase
 
 # A soft deadline is a wish: it is planned for with less room.
 SOFT_CONFIDENCE = 0.5
@@ -91,7 +91,7 @@ def search_menu(
 ) -> FunctionMenu:
     """The menu of a job before it is submitted: the model, corrected by what earlier runs have shown."""
     num_steps = float(total_steps or 1000)
-    rest = Rest(stretches=(Stretch(global_batch_size=global_batch_size, num_steps=num_steps),))
+    rest = Rest(stretches=(PhaseStretch(global_batch_size=global_batch_size, num_steps=num_steps),))
     belief = Belief(service, search)
     grid = _Grid(belief, rest, 1.0, num_layers, ())
     error = search.error_fraction if not belief.has_observed else grid.error_fraction(grid.recommended())
@@ -111,11 +111,11 @@ class LostTime(msgspec.Struct, frozen=True, kw_only=True):
     num_more_steps: int
 
 
-def _phase(stretch: Stretch, found: Prediction, lifetime_s: float, scale: float) -> Phase:
+def _phase(stretch: PhaseStretch, found: Prediction, lifetime_s: float, scale: float) -> WorkPhase:
     """A stretch as the solver sees it: steps with what is lost beside them."""
     overheads = overheads_of(found.surface, found.step_s, lifetime_s, scale)
     step_s = found.step_s * (1.0 + overheads.lost_fraction)
-    return Phase(
+    return WorkPhase(
         num_steps=stretch.num_steps,
         log_step=np.log(step_s).ravel(),
         spread=found.spread.ravel(),
@@ -260,7 +260,7 @@ class _Grid:
         )
 
 
-def _later(phases: Sequence[Phase], later: PhaseChoice | None) -> tuple[float, float]:
+def _later(phases: Sequence[WorkPhase], later: PhaseChoice | None) -> tuple[float, float]:
     """Seconds and dollars that the later stretches are expected to take."""
     seconds, usd = 0.0, 0.0
     for number, phase in enumerate(phases[1:], 1):
@@ -465,7 +465,7 @@ class _Search:
         pause_s = np.maximum(2.0 * surface.save_s, self._view.last_pause_s)
         return np.array(pause_s), np.array(start_usd + pause_s * surface.usd_per_s)
 
-    def _revisit_at_s(self, decision: Decision) -> float | None:
+    def _revisit_at_s(self, decision: SearchDecision) -> float | None:
         if decision.what != "stay" or self._is_measured() or self._running is None:
             return None
         place = self._grid.place(self._running)

@@ -31,7 +31,7 @@ from springtide.core.workload import Goal, WorkloadId
 from springtide.scheduling.functions.ask import Ask
 from springtide.scheduling.functions.goal_search import SearchStep, search_step
 from springtide.scheduling.functions.plan_text import words
-from springtide.scheduling.functions.room import MOMENT_S, Room
+from springtide.scheduling.functions.room import MOMENT_S, ServiceRoom
 from springtide.scheduling.functions.settled import settled
 
 # A job that is being stopped lets go of its place within some seconds.
@@ -121,7 +121,7 @@ class _Desk:
         self._now_s = snapshot.now_s
         self._node = node
         self._service = service
-        self._room = Room(snapshot.now_s, service.concurrency, len(node.devices))
+        self._room = ServiceRoom(snapshot.now_s, service.concurrency, len(node.devices))
         self._free = [device.device_id for device in node.devices]
         self._found: dict[WorkloadId, SearchStep] = {}
         self.allocations: dict[WorkloadId, Allocation] = {}

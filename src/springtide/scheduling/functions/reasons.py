@@ -7,8 +7,8 @@ import math
 from springtide.core.functions import FunctionPlan
 from springtide.core.workload import Goal
 from springtide.scheduling.functions.plan_text import money
-from springtide.solvers.search.goal_search import MAX_TRIED, Decision
-from springtide.solvers.search.phase_choice import Aim, Limits
+from springtide.solvers.search.goal_search import MAX_TRIED, SearchDecision
+from springtide.solvers.search.phase_choice import Aim, GoalLimits
 
 
 def configuration_words(plan: FunctionPlan) -> str:
@@ -43,9 +43,9 @@ def goal_words(goal: Goal, keeps_up: bool) -> str:
 
 
 def decision_words(
-    decision: Decision,
+    decision: SearchDecision,
     aim: Aim,
-    limits: Limits,
+    limits: GoalLimits,
     plan: FunctionPlan,
     num_tried: int,
     *,
@@ -79,7 +79,7 @@ def decision_words(
     return f"stays with {where}, {num_tried} tried{left}"
 
 
-def _risk(decision: Decision, limits: Limits) -> str:
+def _risk(decision: SearchDecision, limits: GoalLimits) -> str:
     """Which limit is in danger."""
     rest = decision.plan
     if rest.upper_usd > limits.left_usd:

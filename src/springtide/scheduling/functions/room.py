@@ -8,7 +8,7 @@ import math
 MOMENT_S = 1e-3
 
 
-class Room:
+class ServiceRoom:
     """One service's places and functions over time, planned by whoever holds or is promised them."""
 
     def __init__(self, now_s: float, functions: int, places: int) -> None:

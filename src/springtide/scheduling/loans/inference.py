@@ -13,7 +13,7 @@ import msgspec
 from springtide.core.decision import EMPTY, PoolAllocation
 from springtide.core.resources import DeviceId, NodeId, Pool
 from springtide.core.workload import WorkloadId
-from springtide.scheduling.loans.pools import Growth, Need, NodeView, PoolState, Verdict
+from springtide.scheduling.loans.pools import Growth, LabelVerdict, Need, NodeView, PoolState
 from springtide.scheduling.placement.allocation_ledger import NUM_NAMED
 
 # What has to happen before a replica can start on a device, from the best: nothing; a replica leaves it; jobs leave its
@@ -57,13 +57,13 @@ class Holding(msgspec.Struct, kw_only=True):
         return len(self.stays) + len(self.leaves)
 
 
-def wanted_label(node: NodeView, verdict: Verdict) -> Pool:
+def wanted_label(node: NodeView, verdict: LabelVerdict) -> Pool:
     """The label that a node is to have."""
     relabel = verdict.pools.get(node.node_id)
     return relabel.pool if relabel is not None else node.pool
 
 
-def serve(pools: PoolState, verdict: Verdict) -> Served:
+def serve(pools: PoolState, verdict: LabelVerdict) -> Served:
     """Give every service its replicas: what it holds stays where it can, the rest fills server after server."""
     if not pools.needs:
         return Served()
@@ -90,7 +90,7 @@ def serve(pools: PoolState, verdict: Verdict) -> Served:
 # --- what there is to hold ------------------------------------------------------------------------------------------
 
 
-def _slots(pools: PoolState, verdict: Verdict) -> list[Slot]:
+def _slots(pools: PoolState, verdict: LabelVerdict) -> list[Slot]:
     """Every device that a replica may hold, the best first; among equals those that fill up a server."""
     cluster = pools.snapshot.cluster
     job_at = {
@@ -161,7 +161,7 @@ def _holding(pools: PoolState, need: Need, kind_of: Mapping[DeviceId, Slot]) -> 
 # --- how many -------------------------------------------------------------------------------------------------------
 
 
-def _count(holdings: Sequence[Holding], slots: Sequence[Slot], verdict: Verdict) -> None:
+def _count(holdings: Sequence[Holding], slots: Sequence[Slot], verdict: LabelVerdict) -> None:
     """Minimums first, on whatever may serve; growth after that, on less."""
     dedicated = sum(not slot.is_shared for slot in slots)
     unheld = dedicated + sum(slot.is_shared and slot.kind in (FREE, LEAVING) for slot in slots)

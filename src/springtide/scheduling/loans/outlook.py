@@ -7,7 +7,7 @@ import math
 import msgspec
 
 from springtide.core.decision import Capacity
-from springtide.perf.tide import Forecast
+from springtide.perf.tide import TideForecast
 from springtide.scheduling.loans.pools import PoolState
 
 # Until a forecast has bands, what is expected within so much of a day before and after may come at any time in it.
@@ -23,7 +23,7 @@ class Coming(msgspec.Struct, frozen=True, kw_only=True):
     until_s: float
 
 
-class Outlook(msgspec.Struct, frozen=True, kw_only=True):
+class DemandOutlook(msgspec.Struct, frozen=True, kw_only=True):
     """The needs of the time ahead, rising only: who is needed later is held until then. The first is now.
 
     `is_known` is false where nothing is forecast: then only what is needed now counts.
@@ -66,13 +66,13 @@ def _own(pools: PoolState) -> int:
     return sum(node.num_devices for node in pools.nodes if node.owner != "training")
 
 
-def outlook_of(pools: PoolState, forecast: Forecast | None, span_s: float) -> Outlook:
+def outlook_of(pools: PoolState, forecast: TideForecast | None, span_s: float) -> DemandOutlook:
     """Needs within `span_s`; without a forecast, those of now."""
     now_s = pools.now_s
     needed_at_once, most = needed_now(pools), max(pools.required, _own(pools))
     present = Coming(in_s=0.0, num_devices=needed_at_once, expected=needed_at_once, until_s=now_s)
     if forecast is None or not forecast.is_known:
-        return Outlook(steps=(present,), is_known=False)
+        return DemandOutlook(steps=(present,), is_known=False)
     steps: list[Coming] = []
     highest = needed_at_once
     margin = max(1, round(len(forecast.expected) * _ABOUT_FRACTION))
@@ -90,10 +90,10 @@ def outlook_of(pools: PoolState, forecast: Forecast | None, span_s: float) -> Ou
             highest = needed
             likely = max(needed_at_once, min(needed, _whole(expected)))
             steps.append(Coming(in_s=in_s, num_devices=needed, expected=likely, until_s=forecast.until_s(index)))
-    return Outlook(steps=tuple(steps), is_known=True)
+    return DemandOutlook(steps=tuple(steps), is_known=True)
 
 
-def returns_in_s(forecast: Forecast | None, needed: int, now_s: float) -> float:
+def returns_in_s(forecast: TideForecast | None, needed: int, now_s: float) -> float:
     """Seconds until fewer than `needed` devices are expected to be needed; to the end of what is forecast if never."""
     if forecast is None or not forecast.is_known:
         return 0.0
@@ -104,7 +104,7 @@ def returns_in_s(forecast: Forecast | None, needed: int, now_s: float) -> float:
 
 
 def capacity_of(
-    pools: PoolState, forecast: Forecast | None, num_now: int, granularity: int, lead_s: float
+    pools: PoolState, forecast: TideForecast | None, num_now: int, granularity: int, lead_s: float
 ) -> tuple[Capacity, ...]:
     """What training can count on: what it has now, less what the highest days known would need of it from some time on.
 

@@ -16,7 +16,7 @@ from springtide.core.decision import Drain, Plan, Policy, PoolAllocation, Snapsh
 from springtide.core.resources import Device, DeviceId, Node, NodeId, Pool, Topology
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.loans.inference import Served, serve, told_names, wanted_label
-from springtide.scheduling.loans.pools import NodeView, PoolState, Strategy, Verdict, pool_state
+from springtide.scheduling.loans.pools import LabelVerdict, NodeView, PoolState, Strategy, pool_state
 from springtide.scheduling.replicas import next_idle_at_s
 
 # A training policy that hands a device of a cordoned node to somebody else is asked again without it, so many times.
@@ -38,7 +38,7 @@ class Loaning(msgspec.Struct, frozen=True, kw_only=True):
         pools = pool_state(snapshot)
         verdict = self.strategy.choose(pools)
         served = serve(pools, verdict)
-        ground = Ground(pools, verdict, served)
+        ground = TrainingView(pools, verdict, served)
         memory = snapshot.memory.get("training") if isinstance(snapshot.memory, dict) else None
         capacity = self.strategy.capacity(pools, verdict) or snapshot.capacity
         plan, given = ground.ask(self.training, replace(snapshot, memory=memory, capacity=capacity))
@@ -55,14 +55,14 @@ class Loaning(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Ground:
+class TrainingView:
     """What is left to training under a verdict, and how a training policy is asked about it.
 
     `cordoned` maps a device of a node that is to serve to the job that may keep it until it ends; `closed` are the
     devices that services hold or are given.
     """
 
-    def __init__(self, pools: PoolState, verdict: Verdict, served: Served) -> None:
+    def __init__(self, pools: PoolState, verdict: LabelVerdict, served: Served) -> None:
         self.pools = pools
         self.verdict = verdict
         self.holder: dict[DeviceId, WorkloadId] = {}

@@ -121,7 +121,7 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return tuple(node for node in self.nodes if node.heading in pools)
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class LabelVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """Which nodes are to change their label, and how.
 
     `pools` names every node whose label is to be another than the one it has, also those already on their way: who is
@@ -143,7 +143,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 class Strategy(Protocol):
     """Decides which nodes serve and which train. Pure: all that it remembers is in the snapshot (drains, tide)."""
 
-    def choose(self, pools: PoolState) -> Verdict:
+    def choose(self, pools: PoolState) -> LabelVerdict:
         """Return the labels that nodes are to change to.
 
         Asked again with what its verdict leads to (drains begun, nodes labelled, devices given back) it must give the
@@ -151,7 +151,7 @@ class Strategy(Protocol):
         """
         ...
 
-    def capacity(self, pools: PoolState, verdict: Verdict) -> tuple[Capacity, ...]:
+    def capacity(self, pools: PoolState, verdict: LabelVerdict) -> tuple[Capacity, ...]:
         """How many devices training can count on in the time to come; empty: what it has now, for good."""
         ...
 

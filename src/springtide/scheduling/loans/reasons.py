@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from springtide.core.quantities import format_duration
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.loans.losses import Losses
-from springtide.scheduling.loans.outlook import Coming, Outlook, needed_now
+from springtide.scheduling.loans.outlook import Coming, DemandOutlook, needed_now
 from springtide.scheduling.loans.pools import NodeView, PoolState
 from springtide.scheduling.loans.reclaim import told_needy
 from springtide.scheduling.placement.gangs import told as told_devices
@@ -55,7 +55,7 @@ def soon_text(pools: PoolState, step: Coming) -> str:
     return f"forecast needs {more} more {'device' if more == 1 else 'devices'} {when}"
 
 
-def loaned_text(pools: PoolState, outlook: Outlook) -> str:
+def loaned_text(pools: PoolState, outlook: DemandOutlook) -> str:
     """Why a server is lent to training."""
     total = sum(node.num_devices for node in pools.nodes)
     if not outlook.is_known:

@@ -12,19 +12,19 @@ import msgspec
 from springtide.core.decision import Capacity, JobView, Relabel
 from springtide.core.resources import NodeId
 from springtide.core.workload import WorkloadId
-from springtide.scheduling.loans.pools import Need, NodeView, PoolState, Verdict
+from springtide.scheduling.loans.pools import LabelVerdict, Need, NodeView, PoolState
 from springtide.solvers.reclaim import Server, Victim, reclaim_by_cost, reclaim_by_gain
 
 
 class Dedicated(msgspec.Struct, frozen=True, kw_only=True):
     """Labels never change: every server stays in the pool that it is labelled for (FaPES, section 7.1)."""
 
-    def choose(self, pools: PoolState) -> Verdict:
+    def choose(self, pools: PoolState) -> LabelVerdict:
         """No node changes its label."""
         del pools
-        return Verdict(growth="maximum")
+        return LabelVerdict(growth="maximum")
 
-    def capacity(self, pools: PoolState, verdict: Verdict) -> tuple[Capacity, ...]:
+    def capacity(self, pools: PoolState, verdict: LabelVerdict) -> tuple[Capacity, ...]:
         """What training has, for good."""
         del pools, verdict
         return ()
@@ -33,11 +33,11 @@ class Dedicated(msgspec.Struct, frozen=True, kw_only=True):
 class OneWay(msgspec.Struct, frozen=True, kw_only=True):
     """Idle inference servers are loaned, and only those are taken back, in the order in which they joined."""
 
-    def choose(self, pools: PoolState) -> Verdict:
+    def choose(self, pools: PoolState) -> LabelVerdict:
         """Loan what is idle, take back what minimums need."""
         return _settle(pools, [node for node in pools.nodes if node.owner == "inference"], _enough)
 
-    def capacity(self, pools: PoolState, verdict: Verdict) -> tuple[Capacity, ...]:
+    def capacity(self, pools: PoolState, verdict: LabelVerdict) -> tuple[Capacity, ...]:
         """What training has, for good."""
         del pools, verdict
         return ()
@@ -46,11 +46,11 @@ class OneWay(msgspec.Struct, frozen=True, kw_only=True):
 class TwoWay(msgspec.Struct, frozen=True, kw_only=True):
     """FaPES-Manager: minimums may take any training server, those with the best reclaim gain and cost (section 3.4)."""
 
-    def choose(self, pools: PoolState) -> Verdict:
+    def choose(self, pools: PoolState) -> LabelVerdict:
         """Loan what is idle, take back what minimums need."""
         return _settle(pools, pools.nodes, _by_gain)
 
-    def capacity(self, pools: PoolState, verdict: Verdict) -> tuple[Capacity, ...]:
+    def capacity(self, pools: PoolState, verdict: LabelVerdict) -> tuple[Capacity, ...]:
         """What training has, for good."""
         del pools, verdict
         return ()
@@ -60,12 +60,12 @@ def _settle(
     pools: PoolState,
     reclaimable: Sequence[NodeView],
     pick: Callable[[Sequence[NodeView], int], list[NodeView]],
-) -> Verdict:
+) -> LabelVerdict:
     """Figure 5: a loan when every service has its maximum, a reclaim when a minimum finds no device."""
     may_serve = sum(node.num_devices for node in pools.nodes if node.pool != "training")
     missing = pools.required - may_serve
     if missing <= 0:
-        return Verdict(pools=_loans(pools), growth="maximum")
+        return LabelVerdict(pools=_loans(pools), growth="maximum")
     chosen = _goes_on(pools, missing)
     short = missing - sum(node.num_devices for node in chosen)
     if short > 0:
@@ -79,7 +79,7 @@ def _settle(
     if not any(node.jobs for node in chosen):
         # They serve from now on; a smaller server may be one too many then.
         labels |= _loans(pools, sum(node.num_devices for node in chosen))
-    return Verdict(pools=labels, reclaimed=frozenset(node.node_id for node in chosen), growth="maximum")
+    return LabelVerdict(pools=labels, reclaimed=frozenset(node.node_id for node in chosen), growth="maximum")
 
 
 def _goes_on(pools: PoolState, num_devices: int) -> list[NodeView]:

@@ -14,18 +14,18 @@ from springtide.core.decision import Capacity, JobView, Relabel
 from springtide.core.errors import InvalidRequest
 from springtide.core.resources import NodeId
 from springtide.core.workload import DEFAULT_GRACE_S, JobState, WorkloadId
-from springtide.perf.tide import DEFAULT_QUANTILE, Forecast, Forecaster
+from springtide.perf.tide import DEFAULT_QUANTILE, Forecaster, TideForecast
 from springtide.scheduling.loans.losses import Leaving, Losses, any_job, stay_s
 from springtide.scheduling.loans.outlook import (
     Coming,
-    Outlook,
+    DemandOutlook,
     capacity_of,
     needed_lately,
     needed_now,
     outlook_of,
     returns_in_s,
 )
-from springtide.scheduling.loans.pools import NodeView, PoolState, Verdict
+from springtide.scheduling.loans.pools import LabelVerdict, NodeView, PoolState
 from springtide.scheduling.loans.reasons import loaned_text, reclaimed_text, soon_text
 from springtide.scheduling.loans.reclaim import choose_victims, servers_of
 from springtide.scheduling.placement.gangs import fixed_size
@@ -65,11 +65,11 @@ class TideStrategy:
             raise InvalidRequest(f"a quantile of {self.quantile:g} leaves no band; give 0.5 to less than 1, like 0.95")
         object.__setattr__(self, "_forecaster", Forecaster(self.quantile, weekly=self.weekly))
 
-    def choose(self, pools: PoolState) -> Verdict:
+    def choose(self, pools: PoolState) -> LabelVerdict:
         """Return the labels that nodes are to change to."""
         return _Choice(self, pools, self.forecast(pools)).verdict()
 
-    def capacity(self, pools: PoolState, verdict: Verdict) -> tuple[Capacity, ...]:
+    def capacity(self, pools: PoolState, verdict: LabelVerdict) -> tuple[Capacity, ...]:
         """What promises may count on: what training has, until the highest days known would need it back."""
         num_now = 0
         for node in pools.nodes:
@@ -86,7 +86,7 @@ class TideStrategy:
         lead_s = pools.snapshot.tide.day_s * PATIENCE_FRACTION if self.ahead else 0.0
         return capacity_of(pools, forecast, num_now, granularity, lead_s)
 
-    def forecast(self, pools: PoolState) -> Forecast | None:
+    def forecast(self, pools: PoolState) -> TideForecast | None:
         """What is forecast for a day, at most the services' maxima; None where nobody serves."""
         if not pools.needs:
             return None
@@ -105,7 +105,7 @@ class _Choice:
     Asked again with what its verdict led to it chooses the same nodes: who is on its way is chosen before others.
     """
 
-    def __init__(self, strategy: TideStrategy, pools: PoolState, forecast: Forecast | None) -> None:
+    def __init__(self, strategy: TideStrategy, pools: PoolState, forecast: TideForecast | None) -> None:
         self.strategy = strategy
         self.pools = pools
         self.forecast = forecast
@@ -116,7 +116,7 @@ class _Choice:
         self.change_s = DEFAULT_GRACE_S + pools.snapshot.overheads.cost_s(1)
         self.patience_s = pools.snapshot.tide.day_s * PATIENCE_FRACTION
         self.span_s = self._span_s()
-        self.outlook: Outlook = outlook_of(pools, forecast if strategy.ahead else None, self.span_s)
+        self.outlook: DemandOutlook = outlook_of(pools, forecast if strategy.ahead else None, self.span_s)
         # What was needed a moment ago may be needed again: who serves is not lent for that long.
         self.held = max(self.needed, needed_lately(pools), self.outlook.within(self.span_s))
         # Who is to serve, and why; those of them whose jobs have to go, and what that costs; those that serve as far as
@@ -127,7 +127,7 @@ class _Choice:
         self.later: set[NodeId] = set()
         self.supply = 0
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> LabelVerdict:
         """Fill what is needed now, then what is to come; the others train."""
         self._keep()
         self._take(self.pools.required, is_minimum=True)
@@ -137,7 +137,7 @@ class _Choice:
         self._hold()
         self._gather()
         self._part()
-        return Verdict(
+        return LabelVerdict(
             pools=self._labels(),
             reclaimed=frozenset(self.reclaimed),
             growth="load",

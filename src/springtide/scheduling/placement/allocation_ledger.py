@@ -14,7 +14,7 @@ from springtide.scheduling.replicas import next_idle_at_s, wanted_replicas
 NUM_NAMED = 4
 
 
-class Shares:
+class AllocationLedger:
     """Counts under construction. Every grant is bounded by what is left."""
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -117,14 +117,14 @@ def _named_others(names: Sequence[str], name: str) -> str:
     return ", ".join(repr(other) for other in shown) + (f" and {num_more} more" if num_more else "")
 
 
-def serve_minimum(shares: Shares) -> None:
+def serve_minimum(shares: AllocationLedger) -> None:
     """Give every service its guaranteed minimum, and its first replica if somebody is asking."""
     for view in shares.snapshot.services:
         first = 1 if wanted_replicas(view) else 0
         shares.raise_towards(view.service.service_id, max(view.min_replicas, first))
 
 
-def serve_demand(shares: Shares) -> None:
+def serve_demand(shares: AllocationLedger) -> None:
     """Give every service as many replicas as its load asks for."""
     for view in shares.snapshot.services:
         wanted = wanted_replicas(view)

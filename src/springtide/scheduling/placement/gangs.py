@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from springtide.core.decision import JobView
 from springtide.core.workload import JobState, WorkloadId
 from springtide.perf.curve import curve_of
-from springtide.scheduling.placement.allocation_ledger import Shares, most_workers
+from springtide.scheduling.placement.allocation_ledger import AllocationLedger, most_workers
 from springtide.scheduling.placement.placing import held_counts
 
 Size = Callable[[JobView], int]
@@ -17,7 +17,7 @@ Size = Callable[[JobView], int]
 class Gangs:
     """The fixed sizes of all jobs against one ledger, and the two ways to give them devices."""
 
-    def __init__(self, shares: Shares) -> None:
+    def __init__(self, shares: AllocationLedger) -> None:
         self.shares = shares
         self.views = shares.snapshot.jobs
         self.now_s = shares.snapshot.now_s

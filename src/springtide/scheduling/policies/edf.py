@@ -17,7 +17,12 @@ import msgspec
 from springtide.core.decision import JobView, Plan, Snapshot
 from springtide.perf.curve import curve_of
 from springtide.scheduling.decisions.recall import State, decide_once
-from springtide.scheduling.placement.allocation_ledger import Shares, most_workers, serve_demand, serve_minimum
+from springtide.scheduling.placement.allocation_ledger import (
+    AllocationLedger,
+    most_workers,
+    serve_demand,
+    serve_minimum,
+)
 from springtide.scheduling.placement.placing import held_counts
 
 
@@ -34,7 +39,7 @@ class EarliestDeadlineFirst(msgspec.Struct, frozen=True, kw_only=True):
         """Return the plan for this snapshot."""
         return decide_once(repr(self), snapshot, self._decide)
 
-    def _decide(self, shares: Shares, state: State) -> tuple[float | None, dict[str, Any]]:
+    def _decide(self, shares: AllocationLedger, state: State) -> tuple[float | None, dict[str, Any]]:
         held = held_counts(shares.snapshot)
         serve_minimum(shares)
         serve_demand(shares)

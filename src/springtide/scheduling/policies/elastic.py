@@ -16,7 +16,12 @@ import msgspec
 from springtide.core.decision import JobView, Plan, Snapshot
 from springtide.core.workload import WorkloadId
 from springtide.perf.scaling import ScalingCurve, fit_scaling
-from springtide.scheduling.placement.allocation_ledger import Shares, most_workers, serve_demand, serve_minimum
+from springtide.scheduling.placement.allocation_ledger import (
+    AllocationLedger,
+    most_workers,
+    serve_demand,
+    serve_minimum,
+)
 from springtide.scheduling.placement.placing import held_counts
 from springtide.scheduling.speed_reasons import WHY_TRIED, why_fewer
 
@@ -49,7 +54,7 @@ class Elastic(msgspec.Struct, frozen=True, kw_only=True):
 
     def decide(self, snapshot: Snapshot) -> Plan:
         """Return the plan for this snapshot."""
-        shares = Shares(snapshot)
+        shares = AllocationLedger(snapshot)
         held = held_counts(snapshot)
         curves = {view.job.job_id: fit_scaling(view.throughput_samples_per_s) for view in snapshot.jobs}
         serve_minimum(shares)
@@ -74,7 +79,7 @@ class Elastic(msgspec.Struct, frozen=True, kw_only=True):
             revisits.append(max(min(retries), snapshot.now_s + self.revisit_s))
         return msgspec.structs.replace(shares.plan(min(revisits, default=None)), memory=trials.encode())
 
-    def _retries_at_s(self, shares: Shares, snapshot: Snapshot, trials: _Trials) -> list[float]:
+    def _retries_at_s(self, shares: AllocationLedger, snapshot: Snapshot, trials: _Trials) -> list[float]:
         """When jobs that could have more workers are tried on them again."""
         growing = [view for view in snapshot.jobs if view.job.elastic and shares.of(view.job.job_id)]
         return [
@@ -114,7 +119,7 @@ class Elastic(msgspec.Struct, frozen=True, kw_only=True):
 
     def _share_out(
         self,
-        shares: Shares,
+        shares: AllocationLedger,
         snapshot: Snapshot,
         curves: Mapping[WorkloadId, ScalingCurve],
         held: Mapping[WorkloadId, int],

@@ -8,7 +8,12 @@ from __future__ import annotations
 import msgspec
 
 from springtide.core.decision import JobView, Plan, Snapshot
-from springtide.scheduling.placement.allocation_ledger import Shares, most_workers, serve_demand, serve_minimum
+from springtide.scheduling.placement.allocation_ledger import (
+    AllocationLedger,
+    most_workers,
+    serve_demand,
+    serve_minimum,
+)
 from springtide.scheduling.placement.placing import held_counts
 
 
@@ -20,7 +25,7 @@ class Fifo(msgspec.Struct, frozen=True, kw_only=True):
 
     def decide(self, snapshot: Snapshot) -> Plan:
         """Return the plan for this snapshot."""
-        shares = Shares(snapshot)
+        shares = AllocationLedger(snapshot)
         total = shares.left
         held = held_counts(snapshot)
         serve_minimum(shares)

@@ -11,7 +11,7 @@ UNITS = 10**12
 TOLERANCE_UNITS = round(TOLERANCE * UNITS)
 
 
-class Demand(NamedTuple):
+class ShareDemand(NamedTuple):
     """A share in whole numbers: request and limit in units (`UNITS` to a device), memory in MB."""
 
     request: int
@@ -19,6 +19,6 @@ class Demand(NamedTuple):
     memory_mb: int
 
 
-def demand_of(share: Share) -> Demand:
+def demand_of(share: Share) -> ShareDemand:
     """The share in whole numbers, to the nearest unit."""
-    return Demand(round(share.request * UNITS), round(share.limit * UNITS), share.memory_mb)
+    return ShareDemand(round(share.request * UNITS), round(share.limit * UNITS), share.memory_mb)

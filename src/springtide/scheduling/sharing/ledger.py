@@ -14,8 +14,8 @@ from springtide.core.errors import InvalidRequest
 from springtide.core.resources import DeviceId, Topology
 from springtide.core.shares import MAX_LIMIT, Load, Share
 from springtide.core.workload import WorkloadId
-from springtide.scheduling.sharing.demand import TOLERANCE_UNITS, UNITS, Demand, demand_of
-from springtide.scheduling.sharing.outlook import STALE_FRACTION, Outlook, Remainders
+from springtide.scheduling.sharing.demand import TOLERANCE_UNITS, UNITS, ShareDemand, demand_of
+from springtide.scheduling.sharing.outlook import STALE_FRACTION, FitOutlook, Remainders
 
 # The memory of a device on which nobody counts it.
 UNCOUNTED_MB = 2**50
@@ -25,7 +25,7 @@ Counts = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 
-class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+class LedgerBounds(msgspec.Struct, frozen=True, kw_only=True):
     """What the sharers of one device may ask for together: sums of requests and of limits (Dilu's Omega and gamma)."""
 
     max_request: float = 1.0
@@ -50,9 +50,9 @@ class ShareLedger:
     """
 
     def __init__(
-        self, cluster: Topology, bounds: Bounds | None = None, *, allowed: Collection[DeviceId] | None = None
+        self, cluster: Topology, bounds: LedgerBounds | None = None, *, allowed: Collection[DeviceId] | None = None
     ) -> None:
-        self.bounds = bounds if bounds is not None else Bounds()
+        self.bounds = bounds if bounds is not None else LedgerBounds()
         self.max_request = round(self.bounds.max_request * UNITS)
         self.max_limit = round(self.bounds.max_limit * UNITS)
         self.device_ids: tuple[DeviceId, ...] = cluster.device_ids()
@@ -81,13 +81,13 @@ class ShareLedger:
             self.is_usable[[self.at[device_id] for device_id in allowed]] = True
         self.num_idle: Counts = np.bincount(self.node_at[self.is_usable], minlength=len(self.nodes)).astype(np.int64)
         # Each workload's family and devices; who is on each device; the devices of each family, in order of arrival.
-        self._held: dict[WorkloadId, tuple[str, tuple[tuple[int, Demand], ...]]] = {}
+        self._held: dict[WorkloadId, tuple[str, tuple[tuple[int, ShareDemand], ...]]] = {}
         self._on: list[dict[WorkloadId, str]] = [{} for _ in range(num)]
         self._family_at: dict[str, dict[int, int]] = {}
         # How often each demand is held: what the devices are shared by.
-        self.mix: dict[Demand, int] = {}
+        self.mix: dict[ShareDemand, int] = {}
         self._num_changes = 0
-        self._outlook: Outlook | None = None
+        self._outlook: FitOutlook | None = None
         self._outlook_at = 0
 
     def block(self, device_id: DeviceId) -> None:
@@ -144,7 +144,7 @@ class ShareLedger:
             del self._family_at[family]
         self._num_changes += 1
 
-    def room_for(self, demand: Demand) -> Flags:
+    def room_for(self, demand: ShareDemand) -> Flags:
         """Which usable devices have room for one more such demand: shape (num_devices,)."""
         fits = self.free_request >= demand.request
         fits &= self.free_limit >= demand.limit
@@ -168,17 +168,17 @@ class ShareLedger:
         partners = {name: None for at in own for name in self._on[at].values() if name != family}
         return sorted({at for name in partners for at in self._family_at[name]} - set(own))
 
-    def outlook(self, newcomer: Demand) -> Outlook:
+    def outlook(self, newcomer: ShareDemand) -> FitOutlook:
         """What remainders are good for, going by what is held; while nothing is, by the newcomer alone.
 
         It is made anew once an eighth of what it was made of may have changed, so it costs little on the whole.
         """
         memory_mb = int(self.memory_sizes_mb[-1]) if len(self.memory_sizes_mb) else 0
-        capacity = Demand(self.max_request, self.max_limit, memory_mb)
+        capacity = ShareDemand(self.max_request, self.max_limit, memory_mb)
         if not self.mix:
-            return Outlook({newcomer: 1}, capacity)
+            return FitOutlook({newcomer: 1}, capacity)
         if self._outlook is None or self._num_changes - self._outlook_at >= 1 + len(self.mix) * STALE_FRACTION:
-            self._outlook, self._outlook_at = Outlook(self.mix, capacity), self._num_changes
+            self._outlook, self._outlook_at = FitOutlook(self.mix, capacity), self._num_changes
         return self._outlook
 
     def load(self, device_id: DeviceId) -> Load:
@@ -195,7 +195,7 @@ class ShareLedger:
         """Who shares a device, and its family, in order of arrival."""
         return self._on[self._index(device_id)]
 
-    def demands_on(self, at: int) -> list[Demand]:
+    def demands_on(self, at: int) -> list[ShareDemand]:
         """What each sharer of the device at this place holds of it, in order of arrival."""
         return [demand for name in self._on[at] for where, demand in self._held[name][1] if where == at]
 
@@ -215,7 +215,7 @@ class ShareLedger:
             raise InvalidRequest(f"there is no device {device_id!r:.80} in this cluster; choose one of its topology")
         return at
 
-    def _has_room(self, at: int, demand: Demand) -> bool:
+    def _has_room(self, at: int, demand: ShareDemand) -> bool:
         return bool(
             self.is_usable[at]
             and self.free_request[at] >= demand.request
@@ -223,7 +223,7 @@ class ShareLedger:
             and self.free_memory_mb[at] >= demand.memory_mb
         )
 
-    def _add(self, at: int, demand: Demand, sign: int) -> None:
+    def _add(self, at: int, demand: ShareDemand, sign: int) -> None:
         self.free_request[at] -= sign * demand.request
         self.free_limit[at] -= sign * demand.limit
         self.free_memory_mb[at] -= sign * demand.memory_mb

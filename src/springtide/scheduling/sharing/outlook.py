@@ -8,7 +8,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from springtide.scheduling.sharing.demand import Demand
+from springtide.scheduling.sharing.demand import ShareDemand
 
 # So many different values of requests, of limits and of memory are told apart; more are rounded up to the next of them.
 MAX_LEVELS = 32
@@ -28,14 +28,14 @@ Remainders = tuple[Counts, Counts, Counts]
 _ALL = -1
 
 
-class Outlook:
+class FitOutlook:
     """The usefulness of a remainder (request, limit, memory): how much of what people ask for it could still take.
 
     Demands are those that are held now, one by one, each weighted by its size, the largest fraction of a device that
     it takes of anything: what is large is hard to place later, so room for it is worth more. 1 is all of them.
     """
 
-    def __init__(self, mix: Mapping[Demand, int], capacity: Demand) -> None:
+    def __init__(self, mix: Mapping[ShareDemand, int], capacity: ShareDemand) -> None:
         """`mix` counts how often each demand is held (at least one), on devices of this `capacity`."""
         self._capacity = capacity
         self._values = np.fromiter(chain.from_iterable(mix), dtype=np.int64, count=3 * len(mix)).reshape(-1, 3)
@@ -56,12 +56,12 @@ class Outlook:
         found: Fractions = self._table(_ALL)[self._reached(rest)]
         return found
 
-    def losses(self, newcomer: Demand, left: Remainders) -> Fractions:
+    def losses(self, newcomer: ShareDemand, left: Remainders) -> Fractions:
         """What usefulness each remainder loses to the newcomer."""
         table = self._table(_ALL)
         return table[self._reached(left)] - table[self._reached(_without(left, newcomer))]
 
-    def spoils(self, newcomer: Demand, left: Remainders) -> Flags:
+    def spoils(self, newcomer: ShareDemand, left: Remainders) -> Flags:
         """Whether anybody larger than the newcomer loses room on each of these remainders.
 
         Whoever is in the newcomer's own class of sizes or below finds room as easily as the newcomer does.
@@ -90,7 +90,7 @@ class Outlook:
         return known
 
 
-def _without(left: Remainders, newcomer: Demand) -> Remainders:
+def _without(left: Remainders, newcomer: ShareDemand) -> Remainders:
     return left[0] - newcomer.request, left[1] - newcomer.limit, left[2] - newcomer.memory_mb
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from springtide.core.resources import DeviceId
 from springtide.core.shares import Share
 from springtide.core.workload import WorkloadId
-from springtide.scheduling.sharing.demand import UNITS, Demand, demand_of
+from springtide.scheduling.sharing.demand import UNITS, ShareDemand, demand_of
 from springtide.scheduling.sharing.ledger import Counts, Flags, ShareLedger
-from springtide.scheduling.sharing.outlook import Fractions, Outlook, Remainders
+from springtide.scheduling.sharing.outlook import FitOutlook, Fractions, Remainders
 
 # Between equals the node with the fewest idle devices is taken, so that whole nodes stay free for whoever needs them.
 _IDLE_TIE = 1e-9
@@ -96,7 +96,12 @@ class DiluPacker(msgspec.Struct, frozen=True, kw_only=True):
         return None if chosen is None else tuple(ledger.device_ids[at] for at in chosen.tolist())
 
     def _choose(
-        self, ledger: ShareLedger, outlook: Outlook | None, demand: Demand, room: Flags, request: PlacementRequest
+        self,
+        ledger: ShareLedger,
+        outlook: FitOutlook | None,
+        demand: ShareDemand,
+        room: Flags,
+        request: PlacementRequest,
     ) -> Counts | None:
         rests = _rests_of_new(ledger, demand)
         use_after = None if outlook is None else outlook.usefulness(rests)
@@ -125,7 +130,7 @@ class DiluPacker(msgspec.Struct, frozen=True, kw_only=True):
             return order if len(order) == request.num_devices and np.isfinite(by_device[order]).all() else None
         return _cheapest_node(ledger, by_device, request.num_devices)
 
-    def _costs(self, ledger: ShareLedger, outlook: Outlook | None, demand: Demand, at: Counts) -> Fractions:
+    def _costs(self, ledger: ShareLedger, outlook: FitOutlook | None, demand: ShareDemand, at: Counts) -> Fractions:
         """What each of these shared devices costs: what it loses of its usefulness, and what is left over of it."""
         left = ledger.left_on(at)
         rate = self.alpha / UNITS * (left[0] - demand.request)
@@ -138,7 +143,7 @@ class DiluPacker(msgspec.Struct, frozen=True, kw_only=True):
         return _DEARER_THAN_SHARED + spare if use_after is None else self.opening - use_after + self.tie * spare
 
 
-def _rests_of_new(ledger: ShareLedger, demand: Demand) -> Remainders:
+def _rests_of_new(ledger: ShareLedger, demand: ShareDemand) -> Remainders:
     """What a new device has left once it holds the demand, for each size of memory that devices have here."""
     sizes = ledger.memory_sizes_mb
     return (

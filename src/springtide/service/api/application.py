@@ -16,10 +16,10 @@ from starlette.routing import BaseRoute
 
 from springtide import __version__
 from springtide.service.api import data_routes, openapi, pool_routes, quote_routes, routes
-from springtide.service.api.auth import Door
+from springtide.service.api.auth import AccessControl
 from springtide.service.api.cluster_routes import cluster_routes
-from springtide.service.api.limits import Limits
-from springtide.service.api.live_updates import Streams
+from springtide.service.api.limits import RequestLimits
+from springtide.service.api.live_updates import LiveStreams
 from springtide.service.api.share_routes import share_routes
 from springtide.service.contract import PlatformLike
 from springtide.service.history.history import HistoryIndex
@@ -30,7 +30,7 @@ from springtide.service.status.search_reports import SearchDesk
 from springtide.service.submission.function_menus import service_of
 from springtide.service.submission.problems import add_problem_handlers
 from springtide.service.submission.shares import ShareDesk
-from springtide.service.submission.submission import Desk
+from springtide.service.submission.submission import SubmissionService
 
 
 def build_api(
@@ -44,7 +44,7 @@ def build_api(
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None = None,
     first_answer_s: Callable[[str], float | None] = lambda name: None,
     token_place: str = "",
-    desk: Desk | None = None,
+    desk: SubmissionService | None = None,
 ) -> FastAPI:
     """Return the application. Call it before the platform starts: it subscribes to the journal's steps.
 
@@ -69,9 +69,9 @@ def build_api(
     platform.subscribe(series.add)
     searches = SearchDesk(lambda: service_of(platform.view()))
     shares = ShareDesk(platform, first_answer_s)
-    streams = Streams(platform, searches, shares)
-    counter = routes.Counter(
-        platform, history, series, desk or Desk(platform), streams, quotes, pools, searches, shares
+    streams = LiveStreams(platform, searches, shares)
+    counter = routes.ApiContext(
+        platform, history, series, desk or SubmissionService(platform), streams, quotes, pools, searches, shares
     )
     for group in (routes.platform_routes, routes.job_routes, routes.service_routes, routes.workload_routes):
         app.include_router(group(counter))
@@ -84,11 +84,11 @@ def build_api(
     app.router.routes.extend(extra_routes)
     add_problem_handlers(app)
     # The last one added is the first to see a request.
-    app.add_middleware(Limits)
+    app.add_middleware(RequestLimits)
     if token_place:
-        app.add_middleware(Door, token=token, is_open_to_network=True, token_place=token_place)
+        app.add_middleware(AccessControl, token=token, is_open_to_network=True, token_place=token_place)
     else:
-        app.add_middleware(Door, token=token)
+        app.add_middleware(AccessControl, token=token)
     return app
 
 

@@ -17,7 +17,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from springtide.core.errors import InvalidRequest, StorageError, Unauthorized
-from springtide.service.submission.problems import Forbidden, problem_of
+from springtide.service.submission.problems import RequestForbidden, problem_of
 from springtide.storage.files import write_durable
 
 COOKIE = "springtide_token"
@@ -70,7 +70,7 @@ def load_or_create_token(state_dir: Path) -> str:
     return token
 
 
-class Door:
+class AccessControl:
     """ASGI middleware: loopback hosts only, no foreign origins, and the token on everything but a few open paths.
 
     With `is_open_to_network` it may be called by any name: a Service's, an ingress's, an address. No page of another
@@ -153,7 +153,9 @@ def _check_host(headers: Headers) -> None:
     """Raise Forbidden for another host's name (DNS rebinding)."""
     hosts = headers.getlist("host")
     if len(hosts) != 1 or _HOST.fullmatch(hosts[0]) is None:
-        raise Forbidden(f"the Host header {', '.join(hosts)!r:.100} is not this machine; use 127.0.0.1 or localhost")
+        raise RequestForbidden(
+            f"the Host header {', '.join(hosts)!r:.100} is not this machine; use 127.0.0.1 or localhost"
+        )
 
 
 def _check_origin(method: str, headers: Headers, *, may_be_encrypted: bool) -> None:
@@ -164,7 +166,7 @@ def _check_origin(method: str, headers: Headers, *, may_be_encrypted: bool) -> N
     own = {f"http://{host}", *((f"https://{host}",) if may_be_encrypted else ())}
     origins = headers.getlist("origin")
     if any(origin.lower() not in own for origin in origins):
-        raise Forbidden(
+        raise RequestForbidden(
             f"a page of {', '.join(origins)!r:.100} must not change anything here; use the dashboard's own address"
         )
 

@@ -18,7 +18,7 @@ MAX_ADDRESS_BYTES = 8 * 1024
 MAX_BODY_PAUSE_S = 10.0
 
 
-class Limits:
+class RequestLimits:
     """ASGI middleware: stops reading at the limit. The control API takes 2 MiB, its datasets a shard at a time;
     inference has its own, lower bound.
     """

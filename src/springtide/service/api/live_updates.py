@@ -26,7 +26,7 @@ WAIT_S = 1.0
 _RETRY_MS = 1000
 
 
-class Streams:
+class LiveStreams:
     """Hands out streams, each with a thread to wait in; so many that answering requests never waits for one."""
 
     def __init__(

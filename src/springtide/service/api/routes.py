@@ -24,7 +24,7 @@ from springtide.core.status.platform import (
 )
 from springtide.core.workload import JobState, WorkloadId
 from springtide.service.api import openapi
-from springtide.service.api.live_updates import Streams
+from springtide.service.api.live_updates import LiveStreams
 from springtide.service.api.pool_routes import PoolDesk
 from springtide.service.contract import PlatformLike
 from springtide.service.history.history import HistoryIndex
@@ -55,7 +55,7 @@ from springtide.service.submission.schemas import (
     parse_body,
 )
 from springtide.service.submission.shares import ShareDesk
-from springtide.service.submission.submission import Desk
+from springtide.service.submission.submission import SubmissionService
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 JOB_EXAMPLE = {
@@ -73,14 +73,14 @@ _TEXT = {"type": "string"}
 
 
 @dataclass(frozen=True, slots=True)
-class Counter:
+class ApiContext:
     """What every route is served from."""
 
     platform: PlatformLike
     history: HistoryIndex
     series: SeriesIndex
-    desk: Desk
-    streams: Streams
+    desk: SubmissionService
+    streams: LiveStreams
     quotes: QuoteDesk
     pools: PoolDesk
     searches: SearchDesk
@@ -165,7 +165,7 @@ class Counter:
         return with_pods(status, pods_by_workload(self.platform.cluster()) if pods is None else pods)
 
 
-def job_routes(counter: Counter) -> APIRouter:
+def job_routes(counter: ApiContext) -> APIRouter:
     """Return the routes of training jobs."""
     router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
     platform, desk = counter.platform, counter.desk
@@ -207,7 +207,7 @@ def job_routes(counter: Counter) -> APIRouter:
     return router
 
 
-def _add_changes(router: APIRouter, counter: Counter) -> None:
+def _add_changes(router: APIRouter, counter: ApiContext) -> None:
     """What changes a job that was submitted."""
     desk = counter.desk
     changed = openapi.answers(_JOB, "The job as it is now.", 400, 404, 409, 413, 415, 422, 503)
@@ -243,7 +243,7 @@ def _add_changes(router: APIRouter, counter: Counter) -> None:
         return encoded(counter.job(await run_in_threadpool(desk.resume_job, id, wish.budget_usd)))
 
 
-def service_routes(counter: Counter) -> APIRouter:
+def service_routes(counter: ApiContext) -> APIRouter:
     """Return the routes of inference services."""
     router = APIRouter(prefix="/v1/services", tags=["services"])
     platform, desk = counter.platform, counter.desk
@@ -280,7 +280,7 @@ def service_routes(counter: Counter) -> APIRouter:
     return router
 
 
-def workload_routes(counter: Counter) -> APIRouter:
+def workload_routes(counter: ApiContext) -> APIRouter:
     """Return the routes that jobs and services share."""
     router = APIRouter(prefix="/v1/workloads", tags=["workloads"])
     platform = counter.platform
@@ -345,7 +345,7 @@ def workload_routes(counter: Counter) -> APIRouter:
     return router
 
 
-def platform_routes(counter: Counter) -> APIRouter:
+def platform_routes(counter: ApiContext) -> APIRouter:
     """Return the routes of the platform as a whole."""
     router = APIRouter(prefix="/v1", tags=["platform"])
     platform = counter.platform

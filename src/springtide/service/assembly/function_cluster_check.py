@@ -13,8 +13,8 @@ from urllib.parse import parse_qsl, urlsplit
 from msgspec.structs import replace
 
 from springtide.backends.functions.parameter_store.redis_check import examine_redis
-from springtide.backends.functions.provider import Seen
-from springtide.backends.kubernetes.install.cluster_check import STORE_KEYS, Finding
+from springtide.backends.functions.provider import AccountFinding
+from springtide.backends.kubernetes.install.cluster_check import STORE_KEYS, ClusterFinding
 from springtide.backends.kubernetes.settings import KubernetesSettings
 from springtide.core.errors import BackendError, InvalidRequest, SpringtideError
 from springtide.service.assembly.function_settings import FunctionSettings, check_settings, shown_address
@@ -34,7 +34,7 @@ _NAME = "functions"
 _INSIDE = (".svc", ".cluster.local", ".local", ".localhost")
 
 
-def check_functions(settings: KubernetesSettings, secret: Mapping[str, str]) -> list[Finding]:
+def check_functions(settings: KubernetesSettings, secret: Mapping[str, str]) -> list[ClusterFinding]:
     """Look at the provider, the object store and the Redis. Blocks; nothing is made but a small object, which goes.
 
     `secret` is what the Secret `store_secret` holds.
@@ -54,11 +54,11 @@ def check_functions(settings: KubernetesSettings, secret: Mapping[str, str]) -> 
     except InvalidRequest as error:
         # What is a flag on one machine is a setting here.
         told = str(error).replace("--functions-", "functions.")
-        seen = [Seen(verdict="fail", text=told, mend="correct the settings; docs/kubernetes.md lists them")]
-    return [Finding(name=_NAME, verdict=each.verdict, text=each.text, mend=each.mend) for each in seen]
+        seen = [AccountFinding(verdict="fail", text=told, mend="correct the settings; docs/kubernetes.md lists them")]
+    return [ClusterFinding(name=_NAME, verdict=each.verdict, text=each.text, mend=each.mend) for each in seen]
 
 
-def _provider(given: FunctionSettings, secret: Mapping[str, str]) -> list[Seen]:
+def _provider(given: FunctionSettings, secret: Mapping[str, str]) -> list[AccountFinding]:
     match given.provider:
         case "aws":
             return _aws(given, secret)
@@ -68,14 +68,14 @@ def _provider(given: FunctionSettings, secret: Mapping[str, str]) -> list[Seen]:
             return _emulator(given, secret)
 
 
-def _aws(given: FunctionSettings, secret: Mapping[str, str]) -> list[Seen]:
+def _aws(given: FunctionSettings, secret: Mapping[str, str]) -> list[AccountFinding]:
     from springtide.backends.functions.providers.aws import LambdaProvider
 
     names = AWS_KEYS if secret.get(AWS_KEYS[0]) else STORE_KEYS
     if not all(secret.get(name) for name in names):
         told = "the Secret has no keys for aws: the control plane's pod needs an identity of its own that may do it"
         mend = f"put {' and '.join(AWS_KEYS)} into the Secret, or see that its service account has a role at AWS"
-        return [Seen(verdict="warn", text=told, mend=mend)]
+        return [AccountFinding(verdict="warn", text=told, mend=mend)]
     keys = {AWS_KEYS[0]: secret[names[0]], AWS_KEYS[1]: secret[names[1]]}
     offered = service_of(given, num_cores=1)
     provider = LambdaProvider(aws_settings(given, keys), replace(offered, concurrency=2 * offered.concurrency))
@@ -85,22 +85,22 @@ def _aws(given: FunctionSettings, secret: Mapping[str, str]) -> list[Seen]:
         provider.close()
 
 
-def _shared_keys(settings: KubernetesSettings, secret: Mapping[str, str]) -> list[Seen]:
+def _shared_keys(settings: KubernetesSettings, secret: Mapping[str, str]) -> list[AccountFinding]:
     """Whether whoever trains in a pod has the keys by which functions are made."""
     has_own = bool(secret.get(AWS_KEYS[0])) or not secret.get(STORE_KEYS[0]) or bool(settings.worker_store_secret)
     if settings.functions.provider != "aws" or has_own:
         return []
     told = "functions are made with the object store's keys, which workers' pods have, too"
     mend = f"put keys of their own into the Secret ({' and '.join(AWS_KEYS)}), or set worker_store_secret"
-    return [Seen(verdict="warn", text=told, mend=mend)]
+    return [AccountFinding(verdict="warn", text=told, mend=mend)]
 
 
-def _alibaba(given: FunctionSettings, secret: Mapping[str, str]) -> list[Seen]:
+def _alibaba(given: FunctionSettings, secret: Mapping[str, str]) -> list[AccountFinding]:
     from springtide.backends.functions.providers.alibaba import AlibabaProvider
 
     absent = [name for name in ALIBABA_KEYS if not secret.get(name)]
     if absent:
-        return [Seen(verdict="fail", text=f"the Secret lacks {' and '.join(absent)}", mend="put it there")]
+        return [AccountFinding(verdict="fail", text=f"the Secret lacks {' and '.join(absent)}", mend="put it there")]
     provider = AlibabaProvider(alibaba_settings(given, secret), service_of(given, num_cores=1))
     try:
         return provider.examine()
@@ -108,20 +108,20 @@ def _alibaba(given: FunctionSettings, secret: Mapping[str, str]) -> list[Seen]:
         provider.close()
 
 
-def _emulator(given: FunctionSettings, secret: Mapping[str, str]) -> list[Seen]:
+def _emulator(given: FunctionSettings, secret: Mapping[str, str]) -> list[AccountFinding]:
     from springtide.backends.functions.emulator.launch import emulator_service
 
     try:
         service = emulator_service(emulator_elsewhere(given, secret))
     except BackendError as error:
         mend = "ask from where it can be reached; beside the control plane it listens for that pod alone"
-        return [Seen(verdict="warn", text=f"the emulator at {given.endpoint}: {error}", mend=mend)]
+        return [AccountFinding(verdict="warn", text=f"the emulator at {given.endpoint}: {error}", mend=mend)]
     sizes = ", ".join(str(size.memory_mb) for size in service.sizes)
     told = f"emulator at {given.endpoint}: {service.concurrency} functions at a time, of {sizes} MB"
-    return [Seen(verdict="ok", text=told)]
+    return [AccountFinding(verdict="ok", text=told)]
 
 
-def _addresses(given: FunctionSettings) -> Iterator[Seen]:
+def _addresses(given: FunctionSettings) -> Iterator[AccountFinding]:
     """Whether functions of a cloud can find what the cluster finds."""
     if given.is_emulated:
         return
@@ -131,7 +131,7 @@ def _addresses(given: FunctionSettings) -> Iterator[Seen]:
         if address and _is_inside(host):
             told = f"{setting} is at {host}, which functions at {given.provider} do not find"
             mend = "give it an address that they reach, too (a name of the cloud's network, a load balancer)"
-            yield Seen(verdict="fail", text=told, mend=mend)
+            yield AccountFinding(verdict="fail", text=told, mend=mend)
 
 
 def _is_inside(host: str) -> bool:
@@ -141,22 +141,28 @@ def _is_inside(host: str) -> bool:
         return "." not in host or host.endswith(_INSIDE)
 
 
-def _store(given: FunctionSettings, secret: Mapping[str, str]) -> list[Seen]:
+def _store(given: FunctionSettings, secret: Mapping[str, str]) -> list[AccountFinding]:
     """Whether the object store lets us in and keeps its promise to writers, on which every job on functions rests."""
     shown = shown_address(given.store).partition("?")[0]
     if given.store.startswith("s3:") and not all(secret.get(name) for name in STORE_KEYS):
         told = f"{shown} is not tried: the Secret has no keys for it, and an identity of the pod's cannot be borrowed"
-        return [Seen(verdict="warn", text=told, mend="see the control plane's log, which says whether it answers")]
+        return [
+            AccountFinding(verdict="warn", text=told, mend="see the control plane's log, which says whether it answers")
+        ]
     try:
         probed = probe_store(given.store, environment=secret)
     except SpringtideError as error:
         mend = "mend it; where it is only out of reach from here, the control plane's log says how it stands"
-        return [Seen(verdict="fail", text=f"{shown}: {error}", mend=mend)]
+        return [AccountFinding(verdict="fail", text=f"{shown}: {error}", mend=mend)]
     told = f"{shown}: put {probed.put_s * 1000:.0f} ms, get {probed.get_s * 1000:.0f} ms from here"
-    return [Seen(verdict="ok", text=told)]
+    return [AccountFinding(verdict="ok", text=told)]
 
 
-def _parameters(given: FunctionSettings) -> list[Seen]:
+def _parameters(given: FunctionSettings) -> list[AccountFinding]:
     if not given.parameter_store:
-        return [Seen(verdict="ok", text="no parameter store: what functions tell each other goes through the store")]
+        return [
+            AccountFinding(
+                verdict="ok", text="no parameter store: what functions tell each other goes through the store"
+            )
+        ]
     return examine_redis(given.parameter_store)

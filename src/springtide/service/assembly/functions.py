@@ -40,7 +40,7 @@ _STORE_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"
 _INSTALL = "pip install 'springtide[functions]'"
 
 
-class Connection(msgspec.Struct, frozen=True, kw_only=True):
+class ServiceConnection(msgspec.Struct, frozen=True, kw_only=True):
     """A function service that can be used: what it offers, who invokes there, where objects lie, and how it ends.
 
     `parameter_host` has a parameter store running for each job that synchronises (None: all travels through the object
@@ -55,7 +55,7 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
     end: Callable[[bool], None]
 
 
-def connect(settings: FunctionSettings, state_dir: Path, *, probes: bool = True) -> Connection:
+def connect(settings: FunctionSettings, state_dir: Path, *, probes: bool = True) -> ServiceConnection:
     """Start the emulator, or reach the cloud; nothing is deployed before the first job.
 
     Raises InvalidRequest for settings that cannot work or a library that is missing, StorageError for a store that does
@@ -79,7 +79,7 @@ def connect(settings: FunctionSettings, state_dir: Path, *, probes: bool = True)
         provider, end = make(settings, service, folder)
     except ModuleNotFoundError as error:
         raise InvalidRequest(f"functions need {error.name}, which is not installed here: {_INSTALL}") from None
-    return Connection(
+    return ServiceConnection(
         service=offered,
         provider=provider,
         store_url=store_url,
@@ -148,7 +148,7 @@ _Connected = tuple[FunctionProvider, Callable[[bool], None]]
 
 
 def _emulated(settings: FunctionSettings, service: FunctionService, folder: Path) -> _Connected:
-    from springtide.backends.functions.emulator.config import EmulatorConfig, Faults
+    from springtide.backends.functions.emulator.config import EmulatorConfig, EmulatorFaults
     from springtide.backends.functions.emulator.launch import ensure_emulator, stop_emulator
     from springtide.backends.functions.providers.aws import emulator_provider
 
@@ -166,7 +166,7 @@ def _emulated(settings: FunctionSettings, service: FunctionService, folder: Path
         service=service,
         warm_template=True,
         preload=("torch",),
-        faults=Faults(seed=settings.seed, **faults),
+        faults=EmulatorFaults(seed=settings.seed, **faults),
         role_environment=_role_environment(settings),
     )
     if _last_config(folder) not in (None, msgspec.json.encode(config)):

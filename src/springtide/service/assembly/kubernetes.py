@@ -50,8 +50,8 @@ from springtide.service.assembly.local import USUAL_USD_PER_CPU_HOUR, USUAL_USD_
 from springtide.service.assembly.pool_settings import STRATEGY, tide_of
 from springtide.service.gateway.application import Gateway
 from springtide.service.gateway.routes import service_routes
-from springtide.service.platform import EventExecutor, Ground, Platform, PlatformClock, PlatformView
-from springtide.service.reconciler.controller import ObjectDoor
+from springtide.service.platform import EventExecutor, Platform, PlatformBuild, PlatformClock, PlatformView
+from springtide.service.reconciler.controller import ResourceReconciler
 from springtide.service.server import CRASH_AT, LOOPBACK, bind, crash_point_of, lifespan_of, server_of, signals_end
 from springtide.service.standby import Standby
 from springtide.service.submission.source_stores import StoreShelf
@@ -195,7 +195,7 @@ class _ControlPlane:
             )
 
         platform.subscribe(lambda seq, step, view: update(view))
-        door = ObjectDoor(
+        door = ResourceReconciler(
             platform,
             self._thread,
             settings,
@@ -270,7 +270,7 @@ class _ControlPlane:
             function_status=functions.status,
             has_parameter_store=functions.has_parameter_store,
             sharing=self._sharing,
-            ground=Ground(
+            ground=PlatformBuild(
                 journal=journal,
                 shelf=StoreShelf(store, state_dir),
                 nodes=nodes,
@@ -282,7 +282,9 @@ class _ControlPlane:
             ),
         )
 
-    def _serve(self, platform: Platform, door: ObjectDoor, server: uvicorn.Server, token: str, standby: Standby) -> int:
+    def _serve(
+        self, platform: Platform, door: ResourceReconciler, server: uvicorn.Server, token: str, standby: Standby
+    ) -> int:
         state_dir = self._options.state_dir
         port = self._listener.getsockname()[1]
         url = f"http://{LOOPBACK}:{port}"

@@ -25,7 +25,7 @@ from springtide.storage.stores.probe import probe_store
 
 if TYPE_CHECKING:
     from springtide.backends.functions.executor import FunctionsExecutor
-    from springtide.service.assembly.functions import Connection
+    from springtide.service.assembly.functions import ServiceConnection
 
 LOG = logging.getLogger("springtide.kubernetes")
 # In the Secret `store_secret`, beside the keys of the object store.
@@ -54,7 +54,7 @@ def function_settings(settings: KubernetesSettings, environment: Mapping[str, st
 class ClusterFunctions:
     """The function service of one control plane while it leads; of a platform without one it is empty."""
 
-    def __init__(self, connection: Connection | None) -> None:
+    def __init__(self, connection: ServiceConnection | None) -> None:
         self._connection = connection
         self._executor: FunctionsExecutor | None = None
 

@@ -22,7 +22,7 @@ from springtide.service.api.application import build_api
 from springtide.service.api.auth import load_or_create_token
 from springtide.service.api.dashboard import dashboard_routes
 from springtide.service.assembly.function_settings import FunctionSettings
-from springtide.service.assembly.functions import Connection, connect, node_of
+from springtide.service.assembly.functions import ServiceConnection, connect, node_of
 from springtide.service.assembly.pool_settings import policy_with_pools, tide_of
 from springtide.service.gateway.application import Gateway
 from springtide.service.gateway.routes import service_routes
@@ -39,7 +39,7 @@ USUAL_USD_PER_CPU_HOUR = 0.05
 USUAL_USD_PER_GPU_HOUR = 2.50
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class PlatformOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How to run the embedded platform. `port` 0 takes a free one, `num_slots` None counts GPUs or cores.
 
     `usd_per_device_hour` None takes the usual price of the kind of device. `pools` says how many slots each one owns;
@@ -65,7 +65,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     version: str
 
 
-def serve(options: Options) -> int:
+def serve(options: PlatformOptions) -> int:
     """Run the platform until it is told to end. Returns the process's exit code.
 
     Raises InvalidRequest (an unknown policy), BackendError (another platform, a taken port), JournalError.
@@ -143,7 +143,7 @@ class _Hands:
         self._machines = machines
         self._crash_point = crash_point
         self._settings = functions
-        self._connection: Connection | None = None
+        self._connection: ServiceConnection | None = None
         self._local: LocalExecutor | None = None
         self._functions: FunctionsExecutor | None = None
 

@@ -29,7 +29,7 @@ from springtide.core.shares import Share
 from springtide.service.gateway.errors import ClientGone, RequestRefused
 from springtide.service.gateway.metrics import GatewayMetrics
 from springtide.service.gateway.queue import ServiceQueue
-from springtide.service.gateway.requests import Answer
+from springtide.service.gateway.requests import GatewayReply
 from springtide.serving.inference_protocol import arguments_of, infer_answer, model_metadata, parse_infer
 from springtide.serving.router import ReplicaRoute, ServiceRoute
 from springtide.serving.schema import Call, MalformedRequest, ServiceSchema, check_call, parse_json
@@ -237,7 +237,7 @@ class Gateway:
 
     async def _ask(
         self, queue: ServiceQueue, scope: Scope, receive: Receive, prepare: Callable[[ServiceSchema], Call]
-    ) -> tuple[Answer, _Headers]:
+    ) -> tuple[GatewayReply, _Headers]:
         """Return a good answer and its headers. Raises what the caller is to be told."""
         answer = await queue.ask(prepare, self._timeout_s(scope), lambda: _until_gone(receive))
         headers = (_springtide_header(answer, queue.service.share),)
@@ -450,7 +450,7 @@ async def _until_gone(receive: Receive) -> None:
         pass
 
 
-def _springtide_header(answer: Answer, share: Share | None) -> tuple[bytes, bytes]:
+def _springtide_header(answer: GatewayReply, share: Share | None) -> tuple[bytes, bytes]:
     held = "" if share is None else f" share={share.request:g}..{share.limit:g}"
     return (
         b"x-springtide",

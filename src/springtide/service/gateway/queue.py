@@ -18,7 +18,7 @@ from springtide.core.workload import InferenceService, ReplicaId
 from springtide.service.gateway.errors import RequestRefused
 from springtide.service.gateway.metrics import GatewayMetrics
 from springtide.service.gateway.replica_client import ReplicaClient
-from springtide.service.gateway.requests import Answer, Pending, Watch
+from springtide.service.gateway.requests import DisconnectWatch, GatewayReply, Pending
 from springtide.service.gateway.scaling import ReplicaAdvice
 from springtide.serving.admission import QueueState, calls_ahead, refusal, smooth
 from springtide.serving.batcher import BatchLimits, Waiting, WaitUntil, expected_company, form_batch, worthwhile_wait_s
@@ -135,7 +135,7 @@ class ServiceQueue:
         prepare: Callable[[ServiceSchema], Call],
         timeout_s: float,
         until_gone: Callable[[], Coroutine[Any, Any, None]],
-    ) -> Answer:
+    ) -> GatewayReply:
         """Queue one request and wait for its answer.
 
         `prepare` checks the request against the schema (and raises InvalidRequest), as soon as there is one.
@@ -175,7 +175,7 @@ class ServiceQueue:
         if self.schema is not None:
             pending.call = prepare(self.schema)
         self._expected = expected_company(self._expected, num_queued + self._num_in_flight + 1)
-        watch = Watch(self._loop, pending, self._expire, until_gone)
+        watch = DisconnectWatch(self._loop, pending, self._expire, until_gone)
         latency_s: float | None = None
         try:
             self._enqueue(pending)
@@ -415,7 +415,7 @@ class ServiceQueue:
             for pending, outcome in zip(sent.pendings, reply.outcomes, strict=True):
                 if not pending.future.done():
                     pending.future.set_result(
-                        Answer(outcome, client.replica_id, pending.queue_s, pending.cold_start_s, sent.num_items)
+                        GatewayReply(outcome, client.replica_id, pending.queue_s, pending.cold_start_s, sent.num_items)
                     )
         self._answered_at_s[client.replica_id] = now_s
         # An answer nobody waits for any more still was work: the service was busy until now.

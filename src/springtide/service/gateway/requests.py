@@ -9,17 +9,17 @@ from typing import Any
 
 from springtide.core.workload import ReplicaId
 from springtide.service.gateway.errors import ClientGone
-from springtide.serving.frames import Outcome
+from springtide.serving.frames import BatchOutcome
 from springtide.serving.schema import Call, ServiceSchema
 
 _WATCH_AFTER_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class GatewayReply:
     """What a replica said to one request, and how it got there."""
 
-    outcome: Outcome
+    outcome: BatchOutcome
     replica_id: ReplicaId
     queue_s: float
     cold_start_s: float
@@ -32,7 +32,7 @@ class Pending:
 
     request_id: int
     prepare: Callable[[ServiceSchema], Call]
-    future: asyncio.Future[Answer]
+    future: asyncio.Future[GatewayReply]
     arrived_at_s: float
     deadline_s: float
     is_cold: bool
@@ -43,7 +43,7 @@ class Pending:
     tried: set[ReplicaId] = field(default_factory=set)
 
 
-class Watch:
+class DisconnectWatch:
     """Ends a request at its deadline and, from 20 ms on, when its client has left. Most are answered before that."""
 
     def __init__(

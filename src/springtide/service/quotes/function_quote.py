@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from msgspec.structs import replace
 
 from springtide.control.quotes.alternatives import typed_duration
-from springtide.control.quotes.inquiry import Answer, Options, arriving, changed_job
+from springtide.control.quotes.inquiry import InquiryResult, Options, arriving, changed_job
 from springtide.core.decision import FunctionAllocation, Policy, Refusal, Snapshot
 from springtide.core.errors import InvalidRequest
 from springtide.core.function_search import FunctionSearch, batch_at, steps_of
@@ -77,10 +77,10 @@ class _Inquiry:
         self.snapshot = snapshot
         self._policy = policy
 
-    def ask(self, job: TrainingJob) -> Answer:
+    def ask(self, job: TrainingJob) -> InquiryResult:
         view = arriving(job, self.snapshot.now_s)
         snapshot = replace(self.snapshot, jobs=(*self.snapshot.jobs, view))
-        return Answer(view=view, snapshot=snapshot, plan=self._policy.decide(snapshot))
+        return InquiryResult(view=view, snapshot=snapshot, plan=self._policy.decide(snapshot))
 
 
 class Ways:
@@ -128,7 +128,7 @@ class Ways:
         steps = usage_of_steps(plan, option.step_s, sizes, self._menus.habits, num_steps=num_steps)
         return bill_of(usage_of_start(plan, option.start_s).plus(steps), prices)
 
-    def chosen(self, answer: Answer) -> FunctionOption | None:
+    def chosen(self, answer: InquiryResult) -> FunctionOption | None:
         """The way that the policy would take; the recommended one for a job that would wait for its turn."""
         given = answer.plan.allocations.get(answer.view.job.job_id)
         if not answer.is_accepted:
@@ -238,7 +238,7 @@ def compared(quote: Quote, ask_elsewhere: Callable[[], Quote], place: str) -> Qu
     return replace(quote, bill=other.bill, function_options=other.function_options) if other.on else quote
 
 
-def _wait_s(answer: Answer) -> float | None:
+def _wait_s(answer: InquiryResult) -> float | None:
     """How long it waits for its turn: not at all, as planned, or nobody knows."""
     if _is_given(answer):
         return 0.0
@@ -252,11 +252,11 @@ def _later(finish_s: Range, wait_s: float) -> Range:
     return Range(p10=finish_s.p10 + wait_s, p90=finish_s.p90 + wait_s)
 
 
-def _is_given(answer: Answer) -> bool:
+def _is_given(answer: InquiryResult) -> bool:
     return answer.view.job.job_id in answer.plan.allocations
 
 
-def _reason(answer: Answer, ways: Ways, chosen: FunctionOption | None) -> str:
+def _reason(answer: InquiryResult, ways: Ways, chosen: FunctionOption | None) -> str:
     if not answer.is_accepted:
         return answer.refusal
     if chosen is None:
@@ -278,7 +278,7 @@ def _reason(answer: Answer, ways: Ways, chosen: FunctionOption | None) -> str:
     return f"is expected to finish in {format_duration(finish_s.p10)} .. {format_duration(finish_s.p90)}"
 
 
-def _evidence(answer: Answer, ways: Ways) -> Iterable[str]:
+def _evidence(answer: InquiryResult, ways: Ways) -> Iterable[str]:
     menu, search = ways.menu, ways.job.search
     count = "1 way" if len(menu.options) == 1 else f"{len(menu.options)} ways"
     if search is None:
@@ -317,7 +317,7 @@ def _count(number: int, singular: str) -> str:
     return f"{number} {singular if number == 1 else singular + 's'}"
 
 
-def _alternatives(inquiry: _Inquiry, job: TrainingJob, ways: Ways, answer: Answer) -> Iterable[Alternative]:
+def _alternatives(inquiry: _Inquiry, job: TrainingJob, ways: Ways, answer: InquiryResult) -> Iterable[Alternative]:
     """Changes that the policy would accept, each asked: those it names, and going without any goal."""
     refusal: Refusal = answer.plan.rejected[job.job_id]
     asked: list[dict[str, float | int | None]] = []

@@ -25,7 +25,7 @@ from springtide.core.workload import WorkloadId
 from springtide.service.contract import PlatformLike
 from springtide.service.submission.schemas import JobIn, ScaleIn, ServiceIn, check_service, parse_body
 from springtide.service.submission.shares import num_devices_of
-from springtide.service.submission.submission import Desk
+from springtide.service.submission.submission import SubmissionService
 
 # Secrets of single workloads begin like this (backends/kubernetes/pod_spec.py).
 OWN_SECRETS = "springtide-"
@@ -35,14 +35,16 @@ class SourceMissing(InvalidRequest):
     """The object names a source that is not there (yet)."""
 
 
-class Intake:
+class ResourceAdmission:
     """Takes objects in, each once: the key of a submission is the object's uid.
 
     `room` is the desk where every request ends, through whichever door it came. Not for the decision loop: it waits
     for the cluster and for the journal.
     """
 
-    def __init__(self, room: Desk, platform: PlatformLike, objects: Objects, settings: KubernetesSettings) -> None:
+    def __init__(
+        self, room: SubmissionService, platform: PlatformLike, objects: Objects, settings: KubernetesSettings
+    ) -> None:
         self._room = room
         self._platform = platform
         self._objects = objects

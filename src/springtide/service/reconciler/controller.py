@@ -34,15 +34,15 @@ from springtide.core.status.pods import ClusterStatus
 from springtide.core.workload import WorkloadId
 from springtide.service.contract import PlatformLike
 from springtide.service.logs.upload import LogHandIn
-from springtide.service.reconciler.admission import Intake
+from springtide.service.reconciler.admission import ResourceAdmission
 from springtide.service.reconciler.events import EventTeller, loud_news, owner_of, quiet_news
 from springtide.service.reconciler.expiry import Expiry
-from springtide.service.reconciler.jobs import JobObjects, refusal_of
-from springtide.service.reconciler.orphans import Remains
+from springtide.service.reconciler.jobs import JobReconciler, refusal_of
+from springtide.service.reconciler.orphans import OrphanCollector
 from springtide.service.reconciler.services import ServiceObjects
 from springtide.service.reconciler.status import StatusTeller
-from springtide.service.reconciler.submission import ObjectDesk
-from springtide.service.submission.submission import Desk
+from springtide.service.reconciler.submission import ResourceSubmission
+from springtide.service.submission.submission import SubmissionService
 
 LOG = logging.getLogger("springtide.objects")
 # Everything is looked at this often, whatever was heard of it.
@@ -60,7 +60,7 @@ _ASKED_AGAIN = frozenset({Reason.NAME_TAKEN, Reason.PLATFORM_UNAVAILABLE})
 Place = tuple[str, Key]
 
 
-class ObjectDoor:
+class ResourceReconciler:
     """One thread that compares objects with workloads, and the desk for requests over REST.
 
     `desk` goes to the API. Make it before the platform starts (it subscribes to its steps), `start` it after, `stop` it
@@ -79,18 +79,18 @@ class ObjectDoor:
     ) -> None:
         self._platform = platform
         self.objects = objects = Objects(api_thread, settings.namespaces, settings.name)
-        room = Desk(platform)
-        intake = Intake(room, platform, objects, settings)
-        self.desk = ObjectDesk(platform, room, intake, objects, settings)
+        room = SubmissionService(platform)
+        intake = ResourceAdmission(room, platform, objects, settings)
+        self.desk = ResourceSubmission(platform, room, intake, objects, settings)
         self._intake = intake
-        self._jobs = JobObjects(platform, objects, intake, room, quota_caps)
+        self._jobs = JobReconciler(platform, objects, intake, room, quota_caps)
         self._services = ServiceObjects(platform, objects, intake, room)
         url = base_url or f"http://{settings.advertise}:{settings.port}"
         self._statuses = StatusTeller(
             platform, objects, settings.name, url, cluster_status, usual_ttl_s=settings.finished_ttl_s
         )
         self._expiry = Expiry(platform, objects, settings.name, settings.finished_ttl_s)
-        self._remains = Remains(platform, objects, settings.finished_ttl_s)
+        self._remains = OrphanCollector(platform, objects, settings.finished_ttl_s)
         self._hand_in = LogHandIn(platform)
         self._events = EventTeller(settings.name, platform.wall_clock_offset_s, objects.tell_event)
         self._changed = threading.Condition()

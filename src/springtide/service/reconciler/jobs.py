@@ -19,10 +19,10 @@ from springtide.core.errors import BackendError, InvalidRequest, SpringtideError
 from springtide.core.quantities import parse_money_usd
 from springtide.core.workload import Goal, WorkloadId
 from springtide.service.contract import PlatformLike
-from springtide.service.reconciler.admission import Intake, SourceMissing
+from springtide.service.reconciler.admission import ResourceAdmission, SourceMissing
 from springtide.service.submission.schemas import JobOptionsIn, ScaleIn
 from springtide.service.submission.shares import num_devices_of
-from springtide.service.submission.submission import Desk
+from springtide.service.submission.submission import SubmissionService
 
 KIND = TRAINING_FUNCTION.name
 # Parts of a spec that say what is wanted now, not what the job is.
@@ -61,7 +61,7 @@ def refusal_of(error: SpringtideError) -> Condition:
     return Condition(ConditionType.ACCEPTED, False, reason, str(error))
 
 
-class JobObjects:
+class JobReconciler:
     """Compares one TrainingFunction at a time, by level: what it says, as it is now, against the platform's record.
 
     Nothing counts here that is not in the journal. `room` is the desk of every door; `quota_caps` says which
@@ -73,8 +73,8 @@ class JobObjects:
         self,
         platform: PlatformLike,
         objects: Objects,
-        intake: Intake,
-        room: Desk,
+        intake: ResourceAdmission,
+        room: SubmissionService,
         quota_caps: Callable[[], Mapping[WorkloadId, int]],
     ) -> None:
         self._platform = platform

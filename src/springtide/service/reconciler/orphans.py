@@ -14,7 +14,7 @@ from springtide.core.errors import SpringtideError
 from springtide.core.workload import WorkloadId
 from springtide.service.contract import PlatformLike
 from springtide.service.submission.source_stores import StoreShelf
-from springtide.storage.workloads.head import NOBODYS_GENERATION, Departure, Head
+from springtide.storage.workloads.head import NOBODYS_GENERATION, Departure, WorkloadHead
 
 LOG = logging.getLogger("springtide.objects")
 KIND = TRAINING_FUNCTION.name
@@ -24,7 +24,7 @@ RETRY_S = 30.0
 NEVER = float("inf")
 
 
-class Remains:
+class OrphanCollector:
     """Takes away what jobs without an object have in the store, once the time that the object gave them is over.
 
     An object of which the platform would have to be told before it may go would hang there for good where no platform
@@ -99,7 +99,7 @@ class Remains:
             return NEVER
         head = shelf.head(record.workload_id)
         is_retired = head.generation == NOBODYS_GENERATION
-        if (is_retired and head.departure is None) or (head == Head() and not shelf.has(record.workload_id)):
+        if (is_retired and head.departure is None) or (head == WorkloadHead() and not shelf.has(record.workload_id)):
             return NEVER
         if head.generation > record.generation and not is_retired:
             LOG.warning(

@@ -11,9 +11,9 @@ from springtide.control.records import ServiceRecord
 from springtide.core.errors import SpringtideError
 from springtide.core.workload import WorkloadId
 from springtide.service.contract import PlatformLike
-from springtide.service.reconciler.admission import Intake
+from springtide.service.reconciler.admission import ResourceAdmission
 from springtide.service.reconciler.jobs import refusal_of
-from springtide.service.submission.submission import Desk
+from springtide.service.submission.submission import SubmissionService
 
 KIND = INFERENCE_FUNCTION.name
 
@@ -25,7 +25,9 @@ class ServiceObjects:
     nothing. A source in a ConfigMap is read again with `is_due`, because nobody says when that changes.
     """
 
-    def __init__(self, platform: PlatformLike, objects: Objects, intake: Intake, room: Desk) -> None:
+    def __init__(
+        self, platform: PlatformLike, objects: Objects, intake: ResourceAdmission, room: SubmissionService
+    ) -> None:
         self._platform = platform
         self._objects = objects
         self._intake = intake

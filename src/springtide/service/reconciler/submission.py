@@ -34,7 +34,7 @@ from springtide.core.quantities import validate_name
 from springtide.core.workload import WorkloadId
 from springtide.service.contract import PlatformLike
 from springtide.service.lookup import find_job, find_service, find_workload
-from springtide.service.reconciler.admission import Intake
+from springtide.service.reconciler.admission import ResourceAdmission
 from springtide.service.submission import sources
 from springtide.service.submission.function_checks import check_functions
 from springtide.service.submission.schemas import (
@@ -47,14 +47,19 @@ from springtide.service.submission.schemas import (
     check_job,
     check_service,
 )
-from springtide.service.submission.submission import MAX_KEY_CHARS, Desk
+from springtide.service.submission.submission import MAX_KEY_CHARS, SubmissionService
 
 
-class ObjectDesk(Desk):
+class ResourceSubmission(SubmissionService):
     """Takes REST requests and makes them objects; `room` is the desk where what an object says is taken in."""
 
     def __init__(
-        self, platform: PlatformLike, room: Desk, intake: Intake, objects: Objects, settings: KubernetesSettings
+        self,
+        platform: PlatformLike,
+        room: SubmissionService,
+        intake: ResourceAdmission,
+        objects: Objects,
+        settings: KubernetesSettings,
     ) -> None:
         super().__init__(platform)
         self._room = room

@@ -13,7 +13,7 @@ from springtide.core.workload import JobState
 from springtide.scheduling.functions.plan_text import words
 from springtide.service.contract import ViewLike
 from springtide.service.status.function_evidence import function_evidence, function_next_steps
-from springtide.service.status.outlook import Outlook
+from springtide.service.status.outlook import JobForecast
 from springtide.service.status.pool_evidence import graces_by_node, job_pool_evidence, service_pool_evidence
 from springtide.service.status.search_evidence import search_evidence, stream_evidence
 from springtide.service.status.share_evidence import share_evidence
@@ -28,7 +28,7 @@ def explain(
     view: ViewLike,
     history: tuple[HistoryEntry, ...],
     now_s: float,
-    outlook: Outlook | None = None,
+    outlook: JobForecast | None = None,
     pools: PoolsReport | None = None,
     live: FunctionRunStatus | None = None,
     search: SearchStatus | None = None,
@@ -150,7 +150,7 @@ def _last_changes(record: JobRecord, history: tuple[HistoryEntry, ...], now_s: f
     return told
 
 
-def _expectations(record: JobRecord, outlook: Outlook | None, now_s: float) -> list[str]:
+def _expectations(record: JobRecord, outlook: JobForecast | None, now_s: float) -> list[str]:
     """What was promised, and when it is expected to start and to end."""
     told = []
     if record.admitted_at_s is not None and not record.state.is_terminal:

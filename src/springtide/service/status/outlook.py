@@ -14,7 +14,7 @@ from springtide.service.contract import PlatformLike
 _WAITING = frozenset({JobState.PENDING, JobState.PREEMPTING})
 
 
-class Outlook(msgspec.Struct, frozen=True, kw_only=True):
+class JobForecast(msgspec.Struct, frozen=True, kw_only=True):
     """Moments on the platform's clock, None where nobody knows; `unknown` names jobs whose end nobody knows.
 
     `is_planned` says that the policy itself plans so far ahead; otherwise the present plan was played forward.
@@ -26,7 +26,7 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
     unknown: tuple[str, ...] = ()
 
 
-def outlook_of(record: JobRecord, platform: PlatformLike) -> Outlook | None:
+def outlook_of(record: JobRecord, platform: PlatformLike) -> JobForecast | None:
     """Return what is expected of an unfinished job; None for one that has ended or is paused."""
     if record.state.is_terminal or record.is_paused:
         return None
@@ -35,13 +35,13 @@ def outlook_of(record: JobRecord, platform: PlatformLike) -> Outlook | None:
     is_known = mine is not None and known_curve(mine) is not None
     planned = platform.view().future.get(record.workload_id)
     if planned and is_known:
-        return Outlook(start_at_s=_start(planned), finish_at_s=planned[-1].end_s, is_planned=True)
+        return JobForecast(start_at_s=_start(planned), finish_at_s=planned[-1].end_s, is_planned=True)
     if record.state not in _WAITING:
         return None
     forecast = play_forward(snapshot, platform.make_policy(), until=record.workload_id)
     start_s = _start(forecast.schedules.get(record.workload_id, ()))
     holders = [view for view in snapshot.jobs if view.job.job_id in snapshot.allocations]
-    return Outlook(
+    return JobForecast(
         start_at_s=start_s,
         finish_at_s=forecast.finishes_s.get(record.workload_id),
         unknown=tuple(view.job.name for view in holders if known_curve(view) is None),

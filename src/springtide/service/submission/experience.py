@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 import numpy as np
 
-from springtide.control.quotes.quote import Spread
+from springtide.control.quotes.quote import SpeedRange
 from springtide.control.records import JobRecord
 from springtide.core.function_search import BatchPhase, steps_of
 from springtide.core.workload import JobState
@@ -37,7 +37,7 @@ class Experience(msgspec.Struct, frozen=True, kw_only=True):
 
     total_steps: int | None = None
     steps_per_s: Mapping[int, float] = {}
-    spread: Spread = Spread(source="unknown")
+    spread: SpeedRange = SpeedRange(source="unknown")
 
 
 def experience_of(view: ViewLike, request: JobIn, holds: Callable[[str, str], bool]) -> Experience:
@@ -55,7 +55,9 @@ def experience_of(view: ViewLike, request: JobIn, holds: Callable[[str, str], bo
         declared = {int(count): rate for count, rate in options.profile_steps_per_s.items()}
         curve = fit_scaling(declared)
         beyond = {n: curve.samples_per_s(n) for n in range(max(declared) + 1, options.max_workers + 1)}
-        return Experience(total_steps=total_steps, steps_per_s={**declared, **beyond}, spread=Spread(source="profile"))
+        return Experience(
+            total_steps=total_steps, steps_per_s={**declared, **beyond}, spread=SpeedRange(source="profile")
+        )
     measured = _measured(runs)
     if not measured:
         return Experience(total_steps=total_steps)
@@ -71,7 +73,7 @@ def experience_of(view: ViewLike, request: JobIn, holds: Callable[[str, str], bo
     return Experience(
         total_steps=total_steps,
         steps_per_s=rates,
-        spread=Spread(fast=min(fast.values()), slow=1.0, fast_on=fast, source=f"history of {_runs(len(runs))}"),
+        spread=SpeedRange(fast=min(fast.values()), slow=1.0, fast_on=fast, source=f"history of {_runs(len(runs))}"),
     )
 
 

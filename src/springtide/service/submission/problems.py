@@ -23,7 +23,7 @@ class Malformed(InvalidRequest):
     code = "malformed_request"
 
 
-class Forbidden(InvalidRequest):
+class RequestForbidden(InvalidRequest):
     """The request comes from where none may come from."""
 
     status = 403

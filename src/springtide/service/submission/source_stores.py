@@ -24,7 +24,7 @@ from springtide.service.submission.schemas import JobSourceIn, ServiceSourceIn
 from springtide.storage.files import fsync_directory, write_durable
 from springtide.storage.step_lines import hear_lines, lines_above
 from springtide.storage.stores.checked import CheckedStore
-from springtide.storage.workloads.head import Departure, Head
+from springtide.storage.workloads.head import Departure, WorkloadHead
 from springtide.storage.workloads.store import WorkloadStore
 
 LOG = logging.getLogger("springtide.shelves")
@@ -34,7 +34,7 @@ MAX_FETCHED_LOG_BYTES = 8 * 1024 * 1024
 Source = JobSourceIn | ServiceSourceIn
 
 
-class Shelf(Protocol):
+class SourceStore(Protocol):
     """Keeps sources, and finds the logs of those who are gone. Thread-safe; all but `fetch_logs` raise StorageError."""
 
     def address(self, place: PurePosixPath) -> str:
@@ -215,7 +215,7 @@ class StoreShelf:
             with contextlib.suppress(Fenced):
                 WorkloadStore(self._store, workload_id).log_steps(generation, lambda step: lines_above(lines, step))
 
-    def head(self, workload_id: WorkloadId) -> Head:
+    def head(self, workload_id: WorkloadId) -> WorkloadHead:
         """What counts of a workload's objects."""
         return WorkloadStore(self._store, workload_id).head()
 

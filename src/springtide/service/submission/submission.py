@@ -64,7 +64,7 @@ MAX_KEY_CHARS = 255
 _SETTLE_S = 2.0
 
 
-class Desk:
+class SubmissionService:
     """Takes users' requests: checks them against what is true, hands events over, answers once they are durable.
 
     Submissions under one key go one at a time, so that two of them can never both be the first; others go together,

@@ -14,7 +14,7 @@ from springtide.core.resources import Node, make_node
 from springtide.simulator.adaptive.jobs import BatchRule, find_measurements_near, goodput_arrivals
 from springtide.simulator.adaptive.speeds import GoodputSpeeds
 from springtide.simulator.adaptive.truth import DEVICES_PER_NODE, MAX_NODES, AppTruth, make_truths
-from springtide.simulator.fluid.play import Played, play
+from springtide.simulator.fluid.play import FluidRunResult, play
 from springtide.simulator.fluid.rules import overhead_rule
 from springtide.simulator.fluid.trace import TraceJobs
 from springtide.workloads.formats.pollux import read
@@ -42,7 +42,7 @@ def play_workload(
     journal: Journal | None = None,
     on_progress: Callable[[int, int], None] | None = None,
     told: str = "",
-) -> Played:
+) -> FluidRunResult:
     """Let a policy play a workload to its end. `truths` are tables, or the folder of all applications' measurements.
 
     Raises InvalidRequest on a bad file, InvariantViolation on what may never be.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from springtide.core.events import ProgressReported
 from springtide.core.workload import TrainingJob, WorkloadId
 from springtide.simulator.adaptive.truth import DEVICES_PER_NODE, AppTruth, Split, compact_placement
-from springtide.simulator.fluid.rules import Pace, Speeds
+from springtide.simulator.fluid.rules import RunSpeed, Speeds
 from springtide.simulator.fluid.runs import FluidRun
 
 # Running jobs say every minute how far they are, as often as the published simulator looks.
@@ -56,7 +56,7 @@ class GoodputSpeeds(Speeds):
         alone_s = truth.time_alone_s(compact_placement(1), truth.batch_grid())
         return (), ends[-1] / alone_s if math.isfinite(alone_s) else 0.0, ends[-1]
 
-    def pace(self, run: FluidRun) -> Pace:
+    def pace(self, run: FluidRun) -> RunSpeed:
         """Progress a second in the present epoch, in steps of the job's initial batch size."""
         books = self._books[run.job.job_id]
         epoch = bisect.bisect_right(books.ends, run.done_steps, hi=len(books.ends) - 1)
@@ -66,7 +66,7 @@ class GoodputSpeeds(Speeds):
         rate = gain / books.truth.total_step_s(run.placement, split)
         efficiency = rate / run.single_steps_per_s if run.single_steps_per_s else 0.0
         fewest = -(-len(run.members) // DEVICES_PER_NODE)
-        return Pace(rate, efficiency, books.ends[epoch], len(run.placement) > fewest)
+        return RunSpeed(rate, efficiency, books.ends[epoch], len(run.placement) > fewest)
 
     def boundary_s(self, run: FluidRun) -> float:
         """When the epoch ends."""

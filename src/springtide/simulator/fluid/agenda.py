@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Agenda:
+class FluidAgenda:
     """The moments to come. `num_happened` counts those that have been."""
 
     def __init__(self) -> None:

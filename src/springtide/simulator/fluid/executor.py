@@ -31,11 +31,11 @@ from springtide.core.ports import Standing
 from springtide.core.resources import Node, NodeId
 from springtide.core.workload import ReplicaId, TrainingJob, WorkloadId
 from springtide.simulator.clock import VirtualClock
-from springtide.simulator.fluid.agenda import Agenda
+from springtide.simulator.fluid.agenda import FluidAgenda
 from springtide.simulator.fluid.faults import NodeFaults
 from springtide.simulator.fluid.nodes import FluidNodes
 from springtide.simulator.fluid.rules import OverheadRule, Speeds, Times
-from springtide.simulator.fluid.runs import FluidReplica, FluidRun, Timeline, direction_of
+from springtide.simulator.fluid.runs import FluidReplica, FluidRun, UtilisationTimeline, direction_of
 from springtide.simulator.fluid.services import FluidServices
 from springtide.simulator.shared_devices import SharedDevices
 
@@ -70,12 +70,12 @@ class FluidExecutor:
         times: Times | None = None,
     ) -> None:
         self.clock = clock
-        self.agenda = Agenda()
+        self.agenda = FluidAgenda()
         self._at = self.agenda.at
         self.rule = rule or OverheadRule(name="none")
         self.speeds = speeds or Speeds(devices_per_node=max((len(node.devices) for node in nodes), default=1))
         self.runs: dict[WorkloadId, FluidRun] = {}
-        self.timeline = Timeline()
+        self.timeline = UtilisationTimeline()
         self.is_over = False
         self.num_faults, self.num_open = 0, len(arrivals)
         self._num_to_come = len(arrivals) + len(happenings)

@@ -12,16 +12,16 @@ import numpy as np
 
 from springtide.core.decision import EMPTY
 from springtide.core.workload import JobState, WorkloadId
-from springtide.simulator.fluid.play import Played
+from springtide.simulator.fluid.play import FluidRunResult
 from springtide.simulator.fluid.rules import DEADLINE_TOLERANCE_S, MISS_CAUSES, OverheadRule
-from springtide.simulator.fluid.runs import FluidRun, Timeline
+from springtide.simulator.fluid.runs import FluidRun, UtilisationTimeline
 
 MAX_POINTS = 2000
 # ElasticFlow's Figure 10 compares the cluster efficiency of this much of the start.
 _START_S = 100 * 3600.0
 
 
-class Setting(msgspec.Struct, frozen=True, kw_only=True):
+class RunSetting(msgspec.Struct, frozen=True, kw_only=True):
     """What the cluster was, and what changes cost on it."""
 
     num_devices: int
@@ -30,8 +30,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def figures_of(
-    played: Played,
-    setting: Setting,
+    played: FluidRunResult,
+    setting: RunSetting,
     *,
     met_without: Mapping[str, AbstractSet[WorkloadId]] = EMPTY,
     with_series: bool = False,
@@ -54,12 +54,12 @@ def figures_of(
     return figures
 
 
-def met_deadlines(played: Played) -> frozenset[WorkloadId]:
+def met_deadlines(played: FluidRunResult) -> frozenset[WorkloadId]:
     """The jobs that met their deadlines."""
     return frozenset(job_id for job_id, run in played.runs.items() if run.met_deadline(DEADLINE_TOLERANCE_S))
 
 
-def miss_cause(run: FluidRun, setting: Setting, met_without: Mapping[str, AbstractSet[WorkloadId]]) -> str:
+def miss_cause(run: FluidRun, setting: RunSetting, met_without: Mapping[str, AbstractSet[WorkloadId]]) -> str:
     """Why the job missed its deadline: the first of MISS_CAUSES that holds, "" if it met it or had none."""
     if run.job.goal.deadline_s is None or run.met_deadline(DEADLINE_TOLERANCE_S):
         return ""
@@ -71,7 +71,7 @@ def miss_cause(run: FluidRun, setting: Setting, met_without: Mapping[str, Abstra
     return "not_admitted" if run.state is JobState.REJECTED and run.admitted_s is None else "scheduler"
 
 
-def _could_alone(run: FluidRun, deadline_s: float, setting: Setting) -> bool:
+def _could_alone(run: FluidRun, deadline_s: float, setting: RunSetting) -> bool:
     """Whether it makes its deadline alone on the empty cluster, as profiled, after one start on used devices."""
     part = 1.0 if run.job.share is None else run.job.share.limit
     best = max(run.curve[: run.job.max_workers + 1], default=0.0) * part
@@ -79,7 +79,7 @@ def _could_alone(run: FluidRun, deadline_s: float, setting: Setting) -> bool:
     return best > 0.0 and run.submitted_s + start_s + run.total_steps / best <= deadline_s + DEADLINE_TOLERANCE_S
 
 
-def _job_figures(runs: Sequence[FluidRun], played: Played, causes: Mapping[WorkloadId, str]) -> dict[str, Any]:
+def _job_figures(runs: Sequence[FluidRun], played: FluidRunResult, causes: Mapping[WorkloadId, str]) -> dict[str, Any]:
     deadline_runs = [run for run in runs if run.job.goal.deadline_s is not None]
     met = [run for run in deadline_runs if run.met_deadline(DEADLINE_TOLERANCE_S)]
     declined = sum(run.state is JobState.REJECTED for run in runs)
@@ -116,7 +116,7 @@ def _job_figures(runs: Sequence[FluidRun], played: Played, causes: Mapping[Workl
     }
 
 
-def _cluster_figures(runs: Sequence[FluidRun], timeline: Timeline, setting: Setting) -> dict[str, Any]:
+def _cluster_figures(runs: Sequence[FluidRun], timeline: UtilisationTimeline, setting: RunSetting) -> dict[str, Any]:
     makespan_s = max((run.ended_s for run in runs if run.state is JobState.SUCCEEDED and run.ended_s), default=0.0)
     capacity_s = makespan_s * setting.num_devices
     held_s = sum(run.device_s for run in runs)
@@ -133,14 +133,14 @@ def _cluster_figures(runs: Sequence[FluidRun], timeline: Timeline, setting: Sett
     }
 
 
-def _start_efficiency(timeline: Timeline, until_s: float, num_devices: int) -> float | None:
+def _start_efficiency(timeline: UtilisationTimeline, until_s: float, num_devices: int) -> float | None:
     """The mean of equation (8) from the start to `until_s`; a group counts from when it is formed."""
     time_s = np.append(np.minimum(np.frombuffer(timeline.time_s), until_s), until_s)
     efficiency = np.frombuffer(timeline.efficiency)
     return _ratio(float(np.diff(time_s) @ efficiency), until_s * num_devices) if efficiency.size else None
 
 
-def _decision_figures(played: Played) -> dict[str, Any]:
+def _decision_figures(played: FluidRunResult) -> dict[str, Any]:
     milliseconds = np.array(played.decisions_s) * 1000.0
     return {
         "decisions": played.num_decisions,
@@ -153,7 +153,7 @@ def _decision_figures(played: Played) -> dict[str, Any]:
     }
 
 
-def _series(runs: Sequence[FluidRun], played: Played, num_devices: int) -> dict[str, list[list[float]]]:
+def _series(runs: Sequence[FluidRun], played: FluidRunResult, num_devices: int) -> dict[str, list[list[float]]]:
     """Curves of at most MAX_POINTS points [x, y]; moments in seconds from the first submission."""
     timeline = played.timeline
     admitted_s = [

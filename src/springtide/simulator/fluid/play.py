@@ -20,7 +20,7 @@ from springtide.simulator.fluid.faults import NodeFaults
 from springtide.simulator.fluid.invariants import FluidInvariants
 from springtide.simulator.fluid.minimums import Minimums
 from springtide.simulator.fluid.rules import OverheadRule, Speeds, Times
-from springtide.simulator.fluid.runs import FluidRun, Timeline
+from springtide.simulator.fluid.runs import FluidRun, UtilisationTimeline
 
 # Progress is told this many times in a run, and at its end.
 _NUM_TOLD = 400
@@ -65,7 +65,7 @@ class WatchedPolicy:
         return plan
 
 
-class Played:
+class FluidRunResult:
     """What became of every job, and what the run took. `admits` says whether the policy makes promises or refuses.
 
     `minimums` is None where there are neither services nor pools.
@@ -81,7 +81,7 @@ class Played:
     ) -> None:
         self.minimums = minimums
         self.runs: dict[WorkloadId, FluidRun] = executor.runs
-        self.timeline: Timeline = executor.timeline
+        self.timeline: UtilisationTimeline = executor.timeline
         self.num_faults = executor.num_faults
         self.decisions_s = watched.decisions_s
         self.num_decisions = watched.num_decisions
@@ -111,7 +111,7 @@ def play(
     times: Times | None = None,
     until_s: float = 0.0,
     tide: Tide | None = None,
-) -> Played:
+) -> FluidRunResult:
     """Let the policy play the arrivals to their end. Raises InvariantViolation, which names the command `told`.
 
     `on_progress` is told how many jobs have ended, and of how many. `happenings` are what owners of services and the
@@ -162,7 +162,7 @@ def play(
     invariants.check_end(clock.now_s())
     if minimums is not None:
         minimums.finish(clock.now_s())
-    return Played(executor, watched, invariants, num_steps, minimums)
+    return FluidRunResult(executor, watched, invariants, num_steps, minimums)
 
 
 def _minimums(executor: FluidExecutor, arrivals: Sequence[tuple[float, TrainingJob]], times: Times) -> Minimums:

@@ -108,7 +108,7 @@ def scattered_fraction(num_nodes: int, fewest_nodes: int) -> float:
     return float(_SCATTERED_SLOWDOWN ** (-math.log2(num_nodes / fewest_nodes) / _SCATTERED_DOUBLINGS))
 
 
-class Pace(NamedTuple):
+class RunSpeed(NamedTuple):
     """How fast a group trains until `until` of its job's length is done; `efficiency` is relative to one device."""
 
     rate: float
@@ -165,17 +165,17 @@ class Speeds:
             saved_steps=done_steps,
         )
 
-    def pace(self, run: FluidRun) -> Pace:
+    def pace(self, run: FluidRun) -> RunSpeed:
         """How fast the group that has just been formed trains, or one that has come to the boundary of its pace."""
         entry = run.entry
         if entry is not None:
             # It takes no machine, so it makes nobody's cluster better used.
-            return Pace(run.error / entry.step_s, 0.0, run.length)
+            return RunSpeed(run.error / entry.step_s, 0.0, run.length)
         size = sum(run.placement)
         fraction = self.placed_fraction(size, len(run.placement))
         steps_per_s = run.curve[min(size, len(run.curve) - 1)] * fraction
         efficiency = steps_per_s / run.single_steps_per_s if run.single_steps_per_s else 0.0
-        return Pace(steps_per_s * run.error, efficiency, run.length, fraction < 1.0)
+        return RunSpeed(steps_per_s * run.error, efficiency, run.length, fraction < 1.0)
 
     def boundary_s(self, run: FluidRun) -> float:
         """When a run that keeps its pace comes to its boundary."""

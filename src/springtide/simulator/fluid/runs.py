@@ -184,7 +184,7 @@ class FluidRun:
         )
 
 
-class Timeline:
+class UtilisationTimeline:
     """How full the cluster was: one entry for each moment at which that changed.
 
     `devices` are those held, `running` the jobs that have a group, `efficiency` the sum over these of their speed

@@ -62,7 +62,7 @@ class Outline:
 
 
 @dataclass(frozen=True)
-class Bounds:
+class PipelineBounds:
     """Outlines of what the layers below a cut add at least, for prefixes whose lags are within each level.
 
     Of the two ends that hold a step up, that of what is above the cut and that of what is below, a share of the latter
@@ -132,7 +132,7 @@ class Bounds:
 
 def bounds_of(
     tables: StageTables, weights: tuple[tuple[float, float], ...], shares: tuple[float, ...] = FEW_SHARES
-) -> Bounds | None:
+) -> PipelineBounds | None:
     """The bounds at one degree, sharpest for these weights, or None where no plan fits at all.
 
     `shares` begin with 0 and end with 1; more of them are sharper where exchanges take most of the time, and cost more.
@@ -150,7 +150,7 @@ def bounds_of(
         levels[-1] = longest
     multipliers = _multipliers(tables, float(least_memory[-1]), weights)
     plain, lagged, choice = _relaxed(tables, lag, levels, multipliers, shares)
-    return Bounds(
+    return PipelineBounds(
         tables=tables,
         levels=levels,
         least_memory=least_memory,

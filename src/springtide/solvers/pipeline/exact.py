@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from springtide.solvers.pipeline.bounds import MANY_SHARES, Bounds, Labels, bounds_of
+from springtide.solvers.pipeline.bounds import MANY_SHARES, Labels, PipelineBounds, bounds_of
 from springtide.solvers.pipeline.problem import (
     TOLERANCE,
     Degree,
@@ -113,7 +113,7 @@ def unfit_layers(problem: PipelineProblem, degree: Degree) -> list[tuple[int, fl
 class _Search:
     """One pass over the layers at one degree. `dropped` is the least bound of what was left out for want of width."""
 
-    def __init__(self, bounds: Bounds, weights: Weights, best: PipelineSolution | None) -> None:
+    def __init__(self, bounds: PipelineBounds, weights: Weights, best: PipelineSolution | None) -> None:
         self.bounds = bounds
         self.weights = weights
         self.best = best
@@ -225,7 +225,7 @@ def undominated(labels: Labels, *, counts_stages: bool = False) -> Indices:
     return np.asarray(order[np.array(chosen, dtype=np.int64)])
 
 
-def _root(bounds: Bounds) -> Labels:
+def _root(bounds: PipelineBounds) -> Labels:
     """The one label that holds no layer yet."""
     zero = np.zeros(1)
     nothing = np.full(1, _NOTHING)
@@ -234,7 +234,7 @@ def _root(bounds: Bounds) -> Labels:
     )
 
 
-def _root_bound(bounds: Bounds, weights: Weights) -> float:
+def _root_bound(bounds: PipelineBounds, weights: Weights) -> float:
     """What no plan at this degree is below."""
     return float(bounds.of(bounds.tables.num_layers, _root(bounds), weights)[0])
 
@@ -244,7 +244,7 @@ def _is_less(value: float, best: PipelineSolution | None) -> bool:
     return best is None or value < best.value * (1.0 - TOLERANCE)
 
 
-def _solution(bounds: Bounds, stages: tuple[Stage, ...], weights: Weights) -> PipelineSolution:
+def _solution(bounds: PipelineBounds, stages: tuple[Stage, ...], weights: Weights) -> PipelineSolution:
     step_s, memory_mb = bounds.tables.score(stages)
     return PipelineSolution(
         stages=stages,

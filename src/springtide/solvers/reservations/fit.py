@@ -10,7 +10,7 @@ from typing import NamedTuple
 from springtide.solvers.reservations.free_profile import FreeProfile
 
 
-class Run(NamedTuple):
+class PlannedStretch(NamedTuple):
     """A stretch of time on a constant number of devices; its first `overhead_s` bring no progress."""
 
     start_s: float
@@ -19,10 +19,10 @@ class Run(NamedTuple):
     overhead_s: float
 
 
-Runs = tuple[Run, ...]
+Runs = tuple[PlannedStretch, ...]
 
 
-class Task(NamedTuple):
+class FitTask(NamedTuple):
     """What has to be fitted: `work` steps by `deadline_s` (infinite: as soon as possible), from `ready_s` on.
 
     `rates[n]` is steps/s on n devices; `sizes` are the numbers worth having, ascending, each faster than every
@@ -73,9 +73,9 @@ class Costs(NamedTuple):
         return end_s
 
 
-def start_now(profile: FreeProfile, task: Task, now_s: float, limit_s: float, costs: Costs) -> Runs:
+def start_now(profile: FreeProfile, task: FitTask, now_s: float, limit_s: float, costs: Costs) -> Runs:
     """The constant run from `now_s` that ends by `limit_s` with the least GPU-time; empty if none fits."""
-    best: Run | None = None
+    best: PlannedStretch | None = None
     best_use = math.inf
     if task.ready_s > now_s:
         return ()
@@ -86,13 +86,13 @@ def start_now(profile: FreeProfile, task: Task, now_s: float, limit_s: float, co
         if end_s > limit_s or use >= best_use:
             continue
         if profile.least(now_s, end_s) >= n:
-            best, best_use = Run(now_s, end_s, n, overhead_s), use
+            best, best_use = PlannedStretch(now_s, end_s, n, overhead_s), use
     return (best,) if best is not None else ()
 
 
-def start_later(profile: FreeProfile, task: Task, now_s: float, limit_s: float, costs: Costs) -> Runs:
+def start_later(profile: FreeProfile, task: FitTask, now_s: float, limit_s: float, costs: Costs) -> Runs:
     """The constant run from now on or later that ends first; empty if none ends by `limit_s`."""
-    best: Run | None = None
+    best: PlannedStretch | None = None
     best_end_s = math.inf
     first_s = max(now_s, task.ready_s)
     for n in task.sizes:
@@ -107,13 +107,13 @@ def start_later(profile: FreeProfile, task: Task, now_s: float, limit_s: float, 
             end_s = costs.end_s(n, start_s, start_s + bare_s)
             if end_s <= start_s + duration_s or profile.least(start_s, end_s) >= n:
                 if end_s < best_end_s and end_s <= limit_s:
-                    best, best_end_s = Run(start_s, end_s, n, costs.later[n]), end_s
+                    best, best_end_s = PlannedStretch(start_s, end_s, n, costs.later[n]), end_s
                 break
             from_s, duration_s = start_s, end_s - start_s
     return (best,) if best is not None else ()
 
 
-def fill(profile: FreeProfile, task: Task, now_s: float, limit_s: float, costs: Costs, sizes: Sequence[int]) -> Runs:
+def fill(profile: FreeProfile, task: FitTask, now_s: float, limit_s: float, costs: Costs, sizes: Sequence[int]) -> Runs:
     """Runs of changing size, at most the largest of `sizes`: progressive filling with the changes paid for.
 
     In every interval of the profile the task takes as many devices as are free there, unless the change costs more
@@ -126,7 +126,7 @@ def fill(profile: FreeProfile, task: Task, now_s: float, limit_s: float, costs: 
     size = task.held if task.ready_s <= now_s and task.held in task.sizes else 0
     pending_s = overhead_s = task.residual_s if size else 0.0
     begun_s = at_s
-    runs: list[Run] = []
+    runs: list[PlannedStretch] = []
     index = max(0, bisect_right(times, at_s) - 1)
     falls = costs.falls
     num_falls = len(falls)
@@ -145,7 +145,7 @@ def fill(profile: FreeProfile, task: Task, now_s: float, limit_s: float, costs: 
                 wanted = 0
         if wanted != size:
             if size and at_s > begun_s:
-                runs.append(Run(begun_s, at_s, size, min(overhead_s, at_s - begun_s)))
+                runs.append(PlannedStretch(begun_s, at_s, size, min(overhead_s, at_s - begun_s)))
             size, begun_s, overhead_s, pending_s = wanted, at_s, cost_s, cost_s
             fall = bisect_right(falls, at_s)
         if size:
@@ -160,7 +160,7 @@ def fill(profile: FreeProfile, task: Task, now_s: float, limit_s: float, costs: 
                 end_s = done_s + costs.reserve[size]
                 if end_s > limit_s:
                     return ()
-                return (*runs, Run(begun_s, min(end_s, until_s), size, overhead_s))
+                return (*runs, PlannedStretch(begun_s, min(end_s, until_s), size, overhead_s))
             span_s = until_s - at_s
             if pending_s > span_s:
                 pending_s -= span_s
@@ -178,7 +178,7 @@ def _largest(sizes: Sequence[int], room: int) -> int:
     return sizes[index - 1] if index else 0
 
 
-def fit(profile: FreeProfile, task: Task, now_s: float, costs: Costs) -> Runs:
+def fit(profile: FreeProfile, task: FitTask, now_s: float, costs: Costs) -> Runs:
     """Fit the task by its deadline: now at the cheapest constant size, else with changing sizes, at most as large as
     needed, else later. Without a reserve only what starts now: nobody knows where there will be a place later.
     Empty if it does not fit."""
@@ -197,7 +197,7 @@ def fit(profile: FreeProfile, task: Task, now_s: float, costs: Costs) -> Runs:
     return start_later(profile, task, now_s, deadline_s, costs) or start_now(profile, task, now_s, deadline_s, bare)
 
 
-def _soonest(profile: FreeProfile, task: Task, now_s: float, costs: Costs) -> Runs:
+def _soonest(profile: FreeProfile, task: FitTask, now_s: float, costs: Costs) -> Runs:
     """The runs that end first: a constant one, going on as it is, or one of changing size."""
     found = [
         start_later(profile, task, now_s, math.inf, costs),
@@ -208,7 +208,7 @@ def _soonest(profile: FreeProfile, task: Task, now_s: float, costs: Costs) -> Ru
     return min((runs for runs in found if runs), key=lambda runs: runs[-1].end_s, default=())
 
 
-def work_done(runs: Sequence[Run], rates: Sequence[float], until_s: float) -> float:
+def work_done(runs: Sequence[PlannedStretch], rates: Sequence[float], until_s: float) -> float:
     """Steps that the runs bring until `until_s`."""
     done = 0.0
     for start_s, end_s, n, overhead_s in runs:

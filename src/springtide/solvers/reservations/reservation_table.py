@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from springtide.solvers.reservations.capacity import Steps, at, compared, constant, largest, raised, trimmed
-from springtide.solvers.reservations.fit import Costs, Run, Runs, Task, fit, work_done
+from springtide.solvers.reservations.fit import Costs, FitTask, PlannedStretch, Runs, fit, work_done
 from springtide.solvers.reservations.free_profile import FreeProfile
 
 # A deadline or a capacity is kept if it is missed by no more than floating point can tell.
@@ -103,13 +103,13 @@ class Entry:
                 if now_s < run.end_s:
                     break
 
-    def task(self) -> Task:
+    def task(self) -> FitTask:
         """What is left to fit."""
         deadline_s = math.inf if self.is_late else self.deadline_s
-        return Task(self.left, deadline_s, self.ready_s, self.rates, self.sizes, self.held, self.residual_s)
+        return FitTask(self.left, deadline_s, self.ready_s, self.rates, self.sizes, self.held, self.residual_s)
 
 
-class Book:
+class ReservationTable:
     """All schedules and the free profile they leave, at one moment. Every change keeps every promise, or is not made.
 
     `steps` says how many devices there are for them at every moment to come. `effort` bounds how much may still be
@@ -351,7 +351,7 @@ class Book:
         return False
 
 
-def verify(book: Book, *, slack_s: float = TOLERANCE_S) -> list[str]:
+def verify(book: ReservationTable, *, slack_s: float = TOLERANCE_S) -> list[str]:
     """What is wrong with the book, in sentences; empty if all its promises hold.
 
     Worked out from the schedules alone: no device too many at any moment, every job's work done by its schedule, no
@@ -392,6 +392,6 @@ def _steps_of(capacity: int | Steps, now_s: float) -> Steps:
     return constant(capacity) if isinstance(capacity, int) else trimmed(capacity, now_s)
 
 
-def _take(profile: FreeProfile, runs: Iterable[Run], sign: int = 1) -> None:
+def _take(profile: FreeProfile, runs: Iterable[PlannedStretch], sign: int = 1) -> None:
     for start_s, end_s, n, _ in runs:
         profile.take(start_s, end_s, sign * n)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import heapq
 
-from springtide.solvers.reservations.fit import Run, Runs, fill
-from springtide.solvers.reservations.reservation_table import Book, Entry
+from springtide.solvers.reservations.fit import PlannedStretch, Runs, fill
+from springtide.solvers.reservations.reservation_table import Entry, ReservationTable
 
 # A change has to save at least this many times what it costs, or the job is left alone.
 MIN_GAIN = 1.0
@@ -13,7 +13,7 @@ MIN_GAIN = 1.0
 FILL_EFFORT = 20_000
 
 
-def make_way(book: Book, owed: int) -> None:
+def make_way(book: ReservationTable, owed: int) -> None:
     """Let jobs that hold more than their deadlines ask for give some back, until `owed` devices are free now.
 
     Whoever has most to spare first; nobody's promise is touched, and nobody else is planned anew for it.
@@ -31,7 +31,7 @@ def make_way(book: Book, owed: int) -> None:
         book.change_runs(entry, runs if is_smaller else before)
 
 
-def use_spare(book: Book, kept_free: int = 0, owed: int = 0) -> None:
+def use_spare(book: ReservationTable, kept_free: int = 0, owed: int = 0) -> None:
     """Give devices that nobody's schedule uses now to jobs that end earlier for it.
 
     `owed` of them are left to those outside of the book, who could not run at all without; `kept_free` besides are
@@ -70,7 +70,7 @@ def use_spare(book: Book, kept_free: int = 0, owed: int = 0) -> None:
                 number += 1
 
 
-def _offer(book: Book, entry: Entry) -> tuple[float, int] | None:
+def _offer(book: ReservationTable, entry: Entry) -> tuple[float, int] | None:
     """The next larger size for which there are devices now: its marginal return and the size."""
     now_s = book.now_s
     if entry.ready_s > now_s or not entry.runs or entry.is_fixed:
@@ -92,7 +92,7 @@ def _offer(book: Book, entry: Entry) -> tuple[float, int] | None:
     return (saved_s / added if added > 1e-9 else 1e18 + saved_s), count
 
 
-def _raise(book: Book, entry: Entry, count: int, fills_until: int) -> bool:
+def _raise(book: ReservationTable, entry: Entry, count: int, fills_until: int) -> bool:
     """Let the job hold `count` devices from now on, to its end or as long as they are free."""
     now_s = book.now_s
     overhead_s = entry.residual_s if count == entry.held else book.costs.now(count)
@@ -111,7 +111,7 @@ def _raise(book: Book, entry: Entry, count: int, fills_until: int) -> bool:
     book.change_runs(entry, ())
     runs: Runs = ()
     if in_time and book.profile.least(now_s, end_s) >= count:
-        runs = (Run(now_s, end_s, count, overhead_s),)
+        runs = (PlannedStretch(now_s, end_s, count, overhead_s),)
     elif book.effort > fills_until:
         limit_s = before[-1].end_s - MIN_GAIN * book.costs.later[count]
         sizes = [n for n in entry.sizes if n <= count]

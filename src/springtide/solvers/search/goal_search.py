@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from springtide.solvers.search.gaussian_process import Floats, lognormal_improvement, normal_cdf
-from springtide.solvers.search.phase_choice import Aim, Limits, Phase, PhaseChoice, SwitchCosts, choose
+from springtide.solvers.search.phase_choice import Aim, GoalLimits, PhaseChoice, SwitchCosts, WorkPhase, choose
 
 # A configuration is counted on at so many standard deviations above what is expected of it.
 CONFIDENCE = 2.0
@@ -56,8 +56,8 @@ class SearchState(msgspec.Struct, frozen=True, kw_only=True):
     unknown of it.
     """
 
-    phases: tuple[Phase, ...]
-    limits: Limits
+    phases: tuple[WorkPhase, ...]
+    limits: GoalLimits
     aim: Aim
     first: SwitchCosts
     later: SwitchCosts
@@ -74,7 +74,7 @@ class SearchState(msgspec.Struct, frozen=True, kw_only=True):
     change_s: float = 0.0
 
 
-class Decision(msgspec.Struct, frozen=True, kw_only=True):
+class SearchDecision(msgspec.Struct, frozen=True, kw_only=True):
     """What to do now, and what it is worth, in the aim's own unit.
 
     `candidate` is where to go or stay. `rest` is the objective over what is left as decided, `expected_gain` what the
@@ -91,22 +91,22 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     has_settled: bool = False
 
 
-def decide(state: SearchState) -> Decision:
+def decide(state: SearchState) -> SearchDecision:
     """Stay, move to what is best as far as is known, or try what may be better.
 
     Where nothing is certain to keep the limits, what is likely to is counted on, at last what comes closest to them.
     """
     best, confidence = _best(state)
     if state.running is None:
-        return Decision(what="move", candidate=best.candidates[0], rest=best.objective, plan=best)
+        return SearchDecision(what="move", candidate=best.candidates[0], rest=best.objective, plan=best)
     running = state.running
     stays = _chosen(state, confidence, running)
     if not state.is_measured:
         # What was begun is looked at before anything else is.
-        return Decision(what="stay", candidate=running, rest=stays.objective, plan=stays)
+        return SearchDecision(what="stay", candidate=running, rest=stays.objective, plan=stays)
     if stays.rest_s <= _CHANGES_LEFT * state.change_s:
         # It would be nearly over before anything else began.
-        return Decision(what="stay", candidate=running, rest=stays.objective, plan=stays, has_settled=True)
+        return SearchDecision(what="stay", candidate=running, rest=stays.objective, plan=stays, has_settled=True)
     best = _with_room(state, best, confidence)
     gain = stays.objective - best.objective
     is_rescue = _rescues(state, best, confidence, stays)
@@ -122,14 +122,14 @@ def decide(state: SearchState) -> Decision:
         probe = _best_probe(state, base)
         if probe is not None:
             candidate, expected, cost = probe
-            return Decision(
+            return SearchDecision(
                 what="probe", candidate=candidate, rest=base.objective, plan=base, expected_gain=expected, cost=cost
             )
     if moves:
-        return Decision(
+        return SearchDecision(
             what="move", candidate=best.candidates[0], rest=best.objective, plan=best, expected_gain=max(gain, 0.0)
         )
-    return Decision(what="stay", candidate=running, rest=stays.objective, plan=stays, has_settled=state.is_fresh)
+    return SearchDecision(what="stay", candidate=running, rest=stays.objective, plan=stays, has_settled=state.is_fresh)
 
 
 def _chosen(state: SearchState, confidence: float, first_candidate: int | None = None) -> PhaseChoice:
@@ -171,7 +171,7 @@ def _rescues(state: SearchState, best: PhaseChoice, confidence: float, stays: Ph
 
 def _with_room(state: SearchState, best: PhaseChoice, confidence: float) -> PhaseChoice:
     """Where a job is moved to, with some room beyond the limits, lest it must be moved again at once."""
-    tighter = Limits(left_s=_ROOM * state.limits.left_s, left_usd=_ROOM * state.limits.left_usd)
+    tighter = GoalLimits(left_s=_ROOM * state.limits.left_s, left_usd=_ROOM * state.limits.left_usd)
     found = _chosen(msgspec.structs.replace(state, limits=tighter), confidence)
     return found if found.is_within else best
 

@@ -24,7 +24,7 @@ MAX_LABELS = 400
 _NOTHING = 1e-9
 
 
-class Phase(msgspec.Struct, frozen=True, kw_only=True):
+class WorkPhase(msgspec.Struct, frozen=True, kw_only=True):
     """A part of the work in which nothing changes, with each candidate's step as arrays of one entry each.
 
     `log_step` is the logarithm of its expected seconds, `spread` the standard deviation of that, and `luck` the part of
@@ -50,7 +50,7 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
         return self.num_steps * step_s, self.num_steps * (self.base_usd + step_s * self.usd_per_s)
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class GoalLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What is left of time and money."""
 
     left_s: float = math.inf
@@ -114,8 +114,8 @@ class PhaseChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose(
-    phases: tuple[Phase, ...],
-    limits: Limits,
+    phases: tuple[WorkPhase, ...],
+    limits: GoalLimits,
     aim: Aim,
     first: SwitchCosts,
     later: SwitchCosts,
@@ -170,7 +170,9 @@ def _over(used: Floats, left: float) -> Floats:
     return np.asarray(used / max(left, _NOTHING))
 
 
-def _worthwhile(phases: tuple[Phase, ...], confidence: float, first: SwitchCosts, first_candidate: int | None) -> Ints:
+def _worthwhile(
+    phases: tuple[WorkPhase, ...], confidence: float, first: SwitchCosts, first_candidate: int | None
+) -> Ints:
     """The candidates that are worth a look: with one phase all that fit, with more those on some phase's front."""
     fits = np.logical_or.reduce([phase.fits for phase in phases])
     possible = np.flatnonzero(fits) if fits.any() else np.arange(len(fits))
@@ -202,7 +204,7 @@ def _front(one: Floats, other: Floats) -> Ints:
 class _Table:
     """One phase's totals for the candidates that are looked at; infinite where it does not fit."""
 
-    def __init__(self, phase: Phase, aim: Aim, limits: Limits, confidence: float, allowed: Ints) -> None:
+    def __init__(self, phase: WorkPhase, aim: Aim, limits: GoalLimits, confidence: float, allowed: Ints) -> None:
         rest_s, rest_usd = (total[allowed] for total in phase.totals(0.0))
         self.upper_s, self.upper_usd = (total[allowed] for total in phase.totals(confidence))
         self.rest_s, self.rest_usd = rest_s, rest_usd
@@ -214,7 +216,7 @@ class _Table:
         self.resource: Floats = _resource(self.upper_s, self.upper_usd, aim, limits)
 
 
-def _resource(seconds: Floats, usd: Floats, aim: Aim, limits: Limits) -> Floats:
+def _resource(seconds: Floats, usd: Floats, aim: Aim, limits: GoalLimits) -> Floats:
     """What is limited and not what is minimised: the seconds or the dollars at the upper end, or nothing."""
     if aim.is_time_first:
         return usd if math.isfinite(limits.left_usd) else np.zeros(usd.shape)
@@ -224,7 +226,7 @@ def _resource(seconds: Floats, usd: Floats, aim: Aim, limits: Limits) -> Floats:
 class _Moves:
     """What going to each of the candidates costs at the border of two phases."""
 
-    def __init__(self, later: SwitchCosts, aim: Aim, limits: Limits, allowed: Ints) -> None:
+    def __init__(self, later: SwitchCosts, aim: Aim, limits: GoalLimits, allowed: Ints) -> None:
         self.seconds, self.usd = later.seconds[allowed], later.usd[allowed]
         self.value = aim.value(self.seconds, self.usd)
         self.resource = _resource(self.seconds, self.usd, aim, limits)

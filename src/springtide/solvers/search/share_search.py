@@ -36,7 +36,7 @@ _ROOT_2_PI = math.sqrt(2.0 * math.pi)
 Measure = Callable[[int, float], float]
 
 
-class Setting(msgspec.Struct, frozen=True, kw_only=True):
+class ShareConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     """A batch size and the share of a device it runs on (0 to 1)."""
 
     batch_size: int
@@ -114,7 +114,7 @@ class EfficacySearch:
         _check_grid(bound_s, batch_sizes, shares, max_trials)
         self._bound_s = bound_s
         self._max_trials = max_trials
-        self._settings = [Setting(batch_size=size, share=share) for size in batch_sizes for share in shares]
+        self._settings = [ShareConfiguration(batch_size=size, share=share) for size in batch_sizes for share in shares]
         self._sizes = np.array([setting.batch_size for setting in self._settings], dtype=np.float64)
         self._shares = np.array([setting.share for setting in self._settings], dtype=np.float64)
         self._log_work: Floats = np.log(self._sizes / self._shares)
@@ -130,7 +130,7 @@ class EfficacySearch:
         self._reason: Literal["settled", "out of reach", "most trials"] = "settled"
         self._choose()
 
-    def ask(self) -> Setting | None:
+    def ask(self) -> ShareConfiguration | None:
         """The setting to try next; None when the search is over."""
         return None if self._next is None else self._settings[self._next]
 

@@ -66,7 +66,7 @@ class PageEntry(msgspec.Struct, frozen=True, array_like=True):
     num_samples: Count
 
 
-class Arrival(msgspec.Struct, frozen=True, array_like=True):
+class AppendedPart(msgspec.Struct, frozen=True, array_like=True):
     """When a part came (Unix time, by its writer's clock), how many samples there were then, and which part it was."""
 
     at_unix_s: Moment
@@ -108,7 +108,7 @@ class DatasetManifest(msgspec.Struct, frozen=True, kw_only=True):
     is_growing: bool
     is_closed: bool
     digest: Text
-    arrivals: Annotated[tuple[Arrival, ...], msgspec.Meta(max_length=MAX_ARRIVALS)]
+    arrivals: Annotated[tuple[AppendedPart, ...], msgspec.Meta(max_length=MAX_ARRIVALS)]
 
     def arrivals_per_s(self, now_unix_s: float | None = None) -> float:
         """Samples a second over the newest appends; up to now, where that is given: the rate falls while none come."""
@@ -179,7 +179,7 @@ def after(manifest: DatasetManifest, part: DatasetPart) -> DatasetManifest:
             f"the dataset {manifest.name!r} was removed and put anew while it was read; submit the job again"
         )
     num_samples = manifest.num_samples + sum(shard.num_samples for shard in part.shards)
-    arrival = Arrival(part.at_unix_s, num_samples, part.part_id)
+    arrival = AppendedPart(part.at_unix_s, num_samples, part.part_id)
     return msgspec.structs.replace(
         manifest,
         version=manifest.version + 1,

@@ -12,7 +12,7 @@ from pathlib import Path
 from springtide.core.errors import ObjectMissing, StorageError
 from springtide.core.ports import StoreRequests
 from springtide.storage.key_names import checked_key, checked_keys, checked_prefix
-from springtide.storage.pacing import Asked, Intervals, Pace, ask_until, real_pace
+from springtide.storage.pacing import Intervals, PollInterval, PollState, ask_until, real_pace
 from springtide.storage.stores.request_count import RequestCount
 
 # Object stores list and delete by pages of so many keys, one request each; all stores count as if they did.
@@ -30,13 +30,13 @@ class CheckedStore(ABC):
 
     max_object_bytes: int = 1 << 62
 
-    def __init__(self, title: str, intervals: Intervals, pace: Pace | None = None) -> None:
+    def __init__(self, title: str, intervals: Intervals, pace: PollInterval | None = None) -> None:
         self.title = title
         self.counts = RequestCount()
         self.pace = pace or real_pace()
         self._intervals = intervals
         self._lock = threading.Lock()
-        self._given_up: dict[str, Asked] = {}
+        self._given_up: dict[str, PollState] = {}
 
     @abstractmethod
     def _write(self, key: str, data: memoryview, *, only_if_absent: bool) -> bool:
@@ -73,7 +73,7 @@ class CheckedStore(ABC):
                     del self._given_up[next(iter(self._given_up))]
         return data
 
-    def _taken_up(self, key: str) -> Asked | None:
+    def _taken_up(self, key: str) -> PollState | None:
         """What an earlier wait for the key has come to, if it ended just now: waiting in slices costs no more."""
         with self._lock:
             asked = self._given_up.pop(key, None)

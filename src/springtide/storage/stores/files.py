@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from springtide.storage.pacing import Intervals, Pace
+from springtide.storage.pacing import Intervals, PollInterval
 from springtide.storage.stores.checked import CheckedStore, content_version
 from springtide.storage.stores.directory import ObjectDirectory
 
@@ -21,7 +21,7 @@ class FileStore(CheckedStore):
         root: Path,
         *,
         is_durable: bool = False,
-        pace: Pace | None = None,
+        pace: PollInterval | None = None,
         intervals: Intervals = FILE_INTERVALS,
     ) -> None:
         super().__init__(f"the store in {root}", intervals, pace)

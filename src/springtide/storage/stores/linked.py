@@ -10,7 +10,7 @@ import msgspec
 
 from springtide.core.errors import InvalidRequest
 from springtide.core.ports import Store, StoreRequests
-from springtide.storage.pacing import Pace, real_pace
+from springtide.storage.pacing import PollInterval, real_pace
 
 UP_VARIABLE = "SPRINGTIDE_LINK_UP_BYTES_PER_S"
 DOWN_VARIABLE = "SPRINGTIDE_LINK_DOWN_BYTES_PER_S"
@@ -19,7 +19,7 @@ LATENCY_VARIABLE = "SPRINGTIDE_LINK_LATENCY_S"
 SMALL_BYTES = 16 * 1024
 
 
-class Link(msgspec.Struct, frozen=True, kw_only=True):
+class DuplexLink(msgspec.Struct, frozen=True, kw_only=True):
     """What a link carries each way, and how long any request takes beyond that. Infinite rates mean no cap."""
 
     up_bytes_per_s: float = math.inf
@@ -46,7 +46,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
         return {name: repr(value) for name, value in values.items() if 0.0 < value < math.inf}
 
     @staticmethod
-    def from_environment(environment: Mapping[str, str]) -> Link | None:
+    def from_environment(environment: Mapping[str, str]) -> DuplexLink | None:
         """The link that the variables describe; None where they describe none. Raises InvalidRequest."""
         given = {
             name: environment[name] for name in (UP_VARIABLE, DOWN_VARIABLE, LATENCY_VARIABLE) if environment.get(name)
@@ -57,7 +57,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
             values = {name: float(text) for name, text in given.items()}
         except ValueError:
             raise InvalidRequest(f"{', '.join(given)} must be numbers, not {', '.join(given.values())}") from None
-        return Link(
+        return DuplexLink(
             up_bytes_per_s=values.get(UP_VARIABLE, math.inf),
             down_bytes_per_s=values.get(DOWN_VARIABLE, math.inf),
             latency_s=values.get(LATENCY_VARIABLE, 0.0),
@@ -90,7 +90,7 @@ class Lane:
 class Lanes:
     """Both directions of one machine's link, shared by all stores it talks to."""
 
-    def __init__(self, link: Link, pace: Pace | None = None) -> None:
+    def __init__(self, link: DuplexLink, pace: PollInterval | None = None) -> None:
         self.link = link
         self.pace = pace or real_pace()
         self.up = Lane(link.up_bytes_per_s)
@@ -104,7 +104,7 @@ class LinkedStore:
     once its last byte is up. Waiting for what is not there carries nothing; what it brings is carried like a get.
     """
 
-    def __init__(self, store: Store, link: Link | Lanes, pace: Pace | None = None) -> None:
+    def __init__(self, store: Store, link: DuplexLink | Lanes, pace: PollInterval | None = None) -> None:
         self.store = store
         self._lanes = link if isinstance(link, Lanes) else Lanes(link, pace)
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from functools import cache
 
-from springtide.storage.pacing import Intervals, Pace
+from springtide.storage.pacing import Intervals, PollInterval
 from springtide.storage.stores.checked import CheckedStore, content_version
 
 
@@ -28,7 +28,7 @@ def _shelf_of(name: str) -> _Shelf:
 class MemoryStore(CheckedStore):
     """The store of that name in this process; without a name, one of its own."""
 
-    def __init__(self, name: str = "", pace: Pace | None = None) -> None:
+    def __init__(self, name: str = "", pace: PollInterval | None = None) -> None:
         super().__init__(f"the memory store {name or '(unnamed)'}", Intervals(first_s=0.01, cap_s=0.01), pace)
         self._shelf = _shelf_of(name) if name else _Shelf()
 

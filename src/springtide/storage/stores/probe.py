@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from springtide.core.errors import StorageError
-from springtide.storage.pacing import Pace, real_pace
+from springtide.storage.pacing import PollInterval, real_pace
 from springtide.storage.stores.open import open_store
 
 PROBE_PREFIX = "springtide-probe"
@@ -21,7 +21,9 @@ class ProbedStore(msgspec.Struct, frozen=True, kw_only=True):
     get_s: float
 
 
-def probe_store(url: str, pace: Pace | None = None, *, environment: Mapping[str, str] | None = None) -> ProbedStore:
+def probe_store(
+    url: str, pace: PollInterval | None = None, *, environment: Mapping[str, str] | None = None
+) -> ProbedStore:
     """Put, get and delete a small object of a name of its own; `environment` is as in `open_store`.
 
     Raises InvalidRequest for a URL that names no store, StorageError with what to mend where the store is not there,

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from springtide.core.errors import InvalidRequest, StorageError
-from springtide.storage.pacing import Intervals, Pace
+from springtide.storage.pacing import Intervals, PollInterval
 from springtide.storage.stores.checked import CheckedStore
 
 Answer = TypeVar("Answer")
@@ -39,7 +39,7 @@ class RedisStore(CheckedStore):
         url: str,
         *,
         name: str = "springtide",
-        pace: Pace | None = None,
+        pace: PollInterval | None = None,
         retry_intervals: Intervals = RETRY_INTERVALS,
         max_attempts: int = MAX_ATTEMPTS,
     ) -> None:

@@ -14,7 +14,7 @@ import msgspec
 
 from springtide.core.errors import InvalidRequest, ObjectMissing, StorageError
 from springtide.storage.key_names import checked_key
-from springtide.storage.pacing import Intervals, Pace
+from springtide.storage.pacing import Intervals, PollInterval
 from springtide.storage.stores.checked import CheckedStore
 
 Answer = TypeVar("Answer")
@@ -156,7 +156,7 @@ class S3Store(CheckedStore):
         self,
         place: S3Place,
         *,
-        pace: Pace | None = None,
+        pace: PollInterval | None = None,
         intervals: Intervals = S3_INTERVALS,
         retry_intervals: Intervals = RETRY_INTERVALS,
         max_attempts: int = MAX_ATTEMPTS,

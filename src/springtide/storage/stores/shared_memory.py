@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from springtide.core.errors import InvalidRequest
-from springtide.storage.pacing import Intervals, Pace
+from springtide.storage.pacing import Intervals, PollInterval
 from springtide.storage.stores.checked import CheckedStore
 from springtide.storage.stores.directory import PRIVATE_MARK, ObjectDirectory
 from springtide.storage.stores.wake_sockets import WakeSockets
@@ -24,7 +24,7 @@ class SharedMemoryStore(CheckedStore):
     What was put stays until it is deleted or the machine restarts; closing an empty store removes its folder.
     """
 
-    def __init__(self, name: str, *, pace: Pace | None = None, parent: Path = SHARED_MEMORY) -> None:
+    def __init__(self, name: str, *, pace: PollInterval | None = None, parent: Path = SHARED_MEMORY) -> None:
         if not parent.is_dir():
             raise InvalidRequest(f"this machine has no shared memory at {parent}; use file:///absolute/path instead")
         super().__init__(

@@ -45,7 +45,7 @@ class Departure(msgspec.Struct, frozen=True, kw_only=True):
     keeps_artifacts: bool = True
 
 
-class Head(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class WorkloadHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The present state of a workload's objects. `generation` is the lowest that may still change anything.
 
     Whatever is in the store and not named here does not exist: it was written by someone whose turn was over, or is
@@ -63,7 +63,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """The checkpoint of that generation and step, if it is one of those kept."""
         return next((kept for kept in self.checkpoints if (kept.generation, kept.step) == (generation, step)), None)
 
-    def with_checkpoint(self, kept: KeptCheckpoint) -> Head:
+    def with_checkpoint(self, kept: KeptCheckpoint) -> WorkloadHead:
         """With one more checkpoint; only the newest ones stay."""
         others = [other for other in self.checkpoints if other.name != kept.name]
         newest = sorted([kept, *others], key=lambda other: (other.generation, other.step), reverse=True)
@@ -79,12 +79,12 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             return last.step
         return after or 0
 
-    def with_logged(self, generation: int, step: int) -> Head:
+    def with_logged(self, generation: int, step: int) -> WorkloadHead:
         """With the log as far as this."""
         others = [entry for entry in self.logged if entry.generation != generation]
         return replace(self, logged=(*others, LoggedSteps(generation=generation, step=step)))
 
-    def with_artifact(self, name: str, kept: KeptArtifact) -> Head:
+    def with_artifact(self, name: str, kept: KeptArtifact) -> WorkloadHead:
         """With this version of an artifact."""
         return replace(self, artifacts={**self.artifacts, name: kept})
 

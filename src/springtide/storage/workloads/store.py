@@ -29,9 +29,9 @@ from springtide.storage.stores.open import open_store
 from springtide.storage.workloads.head import (
     NOBODYS_GENERATION,
     Departure,
-    Head,
     KeptArtifact,
     KeptCheckpoint,
+    WorkloadHead,
     parse_version,
     version_name,
 )
@@ -59,7 +59,7 @@ class WorkloadStore:
         self.prefix = f"workloads/{workload_id}/"
         self._lock = threading.Lock()
         # The head as it was last seen; a swap finds out whether it still is.
-        self._known: tuple[Head, str] | None = None
+        self._known: tuple[WorkloadHead, str] | None = None
 
     def close(self) -> None:
         """Let go of the store."""
@@ -71,7 +71,7 @@ class WorkloadStore:
 
     # --- the head ----------------------------------------------------------------------------------------------------
 
-    def head(self) -> Head:
+    def head(self) -> WorkloadHead:
         """What counts now."""
         with self._lock:
             return self._read_head()[0]
@@ -80,19 +80,21 @@ class WorkloadStore:
         """Refuse everyone below `generation` from now on. A lower value changes nothing."""
         self._change(lambda head: msgspec.structs.replace(head, generation=max(head.generation, generation)))
 
-    def _read_head(self) -> tuple[Head, str]:
+    def _read_head(self) -> tuple[WorkloadHead, str]:
         found = self.store.get_version(self.key("head"))
         if found is None:
-            known = (Head(), "")
+            known = (WorkloadHead(), "")
         else:
             try:
-                known = (msgspec.json.decode(found[0], type=Head), found[1])
+                known = (msgspec.json.decode(found[0], type=WorkloadHead), found[1])
             except msgspec.MsgspecError as error:
                 raise StorageError(f"{self.key('head')} is unreadable: {error}") from error
         self._known = known
         return known
 
-    def _change(self, change: Callable[[Head], Head], generation: int | None = None) -> tuple[Head, Head]:
+    def _change(
+        self, change: Callable[[WorkloadHead], WorkloadHead], generation: int | None = None
+    ) -> tuple[WorkloadHead, WorkloadHead]:
         """Replace the head by what `change` makes of it, as `generation`; the head before and after.
 
         `change` is called again with the newer head whenever somebody else was faster.
@@ -111,7 +113,7 @@ class WorkloadStore:
                 known = self._read_head()
         raise StorageError(f"{self.key('head')} was changed by others {_MAX_RACES} times in a row")
 
-    def _swap(self, wanted: Head, version: str) -> bool:
+    def _swap(self, wanted: WorkloadHead, version: str) -> bool:
         data = msgspec.json.encode(wanted)
         self._known = None
         try:
@@ -183,7 +185,7 @@ class WorkloadStore:
         path = self.key("checkpoints", kept.name)
         return Checkpoint(generation=kept.generation, step=kept.step, path=path, num_bytes=kept.num_bytes)
 
-    def _remove_old_checkpoints(self, head: Head) -> None:
+    def _remove_old_checkpoints(self, head: WorkloadHead) -> None:
         """Whatever is not kept and can never be: of an older generation, or older than all that are kept."""
         oldest = min(((kept.generation, kept.step) for kept in head.checkpoints), default=(0, 0))
         names = {kept.name for kept in head.checkpoints}
@@ -215,7 +217,7 @@ class WorkloadStore:
                 return last
             upto = self._write_segment(generation, lines)
 
-            def log_more(head: Head, last: int = last, upto: int = upto) -> Head:
+            def log_more(head: WorkloadHead, last: int = last, upto: int = upto) -> WorkloadHead:
                 is_end = head.last_logged(generation, after) == last
                 return head.with_logged(generation, upto) if is_end else head
 
@@ -318,9 +320,9 @@ class WorkloadStore:
         if not self.store.keys(self.prefix):
             return 0
 
-        def ended(head: Head) -> Head:
+        def ended(head: WorkloadHead) -> WorkloadHead:
             kept = head.artifacts if keeps_artifacts else {}
-            return Head(generation=NOBODYS_GENERATION, artifacts=kept, departure=head.departure)
+            return WorkloadHead(generation=NOBODYS_GENERATION, artifacts=kept, departure=head.departure)
 
         _, head = self._change(ended)
         kept = {
@@ -340,7 +342,7 @@ class WorkloadStore:
             self.store.delete(self.store.keys(self.prefix))
 
 
-def _check_fence(head: Head, generation: int) -> None:
+def _check_fence(head: WorkloadHead, generation: int) -> None:
     # What is remembered of a head can only show too low a fence: whoever is refused by it is refused for good.
     if generation < head.generation:
         raise Fenced(f"generation {generation} may not write: generation {head.generation} owns the workload")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from springtide.core.errors import InvalidRequest
 from springtide.workloads.request_trace import FunctionCalls, RequestTrace
-from springtide.workloads.rows import Row, name_of, read_header, read_rows, shorten
+from springtide.workloads.rows import TextRow, name_of, read_header, read_rows, shorten
 
 COLUMNS = ("HashOwner", "HashApp", "HashFunction", "Trigger")
 MAX_FUNCTIONS = 100_000
@@ -73,7 +73,7 @@ def _minutes_of(path: Path, header: list[str]) -> list[str]:
     return minutes
 
 
-def _read_counts(row: Row, minutes: Sequence[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _read_counts(row: TextRow, minutes: Sequence[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     intervals, counts = [], []
     for index, minute in enumerate(minutes):
         # Nearly all counts are zero, and there are 1,440 in a row.

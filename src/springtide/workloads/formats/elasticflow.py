@@ -6,7 +6,7 @@ from pathlib import Path
 
 from springtide.core.errors import InvalidRequest
 from springtide.workloads.collecting import Collected
-from springtide.workloads.rows import Row, read_header, read_rows
+from springtide.workloads.rows import TextRow, read_header, read_rows
 from springtide.workloads.trace import Trace, TraceJob
 
 # The published files spell three of the columns in two ways. Where a file has `real_iteration` or `real_duration`
@@ -58,7 +58,7 @@ def _find_spelling(path: Path, header: list[str], name: str) -> str:
     raise InvalidRequest(f"{path.name} line 1: no column {either}; the header must name {', '.join(COLUMNS)}")
 
 
-def _read_row(row: Row, spelled: dict[str, str], collected: Collected) -> TraceJob:
+def _read_row(row: TextRow, spelled: dict[str, str], collected: Collected) -> TraceJob:
     job_id = collected.claim_row(row, "job_id")
     submit_s = row.number(spelled["submit_time"])
     is_best_effort = row.flag("best_effort")

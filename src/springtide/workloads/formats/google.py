@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from springtide.workloads.collecting import Collected
-from springtide.workloads.rows import Row, read_rows
+from springtide.workloads.rows import TextRow, read_rows
 from springtide.workloads.trace import MAX_TIME_S, Trace, TraceJob
 
 # The files have no header. Of the machine, the class, the priority and the requests nothing is needed here.
@@ -91,7 +91,7 @@ def read(path: Path, limit: int | None = None) -> Trace:
     return collected.finish("google")
 
 
-def _check_time(row: Row, at_us: int) -> None:
+def _check_time(row: TextRow, at_us: int) -> None:
     if at_us > MAX_TIME_S * _US_PER_S:
         row.refuse("timestamp", f"{at_us} microseconds are over 3,000 years; is the unit right?")
 

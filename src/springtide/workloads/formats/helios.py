@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from springtide.workloads.collecting import Collected
-from springtide.workloads.rows import Row, read_rows
+from springtide.workloads.rows import TextRow, read_rows
 from springtide.workloads.trace import Trace, TraceJob
 
 # cpu_num, node_num, state, start_time, end_time and queue are in the files and not needed here.
@@ -25,7 +25,7 @@ def read(path: Path, limit: int | None = None) -> Trace:
     return collected.finish("helios")
 
 
-def _read_row(row: Row, collected: Collected) -> None:
+def _read_row(row: TextRow, collected: Collected) -> None:
     num_devices = row.devices("gpu_num", lowest=0)
     submit_s = row.moment("submit_time")
     duration_s = row.number("duration")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from springtide.workloads.collecting import Collected
-from springtide.workloads.rows import Row, read_rows
+from springtide.workloads.rows import TextRow, read_rows
 from springtide.workloads.trace import Trace, TraceJob
 
 COLUMNS = ("name", "time", "application", "num_replicas", "batch_size")
@@ -52,7 +52,7 @@ def read(path: Path, limit: int | None = None) -> Trace:
     return collected.finish("pollux", drawn)
 
 
-def _read_row(row: Row, collected: Collected) -> TraceJob:
+def _read_row(row: TextRow, collected: Collected) -> TraceJob:
     application = row.text("application")
     if not application:
         row.refuse("application", "it is empty; the name of an application belongs here")

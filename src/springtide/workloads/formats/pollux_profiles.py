@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from springtide.workloads.formats.pollux import STEPS_TO_END
-from springtide.workloads.rows import Row, read_rows
+from springtide.workloads.rows import TextRow, read_rows
 
 _PLACEMENTS, _SCALABILITY = "placements.csv", "scalability.csv"
 _DEVICES_PER_NODE = 4
@@ -50,7 +50,7 @@ def _read_times(folder: Path) -> dict[int, Times]:
     return {count: dict(sorted(measured.items())) for count, measured in times.items()}
 
 
-def _compact_rows(folder: Path) -> Iterator[tuple[int, Row]]:
+def _compact_rows(folder: Path) -> Iterator[tuple[int, TextRow]]:
     """The rows of placements that fill nodes one after the other, with their number of devices."""
     for row in read_rows(folder / _PLACEMENTS, ("placement", *_TIMES)):
         digits = row.text("placement")

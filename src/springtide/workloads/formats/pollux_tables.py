@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from springtide.core.errors import InvalidRequest
-from springtide.workloads.rows import Row, read_rows
+from springtide.workloads.rows import TextRow, read_rows
 
 Floats = NDArray[np.float64]
 Placement = tuple[int, ...]
@@ -34,7 +34,7 @@ class MeasuredSteps:
 
 
 @dataclass(frozen=True, eq=False)
-class TrainingRun:
+class PolluxTrainingRun:
     """One real training at one global batch size: at the end of each of E epochs, arrays of shape [E].
 
     `progress` counts scale-invariant steps of the initial batch size, `steps` optimizer steps; `grad_sqr` and
@@ -60,7 +60,7 @@ class Application:
     name: str
     placements: dict[Placement, MeasuredSteps]
     scalability: Floats
-    runs: dict[int, TrainingRun]
+    runs: dict[int, PolluxTrainingRun]
     min_local_size: int
     max_local_size: int
     fixed_batch_size: int | None = None
@@ -141,7 +141,7 @@ def _measured(known: dict[int, tuple[float, float]]) -> MeasuredSteps:
     return MeasuredSteps(np.array(sizes, dtype=float), np.array([known[size] for size in sizes]))
 
 
-def _read_times(row: Row) -> tuple[int, tuple[float, float]]:
+def _read_times(row: TextRow) -> tuple[int, tuple[float, float]]:
     local, step_s, sync_s = row.count("local_bsz"), row.number("step_time"), row.number("sync_time")
     if step_s == 0 or sync_s > step_s:
         row.refuse("sync_time", f"{sync_s:g} s of a step of {step_s:g} s; the step is the longer of the two")
@@ -161,7 +161,7 @@ def _read_scalability(path: Path) -> Floats:
     return np.array(rows, dtype=float).reshape(-1, 5)
 
 
-def _read_runs(folder: Path) -> dict[int, TrainingRun]:
+def _read_runs(folder: Path) -> dict[int, PolluxTrainingRun]:
     runs = {}
     for path in folder.glob(f"{_VALIDATION}*.csv"):
         digits = path.stem.removeprefix(_VALIDATION)
@@ -171,7 +171,7 @@ def _read_runs(folder: Path) -> dict[int, TrainingRun]:
     return dict(sorted(runs.items()))
 
 
-def _read_run(path: Path) -> TrainingRun:
+def _read_run(path: Path) -> PolluxTrainingRun:
     values: list[list[float]] = []
     for row in _rows_of_run(path):
         progress = row.number("progress")
@@ -184,8 +184,8 @@ def _read_run(path: Path) -> TrainingRun:
     if not values:
         raise InvalidRequest(f"{path.name} line 2: no epoch; rows belong below the header")
     columns: Any = np.array(values).T
-    return TrainingRun(*columns)
+    return PolluxTrainingRun(*columns)
 
 
-def _rows_of_run(path: Path) -> Iterator[Row]:
+def _rows_of_run(path: Path) -> Iterator[TextRow]:
     return read_rows(path, ("progress", "iteration", "grad_sqr", "grad_var"))

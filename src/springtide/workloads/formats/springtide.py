@@ -8,7 +8,7 @@ from springtide.core.errors import InvalidRequest
 from springtide.core.quantities import parse_fractions
 from springtide.core.shares import Share, make_share
 from springtide.workloads.collecting import Collected
-from springtide.workloads.rows import Row, read_rows
+from springtide.workloads.rows import TextRow, read_rows
 from springtide.workloads.trace import MAX_STEPS, Trace, TraceJob
 
 COLUMNS = (
@@ -37,7 +37,7 @@ def read(path: Path, limit: int | None = None) -> Trace:
     return collected.finish("springtide")
 
 
-def _read_row(row: Row, collected: Collected) -> TraceJob:
+def _read_row(row: TextRow, collected: Collected) -> TraceJob:
     job_id = collected.claim_row(row, "job_id")
     submit_s = row.number("submit_s")
     least = row.count("min_workers", highest=MAX_WORKERS)
@@ -69,7 +69,7 @@ def _read_row(row: Row, collected: Collected) -> TraceJob:
     return job
 
 
-def _read_share(row: Row) -> Share | None:
+def _read_share(row: TextRow) -> Share | None:
     """What each worker holds of its device, as people write it: 0.3, 30% or 0.3..0.6; empty or no column: the whole."""
     if not row.has("share"):
         return None

@@ -16,7 +16,16 @@ import msgspec
 import numpy as np
 
 from springtide.core.errors import InvalidRequest
-from springtide.solvers.schedule_planning import Board, Demand, Floats, Placed, Servers, Shapes, Stretch, plan_job
+from springtide.solvers.schedule_planning import (
+    Board,
+    Floats,
+    Placed,
+    RoundDemand,
+    RoundStretch,
+    Servers,
+    Shapes,
+    plan_job,
+)
 
 # Columns are every placement in every round; beyond this many the case is not small.
 MAX_COLUMNS = 400_000
@@ -51,7 +60,7 @@ def is_available() -> bool:
     return importlib.util.find_spec("scipy") is not None
 
 
-def columns_of(servers: Servers, lengths_s: Floats, demand: Demand) -> list[Column]:
+def columns_of(servers: Servers, lengths_s: Floats, demand: RoundDemand) -> list[Column]:
     """Every schedule of a job that ends within the rounds and holds nothing after its end.
 
     Raises InvalidRequest if there are more than `MAX_COLUMNS`.
@@ -83,7 +92,7 @@ def columns_of(servers: Servers, lengths_s: Floats, demand: Demand) -> list[Colu
     return found
 
 
-def _placements(servers: Servers, demand: Demand) -> Iterator[Placed]:
+def _placements(servers: Servers, demand: RoundDemand) -> Iterator[Placed]:
     sizes = {int(size) for size in demand.sizes} | {0}
     options = [range(0, int(capacity) + 1, demand.unit) for capacity in servers.capacity]
     for counts in itertools.product(*options):
@@ -133,7 +142,7 @@ def solve_selection(servers: Servers, num_rounds: int, columns: Sequence[Sequenc
 def measure_gap(
     servers: Servers,
     lengths_s: Floats,
-    demands: Sequence[Demand],
+    demands: Sequence[RoundDemand],
     *,
     prices: Sequence[tuple[float, float]],
     round_s: float,
@@ -161,7 +170,7 @@ def measure_gap(
     return tuple(gaps)
 
 
-def random_case(seed: int, *, num_rounds: int = 4, most_jobs: int = 5) -> tuple[Servers, Floats, list[Demand]]:
+def random_case(seed: int, *, num_rounds: int = 4, most_jobs: int = 5) -> tuple[Servers, Floats, list[RoundDemand]]:
     """Two servers of four devices, rounds of 600 s, and 2 to `most_jobs` jobs: a case for the gap.
 
     Speeds grow as a power from 0.5 to 0.95 of the devices; work is drawn so that a job takes from half a round to
@@ -175,17 +184,19 @@ def random_case(seed: int, *, num_rounds: int = 4, most_jobs: int = 5) -> tuple[
         alone = sizes ** rng.uniform(0.5, 0.95)
         spread = rng.uniform(0.7, 1.0)
         rates = np.stack([alone, alone * spread, alone * spread * 0.8], axis=1)
-        demands.append(Demand(work=float(rng.uniform(300.0, 600.0 * num_rounds)), sizes=sizes, rates=rates, unit=2))
+        demands.append(
+            RoundDemand(work=float(rng.uniform(300.0, 600.0 * num_rounds)), sizes=sizes, rates=rates, unit=2)
+        )
     return servers, np.full(num_rounds, 600.0), demands
 
 
-def literal_prices(demands: Sequence[Demand]) -> tuple[float, float]:
+def literal_prices(demands: Sequence[RoundDemand]) -> tuple[float, float]:
     """The paper's bounds: the shortest completion time of any job on all devices, the longest on the least."""
     low = min(demand.work / float(demand.rates.max()) for demand in demands)
     return low, max(low, *[demand.work / float(demand.rates[0, 0]) for demand in demands])
 
 
-def used(stretches: Sequence[Stretch], num_rounds: int) -> tuple[Placed, ...]:
+def used(stretches: Sequence[RoundStretch], num_rounds: int) -> tuple[Placed, ...]:
     """A schedule's placements round by round, as columns have them."""
     found: list[Placed] = [()] * num_rounds
     for stretch in stretches:

@@ -41,7 +41,7 @@ NUM_ROUNDS = 4
 _FEW_STEPS = 400
 
 
-class Errors(msgspec.Struct, frozen=True, kw_only=True):
+class PredictionErrors(msgspec.Struct, frozen=True, kw_only=True):
     """Relative errors, |predicted - measured| / measured, of one predictor on one set of samples."""
 
     model: str
@@ -162,7 +162,7 @@ class _Tally:
         self._predict_s += predict_s
         self._train_s += train_s
 
-    def errors(self, model: str, samples: str) -> Errors:
+    def errors(self, model: str, samples: str) -> PredictionErrors:
         """Relative errors over all that was added."""
         queries = [query for one, _ in self._parts for query in one.queries]
         predicted_s = np.concatenate([said for _, said in self._parts])
@@ -173,7 +173,7 @@ class _Tally:
         bands = {name: (num_bytes >= low) & (num_bytes < high) for name, low, high in BANDS}
         places = {name: regions == region for region, name in enumerate(REGIONS)}
         is_truth = model == _FLOOR
-        return Errors(
+        return PredictionErrors(
             model=model,
             samples=samples,
             num_samples=len(error),
@@ -210,7 +210,7 @@ def _list_times(model: GraphModel, learned: Drawn, timer: Callable[[], float]) -
     return {"num_candidates": float(len(queries)), **times}
 
 
-def _rows(found: Sequence[Errors], judged: str, lists: Mapping[str, float]) -> list[dict[str, Any]]:
+def _rows(found: Sequence[PredictionErrors], judged: str, lists: Mapping[str, float]) -> list[dict[str, Any]]:
     """What is aimed at, on the set that was looked at last."""
     of_set = {one.model: one for one in found if one.samples == judged}
     baselines = [one for name, one in of_set.items() if name not in (_OURS, _BLIND, _FLOOR)]
@@ -272,7 +272,7 @@ def _measured_rounds(path: Path, seed: int) -> list[dict[str, Drawn]]:
 
 def markdown(report: Mapping[str, Any]) -> str:
     """The report as tables for a page of results."""
-    found = [msgspec.convert(one, Errors) for one in report["models"]]
+    found = [msgspec.convert(one, PredictionErrors) for one in report["models"]]
     bands = list(dict.fromkeys(band for one in found for band in one.by_size))
     regions = list(dict.fromkeys(region for one in found for region in one.by_region))
     header = ["set", "model", "mean %", "median %", "p95 %", "before noise %"]

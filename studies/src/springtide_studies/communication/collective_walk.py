@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from springtide.collectives.steps import Get, Put, Reduce, Schedule, Step
+from springtide.collectives.steps import CollectiveSchedule, Get, Put, Reduce, Step
 from springtide.core.errors import InvalidRequest
 
 
@@ -52,7 +52,7 @@ class Walk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def walk_s(
-    schedule: Schedule,
+    schedule: CollectiveSchedule,
     links: StoreLink | Sequence[StoreLink],
     in_flight: int,
     bytes_per_element: float = 4.0,
@@ -64,7 +64,7 @@ def walk_s(
 
 
 def walk(
-    schedule: Schedule,
+    schedule: CollectiveSchedule,
     links: StoreLink | Sequence[StoreLink],
     in_flight: int,
     bytes_per_element: float = 4.0,
@@ -159,7 +159,7 @@ class _Walker:
 
     def __init__(
         self,
-        schedule: Schedule,
+        schedule: CollectiveSchedule,
         links: Sequence[StoreLink],
         in_flight: int,
         bytes_per_element: float,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from springtide.core.errors import InvalidRequest
 from springtide.perf.communication.fabric import Subgraph
-from springtide.perf.communication.gnn import GraphModel, Spread, region_of
+from springtide.perf.communication.gnn import GraphModel, PredictionSpread, region_of
 from springtide.perf.communication.gnn_graph import (
     Compiled,
     Floats,
@@ -22,8 +22,8 @@ from springtide.perf.communication.gnn_graph import (
     vocabulary_of,
 )
 from springtide.perf.communication.gnn_layers import (
-    Asked,
     Parameters,
+    QueryBatch,
     Sizes,
     answer,
     embed,
@@ -80,12 +80,12 @@ class _Samples:
         ]
         self.regions = np.array([region_of(subgraph) for subgraph in self.subgraphs], np.int64)
 
-    def take(self, placements: Ints) -> tuple[Asked, Floats]:
+    def take(self, placements: Ints) -> tuple[QueryBatch, Floats]:
         """What is asked of these placements, and the logarithms of what was measured."""
         rows = np.concatenate([np.arange(self.starts[p], self.starts[p + 1]) for p in placements])
         graph = np.repeat(np.arange(len(placements)), self.starts[placements + 1] - self.starts[placements])
         return (
-            Asked(graph=graph, log_bytes=self.log_bytes[rows], size_features=self.size_features[rows]),
+            QueryBatch(graph=graph, log_bytes=self.log_bytes[rows], size_features=self.size_features[rows]),
             self.log_s[rows],
         )
 
@@ -191,7 +191,7 @@ def _folds(num_placements: int, num_members: int, rng: np.random.Generator) -> I
     return np.where(rng.random(num_placements) < 0.1 * num_members, rng.integers(0, num_members, num_placements), -1)
 
 
-def _spread(members: Sequence[Parameters], samples: _Samples, folds: Ints, sizes: Sizes) -> Spread:
+def _spread(members: Sequence[Parameters], samples: _Samples, folds: Ints, sizes: Sizes) -> PredictionSpread:
     """Standard deviations of the logarithm's error on left-out placements, by region; robust against outliers."""
     errors: list[list[Floats]] = [[], [], []]
     for index, member in enumerate(members):
@@ -206,7 +206,7 @@ def _spread(members: Sequence[Parameters], samples: _Samples, folds: Ints, sizes
                 errors[region].append(said - log_s)
     everything = np.concatenate([error for region in errors for error in region] or [np.zeros(1)])
     widths = [float(1.4826 * np.median(np.abs(np.concatenate(region) if region else everything))) for region in errors]
-    return Spread(one_server=widths[0], one_switch=widths[1], several_switches=widths[2])
+    return PredictionSpread(one_server=widths[0], one_switch=widths[1], several_switches=widths[2])
 
 
 def _type_number(dtype: str) -> int:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from springtide_studies.deadlines.references import Artifact, References, read_references
-from springtide_studies.deadlines.runs import Case, Runs, find_cases, trace_files
+from springtide_studies.deadlines.references import PublishedArtifact, References, read_references
+from springtide_studies.deadlines.runs import BenchCase, Runs, find_cases, trace_files
 from springtide_studies.rows import machine_facts, machine_load, markdown_table, ratio
 
 OURS, BASELINE = "springtide", "elasticflow"
@@ -74,7 +74,9 @@ def is_good(entry: Mapping[str, Any]) -> bool:
     return (share is None or share >= LEAST_SHARE_OF_BOUND) and (cpu_s is None or cpu_s <= MOST_CPU_S)
 
 
-def _row(case: Case, found: Mapping[tuple[Case, str], Mapping[str, Any]], references: References) -> dict[str, Any]:
+def _row(
+    case: BenchCase, found: Mapping[tuple[BenchCase, str], Mapping[str, Any]], references: References
+) -> dict[str, Any]:
     ours = found[case, OURS].get("deadlines_met")
     baseline = found.get((case, BASELINE), {}).get("deadlines_met")
     return {
@@ -88,10 +90,10 @@ def _row(case: Case, found: Mapping[tuple[Case, str], Mapping[str, Any]], refere
     }
 
 
-def _entry(case: Case, policy: str, figures: Mapping[str, Any], references: References) -> dict[str, Any]:
+def _entry(case: BenchCase, policy: str, figures: Mapping[str, Any], references: References) -> dict[str, Any]:
     theirs = BASELINE if policy == ARTIFACT else policy
     key = (case.trace, case.num_devices, theirs)
-    artifact = references.artifact.get(key, Artifact())
+    artifact = references.artifact.get(key, PublishedArtifact())
     published = references.published.get(key, references.published.get((case.trace, 0, theirs)))
     bound = references.bounds.get((case.trace, case.num_devices))
     entry: dict[str, Any] = {"trace": case.trace, "cluster": case.cluster, "policy": policy}

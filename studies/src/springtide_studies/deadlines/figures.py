@@ -13,7 +13,7 @@ import msgspec
 from springtide.core.errors import InvalidRequest
 from springtide.scheduling.registry import POLICY_NAMES
 from springtide_studies.deadlines.references import References, read_references
-from springtide_studies.deadlines.runs import Case, Runs, trace_files
+from springtide_studies.deadlines.runs import BenchCase, Runs, trace_files
 from springtide_studies.rows import machine_facts, machine_load, markdown_table, ratio
 
 OURS, PAPERS = "springtide", "elasticflow"
@@ -40,7 +40,7 @@ class Panel(msgspec.Struct, frozen=True, kw_only=True):
     published: Values
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class FigureFinding(msgspec.Struct, frozen=True, kw_only=True):
     """Something the paper finds, and whether it holds here: what speaks against it, and what is too close to tell."""
 
     text: str
@@ -60,7 +60,7 @@ class Drawing(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     policies: tuple[str, ...]
     panels: tuple[Panel, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[FigureFinding, ...]
     lines: dict[str, list[list[float]]] = {}
 
 
@@ -128,14 +128,14 @@ def run_bench(folders: Sequence[Path], runs: Runs, *, only: Sequence[str] = ()) 
     }
 
 
-def _plain(finding: Finding) -> dict[str, Any]:
+def _plain(finding: FigureFinding) -> dict[str, Any]:
     return {"holds": finding.holds, **msgspec.to_builtins(finding)}
 
 
 def _draw(figure: str, paths: Mapping[str, Path], runs: Runs, references: References) -> Drawing:
     policies = tuple(name for name in _POLICIES.get(figure, _EVERYONE) if name.partition(":")[0] in POLICY_NAMES)
     cases = {
-        name: Case(path=paths[trace], cluster=cluster) for trace, cluster, name in _CASES[figure] if trace in paths
+        name: BenchCase(path=paths[trace], cluster=cluster) for trace, cluster, name in _CASES[figure] if trace in paths
     }
     results = runs.all(list(cases.values()), policies)
     found = {name: {policy: results[case, policy] for policy in policies} for name, case in cases.items()}
@@ -159,7 +159,7 @@ def _draw(figure: str, paths: Mapping[str, Path], runs: Runs, references: Refere
     return Drawing(figure=figure, title=title, policies=policies, panels=tuple(panels), findings=tuple(findings))
 
 
-def _satisfied(name: str, case: Case, found: Mapping[str, Figures], references: References) -> Panel:
+def _satisfied(name: str, case: BenchCase, found: Mapping[str, Figures], references: References) -> Panel:
     """Deadline satisfactory ratio of each policy, with the paper's."""
     published: Values = {}
     for policy in found:
@@ -175,7 +175,7 @@ def _satisfied(name: str, case: Case, found: Mapping[str, Figures], references: 
     )
 
 
-def _best_effort(name: str, case: Case, found: Mapping[str, Figures]) -> Panel:
+def _best_effort(name: str, case: BenchCase, found: Mapping[str, Figures]) -> Panel:
     """Mean completion time of best-effort jobs, against Gandiva's (Figure 11(b))."""
     gandiva_s = found.get("gandiva", {}).get("best_effort_jct_mean_s")
     return Panel(
@@ -187,7 +187,7 @@ def _best_effort(name: str, case: Case, found: Mapping[str, Figures]) -> Panel:
     )
 
 
-def _draw_efficiency(found: Mapping[str, Figures], case: Case, policies: tuple[str, ...]) -> Drawing:
+def _draw_efficiency(found: Mapping[str, Figures], case: BenchCase, policies: tuple[str, ...]) -> Drawing:
     efficiency = Panel(
         name="efficiency over the first 100 h",
         case=case.label,
@@ -217,7 +217,7 @@ def _draw_efficiency(found: Mapping[str, Figures], case: Case, policies: tuple[s
                 efficiency.values,
             ),
             _smallest(makespan, f"{PAPERS} is done first with all jobs"),
-            Finding(
+            FigureFinding(
                 text="every policy runs every job",
                 against=tuple(
                     f"{policy} runs {count}" for policy, count in finished.items() if count != max(finished.values())
@@ -240,7 +240,7 @@ def _known(values: Values) -> Iterator[tuple[str, float]]:
     return ((policy, value) for policy, value in values.items() if value is not None)
 
 
-def _ordered(text: str, pairs: Sequence[tuple[str, str]], values: Values) -> Finding:
+def _ordered(text: str, pairs: Sequence[tuple[str, str]], values: Values) -> FigureFinding:
     """Whether the second of each pair has the higher value here; within CLOSE of each other nobody can tell."""
     against, close = [], []
     for low, high in pairs:
@@ -251,10 +251,10 @@ def _ordered(text: str, pairs: Sequence[tuple[str, str]], values: Values) -> Fin
             against.append(f"{low} {low_here:.3f} is above {high} {high_here:.3f}")
         elif low_here > high_here - CLOSE:
             close.append(f"{low} {low_here:.3f} and {high} {high_here:.3f}")
-    return Finding(text=text, against=tuple(dict.fromkeys(against)), close=tuple(close))
+    return FigureFinding(text=text, against=tuple(dict.fromkeys(against)), close=tuple(close))
 
 
-def _same_order(panel: Panel) -> Finding:
+def _same_order(panel: Panel) -> FigureFinding:
     """Whether every two policies that the paper tells apart stand in its order here."""
     shown = sorted(_known(panel.published), key=lambda pair: pair[1])
     pairs = [
@@ -270,12 +270,12 @@ def _others(panel: Panel) -> list[str]:
     return [policy for policy, _ in _known(panel.values) if policy not in (OURS, PAPERS)]
 
 
-def _leads(panel: Panel) -> Finding:
+def _leads(panel: Panel) -> FigureFinding:
     text = f"{panel.name}: {PAPERS} meets at least as many as every baseline"
     return _ordered(text, [(policy, PAPERS) for policy in _others(panel)], panel.values)
 
 
-def _sources(panels: Sequence[Panel]) -> list[Finding]:
+def _sources(panels: Sequence[Panel]) -> list[FigureFinding]:
     """Figure 9's two findings: each source helps, both together most; elasticity does more on a larger cluster."""
     pairs = [
         (EDF_SHOWN, "edf+admission"),
@@ -295,20 +295,20 @@ def _sources(panels: Sequence[Panel]) -> list[Finding]:
     shrinks = all(wider >= narrower for wider, narrower in pairwise(gaps)) and gaps[0] > gaps[-1]
     said = ", ".join(f"{gap:.3f}" for gap in gaps)
     text = f"{PAPERS}'s lead over edf+elastic shrinks as the cluster grows"
-    return [*findings, Finding(text=text, against=() if shrinks else (said,))]
+    return [*findings, FigureFinding(text=text, against=() if shrinks else (said,))]
 
 
-def _shortest(panel: Panel) -> Finding:
+def _shortest(panel: Panel) -> FigureFinding:
     return _smallest(panel, f"{panel.name}: shortest under {PAPERS}")
 
 
-def _smallest(panel: Panel, text: str) -> Finding:
+def _smallest(panel: Panel, text: str) -> FigureFinding:
     """Whether no policy of the paper's has a smaller value."""
     here = panel.values.get(PAPERS)
     if here is None:
-        return Finding(text=text, against=(f"{PAPERS} has no value",))
+        return FigureFinding(text=text, against=(f"{PAPERS} has no value",))
     below = [(policy, panel.values[policy] or 0.0) for policy in _others(panel)]
-    return Finding(
+    return FigureFinding(
         text=text,
         against=tuple(f"{policy} {value:.3f}, {PAPERS} {here:.3f}" for policy, value in below if value < here),
     )

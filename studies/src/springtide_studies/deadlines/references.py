@@ -32,7 +32,7 @@ _FIG9_TRACE, _FIG11_TRACE = "gen_fig9_1000jobs_lam1500", "gen_fig11_200jobs_lam9
 Key = tuple[str, int, str]
 
 
-class Artifact(msgspec.Struct, frozen=True, kw_only=True):
+class PublishedArtifact(msgspec.Struct, frozen=True, kw_only=True):
     """What the published artifact printed for one policy, as it is and with its faults mended."""
 
     met: int | None = None
@@ -46,7 +46,7 @@ class Artifact(msgspec.Struct, frozen=True, kw_only=True):
 class References(msgspec.Struct, frozen=True, kw_only=True):
     """By (trace, devices, policy of ours); devices 0 where the paper names none. Bounds in jobs by (trace, devices)."""
 
-    artifact: dict[Key, Artifact] = {}
+    artifact: dict[Key, PublishedArtifact] = {}
     published: dict[Key, float] = {}
     bounds: dict[tuple[str, int], int] = {}
 
@@ -77,15 +77,15 @@ def _bounds(rows: Iterator[dict[str, str]]) -> dict[tuple[str, int], int]:
     return {(row["trace"], int(row["gpus"])): int(row["offline_LP_upper_bound_jobs"]) for row in rows}
 
 
-def _artifact(rows: Iterator[dict[str, str]]) -> dict[Key, Artifact]:
-    found: dict[Key, Artifact] = {}
+def _artifact(rows: Iterator[dict[str, str]]) -> dict[Key, PublishedArtifact]:
+    found: dict[Key, PublishedArtifact] = {}
     for row in rows:
         name, _, tag = row["policy"].partition(" [")
         devices = re.search(r"\((\d+)\)", row["cluster"])
         if devices is None or not row["met_by_artifact"]:
             continue
         key = (row["trace"], int(devices[1]), POLICY_OF.get(name, name))
-        known = found.get(key, Artifact())
+        known = found.get(key, PublishedArtifact())
         met, ratio = int(row["met_by_artifact"]), float(row["ratio_by_artifact"])
         if any(mend in tag for mend in _MENDED):
             found[key] = msgspec.structs.replace(known, mended_met=met, mended_ratio=ratio)

@@ -35,7 +35,7 @@ _SHOWS = ("bench_", "page", "chart", "report")
 _ROOMS = ("core", "control", "perf", "policies", "sim", "solvers", "workloads")
 
 
-class Case(msgspec.Struct, frozen=True, kw_only=True):
+class BenchCase(msgspec.Struct, frozen=True, kw_only=True):
     """A trace on a cluster."""
 
     path: Path
@@ -76,7 +76,7 @@ def trace_files(folders: Sequence[Path]) -> list[Path]:
     return sorted(found.values(), key=lambda path: (path.stat().st_size, path.name))
 
 
-def find_cases(files: Iterable[Path], only: Sequence[str] = (), cluster: str | None = None) -> list[Case]:
+def find_cases(files: Iterable[Path], only: Sequence[str] = (), cluster: str | None = None) -> list[BenchCase]:
     """The cases of these traces, or of those named in `only`: on the clusters of their paper, else on `cluster`.
 
     A trace that no cluster is known for is left out unless it was asked for. Raises InvalidRequest.
@@ -92,7 +92,7 @@ def find_cases(files: Iterable[Path], only: Sequence[str] = (), cluster: str | N
         clusters = KNOWN_CLUSTERS.get(name, () if cluster is None else (cluster,))
         if not clusters and only:
             raise InvalidRequest(f"the cluster of {name!r} is not known; name one with --cluster NODESxDEVICES")
-        cases += [Case(path=path, cluster=shape) for shape in clusters]
+        cases += [BenchCase(path=path, cluster=shape) for shape in clusters]
     return cases
 
 
@@ -139,12 +139,12 @@ class Runs:
             except OSError as error:
                 raise InvalidRequest(f"results cannot be kept in {cache}: {error}; name another --cache DIR") from error
 
-    def all(self, cases: Sequence[Case], policies: Sequence[str]) -> dict[tuple[Case, str], dict[str, Any]]:
+    def all(self, cases: Sequence[BenchCase], policies: Sequence[str]) -> dict[tuple[BenchCase, str], dict[str, Any]]:
         """The figures of every case under every policy (see `sim.figures.simulate`).
 
         Where one went wrong, `error` in them says what; that costs the others nothing.
         """
-        found: dict[tuple[Case, str], dict[str, Any]] = {}
+        found: dict[tuple[BenchCase, str], dict[str, Any]] = {}
         num_all = len(cases) * len(policies)
         for case in cases:
             waiting = []
@@ -163,7 +163,7 @@ class Runs:
         # In the order asked for, whatever was kept or ran first.
         return {(case, policy): found[case, policy] for case in cases for policy in policies}
 
-    def _play(self, case: Case, policies: Sequence[str]) -> dict[str, dict[str, Any]]:
+    def _play(self, case: BenchCase, policies: Sequence[str]) -> dict[str, dict[str, Any]]:
         try:
             answer = figures.simulate(
                 str(case.path),
@@ -194,26 +194,26 @@ class Runs:
             self._keep(case, policy, figures_or_error)
         return found
 
-    def _kept(self, case: Case, policy: str) -> dict[str, Any] | None:
+    def _kept(self, case: BenchCase, policy: str) -> dict[str, Any] | None:
         place = self._place(case, policy)
         if place is None or not place.is_file():
             return None
         kept: dict[str, Any] = msgspec.json.decode(place.read_bytes(), type=dict[str, Any])
         return kept
 
-    def _keep(self, case: Case, policy: str, found: dict[str, Any]) -> None:
+    def _keep(self, case: BenchCase, policy: str, found: dict[str, Any]) -> None:
         place = self._place(case, policy)
         if place is not None and "error" not in found:
             part = place.with_suffix(".part")
             part.write_bytes(msgspec.json.encode(found))
             part.replace(place)
 
-    def _place(self, case: Case, policy: str) -> Path | None:
+    def _place(self, case: BenchCase, policy: str) -> Path | None:
         if self._cache is None:
             return None
         return self._cache / f"{case.trace}-{case.cluster}-{self._key(case, policy)}.json"
 
-    def _key(self, case: Case, policy: str) -> str:
+    def _key(self, case: BenchCase, policy: str) -> str:
         trace = hashlib.sha256(case.path.read_bytes()).hexdigest()
         said = "|".join((trace, case.cluster, policy, str(self.seed), self.overhead, str(self._profiles), self._digest))
         return f"{policy}-{hashlib.sha256(said.encode()).hexdigest()[:16]}"

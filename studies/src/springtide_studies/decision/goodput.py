@@ -12,7 +12,7 @@ from springtide.core.resources import Node, Topology
 from springtide.core.workload import TrainingJob
 from springtide.perf.communication.fabric import V100_SERVER
 from springtide.workloads.cluster import cluster_nodes
-from springtide_studies.fapes.jobs import Request, arrivals_of, draw_requests
+from springtide_studies.fapes.jobs import FapesRequest, arrivals_of, draw_requests
 from springtide_studies.fapes.truth import TopologySpeeds
 
 # Who is measured with such jobs, and what its policy is called with.
@@ -59,7 +59,7 @@ class GoodputCrowd:
 
     def _job(self, left: float) -> TrainingJob:
         (drawn,) = draw_requests([0.0], self._seed * 1_000_003 + self._drawn)
-        request = Request(
+        request = FapesRequest(
             job_id=f"job-{self._drawn:06d}",
             at_s=0.0,
             family=drawn.family,

@@ -25,8 +25,8 @@ from springtide_studies.dilu.collocation_models import (
 from springtide_studies.dilu.gpu_baselines import NoControl, arms_for
 from springtide_studies.dilu.gpu_execution import TenantFigures, run_device
 from springtide_studies.dilu.gpu_execution_work import (
-    GpuTenant,
     IterationPlan,
+    ModelledTenant,
     bursty_arrivals,
     gamma_arrivals,
     plan_iteration,
@@ -53,7 +53,7 @@ PAPER = {
 }
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True):
+class TenantLoad(msgspec.Struct, frozen=True, kw_only=True):
     """How requests come: `poisson`, `gamma` with a coefficient of variation, or `bursty`, at this mean load."""
 
     pattern: str
@@ -70,12 +70,12 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Case(msgspec.Struct, frozen=True, kw_only=True):
+class CollocationCase(msgspec.Struct, frozen=True, kw_only=True):
     """A pair on one device under one load (None: nobody serves requests)."""
 
     kind: str
     pair: tuple[str, str]
-    load: Load | None = None
+    load: TenantLoad | None = None
 
     @property
     def name(self) -> str:
@@ -115,28 +115,30 @@ def run_study(
     }
 
 
-def make_cases(models: Mapping[str, GpuModel], *, is_small: bool) -> list[Case]:
+def make_cases(models: Mapping[str, GpuModel], *, is_small: bool) -> list[CollocationCase]:
     """Return the cases whose shares fit one device: every pair of models under every load (small: some of them)."""
-    loads = [Load(pattern="poisson", fraction=fraction) for fraction in LOAD_FRACTIONS]
+    loads = [TenantLoad(pattern="poisson", fraction=fraction) for fraction in LOAD_FRACTIONS]
     variations = (VARIATIONS[0], VARIATIONS[-1]) if is_small else VARIATIONS
-    loads += [Load(pattern="gamma", fraction=GAMMA_FRACTION, variation=variation) for variation in variations]
-    loads.append(Load(pattern="bursty", fraction=BURSTY_FRACTION))
-    cases: list[Case] = []
+    loads += [TenantLoad(pattern="gamma", fraction=GAMMA_FRACTION, variation=variation) for variation in variations]
+    loads.append(TenantLoad(pattern="bursty", fraction=BURSTY_FRACTION))
+    cases: list[CollocationCase] = []
     for kind in KINDS:
         pairs = itertools.permutations(models, 2) if kind == KINDS[0] else itertools.combinations(models, 2)
-        fitting = [pair for pair in pairs if _fits(Case(kind=kind, pair=pair), models)]
+        fitting = [pair for pair in pairs if _fits(CollocationCase(kind=kind, pair=pair), models)]
         chosen = fitting[:: max(1, len(fitting) // 2)][:2] if is_small else fitting
         for pair in chosen:
-            cases += [Case(kind=kind, pair=pair, load=load) for load in (loads if kind != KINDS[2] else [None])]
+            cases += [
+                CollocationCase(kind=kind, pair=pair, load=load) for load in (loads if kind != KINDS[2] else [None])
+            ]
     return cases
 
 
-def _fits(case: Case, models: Mapping[str, GpuModel]) -> bool:
+def _fits(case: CollocationCase, models: Mapping[str, GpuModel]) -> bool:
     first, second = _shares(case, models)
     return has_room(load_of([first]), second)
 
 
-def _shares(case: Case, models: Mapping[str, GpuModel]) -> tuple[Share, Share]:
+def _shares(case: CollocationCase, models: Mapping[str, GpuModel]) -> tuple[Share, Share]:
     first, second = models[case.pair[0]], models[case.pair[1]]
     return (
         _training_share(first) if case.kind == "training-training" else inference_share(first)[1],
@@ -158,7 +160,9 @@ def _training_plan(model: GpuModel) -> IterationPlan:
     )
 
 
-def tenants_of(case: Case, models: Mapping[str, GpuModel], horizon_s: float, seed: int) -> list[GpuTenant]:
+def tenants_of(
+    case: CollocationCase, models: Mapping[str, GpuModel], horizon_s: float, seed: int
+) -> list[ModelledTenant]:
     """Return the two tenants of a case with all their requests. The same for every arm."""
     tenants = []
     for place, (name, share) in enumerate(zip(case.pair, _shares(case, models), strict=True)):
@@ -167,7 +171,9 @@ def tenants_of(case: Case, models: Mapping[str, GpuModel], horizon_s: float, see
         if not is_slo:
             plan = _training_plan(model)
             tenants.append(
-                GpuTenant(tenant_id=f"{place} train {name}", share=share, is_slo=False, plans={TRAINING_BATCH: plan})
+                ModelledTenant(
+                    tenant_id=f"{place} train {name}", share=share, is_slo=False, plans={TRAINING_BATCH: plan}
+                )
             )
             continue
         largest = inference_share(model)[0]
@@ -178,7 +184,7 @@ def tenants_of(case: Case, models: Mapping[str, GpuModel], horizon_s: float, see
         assert case.load is not None
         capacity_per_s = largest / plans[largest].alone_s
         tenants.append(
-            GpuTenant(
+            ModelledTenant(
                 tenant_id=f"{place} serve {name}",
                 share=share,
                 is_slo=True,
@@ -190,7 +196,7 @@ def tenants_of(case: Case, models: Mapping[str, GpuModel], horizon_s: float, see
     return tenants
 
 
-def _arrivals(load: Load, rate_per_s: float, horizon_s: float, seeds: Sequence[int]) -> tuple[float, ...]:
+def _arrivals(load: TenantLoad, rate_per_s: float, horizon_s: float, seeds: Sequence[int]) -> tuple[float, ...]:
     rng = np.random.default_rng(seeds)
     if load.pattern == "gamma":
         return gamma_arrivals(rng, rate_per_s, horizon_s, load.variation)
@@ -199,7 +205,7 @@ def _arrivals(load: Load, rate_per_s: float, horizon_s: float, seeds: Sequence[i
     return poisson_arrivals(rng, rate_per_s, horizon_s)
 
 
-def play_case(case: Case, models: Mapping[str, GpuModel], horizon_s: float, seed: int) -> dict[str, Any]:
+def play_case(case: CollocationCase, models: Mapping[str, GpuModel], horizon_s: float, seed: int) -> dict[str, Any]:
     """Play one case under every arm and compare each tenant with itself alone."""
     tenants = tenants_of(case, models, horizon_s, seed)
     alone = {

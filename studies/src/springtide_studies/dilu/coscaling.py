@@ -12,7 +12,7 @@ import msgspec
 
 from springtide.core.errors import InvalidRequest
 from springtide_studies.dilu.coscaling_play import MAX_QUEUE, TIMEOUT_S, RunFigures, play, profile_of
-from springtide_studies.dilu.coscaling_world import ARMS, EAGER, MAX_REPLICAS, OURS, Arm, Profile, ServedModel
+from springtide_studies.dilu.coscaling_world import ARMS, EAGER, MAX_REPLICAS, OURS, Profile, ScalingArm, ServedModel
 from springtide_studies.rows import ratio
 from springtide_studies.workloads.request_rates import KINDS, Rates, draw_arrivals, draw_rates, read_rates
 
@@ -189,7 +189,7 @@ def _trace_row(case: _Case, figures: Mapping[str, Sequence[RunFigures]]) -> dict
     }
 
 
-def _arm_row(arm: Arm, runs: Sequence[RunFigures]) -> dict[str, Any]:
+def _arm_row(arm: ScalingArm, runs: Sequence[RunFigures]) -> dict[str, Any]:
     """Means over the runs; requests of all runs together for what is counted by request."""
     num_requests = sum(run.num_requests for run in runs)
     latencies_s = sorted(latency_s for run in runs for latency_s in run.latencies_s)

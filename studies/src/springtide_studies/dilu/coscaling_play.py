@@ -15,7 +15,7 @@ from springtide.serving.admission import QueueState, calls_ahead, refusal, smoot
 from springtide.serving.batcher import BatchLimits, Waiting, WaitUntil, expected_company, form_batch, worthwhile_wait_s
 from springtide.serving.co_scaler import ScalerLook
 from springtide.serving.router import ReplicaLoad, pick_replica
-from springtide_studies.dilu.coscaling_world import Arm, Profile, Scaler, ServedModel
+from springtide_studies.dilu.coscaling_world import Profile, Scaler, ScalingArm, ServedModel
 from springtide_studies.workloads.request_rates import draw_arrivals
 
 TIMEOUT_S = 30.0
@@ -280,7 +280,7 @@ class _Play:
 
 
 def play(
-    model: ServedModel, profile: Profile, arm: Arm, arrivals_s: Sequence[float], rates_per_s: Sequence[float]
+    model: ServedModel, profile: Profile, arm: ScalingArm, arrivals_s: Sequence[float], rates_per_s: Sequence[float]
 ) -> RunFigures:
     """Play sorted arrivals (seconds from 0) over as many seconds as there are rates; the rates are prior knowledge.
 

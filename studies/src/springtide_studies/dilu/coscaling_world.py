@@ -87,7 +87,7 @@ class Scaler(Protocol):
         ...
 
 
-class Arm(msgspec.Struct, frozen=True, kw_only=True):
+class ScalingArm(msgspec.Struct, frozen=True, kw_only=True):
     """One way to scale a service: its rule, its share while it runs (`fraction` None: from request to limit)."""
 
     name: str
@@ -176,59 +176,59 @@ def _kept_alive(profile: Profile, rates: Sequence[float]) -> KeepAlive:
 OURS, EAGER = "springtide", "fast-gs+"
 
 ARMS = (
-    Arm(
+    ScalingArm(
         name=OURS,
         what="lazy, a surge above the limits at once, from request to limit",
         make=lambda profile, _: ours(profile.limit_per_s),
     ),
-    Arm(
+    ScalingArm(
         name="dilu",
         what="lazy as published: plans at the request, one at a time, from request to limit",
         make=lambda profile, _: CoScaling(published_rules(profile.request_per_s, 1, MAX_REPLICAS)),
     ),
-    Arm(
+    ScalingArm(
         name=EAGER,
         what="reactive: mean of 10 s every 2 s, static share of the request",
         make=lambda profile, _: eager(profile.request_per_s),
         fraction=at_request,
     ),
-    Arm(
+    ScalingArm(
         name="fast-gs+-l",
         what="the same with a static share of the limit: twice the device for each replica",
         make=lambda profile, _: eager(profile.limit_per_s),
         fraction=at_limit,
     ),
-    Arm(
+    ScalingArm(
         name="fast-gs+-1s",
         what="the same on the request, every second by the last second",
         make=lambda profile, _: eager(profile.request_per_s, window=1, period=1),
         fraction=at_request,
     ),
-    Arm(
+    ScalingArm(
         name="infless+",
         what="reactive with keep-alive learnt from the whole trace, to zero, static share of the request",
         make=_kept_alive,
         fraction=at_request,
         min_replicas=0,
     ),
-    Arm(
+    ScalingArm(
         name="springtide-static",
         what="ours without vertical scaling: static share of the request, planned with that",
         make=lambda profile, _: ours(profile.request_per_s),
         fraction=at_request,
     ),
-    Arm(
+    ScalingArm(
         name="springtide-patient",
         what="ours without the rule for surges",
         make=lambda profile, _: ours(profile.limit_per_s, num_surge=0),
     ),
-    Arm(
+    ScalingArm(
         name="springtide-to-zero",
         what="ours, from zero and to zero after 30 s",
         make=lambda profile, _: ours(profile.limit_per_s, minimum=0),
         min_replicas=0,
     ),
-    Arm(
+    ScalingArm(
         name="fast-gs+-to-zero",
         what="reactive, from zero and to zero after 10 s",
         make=lambda profile, _: eager(profile.request_per_s, minimum=0),

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from springtide.serving.share_control import DeviceControl, Grant, Tenant, control_tick
-from springtide_studies.dilu.gpu_execution import TICK_S, Arm, Seen
-from springtide_studies.dilu.gpu_execution_work import GpuTenant
+from springtide_studies.dilu.gpu_execution import TICK_S, KernelObservation, SharingArm
+from springtide_studies.dilu.gpu_execution_work import ModelledTenant
 
 
 class NoControl:
@@ -22,14 +22,14 @@ class NoControl:
     counts_blocks = False
     kernel_factor = 1.0
 
-    def __init__(self, tenants: Sequence[GpuTenant]) -> None:
+    def __init__(self, tenants: Sequence[ModelledTenant]) -> None:
         self.tenants = tenants
 
-    def cap(self, tenant: GpuTenant) -> float:
+    def cap(self, tenant: ModelledTenant) -> float:
         """Return 1: no bound."""
         return 1.0
 
-    def tick(self, seen: Mapping[str, Seen], tick_s: float) -> Mapping[str, float]:
+    def tick(self, seen: Mapping[str, KernelObservation], tick_s: float) -> Mapping[str, float]:
         """Nobody is held back."""
         return dict.fromkeys(seen, math.inf)
 
@@ -40,11 +40,11 @@ class TimeSlices(NoControl):
     name = "time-slices"
     tick_s = 0.002
 
-    def __init__(self, tenants: Sequence[GpuTenant]) -> None:
+    def __init__(self, tenants: Sequence[ModelledTenant]) -> None:
         super().__init__(tenants)
         self._last = -1
 
-    def tick(self, seen: Mapping[str, Seen], tick_s: float) -> Mapping[str, float]:
+    def tick(self, seen: Mapping[str, KernelObservation], tick_s: float) -> Mapping[str, float]:
         """Give the whole slice to the next tenant in turn that has work."""
         num_tenants = len(self.tenants)
         budgets = dict.fromkeys(seen, 0.0)
@@ -62,12 +62,12 @@ class TimeSlices(NoControl):
 class Mps(NoControl):
     """MPS with a fixed fraction of the SMs for each process: its limit (MPS-l) or its request (MPS-r)."""
 
-    def __init__(self, tenants: Sequence[GpuTenant], by: Literal["limit", "request"]) -> None:
+    def __init__(self, tenants: Sequence[ModelledTenant], by: Literal["limit", "request"]) -> None:
         super().__init__(tenants)
         self.by = by
         self.name = "mps-l" if by == "limit" else "mps-r"
 
-    def cap(self, tenant: GpuTenant) -> float:
+    def cap(self, tenant: ModelledTenant) -> float:
         """Return the fixed fraction."""
         return tenant.share.limit if self.by == "limit" else tenant.share.request
 
@@ -86,14 +86,14 @@ class Tgs(NoControl):
     _STEP = 0.01
     _LEAST = 0.002
 
-    def __init__(self, tenants: Sequence[GpuTenant]) -> None:
+    def __init__(self, tenants: Sequence[ModelledTenant]) -> None:
         super().__init__(tenants)
         self._productive = next((tenant for tenant in tenants if tenant.is_slo), tenants[0]).tenant_id
         self._rate = self._STEP
         self._best = self._launched = 0.0
         self._num_ticks = 0
 
-    def tick(self, seen: Mapping[str, Seen], tick_s: float) -> Mapping[str, float]:
+    def tick(self, seen: Mapping[str, KernelObservation], tick_s: float) -> Mapping[str, float]:
         """Return no bound for the productive tenant and the same rate for each of the others."""
         self._launched += seen[self._productive].num_blocks
         self._num_ticks += 1
@@ -109,7 +109,7 @@ class Tgs(NoControl):
         }
 
 
-class FastGs(Mps):
+class FastGsArm(Mps):
     """FaST-GS: MPS at limits, and turns in time for those whose fractions do not fit side by side.
 
     After FaST-GShare (ICPP 2023): in each window of 100 ms whoever is furthest behind its request goes first; events
@@ -120,13 +120,13 @@ class FastGs(Mps):
     tick_s = TICK_S
     _WINDOW_TICKS = 20
 
-    def __init__(self, tenants: Sequence[GpuTenant]) -> None:
+    def __init__(self, tenants: Sequence[ModelledTenant]) -> None:
         super().__init__(tenants, "limit")
         self.name = "fast-gs"
         self._behind_s = dict.fromkeys((tenant.tenant_id for tenant in tenants), 0.0)
         self._num_ticks = 0
 
-    def tick(self, seen: Mapping[str, Seen], tick_s: float) -> Mapping[str, float]:
+    def tick(self, seen: Mapping[str, KernelObservation], tick_s: float) -> Mapping[str, float]:
         """Let those launch whose fractions fit, the one furthest behind first."""
         wanting = []
         self._num_ticks += 1
@@ -177,7 +177,7 @@ class PublishedDaemon(NoControl):
     _FLOOR = 0.01
     _HISTORY = 20
 
-    def __init__(self, tenants: Sequence[GpuTenant]) -> None:
+    def __init__(self, tenants: Sequence[ModelledTenant]) -> None:
         super().__init__(tenants)
         self._runs = {tenant.tenant_id: _KernelRuns() for tenant in tenants if tenant.is_slo}
         waiting = [tenant.share for tenant in tenants if not tenant.is_slo]
@@ -187,7 +187,7 @@ class PublishedDaemon(NoControl):
         self._for_waiting = self._UPPER
         self._last_waiting = 0.0
 
-    def tick(self, seen: Mapping[str, Seen], tick_s: float) -> Mapping[str, float]:
+    def tick(self, seen: Mapping[str, KernelObservation], tick_s: float) -> Mapping[str, float]:
         """Return tokens in blocks."""
         budgets = {}
         for tenant in self.tenants:
@@ -198,7 +198,7 @@ class PublishedDaemon(NoControl):
                 budgets[tenant.tenant_id] = self._for_waiting * tenant.share.request / self._requests
         return budgets
 
-    def _tick_slo(self, tenant: GpuTenant, num_blocks: float) -> float:
+    def _tick_slo(self, tenant: ModelledTenant, num_blocks: float) -> float:
         runs = self._runs[tenant.tenant_id]
         if num_blocks > 0:
             runs.num_zeros = runs.num_zeros if runs.was_active else 0
@@ -246,7 +246,7 @@ class Controlled(NoControl):
     name = "springtide"
     tick_s = TICK_S
 
-    def __init__(self, tenants: Sequence[GpuTenant]) -> None:
+    def __init__(self, tenants: Sequence[ModelledTenant]) -> None:
         super().__init__(tenants)
         self._tenants = [
             Tenant(tenant_id=tenant.tenant_id, share=tenant.share, is_slo=tenant.is_slo) for tenant in tenants
@@ -254,14 +254,14 @@ class Controlled(NoControl):
         self._device = DeviceControl()
         self.grants: Mapping[str, Grant] = {}
 
-    def tick(self, seen: Mapping[str, Seen], tick_s: float) -> Mapping[str, float]:
+    def tick(self, seen: Mapping[str, KernelObservation], tick_s: float) -> Mapping[str, float]:
         """Return device time by the grants of the control."""
         observations = {tenant_id: each.observation for tenant_id, each in seen.items()}
         self._device, self.grants = control_tick(self._device, self._tenants, observations, tick_s)
         return {tenant_id: grant.rate * self.tick_s for tenant_id, grant in self.grants.items()}
 
 
-def arms_for(tenants: Sequence[GpuTenant]) -> tuple[Arm, ...]:
+def arms_for(tenants: Sequence[ModelledTenant]) -> tuple[SharingArm, ...]:
     """Return a fresh arm of every kind that shares one device (Exclusive is each tenant alone under NoControl)."""
     return (
         NoControl(tenants),
@@ -269,7 +269,7 @@ def arms_for(tenants: Sequence[GpuTenant]) -> tuple[Arm, ...]:
         Mps(tenants, "limit"),
         Mps(tenants, "request"),
         Tgs(tenants),
-        FastGs(tenants),
+        FastGsArm(tenants),
         PublishedDaemon(tenants),
         Controlled(tenants),
     )

@@ -13,8 +13,8 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from springtide.serving.share_control import Iteration, Observation
-from springtide_studies.dilu.gpu_execution_work import GpuTenant, IterationPlan, Kernel, percentile
+from springtide.serving.share_control import Observation, ShareIteration
+from springtide_studies.dilu.gpu_execution_work import IterationPlan, Kernel, ModelledTenant, percentile
 
 TICK_S = 0.005
 # How late a tick comes at the mean, drawn exponentially: a daemon is woken by a loaded host.
@@ -25,14 +25,14 @@ WARM_UP_S = 1.0
 _TINY = 1e-12
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class KernelObservation(msgspec.Struct, frozen=True, kw_only=True):
     """What an arm is told of a tenant at a tick: what our control sees, and the blocks launched since the last one."""
 
     observation: Observation
     num_blocks: float
 
 
-class Arm(Protocol):
+class SharingArm(Protocol):
     """A way to share the device.
 
     `tick_s` is how often it is asked (0.0: never), `counts_blocks` whether its budgets are in blocks instead of
@@ -44,11 +44,11 @@ class Arm(Protocol):
     counts_blocks: bool
     kernel_factor: float
 
-    def cap(self, tenant: GpuTenant) -> float:
+    def cap(self, tenant: ModelledTenant) -> float:
         """Return the fraction of the SMs that kernels of this tenant can fill at most."""
         ...
 
-    def tick(self, seen: Mapping[str, Seen], tick_s: float) -> Mapping[str, float]:
+    def tick(self, seen: Mapping[str, KernelObservation], tick_s: float) -> Mapping[str, float]:
         """Return what each tenant may launch until the next tick (infinity: anything)."""
         ...
 
@@ -71,7 +71,7 @@ class TenantFigures(msgspec.Struct, frozen=True, kw_only=True):
 class _Stream:
     """One tenant in the making: what it runs, what is launched, what it may still launch."""
 
-    def __init__(self, tenant: GpuTenant, arm: Arm) -> None:
+    def __init__(self, tenant: ModelledTenant, arm: SharingArm) -> None:
         self.tenant = tenant
         self.cap = arm.cap(tenant)
         self.factor = arm.kernel_factor
@@ -88,7 +88,7 @@ class _Stream:
         self.next_arrival = 0
         self.used_s = self.total_used_s = 0.0
         self.blocks = 0.0
-        self.finished: list[Iteration] = []
+        self.finished: list[ShareIteration] = []
         self.num_iterations = 0
         self.served: list[tuple[float, float]] = []
 
@@ -167,11 +167,11 @@ class _Stream:
     def _end(self, now_s: float) -> None:
         self.num_iterations += now_s >= WARM_UP_S
         size = len(self.batch) if self.tenant.is_slo else self.tenant.max_batch_size
-        self.finished.append(Iteration(batch_size=size, duration_s=now_s - self.started_s))
+        self.finished.append(ShareIteration(batch_size=size, duration_s=now_s - self.started_s))
         self.served += [(arrived_s, now_s) for arrived_s in self.batch]
         self.begin(now_s)
 
-    def seen(self, now_s: float, tick_s: float) -> Seen:
+    def seen(self, now_s: float, tick_s: float) -> KernelObservation:
         """Return what was seen of it since the last tick, and count anew."""
         arrivals = self.tenant.arrivals
         num_queued = 0
@@ -187,10 +187,12 @@ class _Stream:
         )
         blocks, self.blocks, self.used_s = self.blocks, 0.0, 0.0
         self.finished.clear()
-        return Seen(observation=observation, num_blocks=blocks)
+        return KernelObservation(observation=observation, num_blocks=blocks)
 
 
-def run_device(tenants: Sequence[GpuTenant], arm: Arm, horizon_s: float, seed: int = 0) -> dict[str, TenantFigures]:
+def run_device(
+    tenants: Sequence[ModelledTenant], arm: SharingArm, horizon_s: float, seed: int = 0
+) -> dict[str, TenantFigures]:
     """Let the tenants run on one device for so long under this arm and say what each got.
 
     Running kernels go at full speed while the SM fractions and the bandwidth fractions sum to at most 1 each, else
@@ -237,7 +239,7 @@ def run_device(tenants: Sequence[GpuTenant], arm: Arm, horizon_s: float, seed: i
     return {stream.tenant.tenant_id: _figures(stream, horizon_s) for stream in streams}
 
 
-def _tick(streams: Sequence[_Stream], arm: Arm, now_s: float, tick_s: float) -> None:
+def _tick(streams: Sequence[_Stream], arm: SharingArm, now_s: float, tick_s: float) -> None:
     """Ask the arm for budgets. Debts of launches that went over the last budget are carried, savings are not."""
     budgets = arm.tick({stream.tenant.tenant_id: stream.seen(now_s, tick_s) for stream in streams}, tick_s)
     for stream in streams:

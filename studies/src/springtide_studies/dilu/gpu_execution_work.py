@@ -52,7 +52,7 @@ class IterationPlan(msgspec.Struct, frozen=True, kw_only=True):
         return sum(kernel.device_s for kernel in self.kernels)
 
 
-class GpuTenant(msgspec.Struct, frozen=True, kw_only=True):
+class ModelledTenant(msgspec.Struct, frozen=True, kw_only=True):
     """Somebody on the device: plans by batch size, and the instants at which requests come (training: none).
 
     A training has one plan, under the size of its batch, and begins an iteration when the last one ended. An inference

@@ -12,10 +12,10 @@ import numpy as np
 from springtide.core.resources import DeviceId, NodeId, Topology, make_node
 from springtide.core.shares import MAX_LIMIT, Share
 from springtide.core.workload import WorkloadId
-from springtide.scheduling.sharing.ledger import Bounds, Part, ShareLedger
+from springtide.scheduling.sharing.ledger import LedgerBounds, Part, ShareLedger
 from springtide.scheduling.sharing.packing import DiluPacker, Packer, PlacementRequest
 from springtide_studies.dilu.share_splits import SplitPrice, place
-from springtide_studies.rivals.policies.share_rivals import ExclusivePacker, FastGs, InflessLimit, InflessRequest
+from springtide_studies.rivals.policies.share_rivals import ExclusivePacker, FastGsPacker, InflessLimit, InflessRequest
 from springtide_studies.workloads.dilu import DEVICE_MEMORY_MB, SharingEvent, SharingInstance, SharingWorkload
 
 # The cluster of the paper's section 5.5.
@@ -29,7 +29,7 @@ class Contender(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     packer: Packer
-    bounds: Bounds = Bounds()
+    bounds: LedgerBounds = LedgerBounds()
     price: SplitPrice | None = None
 
 
@@ -38,7 +38,7 @@ CONTENDERS: tuple[Contender, ...] = (
     Contender(name="infless-l", packer=InflessLimit()),
     Contender(name="infless-r", packer=InflessRequest()),
     # Rectangles of rate and time bound each other: the sum of limits plays no part.
-    Contender(name="fast-gs", packer=FastGs(), bounds=Bounds(max_limit=1e3)),
+    Contender(name="fast-gs", packer=FastGsPacker(), bounds=LedgerBounds(max_limit=1e3)),
     Contender(name="dilu-printed", packer=DiluPacker(foresight=False)),
     Contender(name="dilu", packer=DiluPacker()),
     Contender(name="dilu-splits", packer=DiluPacker(), price=SplitPrice()),
@@ -142,7 +142,7 @@ class LedgerCheck:
     not hold what was booked, the pieces of a model do not hold all of its memory, or somebody is left behind.
     """
 
-    def __init__(self, cluster: Topology, bounds: Bounds) -> None:
+    def __init__(self, cluster: Topology, bounds: LedgerBounds) -> None:
         self._node_of: Mapping[DeviceId, NodeId] = cluster.node_of
         self._memory_mb = {device.device_id: device.memory_mb for device in cluster.devices()}
         self._most = (_whole(bounds.max_request), _whole(bounds.max_limit))

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from springtide.core.shares import Share
-from springtide.scheduling.sharing.demand import Demand, demand_of
+from springtide.scheduling.sharing.demand import ShareDemand, demand_of
 from springtide.scheduling.sharing.ledger import Counts, Part, ShareLedger, parts_of
 from springtide.scheduling.sharing.packing import Packer, PlacementRequest
 
@@ -59,7 +59,7 @@ def split(ledger: ShareLedger, request: PlacementRequest, price: SplitPrice) -> 
         most -= 1
     if most < 2 or not demand.memory_mb:
         return None
-    room = ledger.room_for(Demand(demand.request, demand.limit, 1)) & ledger.is_open
+    room = ledger.room_for(ShareDemand(demand.request, demand.limit, 1)) & ledger.is_open
     if request.avoid:
         room[[at for device_id in request.avoid if (at := ledger.at.get(device_id)) is not None]] = False
     # The last place stands for the gaps in rows of nodes with fewer devices.

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from springtide.collectives.communicator import Communicator
 from springtide.core.functions import Collective
 from springtide.core.ports import Store
-from springtide.storage.stores.linked import Link, LinkedStore
+from springtide.storage.stores.linked import DuplexLink, LinkedStore
 from springtide.storage.stores.open import open_store
 
 # The longest of all takes a tenth of this: whoever waits longer waits for a rank that is gone.
 LIMIT_S = 120.0
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True):
+class MemberTask(msgspec.Struct, frozen=True, kw_only=True):
     """One all-reduce: who takes part, on what links, and what the values are (drawn from the seed and the rank)."""
 
     store_url: str
@@ -85,7 +85,7 @@ def expected_sha256(seed: int, num_ranks: int, num_elements: int, doublings: int
 class MarkedStore(LinkedStore):
     """A store behind a link that remembers when the last request of each kind ended; puts and waits come in threads."""
 
-    def __init__(self, store: Store, link: Link, now_s: Callable[[], float]) -> None:
+    def __init__(self, store: Store, link: DuplexLink, now_s: Callable[[], float]) -> None:
         super().__init__(store, link)
         self._clock = now_s
         self._lock = threading.Lock()
@@ -112,9 +112,9 @@ class MarkedStore(LinkedStore):
             self._last_s[name] = self._clock()
 
 
-def run_task(task: Task, store: Store, values: NDArray[Any]) -> Done:
+def run_task(task: MemberTask, store: Store, values: NDArray[Any]) -> Done:
     """Do one all-reduce over a link of the task's rate, in place."""
-    link = Link(up_bytes_per_s=task.bytes_per_s, down_bytes_per_s=task.bytes_per_s, latency_s=task.latency_s)
+    link = DuplexLink(up_bytes_per_s=task.bytes_per_s, down_bytes_per_s=task.bytes_per_s, latency_s=task.latency_s)
     marked = MarkedStore(store, link, time.monotonic)
     communicator = Communicator(
         marked,
@@ -149,7 +149,7 @@ def main() -> int:
     stores: dict[str, Store] = {}
     for line in sys.stdin:
         try:
-            task = msgspec.json.decode(line, type=Task)
+            task = msgspec.json.decode(line, type=MemberTask)
             if task.store_url not in stores:
                 stores[task.store_url] = open_store(task.store_url)
             values = drawn(task.seed, task.rank, task.num_elements, task.doublings)

@@ -23,7 +23,7 @@ from springtide.core.errors import BackendError
 from springtide.core.functions import Collective
 from springtide.perf.functions.collective_time import enough_chunks, lower_bound_s, sync_time_s
 from springtide.storage.stores.open import open_store
-from springtide_studies.exchange.member import Done, Task, expected_sha256
+from springtide_studies.exchange.member import Done, MemberTask, expected_sha256
 from springtide_studies.exchange.stores import S3_ENVIRONMENT, missing, running_store
 
 BOUND_LIMIT = 1.25
@@ -39,7 +39,7 @@ PAIR: tuple[Collective, ...] = ("funcpipe", "duplex")
 OTHERS: tuple[Collective, ...] = ("lambdaml", "smlt", "parameter-server")
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class SyncMeasurement(msgspec.Struct, frozen=True, kw_only=True):
     """Ours beside one other schedule, on one store, for one number of workers and one latency; seconds."""
 
     case: str
@@ -97,7 +97,7 @@ def _served(bytes_per_s: float) -> Scale:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SyncPlan:
     """Which stores are measured with how many workers on which scale, and with which latencies."""
 
     cases: tuple[tuple[str, int, Scale], ...]
@@ -105,13 +105,13 @@ class Plan:
     seed: int = 0
 
 
-FULL = Plan(
+FULL = SyncPlan(
     (
         *((store, n, _FAST if n > 2 else _PAIR) for store in ("file", "redis") for n in (2, 4, 8)),
         *(("s3", n, _served(bytes_per_s)) for n, bytes_per_s in ((2, 1e6), (4, 0.7e6), (8, 0.3e6))),
     )
 )
-SMALL = Plan(tuple((store, n, _BRIEF) for store in ("file", "redis") for n in (2, 4)))
+SMALL = SyncPlan(tuple((store, n, _BRIEF) for store in ("file", "redis") for n in (2, 4)))
 
 
 class Members:
@@ -125,7 +125,7 @@ class Members:
             for _ in range(count)
         ]
 
-    def measure(self, tasks: Sequence[Task], sha256: str) -> list[Done]:
+    def measure(self, tasks: Sequence[MemberTask], sha256: str) -> list[Done]:
         """One all-reduce, as each rank saw it.
 
         Raises BackendError where a rank fails or has another result than it should.
@@ -203,7 +203,7 @@ def measure_case(
         for name in (*rest, *pair) if repetition == 0 else pair:
             prefix = f"{n}.{round(latency_s * 1e3)}/{name}.{repetition}"
             tasks = [
-                Task(
+                MemberTask(
                     store_url=url,
                     prefix=prefix,
                     rank=rank,
@@ -254,7 +254,7 @@ _NAMES: tuple[tuple[str, str], ...] = (
 )
 
 
-def rows_of(timings: Sequence[Timing]) -> list[Row]:
+def rows_of(timings: Sequence[Timing]) -> list[SyncMeasurement]:
     """Ours beside each other schedule of one case, the pipelined one first."""
     by_name = {timing.schedule: timing for timing in timings}
     ours = by_name["duplex"]
@@ -266,7 +266,7 @@ def rows_of(timings: Sequence[Timing]) -> list[Row]:
         other = by_name[name]
         baseline_s = min(other.times_s)
         rows.append(
-            Row(
+            SyncMeasurement(
                 case=f"{ours.store}, n={ours.n}, {ours.latency_s * 1e3:.0f} ms latency",
                 ours=best_s,
                 baseline=baseline_s,
@@ -283,14 +283,14 @@ def rows_of(timings: Sequence[Timing]) -> list[Row]:
     return rows
 
 
-def has_passed(rows: Sequence[Row], skipped: Sequence[str]) -> bool:
+def has_passed(rows: Sequence[SyncMeasurement], skipped: Sequence[str]) -> bool:
     """Whether the criterion holds in every row, and everything that was to be measured was."""
     is_close = all(row.ours <= BOUND_LIMIT * row.bound for row in rows)
     is_faster = all(row.ours <= row.baseline for row in rows if "pipelined" in row.baseline_name)
     return bool(rows) and not skipped and is_close and is_faster
 
 
-def measure_all(plan: Plan) -> tuple[list[Timing], list[str]]:
+def measure_all(plan: SyncPlan) -> tuple[list[Timing], list[str]]:
     """Every case of a plan, and which stores were left out and why."""
     timings: list[Timing] = []
     skipped: list[str] = []

@@ -25,7 +25,7 @@ from springtide.perf.functions.collective_choice import PARAMETER_STORE_BYTES_PE
 from springtide.perf.functions.collective_time import enough_chunks, sync_time_s
 from springtide.perf.functions.services import LAMBDA_BYTES_PER_S
 from springtide.storage.stores.open import open_store
-from springtide_studies.exchange.member import Done, Task, expected_sha256
+from springtide_studies.exchange.member import Done, MemberTask, expected_sha256
 from springtide_studies.exchange.probe import IN_FLIGHT, Members, client_environment, running_members, took_s
 from springtide_studies.exchange.stores import missing, running_store
 
@@ -67,7 +67,7 @@ SYSTEMS: Mapping[str, System] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SmltPlan:
     """How many workers, how many bytes at what rate, and how often; `small_bytes` is a small model for figure 9.
 
     More than eight workers ask more of the S3 server, which is Python on one core, than it does in time.
@@ -81,10 +81,10 @@ class Plan:
     seed: int = 0
 
 
-SMALL = Plan(workers=(2, 4), num_repetitions=1)
+SMALL = SmltPlan(workers=(2, 4), num_repetitions=1)
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
+class SmltTimes(msgspec.Struct, frozen=True, kw_only=True):
     """One system (or schedule) as measured: all repetitions, where a worker's time went in the best, what is predicted.
 
     `parts_s` are those of figure 7, means over the workers.
@@ -115,7 +115,7 @@ class Predicted(msgspec.Struct, frozen=True, kw_only=True):
     seconds: dict[str, float]
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class SmltMeasurement(msgspec.Struct, frozen=True, kw_only=True):
     """One system beside another; seconds. `figure` is SMLT's."""
 
     case: str
@@ -157,7 +157,7 @@ def parts_of(collective: Collective, done: Sequence[Done]) -> dict[str, float]:
     return parts
 
 
-def rate_of(plan: Plan, store: StoreKind, n: int) -> float:
+def rate_of(plan: SmltPlan, store: StoreKind, n: int) -> float:
     """What each of n workers has of its link: through a Redis they share one network card, through S3 none."""
     return plan.bytes_per_s * (min(1.0, CARD_LINKS / n) if store == "redis" else 1.0)
 
@@ -167,7 +167,7 @@ def latency_of(store: StoreKind) -> float:
     return OBJECT_STORE_LATENCY_S if store == "s3" else PARAMETER_STORE_LATENCY_S
 
 
-def chunks_of(plan: Plan, system: System, n: int) -> int:
+def chunks_of(plan: SmltPlan, system: System, n: int) -> int:
     """In how many chunks a system sends: ours in as few as come close to the best, the others in one."""
     if system.collective != "duplex":
         return 1
@@ -175,7 +175,7 @@ def chunks_of(plan: Plan, system: System, n: int) -> int:
     return enough_chunks("duplex", n, plan.num_bytes, rate, latency_s, IN_FLIGHT, CHUNK_TOLERANCE_FRACTION)
 
 
-def predict(plan: Plan, workers: Sequence[int]) -> list[Predicted]:
+def predict(plan: SmltPlan, workers: Sequence[int]) -> list[Predicted]:
     """Figure 8 by the model, as far as SMLT's own goes, and beyond what is measured here."""
 
     def seconds(system: System, n: int) -> float:
@@ -190,7 +190,7 @@ def predict(plan: Plan, workers: Sequence[int]) -> list[Predicted]:
 class Bench:
     """Measures on running ranks and stores. `urls` are the stores' addresses by kind."""
 
-    def __init__(self, members: Members, urls: Mapping[str, str], plan: Plan) -> None:
+    def __init__(self, members: Members, urls: Mapping[str, str], plan: SmltPlan) -> None:
         self._members = members
         self._urls = urls
         self._plan = plan
@@ -201,7 +201,7 @@ class Bench:
         for cleaner in self._cleaners.values():
             cleaner.close()
 
-    def measure(self, label: str, system: System, n: int, num_bytes: int, latency_s: float) -> Measured:
+    def measure(self, label: str, system: System, n: int, num_bytes: int, latency_s: float) -> SmltTimes:
         """All repetitions of one case. Raises BackendError where a rank fails, or has another sum than it should."""
         plan = self._plan
         rate, chunks = rate_of(plan, system.store, n), chunks_of(plan, system, n)
@@ -210,7 +210,7 @@ class Bench:
         for repetition in range(plan.num_repetitions):
             prefix = f"{label}.{n}.{num_bytes}.{round(latency_s * 1e3)}.{repetition}"
             tasks = [
-                Task(
+                MemberTask(
                     store_url=self._urls[system.store],
                     prefix=prefix,
                     rank=rank,
@@ -231,7 +231,7 @@ class Bench:
             cleaner = self._cleaners[system.store]
             cleaner.delete(cleaner.keys(f"{prefix}/"))
         best = min(found, key=took_s)
-        return Measured(
+        return SmltTimes(
             system=label,
             store=system.store,
             collective=system.collective,
@@ -245,12 +245,12 @@ class Bench:
             parts_s=parts_of(system.collective, best),
         )
 
-    def systems(self) -> Iterator[Measured]:
+    def systems(self) -> Iterator[SmltTimes]:
         """Figure 8's measurements (figure 7's are their parts): every system with every number of workers."""
         for n, (label, system) in itertools.product(self._plan.workers, SYSTEMS.items()):
             yield self.measure(label, system, n, self._plan.num_bytes, latency_of(system.store))
 
-    def stores(self) -> Iterator[Measured]:
+    def stores(self) -> Iterator[SmltTimes]:
         """Figure 9's: SMLT's schedule through the S3 API, for a large and a small gradient, with and without latency.
 
         The Redis's are measured beside them, in the same minute.
@@ -263,9 +263,9 @@ class Bench:
                 yield self.measure("stores", replace(redis, store="s3"), n, num_bytes, latency_s)
 
 
-def rows_of(systems: Sequence[Measured], stores: Sequence[Measured]) -> list[Row]:
+def rows_of(systems: Sequence[SmltTimes], stores: Sequence[SmltTimes]) -> list[SmltMeasurement]:
     """Every system beside SMLT and ours (figure 8), and each store beside the Redis (figure 9)."""
-    rows: list[Row] = []
+    rows: list[SmltMeasurement] = []
     for n in dict.fromkeys(one.n for one in systems):
         by_name = {one.system: one for one in systems if one.n == n}
         for left, right in (("smlt", "siren"), ("smlt", "cirrus"), *(("ours", other) for other in SYSTEMS)):
@@ -281,8 +281,8 @@ def rows_of(systems: Sequence[Measured], stores: Sequence[Measured]) -> list[Row
     return rows
 
 
-def _row(figure: int, case: str, ours: Measured, other: Measured, title: str) -> Row:
-    return Row(
+def _row(figure: int, case: str, ours: SmltTimes, other: SmltTimes, title: str) -> SmltMeasurement:
+    return SmltMeasurement(
         case=case,
         figure=figure,
         ours=ours.best_s,
@@ -293,13 +293,13 @@ def _row(figure: int, case: str, ours: Measured, other: Measured, title: str) ->
     )
 
 
-def growth_of(systems: Sequence[Measured], name: str) -> float:
+def growth_of(systems: Sequence[SmltTimes], name: str) -> float:
     """How many times as long a system takes with the most workers as with the fewest."""
     times = sorted((one.n, one.best_s) for one in systems if one.system == name)
     return times[-1][1] / times[0][1]
 
 
-def has_passed(systems: Sequence[Measured], stores: Sequence[Measured]) -> bool:
+def has_passed(systems: Sequence[SmltTimes], stores: Sequence[SmltTimes]) -> bool:
     """Whether the criterion holds: what grows faster, what is below what."""
     if not systems or not stores:
         return False
@@ -312,7 +312,7 @@ def has_passed(systems: Sequence[Measured], stores: Sequence[Measured]) -> bool:
     return all((*slow, *above, *ours, *redis))
 
 
-def measure_all(plan: Plan) -> tuple[list[Measured], list[Measured]]:
+def measure_all(plan: SmltPlan) -> tuple[list[SmltTimes], list[SmltTimes]]:
     """Figure 8's and figure 9's measurements. Raises BackendError where a store cannot be started."""
     with ExitStack() as stack:
         members = stack.enter_context(running_members(max(plan.workers)))
@@ -323,7 +323,7 @@ def measure_all(plan: Plan) -> tuple[list[Measured], list[Measured]]:
         return list(map(_told, bench.systems())), list(map(_told, bench.stores()))
 
 
-def _told(one: Measured) -> Measured:
+def _told(one: SmltTimes) -> SmltTimes:
     sys.stderr.write(
         f"{one.system}, {one.store}, n={one.n}, {one.num_bytes / 1e3:.0f} kB, {one.latency_s * 1e3:.0f} ms: "
         f"{one.best_s:.2f} s (predicted {one.predicted_s:.2f})\n"
@@ -333,7 +333,7 @@ def _told(one: Measured) -> Measured:
 
 def run_probe(*, as_json: bool, small: bool = False, seed: int = 0) -> int:
     """Measure and print; returns the exit code."""
-    plan = replace(SMALL if small else Plan(), seed=seed)
+    plan = replace(SMALL if small else SmltPlan(), seed=seed)
     skipped = [f"{kind}: {missing(kind)}" for kind in ("redis", "s3") if missing(kind)]
     load_before = os.getloadavg()[0]
     began_s = time.monotonic()
@@ -368,7 +368,7 @@ def run_probe(*, as_json: bool, small: bool = False, seed: int = 0) -> int:
     return 0
 
 
-def table_of(systems: Sequence[Measured], stores: Sequence[Measured]) -> str:
+def table_of(systems: Sequence[SmltTimes], stores: Sequence[SmltTimes]) -> str:
     """All measurements as text: the best in seconds, as predicted, and where the time of a worker went."""
     lines = [f"{'system':9s} {'store':6s} {'n':>2s} {'kB':>5s} {'latency':>8s} {'s':>7s} {'model':>7s}  parts"]
     for one in (*systems, *stores):

@@ -20,9 +20,9 @@ from springtide.workloads.cluster import cluster_nodes
 from springtide.workloads.generators import draw_gamma
 from springtide_studies.bounds.schedule_milp import is_available, literal_prices, measure_gap, random_case
 from springtide_studies.communication.gnn_training import Training, train
-from springtide_studies.fapes.jobs import Request, draw_requests
+from springtide_studies.fapes.jobs import FapesRequest, draw_requests
 from springtide_studies.fapes.nccl_samples import draw_sets
-from springtide_studies.fapes.play import MIGRATION_S, Outcome, play_requests, pooled, table_row
+from springtide_studies.fapes.play import MIGRATION_S, FapesRun, play_requests, pooled, table_row
 from springtide_studies.fapes.scale import run_scale
 from springtide_studies.rows import machine_facts, machine_load, markdown_table, ratio
 
@@ -88,7 +88,7 @@ _HEADER = (
 Tell = Callable[[str], None]
 
 
-def requests_of(seed: int, *, num: float = NUM_REQUESTS, hours: float = HOURS) -> tuple[Request, ...]:
+def requests_of(seed: int, *, num: float = NUM_REQUESTS, hours: float = HOURS) -> tuple[FapesRequest, ...]:
     """The requests of one seed. Raises InvalidRequest for a negative one."""
     moments = draw_gamma(seed, rate_per_s=num / hours / 3600.0, duration_s=hours * 3600.0, variation=VARIATION)
     return draw_requests(moments.tolist(), seed)
@@ -113,7 +113,7 @@ class _Bench:
         self.requests = {seed: requests_of(seed, num=num, hours=hours) for seed in seeds}
         self.rows: list[dict[str, Any]] = []
         self.table: list[dict[str, Any]] = []
-        self._known: dict[tuple[str, float], Outcome] = {}
+        self._known: dict[tuple[str, float], FapesRun] = {}
 
     @cached_property
     def model(self) -> Path:
@@ -128,7 +128,7 @@ class _Bench:
         """FaPES with the trained model, and further parameters."""
         return f"fapes:communication={self.model}" + (f":{parameters}" if parameters else "")
 
-    def outcome(self, policy: str, change_s: float = MIGRATION_S) -> Outcome:
+    def outcome(self, policy: str, change_s: float = MIGRATION_S) -> FapesRun:
         """Every seed under one policy."""
         known = self._known.get((policy, change_s))
         if known is None:

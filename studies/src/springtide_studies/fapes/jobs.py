@@ -40,7 +40,7 @@ _RARELY_S = 1e9
 RequestRule = Literal["adaptive", "fixed", "rigid"]
 
 
-class Family(msgspec.Struct, frozen=True, kw_only=True):
+class ModelFamily(msgspec.Struct, frozen=True, kw_only=True):
     """One model. `samples_per_s` is computation alone on one GPU; `ready` maps the part of the backward pass that is
     done to the part of the gradient that is ready (both 0..1, linear between). Noise scales and batches in samples.
     """
@@ -80,11 +80,11 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
         return float(self.noise_begin * (self.noise_end / self.noise_begin) ** share)
 
 
-def _family(name: str, **facts: object) -> tuple[str, Family]:
-    return name, msgspec.convert({"name": name, **facts}, Family)
+def _family(name: str, **facts: object) -> tuple[str, ModelFamily]:
+    return name, msgspec.convert({"name": name, **facts}, ModelFamily)
 
 
-FAMILIES: Mapping[str, Family] = MappingProxyType(
+FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(
     dict(
         (
             # 25.6 M parameters, two thirds of them in the last stage, which the backward pass meets first.
@@ -144,7 +144,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 )
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class FapesRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One job as it was drawn: `num_samples` at the initial batch size would be its training."""
 
     job_id: str
@@ -160,7 +160,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         return self.num_workers * self.local_batch_size
 
 
-def draw_requests(moments_s: Sequence[float], seed: int) -> tuple[Request, ...]:
+def draw_requests(moments_s: Sequence[float], seed: int) -> tuple[FapesRequest, ...]:
     """A request for each moment: family, 100 to 200 epochs, 4 to 64 GPUs, and a local batch, all at random."""
     rng = np.random.default_rng(np.random.SeedSequence([seed, 17]))
     names = tuple(FAMILIES)
@@ -168,7 +168,7 @@ def draw_requests(moments_s: Sequence[float], seed: int) -> tuple[Request, ...]:
     for index, at_s in enumerate(moments_s):
         family = FAMILIES[names[int(rng.integers(len(names)))]]
         found.append(
-            Request(
+            FapesRequest(
                 job_id=f"job-{index:05d}",
                 at_s=float(at_s),
                 family=family.name,
@@ -181,7 +181,9 @@ def draw_requests(moments_s: Sequence[float], seed: int) -> tuple[Request, ...]:
     return tuple(found)
 
 
-def progress_ends(family: Family, request: Request, batch_size: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def progress_ends(
+    family: ModelFamily, request: FapesRequest, batch_size: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Where the pieces of a training end, in steps of `batch_size`, and what such a step is worth in initial ones.
 
     The training is as long as its samples at the initial batch size make it: progress counts, not samples (Pollux).
@@ -196,7 +198,7 @@ def progress_ends(family: Family, request: Request, batch_size: int) -> tuple[tu
     return tuple(ends), worths
 
 
-def gain(family: Family, piece: int, batch_size: float) -> float:
+def gain(family: ModelFamily, piece: int, batch_size: float) -> float:
     """Progress of a step at a batch size, in steps of the initial one (Pollux, section 3.1)."""
     initial = family.initial_batch_size
     ratio = family.noise_scale(piece) / initial
@@ -204,14 +206,14 @@ def gain(family: Family, piece: int, batch_size: float) -> float:
 
 
 def arrivals_of(
-    requests: Sequence[Request], rule: RequestRule, curves: Mapping[tuple[str, int], Mapping[int, float]]
+    requests: Sequence[FapesRequest], rule: RequestRule, curves: Mapping[tuple[str, int], Mapping[int, float]]
 ) -> Arrivals:
     """The requests as jobs. `curves` maps (family, batch) to steps/s on compact groups, for whoever knows no more."""
     return list(_jobs(requests, rule, curves))
 
 
 def _jobs(
-    requests: Sequence[Request], rule: RequestRule, curves: Mapping[tuple[str, int], Mapping[int, float]]
+    requests: Sequence[FapesRequest], rule: RequestRule, curves: Mapping[tuple[str, int], Mapping[int, float]]
 ) -> Iterator[tuple[float, TrainingJob]]:
     for request in requests:
         family = FAMILIES[request.family]

@@ -26,7 +26,7 @@ SMALLEST_BYTES, LARGEST_BYTES = 1 << 10, 1 << 30
 _DTYPE_SHARES = (0.5, 0.25, 0.1, 0.15)
 
 
-class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+class SampledCluster(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes of one kind with their links."""
 
     links: Links
@@ -37,7 +37,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         return Fabric(Topology(nodes=self.nodes), self.links)
 
 
-def clusters() -> tuple[Cluster, ...]:
+def clusters() -> tuple[SampledCluster, ...]:
     """The testbed of FaPES (16 servers of 8 V100 under three switches: 6, 6, 4) and that of Pollux (16 of 4 T4) under
     four switches of four, whose uplinks carry half of what the servers can send.
     """
@@ -46,7 +46,7 @@ def clusters() -> tuple[Cluster, ...]:
     )
     small = tuple(make_node(f"t4-{i:02d}", 4, kind="gpu", switches=(f"switch-{i // 4}", "core")) for i in range(16))
     t4 = msgspec.structs.replace(T4_SERVER, uplink_bytes_per_s=2 * T4_SERVER.nic_bytes_per_s)
-    return Cluster(links=V100_SERVER, nodes=paper), Cluster(links=t4, nodes=small)
+    return SampledCluster(links=V100_SERVER, nodes=paper), SampledCluster(links=t4, nodes=small)
 
 
 class Drawn(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +72,7 @@ def draw_sets(seed: int, *, num_train: int = 1500, num_held_out: int = 320, size
 
 
 def _placements(
-    cluster: Cluster, fabric: Fabric, rng: np.random.Generator, wanted: dict[str, int]
+    cluster: SampledCluster, fabric: Fabric, rng: np.random.Generator, wanted: dict[str, int]
 ) -> dict[str, list[Subgraph]]:
     """Distinct subgraphs for each set: a third on one server as far as there are so many, the rest over servers."""
     spans = dict(NUM_SERVERS)
@@ -103,7 +103,7 @@ def _masks(node: Node) -> Iterator[list[DeviceId]]:
             yield [device.device_id for device in node.devices if mask >> device.index & 1]
 
 
-def _group(cluster: Cluster, span: int, rng: np.random.Generator) -> list[DeviceId]:
+def _group(cluster: SampledCluster, span: int, rng: np.random.Generator) -> list[DeviceId]:
     """Devices on `span` servers: whole servers, equally many of each, or whatever chance leaves; servers next to each
     other or anywhere.
     """
@@ -141,7 +141,7 @@ def _measure(subgraphs: list[Subgraph], sizes_each: int, nccl: Nccl, rng: np.ran
     )
 
 
-def sample_file(cluster: Cluster, placements: list[list[DeviceId]], *, sizes_each: int, seed: int) -> SampleFile:
+def sample_file(cluster: SampledCluster, placements: list[list[DeviceId]], *, sizes_each: int, seed: int) -> SampleFile:
     """Samples of the analytic NCCL in the form of measured ones, to try what reads such files."""
     rng = np.random.default_rng(seed)
     fabric, nccl = cluster.fabric(), Nccl()

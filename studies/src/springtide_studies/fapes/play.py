@@ -14,9 +14,9 @@ from springtide.core.resources import Node, Topology
 from springtide.core.workload import WorkloadId
 from springtide.perf.communication.fabric import Links
 from springtide.scheduling.registry import make_policy
-from springtide.simulator.fluid.play import Played, play
+from springtide.simulator.fluid.play import FluidRunResult, play
 from springtide.simulator.fluid.rules import OverheadRule, Times
-from springtide_studies.fapes.jobs import MAX_WORKERS, Request, RequestRule, arrivals_of
+from springtide_studies.fapes.jobs import MAX_WORKERS, FapesRequest, RequestRule, arrivals_of
 from springtide_studies.fapes.truth import TopologySpeeds, curves_for
 
 # FaPES, table 2: checkpoint, upload, download and container of a migrated job.
@@ -28,7 +28,7 @@ _STRATEGIES = ("dedicated", "one-way", "two-way", "tide")
 Floats = NDArray[np.float64]
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class FapesRun(msgspec.Struct, frozen=True, kw_only=True):
     """What became of the jobs under one policy, arrays in order of arrival. Seconds; goodput in samples/s.
 
     `queued_s` is all the time in which a job held nothing, from its submission to its end. `goodput` counts a job's
@@ -84,7 +84,7 @@ def request_rule(policy: str) -> RequestRule:
 
 def play_requests(
     policy: str,
-    requests: Sequence[Request],
+    requests: Sequence[FapesRequest],
     nodes: Sequence[Node],
     links: Links,
     *,
@@ -93,7 +93,7 @@ def play_requests(
     is_timed: bool = True,
     happenings: Sequence[tuple[float, Event]] = (),
     times: Times | None = None,
-) -> Outcome:
+) -> FapesRun:
     """Let a policy play the requests to their end. Every start, resize or move stands still for `change_s`.
 
     `happenings` are what owners of services and the gateway say, `times` what starting and leaving takes. Raises
@@ -120,11 +120,11 @@ def play_requests(
 
 def _outcome(
     policy: str,
-    played: Played,
-    requests: Sequence[Request],
+    played: FluidRunResult,
+    requests: Sequence[FapesRequest],
     waited_s: dict[WorkloadId, float],
     num_devices: int,
-) -> Outcome:
+) -> FapesRun:
     runs = [played.runs[WorkloadId(request.job_id)] for request in requests]
     jct_s = np.array([(run.ended_s or np.inf) - run.submitted_s for run in runs])
     queued_s = np.array([waited_s.get(run.job.job_id, 0.0) for run in runs])
@@ -133,7 +133,7 @@ def _outcome(
     until_s = max(request.at_s for request in requests)
     busy_s = sum(played.timeline.occupied_s(until_s))
     told = {} if played.minimums is None else played.minimums.summary()
-    return Outcome(
+    return FapesRun(
         policy=policy,
         jct_s=jct_s,
         queued_s=queued_s,
@@ -147,9 +147,9 @@ def _outcome(
     )
 
 
-def pooled(outcomes: Sequence[Outcome]) -> Outcome:
+def pooled(outcomes: Sequence[FapesRun]) -> FapesRun:
     """Several seeds of one policy as one outcome: jobs side by side, means of the rest."""
-    return Outcome(
+    return FapesRun(
         policy=outcomes[0].policy,
         jct_s=np.concatenate([outcome.jct_s for outcome in outcomes]),
         queued_s=np.concatenate([outcome.queued_s for outcome in outcomes]),
@@ -163,7 +163,7 @@ def pooled(outcomes: Sequence[Outcome]) -> Outcome:
     )
 
 
-def table_row(part: str, label: str, outcome: Outcome) -> dict[str, float | str | None]:
+def table_row(part: str, label: str, outcome: FapesRun) -> dict[str, float | str | None]:
     """An outcome as a row: average, least, largest and 95th percentile of each figure, as in the paper's table 1."""
     row: dict[str, float | str | None] = {"part": part, "policy": label, "num_jobs": len(outcome.jct_s)}
     for name, values, unit in (

@@ -17,8 +17,8 @@ from springtide.core.workload import WorkloadId
 from springtide.perf.communication.fabric import V100_SERVER
 from springtide.workloads.cluster import cluster_nodes
 from springtide.workloads.generators import draw_gamma
-from springtide_studies.fapes.jobs import Request, draw_requests
-from springtide_studies.fapes.play import Outcome, play_requests, table_row
+from springtide_studies.fapes.jobs import FapesRequest, draw_requests
+from springtide_studies.fapes.play import FapesRun, play_requests, table_row
 from springtide_studies.loans.play import DEVICES, JOBS_PER_S, TIMES, label_nodes, tide_of
 from springtide_studies.rows import ratio
 from springtide_studies.workloads.tidal import draw_tidal
@@ -44,7 +44,7 @@ PUBLISHED: Mapping[tuple[str, float], tuple[float, float]] = MappingProxyType(
 )
 
 
-def draw_scale_jobs(seed: int, num_devices: int, hours: float, load: float) -> tuple[Request, ...]:
+def draw_scale_jobs(seed: int, num_devices: int, hours: float, load: float) -> tuple[FapesRequest, ...]:
     """The training jobs of `hours`. Raises InvalidRequest for a negative seed."""
     rate_per_s = load * JOBS_PER_S * num_devices / DEVICES
     moments = draw_gamma(seed, rate_per_s=rate_per_s, duration_s=hours * 3600.0, variation=VARIATION)
@@ -89,7 +89,7 @@ def run_scale(
     requests = draw_scale_jobs(seed, sum(len(node.devices) for node in nodes), hours, load)
     num_days = int((BEGIN_S + hours * 3600.0) // 86_400.0) + 2
     services = from_moment(draw_tidal(seed, tide_of(n_r_max, num_days, len(nodes[0].devices))).happenings, BEGIN_S)
-    found: dict[tuple[str, float], Outcome] = {}
+    found: dict[tuple[str, float], FapesRun] = {}
     table: list[dict[str, Any]] = []
     for round_s in rounds_s:
         for strategy in strategies:
@@ -112,7 +112,7 @@ def run_scale(
     return table, _comparisons(found, rounds_s)
 
 
-def _comparisons(found: Mapping[tuple[str, float], Outcome], rounds_s: Sequence[float]) -> list[dict[str, Any]]:
+def _comparisons(found: Mapping[tuple[str, float], FapesRun], rounds_s: Sequence[float]) -> list[dict[str, Any]]:
     """With loans against without: better times, more use."""
     rows: list[dict[str, Any]] = []
     for round_s in rounds_s:

@@ -16,9 +16,9 @@ from springtide.perf.communication.fabric import Fabric, Links, Subgraph
 from springtide.perf.communication.query import Query
 from springtide.perf.goodput import split_batch
 from springtide.perf.timeline import bucket_bytes, iteration_s, total_s
-from springtide.simulator.fluid.rules import Pace, Speeds
+from springtide.simulator.fluid.rules import RunSpeed, Speeds
 from springtide.simulator.fluid.runs import FluidRun
-from springtide_studies.fapes.jobs import FAMILIES, NUM_PIECES, Request, gain, progress_ends
+from springtide_studies.fapes.jobs import FAMILIES, NUM_PIECES, FapesRequest, gain, progress_ends
 from springtide_studies.fapes.nccl import Nccl
 
 # How often running jobs say how far they are: the noise scale moves over a tenth of a training.
@@ -29,7 +29,7 @@ _REPORT_EVERY_S = 150.0
 class _Books:
     """One job's truth: its ends in its own steps, and what such a step is worth in initial ones."""
 
-    request: Request
+    request: FapesRequest
     ends: tuple[float, ...]
     worths: tuple[float, ...]
     piece: int = 0
@@ -41,7 +41,7 @@ class TopologySpeeds(Speeds):
 
     report_every_s = _REPORT_EVERY_S
 
-    def __init__(self, topology: Topology, links: Links, requests: Sequence[Request]) -> None:
+    def __init__(self, topology: Topology, links: Links, requests: Sequence[FapesRequest]) -> None:
         super().__init__(devices_per_node=max(len(node.devices) for node in topology.nodes))
         self._topology = topology
         self._fabric = Fabric(topology, links)
@@ -51,7 +51,7 @@ class TopologySpeeds(Speeds):
         self._profiles = {name: family.profile() for name, family in FAMILIES.items()}
         self._exchanges: dict[tuple[str, int], tuple[Subgraph, NDArray[np.float64]]] = {}
 
-    def add(self, request: Request) -> None:
+    def add(self, request: FapesRequest) -> None:
         """Another request, whose job is yet to come."""
         self._requests[request.job_id] = request
 
@@ -93,7 +93,7 @@ class TopologySpeeds(Speeds):
             known = self._exchanges[family, id(subgraph)] = (subgraph, times_s)
         return known[1]
 
-    def pace(self, run: FluidRun) -> Pace:
+    def pace(self, run: FluidRun) -> RunSpeed:
         """Steps of the job's own batch a second, in the present piece of its training."""
         books = self._books[run.job.job_id]
         family = FAMILIES[books.request.family]
@@ -105,7 +105,7 @@ class TopologySpeeds(Speeds):
         rate = worth / whole_s
         efficiency = rate / run.single_steps_per_s if run.single_steps_per_s else 0.0
         fewest = -(-len(devices) // self._devices_per_node)
-        return Pace(rate, efficiency, books.ends[books.piece], len(run.placement) > fewest)
+        return RunSpeed(rate, efficiency, books.ends[books.piece], len(run.placement) > fewest)
 
     def first_report_s(self, run: FluidRun) -> float:
         """After its first step."""
@@ -142,7 +142,7 @@ def _within(run: FluidRun) -> int:
 
 
 def curves_for(
-    speeds: TopologySpeeds, requests: Sequence[Request], most: int
+    speeds: TopologySpeeds, requests: Sequence[FapesRequest], most: int
 ) -> Mapping[tuple[str, int], Mapping[int, float]]:
     """The compact speed curve of every (family, batch) that is requested."""
     pairs = sorted({(request.family, request.batch_size) for request in requests})

@@ -7,7 +7,7 @@ import sys
 
 from springtide.core.errors import InvalidRequest
 from springtide.scheduling.registry import POLICY_NAMES, check_policy_name
-from springtide_studies.fault_seeds.seeds import FaultRun, Result, run_seed
+from springtide_studies.fault_seeds.seeds import FaultRun, SeedOutcome, run_seed
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -37,7 +37,7 @@ def _policy(name: str) -> str:
     return name
 
 
-def _summary(result: Result) -> str:
+def _summary(result: SeedOutcome) -> str:
     words = [f"seed {result.seed}, {result.policy}: {result.num_steps} steps, {result.num_events} events"]
     words.append(f"{result.num_crashes} control-plane crashes, {result.num_refused_writes} late writes refused")
     words.append(f"{result.virtual_s:.1f} virtual seconds")

@@ -19,7 +19,7 @@ from springtide.core.events import CheckpointCommitted, Event, NodeJoined, NodeL
 from springtide.core.ports import Standing
 from springtide.core.resources import NodeId
 from springtide.core.shares import Share
-from springtide.core.wire.workers import Fence, FormGroup, Preempt, Stop
+from springtide.core.wire.workers import FenceOrder, FormGroup, Preempt, Stop
 from springtide.core.workload import ReplicaId, TrainingJob, WorkloadId
 from springtide_studies.fault_seeds.machine import Machine, Process
 
@@ -288,7 +288,7 @@ class SimExecutor:
     def _fence(self, process: Process) -> None:
         self.machine.say("{} is fenced: nobody knows it", process.replica_id)
         self._given_up.add(process.replica_id)
-        self.machine.order(process, Fence(reason="unknown"), self._is_current)
+        self.machine.order(process, FenceOrder(reason="unknown"), self._is_current)
 
 
 def _asked(standing: Standing) -> set[ReplicaId]:

@@ -35,7 +35,7 @@ class SimulatedCrash(SpringtideError):
     """The control plane dies here. Nobody but the experiment may catch it."""
 
 
-class Faults:
+class FaultScript:
     """The fault script of one run, and what of it is under way."""
 
     def __init__(self, machine: Machine, seed: np.random.SeedSequence, horizon_s: float, num_faults: float) -> None:
@@ -269,59 +269,59 @@ class Faults:
                 process.run.hear_preemption(process)
 
 
-FaultPlan = Callable[[Faults, np.random.Generator], None]
+FaultPlan = Callable[[FaultScript, np.random.Generator], None]
 
 
-def _crash_worker(faults: Faults, rng: np.random.Generator) -> None:
+def _crash_worker(faults: FaultScript, rng: np.random.Generator) -> None:
     process = faults.pick(rng)
     if process is not None:
         faults.machine.die(process, "killed by a fault")
 
 
-def _crash_two(faults: Faults, rng: np.random.Generator) -> None:
+def _crash_two(faults: FaultScript, rng: np.random.Generator) -> None:
     first = faults.pick(rng, trains=True)
     if first is not None:
         for process in faults.machine.of_workload(first.workload_id)[:2]:
             faults.machine.die(process, "killed by a fault")
 
 
-def _lose_node(faults: Faults, rng: np.random.Generator) -> None:
+def _lose_node(faults: FaultScript, rng: np.random.Generator) -> None:
     node_id = faults.pick_node(rng)
     if node_id is not None:
         faults.lose_node(node_id, float(rng.uniform(5.0, 30.0)), is_noticed=True)
 
 
-def _reboot_node(faults: Faults, rng: np.random.Generator) -> None:
+def _reboot_node(faults: FaultScript, rng: np.random.Generator) -> None:
     node_id = faults.pick_node(rng)
     if node_id is not None:
         faults.lose_node(node_id, float(rng.uniform(0.5, 3.5)), is_noticed=False)
 
 
-def _cut_off_briefly(faults: Faults, rng: np.random.Generator) -> None:
+def _cut_off_briefly(faults: FaultScript, rng: np.random.Generator) -> None:
     node_id = faults.pick_node(rng)
     if node_id is not None:
         faults.partition_node(node_id, float(rng.uniform(0.2, 3.5)))
 
 
-def _cut_off_long(faults: Faults, rng: np.random.Generator) -> None:
+def _cut_off_long(faults: FaultScript, rng: np.random.Generator) -> None:
     node_id = faults.pick_node(rng)
     if node_id is not None:
         faults.partition_node(node_id, float(rng.uniform(5.0, 30.0)))
 
 
-def _stall(faults: Faults, rng: np.random.Generator) -> None:
+def _stall(faults: FaultScript, rng: np.random.Generator) -> None:
     process = faults.pick(rng)
     if process is not None:
         faults.machine.stall(process, float(rng.uniform(0.1, 1.8)))
 
 
-def _hang(faults: Faults, rng: np.random.Generator) -> None:
+def _hang(faults: FaultScript, rng: np.random.Generator) -> None:
     process = faults.pick(rng)
     if process is not None:
         faults.machine.stall(process, float(rng.uniform(2.5, 30.0)))
 
 
-def _return_late(faults: Faults, rng: np.random.Generator) -> None:
+def _return_late(faults: FaultScript, rng: np.random.Generator) -> None:
     process = faults.pick(rng, trains=True)
     if process is not None:
         duration_s = float(rng.uniform(2.5, 20.0))
@@ -330,35 +330,35 @@ def _return_late(faults: Faults, rng: np.random.Generator) -> None:
 
 
 def _disturb(what: str) -> FaultPlan:
-    def plan(faults: Faults, rng: np.random.Generator) -> None:
+    def plan(faults: FaultScript, rng: np.random.Generator) -> None:
         faults.disturb(what, float(rng.uniform(1.0, 10.0)))
 
     return plan
 
 
-def _crash_control(faults: Faults, rng: np.random.Generator) -> None:
+def _crash_control(faults: FaultScript, rng: np.random.Generator) -> None:
     point = str(rng.choice(CRASH_POINTS[:-2]))
     faults.arm(point, int(rng.integers(0, 4)), float(rng.uniform(0.1, 6.0)))
 
 
-def _crash_twice(faults: Faults, rng: np.random.Generator) -> None:
+def _crash_twice(faults: FaultScript, rng: np.random.Generator) -> None:
     faults.arm(str(rng.choice(CRASH_POINTS[:-2])), 0, float(rng.uniform(0.1, 2.0)))
     faults.arm(str(rng.choice(CRASH_POINTS[-2:])), 0, float(rng.uniform(0.1, 2.0)))
 
 
-def _stay_away(faults: Faults, rng: np.random.Generator) -> None:
+def _stay_away(faults: FaultScript, rng: np.random.Generator) -> None:
     faults.arm("wait.after", 0, float(rng.uniform(20.0, 50.0)))
 
 
-def _fail_journal(faults: Faults, rng: np.random.Generator) -> None:
+def _fail_journal(faults: FaultScript, rng: np.random.Generator) -> None:
     faults.fail_journal(float(rng.uniform(0.5, 8.0)))
 
 
-def _fill_disk(faults: Faults, rng: np.random.Generator) -> None:
+def _fill_disk(faults: FaultScript, rng: np.random.Generator) -> None:
     faults.fill_disks(float(rng.uniform(2.0, 20.0)))
 
 
-def _tear_checkpoint(faults: Faults, rng: np.random.Generator) -> None:
+def _tear_checkpoint(faults: FaultScript, rng: np.random.Generator) -> None:
     """Kill a writer between the two halves of a checkpoint."""
     process = faults.pick(rng, trains=True)
     run = None if process is None else process.run
@@ -371,14 +371,14 @@ def _tear_checkpoint(faults: Faults, rng: np.random.Generator) -> None:
     faults.machine.agenda.after(half_s, lambda: faults.machine.die(writer, "killed while it wrote a checkpoint"))
 
 
-def _wake_up_late(faults: Faults, rng: np.random.Generator) -> None:
+def _wake_up_late(faults: FaultScript, rng: np.random.Generator) -> None:
     if faults.executor is not None:
         late_by_s = float(np.exp(rng.uniform(np.log(0.5), np.log(60.0))))
         faults.executor.late_by_s = late_by_s
         faults.last(faults.now_s() + late_by_s)
 
 
-def _slow_down(faults: Faults, rng: np.random.Generator) -> None:
+def _slow_down(faults: FaultScript, rng: np.random.Generator) -> None:
     process = faults.pick(rng, trains=True)
     if process is None or process.run is None:
         return
@@ -392,13 +392,13 @@ def _slow_down(faults: Faults, rng: np.random.Generator) -> None:
     faults.machine.agenda.after(float(rng.uniform(3.0, 20.0)), recover)
 
 
-def _break_collective(faults: Faults, rng: np.random.Generator) -> None:
+def _break_collective(faults: FaultScript, rng: np.random.Generator) -> None:
     process = faults.pick(rng, trains=True)
     if process is not None and process.run is not None and process.run.group is not None:
         process.run.break_group(process.run.group, "a collective failed although everybody lives")
 
 
-def _refuse_spawns(faults: Faults, rng: np.random.Generator) -> None:
+def _refuse_spawns(faults: FaultScript, rng: np.random.Generator) -> None:
     machine = faults.machine
     machine.fails_to_spawn = True
     duration_s = float(rng.uniform(0.5, 6.0))
@@ -410,7 +410,7 @@ def _refuse_spawns(faults: Faults, rng: np.random.Generator) -> None:
     machine.agenda.after(duration_s, recover)
 
 
-def _ask_twice(faults: Faults, rng: np.random.Generator) -> None:
+def _ask_twice(faults: FaultScript, rng: np.random.Generator) -> None:
     faults.ask_twice(float(rng.uniform(5.0, 20.0)))
 
 

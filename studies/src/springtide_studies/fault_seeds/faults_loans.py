@@ -8,7 +8,7 @@ from types import MappingProxyType
 import numpy as np
 
 from springtide.core.actions import Action, DrainNode, LabelNode, PreemptJob
-from springtide_studies.fault_seeds.faults import CRASH_POINTS, FaultPlan, Faults
+from springtide_studies.fault_seeds.faults import CRASH_POINTS, FaultPlan, FaultScript
 
 # A node changes hands within seconds: what is aimed at it comes within these.
 _PASSAGE_S = 4.0
@@ -25,7 +25,9 @@ def _delay_s(rng: np.random.Generator) -> float:
     return 0.0 if rng.random() < 0.3 else float(np.exp(rng.uniform(np.log(0.001), np.log(_PASSAGE_S))))
 
 
-def _at_node(faults: Faults, kind: type[Action], delay_s: float, then: Callable[[DrainNode | LabelNode], None]) -> None:
+def _at_node(
+    faults: FaultScript, kind: type[Action], delay_s: float, then: Callable[[DrainNode | LabelNode], None]
+) -> None:
     """Let something happen to the next node of which such an action speaks, if it is up and connected then."""
 
     def happen(action: DrainNode | LabelNode) -> None:
@@ -43,13 +45,13 @@ def _at_node(faults: Faults, kind: type[Action], delay_s: float, then: Callable[
     faults.watch(kind, meet)
 
 
-def _crash_at_passage(faults: Faults, rng: np.random.Generator) -> None:
+def _crash_at_passage(faults: FaultScript, rng: np.random.Generator) -> None:
     """The control plane dies right before or after it marks or labels a node."""
     point = f"{_kind(rng).__name__}.{'before' if rng.random() < 0.5 else 'after'}"
     faults.arm(point, int(rng.integers(0, 3)), float(rng.uniform(0.1, 6.0)))
 
 
-def _crash_in_passage(faults: Faults, rng: np.random.Generator) -> None:
+def _crash_in_passage(faults: FaultScript, rng: np.random.Generator) -> None:
     """The control plane dies somewhere between a drain, the preemption, the label and the first serving replica."""
     kind = (DrainNode, PreemptJob, LabelNode)[int(rng.integers(3))]
     point = str(rng.choice(CRASH_POINTS[:-2]))
@@ -57,7 +59,7 @@ def _crash_in_passage(faults: Faults, rng: np.random.Generator) -> None:
     faults.watch(kind, lambda action: faults.arm(point, skip, down_s))
 
 
-def _crash_twice_in_passage(faults: Faults, rng: np.random.Generator) -> None:
+def _crash_twice_in_passage(faults: FaultScript, rng: np.random.Generator) -> None:
     """The control plane dies in a passage, and its successor in its recovery."""
     kind, point = _kind(rng), str(rng.choice(CRASH_POINTS[1:-2]))
     skip, down_s = int(rng.integers(0, 3)), float(rng.uniform(0.1, 2.0))
@@ -70,7 +72,7 @@ def _crash_twice_in_passage(faults: Faults, rng: np.random.Generator) -> None:
     faults.watch(kind, meet)
 
 
-def _lose_in_passage(faults: Faults, rng: np.random.Generator) -> None:
+def _lose_in_passage(faults: FaultScript, rng: np.random.Generator) -> None:
     """The node goes down while it drains, while it is labelled or just after."""
     is_noticed = rng.random() < 0.6
     down_s = float(rng.uniform(5.0, 30.0) if is_noticed else rng.uniform(0.5, 3.5))
@@ -82,7 +84,7 @@ def _lose_in_passage(faults: Faults, rng: np.random.Generator) -> None:
     )
 
 
-def _lose_both(faults: Faults, rng: np.random.Generator) -> None:
+def _lose_both(faults: FaultScript, rng: np.random.Generator) -> None:
     """The node and the control plane go down together, between two effects of one turn."""
     kind, down_s = _kind(rng), float(rng.uniform(5.0, 30.0))
     point = str(rng.choice(["start.before", "start.after", "wait.after", "append.before"]))
@@ -95,13 +97,13 @@ def _lose_both(faults: Faults, rng: np.random.Generator) -> None:
     _at_node(faults, kind, 0.0, lose)
 
 
-def _cut_off_in_passage(faults: Faults, rng: np.random.Generator) -> None:
+def _cut_off_in_passage(faults: FaultScript, rng: np.random.Generator) -> None:
     """The node is cut off from the control plane while it drains or right after it is labelled."""
     duration_s = float(rng.uniform(0.2, 12.0))
     _at_node(faults, _kind(rng), _delay_s(rng), lambda action: faults.partition_node(action.node_id, duration_s))
 
 
-def _hang_in_passage(faults: Faults, rng: np.random.Generator) -> None:
+def _hang_in_passage(faults: FaultScript, rng: np.random.Generator) -> None:
     """A worker on the node hears nothing of the drain, and may be out of reach of signals."""
     duration_s, is_unkillable = float(rng.uniform(0.5, 20.0)), rng.random() < 0.5
 
@@ -113,7 +115,7 @@ def _hang_in_passage(faults: Faults, rng: np.random.Generator) -> None:
     _at_node(faults, DrainNode, _delay_s(rng), hang)
 
 
-def _crash_workers_in_passage(faults: Faults, rng: np.random.Generator) -> None:
+def _crash_workers_in_passage(faults: FaultScript, rng: np.random.Generator) -> None:
     """Whoever is on the node dies in the middle of leaving it, or of starting on it."""
 
     def kill(action: DrainNode | LabelNode) -> None:
@@ -123,7 +125,7 @@ def _crash_workers_in_passage(faults: Faults, rng: np.random.Generator) -> None:
     _at_node(faults, _kind(rng), _delay_s(rng), kill)
 
 
-def _fail_journal_in_passage(faults: Faults, rng: np.random.Generator) -> None:
+def _fail_journal_in_passage(faults: FaultScript, rng: np.random.Generator) -> None:
     """The journal's disk refuses writes while a node changes hands; nodes may come and go meanwhile."""
     duration_s, loses = float(rng.uniform(0.5, 12.0)), rng.random() < 0.5
     down_s = float(rng.uniform(0.5, 8.0))

@@ -23,7 +23,7 @@ from springtide.core.shares import make_share
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.registry import make_policy
 from springtide_studies.fault_seeds.seeds import FaultRun, tell_step
-from springtide_studies.fault_seeds.workload import Load, Request, Workload, make_job, make_service
+from springtide_studies.fault_seeds.workload import LoadProfile, OwnerRequest, Workload, make_job, make_service
 
 
 def _deadlines() -> Workload:
@@ -33,7 +33,7 @@ def _deadlines() -> Workload:
         (4.0, make_job("steady", num_samples=1600, samples_per_s=100.0, workers=(1, 2), deadline_s=60.0)),
         (8.0, make_job("urgent", num_samples=3200, samples_per_s=100.0, workers=(1, 4), deadline_s=28.0)),
     )
-    return Workload(requests=tuple(Request(at_s=at_s, event=JobSubmitted(job=job)) for at_s, job in jobs))
+    return Workload(requests=tuple(OwnerRequest(at_s=at_s, event=JobSubmitted(job=job)) for at_s, job in jobs))
 
 
 def _service() -> Workload:
@@ -41,11 +41,11 @@ def _service() -> Workload:
     service = make_service("answers", max_replicas=2)
     job = make_job("fits-around", num_samples=2400, samples_per_s=100.0, workers=(1, 3))
     requests = (
-        Request(at_s=0.0, event=JobSubmitted(job=job)),
-        Request(at_s=1.0, event=ServiceDeployed(service=service)),
-        Request(at_s=40.0, event=CancelRequested(workload_id=service.service_id)),
+        OwnerRequest(at_s=0.0, event=JobSubmitted(job=job)),
+        OwnerRequest(at_s=1.0, event=ServiceDeployed(service=service)),
+        OwnerRequest(at_s=40.0, event=CancelRequested(workload_id=service.service_id)),
     )
-    load = Load(
+    load = LoadProfile(
         service_id=service.service_id,
         start_s=2.0,
         end_s=14.0,
@@ -64,12 +64,12 @@ def _owners() -> Workload:
     broken = make_job("broken", num_samples=800, samples_per_s=100.0, poison="raise")
     return Workload(
         requests=(
-            Request(at_s=0.0, event=JobSubmitted(job=paused)),
-            Request(at_s=0.5, event=JobSubmitted(job=cancelled)),
-            Request(at_s=1.0, event=JobSubmitted(job=broken)),
-            Request(at_s=4.0, event=PauseRequested(job_id=paused.job_id)),
-            Request(at_s=9.0, event=CancelRequested(workload_id=WorkloadId("cancelled"))),
-            Request(at_s=12.0, event=ResumeRequested(job_id=paused.job_id)),
+            OwnerRequest(at_s=0.0, event=JobSubmitted(job=paused)),
+            OwnerRequest(at_s=0.5, event=JobSubmitted(job=cancelled)),
+            OwnerRequest(at_s=1.0, event=JobSubmitted(job=broken)),
+            OwnerRequest(at_s=4.0, event=PauseRequested(job_id=paused.job_id)),
+            OwnerRequest(at_s=9.0, event=CancelRequested(workload_id=WorkloadId("cancelled"))),
+            OwnerRequest(at_s=12.0, event=ResumeRequested(job_id=paused.job_id)),
         )
     )
 
@@ -82,14 +82,16 @@ def _loans() -> Workload:
     bounds = ((8.0, 1, 2), (13.0, 3, 4), (20.0, 0, 1))
     return Workload(
         requests=(
-            Request(at_s=0.0, event=JobSubmitted(job=rigid)),
-            Request(at_s=1.0, event=JobSubmitted(job=elastic)),
-            Request(at_s=2.0, event=ServiceDeployed(service=service)),
+            OwnerRequest(at_s=0.0, event=JobSubmitted(job=rigid)),
+            OwnerRequest(at_s=1.0, event=JobSubmitted(job=elastic)),
+            OwnerRequest(at_s=2.0, event=ServiceDeployed(service=service)),
             *(
-                Request(at_s=at_s, event=ScaleRequested(workload_id=service.service_id, minimum=least, maximum=most))
+                OwnerRequest(
+                    at_s=at_s, event=ScaleRequested(workload_id=service.service_id, minimum=least, maximum=most)
+                )
                 for at_s, least, most in bounds
             ),
-            Request(at_s=45.0, event=CancelRequested(workload_id=service.service_id)),
+            OwnerRequest(at_s=45.0, event=CancelRequested(workload_id=service.service_id)),
         ),
         day_s=30.0,
     )
@@ -104,15 +106,15 @@ def _shares() -> Workload:
     larger = replace(service, share=make_share(0.4, 0.6, 300))
     return Workload(
         requests=(
-            Request(at_s=0.0, event=ServiceDeployed(service=service)),
-            Request(at_s=1.0, event=JobSubmitted(job=beside)),
-            Request(at_s=2.0, event=JobSubmitted(job=whole)),
-            Request(at_s=6.0, event=JobSubmitted(job=late)),
-            Request(at_s=10.0, event=ServiceDeployed(service=larger)),
-            Request(at_s=45.0, event=CancelRequested(workload_id=service.service_id)),
+            OwnerRequest(at_s=0.0, event=ServiceDeployed(service=service)),
+            OwnerRequest(at_s=1.0, event=JobSubmitted(job=beside)),
+            OwnerRequest(at_s=2.0, event=JobSubmitted(job=whole)),
+            OwnerRequest(at_s=6.0, event=JobSubmitted(job=late)),
+            OwnerRequest(at_s=10.0, event=ServiceDeployed(service=larger)),
+            OwnerRequest(at_s=45.0, event=CancelRequested(workload_id=service.service_id)),
         ),
         loads=(
-            Load(
+            LoadProfile(
                 service_id=service.service_id,
                 start_s=2.0,
                 end_s=40.0,

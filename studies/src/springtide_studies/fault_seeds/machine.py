@@ -12,12 +12,12 @@ from springtide.core.actions import StartReplica
 from springtide.core.events import Event, ReplicaReady
 from springtide.core.resources import DeviceId, Node, NodeId, Pool, admits
 from springtide.core.shares import Share
-from springtide.core.wire.workers import Fence, FormGroup, Order, Preempt, Stop
+from springtide.core.wire.workers import FenceOrder, FormGroup, Order, Preempt, Stop
 from springtide.core.workload import ReplicaId, TrainingJob, WorkloadId
 from springtide.simulator.clock import Agenda, VirtualClock
 from springtide.simulator.shared_devices import SharedDevices, overfull
 from springtide_studies.fault_seeds.models import Delays
-from springtide_studies.fault_seeds.training import TrainingRun
+from springtide_studies.fault_seeds.training import ModelledTraining
 
 
 class Process:
@@ -31,7 +31,7 @@ class Process:
         self.node_id = node_id
         self.share: Share | None = action.share
         self.generation = action.generation
-        self.run: TrainingRun | None = None
+        self.run: ModelledTraining | None = None
         self.is_alive = True
         self.is_ready = False
         self.is_stalled = False
@@ -57,7 +57,7 @@ class Process:
         return self.is_alive and not self.is_stalled and not self.is_fenced
 
 
-class Link(Protocol):
+class ModelledLink(Protocol):
     """What the control plane's executor is to the machines, while there is one."""
 
     def take_report(self, event: Event, process: Process, seq: int) -> None:
@@ -103,14 +103,14 @@ class Machine:
         self.complain = complain
         self.tell = tell
         self.network = Network(delays.message_s)
-        self.link: Link | None = None
+        self.link: ModelledLink | None = None
         self.nodes: dict[NodeId, Node] = {}
         self.known_nodes: dict[NodeId, Node] = {}
         self.node_of: dict[DeviceId, NodeId] = {}
         self.partitioned: set[NodeId] = set()
         self.processes: dict[ReplicaId, Process] = {}
         self.alive: dict[ReplicaId, Process] = {}
-        self.runs: dict[WorkloadId, TrainingRun] = {}
+        self.runs: dict[WorkloadId, ModelledTraining] = {}
         self.sharing = SharedDevices(self._change_pace)
         self.fails_to_spawn = False
 
@@ -142,11 +142,11 @@ class Machine:
         if not process.is_fenced and not admits(pool, is_job=isinstance(process.action.workload, TrainingJob)):
             self.complain("label-admits", f"{process.replica_id} on {process.device_id}, labelled for {pool}")
 
-    def run_of(self, workload: TrainingJob) -> TrainingRun:
+    def run_of(self, workload: TrainingJob) -> ModelledTraining:
         """The job's training as the machines know it."""
         run = self.runs.get(workload.job_id)
         if run is None:
-            run = self.runs[workload.job_id] = TrainingRun(self, workload)
+            run = self.runs[workload.job_id] = ModelledTraining(self, workload)
         return run
 
     def of_workload(self, workload_id: WorkloadId) -> list[Process]:
@@ -366,7 +366,7 @@ class Machine:
         if event is not None and process.run is not None and process.is_alive:
             process.run.hear_acknowledgement(process, event)
 
-    def reconnect(self, link: Link | None) -> None:
+    def reconnect(self, link: ModelledLink | None) -> None:
         """The control plane goes away (None) or is back; then every worker repeats what nobody acknowledged."""
         self.link = link
         if link is None:
@@ -411,7 +411,7 @@ class Machine:
                     self.agenda.after(
                         drain_s + self.delays.exit_s, lambda: self.die_if_working(process, "it was asked to")
                     )
-            case Fence():
+            case FenceOrder():
                 self.haunt(process)
 
     def die_if_working(self, process: Process, why: str) -> None:

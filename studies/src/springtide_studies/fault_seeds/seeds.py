@@ -21,14 +21,14 @@ from springtide.core.tide import Tide
 from springtide.scheduling.registry import PACKER_NAMES, make_policy
 from springtide.simulator.clock import VirtualClock
 from springtide_studies.fault_seeds.executor import SimExecutor
-from springtide_studies.fault_seeds.faults import Faults, SimulatedCrash
+from springtide_studies.fault_seeds.faults import FaultScript, SimulatedCrash
 from springtide_studies.fault_seeds.faults_loans import LOAN_FAULT_KINDS
 from springtide_studies.fault_seeds.invariants import Invariants, InvariantViolation, complain
 from springtide_studies.fault_seeds.invariants_loans import LoanInvariants
 from springtide_studies.fault_seeds.machine import Machine
 from springtide_studies.fault_seeds.models import Delays
 from springtide_studies.fault_seeds.workload import (
-    Gateway,
+    ModelledGateway,
     Owners,
     Workload,
     draw_pooled_nodes,
@@ -50,7 +50,7 @@ _SHARED_MEMORY_MB = 1000
 _KEEP_TO_HOME = ("dedicated", "one-way")
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
+class SeedOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one seed. `violation` is "" or the name of the first invariant that broke."""
 
     seed: int
@@ -186,8 +186,8 @@ class FaultRun:
         for node in self.nodes:
             self.machine.add_node(node)
         self.owners = Owners(self.machine, workload.requests)
-        self.gateway = Gateway(self.machine, workload.loads, LOAD_INTERVAL_S)
-        self.faults = Faults(self.machine, fault_seed, horizon_s, mean_faults)
+        self.gateway = ModelledGateway(self.machine, workload.loads, LOAD_INTERVAL_S)
+        self.faults = FaultScript(self.machine, fault_seed, horizon_s, mean_faults)
         if has_pools:
             self.faults.draw(LOAN_FAULT_KINDS, fault_seed.spawn(len(LOAN_FAULT_KINDS)), mean_faults)
         self.owners.asks_twice = self.faults.asks_twice
@@ -354,7 +354,7 @@ def run_seed(
     has_pools: bool | None = None,
     has_shares: bool = False,
     reaches: Callable[[Node], bool] | None = None,
-) -> Result:
+) -> SeedOutcome:
     """Run one seed with all invariants on and return what became of it; a violation is in the result, not raised.
 
     Whatever loans (`two-way/fifo`) is given nodes with pools, unless `has_pools` says otherwise; `reaches` is known of
@@ -383,7 +383,7 @@ def run_seed(
         violation, detail = error.name, str(error)
     except (AssertionError, SpringtideError, LookupError, AttributeError, TypeError, ValueError) as error:
         violation, detail = type(error).__name__, traceback.format_exc()
-    return Result(
+    return SeedOutcome(
         seed=seed,
         policy=name,
         violation=violation,
@@ -403,4 +403,4 @@ def run_seed(
     )
 
 
-__all__ = ["FaultRun", "Result", "describe_action", "describe_event", "run_seed", "tell_step"]
+__all__ = ["FaultRun", "SeedOutcome", "describe_action", "describe_event", "run_seed", "tell_step"]

@@ -25,7 +25,7 @@ from springtide.core.wire.workers import FormGroup
 from springtide.core.workload import Checkpoint, TrainingJob
 from springtide_studies.fault_seeds.models import batch_news, job_model
 from springtide_studies.fault_seeds.store import JobStore
-from springtide_studies.fault_seeds.training_group import Group
+from springtide_studies.fault_seeds.training_group import ModelledGroup
 
 if TYPE_CHECKING:
     from springtide_studies.fault_seeds.machine import Machine, Process
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _CLOSE_S = 1e-9
 
 
-class TrainingRun:
+class ModelledTraining:
     """One job on the machines, through all its generations."""
 
     def __init__(self, machine: Machine, job: TrainingJob) -> None:
@@ -43,7 +43,7 @@ class TrainingRun:
         self.job = job
         self.model = job_model(job)
         self.store = JobStore(job.job_id, machine.complain)
-        self.group: Group | None = None
+        self.group: ModelledGroup | None = None
         self.switch: FormGroup | None = None
         self.is_writing = False
 
@@ -113,7 +113,7 @@ class TrainingRun:
         before = 0 if old is None else len(old.members)
         direction = _direction(before, len(members), is_forced=order.forced, is_restored=restored is not None)
         batch_size = order.global_batch_size or self.job.global_batch_size
-        group = self.group = Group(order.generation, members, step, num_seen, batch_size)
+        group = self.group = ModelledGroup(order.generation, members, step, num_seen, batch_size)
         for process in members:
             process.is_member, process.state_step, process.state_seen = True, step, num_seen
         for process in machine.of_workload(self.job.job_id):
@@ -127,7 +127,7 @@ class TrainingRun:
         ticket = group.ticket
         machine.agenda.after(pause_s, lambda: self._start(group, ticket, pause_s, direction))
 
-    def _start(self, group: Group, ticket: int, pause_s: float, direction: str) -> None:
+    def _start(self, group: ModelledGroup, ticket: int, pause_s: float, direction: str) -> None:
         if group is not self.group or group.ticket != ticket or group.is_broken:
             return
         if any(not member.is_working for member in group.members):
@@ -157,22 +157,22 @@ class TrainingRun:
 
     # --- training ----------------------------------------------------------------------------------------------------
 
-    def _step_s(self, group: Group) -> float:
+    def _step_s(self, group: ModelledGroup) -> float:
         """A step of the group: its slowest member, and the one that gets least of a device it shares, hold it up."""
         alone_s = self.model.step_s(len(group.members), group.batch_size) * max(p.slowness for p in group.members)
         return alone_s / self.machine.sharing.slowest([p.replica_id for p in group.members])
 
-    def _keep_busy(self, group: Group, *, is_training: bool) -> None:
+    def _keep_busy(self, group: ModelledGroup, *, is_training: bool) -> None:
         """From now on the group uses its devices, or leaves them to others."""
         # Whoever is told meanwhile that it gets another part must not look at a group that is half at work.
         group.is_training = False
         self.machine.sharing.set_demand([p.replica_id for p in group.members], float(is_training))
         group.is_training = is_training
 
-    def _num_left(self, group: Group) -> int:
+    def _num_left(self, group: ModelledGroup) -> int:
         return self.model.num_steps_left(group.num_seen, group.batch_size)
 
-    def settle(self, group: Group) -> None:
+    def settle(self, group: ModelledGroup) -> None:
         """Commit the steps that are complete by now. A group that is refused as a writer of the past ends."""
         if not group.is_training:
             return
@@ -194,7 +194,7 @@ class TrainingRun:
         for process in group.members:
             process.state_step, process.state_seen = group.step, num_seen
 
-    def _halt(self, group: Group) -> None:
+    def _halt(self, group: ModelledGroup) -> None:
         """Stop training; the step that is under way is lost."""
         self.settle(group)
         self._keep_busy(group, is_training=False)
@@ -205,7 +205,7 @@ class TrainingRun:
             flee = partial(self.machine.die, process, "a newer generation owns the job")
             self.machine.agenda.after(self.machine.delays.exit_s, flee)
 
-    def _schedule(self, group: Group) -> None:
+    def _schedule(self, group: ModelledGroup) -> None:
         """Wake up at the next step boundary at which there is something to do."""
         if not group.is_training:
             return
@@ -224,7 +224,7 @@ class TrainingRun:
             due_s = min(due_s, group.began_s + steps * group.step_s)
         self.machine.agenda.at(due_s, lambda: self._reach(group, ticket))
 
-    def _reach(self, group: Group, ticket: int) -> None:
+    def _reach(self, group: ModelledGroup, ticket: int) -> None:
         """A step boundary at which something is to be done."""
         if group is not self.group or group.ticket != ticket or not group.is_training:
             return
@@ -258,7 +258,7 @@ class TrainingRun:
             self.write_checkpoint(group.members[0], group.generation, group.step, group.num_seen)
         self._schedule(group)
 
-    def _report_progress(self, group: Group) -> None:
+    def _report_progress(self, group: ModelledGroup) -> None:
         epoch = group.num_seen // self.model.num_samples
         event = ProgressReported(
             job_id=self.job.job_id,
@@ -272,7 +272,7 @@ class TrainingRun:
         )
         self.machine.report(group.members[0], event, is_kept=False)
 
-    def _finish(self, group: Group) -> None:
+    def _finish(self, group: ModelledGroup) -> None:
         self._keep_busy(group, is_training=False)
         group.is_finished = True
         self.machine.say("{}: training returns at step {}", self.job.job_id, group.step)
@@ -286,7 +286,7 @@ class TrainingRun:
             ),
         )
 
-    def _fail(self, group: Group) -> None:
+    def _fail(self, group: ModelledGroup) -> None:
         self._keep_busy(group, is_training=False)
         group.is_finished = True
         self.machine.report(
@@ -362,19 +362,19 @@ class TrainingRun:
         else:
             self._preempt_broken(group)
 
-    def _is_preempted(self, group: Group) -> bool:
+    def _is_preempted(self, group: ModelledGroup) -> bool:
         return all(member.preempt is not None for member in group.members if member.is_alive)
 
-    def _preempt(self, group: Group) -> None:
+    def _preempt(self, group: ModelledGroup) -> None:
         self._halt(group)
         self._commit_and_leave(group)
 
-    def _preempt_broken(self, group: Group) -> None:
+    def _preempt_broken(self, group: ModelledGroup) -> None:
         """The collective is gone, but whoever lives still holds the state of the last committed step."""
         if group.is_broken and self._is_preempted(group) and any(p.is_working for p in group.members):
             self._commit_and_leave(group)
 
-    def _commit_and_leave(self, group: Group) -> None:
+    def _commit_and_leave(self, group: ModelledGroup) -> None:
         writer = next((p for p in group.members if p.is_working), None)
         if writer is None or writer.preempt is None or self.is_writing:
             return
@@ -403,7 +403,7 @@ class TrainingRun:
         self.break_group(group, f"{process.replica_id} is gone")
         self._preempt_broken(group)
 
-    def break_group(self, group: Group, detail: str) -> None:
+    def break_group(self, group: ModelledGroup, detail: str) -> None:
         """A collective of this group fails; its members wait for a new group."""
         if group is not self.group or group.is_finished:
             return
@@ -412,7 +412,7 @@ class TrainingRun:
         group.is_broken, group.broken_at_s = True, self.machine.clock.now_s()
         self.machine.agenda.after(self.machine.delays.collective_timeout_s, lambda: self._report_break(group, detail))
 
-    def _report_break(self, group: Group, detail: str) -> None:
+    def _report_break(self, group: ModelledGroup, detail: str) -> None:
         if group is not self.group or not group.is_broken:
             return
         teller = next((p for p in group.members if p.is_working and not p.has_left), None)

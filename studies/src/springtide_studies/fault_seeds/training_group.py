@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from springtide_studies.fault_seeds.machine import Process
 
 
-class Group:
+class ModelledGroup:
     """Workers that train together as one generation. Not training: it is stalled, broken or has finished."""
 
     def __init__(self, generation: int, members: list[Process], step: int, num_seen: int, batch_size: int) -> None:

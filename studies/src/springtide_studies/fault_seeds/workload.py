@@ -32,14 +32,14 @@ _ROUNDING = 1e-9
 _SOURCE = Entrypoint(source_path="source/train.py", object_name="train")
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class OwnerRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Something an owner asks for at `at_s`."""
 
     at_s: float
     event: Event
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True):
+class LoadProfile(msgspec.Struct, frozen=True, kw_only=True):
     """The arrivals at one service: a base rate with a wave on it, silent outside [`start_s`, `end_s`)."""
 
     service_id: WorkloadId
@@ -68,7 +68,7 @@ class Owners:
     `acknowledged` holds the events whose answer came: the platform may never forget them again.
     """
 
-    def __init__(self, machine: Machine, requests: Sequence[Request]) -> None:
+    def __init__(self, machine: Machine, requests: Sequence[OwnerRequest]) -> None:
         self.machine = machine
         self.num_open = len(requests)
         self.acknowledged: list[Event] = []
@@ -115,10 +115,10 @@ def _subject(event: Event) -> str:
     raise AssertionError(f"owners never ask {type(event).__name__}")
 
 
-class Gateway:
+class ModelledGateway:
     """Reports what it sees of each service, every `interval_s`."""
 
-    def __init__(self, machine: Machine, loads: Sequence[Load], interval_s: float) -> None:
+    def __init__(self, machine: Machine, loads: Sequence[LoadProfile], interval_s: float) -> None:
         self.machine = machine
         self.interval_s = interval_s
         self.executor: SimExecutor | None = None
@@ -127,7 +127,7 @@ class Gateway:
         for load in loads:
             machine.agenda.at(load.start_s, lambda load=load: self._observe(load))  # type: ignore[misc]
 
-    def _observe(self, load: Load) -> None:
+    def _observe(self, load: LoadProfile) -> None:
         if load.service_id in self.removed:
             return
         now_s = self.machine.clock.now_s()
@@ -155,8 +155,8 @@ class Gateway:
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """A whole scenario of requests and load; `day_s` is the season of its load, None where it has none."""
 
-    requests: tuple[Request, ...] = ()
-    loads: tuple[Load, ...] = ()
+    requests: tuple[OwnerRequest, ...] = ()
+    loads: tuple[LoadProfile, ...] = ()
     day_s: float | None = None
 
     def jobs(self) -> list[tuple[float, TrainingJob]]:
@@ -219,7 +219,7 @@ def make_service(service_id: str, **changes: object) -> InferenceService:
 
 def draw_workload(rng: np.random.Generator, num_devices: int, horizon_s: float) -> Workload:
     """Draw a small scenario: 3 to 10 jobs of all kinds, up to 2 services, owners who change their minds."""
-    requests: list[Request] = []
+    requests: list[OwnerRequest] = []
     num_jobs = int(rng.integers(3, 11))
     for index in range(num_jobs):
         requests += _draw_job(rng, index, num_devices, horizon_s)
@@ -248,7 +248,7 @@ def with_shares(workload: Workload, rng: np.random.Generator) -> Workload:
             if service_id not in shares or rng.random() < 0.5:
                 shares[service_id] = _draw_share(rng)
             event = ServiceDeployed(service=msgspec.structs.replace(event.service, share=shares[service_id]))
-        requests.append(Request(at_s=request.at_s, event=event))
+        requests.append(OwnerRequest(at_s=request.at_s, event=event))
     return msgspec.structs.replace(workload, requests=tuple(requests))
 
 
@@ -260,7 +260,7 @@ def _draw_share(rng: np.random.Generator) -> Share | None:
     return make_share(request, min(1.0, round(request * stretch, 2)), memory_mb)
 
 
-def _draw_job(rng: np.random.Generator, index: int, num_devices: int, horizon_s: float) -> list[Request]:
+def _draw_job(rng: np.random.Generator, index: int, num_devices: int, horizon_s: float) -> list[OwnerRequest]:
     at_s = float(rng.uniform(0.0, horizon_s * 0.6))
     most = int(rng.integers(1, min(num_devices, 6) + 1))
     least = int(rng.integers(1, most + 1)) if rng.random() < 0.4 else 1
@@ -286,17 +286,19 @@ def _draw_job(rng: np.random.Generator, index: int, num_devices: int, horizon_s:
     if batch_size == 8 and not poison:
         # A third of the jobs, chosen without drawing anew: what else is drawn stays what it was.
         job = let_batch_change(job)
-    requests = [Request(at_s=at_s, event=JobSubmitted(job=job))]
+    requests = [OwnerRequest(at_s=at_s, event=JobSubmitted(job=job))]
     if rng.random() < 0.1:
-        requests.append(Request(at_s=at_s + float(rng.exponential(8.0)), event=CancelRequested(workload_id=job.job_id)))
+        requests.append(
+            OwnerRequest(at_s=at_s + float(rng.exponential(8.0)), event=CancelRequested(workload_id=job.job_id))
+        )
     if rng.random() < 0.15:
         pause_s = at_s + float(rng.exponential(6.0))
-        requests.append(Request(at_s=pause_s, event=PauseRequested(job_id=job.job_id)))
+        requests.append(OwnerRequest(at_s=pause_s, event=PauseRequested(job_id=job.job_id)))
         resume_s = pause_s + 3.0 + float(rng.exponential(6.0))
-        requests.append(Request(at_s=resume_s, event=ResumeRequested(job_id=job.job_id)))
+        requests.append(OwnerRequest(at_s=resume_s, event=ResumeRequested(job_id=job.job_id)))
     if rng.random() < 0.15:
         requests.append(
-            Request(
+            OwnerRequest(
                 at_s=at_s + float(rng.exponential(6.0)),
                 event=ScaleRequested(workload_id=job.job_id, minimum=1, maximum=int(rng.integers(1, most + 1))),
             )
@@ -304,19 +306,19 @@ def _draw_job(rng: np.random.Generator, index: int, num_devices: int, horizon_s:
     return requests
 
 
-def _draw_service(rng: np.random.Generator, index: int, horizon_s: float) -> tuple[list[Request], Load]:
+def _draw_service(rng: np.random.Generator, index: int, horizon_s: float) -> tuple[list[OwnerRequest], LoadProfile]:
     start_s = float(rng.uniform(0.0, horizon_s * 0.4))
     end_s = start_s + float(rng.uniform(0.2, 0.8)) * horizon_s
     service = make_service(
         f"service-{index}", min_replicas=int(rng.integers(0, 2)), max_replicas=int(rng.integers(1, 4))
     )
-    requests = [Request(at_s=start_s, event=ServiceDeployed(service=service))]
+    requests = [OwnerRequest(at_s=start_s, event=ServiceDeployed(service=service))]
     if rng.random() < 0.3:
         changed = msgspec.structs.replace(service, max_queue=512)
         requests.append(
-            Request(at_s=float(rng.uniform(start_s + 2.0, end_s + 2.0)), event=ServiceDeployed(service=changed))
+            OwnerRequest(at_s=float(rng.uniform(start_s + 2.0, end_s + 2.0)), event=ServiceDeployed(service=changed))
         )
-    load = Load(
+    load = LoadProfile(
         service_id=service.service_id,
         start_s=start_s,
         end_s=end_s,
@@ -326,7 +328,7 @@ def _draw_service(rng: np.random.Generator, index: int, horizon_s: float) -> tup
         service_time_s=float(rng.uniform(0.05, 0.2)),
     )
     # In the end every service is removed, so that nothing may be left running.
-    requests.append(Request(at_s=end_s + 20.0, event=CancelRequested(workload_id=service.service_id)))
+    requests.append(OwnerRequest(at_s=end_s + 20.0, event=CancelRequested(workload_id=service.service_id)))
     return requests, load
 
 
@@ -357,8 +359,8 @@ def draw_tidal_workload(rng: np.random.Generator, nodes: Sequence[Node], horizon
     num_training = sum(len(node.devices) for node in nodes if node.owner == "training")
     day_s = float(rng.uniform(25.0, 60.0))
     left = num_home if rng.random() < 0.5 else num_devices
-    requests: list[Request] = []
-    loads: list[Load] = []
+    requests: list[OwnerRequest] = []
+    loads: list[LoadProfile] = []
     for index in range(int(rng.integers(1, 4))):
         by_day = int(rng.integers(0, left + 1))
         left -= by_day
@@ -373,7 +375,7 @@ def draw_tidal_workload(rng: np.random.Generator, nodes: Sequence[Node], horizon
 
 def _draw_tidal_service(
     rng: np.random.Generator, index: int, by_day: int, num_devices: int, day_s: float, horizon_s: float
-) -> tuple[list[Request], Load]:
+) -> tuple[list[OwnerRequest], LoadProfile]:
     by_night = int(rng.integers(0, by_day + 1))
     most = min(num_devices, by_day + int(rng.integers(0, 4))) or 1
     most_by_night = min(most, max(1, by_night + int(rng.integers(0, 2))))
@@ -387,16 +389,16 @@ def _draw_tidal_service(
     start_s = float(rng.uniform(0.0, day_s / 4))
     end_s = horizon_s + 200.0
     service_id = service.service_id
-    requests = [Request(at_s=start_s, event=ServiceDeployed(service=service))]
+    requests = [OwnerRequest(at_s=start_s, event=ServiceDeployed(service=service))]
     morning_s, evening_s = float(rng.uniform(0.1, 0.4)) * day_s, float(rng.uniform(0.6, 0.9)) * day_s
     for day in range(math.ceil(horizon_s / day_s)):
         for at_s, minimum, maximum in ((morning_s, by_day, most), (evening_s, by_night, most_by_night)):
             event = ScaleRequested(workload_id=service_id, minimum=minimum, maximum=maximum)
-            requests.append(Request(at_s=start_s + day * day_s + at_s, event=event))
+            requests.append(OwnerRequest(at_s=start_s + day * day_s + at_s, event=event))
     # In the end every service is removed, so that nothing may be left running.
-    requests.append(Request(at_s=end_s, event=CancelRequested(workload_id=service_id)))
+    requests.append(OwnerRequest(at_s=end_s, event=CancelRequested(workload_id=service_id)))
     in_flight = float(rng.uniform(0.0, 4.0 * most))
-    load = Load(
+    load = LoadProfile(
         service_id=service_id,
         start_s=start_s,
         end_s=end_s - 60.0,
@@ -408,7 +410,7 @@ def _draw_tidal_service(
     return requests, load
 
 
-def _draw_tidal_job(rng: np.random.Generator, index: int, num_training: int, horizon_s: float) -> list[Request]:
+def _draw_tidal_job(rng: np.random.Generator, index: int, num_training: int, horizon_s: float) -> list[OwnerRequest]:
     """A job that fits into the nodes of training, so that it ends even if nothing is ever loaned."""
     at_s = float(rng.uniform(0.0, horizon_s * 0.7))
     most = int(rng.integers(1, min(num_training, 8) + 1))
@@ -430,12 +432,14 @@ def _draw_tidal_job(rng: np.random.Generator, index: int, num_training: int, hor
         grace_s=float(rng.uniform(0.5, 6.0)),
         max_restarts=int(rng.integers(4, 8)),
     )
-    requests = [Request(at_s=at_s, event=JobSubmitted(job=job))]
+    requests = [OwnerRequest(at_s=at_s, event=JobSubmitted(job=job))]
     if rng.random() < 0.1:
-        requests.append(Request(at_s=at_s + float(rng.exponential(8.0)), event=CancelRequested(workload_id=job.job_id)))
+        requests.append(
+            OwnerRequest(at_s=at_s + float(rng.exponential(8.0)), event=CancelRequested(workload_id=job.job_id))
+        )
     if rng.random() < 0.15:
         pause_s = at_s + float(rng.exponential(6.0))
-        requests.append(Request(at_s=pause_s, event=PauseRequested(job_id=job.job_id)))
+        requests.append(OwnerRequest(at_s=pause_s, event=PauseRequested(job_id=job.job_id)))
         resume_s = pause_s + 3.0 + float(rng.exponential(6.0))
-        requests.append(Request(at_s=resume_s, event=ResumeRequested(job_id=job.job_id)))
+        requests.append(OwnerRequest(at_s=resume_s, event=ResumeRequested(job_id=job.job_id)))
     return requests

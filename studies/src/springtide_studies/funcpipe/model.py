@@ -20,7 +20,7 @@ from springtide.perf.functions.pipeline.plan import (
     recommended,
     with_deltas,
 )
-from springtide.perf.functions.pipeline.step_time import StepEstimate, estimate_step
+from springtide.perf.functions.pipeline.step_time import PipelineStepEstimate, estimate_step
 from springtide.perf.functions.scale import scaled_profile
 from springtide.perf.functions.services import aws_lambda, scaled_link
 from springtide_studies.rivals.pipeline_baselines import BASELINES, BaselineName, baseline_step
@@ -177,7 +177,7 @@ def _point(
     method: str,
     profile: ModelProfile,
     plan: FunctionPlan,
-    estimate: StepEstimate,
+    estimate: PipelineStepEstimate,
     alpha_2: float,
     *,
     is_recommended: bool = False,

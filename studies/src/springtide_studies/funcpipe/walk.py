@@ -10,7 +10,7 @@ from springtide.perf.functions.pipeline.step_time import StageTimes, estimate_st
 from springtide.perf.functions.pipeline.tasks import StageTask, finish_times, step_tasks
 
 
-class Walk(msgspec.Struct, frozen=True, kw_only=True):
+class PipelineWalk(msgspec.Struct, frozen=True, kw_only=True):
     """A step's time by the closed form and by the walk."""
 
     closed_s: float
@@ -22,7 +22,7 @@ class Walk(msgspec.Struct, frozen=True, kw_only=True):
         return self.closed_s / self.walked_s - 1.0
 
 
-def walk(profile: ModelProfile, plan: FunctionPlan) -> Walk:
+def walk(profile: ModelProfile, plan: FunctionPlan) -> PipelineWalk:
     """Both times of one plan. Every task takes what the profile says; updates take nothing, as in section 3.4.2.
 
     Raises InvalidRequest where a stage does not fit.
@@ -35,7 +35,7 @@ def walk(profile: ModelProfile, plan: FunctionPlan) -> Walk:
         for replica in range(plan.num_replicas)
     }
     ends = finish_times(graphs, lambda place, task: _duration_s(estimate.stages[place.stage], task))
-    return Walk(closed_s=estimate.step_s, walked_s=max(max(times) for times in ends.values()))
+    return PipelineWalk(closed_s=estimate.step_s, walked_s=max(max(times) for times in ends.values()))
 
 
 def _duration_s(stage: StageTimes, task: StageTask) -> float:

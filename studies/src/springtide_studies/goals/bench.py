@@ -8,11 +8,11 @@ from typing import Any
 
 from springtide.core.errors import InvalidRequest
 from springtide.core.workload import Goal, JobState
-from springtide_studies.goals.errors import Errors, errors_of, mean_errors
+from springtide_studies.goals.errors import GoalErrors, errors_of, mean_errors
 from springtide_studies.goals.rivals import (
     COLLECTIVES,
-    Place,
-    Result,
+    RivalPlace,
+    RivalResult,
     fixed_allocation,
     machines,
     model_alone,
@@ -29,8 +29,8 @@ from springtide_studies.goals.world.cases import (
     search_job,
     surface_of,
 )
-from springtide_studies.goals.world.executor import Arrival
-from springtide_studies.goals.world.play import Outcome, outcome_of, play_world
+from springtide_studies.goals.world.executor import JobArrival
+from springtide_studies.goals.world.play import GoalPlayed, outcome_of, play_world
 from springtide_studies.goals.world.truth import draw_truth
 from springtide_studies.rows import machine_facts, machine_load, markdown_table, ratio
 
@@ -46,17 +46,17 @@ PLAIN = ("model alone", "fixed allocation", *COLLECTIVES, "machines (EC2 C5)")
 Row = dict[str, Any]
 
 
-class Played:
+class GoalsPlayed:
     """One seed of one case and scenario: ours, the best of all configurations, and what others would have made."""
 
     def __init__(
-        self, ours: Outcome, goal: Goal, best: Expected | None, lucky: Expected | None, errors: Errors
+        self, ours: GoalPlayed, goal: Goal, best: Expected | None, lucky: Expected | None, errors: GoalErrors
     ) -> None:
         self.ours = ours
         self.best = best
         self.lucky = lucky
         self.errors = errors
-        self.rivals: dict[str, Result | None] = {}
+        self.rivals: dict[str, RivalResult | None] = {}
         self.value = ours.took_s if goal.is_fastest else ours.usd
         in_time = goal.deadline_s is None or ours.took_s <= goal.deadline_s
         within = goal.budget_usd is None or ours.usd <= goal.budget_usd
@@ -115,31 +115,31 @@ def run_bench(
 
 def case_played(
     case: GoalCase, scenarios: Sequence[Scenario], seeds: Sequence[int], has_rivals: bool
-) -> dict[Scenario, list[Played]]:
+) -> dict[Scenario, list[GoalsPlayed]]:
     """One case under each scenario in each seed's world; what others make of it where `has_rivals`."""
     service = lambda_of_all_sizes()
     surface = surface_of(case, service)
     plans = list(all_plans(surface, case.max_workers))
-    played: dict[Scenario, list[Played]] = {scenario: [] for scenario in scenarios}
+    played: dict[Scenario, list[GoalsPlayed]] = {scenario: [] for scenario in scenarios}
     for seed in seeds:
         truth = draw_truth(seed, service)
         runs = all_runs(truth, service, case.model, plans, [(case.global_batch_size, case.num_steps)])
         for scenario in scenarios:
             goal = case.goal(scenario)
             job = search_job(case, service, goal)
-            crew = play_world(truth, service, [Arrival(job=job, model=case.model)], seed=seed).crews[job.job_id]
+            crew = play_world(truth, service, [JobArrival(job=job, model=case.model)], seed=seed).crews[job.job_id]
             best, lucky = best_of(runs, goal), best_of(runs, goal, 0.0)
             ours = outcome_of(crew)
-            one = Played(ours, goal, best, lucky, errors_of(case, truth, service, crew, runs, goal))
+            one = GoalsPlayed(ours, goal, best, lucky, errors_of(case, truth, service, crew, runs, goal))
             if has_rivals:
-                place = Place(case=case, truth=truth, service=service, surface=surface, goal=goal, seed=seed)
+                place = RivalPlace(case=case, truth=truth, service=service, surface=surface, goal=goal, seed=seed)
                 one.rivals = _rivals(place)
             played[scenario].append(one)
     return played
 
 
-def _rivals(place: Place) -> dict[str, Result | None]:
-    found: dict[str, Result | None] = {
+def _rivals(place: RivalPlace) -> dict[str, RivalResult | None]:
+    found: dict[str, RivalResult | None] = {
         "model alone": model_alone(place),
         "fixed allocation": fixed_allocation(place, "fixed allocation"),
         **{name: fixed_allocation(place, name) for name in COLLECTIVES},
@@ -160,7 +160,7 @@ def _mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
-def _rows(case: GoalCase, scenario: Scenario, runs: Sequence[Played]) -> list[Row]:
+def _rows(case: GoalCase, scenario: Scenario, runs: Sequence[GoalsPlayed]) -> list[Row]:
     """Ours beside the best of all, then beside each other method."""
     title, goal = _title(case, scenario), case.goal(scenario)
     unit = "s" if goal.is_fastest else "usd"

@@ -15,14 +15,14 @@ from springtide.perf.functions.workers.belief import Belief
 from springtide.perf.functions.workers.surface import WorkSettings
 from springtide_studies.goals.world.best import Expected
 from springtide_studies.goals.world.cases import NUM_LAYERS, GoalCase, search_of
-from springtide_studies.goals.world.function_pool import Crew, step_usd_of
+from springtide_studies.goals.world.function_pool import SimulatedFunctionPool, step_usd_of
 from springtide_studies.goals.world.truth import Truth
 
 # Of all configurations those are looked at that come closest to the goal: what a search has to tell apart.
 NUM_NEAR = 100
 
 
-class Errors(msgspec.Struct, frozen=True, kw_only=True):
+class GoalErrors(msgspec.Struct, frozen=True, kw_only=True):
     """Mean absolute errors as fractions: `main_*` of the configuration of most of its steps, `near_*` of the best ones.
 
     `*_before` is the model's, `*_after` that after what this run has measured.
@@ -38,7 +38,7 @@ class Errors(msgspec.Struct, frozen=True, kw_only=True):
     near_cost_after: float = math.nan
 
 
-def measurements_of(crew: Crew) -> tuple[FunctionMeasurement, ...]:
+def measurements_of(crew: SimulatedFunctionPool) -> tuple[FunctionMeasurement, ...]:
     """All that a run's steps have shown."""
     return tuple(
         shown.measurement(plan, batch, gradient_bytes)
@@ -48,8 +48,13 @@ def measurements_of(crew: Crew) -> tuple[FunctionMeasurement, ...]:
 
 
 def errors_of(
-    case: GoalCase, truth: Truth, service: FunctionService, crew: Crew, runs: Sequence[Expected], goal: Goal
-) -> Errors:
+    case: GoalCase,
+    truth: Truth,
+    service: FunctionService,
+    crew: SimulatedFunctionPool,
+    runs: Sequence[Expected],
+    goal: Goal,
+) -> GoalErrors:
     """Predictions of one run's world beside the truth."""
     settings = WorkSettings(global_batch_size=case.global_batch_size, num_layers=NUM_LAYERS)
     belief = Belief(service, search_of(case, service), measurements_of(crew))
@@ -76,19 +81,19 @@ def errors_of(
     steps = Counter((told.num_workers, told.memory_mb) for told in crew.run.told)
     plans = {(plan.num_replicas, plan.stages[0].memory_mb): plan for plan, _, _ in crew.run.shown}
     final = off(plans[steps.most_common(1)[0][0]]) if plans else None
-    values = dict.fromkeys(Errors.__struct_fields__, math.nan)
+    values = dict.fromkeys(GoalErrors.__struct_fields__, math.nan)
     for number, name in enumerate(("time_before", "time_after", "cost_before", "cost_after")):
         if final is not None:
             values[f"main_{name}"] = final[number]
         if each:
             values[f"near_{name}"] = math.fsum(one[number] for one in each) / len(each)
-    return Errors(**values)
+    return GoalErrors(**values)
 
 
-def mean_errors(errors: Sequence[Errors]) -> dict[str, float | None]:
+def mean_errors(errors: Sequence[GoalErrors]) -> dict[str, float | None]:
     """Means over runs, by name."""
     means: dict[str, float | None] = {}
-    for name in Errors.__struct_fields__:
+    for name in GoalErrors.__struct_fields__:
         known = [value for one in errors if not math.isnan(value := getattr(one, name))]
         means[name] = math.fsum(known) / len(known) if known else None
     return means

@@ -15,7 +15,7 @@ from springtide.core.workload import Goal
 from springtide.perf.functions.workers.surface import Surface
 from springtide_studies.goals.world.best import Expected, best_of, expected_run
 from springtide_studies.goals.world.cases import GoalCase
-from springtide_studies.goals.world.runs import Meter
+from springtide_studies.goals.world.runs import CostMeter
 from springtide_studies.goals.world.truth import Truth
 from springtide_studies.rivals.vm_costs import all_vm_runs
 
@@ -29,7 +29,7 @@ COLLECTIVES: Mapping[str, Collective] = MappingProxyType(
 )
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
+class RivalResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a method made of one run. `profiled_s` and `profiled_usd` are what finding the configuration took of it."""
 
     took_s: float
@@ -49,7 +49,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         return self.took_s if goal.is_fastest else self.usd
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class RivalPlace(msgspec.Struct, frozen=True, kw_only=True):
     """One case in one world, for which methods are compared."""
 
     case: GoalCase
@@ -67,7 +67,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def fixed_plan(place: Place, collective: Collective = "duplex") -> FunctionPlan:
+def fixed_plan(place: RivalPlace, collective: Collective = "duplex") -> FunctionPlan:
     """The usual allocation, exchanging as the method does."""
     sizes = [size.memory_mb for size in place.surface.sizes]
     column = min(range(len(sizes)), key=lambda index: abs(sizes[index] - FIXED_MB))
@@ -75,14 +75,14 @@ def fixed_plan(place: Place, collective: Collective = "duplex") -> FunctionPlan:
     return replace(place.surface.plan(row, column), collective=collective, num_chunks=1, num_shards=0)
 
 
-def fixed_allocation(place: Place, name: str) -> Result:
+def fixed_allocation(place: RivalPlace, name: str) -> RivalResult:
     """No search: the usual allocation, or one of COLLECTIVES on it."""
     plan = fixed_plan(place, COLLECTIVES.get(name, "duplex"))
     run = place.whole(plan)
-    return Result(took_s=run.took_s, usd=run.usd, plan=plan)
+    return RivalResult(took_s=run.took_s, usd=run.usd, plan=plan)
 
 
-def model_alone(place: Place) -> Result:
+def model_alone(place: RivalPlace) -> RivalResult:
     """What the model says is best, for the whole run: no measurement changes it."""
     surface, steps = place.surface, place.case.num_steps
     took_s = surface.start_s + steps * surface.step_s
@@ -96,14 +96,14 @@ def model_alone(place: Place) -> Result:
     row, column = np.unravel_index(int(np.argmin(value)), value.shape)
     plan = surface.plan(int(row), int(column))
     run = place.whole(plan)
-    return Result(took_s=run.took_s, usd=run.usd, plan=plan)
+    return RivalResult(took_s=run.took_s, usd=run.usd, plan=plan)
 
 
-def machines(place: Place) -> Result | None:
+def machines(place: RivalPlace) -> RivalResult | None:
     """The best of EC2's C5 for the goal, told beforehand how fast its cores are: nothing is profiled."""
     truth, case = place.truth, place.case
     runs = all_vm_runs(case.model, [(case.global_batch_size, case.num_steps)], slowdown=truth.speed)
-    results = [Result(took_s=run.took_s, usd=run.usd) for run in runs]
+    results = [RivalResult(took_s=run.took_s, usd=run.usd) for run in runs]
     keeping = [result for result in results if result.meets(place.goal)]
     return min(keeping, key=lambda result: result.value(place.goal), default=None)
 
@@ -120,7 +120,7 @@ class Profiled(msgspec.Struct, frozen=True, kw_only=True):
 class Profiler:
     """Runs a few steps as a configuration in this world, and counts what that takes. Each is begun anew."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: RivalPlace) -> None:
         self._place = place
         self._rng = np.random.default_rng(np.random.SeedSequence([place.seed, 555]))
         self.runs: list[Profiled] = []
@@ -142,7 +142,7 @@ class Profiler:
         noise = truth.noise_sigma / math.sqrt(PROFILED_STEPS - 1)
         shown_s = usual.step_s * math.exp(noise * float(self._rng.standard_normal()))
         up_s = truth.start_s(plan.num_functions, self._rng) + PROFILED_STEPS * usual.step_s
-        meter = Meter(place.service.prices, truth.has_parameter_store)
+        meter = CostMeter(place.service.prices, truth.has_parameter_store)
         meter.invoke(plan.num_functions)
         meter.run(plan, up_s)
         meter.hold_store(up_s)
@@ -152,11 +152,11 @@ class Profiler:
         return shown_s
 
 
-def after_profiling(place: Place, profiler: Profiler, plan: FunctionPlan, *, keeps_work: bool) -> Result:
+def after_profiling(place: RivalPlace, profiler: Profiler, plan: FunctionPlan, *, keeps_work: bool) -> RivalResult:
     """The rest of the run as what was found; steps of profiling runs are real ones where `keeps_work`."""
     done = PROFILED_STEPS * len(profiler.runs) if keeps_work else 0
     rest = place.whole(plan, place.case.num_steps - done)
-    return Result(
+    return RivalResult(
         took_s=profiler.took_s + rest.took_s,
         usd=profiler.usd + rest.usd,
         plan=plan,
@@ -166,7 +166,7 @@ def after_profiling(place: Place, profiler: Profiler, plan: FunctionPlan, *, kee
     )
 
 
-def best_result(place: Place, runs: Sequence[Expected]) -> Result | None:
+def best_result(place: RivalPlace, runs: Sequence[Expected]) -> RivalResult | None:
     """The best of all configurations, as a result."""
     best = best_of(runs, place.goal)
-    return None if best is None else Result(took_s=best.took_s, usd=best.usd, plan=best.plan)
+    return None if best is None else RivalResult(took_s=best.took_s, usd=best.usd, plan=best.plan)

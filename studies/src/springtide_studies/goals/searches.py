@@ -11,11 +11,11 @@ import msgspec
 
 from springtide.core.workload import Goal
 from springtide.perf.functions.workers.surface import Surface
-from springtide.solvers.search.phase_choice import CHEAPEST, FASTEST, Limits
-from springtide_studies.goals.rivals import Place, Profiler, Result, after_profiling
+from springtide.solvers.search.phase_choice import CHEAPEST, FASTEST, GoalLimits
+from springtide_studies.goals.rivals import Profiler, RivalPlace, RivalResult, after_profiling
 from springtide_studies.goals.world.cases import GoalCase, lambda_of_all_sizes, surface_of
 from springtide_studies.goals.world.truth import draw_truth
-from springtide_studies.rivals.solvers.search_rivals import SearchProblem, run_search
+from springtide_studies.rivals.solvers.search_rivals import ConfigurationProblem, run_search
 
 
 class _Search(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,11 +43,11 @@ NEAR = 0.9
 TOLERANCE = 1.05
 
 
-def problem_of(surface: Surface, goal: Goal, num_steps: int) -> SearchProblem:
+def problem_of(surface: Surface, goal: Goal, num_steps: int) -> ConfigurationProblem:
     """The whole surface as candidates, in row order."""
     shape = surface.shape
     workers, memory_mb = surface.workers.astype(float)[:, None], surface.memory_mb[None]
-    return SearchProblem(
+    return ConfigurationProblem(
         num_workers=(workers + 0.0 * memory_mb).ravel(),
         memory_mb=(memory_mb + 0.0 * workers).ravel(),
         prior_step_s=surface.step_s.ravel(),
@@ -55,7 +55,7 @@ def problem_of(surface: Surface, goal: Goal, num_steps: int) -> SearchProblem:
         usd_per_s=surface.usd_per_s.reshape(shape).ravel(),
         fits=surface.fits.ravel(),
         num_steps=float(num_steps),
-        limits=Limits(
+        limits=GoalLimits(
             left_s=goal.deadline_s if goal.deadline_s is not None else math.inf,
             left_usd=goal.budget_usd if goal.budget_usd is not None else math.inf,
         ),
@@ -63,7 +63,7 @@ def problem_of(surface: Surface, goal: Goal, num_steps: int) -> SearchProblem:
     )
 
 
-def searched(place: Place, name: str) -> Result | None:
+def searched(place: RivalPlace, name: str) -> RivalResult | None:
     """What a method's search and the run after it made of a place; None where it found nothing that runs."""
     search, surface = _SEARCHES[name], place.surface
     profiler = Profiler(place)
@@ -104,7 +104,7 @@ def accuracy_rows(case: GoalCase, seeds: Sequence[int]) -> list[dict[str, Any]]:
         best_usd = min((usd for took_s, usd in totals.values() if took_s <= problem.limits.left_s), default=None)
         if best_usd is None:
             continue
-        place = Place(case=case, truth=truth, service=service, surface=surface, goal=goal, seed=seed)
+        place = RivalPlace(case=case, truth=truth, service=service, surface=surface, goal=goal, seed=seed)
         for method in COMPARED:
             profiler = Profiler(place)
             trace = run_search(

@@ -14,7 +14,7 @@ from springtide.core.function_search import BatchPhase, FunctionMeasurement, bat
 from springtide.core.functions import FunctionPlan, FunctionService
 from springtide.core.workload import Goal, JobState
 from springtide_studies.goals.errors import measurements_of
-from springtide_studies.goals.rivals import FIXED_MB, FIXED_WORKERS, Result
+from springtide_studies.goals.rivals import FIXED_MB, FIXED_WORKERS, RivalResult
 from springtide_studies.goals.world.best import all_plans, all_runs, expected_run
 from springtide_studies.goals.world.cases import (
     CASES,
@@ -25,8 +25,8 @@ from springtide_studies.goals.world.cases import (
     search_of,
     surface_of,
 )
-from springtide_studies.goals.world.executor import Arrival
-from springtide_studies.goals.world.function_pool import Crew
+from springtide_studies.goals.world.executor import JobArrival
+from springtide_studies.goals.world.function_pool import SimulatedFunctionPool
 from springtide_studies.goals.world.play import outcome_of, play_world
 from springtide_studies.goals.world.streams import DAY_S, daily_arrivals
 from springtide_studies.goals.world.truth import Truth, draw_truth
@@ -56,8 +56,8 @@ USUAL = f"usual allocation ({FIXED_WORKERS} x {FIXED_MB} MB)"
 class PartResult(msgspec.Struct, frozen=True, kw_only=True):
     """One workflow in one world. `series` are points over time for a picture: (seconds, value) by name."""
 
-    ours: Result
-    others: Mapping[str, Result]
+    ours: RivalResult
+    others: Mapping[str, RivalResult]
     is_done: bool
     num_changes: int
     num_deaths: int
@@ -89,11 +89,11 @@ def play_batching(seed: int, schedule: Sequence[tuple[int, int]], case: GoalCase
     steps = sum(count for _, count in batches)
     goal = Goal(deadline_s=fixed.took_s, is_soft=True)
     job = search_job(case, service, goal, batch_schedule=phases, total_steps=steps)
-    crew = play_world(truth, service, [Arrival(job=job, model=case.model)], seed=seed).crews[job.job_id]
+    crew = play_world(truth, service, [JobArrival(job=job, model=case.model)], seed=seed).crews[job.job_id]
     lambda_ml = expected_run(truth, service, case.model, _as_lambda_ml(plan), batches)
     others = {
-        "fixed allocation": Result(took_s=fixed.took_s, usd=fixed.usd, plan=plan),
-        "LambdaML": Result(took_s=lambda_ml.took_s, usd=lambda_ml.usd),
+        "fixed allocation": RivalResult(took_s=fixed.took_s, usd=fixed.usd, plan=plan),
+        "LambdaML": RivalResult(took_s=lambda_ml.took_s, usd=lambda_ml.usd),
         USUAL: _usual(truth, service, case, batches),
         "IaaS": _machines(truth, case, batches, fixed.took_s),
         "MLCD-like": _mlcd(truth, case, batches, fixed.took_s),
@@ -110,7 +110,7 @@ def play_online(seed: int) -> PartResult:
     job = search_job(
         case, service, Goal(), stream="clicks", total_steps=None, num_samples=None, checkpoint_interval_s=600.0
     )
-    arrivals = [Arrival(job=job, model=case.model)]
+    arrivals = [JobArrival(job=job, model=case.model)]
     crew = play_world(truth, service, arrivals, seed=seed, streams={"clicks": stream}).crews[job.job_id]
     plan = _keeping_up(truth, service, case)
     lambda_ml = replace(plan, collective="lambdaml", num_chunks=1)
@@ -120,7 +120,7 @@ def play_online(seed: int) -> PartResult:
     ]
     always = _always_on(truth, service, case, plan)
     kind = _vm_keeping_up(truth, case)
-    iaas = Result(took_s=DAY_S, usd=charged_usd(kind, 1, DAY_S + BOOT_S))
+    iaas = RivalResult(took_s=DAY_S, usd=charged_usd(kind, 1, DAY_S + BOOT_S))
     profiling = _mlcd_profiling(truth, case, case.global_batch_size)
     others = {
         "fixed allocation": waiting[0],
@@ -146,7 +146,7 @@ def play_nas(seed: int) -> PartResult:
     plan = _holding(plan, _sized(NAS, LARGEST), service)
     batches = [(NAS.global_batch_size, TRIAL_STEPS)]
     earlier: tuple[FunctionMeasurement, ...] = ()
-    ours, fixed, lambda_ml, usual = (Result(took_s=0.0, usd=0.0) for _ in range(4))
+    ours, fixed, lambda_ml, usual = (RivalResult(took_s=0.0, usd=0.0) for _ in range(4))
     num_changes, num_deaths, is_done = 0, 0, True
     series: dict[str, list[list[float]]] = {"size": [], "workers": [], "throughput": [], "throughput of fixed": []}
     for number, size in enumerate(sizes):
@@ -154,7 +154,7 @@ def play_nas(seed: int) -> PartResult:
         own = expected_run(truth, service, case.model, plan, batches)
         theirs = expected_run(truth, service, case.model, _as_lambda_ml(plan), batches)
         job = search_job(case, service, Goal(deadline_s=own.took_s, is_soft=True), earlier=earlier)
-        arrival = Arrival(job=job, model=case.model)
+        arrival = JobArrival(job=job, model=case.model)
         crew = play_world(truth, service, [arrival], seed=100 * seed + number).crews[job.job_id]
         outcome = outcome_of(crew)
         begun_s = ours.took_s
@@ -181,14 +181,18 @@ def play_nas(seed: int) -> PartResult:
     )
 
 
-def _plus(total: Result, took_s: float, usd: float, profiled_usd: float = 0.0) -> Result:
-    return Result(took_s=total.took_s + took_s, usd=total.usd + usd, profiled_usd=total.profiled_usd + profiled_usd)
+def _plus(total: RivalResult, took_s: float, usd: float, profiled_usd: float = 0.0) -> RivalResult:
+    return RivalResult(
+        took_s=total.took_s + took_s, usd=total.usd + usd, profiled_usd=total.profiled_usd + profiled_usd
+    )
 
 
-def _result(crew: Crew, others: Mapping[str, Result], is_done: bool, series: dict[str, Any]) -> PartResult:
+def _result(
+    crew: SimulatedFunctionPool, others: Mapping[str, RivalResult], is_done: bool, series: dict[str, Any]
+) -> PartResult:
     outcome = outcome_of(crew)
     return PartResult(
-        ours=Result(took_s=outcome.took_s, usd=outcome.usd, plan=outcome.plan),
+        ours=RivalResult(took_s=outcome.took_s, usd=outcome.usd, plan=outcome.plan),
         others=others,
         is_done=is_done and outcome.state is JobState.SUCCEEDED,
         num_changes=outcome.num_changes,
@@ -226,9 +230,9 @@ def usual_plan(case: GoalCase, service: FunctionService) -> FunctionPlan:
     return surface.plan(row, column)
 
 
-def _usual(truth: Truth, service: FunctionService, case: GoalCase, batches: Sequence[tuple[int, int]]) -> Result:
+def _usual(truth: Truth, service: FunctionService, case: GoalCase, batches: Sequence[tuple[int, int]]) -> RivalResult:
     run = expected_run(truth, service, case.model, usual_plan(case, service), batches)
-    return Result(took_s=run.took_s, usd=run.usd, plan=run.plan)
+    return RivalResult(took_s=run.took_s, usd=run.usd, plan=run.plan)
 
 
 def _sized(case: GoalCase, size: float) -> GoalCase:
@@ -260,21 +264,21 @@ def _keeping_up(truth: Truth, service: FunctionService, case: GoalCase) -> Funct
 
 def _played_stream(
     truth: Truth, service: FunctionService, case: GoalCase, plan: FunctionPlan, seed: int, stream: Any
-) -> Result:
+) -> RivalResult:
     """A fixed plan whose functions, too, come only when there is something to do."""
     job = replace(fixed_job(case, service, plan), stream="clicks", total_steps=None, num_samples=None)
-    arrival = Arrival(job=job, model=case.model)
+    arrival = JobArrival(job=job, model=case.model)
     crew = play_world(truth, service, [arrival], seed=seed, streams={"clicks": stream}).crews[job.job_id]
     outcome = outcome_of(crew)
-    return Result(took_s=outcome.took_s, usd=outcome.usd, plan=plan)
+    return RivalResult(took_s=outcome.took_s, usd=outcome.usd, plan=plan)
 
 
-def _always_on(truth: Truth, service: FunctionService, case: GoalCase, plan: FunctionPlan) -> Result:
+def _always_on(truth: Truth, service: FunctionService, case: GoalCase, plan: FunctionPlan) -> RivalResult:
     """The same functions all day long: what is charged for their time alone."""
     usual = truth.step(case.model, plan, case.global_batch_size, case.model.parameter_bytes)
     num_steps = math.ceil(DAY_S / usual.step_s)
     run = expected_run(truth, service, case.model, plan, [(case.global_batch_size, num_steps)])
-    return Result(took_s=DAY_S, usd=run.usd * DAY_S / run.took_s)
+    return RivalResult(took_s=DAY_S, usd=run.usd * DAY_S / run.took_s)
 
 
 def _vm_keeping_up(truth: Truth, case: GoalCase) -> VmKind:
@@ -286,12 +290,12 @@ def _vm_keeping_up(truth: Truth, case: GoalCase) -> VmKind:
     return EC2_C5[-1]
 
 
-def _machines(truth: Truth, case: GoalCase, batches: Sequence[tuple[int, int]], limit_s: float) -> Result:
+def _machines(truth: Truth, case: GoalCase, batches: Sequence[tuple[int, int]], limit_s: float) -> RivalResult:
     """The cheapest machines that are through in the same time, told how fast they are."""
     runs = all_vm_runs(case.model, batches, slowdown=truth.speed)
     within = [run for run in runs if run.took_s <= limit_s] or [min(runs, key=lambda run: run.took_s)]
     best = min(within, key=lambda run: run.usd)
-    return Result(took_s=best.took_s, usd=best.usd)
+    return RivalResult(took_s=best.took_s, usd=best.usd)
 
 
 def _mlcd_profiling(truth: Truth, case: GoalCase, batch: int) -> float:
@@ -304,7 +308,7 @@ def _mlcd_profiling(truth: Truth, case: GoalCase, batch: int) -> float:
     return spent
 
 
-def _mlcd(truth: Truth, case: GoalCase, batches: Sequence[tuple[int, int]], limit_s: float) -> Result:
+def _mlcd(truth: Truth, case: GoalCase, batches: Sequence[tuple[int, int]], limit_s: float) -> RivalResult:
     """Machines profiled once before the first step, for the first batch; they stay what they are (MLCD)."""
     first, total = batches[0][0], sum(count for _, count in batches)
     runs = all_vm_runs(case.model, [(first, total)], slowdown=truth.speed)
@@ -312,10 +316,10 @@ def _mlcd(truth: Truth, case: GoalCase, batches: Sequence[tuple[int, int]], limi
     chosen = min(within, key=lambda run: run.usd)
     run = vm_run(case.model, chosen.kind, chosen.count, batches, slowdown=truth.speed)
     profiling = _mlcd_profiling(truth, case, first)
-    return Result(took_s=run.took_s, usd=run.usd + profiling, profiled_usd=profiling)
+    return RivalResult(took_s=run.took_s, usd=run.usd + profiling, profiled_usd=profiling)
 
 
-def _course(crew: Crew) -> dict[str, Any]:
+def _course(crew: SimulatedFunctionPool) -> dict[str, Any]:
     """Batch, workers, memory and throughput over time, thinned."""
     told = crew.run.told
     every = max(1, len(told) // _NUM_POINTS)

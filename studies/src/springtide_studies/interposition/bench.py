@@ -24,7 +24,7 @@ import msgspec
 from springtide.backends.sharing.gpu.build import build_library, find_compiler, find_headers
 from springtide.backends.sharing.gpu.library import find_library, preload, sources_directory
 from springtide.core.errors import BackendError
-from springtide_studies.interposition.daemon import RunningDaemon, Tenant
+from springtide_studies.interposition.daemon import BenchTenant, RunningDaemon
 
 # Asked for at which name of the driver each path's launches arrive is up to native/bench/interpose.c.
 # "shapes" is the legacy path with 256 kernels by turns.
@@ -51,7 +51,7 @@ _STUB_FLAGS = ("-std=gnu11", "-O2", "-g", "-fPIC", "-shared", "-pthread")
 _PROGRAM_FLAGS = ("-std=gnu11", "-O2", "-g", "-pthread")
 
 
-class Turn(msgspec.Struct, frozen=True, kw_only=True):
+class LaunchTurn(msgspec.Struct, frozen=True, kw_only=True):
     """What the launching program says of one turn; `calls` is how many launches arrived at the driver."""
 
     path: str
@@ -66,7 +66,7 @@ class _Ready(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Launcher:
+class KernelLauncher:
     """One running program that launches when it is asked to.
 
     `num_counted` is what the library counted in shared memory; the few launches before the daemon knew the process,
@@ -80,14 +80,14 @@ class Launcher:
     num_counted: int = 0
     ns: dict[str, list[float]] = field(default_factory=dict)
 
-    def ask(self, path: str, count: int) -> Turn:
+    def ask(self, path: str, count: int) -> LaunchTurn:
         """Let it launch `count` times on this path. Raises BackendError if it does not answer."""
         stdin = self.process.stdin
         assert stdin is not None
         with contextlib.suppress(BrokenPipeError):
             stdin.write(f"{path} {count}\n".encode())
             stdin.flush()
-        turn = msgspec.json.decode(self._line(), type=Turn)
+        turn = msgspec.json.decode(self._line(), type=LaunchTurn)
         self.num_asked += count
         self.num_arrived += turn.calls or 0
         return turn
@@ -128,7 +128,7 @@ def run_interpose_bench(*, num_launches: int, seed: int, tell: Callable[[str], N
         program, stub = _build(folder)
         library = find_library()
         with RunningDaemon(folder) as daemon, _launchers(program, stub, library, daemon) as launchers:
-            daemon.grant({arm: Tenant(launchers[arm].process.pid, launchers[arm].uuid) for arm in _HELD})
+            daemon.grant({arm: BenchTenant(launchers[arm].process.pid, launchers[arm].uuid) for arm in _HELD})
             for arm in _HELD:
                 _wait_until_held(daemon, arm, launchers[arm])
             tell(f"{num_launches:,} launches on each of {len(PATHS)} paths in each of {len(ARMS)} arms ...")
@@ -144,7 +144,9 @@ def run_interpose_bench(*, num_launches: int, seed: int, tell: Callable[[str], N
     return make_report(launchers, machine, num_launches)
 
 
-def make_report(launchers: Mapping[str, Launcher], machine: Mapping[str, Any], num_launches: int) -> dict[str, Any]:
+def make_report(
+    launchers: Mapping[str, KernelLauncher], machine: Mapping[str, Any], num_launches: int
+) -> dict[str, Any]:
     """From the turns to the verdict."""
     rows = []
     for arm in (*_HELD, INERT, LOST):
@@ -203,12 +205,12 @@ def _row(arm: str, path: str, ours: Sequence[float], bare: Sequence[float]) -> d
     return row
 
 
-def _wait_until_held(daemon: RunningDaemon, arm: str, launcher: Launcher) -> None:
+def _wait_until_held(daemon: RunningDaemon, arm: str, launcher: KernelLauncher) -> None:
     daemon.until(lambda: launcher.ask(PATHS[0], 1).count > 0 and daemon.num_launches(arm) > 0, "no launch is counted")
     launcher.num_counted = launcher.num_arrived - daemon.num_launches(arm)
 
 
-def _play(launchers: Mapping[str, Launcher], num_launches: int, seed: int) -> None:
+def _play(launchers: Mapping[str, KernelLauncher], num_launches: int, seed: int) -> None:
     """Ask all arms by turns; another one begins each time, so that none always runs in another's wake."""
     arms = list(launchers)
     for launcher in launchers.values():
@@ -227,7 +229,7 @@ def _play(launchers: Mapping[str, Launcher], num_launches: int, seed: int) -> No
 
 
 @contextlib.contextmanager
-def _launchers(program: Path, stub: Path, library: Path, daemon: RunningDaemon) -> Iterator[dict[str, Launcher]]:
+def _launchers(program: Path, stub: Path, library: Path, daemon: RunningDaemon) -> Iterator[dict[str, KernelLauncher]]:
     clean = {name: value for name, value in os.environ.items() if not re.match(r"STUB_|CUDA_|LD_|SPRINGTIDE_GPU", name)}
     clean |= {"LD_LIBRARY_PATH": str(stub), "STUB_CLOCK": "off"}
     preloaded = {**clean, **preload({}, library)}
@@ -238,11 +240,11 @@ def _launchers(program: Path, stub: Path, library: Path, daemon: RunningDaemon) 
         HELD: {**preloaded, **daemon.environment(is_there=True)},
         HELD_OF_TWO: {**preloaded, **daemon.environment(is_there=True)},
     }
-    launchers: dict[str, Launcher] = {}
+    launchers: dict[str, KernelLauncher] = {}
     try:
         for arm, environment in environments.items():
             visible = {"CUDA_VISIBLE_DEVICES": _VISIBLE.get(arm, "0")}
-            launchers[arm] = Launcher(
+            launchers[arm] = KernelLauncher(
                 subprocess.Popen(
                     [str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**environment, **visible}
                 )

@@ -39,7 +39,7 @@ _POLL_S = 0.01
 _SETTLE_S = 0.6
 
 
-class Tenant(NamedTuple):
+class BenchTenant(NamedTuple):
     """A process that holds a share of the device with this UUID (32 hexadecimal digits)."""
 
     pid: int
@@ -80,7 +80,7 @@ class RunningDaemon:
         name = TENANT_SOCKET_NAME if is_there else f"no-{TENANT_SOCKET_NAME}"
         return {SOCKET_VARIABLE: str(self._directory / name)}
 
-    def grant(self, tenants: Mapping[str, Tenant]) -> None:
+    def grant(self, tenants: Mapping[str, BenchTenant]) -> None:
         """From now on these hold shares, by name, and nobody else. Raises BackendError if there is no such process."""
         entries = tuple(_entry(name, tenant) for name, tenant in tenants.items())
         self._connection.sendall(encode_frame(GpuTable(tenants=entries, sent_at_s=time.monotonic())))
@@ -121,7 +121,7 @@ class RunningDaemon:
             time.sleep(_POLL_S)
 
 
-def _entry(name: str, tenant: Tenant) -> GpuTenantEntry:
+def _entry(name: str, tenant: BenchTenant) -> GpuTenantEntry:
     process = identify(tenant.pid)
     if process is None:
         raise BackendError(f"there is no process {tenant.pid}")

@@ -22,7 +22,7 @@ from springtide.scheduling.registry import make_policy
 from springtide.simulator.adaptive.jobs import BatchRule
 from springtide.simulator.adaptive.play import GoodputSetting, play_workload
 from springtide.simulator.adaptive.truth import make_truths
-from springtide.simulator.fluid.play import Played
+from springtide.simulator.fluid.play import FluidRunResult
 from springtide.workloads.formats.pollux_tables import read_applications
 from springtide_studies.jct.goodput_optimus import PublishedOptimus
 
@@ -83,7 +83,7 @@ def play_case(case: JctCase, timer: Callable[[], float]) -> dict[str, Any]:
     return figures_of_jct(played, list(timed.longest_s.values())) | {"cpu_s": timer() - began_s, "batch": case.batch}
 
 
-def figures_of_jct(played: Played, decisions_s: Sequence[float]) -> dict[str, Any]:
+def figures_of_jct(played: FluidRunResult, decisions_s: Sequence[float]) -> dict[str, Any]:
     """Completion times in seconds over all jobs, and what they cost; `jobs` has each job's own completion time.
 
     `queueing` is the time from submission to the first devices. A restart is any change of devices after that.

@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 
 from springtide.backends.kubernetes.client.api import KubeApi
-from springtide.backends.kubernetes.client.cache import Change
+from springtide.backends.kubernetes.client.cache import ObjectChange
 from springtide.backends.kubernetes.client.errors import AlreadyExists
 from springtide.backends.kubernetes.client.kinds import (
     CUSTOM_RESOURCE_DEFINITION,
@@ -52,7 +52,7 @@ from springtide.backends.kubernetes.settings import (
 )
 from springtide.core.errors import BackendError
 from springtide_studies.kubernetes.cluster import SlowWire, api_server, free_port
-from springtide_studies.kubernetes.report import DEVICES_PER_NODE, SLOW_WAY_S, BindRates, Run, make_report
+from springtide_studies.kubernetes.report import DEVICES_PER_NODE, SLOW_WAY_S, BenchRun, BindRates, make_report
 
 NUM_NODES = 1000
 NUM_JOBS = 2000
@@ -104,7 +104,9 @@ def run_bench(
     return make_report(whole, quick, slow, binds, num_nodes, num_jobs, policy)
 
 
-def _run(kubeconfig: Path, which: str, num_nodes: int, num_jobs: int, policy: str, delay_s: float, tell: Tell) -> Run:
+def _run(
+    kubeconfig: Path, which: str, num_nodes: int, num_jobs: int, policy: str, delay_s: float, tell: Tell
+) -> BenchRun:
     """One control plane, from its start to the last pod it binds, and a while after."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="springtide-bench-")))
@@ -128,7 +130,7 @@ def _run(kubeconfig: Path, which: str, num_nodes: int, num_jobs: int, policy: st
         idle_began_s, idle_began_cpu_s = time.monotonic(), plane.cpu_s()
         time.sleep(IDLE_S)
         idle_cpu = (plane.cpu_s() - idle_began_cpu_s) / (time.monotonic() - idle_began_s)
-        return Run(num_bound, bind_s, cpu_s, idle_cpu, lags_s, plane_lags_s, plane.turns())
+        return BenchRun(num_bound, bind_s, cpu_s, idle_cpu, lags_s, plane_lags_s, plane.turns())
 
 
 # --- the cluster -----------------------------------------------------------------------------------------------------
@@ -337,7 +339,7 @@ class _Seen:
         with contextlib.suppress(BackendError):
             await self.thread.api.patch(POD, name, now, self._name)
 
-    def _changed(self, change: Change) -> None:
+    def _changed(self, change: ObjectChange) -> None:
         if change.now is None:
             return
         metadata, now_s = change.now["metadata"], time.monotonic()

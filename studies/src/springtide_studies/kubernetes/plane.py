@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 import msgspec
 
-from springtide.backends.kubernetes.client.cache import Change
+from springtide.backends.kubernetes.client.cache import ObjectChange
 from springtide.backends.kubernetes.client.kinds import Key
 from springtide.backends.kubernetes.executor import KubernetesExecutor
 from springtide.backends.kubernetes.install.settings_file import read_settings
@@ -46,7 +46,7 @@ class TimedExecutor(KubernetesExecutor):
         super().open()
         self._pod_cache.listen(self._hear)
 
-    def _hear(self, change: Change) -> None:
+    def _hear(self, change: ObjectChange) -> None:
         if change.before is None or change.now is None:
             # What was there when it came is no news.
             return

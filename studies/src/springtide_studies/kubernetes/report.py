@@ -25,7 +25,7 @@ class BindRates(NamedTuple):
     together_afar: float
 
 
-class Run(NamedTuple):
+class BenchRun(NamedTuple):
     """What one run of the control plane showed."""
 
     num_bound: int
@@ -43,7 +43,7 @@ class Run(NamedTuple):
 
 
 def make_report(
-    whole: Run, quick: Run, slow: Run, binds: BindRates, num_nodes: int, num_jobs: int, policy: str
+    whole: BenchRun, quick: BenchRun, slow: BenchRun, binds: BindRates, num_nodes: int, num_jobs: int, policy: str
 ) -> dict[str, Any]:
     """The report, as every bench gives it."""
     alone = "one after the other, same client"
@@ -121,7 +121,7 @@ def _row(
     }
 
 
-def _turn_s(run: Run, percent: float, *, column: int = 0) -> float:
+def _turn_s(run: BenchRun, percent: float, *, column: int = 0) -> float:
     """How long turns took (or computed) that began anything."""
     return _percentile([turn[column] for turn in run.turns if turn[2]], percent)
 

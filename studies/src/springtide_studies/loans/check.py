@@ -15,7 +15,7 @@ from springtide.core.decision import Capacity
 from springtide.core.resources import NodeId
 from springtide.core.workload import DEFAULT_GRACE_S
 from springtide.scheduling.loans.policy import Loaning
-from springtide.scheduling.loans.pools import NodeView, PoolState, Strategy, Verdict
+from springtide.scheduling.loans.pools import LabelVerdict, NodeView, PoolState, Strategy
 from springtide.scheduling.registry import make_policy
 from springtide.solvers.reclaim import Server, Victim, cost_of, reclaim_exactly
 from springtide_studies.fapes.play import request_rule
@@ -29,7 +29,7 @@ BOUND_S = DEFAULT_GRACE_S + START_S
 COST_BOUND = 1.10
 
 
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
+class SeedChoice(msgspec.Struct, frozen=True, kw_only=True):
     """One choice of servers to be left at once: what it costs and the least possible, by jobs and in device-seconds."""
 
     at_s: float
@@ -49,7 +49,7 @@ class SeedResult(msgspec.Struct, frozen=True, kw_only=True):
     broken: int
     reclaims_s: tuple[float, ...]
     num_interrupting: int
-    choices: tuple[Choice, ...]
+    choices: tuple[SeedChoice, ...]
 
 
 class Watched:
@@ -57,9 +57,9 @@ class Watched:
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
-        self.choices: list[Choice] = []
+        self.choices: list[SeedChoice] = []
 
-    def choose(self, pools: PoolState) -> Verdict:
+    def choose(self, pools: PoolState) -> LabelVerdict:
         """The verdict of the strategy."""
         verdict = self._strategy.choose(pools)
         new = {node_id for node_id in verdict.reclaimed if not pools.by_id[node_id].is_reclaimed}
@@ -73,12 +73,12 @@ class Watched:
             self.choices.append(compared(pools, open_, new))
         return verdict
 
-    def capacity(self, pools: PoolState, verdict: Verdict) -> tuple[Capacity, ...]:
+    def capacity(self, pools: PoolState, verdict: LabelVerdict) -> tuple[Capacity, ...]:
         """What the strategy says."""
         return self._strategy.capacity(pools, verdict)
 
 
-def compared(pools: PoolState, open_: Sequence[NodeView], chosen: set[NodeId]) -> Choice:
+def compared(pools: PoolState, open_: Sequence[NodeView], chosen: set[NodeId]) -> SeedChoice:
     """What the chosen servers cost beside the least that as many devices do, every job being stopped whole.
 
     By jobs, as FaPES counts; and in device-seconds: what stopping and going on takes all devices of a job.
@@ -95,7 +95,7 @@ def compared(pools: PoolState, open_: Sequence[NodeView], chosen: set[NodeId]) -
     held = [pools.snapshot.allocations[job_id].num_devices for job_id in job_ids]
     alike = [Victim() for _ in job_ids]
     by_devices = [Victim(stop_cost=num_devices * stop_s) for num_devices in held]
-    return Choice(
+    return SeedChoice(
         at_s=pools.now_s,
         num_servers=len(numbers),
         jobs=cost_of(servers, alike, numbers),

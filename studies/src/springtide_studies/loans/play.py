@@ -18,12 +18,12 @@ from springtide.core.resources import Node, Pool, Topology
 from springtide.core.workload import DEFAULT_GRACE_S
 from springtide.perf.communication.fabric import V100_SERVER
 from springtide.scheduling.registry import make_policy
-from springtide.simulator.fluid.figures import Setting, figures_of
-from springtide.simulator.fluid.play import Played, play
+from springtide.simulator.fluid.figures import RunSetting, figures_of
+from springtide.simulator.fluid.play import FluidRunResult, play
 from springtide.simulator.fluid.rules import OverheadRule, Times
 from springtide.workloads.cluster import cluster_nodes
 from springtide.workloads.generators import DAY_S, draw_gamma
-from springtide_studies.fapes.jobs import MAX_WORKERS, Request, arrivals_of, draw_requests
+from springtide_studies.fapes.jobs import MAX_WORKERS, FapesRequest, arrivals_of, draw_requests
 from springtide_studies.fapes.play import MIGRATION_S, request_rule
 from springtide_studies.fapes.truth import TopologySpeeds, curves_for
 from springtide_studies.loans.books import LoanBooks
@@ -50,9 +50,9 @@ class LoanSetting(msgspec.Struct, frozen=True, kw_only=True):
 class LoanRun(msgspec.Struct, frozen=True, kw_only=True):
     """What came of one run: the jobs and minimums, the books of the pools, and the cluster it was played on."""
 
-    played: Played
+    played: FluidRunResult
     books: LoanBooks
-    place: Setting
+    place: RunSetting
 
 
 def play_loans(
@@ -103,7 +103,7 @@ def run_loans(
     )
     books.close()
     played.cpu_s = None if timer is None else timer() - began_s
-    place = Setting(num_devices=len(nodes) * per_server, devices_per_node=per_server, rule=change)
+    place = RunSetting(num_devices=len(nodes) * per_server, devices_per_node=per_server, rule=change)
     return LoanRun(played=played, books=books, place=place)
 
 
@@ -122,7 +122,7 @@ def label_nodes(nodes: Sequence[Node], n_r_max: int, *, isolates_devices: bool =
     ]
 
 
-def draw_jobs(setting: LoanSetting, nodes: Sequence[Node]) -> tuple[Request, ...]:
+def draw_jobs(setting: LoanSetting, nodes: Sequence[Node]) -> tuple[FapesRequest, ...]:
     """The training jobs: as many a device of the cluster as in the bench, none larger than training's own part."""
     num_devices = sum(len(node.devices) for node in nodes)
     own = sum(len(node.devices) for node in nodes if node.owner == "training")

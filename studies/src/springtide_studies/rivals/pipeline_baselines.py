@@ -15,7 +15,7 @@ BaselineName = Literal["LambdaML", "LambdaML-GA", "HybridPS", "HybridPS-GA"]
 BASELINES: tuple[BaselineName, ...] = ("LambdaML", "LambdaML-GA", "HybridPS", "HybridPS-GA")
 
 
-class ParameterServer(msgspec.Struct, frozen=True, kw_only=True):
+class ParameterServerBaseline(msgspec.Struct, frozen=True, kw_only=True):
     """The machine that all workers of HybridPS share: its link each way, and its price."""
 
     name: str
@@ -24,7 +24,7 @@ class ParameterServer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # A c5.9xlarge (FuncPipe, section 5.1): 10 Gbit/s and the list price of us-east-1.
-C5_9XLARGE = ParameterServer(name="c5.9xlarge", bytes_per_s=10e9 / 8, usd_per_hour=1.53)
+C5_9XLARGE = ParameterServerBaseline(name="c5.9xlarge", bytes_per_s=10e9 / 8, usd_per_hour=1.53)
 
 
 class BaselineStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ class BaselineStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def baseline_step(
-    name: BaselineName, profile: ModelProfile, global_batch_size: int, *, server: ParameterServer = C5_9XLARGE
+    name: BaselineName, profile: ModelProfile, global_batch_size: int, *, server: ParameterServerBaseline = C5_9XLARGE
 ) -> BaselineStep | None:
     """What a step of the baseline takes, or None where no function holds the whole model with one sample.
 
@@ -116,7 +116,7 @@ def _computation_s(profile: ModelProfile, size: int) -> float:
 
 
 def _sync_s(
-    name: BaselineName, profile: ModelProfile, bytes_per_s: float, num_workers: int, server: ParameterServer
+    name: BaselineName, profile: ModelProfile, bytes_per_s: float, num_workers: int, server: ParameterServerBaseline
 ) -> float:
     num_bytes = sum(layer.parameter_bytes for layer in profile.layers)
     if name.startswith("Lambda"):

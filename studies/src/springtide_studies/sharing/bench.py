@@ -16,7 +16,7 @@ from springtide.core.errors import BackendError
 from springtide.core.shares import Share
 from springtide_studies.sharing.load import Surge
 from springtide_studies.sharing.report import SharingFigures, make_report
-from springtide_studies.sharing.trial import NUM_SLOTS, SERVICE_SOURCE, Arm, Load, Trial, run_trial
+from springtide_studies.sharing.trial import NUM_SLOTS, SERVICE_SOURCE, OfferedLoad, SharingTrial, TrialArm, run_trial
 
 # What a request takes of a whole device when it goes alone. A batch of four takes about half of the objective on the
 # part of the device that a service requests, as a profile would have it (Dilu, section 3.2).
@@ -32,16 +32,16 @@ TRAINING_SHARE = Share(request=0.4, limit=0.6)
 _THIRD = Share(request=1 / 3, limit=1 / 3)
 _WHOLE = Share(request=1.0, limit=1.0)
 ARMS = (
-    Arm(name="exclusive", what="a device of its own for each, held to it", service=_WHOLE, job=_WHOLE),
-    Arm(name="static", what="one device in three fixed equal parts, request = limit", service=_THIRD, job=_THIRD),
-    Arm(
+    TrialArm(name="exclusive", what="a device of its own for each, held to it", service=_WHOLE, job=_WHOLE),
+    TrialArm(name="static", what="one device in three fixed equal parts, request = limit", service=_THIRD, job=_THIRD),
+    TrialArm(
         name="no control",
         what="one device, everybody always granted the limit",
         service=SERVICE_SHARE,
         job=TRAINING_SHARE,
         environment={"SPRINGTIDE_SHARE_CONTROL": "off"},
     ),
-    Arm(
+    TrialArm(
         name="ours", what="one device, between request and limit, every 5 ms", service=SERVICE_SHARE, job=TRAINING_SHARE
     ),
 )
@@ -79,7 +79,7 @@ def run_sharing_bench(*, seed: int, is_small: bool, tell: Callable[[str], None])
         f"a device is {device_cpus:g} of a core; a request takes {layer_s * num_layers * 1000:.1f} ms of one, four "
         f"together {layer_of_four_s * num_layers * 1000:.1f} ms"
     )
-    trials: list[Trial] = []
+    trials: list[SharingTrial] = []
     num_repetitions = 1 if is_small else NUM_REPETITIONS
     for repetition in range(num_repetitions):
         for arm in _in_turn(ARMS, repetition):
@@ -100,20 +100,20 @@ def run_sharing_bench(*, seed: int, is_small: bool, tell: Callable[[str], None])
     return make_report(ARMS, load, trials, figures)
 
 
-def _in_turn(arms: Sequence[Arm], repetition: int) -> Sequence[Arm]:
+def _in_turn(arms: Sequence[TrialArm], repetition: int) -> Sequence[TrialArm]:
     """Another arm begins each time, so that none always runs in another's wake."""
     first = repetition % len(arms)
     return (*arms[first:], *arms[:first])
 
 
-def _load(num_layers: int, is_small: bool) -> Load:
+def _load(num_layers: int, is_small: bool) -> OfferedLoad:
     """Calm, the first service's surge, both at once, the second one's, calm again."""
     unit_s = 2.0 if is_small else 4.0
 
     def surge(from_units: float, until_units: float) -> tuple[Surge, ...]:
         return (Surge(from_s=from_units * unit_s, until_s=until_units * unit_s, factor=SURGE_FACTOR),)
 
-    return Load(
+    return OfferedLoad(
         rate_per_s=RATE_PER_S,
         duration_s=6 * unit_s,
         surges=(surge(1, 3), surge(2.5, 4.5)),

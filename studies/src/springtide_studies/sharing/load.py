@@ -40,7 +40,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     targets: tuple[Target, ...]
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class LoadReply(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """One request: when it was due, when it was sent, and when it was answered with which status (0: not in time).
 
     All moments count from the start; latency is from when it was due.
@@ -65,7 +65,7 @@ def draw_moments(rate_per_s: float, duration_s: float, surges: Sequence[Surge], 
     return tuple(moments)
 
 
-async def _ask(order: Order, target: Target, due_s: float, idle: list[_Connection]) -> Answer:
+async def _ask(order: Order, target: Target, due_s: float, idle: list[_Connection]) -> LoadReply:
     sent_s = time.monotonic() - order.starts_at_s
     status = 0
     connection = _Connection(order.port)
@@ -83,7 +83,7 @@ async def _ask(order: Order, target: Target, due_s: float, idle: list[_Connectio
     except (OSError, ValueError, EOFError, TimeoutError, asyncio.LimitOverrunError):
         connection.close()
     answered_s = time.monotonic() - order.starts_at_s
-    return Answer(due_s=due_s, sent_s=sent_s, answered_s=answered_s, status=status)
+    return LoadReply(due_s=due_s, sent_s=sent_s, answered_s=answered_s, status=status)
 
 
 class _Connection:
@@ -120,11 +120,11 @@ class _Connection:
             self._streams[1].close()
 
 
-async def send_all(order: Order) -> list[list[Answer]]:
+async def send_all(order: Order) -> list[list[LoadReply]]:
     """Send every request when it is due; return the answers of each target in order."""
     idle: list[_Connection] = []
 
-    async def serve(target: Target) -> list[Answer]:
+    async def serve(target: Target) -> list[LoadReply]:
         asked = []
         for due_s in target.moments:
             left_s = order.starts_at_s + due_s - time.monotonic()

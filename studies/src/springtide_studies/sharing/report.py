@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from springtide_studies.sharing.load import Answer
-from springtide_studies.sharing.trial import JOB, SERVICES, Arm, Load, Trial, is_violation
+from springtide_studies.sharing.load import LoadReply
+from springtide_studies.sharing.trial import JOB, SERVICES, OfferedLoad, SharingTrial, TrialArm, is_violation
 
 EXCLUSIVE, STATIC, OURS = "exclusive", "static", "ours"
 MOST_VIOLATIONS_RATIO = 1.3
@@ -37,7 +37,9 @@ def percentile(values: Sequence[float], fraction: float) -> float:
     return ordered[max(0, math.ceil(fraction * len(ordered)) - 1)] if ordered else math.inf
 
 
-def make_report(arms: Sequence[Arm], load: Load, trials: Sequence[Trial], figures: SharingFigures) -> dict[str, Any]:
+def make_report(
+    arms: Sequence[TrialArm], load: OfferedLoad, trials: Sequence[SharingTrial], figures: SharingFigures
+) -> dict[str, Any]:
     """Return {"bench", "machine", "setting", "arms", "trials", "rows", "problems", "criterion", "passed"}."""
     told: dict[str, dict[str, Any]] = {}
     for arm in arms:
@@ -113,7 +115,11 @@ def _milliseconds(seconds: float | None) -> str:
 
 
 def _arm(
-    arm: Arm, load: Load, trials: Sequence[Trial], exclusive: Mapping[str, Any] | None, figures: SharingFigures
+    arm: TrialArm,
+    load: OfferedLoad,
+    trials: Sequence[SharingTrial],
+    exclusive: Mapping[str, Any] | None,
+    figures: SharingFigures,
 ) -> dict[str, Any]:
     """The figures of one arm over all its trials; rates of work are also given as fractions of the exclusive arm's."""
     wall_s = math.fsum(trial.duration_s for trial in trials)
@@ -166,7 +172,7 @@ def _per_cpu(of_exclusive: float, used: Mapping[str, float], exclusive: Mapping[
     return of_exclusive * full / mine if mine else 0.0
 
 
-def _service(answers: Sequence[Answer], load: Load, number: int, wall_s: float) -> dict[str, Any]:
+def _service(answers: Sequence[LoadReply], load: OfferedLoad, number: int, wall_s: float) -> dict[str, Any]:
     latencies = [answer.answered_s - answer.due_s if answer.status == 200 else math.inf for answer in answers]
     late = [answer for answer in answers if is_violation(answer, load.slo_s)]
     surges = load.surges[number]
@@ -190,7 +196,7 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _trial(trial: Trial, load: Load) -> dict[str, Any]:
+def _trial(trial: SharingTrial, load: OfferedLoad) -> dict[str, Any]:
     return {
         "arm": trial.arm,
         "repetition": trial.repetition,
@@ -260,7 +266,9 @@ def _beside(ours: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]
     }
 
 
-def _problems(arms: Sequence[Arm], trials: Sequence[Trial], told: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _problems(
+    arms: Sequence[TrialArm], trials: Sequence[SharingTrial], told: Mapping[str, Mapping[str, Any]]
+) -> list[str]:
     """Why the figures would not compare: somebody sat elsewhere than meant, or a device was larger than a device."""
     problems = []
     for trial in trials:

@@ -22,7 +22,7 @@ from springtide.core.errors import BackendError, SpringtideError
 from springtide.core.shares import Share
 from springtide.core.status.platform import JobStatus, PlatformStatus, ServiceStatus
 from springtide.core.status.shares import SharingStatus
-from springtide_studies.sharing.load import Answer, Order, Surge, Target, draw_moments
+from springtide_studies.sharing.load import LoadReply, Order, Surge, Target, draw_moments
 
 SERVICES = ("first", "second")
 JOB = "training"
@@ -80,7 +80,7 @@ def fit(ctx):
 '''
 
 
-class Arm(msgspec.Struct, frozen=True, kw_only=True):
+class TrialArm(msgspec.Struct, frozen=True, kw_only=True):
     """One way to place the two services and the job: what each holds of a device (None: the whole, held to nothing).
 
     `environment` is added to the platform's.
@@ -93,7 +93,7 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     environment: Mapping[str, str] = {}
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True):
+class OfferedLoad(msgspec.Struct, frozen=True, kw_only=True):
     """The open-loop load of a trial: for each service its rate and its surges, counted from the end of the warm-up."""
 
     rate_per_s: float
@@ -103,7 +103,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     num_layers: int
 
 
-class Trial(msgspec.Struct, frozen=True, kw_only=True):
+class SharingTrial(msgspec.Struct, frozen=True, kw_only=True):
     """What came of one arm once. Moments count from the end of the warm-up.
 
     `answers` are those of each service whose request was due after it. `num_steps` is how many steps the job took in
@@ -114,7 +114,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     arm: str
     repetition: int
     duration_s: float
-    answers: tuple[tuple[Answer, ...], ...]
+    answers: tuple[tuple[LoadReply, ...], ...]
     num_steps: int
     cpu_s: dict[str, float]
     devices: dict[str, str]
@@ -123,7 +123,9 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     load_1m: float
 
 
-def run_trial(arm: Arm, load: Load, repetition: int, seed: int, tell: Callable[[str], None]) -> Trial:
+def run_trial(
+    arm: TrialArm, load: OfferedLoad, repetition: int, seed: int, tell: Callable[[str], None]
+) -> SharingTrial:
     """Play the load on a platform that places everybody as `arm` says. Raises BackendError where it does not start."""
     with tempfile.TemporaryDirectory(prefix="springtide-sharing-") as folder:
         directory = Path(folder)
@@ -135,7 +137,7 @@ def run_trial(arm: Arm, load: Load, repetition: int, seed: int, tell: Callable[[
 
 
 @contextlib.contextmanager
-def _platform(directory: Path, arm: Arm) -> Iterator[Client]:
+def _platform(directory: Path, arm: TrialArm) -> Iterator[Client]:
     """A platform on a state directory of its own, ended with everything on it."""
     state = directory / "state"
     state.mkdir(mode=0o700)
@@ -161,7 +163,7 @@ def _platform(directory: Path, arm: Arm) -> Iterator[Client]:
             process.wait()
 
 
-def _hand_over(client: Client, arm: Arm, load: Load, log: Path) -> None:
+def _hand_over(client: Client, arm: TrialArm, load: OfferedLoad, log: Path) -> None:
     service = SourceFile(filename="network.py", text=SERVICE_SOURCE, object_name="Network", kind="class")
     options: dict[str, Any] = {
         "slo_s": load.slo_s,
@@ -202,7 +204,7 @@ def _wait_for(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.1)
 
 
-def _order(client: Client, load: Load, seed: int, starts_at_s: float) -> Order:
+def _order(client: Client, load: OfferedLoad, seed: int, starts_at_s: float) -> Order:
     targets = []
     for number, (name, surges) in enumerate(zip(SERVICES, load.surges, strict=True)):
         shifted = [
@@ -222,8 +224,8 @@ def _order(client: Client, load: Load, seed: int, starts_at_s: float) -> Order:
 
 
 def _measure(
-    client: Client, arm: Arm, load: Load, repetition: int, seed: int, log: Path, tell: Callable[[str], None]
-) -> Trial:
+    client: Client, arm: TrialArm, load: OfferedLoad, repetition: int, seed: int, log: Path, tell: Callable[[str], None]
+) -> SharingTrial:
     # Time for the load's own process to start; the same seed gives every arm the same arrivals.
     starts_at_s = time.monotonic() + 1.5
     sender = subprocess.Popen(
@@ -245,13 +247,13 @@ def _measure(
 def _measure_under_load(
     sender: subprocess.Popen[bytes],
     client: Client,
-    arm: Arm,
-    load: Load,
+    arm: TrialArm,
+    load: OfferedLoad,
     repetition: int,
     starts_at_s: float,
     log: Path,
     tell: Callable[[str], None],
-) -> Trial:
+) -> SharingTrial:
     from_s, until_s = starts_at_s + WARM_UP_S, starts_at_s + WARM_UP_S + load.duration_s
     _sleep_until(from_s)
     pids = _pids_of(client)
@@ -271,10 +273,10 @@ def _measure_under_load(
     told = sender.stdout.read()
     if sender.wait() != 0:
         raise BackendError(f"the process that sends the load ended with code {sender.returncode}; its output says why")
-    answers = msgspec.json.decode(told, type=list[list[Answer]])
+    answers = msgspec.json.decode(told, type=list[list[LoadReply]])
     shifted = tuple(tuple(_after_warm_up(answer) for answer in each if answer.due_s >= WARM_UP_S) for each in answers)
     status = client.status()
-    trial = Trial(
+    trial = SharingTrial(
         arm=arm.name,
         repetition=repetition,
         duration_s=load.duration_s,
@@ -290,7 +292,7 @@ def _measure_under_load(
     return trial
 
 
-def _told(trial: Trial, slo_s: float) -> str:
+def _told(trial: SharingTrial, slo_s: float) -> str:
     late = [sum(is_violation(answer, slo_s) for answer in each) for each in trial.answers]
     asked = [len(each) for each in trial.answers]
     return (
@@ -299,13 +301,13 @@ def _told(trial: Trial, slo_s: float) -> str:
     )
 
 
-def is_violation(answer: Answer, slo_s: float) -> bool:
+def is_violation(answer: LoadReply, slo_s: float) -> bool:
     """Whether a request was not answered within the objective, counted from when it was due."""
     return answer.status != 200 or answer.answered_s - answer.due_s > slo_s
 
 
-def _after_warm_up(answer: Answer) -> Answer:
-    return Answer(
+def _after_warm_up(answer: LoadReply) -> LoadReply:
+    return LoadReply(
         due_s=answer.due_s - WARM_UP_S,
         sent_s=answer.sent_s - WARM_UP_S,
         answered_s=answer.answered_s - WARM_UP_S,

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
-from springtide.backends.functions.coordinator.function_pool import Crew, JobFacts
-from springtide.backends.functions.coordinator.invocations import Filling, Life
+from springtide.backends.functions.coordinator.function_pool import FunctionPool, JobFacts
+from springtide.backends.functions.coordinator.invocations import FunctionInvocation, PlaceSlot
 from springtide.backends.functions.coordinator.ledger import Ledger
 from springtide.backends.functions.coordinator.measure import Measuring
 from springtide.backends.functions.coordinator.messages import (
@@ -21,8 +21,8 @@ from springtide.backends.functions.coordinator.messages import (
     StatesFound,
     WriteControl,
 )
-from springtide.backends.functions.coordinator.pace import Pace
-from springtide.backends.functions.coordinator.progress import Progress
+from springtide.backends.functions.coordinator.pace import StepTiming
+from springtide.backends.functions.coordinator.progress import FunctionProgress
 from springtide.backends.functions.coordinator.reasons import budget_reason, out_of_memory_reason
 from springtide.core.events import (
     CheckpointCommitted,
@@ -63,9 +63,9 @@ class Attempts:
         self.facts = facts
         self.keys = Keys(facts.prefix)
         self.ledger = Ledger(facts.service, base, facts.budget_usd)
-        self.crew = Crew(facts, self.ledger)
-        self.pace = Pace(facts.service, None)
-        self.progress = Progress(facts.job_id)
+        self.crew = FunctionPool(facts, self.ledger)
+        self.pace = StepTiming(facts.service, None)
+        self.progress = FunctionProgress(facts.job_id)
         self.measuring = Measuring(facts.job_id)
         self.changes: tuple[PlanChange, ...] = ()
         self.mode: Mode = "idle"
@@ -193,7 +193,7 @@ class Attempts:
 
     def _expect(self, plan: FunctionPlan) -> None:
         option = self.facts.option(plan)
-        self.pace = Pace(self.facts.service, option.step_s if option is not None else None)
+        self.pace = StepTiming(self.facts.service, option.step_s if option is not None else None)
 
     def _found(self, found: StatesFound) -> None:
         assert self._plan is not None
@@ -473,7 +473,7 @@ class Attempts:
 
     # --- replacing functions ---------------------------------------------------------------------------------------
 
-    def _replace(self, filling: Filling, life: Life, sentence: str) -> None:
+    def _replace(self, filling: PlaceSlot, life: FunctionInvocation, sentence: str) -> None:
         """Someone else is to take a place, within a new attempt."""
         self.crew.num_replaced += 1
         filling.num_replaced += 1
@@ -482,7 +482,7 @@ class Attempts:
         if self.mode == "running":
             self._look()
 
-    def _enlarge(self, filling: Filling, life: Life) -> bool:
+    def _enlarge(self, filling: PlaceSlot, life: FunctionInvocation) -> bool:
         """Give a stage that ran out of memory the next larger size; False where there is none, and the job ends."""
         assert self._plan is not None
         stage = life.place.stage

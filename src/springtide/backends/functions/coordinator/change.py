@@ -13,7 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from springtide.backends.functions.coordinator.attempts import CLOSE_S, Attempts
-from springtide.backends.functions.coordinator.invocations import OVER, Filling, Life
+from springtide.backends.functions.coordinator.invocations import OVER, FunctionInvocation, PlaceSlot
 from springtide.backends.functions.coordinator.messages import InvocationEnded, Order
 from springtide.backends.functions.coordinator.reasons import death_sentence, is_store_trouble
 from springtide.core.functions import FunctionPlan
@@ -32,7 +32,7 @@ def can_follow(old: FunctionPlan, new: FunctionPlan) -> bool:
 
 
 @dataclass(eq=False)
-class Change:
+class PlanSwitch:
     """A plan that is to follow as `generation`. `is_due`: the next attempt, whatever begins it, is one of this plan.
 
     `num_deaths` counts those who died warming up, by place; `park_by_s` is when waiting for the boundary ends.
@@ -49,7 +49,7 @@ class Change:
 class Changes(Attempts):
     """The part of the coordinator that changes the plan while functions go on."""
 
-    _change: Change | None = None
+    _change: PlanSwitch | None = None
     # The step after which the present plan was taken up without a restart, and under which attempt.
     _switched: tuple[int, int] | None = None
 
@@ -59,11 +59,11 @@ class Changes(Attempts):
         """Call whoever is to join, and let the others train on."""
         assert self.record is not None
         self._forget_change()
-        change = Change(generation=generation, plan=plan, warm_by_s=self._now_s + MAX_WARMING_S)
+        change = PlanSwitch(generation=generation, plan=plan, warm_by_s=self._now_s + MAX_WARMING_S)
         self._change = change
         joiners = [place for place in _places(plan) if not self._stays(place, plan)]
         if len(self.crew.living()) + len(joiners) <= self.facts.service.concurrency:
-            self.crew.joining = {place: Filling(place=place) for place in joiners}
+            self.crew.joining = {place: PlaceSlot(place=place) for place in joiners}
         else:
             # There is no room for them beside the others, who have to end first.
             change.warm_by_s = self._now_s
@@ -80,7 +80,7 @@ class Changes(Attempts):
             return False
         return filling.life is None or not filling.life.is_alive or filling.life.memory_mb == memory_mb
 
-    def _call_joiner(self, filling: Filling) -> Order:
+    def _call_joiner(self, filling: PlaceSlot) -> Order:
         assert self.record is not None
         assert self._change is not None
         record = replace(self.record, generation=self._change.generation)
@@ -114,7 +114,7 @@ class Changes(Attempts):
 
     # --- while joiners warm up -------------------------------------------------------------------------------------
 
-    def _joiner_ended(self, filling: Filling, life: Life, ended: InvocationEnded) -> None:
+    def _joiner_ended(self, filling: PlaceSlot, life: FunctionInvocation, ended: InvocationEnded) -> None:
         """An invocation for a plan that is to follow is over, or never was."""
         if ended.outcome in ("throttled", "refused"):
             self.crew.refuse(life, self._now_s, ended.retry_after_s)
@@ -132,7 +132,7 @@ class Changes(Attempts):
         else:
             self._joiner_died(filling, life, f"ended as {result.outcome}", "")
 
-    def _joiner_told(self, filling: Filling, life: Life) -> None:
+    def _joiner_told(self, filling: PlaceSlot, life: FunctionInvocation) -> None:
         """A function for a plan that is to follow has reported."""
         assert life.report is not None
         if life.is_uncertain and life.phase in OVER:
@@ -145,17 +145,17 @@ class Changes(Attempts):
         else:
             self._go_on_changing()
 
-    def _joiner_failed(self, filling: Filling, life: Life, error: str) -> None:
+    def _joiner_failed(self, filling: PlaceSlot, life: FunctionInvocation, error: str) -> None:
         if is_store_trouble(error):
             self._joiner_died(filling, life, "trouble", error)
         else:
             self._failed(filling, life, error)
 
-    def _failed(self, filling: Filling, life: Life, error: str) -> None:
+    def _failed(self, filling: PlaceSlot, life: FunctionInvocation, error: str) -> None:
         """The user's code has failed in a function."""
         raise NotImplementedError
 
-    def _joiner_died(self, filling: Filling, life: Life, how: str, error: str) -> None:
+    def _joiner_died(self, filling: PlaceSlot, life: FunctionInvocation, how: str, error: str) -> None:
         """Call another one, unless they keep dying."""
         change = self._change
         if change is None or filling.life is not life:
@@ -254,13 +254,13 @@ class Changes(Attempts):
         if change is None or not (change.is_due or self._are_warm()):
             return
         old, plan = self.crew.fillings, change.plan
-        fillings: dict[Place, Filling] = {}
+        fillings: dict[Place, PlaceSlot] = {}
         for place in _places(plan):
             joining = self.crew.joining.get(place)
             if joining is not None:
                 fillings[place] = joining
             else:
-                fillings[place] = old[place] if self._stays(place, plan) else Filling(place=place)
+                fillings[place] = old[place] if self._stays(place, plan) else PlaceSlot(place=place)
         self._change, self.crew.joining = None, {}
         self.crew.fillings = fillings
         kept = {id(filling) for filling in fillings.values()}

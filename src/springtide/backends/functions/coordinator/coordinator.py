@@ -14,10 +14,10 @@ from typing import Literal
 from springtide.backends.functions.coordinator import messages
 from springtide.backends.functions.coordinator.attempts import CLOSE_S
 from springtide.backends.functions.coordinator.change import can_follow
-from springtide.backends.functions.coordinator.invocations import OVER, WORKED, Filling, Life
+from springtide.backends.functions.coordinator.invocations import OVER, WORKED, FunctionInvocation, PlaceSlot
 from springtide.backends.functions.coordinator.messages import Order, Stimulus
 from springtide.backends.functions.coordinator.reasons import death_sentence, is_data_lost, is_store_trouble
-from springtide.backends.functions.coordinator.watchdog import MAX_DEATHS, Watch
+from springtide.backends.functions.coordinator.watchdog import MAX_DEATHS, Watchdog
 from springtide.core.events import JobFailed
 from springtide.core.status.functions import FunctionRunStatus
 from springtide.core.wire.functions import ControlRecord, FunctionReport, Place
@@ -26,7 +26,7 @@ from springtide.core.wire.functions import ControlRecord, FunctionReport, Place
 MAX_REFUSED = 3
 
 
-class Coordinator(Watch):
+class Coordinator(Watchdog):
     """`handle` takes one stimulus at one instant and returns orders, to be carried out one after the other."""
 
     _asked: messages.AskedToRun | None = None
@@ -181,7 +181,7 @@ class Coordinator(Watch):
         self._conclude_lost()
 
     @_take.register
-    def _(self, fenced: messages.Fenced) -> None:
+    def _(self, fenced: messages.FencedOff) -> None:
         # Another coordinator owns the job and answers for it.
         self.crew.bury_all(self._now_s)
         self.mode = "over"
@@ -257,7 +257,7 @@ class Coordinator(Watch):
         else:
             self._ended_well(filling, life)
 
-    def _ended_unneeded(self, life: Life, ended: messages.InvocationEnded) -> None:
+    def _ended_unneeded(self, life: FunctionInvocation, ended: messages.InvocationEnded) -> None:
         """Nobody needs it any more: what counts is what it is charged for."""
         if ended.outcome in ("throttled", "refused"):
             # It never ran.
@@ -307,7 +307,7 @@ class Coordinator(Watch):
             self._check_finished()
             self._check_closed()
 
-    def _saw_work(self, filling: Filling, life: Life, report: FunctionReport) -> None:
+    def _saw_work(self, filling: PlaceSlot, life: FunctionInvocation, report: FunctionReport) -> None:
         if report.phase == "left":
             self._left(filling, life)
         if report.generation != self.generation or report.attempt != self._attempt or self._plan is None:
@@ -363,7 +363,7 @@ class Coordinator(Watch):
 
     # --- ends of functions -----------------------------------------------------------------------------------------
 
-    def _left(self, filling: Filling, life: Life) -> None:
+    def _left(self, filling: PlaceSlot, life: FunctionInvocation) -> None:
         """It went in time, its state saved: the one after it goes on within the same attempt."""
         if life is not filling.life:
             if life is filling.successor:
@@ -389,7 +389,7 @@ class Coordinator(Watch):
         else:
             self._check_closed()
 
-    def _ended_well(self, filling: Filling, life: Life) -> None:
+    def _ended_well(self, filling: PlaceSlot, life: FunctionInvocation) -> None:
         """It finished, stopped as it was asked, or gave way."""
         assert life.end is not None
         assert life.end.result is not None
@@ -422,7 +422,7 @@ class Coordinator(Watch):
         if self._asked is not None:
             self._owed, self._asked = (self._asked.generation, self._asked.plan), None
 
-    def _failed(self, filling: Filling, life: Life, error: str) -> None:
+    def _failed(self, filling: PlaceSlot, life: FunctionInvocation, error: str) -> None:
         if is_store_trouble(error):
             self._died(filling, life, "trouble", error)
             return
@@ -438,7 +438,7 @@ class Coordinator(Watch):
         self._emit(JobFailed(job_id=self.facts.job_id, generation=self.generation, error=error))
         self._stop_now("failed")
 
-    def _died(self, filling: Filling, life: Life, how: str, error: str) -> None:
+    def _died(self, filling: PlaceSlot, life: FunctionInvocation, how: str, error: str) -> None:
         """It is gone without having been asked. The job goes on from the newest state, unless that leads nowhere."""
         if life is filling.successor:
             filling.successor = None

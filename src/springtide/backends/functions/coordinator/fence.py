@@ -28,7 +28,7 @@ _NO_PLAN = FunctionPlan(stages=(FunctionStage(first_layer=0, end_layer=1, memory
 _NOBODY = ControlRecord(generation=0, attempt=0, restore_step=0, plan=_NO_PLAN, incarnations={}, verb="stop")
 
 
-class Fence:
+class RecordFence:
     """One job's control record and notes, as those of `term`: `claim` first. Every method raises StorageError.
 
     Raises Fenced, which is one, where a later control plane has claimed the job.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from springtide.backends.functions.coordinator.invocations import Filling, Life
+from springtide.backends.functions.coordinator.invocations import FunctionInvocation, PlaceSlot
 from springtide.backends.functions.coordinator.ledger import Ledger
 from springtide.backends.functions.coordinator.messages import Invoke
 from springtide.core.functions import FunctionMenu, FunctionOption, FunctionPlan, FunctionService
@@ -53,7 +53,7 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
         return next((option for option in self.menu.options if option.plan == plan), None) if self.menu else None
 
 
-class Crew:
+class FunctionPool:
     """All fillings of the present plan. Incarnation numbers are never used twice in a job, whatever the place.
 
     `joining` are those of a plan that is to follow, `former` those of the plans before, who may be ending yet.
@@ -63,9 +63,9 @@ class Crew:
         self._facts = facts
         self._ledger = ledger
         self.used_incarnations = facts.used_incarnations
-        self.fillings: dict[Place, Filling] = {}
-        self.joining: dict[Place, Filling] = {}
-        self.former: list[Filling] = []
+        self.fillings: dict[Place, PlaceSlot] = {}
+        self.joining: dict[Place, PlaceSlot] = {}
+        self.former: list[PlaceSlot] = []
         self.parameter_url = ""
         self.num_invocations = 0
         self._number = 0
@@ -77,7 +77,7 @@ class Crew:
     def take_places(self, plan: FunctionPlan) -> None:
         """The places of a plan, all empty."""
         places = [Place(stage, replica) for stage in range(len(plan.stages)) for replica in range(plan.num_replicas)]
-        self.fillings = {place: Filling(place=place) for place in places}
+        self.fillings = {place: PlaceSlot(place=place) for place in places}
 
     def adopt(self, record: ControlRecord, now_s: float, invoked_at_s: Mapping[int, float]) -> None:
         """Take over who fills the places of a control record that another coordinator wrote."""
@@ -85,7 +85,7 @@ class Crew:
         for filling in self.fillings.values():
             incarnation = record.incarnations.get(str(filling.place), 0)
             memory_mb = record.plan.stages[filling.place.stage].memory_mb
-            life = Life(
+            life = FunctionInvocation(
                 place=filling.place,
                 incarnation=incarnation,
                 memory_mb=memory_mb,
@@ -101,16 +101,16 @@ class Crew:
             self.used_incarnations = max(self.used_incarnations, incarnation)
             self._ledger.open(life)
 
-    def __iter__(self) -> Iterator[Filling]:
+    def __iter__(self) -> Iterator[PlaceSlot]:
         """The fillings in the order of their places."""
         return iter(self.fillings.values())
 
-    def living(self) -> list[Life]:
+    def living(self) -> list[FunctionInvocation]:
         """Everybody who may still do anything."""
         everyone = (*self, *self.joining.values(), *self.former)
         return [life for filling in everyone for life in filling.living()]
 
-    def find(self, place: Place, incarnation: int) -> tuple[Filling, Life] | None:
+    def find(self, place: Place, incarnation: int) -> tuple[PlaceSlot, FunctionInvocation] | None:
         """Who has that number, and where it belongs: in the present plan, in the one to follow, or in one before."""
         own = [known.get(place) for known in (self.fillings, self.joining)]
         for filling in (*own, *self.former):
@@ -119,15 +119,15 @@ class Crew:
                 return filling, life
         return None
 
-    def is_joining(self, filling: Filling) -> bool:
+    def is_joining(self, filling: PlaceSlot) -> bool:
         """Whether it belongs to the plan that is to follow."""
         return self.joining.get(filling.place) is filling
 
-    def is_present(self, filling: Filling) -> bool:
+    def is_present(self, filling: PlaceSlot) -> bool:
         """Whether it belongs to the present plan."""
         return self.fillings.get(filling.place) is filling
 
-    def dismiss(self, fillings: Iterable[Filling]) -> None:
+    def dismiss(self, fillings: Iterable[PlaceSlot]) -> None:
         """Nobody of these is needed any more: they end by themselves, and are charged until they have."""
         known = [filling for filling in self.former if any(life.end is None for life in filling.lives)]
         self.former = [*known, *fillings][-256:]
@@ -138,7 +138,7 @@ class Crew:
 
     def call(
         self,
-        filling: Filling,
+        filling: PlaceSlot,
         record: ControlRecord,
         now_s: float,
         *,
@@ -148,7 +148,7 @@ class Crew:
         """Call a new function to a place: into it, to follow who is there, or for a `plan` that is to follow."""
         self.used_incarnations += 1
         before = filling.life.incarnation if is_successor and filling.life is not None else -1
-        life = Life(
+        life = FunctionInvocation(
             place=filling.place,
             incarnation=self.used_incarnations,
             memory_mb=(plan or record.plan).stages[filling.place.stage].memory_mb,
@@ -167,7 +167,7 @@ class Crew:
         self._ledger.open(life)
         return self.invoke(life, record, now_s)
 
-    def invoke(self, life: Life, record: ControlRecord, now_s: float) -> Invoke:
+    def invoke(self, life: FunctionInvocation, record: ControlRecord, now_s: float) -> Invoke:
         """Invoke a function for a life, for the first time or again after a refusal."""
         life.invoked_at_s = now_s
         life.retry_at_s = None
@@ -195,7 +195,7 @@ class Crew:
             ),
         )
 
-    def refuse(self, life: Life, now_s: float, retry_after_s: float | None) -> None:
+    def refuse(self, life: FunctionInvocation, now_s: float, retry_after_s: float | None) -> None:
         """The provider put an invocation off: nothing ran, nothing is charged, it is tried again after a while."""
         self.num_throttled += 1
         self.num_invocations -= 1
@@ -204,7 +204,7 @@ class Crew:
         life.num_refused += 1
         life.retry_at_s = now_s + max(wait_s, retry_after_s or 0.0)
 
-    def give_up(self, life: Life, now_s: float) -> None:
+    def give_up(self, life: FunctionInvocation, now_s: float) -> None:
         """Count on this one no more. It may still come to life: then the control record does not name it."""
         life.is_given_up = True
         life.over_at_s = now_s

@@ -16,7 +16,7 @@ OVER = frozenset({"left", "finished", "stopped", "superseded", "failed"})
 
 
 @dataclass(eq=False)
-class Life:
+class FunctionInvocation:
     """One incarnation at one place. `is_uncertain`: nobody knows whether it runs; it may still begin, or go on.
 
     `follows` is whom a successor is to follow; with `plan` it was called for a plan that was yet to follow.
@@ -89,7 +89,7 @@ class Life:
 
 
 @dataclass(eq=False)
-class Filling:
+class PlaceSlot:
     """A place, who fills it, and who is to follow.
 
     `named` is the incarnation in the control record, `step` what is committed here in the present attempt,
@@ -98,8 +98,8 @@ class Filling:
     """
 
     place: Place
-    life: Life | None = None
-    successor: Life | None = None
+    life: FunctionInvocation | None = None
+    successor: FunctionInvocation | None = None
     num_replaced: int = 0
     num_handovers: int = 0
     num_deaths: int = 0
@@ -107,13 +107,13 @@ class Filling:
     named: int = 0
     stray: int = 0
     error: str = ""
-    lives: list[Life] = field(default_factory=list)
+    lives: list[FunctionInvocation] = field(default_factory=list)
 
-    def living(self) -> list[Life]:
+    def living(self) -> list[FunctionInvocation]:
         """Those who may still do anything: the one in place, its successor."""
         return [life for life in (self.life, self.successor) if life is not None and life.is_alive]
 
-    def of(self, incarnation: int) -> Life | None:
+    def of(self, incarnation: int) -> FunctionInvocation | None:
         """The life of that number, whether it is over or not."""
         for life in self.lives:
             if life.incarnation == incarnation:

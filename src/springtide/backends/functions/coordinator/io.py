@@ -47,7 +47,7 @@ class Wiring(msgspec.Struct, frozen=True, kw_only=True):
     term: int = 0
 
 
-class Errands:
+class CoordinatorIO:
     """Errands of one job's coordinator, each for a thread of its own; `tell` takes what came of it.
 
     `is_closed` ends those that wait for a store, `note` writes a line to the coordinator's log.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from springtide.backends.functions.coordinator.invocations import Life
+from springtide.backends.functions.coordinator.invocations import FunctionInvocation
 from springtide.core.functions import Bill, FunctionPlan, FunctionPrices, FunctionService, Usage
 from springtide.perf.functions.bill import BYTES_PER_GB, bill_of, gb_s_of, usage_of_start
 
@@ -21,7 +21,7 @@ class Ledger:
         self.base = base
         self.own = Usage()
         self._ended = Usage()
-        self._open: list[Life] = []
+        self._open: list[FunctionInvocation] = []
         self._stored_gb_s = 0.0
         self._parameter_store_s = 0.0
         self._is_store_counted = False
@@ -37,7 +37,7 @@ class Ledger:
         """So many functions more were invoked; one that was refused is taken back."""
         self._num_invocations += number
 
-    def open(self, life: Life) -> None:
+    def open(self, life: FunctionInvocation) -> None:
         """A life begins; it is charged until it is known to be over, or its lifetime is."""
         self._open.append(life)
 
@@ -69,7 +69,7 @@ class Ledger:
             usage = usage.plus(_usage_of(life, now_s))
         return usage
 
-    def running(self) -> list[Life]:
+    def running(self) -> list[FunctionInvocation]:
         """Those whose charge may still grow."""
         return [life for life in self._open if life.end is None and life.over_at_s is None and life.retry_at_s is None]
 
@@ -140,12 +140,12 @@ class Ledger:
         left_usd = self.budget_usd - spent_usd - end_usd
         return max(0.0, math.floor(left_usd / step_usd)) if step_usd > 0 and left_usd > 0 else 0.0
 
-    def _is_final(self, life: Life, now_s: float) -> bool:
+    def _is_final(self, life: FunctionInvocation, now_s: float) -> bool:
         """Whether what it used cannot change any more."""
         if life.end is not None and life.end.duration_s is not None:
             return True
         return life.over_at_s is not None and now_s > life.invoked_at_s + self.service.lifetime_s
 
 
-def _usage_of(life: Life, now_s: float) -> Usage:
+def _usage_of(life: FunctionInvocation, now_s: float) -> Usage:
     return life.usage.plus(Usage(function_gb_s=gb_s_of(life.memory_mb, life.function_s(now_s))))

@@ -92,7 +92,7 @@ class StoreFailed(_Value, frozen=True, kw_only=True):
     error: str
 
 
-class Fenced(_Value, frozen=True, kw_only=True):
+class FencedOff(_Value, frozen=True, kw_only=True):
     """The store names a newer generation, or a later control plane: another coordinator owns the job."""
 
 
@@ -133,7 +133,7 @@ Stimulus = (
     | StatesFound
     | Assembled
     | StoreFailed
-    | Fenced
+    | FencedOff
     | TimePassed
     | StreamSeen
     | ParameterStoreUp

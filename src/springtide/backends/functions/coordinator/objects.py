@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from springtide.backends.functions.coordinator.fence import Fence, decoded
+from springtide.backends.functions.coordinator.fence import RecordFence, decoded
 from springtide.core.errors import InvalidRequest, ObjectMissing, StorageError
 from springtide.core.ports import Store
 from springtide.core.wire.functions import (
@@ -76,9 +76,9 @@ class JobObjects:
         # By content: jobs of one text, such as the trials of a study, share one bundle.
         return Artifacts(self.store).put_bundle(source.name, text, root)
 
-    def fence(self, term: int) -> Fence:
+    def fence(self, term: int) -> RecordFence:
         """Who guards the control record and the notes as those of that term."""
-        return Fence(self._checked(), self.keys, term)
+        return RecordFence(self._checked(), self.keys, term)
 
     def _checked(self) -> CheckedStore:
         if not isinstance(self.store, CheckedStore):

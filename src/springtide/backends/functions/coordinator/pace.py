@@ -20,7 +20,7 @@ LEAVE_STEPS = 1.5
 LEAVE_MARGIN_S = 2.0
 
 
-class Pace:
+class StepTiming:
     """Figures of one job, updated by every report. Seconds throughout; guesses until something is known."""
 
     def __init__(self, service: FunctionService, predicted_step_s: float | None) -> None:
@@ -31,9 +31,9 @@ class Pace:
         self._start_s: float | None = None
         self._starts: list[float] = []
 
-    def followed_by(self, predicted_step_s: float | None) -> Pace:
+    def followed_by(self, predicted_step_s: float | None) -> StepTiming:
         """The figures of another plan of the same job: what starts take and saving takes is known already."""
-        pace = Pace(self._service, predicted_step_s)
+        pace = StepTiming(self._service, predicted_step_s)
         pace.save_s, pace._starts = self.save_s, self._starts
         return pace
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from springtide.backends.functions.coordinator.messages import CloseParameterStore, OpenParameterStore
-from springtide.backends.functions.coordinator.stream import Streams
+from springtide.backends.functions.coordinator.stream import StreamComponent
 from springtide.core.functions import FunctionPlan
 
 # So many attempts in a row may fail for the parameter store without any progress before the place is given back.
 MAX_MENDED = 5
 
 
-class Parameters(Streams):
+class Parameters(StreamComponent):
     """The part of the coordinator that knows whether what travels has a way; without a store of its own: always."""
 
     _is_asked_for = False

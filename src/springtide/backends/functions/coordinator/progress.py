@@ -22,7 +22,7 @@ class _Told:
         return len(self.by) >= self.num_replicas
 
 
-class Progress:
+class FunctionProgress:
     """`furthest` steps were committed by every place at one time or another; `losses` holds each step's mean once."""
 
     def __init__(self, job_id: WorkloadId, furthest: int = 0) -> None:

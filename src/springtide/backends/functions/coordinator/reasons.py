@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from springtide.backends.functions.coordinator.invocations import Life
+from springtide.backends.functions.coordinator.invocations import FunctionInvocation
 
 # What functions say when a store, not the user's code, is what failed: the name of the error comes first.
 _TROUBLES = (
@@ -41,18 +41,18 @@ def is_store_trouble(error: str) -> bool:
     return error.split(":", 1)[0].rpartition(".")[2] in _TROUBLES
 
 
-def place_words(life: Life) -> str:
+def place_words(life: FunctionInvocation) -> str:
     """How a place is called."""
     return f"the function of stage {life.place.stage}, replica {life.place.replica}"
 
 
-def death_sentence(life: Life, how: str, error: str) -> str:
+def death_sentence(life: FunctionInvocation, how: str, error: str) -> str:
     """What became of a function."""
     text = f"{place_words(life)} {_HOW.get(how, how)}"
     return f"{text}: {error.rstrip('.')}" if error else text
 
 
-def out_of_memory_reason(life: Life, used_mb: int) -> str:
+def out_of_memory_reason(life: FunctionInvocation, used_mb: int) -> str:
     """Why a stage cannot run, and what would do."""
     used = f" (it had taken {used_mb} MB)" if used_mb else ""
     return (

@@ -18,9 +18,9 @@ import msgspec
 from springtide.backends.functions.coordinator import messages
 from springtide.backends.functions.coordinator.coordinator import Coordinator
 from springtide.backends.functions.coordinator.copies import Copies
-from springtide.backends.functions.coordinator.fence import Fence
+from springtide.backends.functions.coordinator.fence import RecordFence
 from springtide.backends.functions.coordinator.function_pool import JobFacts
-from springtide.backends.functions.coordinator.io import RETRY_S, STORE_PATIENCE_S, Errands, Wiring
+from springtide.backends.functions.coordinator.io import RETRY_S, STORE_PATIENCE_S, CoordinatorIO, Wiring
 from springtide.backends.functions.coordinator.notes import (
     NoteBook,
     Notes,
@@ -80,9 +80,9 @@ class CoordinatorShell:
         self._is_closed = threading.Event()
         self._is_stopped = threading.Event()
         self._objects: JobObjects
-        self._errands: Errands
+        self._errands: CoordinatorIO
         # Where the next coordinator may be on another machine: who guards the records, and what people read.
-        self._fence: Fence | None = None
+        self._fence: RecordFence | None = None
         self._copies: Copies | None = None
         self._pool = ThreadPoolExecutor(_READERS, thread_name_prefix=f"functions-{self.job.job_id}")
         self._thread = threading.Thread(target=self._main, name=f"coordinator-{self.job.job_id}", daemon=True)
@@ -137,7 +137,7 @@ class CoordinatorShell:
             self._objects = JobObjects(
                 open_store(wiring.store_url), Keys(f"jobs/{self.job.job_id}"), wiring.parameter_url
             )
-            self._errands = Errands(self.job, wiring, self._objects, self.tell, self._note, self._is_closed)
+            self._errands = CoordinatorIO(self.job, wiring, self._objects, self.tell, self._note, self._is_closed)
             if wiring.parameter_url:
                 # Whether it answers at all is better known now than by its functions.
                 open_store(wiring.parameter_url).close()
@@ -399,7 +399,7 @@ class CoordinatorShell:
                 write()
                 return True
             except Fenced:
-                self.tell(messages.Fenced())
+                self.tell(messages.FencedOff())
                 return False
             except StorageError as error:
                 if time.monotonic() > give_up_s or self._is_closed.is_set():
@@ -454,7 +454,7 @@ class CoordinatorShell:
                 # Before it is told: a bill that people have seen does not fall when another control plane goes on.
                 self._fence.write_notes(notes_of(coordinator, self._wiring.clock.now_s()))
         except Fenced:
-            self.tell(messages.Fenced())
+            self.tell(messages.FencedOff())
         except StorageError as error:
             _log.error("%s", error)
 

@@ -22,7 +22,7 @@ LEAST_IDLE_S = 2.0
 LONGEST_IDLE_S = 60.0
 
 
-class Streams(Changes):
+class StreamComponent(Changes):
     """The part of the coordinator that watches a stream; without one it does nothing."""
 
     _stream: StreamView | None = None

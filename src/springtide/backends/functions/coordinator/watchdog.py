@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from springtide.backends.functions.coordinator.attempts import CLOSE_S, LAG_S
-from springtide.backends.functions.coordinator.invocations import OVER, Filling, Life
+from springtide.backends.functions.coordinator.invocations import OVER, FunctionInvocation, PlaceSlot
 from springtide.backends.functions.coordinator.parameter_store import Parameters
 from springtide.backends.functions.coordinator.reasons import death_sentence
 
@@ -19,7 +19,7 @@ MAX_THROTTLED_S = 180.0
 USAGE_INTERVAL_S = 5.0
 
 
-class Watch(Parameters):
+class Watchdog(Parameters):
     """The part of the coordinator that looks at the clock."""
 
     _is_unsettled = False
@@ -121,7 +121,7 @@ class Watch(Parameters):
                 self.crew.give_up(life, self._now_s)
                 self._missed(filling, life, "silent")
 
-    def _missed(self, filling: Filling, life: Life, how: str) -> None:
+    def _missed(self, filling: PlaceSlot, life: FunctionInvocation, how: str) -> None:
         """A function is gone, and only its absence says so."""
         if self.mode == "closing":
             self._stop_now(self.after)

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from springtide.backends.functions.emulator.config import Faults
+from springtide.backends.functions.emulator.config import EmulatorFaults
 from springtide.backends.functions.emulator.fleet import Fleet, Injection, summary
 
 _MAX_BODY_BYTES = 1 << 16
@@ -69,7 +69,7 @@ class AdminApi:
         return Response(msgspec.json.encode(self._fleet.config.service), media_type="application/json")
 
     def _faults(self, request: Request, body: bytes) -> Response:
-        self._fleet.set_faults(msgspec.json.decode(body, type=Faults))
+        self._fleet.set_faults(msgspec.json.decode(body, type=EmulatorFaults))
         return Response(_OK, media_type="application/json")
 
     def _inject(self, request: Request, body: bytes) -> Response:

@@ -15,12 +15,12 @@ from pathlib import Path
 from springtide.backends.functions.emulator import sweeper
 from springtide.backends.functions.emulator.config import EmulatorConfig
 from springtide.backends.functions.emulator.instances import Function, Instance
-from springtide.backends.functions.emulator.launchers import Launcher, PlainLauncher, TemplateLauncher
+from springtide.backends.functions.emulator.launchers import FunctionLauncher, PlainLauncher, TemplateLauncher
 from springtide.backends.functions.emulator.limits import CpuShare, NoShare, StopAndGo, make_cpu_groups
 from springtide.backends.functions.emulator.logs import LogBook
 from springtide.backends.functions.emulator.template import ForkRequest
 from springtide.core.errors import BackendError
-from springtide.storage.stores.linked import Link
+from springtide.storage.stores.linked import DuplexLink
 
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
@@ -79,7 +79,7 @@ class Boxes:
             handler=function.handler,
             num_threads=num_threads,
         )
-        launcher: Launcher = self._template if self._is_forked(function) else self._plain
+        launcher: FunctionLauncher = self._template if self._is_forked(function) else self._plain
         try:
             if launcher is self._template:
                 # The first one waits for the template, which no function is charged for.
@@ -135,7 +135,7 @@ class Boxes:
         """Nothing of the platform's own environment: what Lambda gives, the role's, the link's, and the function's."""
         function = instance.function
         offered = self._config.offered(function.memory_mb)
-        link = Link(
+        link = DuplexLink(
             up_bytes_per_s=offered.bytes_per_s,
             down_bytes_per_s=offered.bytes_per_s,
             latency_s=self._config.service.latency_s,

@@ -16,7 +16,7 @@ DEFAULT_PRELOAD = ("torch", "springtide.runtime.functions.worker")
 CpuMethod = Literal["auto", "cgroup", "duty-cycle", "none"]
 
 
-class Faults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EmulatorFaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What goes wrong, by chance. Fractions are of invocations; the n-th draws the same for the same seed.
 
     `lost_fraction`: accepted, never run, and never answered: the connection breaks when the lifetime is over.
@@ -56,7 +56,7 @@ class Fate(msgspec.Struct, frozen=True, kw_only=True):
     cpu_factor: float = 1.0
 
 
-def fate_of(faults: Faults, number: int) -> Fate:
+def fate_of(faults: EmulatorFaults, number: int) -> Fate:
     """What befalls the `number`-th invocation: its own draws, so that it does not depend on who came in between."""
     draws = np.random.default_rng([faults.seed, number]).random(7)
     return Fate(
@@ -94,7 +94,7 @@ class EmulatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     python: str = ""
     python_path: tuple[str, ...] = ()
     region: str = "us-east-1"
-    faults: Faults = Faults()
+    faults: EmulatorFaults = EmulatorFaults()
 
     def __post_init__(self) -> None:
         """Durations and the share of a CPU are above 0."""

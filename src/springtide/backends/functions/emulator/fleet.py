@@ -12,8 +12,8 @@ from typing import Any, Literal
 import msgspec
 
 from springtide.backends.functions.emulator.boxes import Boxes
-from springtide.backends.functions.emulator.config import EmulatorConfig, Fate, Faults, fate_of
-from springtide.backends.functions.emulator.instances import Answer, Function, Instance, Invocation
+from springtide.backends.functions.emulator.config import EmulatorConfig, EmulatorFaults, Fate, fate_of
+from springtide.backends.functions.emulator.instances import EmulatedInvocation, Function, Instance, InvocationResult
 from springtide.core.errors import BackendError
 
 _TICK_S = 0.02
@@ -73,7 +73,7 @@ class Fleet:
         self._keep(self._watch())
         self._keep(self._warm_up())
 
-    async def invoke(self, function: Function, payload: bytes, invocation_id: str) -> Answer:
+    async def invoke(self, function: Function, payload: bytes, invocation_id: str) -> InvocationResult:
         """Run it once. Raises Throttled, Lost."""
         self.used_at_s = time.monotonic()
         number = self.counts.num_invocations
@@ -91,7 +91,7 @@ class Fleet:
             if fate.late_s:
                 self.counts.num_late += 1
                 await asyncio.sleep(fate.late_s)
-            answer = await self._run(Invocation(function, payload, invocation_id), fate)
+            answer = await self._run(EmulatedInvocation(function, payload, invocation_id), fate)
         finally:
             self.num_running -= 1
             self.used_at_s = time.monotonic()
@@ -121,7 +121,7 @@ class Fleet:
         }[injection.fault]
         self._injected += [fate] * injection.num_times
 
-    def set_faults(self, faults: Faults) -> None:
+    def set_faults(self, faults: EmulatorFaults) -> None:
         """From now on chance works like this."""
         self.faults = faults
 
@@ -162,12 +162,12 @@ class Fleet:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, invocation: Invocation, fate: Fate) -> Answer:
+    async def _run(self, invocation: EmulatedInvocation, fate: Fate) -> InvocationResult:
         """Find or start an instance, let it work, and see to it that the work ends."""
         instance = await self._acquire(invocation)
         if instance is None:
             function_error, payload = await invocation.answered
-            return Answer(payload=payload, function_error=function_error, log=invocation.tail())
+            return InvocationResult(payload=payload, function_error=function_error, log=invocation.tail())
         assert instance.process is not None
         if fate.cpu_factor < 1:
             self.counts.num_slowed += 1
@@ -186,25 +186,25 @@ class Fleet:
         instance.measure()
         function_error, payload = await invocation.answered
         instance.report(invocation, _status_of(instance.ending, function_error))
-        answer = Answer(payload=payload, function_error=function_error, log=invocation.tail())
+        answer = InvocationResult(payload=payload, function_error=function_error, log=invocation.tail())
         instance.release()
         if self.functions.get(instance.function.name) is not instance.function:
             instance.end(_IDLE)
         return answer
 
-    def _time_out(self, instance: Instance, invocation: Invocation) -> None:
+    def _time_out(self, instance: Instance, invocation: EmulatedInvocation) -> None:
         if instance.current is invocation and not invocation.answered.done():
             self.counts.num_timed_out += 1
             limit_s = invocation.function.timeout_s
             invocation.fail("Sandbox.Timedout", f"Task timed out after {limit_s:.2f} seconds")
             instance.end("timeout")
 
-    def _kill_for_chance(self, instance: Instance, invocation: Invocation) -> None:
+    def _kill_for_chance(self, instance: Instance, invocation: EmulatedInvocation) -> None:
         if instance.current is invocation and not invocation.answered.done():
             self.counts.num_killed += 1
             instance.end("killed by chance")
 
-    def _explain_exit(self, instance: Instance, invocation: Invocation, code: int) -> None:
+    def _explain_exit(self, instance: Instance, invocation: EmulatedInvocation, code: int) -> None:
         """Say it as Lambda does; memory shows in the REPORT line only."""
         if instance.ending == _OUT_OF_MEMORY or code < 0:
             invocation.fail("Runtime.ExitError", "Runtime exited with error: signal: killed")
@@ -213,7 +213,7 @@ class Fleet:
         else:
             invocation.fail("Runtime.ExitError", f"Runtime exited with error: exit status {code}")
 
-    async def _acquire(self, invocation: Invocation) -> Instance | None:
+    async def _acquire(self, invocation: EmulatedInvocation) -> Instance | None:
         """A warm instance, or a new one once it is warm; None (and an answer) if it never becomes so."""
         function = invocation.function
         idle = [one for one in self.instances.values() if one.is_idle and one.function is function]
@@ -246,7 +246,7 @@ class Fleet:
         instance.process.exited.add_done_callback(lambda _: self._clear_later(port, instance))
         return await self._warmed(instance, invocation)
 
-    async def _warmed(self, instance: Instance, invocation: Invocation) -> Instance | None:
+    async def _warmed(self, instance: Instance, invocation: EmulatedInvocation) -> Instance | None:
         assert instance.process is not None
         ends: list[asyncio.Future[Any]] = [instance.is_warm, instance.process.exited]
         done, _ = await asyncio.wait(ends, timeout=self.config.init_limit_s, return_when=asyncio.FIRST_COMPLETED)

@@ -44,7 +44,7 @@ class Function(msgspec.Struct, frozen=True, kw_only=True):
         return f"/aws/lambda/{self.name}"
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class InvocationResult(msgspec.Struct, frozen=True, kw_only=True):
     """What an invocation came to. `function_error` is as in X-Amz-Function-Error; `log` is the tail."""
 
     payload: bytes
@@ -52,7 +52,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     log: bytes = b""
 
 
-class Invocation:
+class EmulatedInvocation:
     """One run: its request, and the answer once there is one. `how` is what ended it, for the REPORT line."""
 
     def __init__(self, function: Function, payload: bytes, invocation_id: str = "") -> None:
@@ -102,7 +102,7 @@ class Instance:
         self.share = share
         self.vcpus = vcpus
         self.process: FunctionProcess | None = None
-        self.current: Invocation | None = None
+        self.current: EmulatedInvocation | None = None
         self.created_at_s = time.monotonic()
         self.idle_since_s = self.created_at_s
         self.init_s = 0.0
@@ -110,7 +110,7 @@ class Instance:
         self.peak_bytes = 0
         self.ending = ""
         self.is_warm: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._orders: asyncio.Queue[Invocation | None] = asyncio.Queue()
+        self._orders: asyncio.Queue[EmulatedInvocation | None] = asyncio.Queue()
         self._book = book
         self.pipe = OutputPipe(self._on_line)
         (directory / "tmp").mkdir(parents=True)
@@ -129,7 +129,7 @@ class Instance:
         """Write a line of the platform's own into its log."""
         self._on_line(line)
 
-    def give(self, invocation: Invocation, cpu_factor: float) -> None:
+    def give(self, invocation: EmulatedInvocation, cpu_factor: float) -> None:
         """The next thing it gets to do."""
         self.current = invocation
         self.share.set_vcpus(self.vcpus * cpu_factor)
@@ -137,7 +137,7 @@ class Instance:
         self.say(f"START RequestId: {invocation.id} Version: $LATEST")
         self._orders.put_nowait(invocation)
 
-    async def next_order(self) -> tuple[Invocation, dict[str, str]] | None:
+    async def next_order(self) -> tuple[EmulatedInvocation, dict[str, str]] | None:
         """What the Runtime API's `next` answers, once there is something: the invocation and its headers.
 
         None when the instance ends instead.
@@ -168,7 +168,7 @@ class Instance:
         self.peak_bytes = max(self.peak_bytes, held)
         return held
 
-    def report(self, invocation: Invocation, status: str) -> None:
+    def report(self, invocation: EmulatedInvocation, status: str) -> None:
         """The REPORT line, with what is charged: since August 2025 a cold start's init, too."""
         assert invocation.begun_at_s is not None
         took_s = min(time.monotonic() - invocation.begun_at_s, self.function.timeout_s)

@@ -41,7 +41,7 @@ _CREDENTIAL = re.compile(r"Credential=([^/,\s]+)/")
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-class ApiError(Exception):
+class LambdaApiError(Exception):
     """An error as the service answers it: status, type, message."""
 
     def __init__(self, status: int, kind: str, message: str) -> None:
@@ -82,7 +82,7 @@ class LambdaApi:
             try:
                 self._check(request)
                 return await handler(request)
-            except ApiError as error:
+            except LambdaApiError as error:
                 return _error(error)
 
         return guarded
@@ -90,18 +90,20 @@ class LambdaApi:
     def _check(self, request: Request) -> None:
         found = _CREDENTIAL.search(request.headers.get("authorization", ""))
         if found is None:
-            raise ApiError(403, "MissingAuthenticationTokenException", "Missing Authentication Token")
+            raise LambdaApiError(403, "MissingAuthenticationTokenException", "Missing Authentication Token")
         if not hmac.compare_digest(found.group(1).encode(), self._token.encode()):
             message = "The security token included in the request is invalid."
-            raise ApiError(403, "UnrecognizedClientException", message)
+            raise LambdaApiError(403, "UnrecognizedClientException", message)
 
     async def _create(self, request: Request) -> Response:
         body = await _body_of(request, _MAX_CREATE_BYTES)
         name = _name_of(str(body.get("FunctionName", "")))
         if name in self._fleet.functions:
-            raise ApiError(409, "ResourceConflictException", f"Function already exist: {name}")
+            raise LambdaApiError(409, "ResourceConflictException", f"Function already exist: {name}")
         if not str(body.get("Role", "")).startswith("arn:aws:iam::"):
-            raise ApiError(400, "InvalidParameterValueException", "The role defined for the function cannot be assumed")
+            raise LambdaApiError(
+                400, "InvalidParameterValueException", "The role defined for the function cannot be assumed"
+            )
         code_dir, sha256, image_uri = self._place_code(name, body.get("Code") or {})
         command = (body.get("ImageConfig") or {}).get("Command") or []
         handler = command[0] if image_uri and command else body.get("Handler") or self._fleet.config.handler
@@ -130,7 +132,7 @@ class LambdaApi:
             data = base64.b64decode(code["ZipFile"], validate=True)
         except (KeyError, ValueError, TypeError):
             message = "Code is given as ZipFile or ImageUri here"
-            raise ApiError(400, "InvalidParameterValueException", message) from None
+            raise LambdaApiError(400, "InvalidParameterValueException", message) from None
         digest = hashlib.sha256(data).hexdigest()
         directory = self._state_dir / "code" / f"{name}-{digest[:16]}"
         _unpack(data, directory)
@@ -184,7 +186,7 @@ class LambdaApi:
             json.loads(payload or b"null")
         except ValueError:
             message = "Could not parse request body into json"
-            raise ApiError(400, "InvalidRequestContentException", message) from None
+            raise LambdaApiError(400, "InvalidRequestContentException", message) from None
         invocation_id = str(uuid.uuid4())
         headers = {"X-Amzn-RequestId": invocation_id, "X-Amz-Executed-Version": "$LATEST"}
         if kind == "DryRun":
@@ -195,11 +197,11 @@ class LambdaApi:
         try:
             answer = await self._fleet.invoke(function, payload or b"null", invocation_id)
         except Throttled:
-            raise ApiError(429, "TooManyRequestsException", "Rate Exceeded.") from None
+            raise LambdaApiError(429, "TooManyRequestsException", "Rate Exceeded.") from None
         except Lost:
             return BrokenResponse()
         except BackendError as error:
-            raise ApiError(500, "ServiceException", str(error)) from error
+            raise LambdaApiError(500, "ServiceException", str(error)) from error
         if answer.function_error:
             headers["X-Amz-Function-Error"] = answer.function_error
         if request.headers.get("x-amz-log-type") == "Tail":
@@ -208,11 +210,11 @@ class LambdaApi:
 
     async def _logs(self, request: Request) -> Response:
         if request.headers.get("x-amz-target") != "Logs_20140328.FilterLogEvents":
-            raise ApiError(400, "InvalidAction", "of the log service there is FilterLogEvents here")
+            raise LambdaApiError(400, "InvalidAction", "of the log service there is FilterLogEvents here")
         body = await _body_of(request, _MAX_EVENT_BYTES)
         group = str(body.get("logGroupName", ""))
         if group.rpartition("/")[2] not in self._fleet.functions:
-            raise ApiError(400, "ResourceNotFoundException", "The specified log group does not exist.")
+            raise LambdaApiError(400, "ResourceNotFoundException", "The specified log group does not exist.")
         limit = _within(body.get("limit", _MAX_LOG_EVENTS), 1, 10_000, "limit")
         after = str(body.get("nextToken") or 0)
         events = self._book.read(group, int(body.get("startTime", 0)), int(after) if after.isdigit() else 0, limit)
@@ -233,7 +235,7 @@ class LambdaApi:
         name = _name_of(request.path_params["name"])
         function = self._fleet.functions.get(name)
         if function is None:
-            raise ApiError(404, "ResourceNotFoundException", f"Function not found: {name}")
+            raise LambdaApiError(404, "ResourceNotFoundException", f"Function not found: {name}")
         return function
 
 
@@ -246,7 +248,7 @@ class BrokenResponse(Response):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
 
 
-def _error(error: ApiError) -> Response:
+def _error(error: LambdaApiError) -> Response:
     body = {"Type": "User" if error.status < 500 else "Service", "message": str(error), "Message": str(error)}
     headers = {"x-amzn-ErrorType": error.kind, "x-amzn-RequestId": str(uuid.uuid4())}
     if error.status == 429:
@@ -265,7 +267,7 @@ async def _bytes_of(request: Request, limit: int) -> bytes:
         data += part
         if len(data) > limit:
             message = f"{limit} byte payload is the limit of this call"
-            raise ApiError(413, "RequestEntityTooLargeException", message)
+            raise LambdaApiError(413, "RequestEntityTooLargeException", message)
     return bytes(data)
 
 
@@ -275,30 +277,30 @@ async def _body_of(request: Request, limit: int) -> dict[str, Any]:
     except ValueError:
         body = None
     if not isinstance(body, dict):
-        raise ApiError(400, "InvalidRequestContentException", "Could not parse request body into json")
+        raise LambdaApiError(400, "InvalidRequestContentException", "Could not parse request body into json")
     return body
 
 
 def _name_of(text: str) -> str:
     found = _NAME.fullmatch(text)
     if found is None:
-        raise ApiError(400, "InvalidParameterValueException", f"{text[:80]!r} is no function name")
+        raise LambdaApiError(400, "InvalidParameterValueException", f"{text[:80]!r} is no function name")
     return found.group(1)
 
 
 def _within(value: Any, low: int, high: int, what: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise ApiError(400, "ValidationException", f"'{what}' is a number from {low} to {high}, not {value!r}")
+        raise LambdaApiError(400, "ValidationException", f"'{what}' is a number from {low} to {high}, not {value!r}")
     return int(value)
 
 
 def _environment_of(body: dict[str, Any]) -> dict[str, str]:
     variables = (body.get("Environment") or {}).get("Variables") or {}
     if not isinstance(variables, dict) or not all(isinstance(value, str) for value in variables.values()):
-        raise ApiError(400, "ValidationException", "'Environment' holds strings")
+        raise LambdaApiError(400, "ValidationException", "'Environment' holds strings")
     if sum(len(name) + len(value) for name, value in variables.items()) > 4096:
         message = "Lambda was unable to configure your environment variables because they exceed the 4KB limit"
-        raise ApiError(400, "InvalidParameterValueException", message)
+        raise LambdaApiError(400, "InvalidParameterValueException", message)
     return {str(name): value for name, value in variables.items()}
 
 
@@ -309,17 +311,17 @@ def _unpack(data: bytes, directory: Path) -> None:
             members = archive.infolist()
             if sum(member.file_size for member in members) > _MAX_UNZIPPED_BYTES:
                 message = f"Unzipped size must be smaller than {_MAX_UNZIPPED_BYTES} bytes"
-                raise ApiError(400, "InvalidParameterValueException", message)
+                raise LambdaApiError(400, "InvalidParameterValueException", message)
             for member in members:
                 path = PurePosixPath(member.filename)
                 if path.is_absolute() or ".." in path.parts or "\\" in member.filename:
                     message = f"{member.filename[:80]!r} in the zip file lies outside of it"
-                    raise ApiError(400, "InvalidParameterValueException", message)
+                    raise LambdaApiError(400, "InvalidParameterValueException", message)
             directory.mkdir(parents=True, exist_ok=True)
             archive.extractall(directory)
     except (zipfile.BadZipFile, NotImplementedError, OSError) as error:
         message = f"Could not unzip uploaded file: {error}"
-        raise ApiError(400, "InvalidParameterValueException", message) from error
+        raise LambdaApiError(400, "InvalidParameterValueException", message) from error
 
 
 def _described(function: Function) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from springtide.backends.functions.emulator.config import EmulatorConfig, Faults
+from springtide.backends.functions.emulator.config import EmulatorConfig, EmulatorFaults
 from springtide.backends.processes import (
     ProcessIdentity,
     last_line,
@@ -124,7 +124,7 @@ def emulator_service(address: EmulatorAddress) -> FunctionService:
         raise BackendError(f"the emulator at {address.endpoint} is of another version: {error}") from None
 
 
-def set_faults(address: EmulatorAddress, faults: Faults) -> None:
+def set_faults(address: EmulatorAddress, faults: EmulatorFaults) -> None:
     """Chance from now on. Raises BackendError."""
     _ask(address, "PUT", "/admin/faults", msgspec.json.encode(faults))
 

@@ -40,7 +40,7 @@ class FunctionProcess:
                 end(self.pid, signal.SIGKILL)
 
 
-class Launcher(Protocol):
+class FunctionLauncher(Protocol):
     """Starts function processes."""
 
     async def launch(self, request: ForkRequest, log: int) -> FunctionProcess:

@@ -57,7 +57,7 @@ class ParameterHost(Protocol):
         ...
 
 
-class ParameterServer(msgspec.Struct, frozen=True, kw_only=True):
+class ParameterStoreHost(msgspec.Struct, frozen=True, kw_only=True):
     """One server: its address for functions, what names it to who started it, and since when it is up (Unix time)."""
 
     url: str
@@ -68,18 +68,18 @@ class ParameterServer(msgspec.Struct, frozen=True, kw_only=True):
 class ServerKind(Protocol):
     """How servers are started and ended: processes of this machine, or tasks of a container service."""
 
-    def start(self, job_id: str, before: ParameterServer | None) -> ParameterServer:
+    def start(self, job_id: str, before: ParameterStoreHost | None) -> ParameterStoreHost:
         """Start one and wait until it answers; at the address of the one before, where that is possible.
 
         Raises InvalidRequest, BackendError.
         """
         ...
 
-    def is_alive(self, server: ParameterServer) -> bool:
+    def is_alive(self, server: ParameterStoreHost) -> bool:
         """Whether it is up and answers."""
         ...
 
-    def end(self, server: ParameterServer) -> None:
+    def end(self, server: ParameterStoreHost) -> None:
         """End it; one that has ended already is no trouble. Raises BackendError."""
         ...
 
@@ -88,7 +88,7 @@ class _Note(msgspec.Struct, frozen=True, kw_only=True):
     """What is kept on disk of a job's server, for a platform that comes after."""
 
     job_id: str
-    server: ParameterServer
+    server: ParameterStoreHost
     used_before_s: float = 0.0
 
 
@@ -97,7 +97,7 @@ class _Entry:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.server: ParameterServer | None = None
+        self.server: ParameterStoreHost | None = None
         self.used_before_s = 0.0
         self.is_held = False
         self.timer: threading.Timer | None = None
@@ -247,7 +247,7 @@ class HostedParameters:
 
     # --- with the entry's lock held --------------------------------------------------------------------------------
 
-    def _start(self, job_id: str, entry: _Entry, before: ParameterServer | None) -> None:
+    def _start(self, job_id: str, entry: _Entry, before: ParameterStoreHost | None) -> None:
         entry.server = self._kind.start(job_id, before)
         entry.was_alive = True
         entry.checked_at_s = time.monotonic()

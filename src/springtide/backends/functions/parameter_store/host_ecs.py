@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from springtide.backends.functions.parameter_store.host import PING_LIMIT_S, ParameterServer
+from springtide.backends.functions.parameter_store.host import PING_LIMIT_S, ParameterStoreHost
 from springtide.backends.functions.parameter_store.redis_ping import answers, user_words
 from springtide.backends.functions.provider import one_line
 from springtide.backends.functions.providers.aws_errors import INSTALL, sdk_errors
@@ -75,7 +75,7 @@ class EcsTasks:
         """
         self._asked("the parameter stores' cluster cannot be used", "list_tasks", cluster=self._settings.cluster)
 
-    def start(self, job_id: str, before: ParameterServer | None) -> ParameterServer:
+    def start(self, job_id: str, before: ParameterStoreHost | None) -> ParameterStoreHost:
         """A new task, at a new address: one of the job's that an earlier platform has lost sight of is ended first.
 
         It is billed from its beginning. Raises InvalidRequest or BackendError with what AWS says.
@@ -96,9 +96,9 @@ class EcsTasks:
         except BaseException:
             self._stop(task)
             raise
-        return ParameterServer(url=url, identity=task, began_at_s=began_at_s)
+        return ParameterStoreHost(url=url, identity=task, began_at_s=began_at_s)
 
-    def is_alive(self, server: ParameterServer) -> bool:
+    def is_alive(self, server: ParameterStoreHost) -> bool:
         """Whether the task runs, and its Redis answers where it can be asked."""
         try:
             task = self._task(server.identity)
@@ -109,7 +109,7 @@ class EcsTasks:
             return False
         return not self._settings.is_reachable or answers(server.url, PING_LIMIT_S)
 
-    def end(self, server: ParameterServer) -> None:
+    def end(self, server: ParameterStoreHost) -> None:
         """Stop the task. Raises BackendError."""
         self._stop(server.identity)
 

@@ -14,7 +14,7 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from springtide.backends.functions.parameter_store.host import PING_LIMIT_S, ParameterServer
+from springtide.backends.functions.parameter_store.host import PING_LIMIT_S, ParameterStoreHost
 from springtide.backends.functions.parameter_store.redis_ping import answers, user_words
 from springtide.backends.processes import (
     ProcessIdentity,
@@ -63,7 +63,7 @@ class RedisProcesses:
         self._children: set[int] = set()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def start(self, job_id: str, before: ParameterServer | None) -> ParameterServer:
+    def start(self, job_id: str, before: ParameterStoreHost | None) -> ParameterStoreHost:
         """A fresh server, at the port and with the password of the one before if there was one and the port is free.
 
         Raises BackendError with what the server said.
@@ -88,16 +88,16 @@ class RedisProcesses:
             if identity is not None and self._await(url, identity):
                 named = _Process(identity.pid, identity.start_ticks, identity.boot_id, str(folder))
                 kept = msgspec.json.encode(named).decode()
-                return ParameterServer(url=url, identity=kept, began_at_s=self._now_s())
+                return ParameterStoreHost(url=url, identity=kept, began_at_s=self._now_s())
             if identity is not None:
                 self._end(identity)
         raise BackendError(f"{self._program} does not start: {_last_line(log)}; run it by hand to see why")
 
-    def is_alive(self, server: ParameterServer) -> bool:
+    def is_alive(self, server: ParameterStoreHost) -> bool:
         """Whether exactly that process runs, and answers."""
         return self._is_there(_process_of(server)) and answers(server.url, PING_LIMIT_S)
 
-    def end(self, server: ParameterServer) -> None:
+    def end(self, server: ParameterStoreHost) -> None:
         """Ask it to end, and kill it if it does not; its folder goes with it."""
         ended = _process_of(server)
         self._end(ended)
@@ -157,7 +157,7 @@ def find_binary(binary: str) -> str:
     return found
 
 
-def _process_of(server: ParameterServer) -> _Process:
+def _process_of(server: ParameterStoreHost) -> _Process:
     return msgspec.json.decode(server.identity, type=_Process)
 
 

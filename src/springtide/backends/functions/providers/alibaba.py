@@ -19,12 +19,12 @@ import msgspec
 
 from springtide.backends.functions.emulator.config import DEFAULT_HANDLER
 from springtide.backends.functions.provider import (
+    AccountFinding,
     InvocationEnd,
     Invocations,
     LogLine,
     OnEnd,
     Outcome,
-    Seen,
     check_prefix,
     one_line,
 )
@@ -124,19 +124,21 @@ class AlibabaProvider:
                     if _status_of(error) != 404:
                         raise
 
-    def examine(self) -> list[Seen]:
+    def examine(self) -> list[AccountFinding]:
         """What stands between these settings and a first function, asked without making anything."""
         where = f"alibaba {self._settings.region}"
         try:
             with self._explained(f"{where} cannot be used"):
                 names = self._deployed_names()
         except InvalidRequest as error:
-            return [Seen(verdict="fail", text=str(error), mend="docs/functions-providers.md says what is needed")]
+            return [
+                AccountFinding(verdict="fail", text=str(error), mend="docs/functions-providers.md says what is needed")
+            ]
         except BackendError as error:
             mend = "ask from where it can be reached; whether the control plane reaches it, its log says"
-            return [Seen(verdict="warn", text=str(error), mend=mend)]
+            return [AccountFinding(verdict="warn", text=str(error), mend=mend)]
         told = f"{where}: functions are called {self._settings.function_prefix}-MEMORY; {len(names)} are made"
-        return [Seen(verdict="ok", text=told)]
+        return [AccountFinding(verdict="ok", text=told)]
 
     def close(self) -> None:
         """Tell nobody anything any more; functions run on."""

@@ -24,12 +24,12 @@ import msgspec
 from springtide.backends.functions.emulator.config import DEFAULT_HANDLER
 from springtide.backends.functions.emulator.launch import EmulatorAddress
 from springtide.backends.functions.provider import (
+    AccountFinding,
     InvocationEnd,
     Invocations,
     LogLine,
     OnEnd,
     Outcome,
-    Seen,
     check_prefix,
     one_line,
 )
@@ -158,7 +158,7 @@ class LambdaProvider:
                     if code_of(error) != "ResourceNotFoundException":
                         raise
 
-    def examine(self) -> list[Seen]:
+    def examine(self) -> list[AccountFinding]:
         """What stands between these settings and a first function, asked without making anything."""
         clients: dict[str, Any] = {}
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from springtide.backends.functions.provider import Seen, one_line
+from springtide.backends.functions.provider import AccountFinding, one_line
 from springtide.backends.functions.providers.aws_errors import SdkErrors, code_of
 
 _Ask = Callable[[Any, str, str], Any]
@@ -58,21 +58,25 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     errors: SdkErrors
 
 
-def examine_account(account: Account) -> list[Seen]:
+def examine_account(account: Account) -> list[AccountFinding]:
     """Everything that can be asked as whoever the keys are of. What they may not ask is left out, or told."""
     errors, where = account.errors, f"aws {account.region}"
     try:
         caller = str(account.client_of("sts").get_caller_identity()["Arn"])
     except errors.client as error:
         told = f"{where} does not take the keys ({code_of(error)})"
-        return [Seen(verdict="fail", text=told, mend=f"put keys that hold into the Secret: {_DOCUMENT}")]
+        return [AccountFinding(verdict="fail", text=told, mend=f"put keys that hold into the Secret: {_DOCUMENT}")]
     except errors.no_credentials:
         told = f"{where}: there are no keys to ask with"
-        return [Seen(verdict="warn", text=told, mend=f"put keys into the Secret, or give the pod a role: {_DOCUMENT}")]
+        return [
+            AccountFinding(
+                verdict="warn", text=told, mend=f"put keys into the Secret, or give the pod a role: {_DOCUMENT}"
+            )
+        ]
     except errors.any as error:
         return [_unreachable(where, error)]
-    seen = [Seen(verdict="ok", text=f"{where} as {caller}")]
-    looks: tuple[Callable[[Account, str], list[Seen]], ...] = (_rights, _role, _image, _limits, _names)
+    seen = [AccountFinding(verdict="ok", text=f"{where} as {caller}")]
+    looks: tuple[Callable[[Account, str], list[AccountFinding]], ...] = (_rights, _role, _image, _limits, _names)
     for look in looks:
         try:
             seen += look(account, caller)
@@ -81,15 +85,15 @@ def examine_account(account: Account) -> list[Seen]:
     return seen
 
 
-def _unreachable(where: str, error: BaseException) -> Seen:
-    return Seen(
+def _unreachable(where: str, error: BaseException) -> AccountFinding:
+    return AccountFinding(
         verdict="warn",
         text=f"{where} cannot be reached from here: {one_line(error)}",
         mend="ask from where it can be; whether the control plane reaches it, its log says",
     )
 
 
-def _rights(account: Account, caller: str) -> list[Seen]:
+def _rights(account: Account, caller: str) -> list[AccountFinding]:
     """Whether the platform may do what it will do, as far as that can be asked."""
     client, missing = account.client_of("lambda"), []
     # There is no function of that size.
@@ -103,17 +107,21 @@ def _rights(account: Account, caller: str) -> list[Seen]:
             elif code_of(error) != "ResourceNotFoundException":
                 return [_puzzling("rights", error)]
     if missing:
-        return [Seen(verdict="fail", text=f"{caller} may not {', '.join(missing)}", mend=f"allow these: {_DOCUMENT}")]
+        return [
+            AccountFinding(
+                verdict="fail", text=f"{caller} may not {', '.join(missing)}", mend=f"allow these: {_DOCUMENT}"
+            )
+        ]
     told = f"functions may be read, changed and invoked; whether {_UNASKED} are allowed shows at the first job"
-    return [Seen(verdict="ok", text=told)]
+    return [AccountFinding(verdict="ok", text=told)]
 
 
-def _role(account: Account, caller: str) -> list[Seen]:
+def _role(account: Account, caller: str) -> list[AccountFinding]:
     """Whether functions can be the role that they are to be."""
     arn, name = account.role_arn, account.role_arn.rpartition("/")[2]
     if arn.split(":")[4] != caller.split(":")[4]:
         told = f"the role {arn} is of another account than the keys ({caller.split(':')[4]})"
-        return [Seen(verdict="fail", text=told, mend="set functions.role to one of the same account")]
+        return [AccountFinding(verdict="fail", text=told, mend="set functions.role to one of the same account")]
     try:
         role = account.client_of("iam").get_role(RoleName=name)["Role"]
     except account.errors.client as error:
@@ -121,22 +129,28 @@ def _role(account: Account, caller: str) -> list[Seen]:
             return []
         if code_of(error) != "NoSuchEntity":
             return [_puzzling("role", error)]
-        return [Seen(verdict="fail", text=f"there is no role {arn}", mend="make it, or set functions.role")]
+        return [AccountFinding(verdict="fail", text=f"there is no role {arn}", mend="make it, or set functions.role")]
     if "lambda.amazonaws.com" in json.dumps(role.get("AssumeRolePolicyDocument", {})):
-        return [Seen(verdict="ok", text=f"role {name}: functions may take it on")]
+        return [AccountFinding(verdict="ok", text=f"role {name}: functions may take it on")]
     told = f"Lambda cannot take on the role {name}"
-    return [Seen(verdict="fail", text=told, mend="let lambda.amazonaws.com assume it (its trust policy)")]
+    return [AccountFinding(verdict="fail", text=told, mend="let lambda.amazonaws.com assume it (its trust policy)")]
 
 
-def _image(account: Account, caller: str) -> list[Seen]:
+def _image(account: Account, caller: str) -> list[AccountFinding]:
     """Whether what functions are made of is where Lambda looks for it."""
     found = _IMAGE.fullmatch(account.image_uri)
     if found is None:
         told = f"{account.image_uri} is no image of ECR, and Lambda takes no other"
-        return [Seen(verdict="fail", text=told, mend="push it to ECR in that region, and set functions.image")]
+        return [
+            AccountFinding(verdict="fail", text=told, mend="push it to ECR in that region, and set functions.image")
+        ]
     if found["region"] != account.region:
         told = f"{account.image_uri} is in {found['region']}, and functions run in {account.region}"
-        return [Seen(verdict="fail", text=told, mend=f"push it to ECR in {account.region}, and set functions.image")]
+        return [
+            AccountFinding(
+                verdict="fail", text=told, mend=f"push it to ECR in {account.region}, and set functions.image"
+            )
+        ]
     which = {"imageDigest": found["digest"]} if found["digest"] else {"imageTag": found["tag"] or "latest"}
     try:
         account.client_of("ecr").describe_images(
@@ -148,11 +162,11 @@ def _image(account: Account, caller: str) -> list[Seen]:
         if code_of(error) not in ("ImageNotFoundException", "RepositoryNotFoundException"):
             return [_puzzling("image", error)]
         mend = f"docker push {account.image_uri} (springtide package writes its recipe)"
-        return [Seen(verdict="fail", text=f"there is no image {account.image_uri}", mend=mend)]
-    return [Seen(verdict="ok", text=f"image {found['name']}:{found['tag'] or found['digest'] or 'latest'}")]
+        return [AccountFinding(verdict="fail", text=f"there is no image {account.image_uri}", mend=mend)]
+    return [AccountFinding(verdict="ok", text=f"image {found['name']}:{found['tag'] or found['digest'] or 'latest'}")]
 
 
-def _limits(account: Account, caller: str) -> list[Seen]:
+def _limits(account: Account, caller: str) -> list[AccountFinding]:
     """Whether so many functions may run at a time as jobs are planned with."""
     try:
         limit = int(account.client_of("lambda").get_account_settings()["AccountLimit"]["ConcurrentExecutions"])
@@ -165,24 +179,28 @@ def _limits(account: Account, caller: str) -> list[Seen]:
         f"the account runs {limit} functions at a time, and jobs may come to {account.concurrency}, those that warm up "
         "beside others included"
     )
-    return [Seen(verdict="warn", text=told, mend=f"set functions.concurrency: {max(1, limit // 2)}, or ask for more")]
+    return [
+        AccountFinding(
+            verdict="warn", text=told, mend=f"set functions.concurrency: {max(1, limit // 2)}, or ask for more"
+        )
+    ]
 
 
-def _names(account: Account, caller: str) -> list[Seen]:
+def _names(account: Account, caller: str) -> list[AccountFinding]:
     """Which functions there are: the platform's own, and those that no platform of this version uses."""
     try:
         pages = account.client_of("lambda").get_paginator("list_functions").paginate()
         names = sorted(str(each["FunctionName"]) for page in pages for each in page["Functions"])
     except account.errors.client as error:
         mend = f"allow lambda:ListFunctions: {_DOCUMENT}"
-        return [Seen(verdict="fail", text=f"functions cannot be listed ({code_of(error)})", mend=mend)]
+        return [AccountFinding(verdict="fail", text=f"functions cannot be listed ({code_of(error)})", mend=mend)]
     own = [name for name in names if re.fullmatch(rf"{re.escape(account.prefix)}-\d+", name)]
-    seen = [Seen(verdict="ok", text=f"functions are called {account.prefix}-MEMORY; {len(own)} are made")]
+    seen = [AccountFinding(verdict="ok", text=f"functions are called {account.prefix}-MEMORY; {len(own)} are made")]
     nameless = [name for name in names if _NAMELESS.fullmatch(name)]
     if nameless:
         told = f"{', '.join(nameless[:_MAX_TOLD])}{', ...' if len(nameless) > _MAX_TOLD else ''}"
         seen.append(
-            Seen(
+            AccountFinding(
                 verdict="warn",
                 text=f"{told}: made by an older version, and not used by this one",
                 mend=f"when no platform of that version is left: aws lambda delete-function --region {account.region} "
@@ -192,6 +210,8 @@ def _names(account: Account, caller: str) -> list[Seen]:
     return seen
 
 
-def _puzzling(what: str, error: Any) -> Seen:
+def _puzzling(what: str, error: Any) -> AccountFinding:
     message = str(error.response.get("Error", {}).get("Message", ""))
-    return Seen(verdict="warn", text=f"the {what} cannot be seen: {code_of(error)}: {message}", mend="try again")
+    return AccountFinding(
+        verdict="warn", text=f"the {what} cannot be seen: {code_of(error)}: {message}", mend="try again"
+    )

@@ -22,7 +22,7 @@ from lightkube.config.models import User
 from lightkube.core.exceptions import ConfigError
 
 from springtide.backends.kubernetes.client.auth import Authorization, ClientCertificate, Fixed, TokenCommand, TokenFile
-from springtide.backends.kubernetes.client.errors import ApiError, Expired, ServerFault, error_of
+from springtide.backends.kubernetes.client.errors import Expired, KubeApiError, ServerFault, error_of
 from springtide.backends.kubernetes.client.kinds import ACCESS_REVIEW, POD, Key, Kind, Object, key_of
 from springtide.backends.kubernetes.client.kubeconfig import (
     HOME_KUBECONFIG,
@@ -153,7 +153,7 @@ class KubeApi:
         """Read an object, as it is now; None where there is none."""
         try:
             return await self.get(kind, name, namespace)
-        except ApiError as error:
+        except KubeApiError as error:
             if error.status == 404:
                 return None
             raise
@@ -306,7 +306,7 @@ class KubeApi:
             options["propagationPolicy"] = propagation
         try:
             await self._call_raw("DELETE", kind.path(namespace, name), options)
-        except ApiError as error:
+        except KubeApiError as error:
             if error.status == 404:
                 return False
             raise

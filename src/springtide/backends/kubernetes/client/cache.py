@@ -23,9 +23,9 @@ from typing import NamedTuple
 import numpy as np
 
 from springtide.backends.kubernetes.client.api import KubeApi
-from springtide.backends.kubernetes.client.errors import ApiError, Expired
+from springtide.backends.kubernetes.client.errors import Expired, KubeApiError
 from springtide.backends.kubernetes.client.kinds import Key, Kind, Object, key_of, uid_of, version_of
-from springtide.backends.kubernetes.client.messages import Head, Listing, WatchEvent
+from springtide.backends.kubernetes.client.messages import Listing, ResponseHead, WatchEvent
 from springtide.core.errors import BackendError
 
 _log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ _WATCH_S = (240.0, 480.0)
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
-class Change(NamedTuple):
+class ObjectChange(NamedTuple):
     """An object that is not as it was: `before` is None where it is new here, `now` is None where it is gone."""
 
     kind: Kind
@@ -93,20 +93,20 @@ class Cache:
         self._rng = np.random.default_rng(seed)
         self._lock = threading.Lock()
         self._objects: dict[Key, Object] = {}
-        self._listeners: list[Callable[[Change], None]] = []
+        self._listeners: list[Callable[[ObjectChange], None]] = []
         self._unsynced = set(self.namespaces)
         self._synced = threading.Event()
         self._problems: dict[str, str] = {}
 
     # --- for every thread --------------------------------------------------------------------------------------------
 
-    def listen(self, listener: Callable[[Change], None]) -> None:
+    def listen(self, listener: Callable[[ObjectChange], None]) -> None:
         """From now on be told of every change. Objects that are here already are told of at once, on this thread."""
         with self._lock:
             known = list(self._objects.items())
             self._listeners.append(listener)
         for key, obj in known:
-            listener(Change(self.kind, key, None, obj))
+            listener(ObjectChange(self.kind, key, None, obj))
 
     def get(self, name: str, namespace: str = "") -> Object | None:
         """An object as it was last seen; not to be changed."""
@@ -168,7 +168,7 @@ class Cache:
             if before is not None and _same_version(before, now):
                 return before
             self._objects[key] = now
-        self._tell(Change(self.kind, key, before, now))
+        self._tell(ObjectChange(self.kind, key, before, now))
         return now
 
     def drop(self, key: Key, gone: Object | None = None) -> None:
@@ -178,7 +178,7 @@ class Cache:
             if before is None or (gone is not None and _is_older(gone, before)):
                 return
             del self._objects[key]
-        self._tell(Change(self.kind, key, before, None))
+        self._tell(ObjectChange(self.kind, key, before, None))
 
     def held(self, namespace: str) -> dict[Key, Object]:
         """What is here of one namespace, or of all (empty)."""
@@ -209,7 +209,7 @@ class Cache:
         """A number in between, so that not everybody comes at once."""
         return float(self._rng.uniform(low, high))
 
-    def _tell(self, change: Change) -> None:
+    def _tell(self, change: ObjectChange) -> None:
         for listener in self._listeners:
             try:
                 listener(change)
@@ -262,7 +262,7 @@ class _Reflector:
                 problem = None
             except _PastError:
                 problem = "the API server answers with what it held before; waiting for it to catch up"
-            except ApiError as error:
+            except KubeApiError as error:
                 problem = str(error)
                 if not error.is_passing:
                     # Not allowed, or no such kind: that is for people to mend, and a version may be of another server.
@@ -410,7 +410,7 @@ class _Reflector:
 
 def _is_of_the_past(error: Exception) -> bool:
     """Whether the server said that it has not got as far as was asked for."""
-    is_behind = isinstance(error, ApiError) and "Too large resource version" in error.message
+    is_behind = isinstance(error, KubeApiError) and "Too large resource version" in error.message
     return is_behind or isinstance(error, _PastError)
 
 
@@ -424,7 +424,7 @@ def _is_older(obj: Object, than: Object) -> bool:
     return 0 <= one < other
 
 
-def _is_current(known: Object, listed: Head) -> bool:
+def _is_current(known: Object, listed: ResponseHead) -> bool:
     """Whether what is known of an object is what a listing says of it, or later."""
     version = version_of(known)
     if uid_of(known) != listed.uid:

@@ -7,7 +7,7 @@ import msgspec
 from springtide.core.errors import BackendError
 
 
-class ApiError(BackendError):
+class KubeApiError(BackendError):
     """A call did not do what it was asked.
 
     `status` is HTTP's (0: no answer came), `reason` the server's word for it, `retry_after_s` when it wants to be asked
@@ -39,57 +39,57 @@ class ApiError(BackendError):
         return self.status in (0, 401, 408, 429) or self.status >= 500
 
 
-class Unreachable(ApiError):
+class Unreachable(KubeApiError):
     """No answer: the server is away, or the connection broke. The call may have been carried out all the same."""
 
     def __init__(self, message: str) -> None:
         super().__init__(0, "Unreachable", message)
 
 
-class NotAuthenticated(ApiError):
+class NotAuthenticated(KubeApiError):
     """401: the server does not know who asks."""
 
 
-class Forbidden(ApiError):
+class KubeForbidden(KubeApiError):
     """403: whoever asks may not, or an admission rule says no."""
 
 
-class QuotaExceeded(Forbidden):
+class QuotaExceeded(KubeForbidden):
     """403 for want of quota: the same call succeeds when the namespace has room."""
 
 
-class NoSuchObject(ApiError):
+class NoSuchObject(KubeApiError):
     """404: no object of that name, or no such kind of object."""
 
 
-class AlreadyExists(ApiError):
+class AlreadyExists(KubeApiError):
     """409 to a create: there is an object of that name."""
 
 
-class VersionConflict(ApiError):
+class VersionConflict(KubeApiError):
     """409: the object is another one than the caller saw (version, uid), or does not allow it in its present state."""
 
 
-class Expired(ApiError):
+class Expired(KubeApiError):
     """410: the version to watch from, or to go on listing from, is too old for the server to know."""
 
 
-class Invalid(ApiError):
+class Invalid(KubeApiError):
     """422 or 400: the object cannot be; `fields` says where."""
 
 
-class TooManyRequests(ApiError):
+class TooManyRequests(KubeApiError):
     """429: the server wants to be asked later, or a disruption budget does not allow an eviction now."""
 
 
-class ServerFault(ApiError):
+class ServerFault(KubeApiError):
     """5xx: the server, or something that it asks, is not well."""
 
 
-_BY_STATUS: dict[int, type[ApiError]] = {
+_BY_STATUS: dict[int, type[KubeApiError]] = {
     400: Invalid,
     401: NotAuthenticated,
-    403: Forbidden,
+    403: KubeForbidden,
     404: NoSuchObject,
     409: VersionConflict,
     410: Expired,
@@ -115,7 +115,7 @@ class _Status(msgspec.Struct):
     details: _Details | None = None
 
 
-def error_of(status: int, body: bytes, retry_after: str = "") -> ApiError:
+def error_of(status: int, body: bytes, retry_after: str = "") -> KubeApiError:
     """The error that an answer is. `retry_after` is the header of that name."""
     try:
         told = msgspec.json.decode(body, type=_Status)
@@ -129,7 +129,7 @@ def error_of(status: int, body: bytes, retry_after: str = "") -> ApiError:
         waits_s = max(waits_s, float(retry_after)) if retry_after else waits_s
     except ValueError:
         pass  # The header may be a date, too: then the caller's own back-off does.
-    kind = _BY_STATUS.get(status, ServerFault if status >= 500 else ApiError)
+    kind = _BY_STATUS.get(status, ServerFault if status >= 500 else KubeApiError)
     if status == 409 and told.reason == "AlreadyExists":
         kind = AlreadyExists
     elif status == 403 and "exceeded quota" in told.message:

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 
 from springtide.backends.kubernetes.client.api import KubeApi
-from springtide.backends.kubernetes.client.errors import AlreadyExists, ApiError, VersionConflict
+from springtide.backends.kubernetes.client.errors import AlreadyExists, KubeApiError, VersionConflict
 from springtide.backends.kubernetes.client.kinds import LEASE, Key, Object
 from springtide.core.errors import BackendError
 
@@ -226,7 +226,7 @@ class Leadership:
         except TimeoutError:
             self.problem = f"the API server {api.server} does not answer in time"
             return False
-        except (ApiError, BackendError) as error:
+        except (KubeApiError, BackendError) as error:
             if self.problem != str(error):
                 _log.warning("the lease %s: %s", self.lease.name, error)
             self.problem = str(error)

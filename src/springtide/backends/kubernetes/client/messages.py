@@ -47,7 +47,7 @@ class HeadMetadata(msgspec.Struct, gc=False):
     resource_version: str = msgspec.field(default="", name="resourceVersion")
 
 
-class Head(msgspec.Struct, gc=False):
+class ResponseHead(msgspec.Struct, gc=False):
     """An object of a listing, as far as it is needed for telling whether it is known."""
 
     metadata: HeadMetadata
@@ -71,7 +71,7 @@ class Head(msgspec.Struct, gc=False):
 class Heads(NamedTuple):
     """The heads of objects of one kind, as they were together at `resource_version`."""
 
-    items: list[Head]
+    items: list[ResponseHead]
     resource_version: str
 
 
@@ -94,7 +94,7 @@ class Page(msgspec.Struct, Generic[ItemT]):
 
 event_decoder = msgspec.json.Decoder(_Event)
 decode_objects = msgspec.json.Decoder(Page[Object]).decode
-decode_heads = msgspec.json.Decoder(Page[Head]).decode
+decode_heads = msgspec.json.Decoder(Page[ResponseHead]).decode
 decode_object = msgspec.json.Decoder(Object).decode
 encode = msgspec.json.Encoder().encode
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from springtide.backends.kubernetes.client.api import KubeApi
-from springtide.backends.kubernetes.client.errors import AlreadyExists, ApiError, TooManyRequests, VersionConflict
+from springtide.backends.kubernetes.client.errors import AlreadyExists, KubeApiError, TooManyRequests, VersionConflict
 from springtide.backends.kubernetes.client.kinds import POD, Key, Kind, Object, uid_of
 from springtide.backends.kubernetes.client.write_room import WriteRoom
 from springtide.core.errors import BackendError
@@ -138,7 +138,7 @@ class Writes:
                 if num_conflicts <= _PROMPT_CONFLICTS:
                     continue
                 reason, least_s = str(error), 0.0
-            except ApiError as error:
+            except KubeApiError as error:
                 if not error.is_passing:
                     _call(write.failed, error)
                     return

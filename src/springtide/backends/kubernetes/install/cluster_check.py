@@ -12,7 +12,7 @@ import msgspec
 
 from springtide.backends.kubernetes.client import kinds
 from springtide.backends.kubernetes.client.api import KubeApi
-from springtide.backends.kubernetes.client.errors import ApiError, Forbidden, Unreachable
+from springtide.backends.kubernetes.client.errors import KubeApiError, KubeForbidden, Unreachable
 from springtide.backends.kubernetes.client.kinds import Kind, Object
 from springtide.backends.kubernetes.install import rbac
 from springtide.backends.kubernetes.install.manifests import ACTIVE_LABEL, keeps_state, labels_of
@@ -40,7 +40,7 @@ _TOO_MUCH = (
 )
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class ClusterFinding(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that was looked at: how it stands, and what would mend it (empty: nothing to mend)."""
 
     name: str
@@ -50,10 +50,12 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # Looks at the function service that the settings name, with what the Secret `store_secret` holds; may block.
-FunctionsCheck = Callable[[SettingsFile, Mapping[str, str]], list[Finding]]
+FunctionsCheck = Callable[[SettingsFile, Mapping[str, str]], list[ClusterFinding]]
 
 
-async def check_cluster(api: KubeApi, given: SettingsFile, functions: FunctionsCheck | None = None) -> list[Finding]:
+async def check_cluster(
+    api: KubeApi, given: SettingsFile, functions: FunctionsCheck | None = None
+) -> list[ClusterFinding]:
     """Look at everything that the platform rests on in a cluster, as whoever `api` is.
 
     `functions` looks at the function service, where the settings name one. What that person may not read is a warning.
@@ -61,19 +63,19 @@ async def check_cluster(api: KubeApi, given: SettingsFile, functions: FunctionsC
     """
     settings = complete(given)
 
-    async def check_functions(api: KubeApi, settings: SettingsFile) -> list[Finding]:
+    async def check_functions(api: KubeApi, settings: SettingsFile) -> list[ClusterFinding]:
         if functions is None or not settings.functions.provider:
             return []
         return await asyncio.to_thread(functions, settings, await _secret_values(api, settings))
 
     try:
         version = await api.version()
-    except ApiError as error:
+    except KubeApiError as error:
         return [
             _fail("server", str(error), "name the cluster with --kubeconfig or KUBECONFIG, and try `kubectl version`")
         ]
-    findings = [Finding(name="server", verdict="ok", text=f"{api.server}, Kubernetes {version}")]
-    checks: tuple[tuple[str, Callable[[KubeApi, SettingsFile], Awaitable[list[Finding]]]], ...] = (
+    findings = [ClusterFinding(name="server", verdict="ok", text=f"{api.server}, Kubernetes {version}")]
+    checks: tuple[tuple[str, Callable[[KubeApi, SettingsFile], Awaitable[list[ClusterFinding]]]], ...] = (
         ("objects", _check_definitions),
         ("namespaces", _check_namespaces),
         ("rights", _check_rights),
@@ -89,26 +91,26 @@ async def check_cluster(api: KubeApi, given: SettingsFile, functions: FunctionsC
     for name, check in checks:
         try:
             findings += await check(api, settings)
-        except Forbidden as error:
+        except KubeForbidden as error:
             findings.append(_warn(name, f"you may not look: {error}", "ask as somebody who administers the cluster"))
         except Unreachable as error:
             return [*findings, _fail("server", str(error), "try again")]
     return findings
 
 
-def _ok(name: str, text: str) -> Finding:
-    return Finding(name=name, verdict="ok", text=text)
+def _ok(name: str, text: str) -> ClusterFinding:
+    return ClusterFinding(name=name, verdict="ok", text=text)
 
 
-def _warn(name: str, text: str, mend: str) -> Finding:
-    return Finding(name=name, verdict="warn", text=text, mend=mend)
+def _warn(name: str, text: str, mend: str) -> ClusterFinding:
+    return ClusterFinding(name=name, verdict="warn", text=text, mend=mend)
 
 
-def _fail(name: str, text: str, mend: str) -> Finding:
-    return Finding(name=name, verdict="fail", text=text, mend=mend)
+def _fail(name: str, text: str, mend: str) -> ClusterFinding:
+    return ClusterFinding(name=name, verdict="fail", text=text, mend=mend)
 
 
-async def _check_definitions(api: KubeApi, settings: SettingsFile) -> list[Finding]:
+async def _check_definitions(api: KubeApi, settings: SettingsFile) -> list[ClusterFinding]:
     findings = []
     for definition in custom_resource_definitions():
         name, kind = definition["metadata"]["name"], definition["spec"]["names"]["kind"]
@@ -139,7 +141,7 @@ def _holds(found: Any, wanted: Any) -> bool:
     return bool(found == wanted)
 
 
-async def _check_namespaces(api: KubeApi, settings: SettingsFile) -> list[Finding]:
+async def _check_namespaces(api: KubeApi, settings: SettingsFile) -> list[ClusterFinding]:
     findings = []
     for name in dict.fromkeys((settings.namespace, *settings.namespaces)):
         found = await api.find(kinds.NAMESPACE, name)
@@ -171,7 +173,7 @@ async def _has_account(api: KubeApi, settings: SettingsFile, namespace: str) -> 
     return await api.find(kinds.SERVICE_ACCOUNT, settings.pod.service_account or "default", namespace) is not None
 
 
-async def _check_rights(api: KubeApi, settings: SettingsFile) -> list[Finding]:
+async def _check_rights(api: KubeApi, settings: SettingsFile) -> list[ClusterFinding]:
     name = settings.controller.service_account or settings.name
     account = f"{settings.namespace}:{name}"
     if await api.find(kinds.SERVICE_ACCOUNT, name, settings.namespace) is None:
@@ -235,7 +237,7 @@ async def may(api: KubeApi, account: str, right: rbac.Right) -> bool:
     return bool(answer.get("status", {}).get("allowed"))
 
 
-async def _check_nodes(api: KubeApi, settings: SettingsFile) -> list[Finding]:
+async def _check_nodes(api: KubeApi, settings: SettingsFile) -> list[ClusterFinding]:
     facts = [facts_of(node, settings) for node in (await api.list(kinds.NODE)).items]
     offered = [each for each in facts if each.node is not None]
     if not offered:
@@ -264,7 +266,7 @@ async def _check_nodes(api: KubeApi, settings: SettingsFile) -> list[Finding]:
     return findings
 
 
-async def _check_quota(api: KubeApi, settings: SettingsFile) -> list[Finding]:
+async def _check_quota(api: KubeApi, settings: SettingsFile) -> list[ClusterFinding]:
     findings = []
     resource = f"requests.{settings.device_resource}"
     for namespace in settings.namespaces or (settings.namespace,):
@@ -284,7 +286,7 @@ def _is_counted(hard: Mapping[str, str], what: str) -> bool:
     return any(key in hard for key in (what, f"requests.{what}", f"limits.{what}"))
 
 
-async def _check_store(api: KubeApi, settings: SettingsFile) -> list[Finding]:
+async def _check_store(api: KubeApi, settings: SettingsFile) -> list[ClusterFinding]:
     if not settings.store_url:
         told = "pods share no disk with the platform: without an object store they have nowhere to put what must last"
         return [_fail("store", told, "set store_url: s3://bucket/springtide")]
@@ -300,7 +302,7 @@ async def _check_store(api: KubeApi, settings: SettingsFile) -> list[Finding]:
     return found
 
 
-async def _check_journal(api: KubeApi, settings: SettingsFile) -> list[Finding]:
+async def _check_journal(api: KubeApi, settings: SettingsFile) -> list[ClusterFinding]:
     if not keeps_state(settings):
         if not settings.store_secret:
             told = "PostgreSQL, without a password: store_secret is not set"
@@ -326,7 +328,7 @@ async def _check_journal(api: KubeApi, settings: SettingsFile) -> list[Finding]:
 
 async def _check_secret(
     api: KubeApi, settings: SettingsFile, name: str, variables: tuple[str, ...], secret: str = ""
-) -> list[Finding]:
+) -> list[ClusterFinding]:
     """Whether a Secret (by default `store_secret`) has these values."""
     secret = secret or settings.store_secret
     where = f"{settings.namespace}/{secret}"
@@ -353,7 +355,7 @@ async def _secret_values(api: KubeApi, settings: SettingsFile) -> dict[str, str]
     return {name: base64.b64decode(value).decode(errors="replace") for name, value in data.items()}
 
 
-async def _check_monitoring(api: KubeApi, settings: SettingsFile) -> list[Finding]:
+async def _check_monitoring(api: KubeApi, settings: SettingsFile) -> list[ClusterFinding]:
     if not settings.install.monitoring:
         return []
     if await api.find(kinds.CUSTOM_RESOURCE_DEFINITION, "servicemonitors.monitoring.coreos.com") is None:
@@ -362,7 +364,7 @@ async def _check_monitoring(api: KubeApi, settings: SettingsFile) -> list[Findin
     return [_ok("monitoring", "ServiceMonitor is known")]
 
 
-async def _check_control_plane(api: KubeApi, settings: SettingsFile) -> list[Finding]:
+async def _check_control_plane(api: KubeApi, settings: SettingsFile) -> list[ClusterFinding]:
     name = "control plane"
     deployment = await api.find(kinds.DEPLOYMENT, settings.name, settings.namespace)
     if deployment is None:
@@ -381,7 +383,7 @@ async def _check_control_plane(api: KubeApi, settings: SettingsFile) -> list[Fin
     return [_ok(name, f"{ready} ready; {active[0]} decides")]
 
 
-async def _check_share_daemon(api: KubeApi, settings: SettingsFile) -> list[Finding]:
+async def _check_share_daemon(api: KubeApi, settings: SettingsFile) -> list[ClusterFinding]:
     if not settings.install.share_daemon:
         return []
     name, namespace = f"{settings.name}-shares", share_namespace(settings)

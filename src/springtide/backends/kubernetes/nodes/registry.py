@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from springtide.backends.kubernetes.client.cache import COMPARE_EVERY_S, Change, trim_metadata
+from springtide.backends.kubernetes.client.cache import COMPARE_EVERY_S, ObjectChange, trim_metadata
 from springtide.backends.kubernetes.client.kinds import NODE, Object
 from springtide.backends.kubernetes.client.thread import ApiThread
 from springtide.backends.kubernetes.nodes.offered import (
@@ -139,7 +139,7 @@ class NodeBook:
 
     # --- on the API thread -------------------------------------------------------------------------------------------
 
-    def _changed(self, _: Change) -> None:
+    def _changed(self, _: ObjectChange) -> None:
         self._look_in_a_moment()
 
     def _look_in_a_moment(self) -> None:

@@ -7,13 +7,13 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Protocol
 
-from springtide.backends.control_channel.members import Phase
+from springtide.backends.control_channel.members import MemberPhase
 from springtide.backends.kubernetes.client.errors import QuotaExceeded
 from springtide.backends.kubernetes.client.kinds import Key, Object, key_of
-from springtide.backends.kubernetes.pods.quota import Quota
+from springtide.backends.kubernetes.pods.quota import NamespaceQuota
 from springtide.backends.kubernetes.pods.replica_table import PodReplica, Pods
 from springtide.backends.kubernetes.pods.spec import make_pod, make_secret, namespace_of, pod_name
-from springtide.backends.kubernetes.pods.table import Body
+from springtide.backends.kubernetes.pods.table import PodState
 from springtide.backends.kubernetes.settings import KubernetesSettings
 from springtide.core.actions import StartReplica
 from springtide.core.errors import BackendError
@@ -45,7 +45,7 @@ class PodLauncher:
         term: int,
         master_key: bytes,
         credentials: Mapping[str, str],
-        quota: Quota,
+        quota: NamespaceQuota,
     ) -> None:
         self._pods = pods
         self._table = pods.table
@@ -93,7 +93,7 @@ class PodLauncher:
         while self._queue:
             replica = self._queue.popleft()
             self.reasons.pop(replica.replica_id, None)
-            if replica.phase is not Phase.QUEUED:
+            if replica.phase is not MemberPhase.QUEUED:
                 continue
             reason = self._obstacle(replica)
             if reason:
@@ -103,7 +103,7 @@ class PodLauncher:
                 self._make(replica)
         self._queue = waiting
 
-    def adopt(self, replica: PodReplica, body: Body, *, is_bound: bool) -> None:
+    def adopt(self, replica: PodReplica, body: PodState, *, is_bound: bool) -> None:
         """Take over a pod that an earlier control plane has made, or may have made; bind it where it had not yet."""
         replica.body = self._table.enter(body)
         if not is_bound and not self._order(replica, body):
@@ -113,10 +113,10 @@ class PodLauncher:
         """Where a replica's pod is, or will be."""
         return Key("", "") if replica.action is None else self._key_of(replica.action)
 
-    def body_of(self, action: StartReplica) -> Body:
+    def body_of(self, action: StartReplica) -> PodState:
         """What is known of a replica's pod before anybody has looked."""
         found = self._machines.find(action.device_id)
-        return Body(
+        return PodState(
             replica_id=action.replica_id,
             workload_id=action.workload_id,
             key=self._key_of(action),
@@ -157,7 +157,7 @@ class PodLauncher:
 
     def _make(self, replica: PodReplica) -> None:
         assert replica.action is not None, "only what was asked for is started"
-        replica.phase = Phase.SPAWNING
+        replica.phase = MemberPhase.SPAWNING
         replica.born_at_s = time.monotonic()
         body = self.body_of(replica.action)
         self._pods.crash_point("executor.create.before")
@@ -168,7 +168,7 @@ class PodLauncher:
             self._quota.withdrawn(body.key.namespace)
         self._pods.crash_point("executor.create.after")
 
-    def _order(self, replica: PodReplica, body: Body) -> bool:
+    def _order(self, replica: PodReplica, body: PodState) -> bool:
         """Have a pod made and bound, as far as it is not; False where there cannot be one, and the replica is lost."""
         action = replica.action
         assert action is not None, "only what was asked for is started"
@@ -189,7 +189,7 @@ class PodLauncher:
         return True
 
     def _is_expected(self, key: Key) -> bool:
-        return any(replica.phase is Phase.QUEUED and self.key_of(replica) == key for replica in self._queue)
+        return any(replica.phase is MemberPhase.QUEUED and self.key_of(replica) == key for replica in self._queue)
 
     def _key_of(self, action: StartReplica) -> Key:
         return Key(namespace_of(action.workload, self._settings), pod_name(action.replica_id))
@@ -198,13 +198,13 @@ class PodLauncher:
         counts = self._machines.counts_resource(node.node_id)
         return make_pod(action, self._settings, device, term=self._term, counts_resource=counts)
 
-    def _on_over(self, body: Body) -> None:
+    def _on_over(self, body: PodState) -> None:
         self._quota.released(body.key.namespace)
         if not body.uid:
             self._quota.withdrawn(body.key.namespace)
         self.pump()
 
-    def _on_refused(self, body: Body, error: BackendError) -> None:
+    def _on_refused(self, body: PodState, error: BackendError) -> None:
         """No pod came of it."""
         if not isinstance(error, QuotaExceeded):
             self._quota.withdrawn(body.key.namespace)
@@ -215,7 +215,7 @@ class PodLauncher:
         if replica.asked_to_stop:
             self._pods.note_exit(replica)
         elif isinstance(error, QuotaExceeded):
-            replica.phase = Phase.QUEUED
+            replica.phase = MemberPhase.QUEUED
             self._pods.counts["quota_refusals"] += 1
             self._quota.refused(replica, body.key.namespace, str(error))
             self._queue.append(replica)

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import IO
 
 from springtide.backends.kubernetes.client.api import KubeApi
-from springtide.backends.kubernetes.client.errors import ApiError
+from springtide.backends.kubernetes.client.errors import KubeApiError
 from springtide.backends.kubernetes.client.thread import ApiThread
 from springtide.backends.kubernetes.pods.spec import CONTAINER_NAME
-from springtide.backends.kubernetes.pods.table import Body
+from springtide.backends.kubernetes.pods.table import PodState
 from springtide.backends.processes import bound_log
 from springtide.core.errors import BackendError
 from springtide.storage.step_lines import WORD
@@ -43,8 +43,8 @@ class PodLogs:
     def __init__(
         self,
         api_thread: ApiThread,
-        path_of: Callable[[Body], Path],
-        done: Callable[[Body], None],
+        path_of: Callable[[PodState], Path],
+        done: Callable[[PodState], None],
         *,
         max_log_bytes: int = MAX_LOG_BYTES,
     ) -> None:
@@ -55,13 +55,13 @@ class PodLogs:
         self._room = asyncio.Semaphore(MAX_FOLLOWED)
         self._streams: dict[str, concurrent.futures.Future[None]] = {}
 
-    def follow(self, body: Body) -> None:
+    def follow(self, body: PodState) -> None:
         """Read a pod's output from its beginning until its end, unless that is under way."""
         if body.uid and body.uid not in self._streams:
             body.is_logged = False
             self._streams[body.uid] = self._thread.run(lambda api: self._run(api, body))
 
-    def forget(self, body: Body) -> None:
+    def forget(self, body: PodState) -> None:
         """The pod is gone."""
         stream = self._streams.pop(body.uid, None)
         if stream is not None:
@@ -75,7 +75,7 @@ class PodLogs:
 
     # --- on the API thread -------------------------------------------------------------------------------------------
 
-    async def _run(self, api: KubeApi, body: Body) -> None:
+    async def _run(self, api: KubeApi, body: PodState) -> None:
         try:
             async with self._room:
                 await self._copy(api, body)
@@ -88,7 +88,7 @@ class PodLogs:
                     _note_end(self._path_of(body))
             self._done(body)
 
-    async def _copy(self, api: KubeApi, body: Body) -> None:
+    async def _copy(self, api: KubeApi, body: PodState) -> None:
         last, backoff_s = b"", _BACKOFF_S[0]
         with _Output(self._path_of(body), self._max_log_bytes) as output:
             while True:
@@ -97,7 +97,7 @@ class PodLogs:
                     async for stamp, text in self._lines(api, body, last):
                         output.write(text)
                         last = stamp
-                except ApiError as error:
+                except KubeApiError as error:
                     if error.status in (403, 404) and (body.is_over or body.is_gone):
                         return
                 except BackendError:
@@ -107,7 +107,7 @@ class PodLogs:
                 backoff_s = _BACKOFF_S[0] if last != before else min(backoff_s * 2, _BACKOFF_S[1])
                 await asyncio.sleep(backoff_s if not body.is_over else 0.0)
 
-    async def _lines(self, api: KubeApi, body: Body, last: bytes) -> AsyncIterator[tuple[bytes, bytes]]:
+    async def _lines(self, api: KubeApi, body: PodState, last: bytes) -> AsyncIterator[tuple[bytes, bytes]]:
         """What came after the line of the time `last`, each with its time."""
         lines = api.logs(
             body.key,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 
-from springtide.backends.control_channel.members import Phase
+from springtide.backends.control_channel.members import MemberPhase
 from springtide.backends.kubernetes import settings as names
 from springtide.backends.kubernetes.client.cache import Cache
 from springtide.backends.kubernetes.client.thread import ApiThread
@@ -70,7 +70,7 @@ class PodMachines:
             if body is None or replica.lost_reason is not None:
                 continue
             talks = replica.heard_at_s > 0.0 and now_s - replica.heard_at_s < self._lost_after_s
-            if talks or replica.phase is Phase.ADOPTING:
+            if talks or replica.phase is MemberPhase.ADOPTING:
                 held[body.node_id].append(body.device_id)
         return held
 

@@ -55,7 +55,7 @@ class _Cap:
     timer: Timer
 
 
-class Quota:
+class NamespaceQuota:
     """Runs on the I/O thread, but for `caps`, which any thread may ask. `on_room` is called when a try is due."""
 
     def __init__(

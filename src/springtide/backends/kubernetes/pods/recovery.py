@@ -6,13 +6,13 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from springtide.backends.control_channel.members import Phase
-from springtide.backends.control_channel.orders import Orders
+from springtide.backends.control_channel.members import MemberPhase
+from springtide.backends.control_channel.orders import OrderTable
 from springtide.backends.kubernetes.pods.launcher import PodLauncher
 from springtide.backends.kubernetes.pods.reading import read_pod
 from springtide.backends.kubernetes.pods.replica_table import PodReplica, Pods
 from springtide.backends.kubernetes.pods.shares import SHARE_ANNOTATION, share_of, share_text
-from springtide.backends.kubernetes.pods.table import Body
+from springtide.backends.kubernetes.pods.table import PodState
 from springtide.core.actions import StartReplica
 from springtide.core.events import CheckpointCommitted
 from springtide.core.ports import Standing
@@ -26,7 +26,7 @@ AWAY = "the worker ended while the platform was away"
 class PodRecovery:
     """Compares what should run with the pods there are. Runs once, on the I/O thread."""
 
-    def __init__(self, pods: Pods, launcher: PodLauncher, orders: Orders[PodReplica]) -> None:
+    def __init__(self, pods: Pods, launcher: PodLauncher, orders: OrderTable[PodReplica]) -> None:
         self._pods = pods
         self._launcher = launcher
         self._orders = orders
@@ -54,7 +54,7 @@ class PodRecovery:
                 # A listing may be an answer from the past: only the API server itself can say that it is gone.
                 self._pods.table.ask_about(body)
 
-    def _resume(self, action: StartReplica, is_restartable: bool) -> Body | None:
+    def _resume(self, action: StartReplica, is_restartable: bool) -> PodState | None:
         pods = self._pods
         body = self._launcher.body_of(action)
         pod = pods.table.find(action.replica_id, body.key)
@@ -63,7 +63,7 @@ class PodRecovery:
             return None
         replica = pods.make_replica(action)
         # Who was never heard of may still wait for its image; it is no silent worker.
-        replica.phase = Phase.SPAWNING if is_restartable else Phase.ADOPTING
+        replica.phase = MemberPhase.SPAWNING if is_restartable else MemberPhase.ADOPTING
         replica.heard_at_s = time.monotonic()
         if pod is None:
             body.is_wanted = False
@@ -81,7 +81,7 @@ class PodRecovery:
         self._restore_share(action, body, pod)
         return body
 
-    def _restore_share(self, action: StartReplica, body: Body, pod: dict[str, Any]) -> None:
+    def _restore_share(self, action: StartReplica, body: PodState, pod: dict[str, Any]) -> None:
         """A change of its share that the crash cut off is made now."""
         if action.share is not None and share_of(pod) != action.share:
             self._pods.table.annotate(body, {SHARE_ANNOTATION: share_text(action.share)})

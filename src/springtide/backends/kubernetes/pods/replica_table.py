@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from springtide.backends.control_channel.members import Job, Phase, Replica, Source
-from springtide.backends.control_channel.reactor import Connection, Reactor
-from springtide.backends.control_channel.replica_table import Crew
+from springtide.backends.control_channel.members import Job, MemberPhase, Replica, Source
+from springtide.backends.control_channel.reactor import FramedConnection, Reactor
+from springtide.backends.control_channel.replica_table import ReplicaTable
 from springtide.backends.control_channel.reports import hash_token
 from springtide.backends.inbox import Inbox
 from springtide.backends.kubernetes.pods.reading import Reading
 from springtide.backends.kubernetes.pods.spec import NUM_RENDEZVOUS_PORTS, RENDEZVOUS_PORT
-from springtide.backends.kubernetes.pods.table import Body, PodTable
+from springtide.backends.kubernetes.pods.table import PodState, PodTable
 from springtide.core.actions import ResizeJob, StartReplica
 from springtide.core.errors import BackendError, SpringtideError
 from springtide.core.resources import NodeId
@@ -42,7 +42,7 @@ _KILL_GRACE_S = 1.0
 class PodReplica(Replica):
     """One replica in a pod. `taken` says who else asked its pod to go, and why; empty where nobody did."""
 
-    body: Body | None = None
+    body: PodState | None = None
     node_id: NodeId = _NOWHERE
     taken: str = ""
     end: str = ""
@@ -53,7 +53,7 @@ class PodReplica(Replica):
         return self.body is not None and not self.body.is_over
 
 
-class Pods(Crew[PodReplica]):
+class Pods(ReplicaTable[PodReplica]):
     """Everything here runs on the I/O thread, but for what `raise_fence` does in the object store.
 
     `raise_fence` raises the storage fence of a job and may take its time; it runs on `pool`.
@@ -76,9 +76,9 @@ class Pods(Crew[PodReplica]):
     ) -> None:
         super().__init__(state_dir, reactor, inbox, crash_point)
         self.table = table
-        self.on_room: Callable[[Body], None] = lambda body: None
+        self.on_room: Callable[[PodState], None] = lambda body: None
         self.on_early: Callable[[PodReplica], None] = lambda replica: None
-        self.on_running: Callable[[Body], None] = lambda body: None
+        self.on_running: Callable[[PodState], None] = lambda body: None
         self.on_job_gone: Callable[[WorkloadId], None] = lambda workload_id: None
         self._master_key = master_key
         self._raise_fence = raise_fence
@@ -115,14 +115,14 @@ class Pods(Crew[PodReplica]):
 
     # --- what a body is ----------------------------------------------------------------------------------------------
 
-    def is_own(self, replica: PodReplica, hello: Hello, connection: Connection[Report]) -> bool:
+    def is_own(self, replica: PodReplica, hello: Hello, connection: FramedConnection[Report]) -> bool:
         """Its token says so."""
         return True
 
-    def take_hello(self, replica: PodReplica, hello: Hello, connection: Connection[Report]) -> None:
+    def take_hello(self, replica: PodReplica, hello: Hello, connection: FramedConnection[Report]) -> None:
         """Note from where it speaks. One whose pod is still to be made has it from an earlier control plane."""
         replica.host = connection.peer_host or replica.host
-        if replica.phase is Phase.QUEUED:
+        if replica.phase is MemberPhase.QUEUED:
             self.on_early(replica)
 
     def own_address(self, replica: PodReplica, address: str) -> str:
@@ -199,11 +199,11 @@ class Pods(Crew[PodReplica]):
 
     # --- what pods do ------------------------------------------------------------------------------------------------
 
-    def _replica_of(self, body: Body) -> PodReplica | None:
+    def _replica_of(self, body: PodState) -> PodReplica | None:
         replica = self.replicas.get(body.replica_id)
         return replica if replica is not None and replica.body is body else None
 
-    def _on_change(self, body: Body, reading: Reading) -> None:
+    def _on_change(self, body: PodState, reading: Reading) -> None:
         replica = self._replica_of(body)
         if replica is None:
             return
@@ -226,7 +226,7 @@ class Pods(Crew[PodReplica]):
         if replica.is_job and replica.group_generation > 0 and others and not replica.is_script:
             self.lose(replica, reason)
 
-    def _on_over(self, body: Body) -> None:
+    def _on_over(self, body: PodState) -> None:
         replica = self._replica_of(body)
         if replica is not None:
             replica.end = body.end

@@ -18,7 +18,7 @@ from typing import Any
 from springtide.backends.control_channel.reactor import Reactor
 from springtide.backends.kubernetes import settings as names
 from springtide.backends.kubernetes.client.api import KubeApi
-from springtide.backends.kubernetes.client.cache import Cache, Change
+from springtide.backends.kubernetes.client.cache import Cache, ObjectChange
 from springtide.backends.kubernetes.client.errors import QuotaExceeded, VersionConflict
 from springtide.backends.kubernetes.client.kinds import POD, Key, Object, key_of, uid_of, version_of
 from springtide.backends.kubernetes.client.messages import decode_object, encode
@@ -42,7 +42,7 @@ _LOG_LIMIT_S = 10.0
 
 
 @dataclass(eq=False)
-class Body:
+class PodState:
     """One pod, wanted or found. `uid` is empty until the API server has shown it.
 
     `is_wanted`: its creation still stands. `is_over`: nothing of it runs. `is_told`: the journal knows of its end, or
@@ -99,19 +99,19 @@ class PodTable:
         self._reactor = reactor
         self._platform = platform
         self._term = term
-        self.bodies: dict[ReplicaId, Body] = {}
-        self._by_key: dict[Key, Body] = {}
-        self._of_device: dict[DeviceId, list[Body]] = defaultdict(list)
+        self.bodies: dict[ReplicaId, PodState] = {}
+        self._by_key: dict[Key, PodState] = {}
+        self._of_device: dict[DeviceId, list[PodState]] = defaultdict(list)
         self.secrets = PodSecrets(api_thread, self.may_write)
         self._is_open = False
         self.is_superseded = False
         self._is_closed = False
         self.num_unnamed = 0
-        self.on_made: Callable[[Body], None] = lambda body: None
-        self.on_left: Callable[[Body], None] = lambda body: None
-        self.on_change: Callable[[Body, Reading], None] = lambda body, reading: None
-        self.on_over: Callable[[Body], None] = lambda body: None
-        self.on_refused: Callable[[Body, BackendError], None] = lambda body, error: None
+        self.on_made: Callable[[PodState], None] = lambda body: None
+        self.on_left: Callable[[PodState], None] = lambda body: None
+        self.on_change: Callable[[PodState, Reading], None] = lambda body, reading: None
+        self.on_over: Callable[[PodState], None] = lambda body: None
+        self.on_refused: Callable[[PodState, BackendError], None] = lambda body, error: None
         self.is_expected: Callable[[Key], bool] = lambda key: False
         self.on_higher_term: Callable[[int], None] = lambda term: None
 
@@ -131,7 +131,7 @@ class PodTable:
 
     # --- what is there -----------------------------------------------------------------------------------------------
 
-    def enter(self, body: Body) -> Body:
+    def enter(self, body: PodState) -> PodState:
         """Take a pod into the table."""
         body.since_s = time.monotonic()
         self.bodies[body.replica_id] = body
@@ -144,14 +144,14 @@ class PodTable:
         pod = self._cache.get(key.name, key.namespace)
         return pod if pod is not None and self._is_of(pod, replica_id) else None
 
-    def holder(self, device_id: DeviceId, *, is_sharer: bool) -> Body | None:
+    def holder(self, device_id: DeviceId, *, is_sharer: bool) -> PodState | None:
         """Who keeps a device from being taken: a pod that is not over, unless both only want a share of it."""
         for body in self._of_device.get(device_id, ()):
             if not body.is_over and not (is_sharer and body.is_sharer):
                 return body
         return None
 
-    def look(self, body: Body) -> None:
+    def look(self, body: PodState) -> None:
         """Compare what is known of a pod with what the cache shows."""
         pod = self._cache.get(body.key.name, body.key.namespace)
         if pod is not None and (uid_of(pod) == body.uid or not body.uid) and self._is_of(pod, body.replica_id):
@@ -160,7 +160,7 @@ class PodTable:
             # Its absence, or a namesake, may be an answer from the past: the API server itself is asked.
             self.ask_about(body)
 
-    def ask_about(self, body: Body) -> None:
+    def ask_about(self, body: PodState) -> None:
         """Find out from the API server itself whether there is a pod that should be there."""
         body.is_asked_about = True
         self._thread.confirm(
@@ -180,14 +180,14 @@ class PodTable:
             if body.node_id == node_id and not body.is_over:
                 self._finish(body, None, f"node {node_id} is gone")
 
-    def note_logged(self, body: Body) -> None:
+    def note_logged(self, body: PodState) -> None:
         """A pod's output is here, or has been waited for long enough."""
         body.is_logged = True
         self._tidy(body)
 
     # --- effects -----------------------------------------------------------------------------------------------------
 
-    def make(self, body: Body, pod: Object, secret: Object) -> None:
+    def make(self, body: PodState, pod: Object, secret: Object) -> None:
         """Have a pod made and bound to its node, until that is so or it is no longer wanted."""
         # Thousands may wait for their turn. As bytes they are two things each to look at for the collector of garbage,
         # which stops every thread meanwhile; as objects they would be two hundred.
@@ -209,7 +209,7 @@ class PodTable:
             stands=lambda: body.is_wanted and self.may_write(),
         )
 
-    def delete(self, body: Body, grace_s: float) -> None:
+    def delete(self, body: PodState, grace_s: float) -> None:
         """Ask a pod to go within so many seconds (at least one: what is forgotten at once may run on)."""
         grace = max(1, round(grace_s))
         body.is_wanted = False
@@ -219,7 +219,7 @@ class PodTable:
         body.enter("ending", body.reason)
         self._remove(body, grace)
 
-    def annotate(self, body: Body, annotations: dict[str, str | None]) -> None:
+    def annotate(self, body: PodState, annotations: dict[str, str | None]) -> None:
         """Write annotations onto a pod; None takes one away."""
         patch = {"metadata": {"annotations": annotations}}
         self._write(body, lambda api: api.patch(POD, body.key.name, patch, body.key.namespace))
@@ -230,7 +230,7 @@ class PodTable:
 
     # --- what becomes of it ------------------------------------------------------------------------------------------
 
-    def _see(self, body: Body, pod: Object) -> None:
+    def _see(self, body: PodState, pod: Object) -> None:
         reading = read_pod(pod)
         if self._is_higher(reading.term):
             return
@@ -253,13 +253,13 @@ class PodTable:
             body.enter("starting" if reading.node else "binding", reading.waiting)
         self.on_change(body, reading)
 
-    def _label(self, body: Body) -> None:
+    def _label(self, body: PodState) -> None:
         """Write the present term onto a pod that was taken over, so that who led before cannot delete it."""
         body.is_labelled = True
         patch = {"metadata": {"uid": body.uid, "labels": {names.TERM_LABEL: str(self._term)}}}
         self._write(body, lambda api: api.patch(POD, body.key.name, patch, body.key.namespace))
 
-    def _told(self, body: Body, found: Object | None) -> None:
+    def _told(self, body: PodState, found: Object | None) -> None:
         """The API server itself has said what there is under a pod's name."""
         body.is_asked_about = False
         if found is not None and self._is_of(found, body.replica_id) and body.uid in ("", uid_of(found)):
@@ -270,16 +270,16 @@ class PodTable:
             self._finish(body, None, body.absent)
         self._tidy(body)
 
-    def _note_made(self, body: Body, made: Object) -> None:
+    def _note_made(self, body: PodState, made: Object) -> None:
         body.uid = uid_of(made)
         self.on_made(body)
         self.look(body)
 
-    def _note_waiting(self, body: Body, reason: str) -> None:
+    def _note_waiting(self, body: PodState, reason: str) -> None:
         if body.phase in ("creating", "binding"):
             body.reason = f"the API server does not take it yet: {reason}"
 
-    def _refused(self, body: Body, error: BackendError) -> None:
+    def _refused(self, body: PodState, error: BackendError) -> None:
         if body.uid or body.is_over:
             # It was made; what was refused is its binding. It must not stay, and its end is noticed like any other.
             body.end = f"its pod could not be bound to node {body.node_id}: {error}"
@@ -289,7 +289,7 @@ class PodTable:
         self._leave(body)
         self.on_refused(body, error)
 
-    def _finish(self, body: Body, exit_code: int | None, end: str) -> None:
+    def _finish(self, body: PodState, exit_code: int | None, end: str) -> None:
         body.is_over, body.is_wanted = True, False
         body.exit_code, body.end = exit_code, body.end or end
         body.enter("ending", "its containers have ended")
@@ -298,7 +298,7 @@ class PodTable:
             self._reactor.after(_LOG_LIMIT_S, lambda: self.note_logged(body))
         self._tidy(body)
 
-    def _tidy(self, body: Body) -> None:
+    def _tidy(self, body: PodState) -> None:
         """Let a pod that is over go: first its object, then its place in the table."""
         if not body.is_over or not body.is_told or not (body.is_logged or body.is_gone):
             return
@@ -308,7 +308,7 @@ class PodTable:
             body.is_removed = True
             self._remove(body, 0)
 
-    def _leave(self, body: Body) -> None:
+    def _leave(self, body: PodState) -> None:
         if self.bodies.get(body.replica_id) is body:
             del self.bodies[body.replica_id]
         if self._by_key.get(body.key) is body:
@@ -318,7 +318,7 @@ class PodTable:
             self._of_device[body.device_id] = others
         self.on_left(body)
 
-    def _remove(self, body: Body, grace: int) -> None:
+    def _remove(self, body: PodState, grace: int) -> None:
         self._thread.write(
             ("pod", *body.key),
             lambda api: self._delete_exactly(api, body, grace),
@@ -327,13 +327,13 @@ class PodTable:
             stands=self.may_write,
         )
 
-    def _note_kept(self, body: Body, grace: int, error: BackendError) -> None:
+    def _note_kept(self, body: PodState, grace: int, error: BackendError) -> None:
         """A deletion was refused: it is asked for again after a while, since there is no other way to end a pod."""
         _log.error("pod %s could not be deleted: %s", body.key.name, error)
         body.reason = f"its deletion is refused: {error}"
         self._reactor.after(RESYNC_S, lambda: None if body.is_gone else self._remove(body, grace))
 
-    async def _delete_exactly(self, api: KubeApi, body: Body, grace: int) -> bool:
+    async def _delete_exactly(self, api: KubeApi, body: PodState, grace: int) -> bool:
         """Ask this pod to go, in the state in which it was seen; False where it is gone.
 
         The version is named, so that a control plane that does not know yet that it leads no longer cannot end a pod
@@ -361,7 +361,7 @@ class PodTable:
             await self._cache.confirm(api, body.key.name, body.key.namespace)
             raise
 
-    async def _ensure_pod(self, api: KubeApi, body: Body, pod: Object) -> Object:
+    async def _ensure_pod(self, api: KubeApi, body: PodState, pod: Object) -> Object:
         known = self._cache.get(body.key.name, body.key.namespace)
         if known is not None and self._is_of(known, body.replica_id):
             return known
@@ -378,7 +378,7 @@ class PodTable:
         body.uid = uid_of(made)
         return self._cache.put(made)
 
-    def _write(self, body: Body, effect: Callable[[KubeApi], Any]) -> None:
+    def _write(self, body: PodState, effect: Callable[[KubeApi], Any]) -> None:
         self._thread.write(
             ("pod", *body.key),
             effect,
@@ -392,7 +392,7 @@ class PodTable:
 
     # --- what nobody wants -------------------------------------------------------------------------------------------
 
-    def _on_change(self, change: Change) -> None:
+    def _on_change(self, change: ObjectChange) -> None:
         self._soon(lambda: self._look_at(change.key))
 
     def _look_at(self, key: Key) -> None:
@@ -429,7 +429,7 @@ class PodTable:
             return
         self.num_unnamed += 1
         _log.warning("pod %s belongs to no replica; it is deleted", key_of(pod).name)
-        stray = Body(
+        stray = PodState(
             replica_id=ReplicaId(reading.replica_id),
             workload_id=WorkloadId(reading.workload_id),
             key=key_of(pod),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from springtide.backends.control_channel.members import Phase
+from springtide.backends.control_channel.members import MemberPhase
 from springtide.backends.kubernetes.pods.replica_table import PodReplica, Pods
 
 TICK_S = 0.5
@@ -53,16 +53,16 @@ class PodWatch:
         for replica in [
             each
             for each in self._pods.replicas.values()
-            if (looks_at_starts if each.phase is Phase.SPAWNING else each.heard_at_s <= silent_since_s)
+            if (looks_at_starts if each.phase is MemberPhase.SPAWNING else each.heard_at_s <= silent_since_s)
         ]:
             self._look(replica, now_s)
 
     def _look(self, replica: PodReplica, now_s: float) -> None:
         if replica.has_exited or replica.lost_reason is not None:
             return
-        if replica.phase is Phase.SPAWNING and not replica.asked_to_stop:
+        if replica.phase is MemberPhase.SPAWNING and not replica.asked_to_stop:
             self._look_at_start(replica, now_s)
-        elif replica.phase in (Phase.RUNNING, Phase.ADOPTING):
+        elif replica.phase in (MemberPhase.RUNNING, MemberPhase.ADOPTING):
             self._look_at_silence(replica, now_s)
 
     def _look_at_start(self, replica: PodReplica, now_s: float) -> None:
@@ -81,7 +81,7 @@ class PodWatch:
 
     def _look_at_silence(self, replica: PodReplica, now_s: float) -> None:
         silent_s = now_s - replica.heard_at_s
-        is_adopting = replica.phase is Phase.ADOPTING
+        is_adopting = replica.phase is MemberPhase.ADOPTING
         limit_s = max(self._lost_after_s, ADOPT_WINDOW_S) if is_adopting else self._lost_after_s
         if silent_s < limit_s:
             return

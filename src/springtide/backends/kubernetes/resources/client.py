@@ -9,8 +9,14 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from springtide.backends.kubernetes.client.api import KubeApi
-from springtide.backends.kubernetes.client.cache import Cache, Change
-from springtide.backends.kubernetes.client.errors import AlreadyExists, ApiError, Forbidden, Invalid, NoSuchObject
+from springtide.backends.kubernetes.client.cache import Cache, ObjectChange
+from springtide.backends.kubernetes.client.errors import (
+    AlreadyExists,
+    Invalid,
+    KubeApiError,
+    KubeForbidden,
+    NoSuchObject,
+)
 from springtide.backends.kubernetes.client.kinds import (
     CONFIG_MAP,
     EVENT,
@@ -58,7 +64,7 @@ class Objects:
     def open(self, listener: Callable[[str, Key], None]) -> None:
         """Begin to follow the objects; `listener(kind, key)` is called on the API thread for whatever changes."""
 
-        def heard(change: Change) -> None:
+        def heard(change: ObjectChange) -> None:
             listener(change.kind.name, change.key)
 
         for kind in KINDS.values():
@@ -101,7 +107,7 @@ class Objects:
             return self._call(lambda api: api.create(KINDS[kind], obj))
         except AlreadyExists:
             return None
-        except (Invalid, Forbidden, NoSuchObject) as error:
+        except (Invalid, KubeForbidden, NoSuchObject) as error:
             raise InvalidRequest(f"the cluster refuses the object: {error.message}") from error
 
     def patch(self, kind: str, key: Key, patch: Any, *, uid: str) -> Object | None:
@@ -114,7 +120,7 @@ class Objects:
             return self._call(lambda api: api.patch(KINDS[kind], key.name, merge, key.namespace))
         except NoSuchObject:
             return None
-        except (Invalid, Forbidden) as error:
+        except (Invalid, KubeForbidden) as error:
             if "metadata.uid" in error.fields:
                 # The object of that name is not the one that was meant.
                 return None
@@ -127,14 +133,14 @@ class Objects:
             return self._call(lambda api: api.patch(KINDS[kind], key.name, changes, key.namespace, how="json"))
         except NoSuchObject:
             return None
-        except (Invalid, Forbidden) as error:
+        except (Invalid, KubeForbidden) as error:
             raise InvalidRequest(f"the cluster refuses the change: {error.message}") from error
 
     def delete(self, kind: str, key: Key, *, uid: str) -> None:
         """Have exactly this object go. Raises BackendError."""
         try:
             self._call(lambda api: api.delete(KINDS[kind], key.name, key.namespace, uid=uid))
-        except ApiError as error:
+        except KubeApiError as error:
             if error.status != 409:
                 raise
 
@@ -177,7 +183,7 @@ class Objects:
             found = await api.find(kind, key.name, key.namespace)
             if found is not None and uid_of(found) == uid:
                 raise
-        except ApiError as error:
+        except KubeApiError as error:
             if error.is_passing:
                 with self._lock:
                     self._statuses.setdefault(uid, waiting)
@@ -208,7 +214,7 @@ class Objects:
     def _event_failed(self, error: BackendError) -> None:
         self._event_is_over()
         # A namespace that is going away takes no news any more.
-        is_expected = isinstance(error, Forbidden | NoSuchObject)
+        is_expected = isinstance(error, KubeForbidden | NoSuchObject)
         LOG.log(logging.DEBUG if is_expected else logging.WARNING, "an event could not be posted: %s", error)
 
 

@@ -29,7 +29,7 @@ _FIGURES = (
 )
 
 
-class Told(Protocol):
+class NodeShareReport(Protocol):
     """What the pages are about."""
 
     @property
@@ -42,7 +42,7 @@ class Told(Protocol):
         ...
 
 
-async def serve_pages(about: Told, host: str, port: int) -> asyncio.Server:
+async def serve_pages(about: NodeShareReport, host: str, port: int) -> asyncio.Server:
     """Answer at an address: /livez (and /healthz), /readyz, /sharing, /metrics. Raises OSError."""
     room = asyncio.Semaphore(_MAX_AT_ONCE)
 
@@ -62,7 +62,7 @@ async def serve_pages(about: Told, host: str, port: int) -> asyncio.Server:
     return await asyncio.start_server(answer, host, port, limit=_MAX_REQUEST_BYTES)
 
 
-def _answer(about: Told, head: bytes) -> bytes:
+def _answer(about: NodeShareReport, head: bytes) -> bytes:
     words = head.split(b"\r\n", 1)[0].split()
     if len(words) != 3 or words[0] not in (b"GET", b"HEAD"):
         return _response(405, b"use GET\n")
@@ -71,7 +71,7 @@ def _answer(about: Told, head: bytes) -> bytes:
     return _response(status, body, kind, with_body=words[0] == b"GET")
 
 
-def _page(about: Told, path: bytes) -> tuple[int, bytes, str]:
+def _page(about: NodeShareReport, path: bytes) -> tuple[int, bytes, str]:
     text = "text/plain; charset=utf-8"
     if path in (b"/livez", b"/healthz"):
         return 200, b"it runs\n", text

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from springtide.backends.control_channel.members import Phase
+from springtide.backends.control_channel.members import MemberPhase
 from springtide.backends.local.shares.daemon_keeper import Keeper, all_starting, distrust, starting
 from springtide.backends.local.workers import Workers
 from springtide.backends.processes import signal_group
@@ -120,5 +120,5 @@ class CpuShares:
         """Nobody stays stopped: the daemon's guard sees to that, and this does where the guard was ended as well."""
         for replica in self._workers.replicas.values():
             shares = replica.action is not None and replica.action.share is not None
-            if replica.identity is not None and replica.phase is not Phase.GONE and shares:
+            if replica.identity is not None and replica.phase is not MemberPhase.GONE and shares:
                 signal_group(replica.identity, signal.SIGCONT)

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from springtide.backends.control_channel.reactor import Connection, Timer
+from springtide.backends.control_channel.reactor import FramedConnection, Timer
 from springtide.backends.local.workers import Workers
 from springtide.backends.processes import ProcessIdentity, identify, last_line, live_stat, reap, spawn_detached
 from springtide.backends.sharing.table import SharerEntry
@@ -65,7 +65,7 @@ class Keeper(Generic[T]):
         # What any thread may read: who answers now, and why nobody does.
         self.pid = 0
         self.failure = ""
-        self._connection: Connection[T] | None = None
+        self._connection: FramedConnection[T] | None = None
         self._process: ProcessIdentity | None = None
         self._started_pid: int | None = None
         self._retry: Timer | None = None
@@ -126,7 +126,7 @@ class Keeper(Generic[T]):
             stream.close()
             self._start_or_wait()
             return
-        connection: Connection[T] = Connection(
+        connection: FramedConnection[T] = FramedConnection(
             self._workers.reactor, stream, self._table, lambda connection, message: None, self._on_close
         )
         if connection.peer_uid != os.getuid():
@@ -169,7 +169,7 @@ class Keeper(Generic[T]):
         self._num_starts = 0
         self._retry = self._workers.reactor.after(_RETRY_S, self._try_connect)
 
-    def _on_close(self, connection: Connection[T], reason: str) -> None:
+    def _on_close(self, connection: FramedConnection[T], reason: str) -> None:
         if self._connection is not connection:
             return
         self._connection = None

@@ -26,7 +26,7 @@ from springtide.core.wire.shares import NUM_SLOTS, clear_slot, make_slots
 _log = logging.getLogger(__name__)
 
 
-class Shares:
+class ShareSlots:
     """Who shares what on this machine. Runs on the I/O thread, but for `sharing`, which any thread may call.
 
     What holds them (`cpu`, `gpu`) is started at the first share and lives on after this platform, as the sharers do.

@@ -20,7 +20,7 @@ from pathlib import Path
 from springtide.backends.daemons import CONTROL_VARIABLE, OwnLoad, be_on_time, p99
 from springtide.backends.processes import live_stat
 from springtide.backends.sharing.cpu.enforcers import Enforcer, choose_enforcer
-from springtide.backends.sharing.cpu.guard import Guard
+from springtide.backends.sharing.cpu.guard import LimitGuard
 from springtide.backends.sharing.cpu.turn import Turns
 from springtide.backends.sharing.table import (
     MECHANISM_VARIABLE,
@@ -61,7 +61,7 @@ class ShareDaemon:
         self._directory = directory
         self._enforcer = enforcer
         self._turns = Turns(enforcer, time.monotonic, is_controlled=is_controlled)
-        self._guard = Guard()
+        self._guard = LimitGuard()
         self._device_cpus = 0.0
         self._late_s: deque[float] = deque(maxlen=2000)
         self._num_ticks = 0

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 
-class Guard:
+class LimitGuard:
     """The owner's side. `watch` says what must be undone if this process dies; a guard that died is replaced."""
 
     def __init__(self) -> None:

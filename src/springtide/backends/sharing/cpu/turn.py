@@ -15,7 +15,7 @@ from springtide.core.resources import DeviceId
 from springtide.core.status.shares import TenantStatus
 from springtide.core.wire.shares import SlotReader, SlotReading
 from springtide.core.workload import ReplicaId
-from springtide.serving.share_control import DeviceControl, Grant, Iteration, Observation, Tenant, control_tick
+from springtide.serving.share_control import DeviceControl, Grant, Observation, ShareIteration, Tenant, control_tick
 
 # Processes that a sharer has started since are looked for so often.
 _SCAN_S = 0.5
@@ -230,12 +230,12 @@ class Turns:
             while now_s - window[0][0] > _USED_WINDOW_S * 1.1:
                 window.popleft()
         reading = self.reader.read(sharer.entry.slot) if self.reader is not None else None
-        finished: tuple[Iteration, ...] = ()
+        finished: tuple[ShareIteration, ...] = ()
         if reading is not None:
             # A slot that is being written says nothing new: what it said before stands, but is not told twice.
             sharer.reading = reading
             finished = tuple(
-                Iteration(batch_size=ended.batch_size, duration_s=ended.duration_s) for ended in reading.finished
+                ShareIteration(batch_size=ended.batch_size, duration_s=ended.duration_s) for ended in reading.finished
             )
         told = sharer.reading
         # The clock is the writer's as well; a start in the future is a lie and counts as none.

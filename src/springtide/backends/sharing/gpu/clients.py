@@ -19,7 +19,7 @@ from pathlib import Path
 
 from springtide.backends.daemons import may_keep
 from springtide.backends.sharing.gpu.segments import BAD, HELLO, LAYOUT, MAGIC, OK, UNKNOWN, WELCOME
-from springtide.backends.sharing.gpu.tenants import RETRY_MS, Answer
+from springtide.backends.sharing.gpu.tenants import RETRY_MS, TenantReply
 from springtide.backends.sockets import peer_process
 
 _BACKLOG = 512
@@ -40,7 +40,7 @@ class Clients:
     """
 
     def __init__(
-        self, path: Path, epoll: select.epoll, find: Callable[[int, int, bytes, Callable[[], bool]], Answer]
+        self, path: Path, epoll: select.epoll, find: Callable[[int, int, bytes, Callable[[], bool]], TenantReply]
     ) -> None:
         self._epoll = epoll
         self._find = find
@@ -144,7 +144,7 @@ class Clients:
         if magic != MAGIC:
             self._refuse(stream)
         elif layout != LAYOUT:
-            self._answer(stream, Answer(BAD))
+            self._answer(stream, TenantReply(BAD))
         else:
             answer = self._find(pid, user_id, uuid, lambda: _lives(stream))
             if answer.status == UNKNOWN and len(self._unknown) < _MAX_UNKNOWN:
@@ -153,7 +153,7 @@ class Clients:
                 self._unknown.pop(pid, None)
             self._answer(stream, answer)
 
-    def _answer(self, stream: socket.socket, answer: Answer) -> None:
+    def _answer(self, stream: socket.socket, answer: TenantReply) -> None:
         retry_ms = 0 if answer.status == OK else RETRY_MS
         data = WELCOME.pack(MAGIC, LAYOUT, answer.status, answer.slot, answer.segment_id, retry_ms, 0)
         passed = array.array("i", answer.descriptors)

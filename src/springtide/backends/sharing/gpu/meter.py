@@ -6,9 +6,9 @@ import math
 from collections import deque
 from collections.abc import Sequence
 
-from springtide.backends.sharing.gpu.segments import NUM_CYCLES, Usage
+from springtide.backends.sharing.gpu.segments import NUM_CYCLES, UsageSegment
 from springtide.core.wire.shares import SlotReading
-from springtide.serving.share_control import Iteration, Observation
+from springtide.serving.share_control import Observation, ShareIteration
 
 _WINDOW_S = 1.0
 # Nobody is believed to have launched more than this ahead of the device.
@@ -29,7 +29,7 @@ class Meter:
     launched and is not yet done is the backlog, worked off at the device's speed.
     """
 
-    def __init__(self, usage: Usage) -> None:
+    def __init__(self, usage: UsageSegment) -> None:
         self.used_s = 0.0
         self._launched_ns = usage.used_ns
         self._backlog_ns = 0
@@ -53,7 +53,7 @@ class Meter:
 
     def observe(
         self,
-        usage: Usage,
+        usage: UsageSegment,
         reading: SlotReading | None,
         *,
         granted_ns: int,
@@ -74,7 +74,7 @@ class Meter:
             return self._observe_slot(reading, used_fraction, now_s)
         return self._observe_cycles(usage, used_fraction, is_waiting, now_s)
 
-    def _advance(self, usage: Usage, granted_ns: int, is_waiting: bool, now_s: float, turn_s: float) -> float:
+    def _advance(self, usage: UsageSegment, granted_ns: int, is_waiting: bool, now_s: float, turn_s: float) -> float:
         """Return the device time worked off in the turn."""
         launched_ns = usage.used_ns
         if is_waiting:
@@ -99,11 +99,11 @@ class Meter:
 
     def _observe_slot(self, reading: SlotReading | None, used_fraction: float, now_s: float) -> Observation:
         """What the worker says of itself; a slot that is just being written says what it said before."""
-        finished: tuple[Iteration, ...] = ()
+        finished: tuple[ShareIteration, ...] = ()
         if reading is not None:
             self._reading = reading
             finished = tuple(
-                Iteration(batch_size=ended.batch_size, duration_s=ended.duration_s) for ended in reading.finished
+                ShareIteration(batch_size=ended.batch_size, duration_s=ended.duration_s) for ended in reading.finished
             )
         told = self._reading
         return Observation(
@@ -114,12 +114,12 @@ class Meter:
             num_queued=told.num_queued,
         )
 
-    def _observe_cycles(self, usage: Usage, used_fraction: float, is_waiting: bool, now_s: float) -> Observation:
+    def _observe_cycles(self, usage: UsageSegment, used_fraction: float, is_waiting: bool, now_s: float) -> Observation:
         """A launch cycle for an iteration, and the device time launched in it for its batch size."""
         _, num_ended, started_ns, durations_ns = usage.cycles()
         num_fresh = num_ended - self._num_ended
         work_ns = max(0, usage.used_ns - self._cycle_from_ns)
-        finished: tuple[Iteration, ...] = ()
+        finished: tuple[ShareIteration, ...] = ()
         if num_fresh:
             self._num_ended, self._cycle_from_ns = num_ended, usage.used_ns
             if num_fresh > 0:
@@ -143,10 +143,10 @@ def work_size(work_ns: int) -> int:
     return int(_STEPS_IN_DOUBLING * 2.0 ** (step / _STEPS_IN_DOUBLING))
 
 
-def _iterations(durations_ns: Sequence[int], num_ended: int, num_fresh: int, size: int) -> tuple[Iteration, ...]:
+def _iterations(durations_ns: Sequence[int], num_ended: int, num_fresh: int, size: int) -> tuple[ShareIteration, ...]:
     newest = (durations_ns[number % NUM_CYCLES] for number in range(num_ended - num_fresh, num_ended))
     return tuple(
-        Iteration(batch_size=size, duration_s=duration_ns / 1e9)
+        ShareIteration(batch_size=size, duration_s=duration_ns / 1e9)
         for duration_ns in newest
         if 0 < duration_ns < _MAX_CYCLE_NS
     )

@@ -134,7 +134,7 @@ class ProcessUsage:
 
 
 @dataclass(slots=True)
-class Usage:
+class UsageSegment:
     """What the usage of a tenant says; whatever it is, the numbers are between 0 and 2**64 - 1.
 
     `cycles` are the newest launch cycles, number k at k % NUM_CYCLES.
@@ -219,13 +219,13 @@ class Segments:
         """Let everybody who waits look at the grant again."""
         _LIBC.syscall(_FUTEX_CALL, self._address, _FUTEX_WAKE, 0x7FFFFFFF, None, None, 0)
 
-    def read(self) -> Usage | None:
+    def read(self) -> UsageSegment | None:
         """Return what the tenant's processes have written; None if they made the file too short."""
         data = os.pread(self.usage_descriptor, USAGE.size, 0)
         if len(data) < USAGE.size:
             return None
         used, throttled, opened, denied, measured, estimated = _HEAD.unpack_from(data, _USAGE_AT["used_ns"])
-        return Usage(used, throttled, opened, denied, measured, estimated, data)
+        return UsageSegment(used, throttled, opened, denied, measured, estimated, data)
 
     def has_used(self, used_ns: int) -> bool:
         """Whether the tenant has launched since `used_ns` was read; the cheapest look there is."""

@@ -20,7 +20,7 @@ from springtide.backends.sharing.gpu.segments import (
     OK,
     UNKNOWN,
     Segments,
-    Usage,
+    UsageSegment,
     adopt_segments,
     make_segments,
 )
@@ -62,8 +62,8 @@ class GpuTenant:
     name: str
     control: ControlTenant
     segments: Segments | None = None
-    usage: Usage = field(default_factory=Usage)
-    meter: Meter = field(default_factory=lambda: Meter(Usage()))
+    usage: UsageSegment = field(default_factory=UsageSegment)
+    meter: Meter = field(default_factory=lambda: Meter(UsageSegment()))
     members: dict[int, Member] = field(default_factory=dict)
     grant: Grant = field(default_factory=lambda: Grant(rate=1.0, state="NONE", reason=""))
     num_full: int = 0
@@ -92,7 +92,7 @@ class GpuTenant:
 
 
 @dataclass(frozen=True)
-class Answer:
+class TenantReply:
     """What a process is told that asked for its share; the descriptors stay the daemon's."""
 
     status: int
@@ -189,7 +189,7 @@ class GpuTenants:
                 return
             self.num_made += 1
         tenant.segments, tenant.error = segments, ""
-        tenant.usage = segments.read() or Usage()
+        tenant.usage = segments.read() or UsageSegment()
         tenant.meter = Meter(tenant.usage)
         # What ran while nobody counted is forgiven: else everybody would wait for it now.
         segments.write_turn(now_ns, tenant.usage.used_ns, segments.flags, segments.rate_ppm)
@@ -258,32 +258,32 @@ class GpuTenants:
 
     # --- their processes ---------------------------------------------------------------------------------------------
 
-    def answer(self, pid: int, user_id: int, uuid: bytes, is_there: Callable[[], bool] = lambda: True) -> Answer:
+    def answer(self, pid: int, user_id: int, uuid: bytes, is_there: Callable[[], bool] = lambda: True) -> TenantReply:
         """Find whose process this is, by what the kernel says of it alone, and give it a slot on the device.
 
         `is_there` says whether whoever asked still has that number; it may be another's by now.
         """
         own_id = os.getuid()
         if own_id not in (0, user_id) or pid <= 0:
-            return Answer(UNKNOWN)
+            return TenantReply(UNKNOWN)
         stat = read_stat(pid)
         tenant = self._find(pid, uuid)
         if stat is None or stat.state in _DEAD_STATES or tenant is None or tenant.segments is None or not is_there():
-            return Answer(UNKNOWN)
+            return TenantReply(UNKNOWN)
         segments = tenant.segments
         slot = next((s for s, m in tenant.members.items() if (m.pid, m.start_ticks) == (pid, stat.start_ticks)), None)
         if slot is None:
             slot = next((number for number in range(NUM_PROCESSES) if number not in tenant.members), None)
             if slot is None:
                 tenant.num_full += 1
-                return Answer(FULL)
+                return TenantReply(FULL)
             segments.clear(slot)
             segments.occupy(slot, pid, stat.start_ticks)
             self._watch(tenant, slot, pid, stat.start_ticks)
             if slot not in tenant.members:
-                return Answer(UNKNOWN)
+                return TenantReply(UNKNOWN)
         descriptors = (segments.grant_descriptor, segments.usage_descriptor)
-        return Answer(OK, slot, segments.segment_id, descriptors, tenant.members[slot])
+        return TenantReply(OK, slot, segments.segment_id, descriptors, tenant.members[slot])
 
     def _find(self, pid: int, uuid: bytes) -> GpuTenant | None:
         """The tenant whose leader is the process, its nearest ancestor, or the leader of its group or session.

@@ -15,7 +15,7 @@ from springtide.core.functions import MAX_LAYERS, MIB, Collective, FunctionPlan,
 from springtide.perf.functions.pipeline.step_time import (
     NUM_CHUNKS,
     NUM_IN_FLIGHT,
-    StepEstimate,
+    PipelineStepEstimate,
     estimate_step,
     objective,
     sync_rule,
@@ -41,7 +41,7 @@ class PlannedPipeline(msgspec.Struct, frozen=True, kw_only=True):
 
     weights: tuple[float, float]
     plan: FunctionPlan
-    estimate: StepEstimate
+    estimate: PipelineStepEstimate
     value: float
     bound: float
     is_proved: bool
@@ -220,12 +220,12 @@ def plan_pipeline(
     return with_deltas([planner.plan(pair) for pair in weights], planner.plan(CHEAPEST).estimate)
 
 
-def with_deltas(planned: Sequence[PlannedPipeline], cheapest: StepEstimate) -> list[PlannedPipeline]:
+def with_deltas(planned: Sequence[PlannedPipeline], cheapest: PipelineStepEstimate) -> list[PlannedPipeline]:
     """The same, each with its delta over the cheapest plan: (t_mc / t_p - 1) / (c_p / c_mc - 1), section 5.1."""
     return [msgspec.structs.replace(one, delta=delta_of(one.estimate, cheapest)) for one in planned]
 
 
-def delta_of(estimate: StepEstimate, cheapest: StepEstimate) -> float | None:
+def delta_of(estimate: PipelineStepEstimate, cheapest: PipelineStepEstimate) -> float | None:
     """How much faster for how much dearer than the cheapest plan; None where it costs no more."""
     dearer = estimate.cost_mb_s / cheapest.cost_mb_s - 1.0
     return (cheapest.step_s / estimate.step_s - 1.0) / dearer if dearer > 1e-12 else None

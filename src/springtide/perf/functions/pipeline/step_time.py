@@ -55,7 +55,7 @@ class StageTimes(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: float
 
 
-class StepEstimate(msgspec.Struct, frozen=True, kw_only=True):
+class PipelineStepEstimate(msgspec.Struct, frozen=True, kw_only=True):
     """A step as predicted: `step_s` (t_iter), `memory_mb` of all functions (c_mem), `cost_mb_s` (c_iter with P = 1).
 
     The parts are those of figure 6, for the stage that ends last: `computation_s`, `sync_s`, and `flush_s`, in which it
@@ -117,7 +117,7 @@ def memory_bytes(
     return float(num_micro_batches * activations + parameters * (2 if num_replicas == 1 else 4) + profile.base_bytes)
 
 
-def estimate_step(profile: ModelProfile, plan: FunctionPlan, sync: SyncRule | None = None) -> StepEstimate:
+def estimate_step(profile: ModelProfile, plan: FunctionPlan, sync: SyncRule | None = None) -> PipelineStepEstimate:
     """Equations 3b and 4 to 11 for one plan; `sync` replaces the rule of the plan's collective.
 
     Raises InvalidRequest where the plan is not of this profile, or a stage does not fit its functions' memory.
@@ -171,7 +171,7 @@ def estimate_step(profile: ModelProfile, plan: FunctionPlan, sync: SyncRule | No
     )
     last = max(stages, key=lambda stage: stage.end_s)
     computation_s = mu * (last.forward_s + last.backward_s)
-    return StepEstimate(
+    return PipelineStepEstimate(
         step_s=step_s,
         memory_mb=plan.memory_mb,
         cost_mb_s=step_s * plan.memory_mb,
@@ -183,7 +183,7 @@ def estimate_step(profile: ModelProfile, plan: FunctionPlan, sync: SyncRule | No
     )
 
 
-def objective(estimate: StepEstimate, weights: tuple[float, float]) -> float:
+def objective(estimate: PipelineStepEstimate, weights: tuple[float, float]) -> float:
     """Equation 3a with weights (alpha_1, alpha_2): MB s, plus seconds times alpha_2."""
     return weights[0] * estimate.cost_mb_s + weights[1] * estimate.step_s
 

@@ -26,7 +26,7 @@ _TAIL, _NEVER = 0.35, 0.05
 _LEAST_SCALE, _MOST_SCALE = 0.5, 5.0
 
 
-class Overheads(msgspec.Struct, frozen=True, kw_only=True):
+class RunOverheads(msgspec.Struct, frozen=True, kw_only=True):
     """For each configuration: seconds lost for each second of steps, how often functions die, what a death costs."""
 
     lost_fraction: Floats
@@ -43,7 +43,7 @@ class Overheads(msgspec.Struct, frozen=True, kw_only=True):
         return np.asarray(unlucky * self.death_s / work_s)
 
 
-def overheads_of(surface: Surface, step_s: Floats, lifetime_s: float, scale: float = 1.0) -> Overheads:
+def overheads_of(surface: Surface, step_s: Floats, lifetime_s: float, scale: float = 1.0) -> RunOverheads:
     """At steps of `step_s`; `scale` times as much as is usual."""
     save_s, n = surface.save_s, surface.workers[:, None].astype(np.float64)
     # Saving is put off by powers of two until it is cheap enough, or too much would be redone. Where the powers fall
@@ -54,7 +54,7 @@ def overheads_of(surface: Surface, step_s: Floats, lifetime_s: float, scale: flo
     # Half of what lies between two saved states, half of a step, and the time until a successor has the state.
     each_s = 0.5 * every * step_s + _DETECTION_S + surface.start_s
     handing = (2.0 * save_s + _PARK_S) / lifetime_s
-    return Overheads(
+    return RunOverheads(
         lost_fraction=save_s / (every * step_s) + scale * handing + deaths_per_s * each_s,
         deaths_per_s=np.broadcast_to(deaths_per_s, step_s.shape),
         death_s=each_s,

@@ -12,7 +12,7 @@ import numpy as np
 
 from springtide.core.resources import Device, DeviceId, Topology
 from springtide.core.workload import WorkloadId
-from springtide.solvers.schedule_planning import Board, Floats, Ints, Placed, Schedule, Servers, round_lengths
+from springtide.solvers.schedule_planning import Board, DevicePlan, Floats, Ints, Placed, Servers, round_lengths
 
 # A day ahead is planned for; the rest is one last block.
 HORIZON_S = 86_400.0
@@ -63,7 +63,7 @@ class Rounds:
         """The number of the last round of an entry of the grid."""
         return self.number + int(self.offsets[entry + 1]) - 1
 
-    def plan_of(self, schedule: Schedule, batches: Sequence[int]) -> Plan:
+    def plan_of(self, schedule: DevicePlan, batches: Sequence[int]) -> Plan:
         """A schedule on this grid as a plan in numbers of rounds."""
         return [
             [self.first_of(stretch.first), self.last_of(stretch.last), [list(pair) for pair in stretch.placed], batch]

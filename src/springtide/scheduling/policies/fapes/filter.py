@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from springtide.scheduling.policies.fapes.performance import Outlook
+from springtide.scheduling.policies.fapes.performance import SpeedTable
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -17,7 +17,7 @@ class Running(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     end as it is now; `may_change` is False for a job whose number of workers is fixed.
     """
 
-    outlook: Outlook
+    outlook: SpeedTable
     num_held: int
     achievement: float
     left_s: float
@@ -26,7 +26,7 @@ class Running(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 def select_running(
     running: Sequence[Running],
-    waiting: Sequence[Outlook],
+    waiting: Sequence[SpeedTable],
     num_idle: int,
     *,
     round_s: float,
@@ -58,7 +58,7 @@ def select_running(
     return able[: best + 1] if gains[best] > 0.0 else []
 
 
-def achievements(outlook: Outlook, shares: np.typing.NDArray[np.int64]) -> np.typing.NDArray[np.float64]:
+def achievements(outlook: SpeedTable, shares: np.typing.NDArray[np.int64]) -> np.typing.NDArray[np.float64]:
     """What a job achieves of its best with each number of devices, compactly placed; 0 where it cannot run."""
     if not len(outlook.sizes) or outlook.best_rate <= 0.0:
         return np.zeros(len(shares))

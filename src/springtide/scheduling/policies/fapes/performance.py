@@ -42,7 +42,7 @@ class Shape(NamedTuple):
     level: int
 
 
-class Outlook(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
+class SpeedTable(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
     """What is expected of one job. `rates` and `batches` are (sizes x shapes): see solvers.schedule_planning.Demand.
 
     `work` is what is left and `total_work` its whole length, in steps of the initial batch size; `is_known` is False
@@ -89,14 +89,14 @@ class Expectations:
         self._num_devices = int(servers.capacity.sum())
         self._family_steps = _family_steps(snapshot)
 
-    def of(self, view: JobView, num_held: int) -> Outlook:
+    def of(self, view: JobView, num_held: int) -> SpeedTable:
         """What is expected of a job that holds so many devices now; no sizes where it can never run here."""
         sizes, unit = self._sizes(view)
         work, total, is_known = self._work(view, num_held)
         if not sizes:
             empty = np.zeros((0, 1 + 2 * self._cluster.servers.num_levels))
             sizes_array = np.zeros(0, dtype=np.int64)
-            return Outlook(
+            return SpeedTable(
                 sizes=sizes_array,
                 unit=unit,
                 rates=empty,
@@ -110,7 +110,7 @@ class Expectations:
             # Of a length that nobody knows as much is left as has been done, and at least a round on the least size.
             at_least = float(rates.max(axis=1)[0]) * self._settings.round_s
             work = total = max(view.progress, float(view.step), at_least)
-        return Outlook(
+        return SpeedTable(
             sizes=np.array(sizes, dtype=np.int64),
             unit=unit,
             rates=rates,

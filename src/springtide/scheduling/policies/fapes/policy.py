@@ -18,14 +18,14 @@ import numpy as np
 from springtide.core.decision import JobView, Plan, PlannedRun, PoolAllocation, Schedule, Snapshot
 from springtide.core.resources import DeviceId, Topology
 from springtide.core.workload import WorkloadId
-from springtide.scheduling.decisions.rounds import Decision, Round, decide_in_rounds
+from springtide.scheduling.decisions.rounds import Round, RoundDecision, decide_in_rounds
 from springtide.scheduling.placement.allocation_ledger import most_workers
 from springtide.scheduling.placement.layout import shape_of
 from springtide.scheduling.policies.fapes import board as boards
 from springtide.scheduling.policies.fapes.filter import Candidate, Running, in_priority, select_running
-from springtide.scheduling.policies.fapes.performance import Expectations, Outlook, Settings
+from springtide.scheduling.policies.fapes.performance import Expectations, Settings, SpeedTable
 from springtide.scheduling.policies.fapes.reasons import Words
-from springtide.solvers.schedule_planning import Board, Demand, Placed, Shapes, plan_job, unit_prices
+from springtide.solvers.schedule_planning import Board, Placed, RoundDemand, Shapes, plan_job, unit_prices
 
 # Between rounds at most so many waiting jobs are tried when devices come free, the first in priority.
 _MOST_TRIED = 8
@@ -124,7 +124,7 @@ class _Deciding:
         self._expectations = Expectations(snapshot, self.servers, settings)
         self.held = {job_id: devices for job_id, devices in this_round.held.items() if devices}
         self.placed = {job_id: self.seats.counts(devices) for job_id, devices in self.held.items()}
-        self._outlooks: dict[WorkloadId, Outlook] = {}
+        self._outlooks: dict[WorkloadId, SpeedTable] = {}
         self.mark = _nodes_mark(snapshot.cluster)
         state = this_round.state
         is_same = state is not None and state["nodes"] == self.mark
@@ -136,7 +136,7 @@ class _Deciding:
         self._positions = {job_id: position for position, job_id in enumerate(self.views)}
         self._achievement_of: dict[WorkloadId, float] = {}
 
-    def outlook(self, job_id: WorkloadId) -> Outlook:
+    def outlook(self, job_id: WorkloadId) -> SpeedTable:
         """What is expected of a job; between rounds most are never asked about."""
         known = self._outlooks.get(job_id)
         if known is None:
@@ -144,7 +144,7 @@ class _Deciding:
             self._outlooks[job_id] = known
         return known
 
-    def run(self) -> Decision:
+    def run(self) -> RoundDecision:
         """Decide."""
         for job_id in self.held:
             self._go_on(job_id)
@@ -192,7 +192,7 @@ class _Deciding:
         outlook = self.outlook(job_id)
         if not len(outlook.sizes) or not placed:
             return 0.0
-        demand = Demand(work=outlook.work, sizes=outlook.sizes, rates=outlook.rates, unit=outlook.unit)
+        demand = RoundDemand(work=outlook.work, sizes=outlook.sizes, rates=outlook.rates, unit=outlook.unit)
         shapes = Shapes(self.servers, demand)
         size = sum(count for _, count in placed)
         if size in shapes.size_index:
@@ -308,7 +308,7 @@ class _Deciding:
 
     def _plan_one(self, board: Board, job_id: WorkloadId) -> None:
         outlook = self.outlook(job_id)
-        demand = Demand(
+        demand = RoundDemand(
             work=outlook.work,
             sizes=outlook.sizes,
             rates=outlook.rates,
@@ -342,7 +342,7 @@ class _Deciding:
 
     # --- what it means now -------------------------------------------------------------------------------------------
 
-    def _decision(self, cohort: set[WorkloadId]) -> Decision:
+    def _decision(self, cohort: set[WorkloadId]) -> RoundDecision:
         number = self.round.number
         wanted: dict[WorkloadId, Placed] = {}
         batches: dict[WorkloadId, int | None] = {}
@@ -367,7 +367,7 @@ class _Deciding:
             reason = self._reason(view, devices, job_id in cohort)
             if reason:
                 reasons[job_id] = reason
-        return Decision(
+        return RoundDecision(
             allocations={
                 job_id: PoolAllocation(device_ids=devices, global_batch_size=batches[job_id])
                 for job_id, devices in seats.items()
@@ -388,7 +388,7 @@ class _Deciding:
         best = planned
         size = sum(count for _, count in placed)
         if size in outlook.sizes:
-            demand = Demand(work=outlook.work, sizes=outlook.sizes, rates=outlook.rates, unit=outlook.unit)
+            demand = RoundDemand(work=outlook.work, sizes=outlook.sizes, rates=outlook.rates, unit=outlook.unit)
             best = int(outlook.batches[Shapes(self.servers, demand).cell(placed)])
         is_kept = self.placed.get(view.job.job_id) == placed
         if best is None or (is_kept and max(best, present) <= _BATCH_TOLERANCE * min(best, present)):

@@ -36,7 +36,7 @@ NUM_LENGTHS = 9
 OVERDUE_FRACTION = 0.1
 
 
-class Family(msgspec.Struct, frozen=True, kw_only=True):
+class JobFamily(msgspec.Struct, frozen=True, kw_only=True):
     """What is remembered of a family: plain values only.
 
     `noise` maps a stretch of the way to (squared norm, variance) of the gradient; `lengths` are the progress at which
@@ -53,7 +53,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
         """Whether any step was measured."""
         return bool(self.steps)
 
-    def with_view(self, view: JobView, now_s: float) -> Family:
+    def with_view(self, view: JobView, now_s: float) -> JobFamily:
         """With what a job has shown since; the same object where that is nothing new."""
         known = {(step.placement, step.local_batch_size): step for step in self.steps}
         news = [
@@ -70,7 +70,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
                 changed = msgspec.structs.replace(changed, noise=noise)
         return changed if changed is self else msgspec.structs.replace(changed, used_s=now_s)
 
-    def with_length(self, progress: float) -> Family:
+    def with_length(self, progress: float) -> JobFamily:
         """With the length of a job that is there no more."""
         return msgspec.structs.replace(self, lengths=(*self.lengths, progress)[-NUM_LENGTHS:])
 
@@ -90,9 +90,9 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
         return GradientNoise(grad_sqr=grad_sqr, grad_var=grad_var)
 
 
-def read_family(kept: Mapping[str, Any]) -> Family:
+def read_family(kept: Mapping[str, Any]) -> JobFamily:
     """A family out of a journal's plain values."""
-    return Family(
+    return JobFamily(
         steps=tuple(
             StepTime(placement=tuple(placement), local_batch_size=local, step_s=step_s, sync_s=sync_s)
             for placement, local, step_s, sync_s in kept["steps"]
@@ -103,7 +103,7 @@ def read_family(kept: Mapping[str, Any]) -> Family:
     )
 
 
-def write_family(family: Family) -> dict[str, Any]:
+def write_family(family: JobFamily) -> dict[str, Any]:
     """A family as plain values."""
     return {
         "steps": [[list(step.placement), step.local_batch_size, step.step_s, step.sync_s] for step in family.steps],
@@ -170,11 +170,11 @@ class _Corrected:
         return self._answer
 
 
-class Pace:
-    """How fast a family's jobs go on each number of workers, at every point of their way. Derived from a `Family`."""
+class FamilySpeed:
+    """How fast a family's jobs go on each number of workers, at every point of their way. Derived from `JobFamily`."""
 
     def __init__(
-        self, family: Family, sizes: Sequence[int], devices_per_node: int, job: TrainingJob, *, adapts: bool = True
+        self, family: JobFamily, sizes: Sequence[int], devices_per_node: int, job: TrainingJob, *, adapts: bool = True
     ) -> None:
         estimate = fit_throughput(family.steps)
         assert estimate is not None
@@ -188,7 +188,7 @@ class Pace:
         self.sizes: Ints = np.asarray(sizes, dtype=np.int64)
         self.devices_per_node = devices_per_node
 
-    def with_family(self, family: Family) -> Pace:
+    def with_family(self, family: JobFamily) -> FamilySpeed:
         """The same speeds with the way that a family's noise takes now; nothing new may have been measured."""
         other = copy.copy(self)
         other.family = family

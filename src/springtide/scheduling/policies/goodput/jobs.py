@@ -14,7 +14,7 @@ from springtide.core.resources import DeviceId
 from springtide.core.workload import JobState, TrainingJob, WorkloadId
 from springtide.perf.curve import curve_of
 from springtide.scheduling.placement.allocation_ledger import most_workers
-from springtide.scheduling.policies.goodput.families import Family, Pace
+from springtide.scheduling.policies.goodput.families import FamilySpeed, JobFamily
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -29,7 +29,7 @@ LEAST_LEFT_S = 1.0
 
 
 @dataclass(slots=True)
-class Row:
+class JobCandidates:
     """One job: `seconds[i]` to its end on `sizes[i]` workers, were it left alone. `held` is what it was given last.
 
     `stall_s` is how long it still stands still after its last change. `pace` is None where no model of its family is
@@ -42,7 +42,7 @@ class Row:
     sizes: Ints
     seconds: Floats
     stall_s: float = 0.0
-    pace: Pace | None = None
+    pace: FamilySpeed | None = None
     noise: GradientNoise | None = None
     is_fixed: bool = False
 
@@ -84,18 +84,18 @@ def read_rows(
     snapshot: Snapshot,
     held: Mapping[WorkloadId, Sequence[DeviceId]],
     key_of: Callable[[TrainingJob], str],
-    families: Mapping[str, Family],
-    paces: Mapping[str, Pace],
+    families: Mapping[str, JobFamily],
+    paces: Mapping[str, FamilySpeed],
     capacity: int,
-) -> list[Row]:
+) -> list[JobCandidates]:
     """A row for every job that can be given something now, in order of arrival."""
-    rows: list[Row] = []
-    by_pace: dict[str, list[Row]] = {}
+    rows: list[JobCandidates] = []
+    by_pace: dict[str, list[JobCandidates]] = {}
     for view in snapshot.jobs:
         num_held = len(held.get(view.job.job_id, ()))
         if is_waiting(view, snapshot.now_s):
             continue
-        row = Row(view, key_of(view.job), num_held, _sizes(view, num_held, capacity), np.zeros(0))
+        row = JobCandidates(view, key_of(view.job), num_held, _sizes(view, num_held, capacity), np.zeros(0))
         row.is_fixed = not view.job.elastic and num_held > 0
         row.stall_s = _stall_s(view, snapshot)
         family = families.get(row.key)
@@ -160,7 +160,7 @@ def _as_much_again(progress: float) -> float:
     return 2.0 ** math.ceil(math.log2(max(progress, 1.0)))
 
 
-def _by_curve(row: Row, rates: list[float], snapshot: Snapshot) -> None:
+def _by_curve(row: JobCandidates, rates: list[float], snapshot: Snapshot) -> None:
     """Times by the job's own curve: a fixed batch and a profile or measurements at it."""
     view = row.view
     speeds = np.array(rates)
@@ -174,7 +174,7 @@ def _by_curve(row: Row, rates: list[float], snapshot: Snapshot) -> None:
     row.seconds = np.maximum(left / speeds, LEAST_LEFT_S)
 
 
-def _unknown(row: Row) -> None:
+def _unknown(row: JobCandidates) -> None:
     """Nothing was measured: the least it takes to find out, or what it has."""
     least = row.sizes[:1]
     kept = row.sizes[(row.sizes == row.held) & (row.sizes > least)] if len(least) else least
@@ -183,7 +183,7 @@ def _unknown(row: Row) -> None:
     row.seconds = LEAST_UNKNOWN_S / np.sqrt(row.sizes)
 
 
-def _by_pace(rows: list[Row], pace: Pace, family: Family, snapshot: Snapshot) -> None:
+def _by_pace(rows: list[JobCandidates], pace: FamilySpeed, family: JobFamily, snapshot: Snapshot) -> None:
     """Times of the jobs of one family by its model, all at once."""
     measured = max(sum(step.placement) for step in family.steps)
     index_of = {size: index for index, size in enumerate(pace.sizes.tolist())}

@@ -17,12 +17,18 @@ import numpy as np
 from springtide.core.decision import Plan, PlannedRun, PoolAllocation, Schedule, Snapshot
 from springtide.core.resources import DeviceId, Node, Topology
 from springtide.core.workload import TrainingJob, WorkloadId
-from springtide.scheduling.decisions.rounds import Decision, Round, decide_in_rounds
+from springtide.scheduling.decisions.rounds import Round, RoundDecision, decide_in_rounds
 from springtide.scheduling.placement.allocation_ledger import most_workers
 from springtide.scheduling.placement.layout import shape_of
 from springtide.scheduling.placement.placing import place
-from springtide.scheduling.policies.goodput.families import Family, Pace, family_key, read_family, write_family
-from springtide.scheduling.policies.goodput.jobs import Row, is_waiting, read_rows, size_grid
+from springtide.scheduling.policies.goodput.families import (
+    FamilySpeed,
+    JobFamily,
+    family_key,
+    read_family,
+    write_family,
+)
+from springtide.scheduling.policies.goodput.jobs import JobCandidates, is_waiting, read_rows, size_grid
 from springtide.scheduling.policies.goodput.reasons import reasons_of
 from springtide.scheduling.replicas import wanted_replicas
 from springtide.solvers.share_dp import best_shares, work_weights
@@ -42,11 +48,11 @@ class _Known:
 
     def __init__(self) -> None:
         self.state: Any = None
-        self.families: dict[str, Family] = {}
-        self.paces: dict[str, Pace] = {}
+        self.families: dict[str, JobFamily] = {}
+        self.paces: dict[str, FamilySpeed] = {}
         self.topology: tuple[Topology | None, str] = (None, "")
 
-    def read(self, state: Any) -> dict[str, Family]:
+    def read(self, state: Any) -> dict[str, JobFamily]:
         """The families of a state."""
         if state is None:
             return {}
@@ -56,8 +62,8 @@ class _Known:
         return dict(self.families)
 
     def pace(
-        self, key: str, family: Family, sizes: Sequence[int], per_node: int, job: TrainingJob, adapts: bool
-    ) -> Pace:
+        self, key: str, family: JobFamily, sizes: Sequence[int], per_node: int, job: TrainingJob, adapts: bool
+    ) -> FamilySpeed:
         """The pace of a family, worked out anew only when something new was measured."""
         known = self.paces.get(key)
         if (
@@ -66,7 +72,7 @@ class _Known:
             or known.sizes.tolist() != list(sizes)
             or known.devices_per_node != per_node
         ):
-            known = Pace(family, sizes, per_node, job, adapts=adapts)
+            known = FamilySpeed(family, sizes, per_node, job, adapts=adapts)
         elif known.family != family:
             known = known.with_family(family)
         self.paces[key] = known
@@ -108,7 +114,7 @@ class Goodput:
         """Whether something has changed that the last decision did not know of."""
         return state is None or state["mark"] != self._mark(snapshot, self._known.read(state))
 
-    def _mark(self, snapshot: Snapshot, families: Mapping[str, Family]) -> str:
+    def _mark(self, snapshot: Snapshot, families: Mapping[str, JobFamily]) -> str:
         """Everything that is a reason to decide anew, as one text."""
         if self._known.topology[0] is not snapshot.cluster:
             names = " ".join(f"{node.node_id}:{shape_of(node)}" for node in snapshot.cluster.nodes)
@@ -125,7 +131,7 @@ class Goodput:
     def _key(self, job: TrainingJob) -> str:
         return family_key(job, alone=not self.learns)
 
-    def _decide(self, now: Round) -> Decision:
+    def _decide(self, now: Round) -> RoundDecision:
         snapshot, state = now.snapshot, now.state
         families = self._learn(snapshot, state)
         capacity = len(now.devices)
@@ -149,13 +155,13 @@ class Goodput:
             },
         }
         self._known.state, self._known.families = kept, families
-        return Decision(
+        return RoundDecision(
             allocations=allocations,
             reasons=reasons_of(rows, counts, {who: given.device_ids for who, given in placed.items()}, now),
             state=kept,
         )
 
-    def _learn(self, snapshot: Snapshot, state: Any) -> dict[str, Family]:
+    def _learn(self, snapshot: Snapshot, state: Any) -> dict[str, JobFamily]:
         """Fold what jobs have shown since into what is remembered of their families."""
         families = self._known.read(state)
         live = {view.job.job_id for view in snapshot.jobs}
@@ -167,13 +173,13 @@ class Goodput:
             key = self._key(view.job)
             used[key] = None
             if view.step_times:
-                families[key] = families.get(key, Family()).with_view(view, snapshot.now_s)
+                families[key] = families.get(key, JobFamily()).with_view(view, snapshot.now_s)
         named = [key for key in families if key not in used and not key.startswith("#")]
         named.sort(key=lambda key: (-families[key].used_s, key))
         kept = {*used, *named[:NUM_FAMILIES]}
         return {key: family for key, family in families.items() if key in kept}
 
-    def _paces(self, snapshot: Snapshot, families: Mapping[str, Family], capacity: int) -> dict[str, Pace]:
+    def _paces(self, snapshot: Snapshot, families: Mapping[str, JobFamily], capacity: int) -> dict[str, FamilySpeed]:
         wanted: dict[str, set[int]] = {}
         job_of: dict[str, TrainingJob] = {}
         for view in snapshot.jobs:
@@ -189,7 +195,7 @@ class Goodput:
             for key, sizes in wanted.items()
         }
 
-    def _share_out(self, rows: list[Row], snapshot: Snapshot, capacity: int) -> dict[WorkloadId, int]:
+    def _share_out(self, rows: list[JobCandidates], snapshot: Snapshot, capacity: int) -> dict[WorkloadId, int]:
         """How many devices each job is to have."""
         counts = {row.job_id: min(row.held, capacity) for row in rows if row.is_fixed}
         free = capacity - sum(counts.values())
@@ -213,7 +219,7 @@ class Goodput:
             counts[row.job_id] = count
         return counts
 
-    def _with_batch(self, row: Row, given: PoolAllocation, snapshot: Snapshot) -> PoolAllocation:
+    def _with_batch(self, row: JobCandidates, given: PoolAllocation, snapshot: Snapshot) -> PoolAllocation:
         """The allocation with the batch that is best there."""
         view, bounds = row.view, row.view.job.batch
         if bounds is None:
@@ -232,7 +238,7 @@ class Goodput:
         return msgspec.structs.replace(given, global_batch_size=size)
 
 
-def _deadline_s(row: Row) -> float:
+def _deadline_s(row: JobCandidates) -> float:
     deadline_s = row.view.job.goal.deadline_s
     return math.inf if deadline_s is None else deadline_s
 
@@ -241,7 +247,7 @@ def _whole(end_s: float) -> float | None:
     return float(round(end_s)) if math.isfinite(end_s) else None
 
 
-def _movable(rows: Sequence[Row], counts: Counts, snapshot: Snapshot) -> frozenset[WorkloadId]:
+def _movable(rows: Sequence[JobCandidates], counts: Counts, snapshot: Snapshot) -> frozenset[WorkloadId]:
     """Who may be moved so that a group lies together: whose rest is long beside what a move costs."""
     return frozenset(
         row.job_id

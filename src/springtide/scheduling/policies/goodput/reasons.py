@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from springtide.core.resources import DeviceId
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.decisions.rounds import Round
-from springtide.scheduling.policies.goodput.jobs import Row
+from springtide.scheduling.policies.goodput.jobs import JobCandidates
 
 
 def reasons_of(
-    rows: Sequence[Row],
+    rows: Sequence[JobCandidates],
     counts: Mapping[WorkloadId, int],
     devices: Mapping[WorkloadId, Sequence[DeviceId]],
     now: Round,
@@ -30,7 +30,7 @@ def reasons_of(
     return reasons
 
 
-def _of_change(row: Row, before: int, after: int, cost_s: float) -> str:
+def _of_change(row: JobCandidates, before: int, after: int, cost_s: float) -> str:
     then_s, now_s = row.seconds_on(after), row.seconds_on(before)
     if not before:
         return f"starting on {_devices(after)}" + _for(then_s)

@@ -8,7 +8,7 @@ from springtide.core.decision import PoolAllocation, Snapshot
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.placement.topology import Layout, addresses, block_at
 from springtide.scheduling.policies.springtide.memory import PAD_S, Devices, State, block_of
-from springtide.solvers.reservations.fit import Run
+from springtide.solvers.reservations.fit import PlannedStretch
 from springtide.solvers.reservations.reservation_table import Entry
 
 # Of the blocks of a size so many have to have been used for a job to count on getting one of them.
@@ -67,7 +67,7 @@ def pin(state: State, layout: Layout, snapshot: Snapshot, entry: Entry) -> bool:
     bare = book.costs.without_reserve()
     for n in entry.sizes:
         level = n.bit_length() - 1
-        run = Run(now_s, bare.end_s(n, now_s, now_s + cost_s + entry.left / entry.rates[n]), n, cost_s)
+        run = PlannedStretch(now_s, bare.end_s(n, now_s, now_s + cost_s + entry.left / entry.rates[n]), n, cost_s)
         if n & (n - 1) or level >= len(state.used) or run.end_s > entry.deadline_s:
             continue
         if book.profile.least(now_s, run.end_s) < n:

@@ -14,7 +14,7 @@ from springtide.core.resources import DeviceId
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.policies.springtide.blocks import same
 from springtide.scheduling.policies.springtide.memory import State
-from springtide.scheduling.policies.springtide.rows import Row
+from springtide.scheduling.policies.springtide.rows import PromiseRow
 from springtide.solvers.reservations.capacity import Steps, at, changed, compared, constant, falls_of, trimmed
 
 # What may happen at any moment happens right after a decision.
@@ -147,7 +147,7 @@ def matters(state: State, snapshot: Snapshot, reserve_fraction: float, jobs: Con
     return told != trimmed(state.book.steps, snapshot.now_s) or not state.book.has_room(steps, snapshot.now_s)
 
 
-def note_taken(state: State, rows: Mapping[WorkloadId, Row], now_s: float) -> None:
+def note_taken(state: State, rows: Mapping[WorkloadId, PromiseRow], now_s: float) -> None:
     """Jobs whose workers all run although not all of their devices are shown any more: those are being taken.
 
     What they have done is not lost, but they hold nothing that they could go on with for free.

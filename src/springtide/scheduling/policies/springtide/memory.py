@@ -11,10 +11,10 @@ from springtide.core.resources import DeviceId, Topology
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.placement.layout import shape_of
 from springtide.scheduling.placement.topology import Layout
-from springtide.scheduling.policies.springtide.rows import MARK_SPACE, Row
+from springtide.scheduling.policies.springtide.rows import MARK_SPACE, PromiseRow
 from springtide.solvers.reservations.capacity import Steps, constant
-from springtide.solvers.reservations.fit import Costs, Run
-from springtide.solvers.reservations.reservation_table import Book, Entry
+from springtide.solvers.reservations.fit import Costs, PlannedStretch
+from springtide.solvers.reservations.reservation_table import Entry, ReservationTable
 
 # Plans reckon with this much more than a change costs: the truth is then never later than the plan, whatever the
 # turns of the loop and floating point do, and whoever ends leaves before another one starts in its place.
@@ -33,7 +33,7 @@ class State:
     says of jobs on which number of devices they are being tried (0: on none now), and how often they have been tried.
     """
 
-    def __init__(self, book: Book) -> None:
+    def __init__(self, book: ReservationTable) -> None:
         self.book = book
         self.devices: dict[WorkloadId, Devices] = {}
         self.held: dict[str, int] = {}
@@ -97,13 +97,13 @@ RULE = "springtide-1"
 
 
 def decode(
-    memory: Any, rows: Mapping[WorkloadId, Row], snapshot: Snapshot, cluster_mark: int, device_ids: Devices
+    memory: Any, rows: Mapping[WorkloadId, PromiseRow], snapshot: Snapshot, cluster_mark: int, device_ids: Devices
 ) -> State:
     """The state that was encoded; a fresh one if the memory is somebody else's. Jobs that are gone are left out."""
     is_ours = isinstance(memory, dict) and memory.get("rule") == RULE
     now_s = snapshot.now_s
     capacity = _decoded(memory["capacity"] if is_ours else len(device_ids))
-    state = State(Book(capacity, now_s, costs_of(snapshot.overheads, 1)))
+    state = State(ReservationTable(capacity, now_s, costs_of(snapshot.overheads, 1)))
     state.cluster = cluster_mark
     if not is_ours:
         return state
@@ -134,7 +134,9 @@ def decode(
         factor = memory["slowed"].get(key, 1.0)
         if factor != 1.0:
             state.slowed[key] = factor
-        runs = tuple(Run(flat[at], flat[at + 1], flat[at + 2], flat[at + 3]) for at in range(0, len(flat), 4))
+        runs = tuple(
+            PlannedStretch(flat[at], flat[at + 1], flat[at + 2], flat[at + 3]) for at in range(0, len(flat), 4)
+        )
         is_late, is_promised = bool(flags & 1), bool(flags & 2)
         state.book.load(_planned(state, row, work, since_s, ready_s, runs, is_late=is_late, is_promised=is_promised))
     return state
@@ -159,7 +161,7 @@ def _find_again(state: State, memory: Mapping[str, Any], snapshot: Snapshot, dev
             state.formed_s[who] = memory["formed_s"].get(name, snapshot.now_s)
 
 
-def renew(state: State, row: Row) -> None:
+def renew(state: State, row: PromiseRow) -> None:
     """A job's view has changed: its entry becomes what the memory would make of it, and nothing else."""
     old = state.book.entries.get(row.job_id)
     if old is not None:
@@ -177,11 +179,11 @@ def renew(state: State, row: Row) -> None:
 
 def _planned(
     state: State,
-    row: Row,
+    row: PromiseRow,
     work: float,
     since_s: float,
     ready_s: float,
-    runs: tuple[Run, ...],
+    runs: tuple[PlannedStretch, ...],
     *,
     is_late: bool,
     is_promised: bool,
@@ -197,7 +199,7 @@ def _planned(
 
 
 def entry_of(
-    row: Row, work: float, *, since_s: float, ready_s: float = 0.0, scale: float = 1.0, held: int = 0
+    row: PromiseRow, work: float, *, since_s: float, ready_s: float = 0.0, scale: float = 1.0, held: int = 0
 ) -> Entry:
     """The entry in the book for a job, with `work` steps left at `since_s`."""
     rates = row.rates if scale == 1.0 else tuple([rate * scale for rate in row.rates])

@@ -14,8 +14,8 @@ from springtide.scheduling.policies.springtide.capacity import NOBODY, Guests
 from springtide.scheduling.policies.springtide.memory import PAD_S, Devices, State
 from springtide.scheduling.policies.springtide.moves import Placed, delays
 from springtide.scheduling.policies.springtide.packing import Packing
-from springtide.solvers.reservations.fit import Costs, Run, Runs, work_done
-from springtide.solvers.reservations.reservation_table import Book, Entry
+from springtide.solvers.reservations.fit import Costs, PlannedStretch, Runs, work_done
+from springtide.solvers.reservations.reservation_table import Entry, ReservationTable
 
 # So often a plan is changed because its jobs cannot lie close together; then they lie as they can.
 MAX_ROUNDS = 12
@@ -91,7 +91,7 @@ def settle(
     return placed
 
 
-def _within(spare: Mapping[WorkloadId, int], book: Book, num_surplus: int) -> Mapping[WorkloadId, int]:
+def _within(spare: Mapping[WorkloadId, int], book: ReservationTable, num_surplus: int) -> Mapping[WorkloadId, int]:
     """Of those outside the book as many as still fit, the last ones go first: a promise may have been planned anew."""
     room = book.profile.at(book.now_s) + num_surplus
     if sum(spare.values()) <= room:
@@ -228,12 +228,12 @@ def _placed_factor(layout: Layout, devices: Devices) -> float:
 
 
 def retime(
-    runs: Sequence[Run], left: float, rates: Sequence[float], now_s: float, overhead_s: float, costs: Costs
+    runs: Sequence[PlannedStretch], left: float, rates: Sequence[float], now_s: float, overhead_s: float, costs: Costs
 ) -> Runs:
     """The same sizes at the same moments from `now_s` on, the first one with another overhead: it ends when its work
     is done, earlier or later than before. What was kept in reserve pays for it first; what is kept for the falls to
     come stays."""
-    result: list[Run] = []
+    result: list[PlannedStretch] = []
     last = len(runs) - 1
     bare = costs.without_reserve()
     for index, (start_s, end_s, n, planned_s) in enumerate(runs):
@@ -242,14 +242,14 @@ def retime(
         done_s = begin_s + cost_s + left / rates[n]
         if done_s <= end_s or index == last:
             least_s = bare.end_s(n, begin_s, done_s)
-            result.append(Run(begin_s, max(least_s, min(end_s, costs.end_s(n, begin_s, done_s))), n, cost_s))
+            result.append(PlannedStretch(begin_s, max(least_s, min(end_s, costs.end_s(n, begin_s, done_s))), n, cost_s))
             break
         left -= max(0.0, end_s - begin_s - cost_s) * rates[n]
-        result.append(Run(begin_s, end_s, n, min(cost_s, end_s - begin_s)))
+        result.append(PlannedStretch(begin_s, end_s, n, min(cost_s, end_s - begin_s)))
     return tuple(result)
 
 
-def fits(book: Book, entry: Entry, runs: Runs) -> bool:
+def fits(book: ReservationTable, entry: Entry, runs: Runs) -> bool:
     """Whether the entry can have these runs instead of its own; the book is as before."""
     if not entry.is_late and runs[-1].end_s > entry.deadline_s:
         return False
@@ -262,13 +262,13 @@ def fits(book: Book, entry: Entry, runs: Runs) -> bool:
     return is_free
 
 
-def _counts(book: Book) -> dict[WorkloadId, int]:
+def _counts(book: ReservationTable) -> dict[WorkloadId, int]:
     now_s = book.now_s
     counts = {WorkloadId(key): entry.size_at(now_s) for key, entry in book.entries.items()}
     return {who: count for who, count in counts.items() if count}
 
 
-def _can_move(book: Book) -> list[str]:
+def _can_move(book: ReservationTable) -> list[str]:
     """The running jobs that could be moved now: out of what they have in reserve, or if others make way."""
     able: list[str] = []
     now_s = book.now_s
@@ -382,7 +382,7 @@ def _relent(state: State, key: str, layout: Layout, placed: Placed, fixed: set[W
     return _later(book, entry)
 
 
-def _hold_on(book: Book, entry: Entry) -> bool:
+def _hold_on(book: ReservationTable, entry: Entry) -> bool:
     """Keep what is held until one of the next moments at which something changes, and go on from there."""
     now_s, left, held, ready_s, residual_s = book.now_s, entry.left, entry.held, entry.ready_s, entry.residual_s
     if held not in entry.sizes:
@@ -391,7 +391,7 @@ def _hold_on(book: Book, entry: Entry) -> bool:
     book.change_runs(entry, ())
     found: Runs = ()
     for until_s in book.profile.times[1:5]:
-        first = Run(now_s, until_s, held, min(residual_s, until_s - now_s))
+        first = PlannedStretch(now_s, until_s, held, min(residual_s, until_s - now_s))
         done = max(0.0, until_s - now_s - residual_s) * entry.rates[held]
         if done >= left or until_s - now_s < 1.0:
             continue
@@ -407,7 +407,7 @@ def _hold_on(book: Book, entry: Entry) -> bool:
     return bool(found)
 
 
-def _make_way(book: Book, entry: Entry, count: int) -> bool:
+def _make_way(book: ReservationTable, entry: Entry, count: int) -> bool:
     """Halve a job that leaves a block of `count` devices by it and still makes its deadline; tells whether one did."""
     now_s = book.now_s
     able: list[tuple[bool, int, str, Entry, Runs]] = []
@@ -418,7 +418,7 @@ def _make_way(book: Book, entry: Entry, count: int) -> bool:
             continue
         overhead_s = other.residual_s if half == other.held else book.costs.later[half]
         done_s = now_s + overhead_s + other.left / other.rates[half]
-        run = Run(now_s, book.costs.without_reserve().end_s(half, now_s, done_s), half, overhead_s)
+        run = PlannedStretch(now_s, book.costs.without_reserve().end_s(half, now_s, done_s), half, overhead_s)
         able.append((half != other.held, size, key, other, (run,)))
     for _, _, _, other, runs in sorted(able, key=lambda item: item[:3]):
         if fits(book, other, runs):
@@ -427,7 +427,7 @@ def _make_way(book: Book, entry: Entry, count: int) -> bool:
     return False
 
 
-def _later(book: Book, entry: Entry) -> bool:
+def _later(book: ReservationTable, entry: Entry) -> bool:
     """Let the job begin, or go on, at one of the next moments at which something changes; others make way then."""
     ready_s = entry.ready_s
     for moment_s in [at_s for at_s in book.profile.times[1:4] if at_s > book.now_s]:

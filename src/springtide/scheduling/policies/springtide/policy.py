@@ -14,7 +14,7 @@ from typing import Any
 from springtide.core.decision import EMPTY, Plan, PoolAllocation, Refusal, Snapshot
 from springtide.core.resources import DeviceId, Topology
 from springtide.core.workload import WorkloadId
-from springtide.scheduling.placement.allocation_ledger import Shares, serve_demand, serve_minimum
+from springtide.scheduling.placement.allocation_ledger import AllocationLedger, serve_demand, serve_minimum
 from springtide.scheduling.placement.topology import layout_of
 from springtide.scheduling.policies.springtide.blocks import mark_used, pin, remember
 from springtide.scheduling.policies.springtide.capacity import (
@@ -30,19 +30,19 @@ from springtide.scheduling.policies.springtide.memory import State, costs_of, de
 from springtide.scheduling.policies.springtide.moves import detours
 from springtide.scheduling.policies.springtide.places import settle
 from springtide.scheduling.policies.springtide.reasons import (
-    PlannedFuture,
+    ReservedFuture,
     reasons_of,
     same_reasons,
     why_impossible,
     why_no_room,
 )
-from springtide.scheduling.policies.springtide.rows import MARK_SPACE, Row, Rows
+from springtide.scheduling.policies.springtide.rows import MARK_SPACE, PromiseRow, Rows
 from springtide.scheduling.policies.springtide.spare import owed_to, share_spare
 from springtide.scheduling.policies.springtide.trials import Trials, is_cut_short
 from springtide.scheduling.replicas import next_idle_at_s, wanted_replicas
 from springtide.solvers.reservations.capacity import Steps, at
 from springtide.solvers.reservations.fit import work_done
-from springtide.solvers.reservations.reservation_table import Book, Entry
+from springtide.solvers.reservations.reservation_table import Entry, ReservationTable
 from springtide.solvers.reservations.spare import make_way, use_spare
 
 # A job is where the plan says as long as what it reports differs by no more than this part of what it has done since.
@@ -134,7 +134,9 @@ class Springtide:
             total += int.from_bytes(text.encode()) % MARK_SPACE
         return (total + cluster) % MARK_SPACE
 
-    def _standing(self, snapshot: Snapshot, state: State, rows: list[Row], fresh: list[Row] | None) -> Plan:
+    def _standing(
+        self, snapshot: Snapshot, state: State, rows: list[PromiseRow], fresh: list[PromiseRow] | None
+    ) -> Plan:
         """What was decided before, said again. `fresh` are the rows that are new since it was last said, if it was."""
         seen = self._seen
         if fresh is not None and seen.wanted is not None and seen.plan is not None:
@@ -168,12 +170,12 @@ class _Decision:
         policy: Springtide,
         snapshot: Snapshot,
         state: State,
-        rows: list[Row],
+        rows: list[PromiseRow],
         seen: _Seen,
     ) -> None:
         self.policy, self.snapshot, self.state, self.rows, self.seen = policy, snapshot, state, rows, seen
         self.by_id = seen.rows.by_id()
-        self.book: Book = state.book
+        self.book: ReservationTable = state.book
         self.now_s = snapshot.now_s
         self.notes: dict[WorkloadId, str] = {}
         self.rejected: dict[WorkloadId, Refusal] = {}
@@ -234,7 +236,7 @@ class _Decision:
 
     def _serve(self) -> dict[WorkloadId, int]:
         """Devices for services: their minimum come what may, more only as far as every promise stays kept."""
-        shares = Shares(self.snapshot)
+        shares = AllocationLedger(self.snapshot)
         serve_minimum(shares)
         least = dict(shares.counts)
         serve_demand(shares)
@@ -286,7 +288,7 @@ class _Decision:
             self.book.entries[key].is_fixed = False
         self.guests = self.guests.without_promised()
 
-    def _share(self, outside: list[Row]) -> dict[WorkloadId, int]:
+    def _share(self, outside: list[PromiseRow]) -> dict[WorkloadId, int]:
         """Devices for those outside of the book. Who is on a node that is being emptied keeps what it has."""
         state, snapshot, leaving = self.state, self.snapshot, self.guests.leaving
         left = self.book.profile.at(self.now_s) + state.num_surplus
@@ -357,14 +359,14 @@ class _Decision:
 
     # --- who comes in -----------------------------------------------------------------------------------------------
 
-    def _admit(self, is_roomier: bool) -> list[Row]:
+    def _admit(self, is_roomier: bool) -> list[PromiseRow]:
         """Let in who is new or waits, one after the other; returns who stays outside of the book.
 
         For those who wait others are planned anew only if somebody has left: nothing else makes room.
         """
         waiting, self.state.waiting = self.state.waiting, set()
-        outside: list[Row] = []
-        candidates: list[tuple[float, Row, Entry]] = []
+        outside: list[PromiseRow] = []
+        candidates: list[tuple[float, PromiseRow, Entry]] = []
         for row in self.rows:
             if row.job_id in self.book.entries:
                 continue
@@ -398,7 +400,7 @@ class _Decision:
                 self._turn_away(latest_s, row, entry)
         return outside
 
-    def _turn_away(self, latest_s: float, row: Row, entry: Entry) -> None:
+    def _turn_away(self, latest_s: float, row: PromiseRow, entry: Entry) -> None:
         can_be = latest_s >= self.now_s and any(n <= self.book.capacity for n in entry.sizes)
         why = why_no_room(entry, self.book, self.by_id) if can_be else why_impossible(entry, row, self.book)
         if can_be and row.view.job.goal.waits:
@@ -430,7 +432,7 @@ def _say(
     snapshot: Snapshot,
     state: State,
     allocations: Mapping[WorkloadId, PoolAllocation],
-    rows: list[Row],
+    rows: list[PromiseRow],
     notes: Mapping[WorkloadId, str],
     rejected: Mapping[WorkloadId, Refusal],
     memory: Any,
@@ -440,7 +442,7 @@ def _say(
         allocations=allocations,
         admitted=_admitted(rows, state.book.entries),
         rejected=rejected,
-        future=PlannedFuture(state.book),
+        future=ReservedFuture(state.book),
         reasons=reasons_of(snapshot, allocations, rows, state.book, notes),
         revisit_at_s=_revisit_at_s(snapshot, state),
         memory=memory,
@@ -459,7 +461,7 @@ def _without_detours(
     return {who: given for who, given in wanted.items() if who not in leaving} if leaving else wanted
 
 
-def _admitted(rows: Sequence[Row], entries: Mapping[str, Entry]) -> dict[WorkloadId, float]:
+def _admitted(rows: Sequence[PromiseRow], entries: Mapping[str, Entry]) -> dict[WorkloadId, float]:
     return {
         row.job_id: entries[row.job_id].end_s
         for row in rows
@@ -479,11 +481,11 @@ def _elbow_room(cluster: Topology) -> int:
     return max(sizes) if len(sizes) >= MANY_NODES else 0
 
 
-def _is_pursued(row: Row | None) -> bool:
+def _is_pursued(row: PromiseRow | None) -> bool:
     return row is not None and row.view.job.goal.is_hard
 
 
-def _deviates(row: Row, state: State) -> bool:
+def _deviates(row: PromiseRow, state: State) -> bool:
     """Whether a job has reported that it is not where its plan says."""
     entry = state.book.entries.get(row.job_id)
     view = row.view
@@ -494,6 +496,6 @@ def _deviates(row: Row, state: State) -> bool:
     return abs(expected - view.step) > DEVIATION_STEPS + DEVIATION_FRACTION * done
 
 
-def _held(snapshot: Snapshot, row: Row) -> int:
+def _held(snapshot: Snapshot, row: PromiseRow) -> int:
     given = snapshot.allocations.get(row.job_id)
     return given.num_devices if given is not None else 0

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 
 from springtide.core.decision import PlannedRun, PoolAllocation, Schedule, Snapshot
 from springtide.core.workload import WorkloadId
-from springtide.scheduling.policies.springtide.rows import Row
-from springtide.solvers.reservations.reservation_table import Book, Entry
+from springtide.scheduling.policies.springtide.rows import PromiseRow
+from springtide.solvers.reservations.reservation_table import Entry, ReservationTable
 
 NUM_NAMED = 3
 
 
-def why_impossible(entry: Entry, row: Row, book: Book) -> str:
+def why_impossible(entry: Entry, row: PromiseRow, book: ReservationTable) -> str:
     """Why a job cannot make its deadline even alone."""
     sizes = [n for n in entry.sizes if n <= book.capacity]
     left_s = entry.deadline_s - book.now_s
@@ -26,7 +26,7 @@ def why_impossible(entry: Entry, row: Row, book: Book) -> str:
     )
 
 
-def why_no_room(entry: Entry, book: Book, rows: Mapping[WorkloadId, Row]) -> str:
+def why_no_room(entry: Entry, book: ReservationTable, rows: Mapping[WorkloadId, PromiseRow]) -> str:
     """Why a job that could make its deadline alone finds no room beside the promises that stand."""
     left_s = entry.deadline_s - book.now_s
     later, rates, left = book.costs.later, entry.rates, entry.left
@@ -53,8 +53,8 @@ def why_no_room(entry: Entry, book: Book, rows: Mapping[WorkloadId, Row]) -> str
 def reasons_of(
     snapshot: Snapshot,
     allocations: Mapping[WorkloadId, PoolAllocation],
-    rows: list[Row],
-    book: Book,
+    rows: list[PromiseRow],
+    book: ReservationTable,
     notes: Mapping[WorkloadId, str],
 ) -> dict[WorkloadId, str]:
     """One reason for everyone whose devices change or who holds none."""
@@ -76,11 +76,11 @@ def reasons_of(
 
 def same_reasons(
     before: Mapping[WorkloadId, str],
-    fresh: list[Row],
+    fresh: list[PromiseRow],
     snapshot: Snapshot,
     allocations: Mapping[WorkloadId, PoolAllocation],
-    rows: list[Row],
-    book: Book,
+    rows: list[PromiseRow],
+    book: ReservationTable,
     notes: Mapping[WorkloadId, str],
 ) -> Mapping[WorkloadId, str]:
     """What `reasons_of` would say of a plan that stands: only the rows in `fresh` have changed since `before`."""
@@ -101,7 +101,7 @@ def _reason_of(
     who: WorkloadId,
     given: PoolAllocation | None,
     held: PoolAllocation | None,
-    book: Book,
+    book: ReservationTable,
     notes: Mapping[WorkloadId, str],
 ) -> str:
     """Empty: its devices stay as they are."""
@@ -116,7 +116,7 @@ def _reason_of(
     return notes.get(who) or _why(before, after, book.entries.get(who), book)
 
 
-def _why(before: int, after: int, entry: Entry | None, book: Book) -> str:
+def _why(before: int, after: int, entry: Entry | None, book: ReservationTable) -> str:
     now_s = book.now_s
     if entry is None:
         if after > before:
@@ -139,10 +139,10 @@ def _why(before: int, after: int, entry: Entry | None, book: Book) -> str:
     return "no device for it yet; it starts as soon as there is one"
 
 
-class PlannedFuture(Mapping[WorkloadId, Schedule]):
+class ReservedFuture(Mapping[WorkloadId, Schedule]):
     """The schedules in a book, made into the platform's words when somebody looks."""
 
-    def __init__(self, book: Book) -> None:
+    def __init__(self, book: ReservationTable) -> None:
         self._now_s = book.now_s
         self._runs = {WorkloadId(key): entry.runs for key, entry in book.entries.items()}
 

@@ -21,7 +21,7 @@ SETTLE_S = 20.0
 UNKNOWN_RUN_S = 3600.0
 
 
-class Row:
+class PromiseRow:
     """One job as the policy sees it.
 
     `rates[n]` is steps/s on n devices by its profile (without one: by what was measured), `scale` what was measured
@@ -114,12 +114,12 @@ class Rows:
     """The rows of the live jobs, kept by the identity of their views. Derived from snapshots alone."""
 
     def __init__(self) -> None:
-        self._rows: dict[WorkloadId, Row] = {}
+        self._rows: dict[WorkloadId, PromiseRow] = {}
         self._views: tuple[JobView, ...] = ()
-        self._current: list[Row] = []
+        self._current: list[PromiseRow] = []
         self._total = 0
 
-    def read(self, snapshot: Snapshot) -> tuple[list[Row], list[Row], int]:
+    def read(self, snapshot: Snapshot) -> tuple[list[PromiseRow], list[PromiseRow], int]:
         """All rows in the snapshot's order, those that are new since the last call, and the sum of all marks."""
         views = snapshot.jobs
         before = self._views
@@ -130,12 +130,12 @@ class Rows:
             if all(views[at].job.job_id == before[at].job.job_id for at in changed):
                 return self._replace(views, changed)
         rows = self._rows
-        current: list[Row] = []
-        fresh: list[Row] = []
+        current: list[PromiseRow] = []
+        fresh: list[PromiseRow] = []
         for view in views:
             row = rows.get(view.job.job_id)
             if row is None or row.view is not view:
-                row = rows[view.job.job_id] = Row(view)
+                row = rows[view.job.job_id] = PromiseRow(view)
                 fresh.append(row)
             current.append(row)
         if len(rows) > len(current):
@@ -144,9 +144,11 @@ class Rows:
         self._total = sum([row.mark for row in current])
         return current, fresh, self._total
 
-    def _replace(self, views: tuple[JobView, ...], changed: Sequence[int]) -> tuple[list[Row], list[Row], int]:
+    def _replace(
+        self, views: tuple[JobView, ...], changed: Sequence[int]
+    ) -> tuple[list[PromiseRow], list[PromiseRow], int]:
         """The same jobs as before, some of them with another view."""
-        fresh = [Row(views[at]) for at in changed]
+        fresh = [PromiseRow(views[at]) for at in changed]
         if fresh:
             current = list(self._current)
             for at, row in zip(changed, fresh, strict=True):
@@ -156,6 +158,6 @@ class Rows:
         self._views = views
         return self._current, fresh, self._total
 
-    def by_id(self) -> Mapping[WorkloadId, Row]:
+    def by_id(self) -> Mapping[WorkloadId, PromiseRow]:
         """The rows of the last snapshot by job."""
         return self._rows

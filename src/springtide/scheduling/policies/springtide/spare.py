@@ -8,21 +8,21 @@ from collections.abc import Mapping, Sequence
 
 from springtide.core.decision import EMPTY, Snapshot
 from springtide.core.workload import WorkloadId
-from springtide.scheduling.policies.springtide.rows import Row
-from springtide.solvers.reservations.reservation_table import Book
+from springtide.scheduling.policies.springtide.rows import PromiseRow
+from springtide.solvers.reservations.reservation_table import ReservationTable
 
 # A change has to save at least this many times what it costs, and its devices be free for that long.
 MIN_GAIN = 4.0
 
 
-def owed_to(rows: Sequence[Row], snapshot: Snapshot) -> int:
+def owed_to(rows: Sequence[PromiseRow], snapshot: Snapshot) -> int:
     """How many devices those outside of the book need to run at all, before a promised job gets more than it needs."""
     return sum(row.sizes[0] for row in rows if row.view.runnable_at_s <= snapshot.now_s or _held(snapshot, row))
 
 
 def share_spare(
-    book: Book,
-    rows: Sequence[Row],
+    book: ReservationTable,
+    rows: Sequence[PromiseRow],
     snapshot: Snapshot,
     num_surplus: int = 0,
     kept: Mapping[WorkloadId, int] = EMPTY,
@@ -59,8 +59,8 @@ def share_spare(
 
 
 def _grow(
-    book: Book,
-    rows: Sequence[Row],
+    book: ReservationTable,
+    rows: Sequence[PromiseRow],
     held: dict[WorkloadId, int],
     counts: dict[WorkloadId, int],
     left: int,
@@ -91,7 +91,7 @@ def _grow(
     return counts
 
 
-def _offer(book: Book, row: Row, count: int, held: int) -> tuple[float, int] | None:
+def _offer(book: ReservationTable, row: PromiseRow, count: int, held: int) -> tuple[float, int] | None:
     """The next larger size: seconds saved for GPU-seconds added, and the size."""
     wanted = next((n for n in row.sizes if n > count), 0)
     if not count or not wanted:
@@ -108,6 +108,6 @@ def _offer(book: Book, row: Row, count: int, held: int) -> tuple[float, int] | N
     return (saved_s / added if added > 1e-9 else math.inf), wanted
 
 
-def _held(snapshot: Snapshot, row: Row) -> int:
+def _held(snapshot: Snapshot, row: PromiseRow) -> int:
     given = snapshot.allocations.get(row.job_id)
     return given.num_devices if given is not None else 0

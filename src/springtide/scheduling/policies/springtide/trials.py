@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from springtide.core.decision import PoolAllocation, Snapshot
 from springtide.core.workload import JobState, WorkloadId
 from springtide.scheduling.policies.springtide.memory import State
-from springtide.scheduling.policies.springtide.rows import SETTLE_S, SPEED_STEP_FRACTION, Row
+from springtide.scheduling.policies.springtide.rows import SETTLE_S, SPEED_STEP_FRACTION, PromiseRow
 from springtide.scheduling.policies.springtide.spare import MIN_GAIN
 from springtide.scheduling.speed_reasons import WHY_TRIED, why_fewer
-from springtide.solvers.reservations.fit import Run
+from springtide.solvers.reservations.fit import PlannedStretch
 from springtide.solvers.reservations.reservation_table import Entry
 
 # A job is tried on more so long after its last change; after each trial that brought nothing twice as long.
@@ -21,7 +21,7 @@ RETRY_S = 300.0
 MAX_DOUBLINGS = 4
 
 
-def is_settling(row: Row, state: State, now_s: float) -> bool:
+def is_settling(row: PromiseRow, state: State, now_s: float) -> bool:
     """Whether a job's speed at the size that was decided for it is still to be measured.
 
     A change that is not confirmed after `RETRY_S` never will be.
@@ -35,7 +35,7 @@ def is_settling(row: Row, state: State, now_s: float) -> bool:
     return not row.is_settled
 
 
-def is_cut_short(row: Row, state: State, now_s: float) -> bool:
+def is_cut_short(row: PromiseRow, state: State, now_s: float) -> bool:
     """Whether what was measured so far would take devices from a job before it was measured there for long enough.
 
     What its owner does not allow any more goes at once.
@@ -54,7 +54,7 @@ class Trials:
     who is settling what it has, who is on trial what it had before.
     """
 
-    def __init__(self, state: State, rows: Mapping[WorkloadId, Row], now_s: float) -> None:
+    def __init__(self, state: State, rows: Mapping[WorkloadId, PromiseRow], now_s: float) -> None:
         self._state, self._now_s = state, now_s
         self._going: dict[WorkloadId, int] = {}
         self._given_up: set[WorkloadId] = set()
@@ -77,7 +77,7 @@ class Trials:
             if is_cut_short(row, state, now_s):
                 self.kept[who] = has
 
-    def _end(self, row: Row, size: int, number: int) -> None:
+    def _end(self, row: PromiseRow, size: int, number: int) -> None:
         measured = row.view.throughput_samples_per_s
         before = max([rate for count, rate in measured.items() if count < size], default=0.0)
         if measured.get(size, 0.0) > before * (1.0 + SPEED_STEP_FRACTION):
@@ -85,7 +85,9 @@ class Trials:
         else:
             self._state.trials[row.job_id] = (0, number)
 
-    def share(self, rows: Sequence[Row], snapshot: Snapshot, counts: dict[WorkloadId, int], num_surplus: int) -> None:
+    def share(
+        self, rows: Sequence[PromiseRow], snapshot: Snapshot, counts: dict[WorkloadId, int], num_surplus: int
+    ) -> None:
         """Raise counts where idle devices are left when everyone else has what it wants.
 
         Who is on trial goes on as long as that is so. A new trial needs devices that promises count on to be free for
@@ -132,10 +134,10 @@ class Trials:
         before = entry.runs
         book.change_runs(entry, ())
         fits = end_s <= entry.deadline_s and book.profile.least(now_s, end_s) >= size + num_others
-        book.change_runs(entry, (Run(now_s, end_s, size, overhead_s),) if fits else before)
+        book.change_runs(entry, (PlannedStretch(now_s, end_s, size, overhead_s),) if fits else before)
         return fits
 
-    def _next_size(self, row: Row, snapshot: Snapshot, count: int) -> int:
+    def _next_size(self, row: PromiseRow, snapshot: Snapshot, count: int) -> int:
         """The next larger size if the job runs undisturbed on `count` and could gain enough there; otherwise 0."""
         who, view = row.job_id, row.view
         held = snapshot.allocations.get(who)
@@ -147,13 +149,13 @@ class Trials:
         cost_s = 2 * self._state.book.costs.later[size] + SETTLE_S
         return size if left_s * (1.0 - count / size) >= MIN_GAIN * cost_s else 0
 
-    def _due_s(self, row: Row) -> float:
+    def _due_s(self, row: PromiseRow) -> float:
         _, number = self._state.trials.get(row.job_id, (0, 0))
         since_s = max(row.view.resized_at_s or 0.0, self._state.formed_s.get(row.job_id, 0.0))
         return since_s + RETRY_S * float(2 ** min(number, MAX_DOUBLINGS))
 
     def note(
-        self, rows: Sequence[Row], snapshot: Snapshot, placed: Mapping[WorkloadId, PoolAllocation]
+        self, rows: Sequence[PromiseRow], snapshot: Snapshot, placed: Mapping[WorkloadId, PoolAllocation]
     ) -> dict[WorkloadId, str]:
         """What is to be said of those who are tried on more, or are given less because more brought them nothing."""
         notes: dict[WorkloadId, str] = {}

@@ -12,7 +12,7 @@ from springtide.core.functions import FunctionPlan, FunctionService
 from springtide.core.workload import Goal
 from springtide.perf.functions.workers.surface import Surface
 from springtide_studies.goals.world.function_pool import LEAVE_MARGIN_S, PARK_S
-from springtide_studies.goals.world.runs import Meter
+from springtide_studies.goals.world.runs import CostMeter
 from springtide_studies.goals.world.truth import DETECTION_S, Truth
 
 # The control plane's round before the first function is called.
@@ -55,7 +55,7 @@ def expected_run(
     """
     n, memory_mb = plan.num_functions, plan.stages[0].memory_mb
     state_s, start_s = truth.state_s(model, memory_mb), truth.start_s(n)
-    meter = Meter(service.prices, truth.has_parameter_store)
+    meter = CostMeter(service.prices, truth.has_parameter_store)
     meter.invoke(n)
     work_s = redo_s = requests_usd = step_s = variance = 0.0
     prices = service.prices

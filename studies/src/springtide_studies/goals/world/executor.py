@@ -18,8 +18,8 @@ from springtide.core.ports import Standing
 from springtide.core.resources import Node
 from springtide.core.workload import TrainingJob, WorkloadId
 from springtide.simulator.clock import Agenda, VirtualClock
-from springtide_studies.goals.world.function_pool import Crew
-from springtide_studies.goals.world.runs import GoalRun, Meter
+from springtide_studies.goals.world.function_pool import SimulatedFunctionPool
+from springtide_studies.goals.world.runs import CostMeter, GoalRun
 from springtide_studies.goals.world.streams import Arrivals
 from springtide_studies.goals.world.truth import Truth
 
@@ -28,7 +28,7 @@ _COORDINATOR_S = 0.2
 _TURN_S = 0.001
 
 
-class Arrival(msgspec.Struct, frozen=True, kw_only=True):
+class JobArrival(msgspec.Struct, frozen=True, kw_only=True):
     """A job that is handed over at a moment, and what its workers compute in truth but for what the world adds."""
 
     job: TrainingJob
@@ -46,13 +46,13 @@ class GoalWorld:
         clock: VirtualClock,
         node: Node,
         truth: Truth,
-        arrivals: Sequence[Arrival],
+        arrivals: Sequence[JobArrival],
         *,
         seed: int = 0,
         streams: Mapping[str, Arrivals] | None = None,
     ) -> None:
         assert node.functions is not None
-        self.crews: dict[WorkloadId, Crew] = {}
+        self.crews: dict[WorkloadId, SimulatedFunctionPool] = {}
         self.is_over = False
         self._truth = truth
         self._clock = clock
@@ -103,14 +103,16 @@ class GoalWorld:
         events, self._inbox = self._inbox, []
         return events
 
-    def _submit(self, arrival: Arrival) -> None:
+    def _submit(self, arrival: JobArrival) -> None:
         job = arrival.job
         self._num_to_come -= 1
         rng = np.random.default_rng(np.random.SeedSequence([self._seed, len(self.crews), 97]))
-        meter = Meter(self._service.prices, self._truth.has_parameter_store)
+        meter = CostMeter(self._service.prices, self._truth.has_parameter_store)
         run = GoalRun(job, arrival.model, meter, rng, self._clock.now_s())
         stream = self._streams[job.stream] if job.stream else None
-        self.crews[job.job_id] = Crew(run, self._truth, self._service, self._agenda, self._inbox_post, stream)
+        self.crews[job.job_id] = SimulatedFunctionPool(
+            run, self._truth, self._service, self._agenda, self._inbox_post, stream
+        )
         self._inbox.append(JobSubmitted(job=job))
 
     def _inbox_post(self, event: Event) -> None:

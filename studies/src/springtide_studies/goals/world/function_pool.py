@@ -20,7 +20,7 @@ from springtide.core.events import (
 from springtide.core.function_search import StreamView
 from springtide.core.functions import FunctionPlan, FunctionService
 from springtide.simulator.clock import Agenda
-from springtide_studies.goals.world.runs import Change, GoalRun, Meter, Told
+from springtide_studies.goals.world.runs import CostMeter, GoalRun, WorldPlanSwitch, WorldReport
 from springtide_studies.goals.world.streams import Arrivals
 from springtide_studies.goals.world.truth import DETECTION_S, StepTruth, Truth, mean_of_slowest
 
@@ -33,7 +33,7 @@ LEAVE_MARGIN_S = 30.0
 WORTH_STEPS, MAX_WAIT_S = 8, 600.0
 
 
-class Crew:
+class SimulatedFunctionPool:
     """Plays one job. `post` takes events, `stream` is the growing dataset of a job that trains on one."""
 
     def __init__(
@@ -84,7 +84,7 @@ class Crew:
         joiners = plan.num_functions - stays
         ready_s = now_s + (self.truth.start_s(joiners, run.rng) if joiners else 0.0)
         run.meter.invoke(joiners)
-        run.change = Change(plan=plan, begun_s=now_s, ready_s=ready_s, num_joiners=joiners)
+        run.change = WorldPlanSwitch(plan=plan, begun_s=now_s, ready_s=ready_s, num_joiners=joiners)
 
     def preempt(self, generation: int) -> None:
         """Save at the next boundary and give everything back."""
@@ -229,7 +229,7 @@ class Crew:
             if is_saving:
                 self._save()
             run.told.append(
-                Told(
+                WorldReport(
                     at_s=self._now_s(),
                     step=run.step,
                     num_workers=plan.num_replicas,
@@ -480,7 +480,7 @@ def step_usd_of(
     service: FunctionService, truth: Truth, plan: FunctionPlan, usual: StepTruth, duration_s: float
 ) -> float:
     """What a step that takes so long costs, functions and requests together."""
-    meter = Meter(service.prices, truth.has_parameter_store)
+    meter = CostMeter(service.prices, truth.has_parameter_store)
     meter.run(plan, duration_s)
     meter.hold_store(duration_s)
     requests_usd = usual.num_puts * service.prices.usd_per_put + usual.num_gets * service.prices.usd_per_get

@@ -16,13 +16,13 @@ from springtide.scheduling.registry import make_policy
 from springtide.simulator.clock import VirtualClock
 from springtide.simulator.fluid.play import NullJournal
 from springtide_studies.goals.world.cases import node_of
-from springtide_studies.goals.world.executor import Arrival, GoalWorld
-from springtide_studies.goals.world.function_pool import Crew
+from springtide_studies.goals.world.executor import GoalWorld, JobArrival
+from springtide_studies.goals.world.function_pool import SimulatedFunctionPool
 from springtide_studies.goals.world.streams import Arrivals
 from springtide_studies.goals.world.truth import Truth
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class GoalPlayed(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one job. `took_s` runs from its submission to its end; `bill` is all that it cost.
 
     `off_s` and `off_usd` are what passed, and was spent, until it ran as what it ran as at last for good: what looking
@@ -58,7 +58,7 @@ def platform_policy() -> Policy:
 def play_world(
     truth: Truth,
     service: FunctionService,
-    arrivals: Sequence[Arrival],
+    arrivals: Sequence[JobArrival],
     *,
     seed: int = 0,
     policy: Policy | None = None,
@@ -73,7 +73,7 @@ def play_world(
     return world
 
 
-def outcome_of(crew: Crew, now_s: float | None = None) -> Outcome:
+def outcome_of(crew: SimulatedFunctionPool, now_s: float | None = None) -> GoalPlayed:
     """What became of a job; one that has not ended is looked at as of its last step."""
     run = crew.run
     ended_s = run.ended_s if run.ended_s is not None else (now_s or (run.told[-1].at_s if run.told else 0.0))
@@ -86,7 +86,7 @@ def outcome_of(crew: Crew, now_s: float | None = None) -> Outcome:
             settled = None
         elif settled is None:
             settled = moment
-    return Outcome(
+    return GoalPlayed(
         state=run.state,
         reason=run.reason,
         alternatives=run.alternatives,

@@ -17,7 +17,7 @@ from springtide_studies.goals.world.truth import StepTruth
 FIRST_TOLD = 3
 
 
-class Course:
+class WorldCourse:
     """Which epoch and global batch each step of a job belongs to. `total_steps` is None for an open stream."""
 
     def __init__(self, job: TrainingJob) -> None:
@@ -40,7 +40,7 @@ class Course:
         return batch_at(self._job.batch_schedule, self.epoch_of(step), self._job.global_batch_size)
 
 
-class Meter:
+class CostMeter:
     """What a job uses, counted as it goes."""
 
     def __init__(self, prices: FunctionPrices, has_parameter_store: bool) -> None:
@@ -127,7 +127,7 @@ class Shown:
         )
 
 
-class Moment(msgspec.Struct, frozen=True, kw_only=True):
+class WorldMoment(msgspec.Struct, frozen=True, kw_only=True):
     """A point of a run's story: from then on it ran as `plan` (None: as nothing), having done `step` steps."""
 
     at_s: float
@@ -136,7 +136,7 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     spent_usd: float
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class WorldReport(msgspec.Struct, frozen=True, kw_only=True):
     """A step as it went, for pictures."""
 
     at_s: float
@@ -147,7 +147,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
+class WorldPlanSwitch(msgspec.Struct, frozen=True, kw_only=True):
     """A plan on its way: its joiners are warm at `ready_s`; until then those of the old plan go on."""
 
     plan: FunctionPlan
@@ -160,10 +160,10 @@ class GoalRun:
     """Everything that the world knows of one job."""
 
     def __init__(
-        self, job: TrainingJob, model: WorkerModel, meter: Meter, rng: np.random.Generator, submitted_s: float
+        self, job: TrainingJob, model: WorkerModel, meter: CostMeter, rng: np.random.Generator, submitted_s: float
     ) -> None:
         self.job, self.model, self.meter, self.rng = job, model, meter, rng
-        self.course = Course(job)
+        self.course = WorldCourse(job)
         self.submitted_s = submitted_s
         self.ended_s: float | None = None
         self.state = JobState.PENDING
@@ -172,7 +172,7 @@ class GoalRun:
         self.replica_id: ReplicaId | None = None
         self.generation = 0
         self.plan: FunctionPlan | None = None
-        self.change: Change | None = None
+        self.change: WorldPlanSwitch | None = None
         self.step = self.saved_step = 0
         self.num_taken = 0
         self.is_up = self.is_leaving = self.is_parked = self.is_first_step = False
@@ -182,8 +182,8 @@ class GoalRun:
         self.last_report_s = -math.inf
         self.num_deaths = self.num_redone = self.num_changes = self.num_starts = 0
         self.shown: dict[tuple[FunctionPlan, int, int], Shown] = {}
-        self.moments: list[Moment] = []
-        self.told: list[Told] = []
+        self.moments: list[WorldMoment] = []
+        self.told: list[WorldReport] = []
         self.committed: list[int] = []
 
     def shown_of(self, batch: int) -> Shown:
@@ -194,4 +194,4 @@ class GoalRun:
     def note(self, at_s: float) -> None:
         """It changes what it runs as."""
         plan = self.plan if self.is_up else None
-        self.moments.append(Moment(at_s=at_s, step=self.step, plan=plan, spent_usd=self.meter.bill().total_usd))
+        self.moments.append(WorldMoment(at_s=at_s, step=self.step, plan=plan, spent_usd=self.meter.bill().total_usd))

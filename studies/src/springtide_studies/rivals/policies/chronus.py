@@ -23,7 +23,7 @@ from springtide.core.decision import JobView, Plan, Snapshot
 from springtide.core.errors import InvalidRequest
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.decisions.recall import State, decide_once
-from springtide.scheduling.placement.allocation_ledger import Shares, serve_demand, serve_minimum
+from springtide.scheduling.placement.allocation_ledger import AllocationLedger, serve_demand, serve_minimum
 from springtide.scheduling.placement.gangs import Gangs, told
 from springtide_studies.rivals.solvers.lease_milp import LeaseJob, is_available, plan_leases
 
@@ -48,7 +48,7 @@ class Chronus(msgspec.Struct, frozen=True, kw_only=True):
         """Return the plan for this snapshot."""
         return decide_once(repr(self), snapshot, self._decide)
 
-    def _decide(self, shares: Shares, state: State) -> tuple[float | None, dict[str, Any]]:
+    def _decide(self, shares: AllocationLedger, state: State) -> tuple[float | None, dict[str, Any]]:
         gangs = Gangs(shares)
         ends_s = state.get("ends_s")
         accepted = set(state.get("accepted", ()))

@@ -13,7 +13,7 @@ import numpy as np
 from springtide.core.decision import Plan, Snapshot
 from springtide.scheduling.admission import Hook, review_all
 from springtide_studies.rivals.policies.elastic_jobs import JobRow, LiveJobs
-from springtide_studies.rivals.policies.elastic_memory import Desk, Verdict, own_memory, service_shares
+from springtide_studies.rivals.policies.elastic_memory import DecisionCache, ElasticVerdict, own_memory, service_shares
 from springtide_studies.rivals.policies.elastic_plan import Rules
 from springtide_studies.rivals.policies.elasticflow import ElasticFlow
 from springtide_studies.rivals.solvers.minimum_share import play_in_turn
@@ -43,7 +43,7 @@ class EdfAdmission:
     """
 
     hooks: tuple[Hook, ...] = ()
-    _desk: Desk = field(init=False, repr=False, compare=False, default_factory=Desk)
+    _desk: DecisionCache = field(init=False, repr=False, compare=False, default_factory=DecisionCache)
 
     def decide(self, snapshot: Snapshot) -> Plan:
         """Return the plan for this snapshot."""
@@ -52,7 +52,7 @@ class EdfAdmission:
         standing = desk.recall(rule, snapshot, rows, None)
         return standing or desk.plan(rule, snapshot, rows, self._decide(snapshot, rows))
 
-    def _decide(self, snapshot: Snapshot, rows: list[JobRow]) -> Verdict:
+    def _decide(self, snapshot: Snapshot, rows: list[JobRow]) -> ElasticVerdict:
         num_devices = service_shares(snapshot).left
         remembered = own_memory(snapshot, repr(self))
         ledgers = dict(remembered["ledgers"]) if remembered is not None else {}
@@ -85,7 +85,7 @@ class EdfAdmission:
             elif view.started_at_s is None:
                 refused[index] = objection
         counts = self._counts(live, promised, num_devices, refused)
-        return Verdict(
+        return ElasticVerdict(
             counts={row.job_id: count for row, count in zip(rows, counts, strict=True) if count},
             admitted={rows[index].job_id: finish_s for index, finish_s in admitted.items()},
             refused={rows[index].job_id: why for index, why in refused.items()},

@@ -14,7 +14,12 @@ import msgspec
 from springtide.core.decision import EMPTY, Plan, PoolAllocation, Refusal, Schedule, Snapshot
 from springtide.core.resources import DeviceId, Topology
 from springtide.core.workload import WorkloadId
-from springtide.scheduling.placement.allocation_ledger import Shares, most_workers, serve_demand, serve_minimum
+from springtide.scheduling.placement.allocation_ledger import (
+    AllocationLedger,
+    most_workers,
+    serve_demand,
+    serve_minimum,
+)
 from springtide.scheduling.placement.layout import shape_of
 from springtide.scheduling.placement.placing import place
 from springtide.scheduling.replicas import next_idle_at_s, wanted_replicas
@@ -25,7 +30,7 @@ _KEYS = ("rule", "mark", "cluster", "at_s", "until_s", "devices", "ledgers")
 _NOTHING = PoolAllocation(device_ids=())
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class ElasticVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """What a policy decided: devices by job, whom it promised what, whom it refused, and when to look again."""
 
     counts: Mapping[WorkloadId, int]
@@ -36,7 +41,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     ledgers: Mapping[str, Any] = EMPTY
 
 
-class Desk:
+class DecisionCache:
     """One policy's view of a snapshot over time: rows of jobs, what was decided last, and whether it still stands.
 
     What it keeps is derived from the snapshots it has seen and only saves time: a new desk says the same.
@@ -88,7 +93,12 @@ class Desk:
         return None
 
     def plan(
-        self, rule: str, snapshot: Snapshot, rows: Sequence[JobRow], verdict: Verdict, slot_s: float | None = None
+        self,
+        rule: str,
+        snapshot: Snapshot,
+        rows: Sequence[JobRow],
+        verdict: ElasticVerdict,
+        slot_s: float | None = None,
     ) -> Plan:
         """Place what was decided and remember it."""
         counts = {**service_shares(snapshot).counts, **verdict.counts}
@@ -167,9 +177,9 @@ def own_memory(snapshot: Snapshot, rule: str) -> Mapping[str, Any] | None:
     return memory if is_own else None
 
 
-def service_shares(snapshot: Snapshot) -> Shares:
+def service_shares(snapshot: Snapshot) -> AllocationLedger:
     """A ledger in which the services have what they need; jobs get what is left."""
-    shares = Shares(snapshot)
+    shares = AllocationLedger(snapshot)
     if snapshot.services:
         serve_minimum(shares)
         serve_demand(shares)

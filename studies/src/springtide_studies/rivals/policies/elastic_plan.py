@@ -16,7 +16,7 @@ from springtide.core.decision import PlannedRun, Schedule
 from springtide.core.workload import WorkloadId
 from springtide_studies.rivals.policies.elastic_jobs import LiveJobs
 from springtide_studies.rivals.solvers.marginal import clipped_slot_costs, share_out, slot_costs
-from springtide_studies.rivals.solvers.minimum_share import FreeDevices, Shares, forward_filling, minimum_shares
+from springtide_studies.rivals.solvers.minimum_share import FreeDevices, MinimumShares, forward_filling, minimum_shares
 
 # Time is planned in slots of this length, and Algorithm 2 fills the next one: a slot of the paper's experiments (60 s;
 # §6 and the artifact). A slot has one size, so a share begins up to a slot before the last moment.
@@ -44,7 +44,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     is_reversed: bool = False
 
 
-class Outcome(msgspec.Struct, kw_only=True):
+class ElasticOutcome(msgspec.Struct, kw_only=True):
     """The decision: `counts` by row, who was admitted (to finish by when) or refused (why), and the next moment.
 
     `plan` is the order of the rows that hold a claim and their shares.
@@ -55,12 +55,12 @@ class Outcome(msgspec.Struct, kw_only=True):
     refused: dict[int, str]
     until_s: float | None
     claims: list[int]
-    shares: Shares
+    shares: MinimumShares
 
 
 def decide_elastic(
     live: LiveJobs, num_devices: int, num_promised: int, rules: Rules, reserves_s: Sequence[float], review: Review
-) -> Outcome:
+) -> ElasticOutcome:
     """Decide for one instant.
 
     `num_devices` may be given out now, `num_promised` of them count for shares. `reserves_s` is what one change costs
@@ -73,7 +73,7 @@ def decide_elastic(
     planner.give_to_late(counts, num_devices)
     planner.grow(counts, num_devices, set(refused))
     until_s = planner.next_moment(counts)
-    return Outcome(
+    return ElasticOutcome(
         counts=counts,
         admitted=admitted,
         refused=refused,
@@ -104,7 +104,7 @@ class _Planner:
         self.claims = live.by_deadline(self.claims)
         self.shares = self._fill(self.claims)
 
-    def _fill(self, claims: list[int], *, stops_at_misfit: bool = False) -> Shares:
+    def _fill(self, claims: list[int], *, stops_at_misfit: bool = False) -> MinimumShares:
         return minimum_shares(
             self.live.demands(claims, self.ends_s),
             self.now_s,
@@ -288,10 +288,10 @@ def _level_of(count: int, sizes: Sequence[int]) -> int:
     return sum(size <= count for size in sizes)
 
 
-class PlannedFuture(Mapping[WorkloadId, Schedule]):
+class ElasticFuture(Mapping[WorkloadId, Schedule]):
     """The schedules of a decision, worked out when somebody looks."""
 
-    def __init__(self, live: LiveJobs, outcome: Outcome) -> None:
+    def __init__(self, live: LiveJobs, outcome: ElasticOutcome) -> None:
         self._live, self._outcome = live, outcome
         self._index = {row.job_id: index for index, row in enumerate(live.rows)}
 

@@ -12,8 +12,8 @@ from typing import Any, Literal
 from springtide.core.decision import Plan, Snapshot
 from springtide.scheduling.admission import Hook, review_all
 from springtide_studies.rivals.policies.elastic_jobs import JobRow, LiveJobs
-from springtide_studies.rivals.policies.elastic_memory import Desk, Verdict, own_memory, service_shares
-from springtide_studies.rivals.policies.elastic_plan import Outcome, PlannedFuture, Rules, decide_elastic
+from springtide_studies.rivals.policies.elastic_memory import DecisionCache, ElasticVerdict, own_memory, service_shares
+from springtide_studies.rivals.policies.elastic_plan import ElasticFuture, ElasticOutcome, Rules, decide_elastic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +33,11 @@ class ElasticFlow:
     slot_s: float | None = None
     reserve_fraction: float = 0.0
     hooks: tuple[Hook, ...] = ()
-    _desk: Desk = field(init=False, repr=False, compare=False)
+    _desk: DecisionCache = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Every policy has a desk of its own."""
-        object.__setattr__(self, "_desk", Desk(only_doublings=self.levels == "doubling"))
+        object.__setattr__(self, "_desk", DecisionCache(only_doublings=self.levels == "doubling"))
 
     @property
     def rules(self) -> Rules:
@@ -53,7 +53,7 @@ class ElasticFlow:
             return standing
         return desk.plan(rule, snapshot, rows, self._decide(snapshot, rows), self.slot_s)
 
-    def _decide(self, snapshot: Snapshot, rows: list[JobRow]) -> Verdict:
+    def _decide(self, snapshot: Snapshot, rows: list[JobRow]) -> ElasticVerdict:
         num_devices = service_shares(snapshot).left
         reserved = int(len(self._desk.device_ids(snapshot.cluster)) * self.reserve_fraction)
         remembered = own_memory(snapshot, repr(self))
@@ -70,15 +70,15 @@ class ElasticFlow:
         return verdict_of(live, outcome, ledgers)
 
 
-def verdict_of(live: LiveJobs, outcome: Outcome, ledgers: Mapping[str, Any]) -> Verdict:
+def verdict_of(live: LiveJobs, outcome: ElasticOutcome, ledgers: Mapping[str, Any]) -> ElasticVerdict:
     """From rows to names."""
     rows = live.rows
-    return Verdict(
+    return ElasticVerdict(
         counts={row.job_id: count for row, count in zip(rows, outcome.counts, strict=True) if count},
         until_s=outcome.until_s,
         admitted={rows[index].job_id: finish_s for index, finish_s in outcome.admitted.items()},
         refused={rows[index].job_id: why for index, why in outcome.refused.items()},
-        future=PlannedFuture(live, outcome),
+        future=ElasticFuture(live, outcome),
         ledgers=ledgers,
     )
 

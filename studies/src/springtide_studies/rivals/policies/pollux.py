@@ -25,10 +25,10 @@ from springtide.core.workload import JobState, WorkloadId
 from springtide.perf.curve import curve_of
 from springtide.perf.goodput import best_batches
 from springtide.perf.step_estimate import fit_model
-from springtide.scheduling.decisions.rounds import Decision, Round, decide_in_rounds
+from springtide.scheduling.decisions.rounds import Round, RoundDecision, decide_in_rounds
 from springtide.scheduling.placement.allocation_ledger import most_workers
 from springtide.scheduling.placement.gangs import fixed_size
-from springtide_studies.rivals.solvers.pollux_search import Counts, SearchProblem, search
+from springtide_studies.rivals.solvers.pollux_search import AllocationProblem, Counts, search
 
 # The widest node that the search's matrices can count.
 _WIDEST_NODE = 127
@@ -54,7 +54,7 @@ class Pollux(msgspec.Struct, frozen=True, kw_only=True):
         """Return the plan for this snapshot."""
         return decide_in_rounds(repr(self), self.round_s, snapshot, self._decide)
 
-    def _decide(self, now: Round) -> Decision:
+    def _decide(self, now: Round) -> RoundDecision:
         state = now.state or {"jobs": [], "nodes": [], "population": None, "restarts": {}, "ran": {}}
         grants = _Grants(now)
         grants.give_rigid()
@@ -80,7 +80,7 @@ class Pollux(msgspec.Struct, frozen=True, kw_only=True):
             grants.give(jobs, nodes, found.best)
             population = found.front
         allocations = grants.allocations
-        return Decision(
+        return RoundDecision(
             allocations=allocations,
             state={
                 "jobs": [job.job_id for job in jobs],
@@ -108,7 +108,7 @@ class Pollux(msgspec.Struct, frozen=True, kw_only=True):
         jobs: Sequence[_Job],
         nodes: Sequence[NodeId],
         restarts: Mapping[str, int],
-    ) -> SearchProblem:
+    ) -> AllocationProblem:
         capacities = np.array([min(len(grants.free[node]), _WIDEST_NODE) for node in nodes])
         total = int(capacities.sum())
         # Rows a multiple of eight wide are compared eight entries at a time; nodes without devices fill them up.
@@ -125,7 +125,7 @@ class Pollux(msgspec.Struct, frozen=True, kw_only=True):
                 held[row, column_of[grants.node_of[device]]] += 1
         age_s = np.array([now.snapshot.now_s - job.view.submitted_at_s for job in jobs])
         spent_s = self.restart_s * np.array([restarts.get(job.job_id, 0) for job in jobs])
-        return SearchProblem(
+        return AllocationProblem(
             capacities=capacities,
             num_nodes=len(nodes),
             held=held,

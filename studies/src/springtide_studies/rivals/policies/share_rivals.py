@@ -9,7 +9,7 @@ import numpy as np
 
 from springtide.core.resources import DeviceId
 from springtide.core.shares import Share
-from springtide.scheduling.sharing.demand import UNITS, Demand, demand_of
+from springtide.scheduling.sharing.demand import UNITS, ShareDemand, demand_of
 from springtide.scheduling.sharing.ledger import Counts, Flags, ShareLedger
 from springtide.scheduling.sharing.packing import PlacementRequest
 
@@ -58,7 +58,7 @@ class InflessRequest(msgspec.Struct, frozen=True, kw_only=True):
         return _fullest(ledger, request)
 
 
-class FastGs(msgspec.Struct, frozen=True, kw_only=True):
+class FastGsPacker(msgspec.Struct, frozen=True, kw_only=True):
     """FaST-GS+: partitions of computing rate, each for a part of the time, as rectangles that must not overlap.
 
     A share is as wide as its limit and as high as request / limit, the part of the time that it needs at that rate.
@@ -127,7 +127,7 @@ def _holds(outer: Rectangle, inner: Rectangle) -> bool:
     )
 
 
-def _sides(demand: Demand) -> tuple[int, int]:
+def _sides(demand: ShareDemand) -> tuple[int, int]:
     return demand.limit, -(-demand.request * UNITS // demand.limit)
 
 

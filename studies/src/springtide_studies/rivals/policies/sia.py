@@ -23,7 +23,7 @@ from springtide.core.workload import JobState, WorkloadId
 from springtide.perf.curve import curve_of
 from springtide.perf.goodput import BestBatches, best_batches
 from springtide.perf.step_estimate import fit_model
-from springtide.scheduling.decisions.rounds import Decision, Round, decide_in_rounds
+from springtide.scheduling.decisions.rounds import Round, RoundDecision, decide_in_rounds
 from springtide.scheduling.placement.allocation_ledger import most_workers
 from springtide.scheduling.placement.gangs import fixed_size
 from springtide.scheduling.placement.placing import place
@@ -61,7 +61,7 @@ class Sia(msgspec.Struct, frozen=True, kw_only=True):
         """Return the plan for this snapshot."""
         return decide_in_rounds(repr(self), self.round_s, snapshot, self._decide)
 
-    def _decide(self, now: Round) -> Decision:
+    def _decide(self, now: Round) -> RoundDecision:
         state = now.state or {"restarts": {}, "ran": {}, "changed_s": {}}
         standing = _Standing(now, state)
         width = _widest_node(now)
@@ -80,7 +80,7 @@ class Sia(msgspec.Struct, frozen=True, kw_only=True):
             if size:
                 counts[view.job.job_id] = size
         allocations = _place(now, counts, standing)
-        return Decision(allocations=allocations, state=standing.remember(allocations))
+        return RoundDecision(allocations=allocations, state=standing.remember(allocations))
 
     def _is_pinned(self, standing: _Standing, view: JobView) -> bool:
         """Whether the job keeps what it has: it is restarting, or runs and cannot change its number."""

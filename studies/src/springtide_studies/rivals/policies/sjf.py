@@ -14,7 +14,7 @@ import msgspec
 
 from springtide.core.decision import Plan, Snapshot
 from springtide.scheduling.decisions.recall import State, decide_once
-from springtide.scheduling.placement.allocation_ledger import Shares, serve_demand, serve_minimum
+from springtide.scheduling.placement.allocation_ledger import AllocationLedger, serve_demand, serve_minimum
 from springtide.scheduling.placement.gangs import Gangs, told
 
 
@@ -27,7 +27,7 @@ class ShortestJobFirst(msgspec.Struct, frozen=True, kw_only=True):
         """Return the plan for this snapshot."""
         return decide_once(repr(self), snapshot, self._decide)
 
-    def _decide(self, shares: Shares, state: State) -> tuple[float | None, dict[str, Any]]:
+    def _decide(self, shares: AllocationLedger, state: State) -> tuple[float | None, dict[str, Any]]:
         gangs = Gangs(shares)
         serve_minimum(shares)
         if not self.preemptive:

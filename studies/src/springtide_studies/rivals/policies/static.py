@@ -15,7 +15,12 @@ import msgspec
 
 from springtide.core.decision import JobView, Plan, Snapshot
 from springtide.scheduling.decisions.recall import State, decide_once
-from springtide.scheduling.placement.allocation_ledger import Shares, most_workers, serve_demand, serve_minimum
+from springtide.scheduling.placement.allocation_ledger import (
+    AllocationLedger,
+    most_workers,
+    serve_demand,
+    serve_minimum,
+)
 from springtide.scheduling.placement.gangs import Gangs
 
 
@@ -28,7 +33,7 @@ class Static(msgspec.Struct, frozen=True, kw_only=True):
         """Return the plan for this snapshot."""
         return decide_once(repr(self), snapshot, self._decide)
 
-    def _decide(self, shares: Shares, state: State) -> tuple[float | None, dict[str, Any]]:
+    def _decide(self, shares: AllocationLedger, state: State) -> tuple[float | None, dict[str, Any]]:
         gangs = _StaticGangs(shares, self.num_workers, state.get("sizes", {}))
         serve_minimum(shares)
         gangs.keep(view for view in gangs.views if gangs.holds(view))
@@ -40,7 +45,7 @@ class Static(msgspec.Struct, frozen=True, kw_only=True):
 class _StaticGangs(Gangs):
     """Sizes that were chosen once: `sizes` are those of the jobs that run."""
 
-    def __init__(self, shares: Shares, num_workers: int | None, sizes: Mapping[str, int]) -> None:
+    def __init__(self, shares: AllocationLedger, num_workers: int | None, sizes: Mapping[str, int]) -> None:
         super().__init__(shares)
         self._num_workers = num_workers
         self._sizes = sizes

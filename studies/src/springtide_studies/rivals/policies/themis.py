@@ -25,7 +25,7 @@ from springtide.core.decision import JobView, Plan, Snapshot
 from springtide.core.workload import WorkloadId
 from springtide.perf.curve import curve_of
 from springtide.scheduling.decisions.recall import State, decide_once
-from springtide.scheduling.placement.allocation_ledger import Shares, serve_demand, serve_minimum
+from springtide.scheduling.placement.allocation_ledger import AllocationLedger, serve_demand, serve_minimum
 from springtide.scheduling.placement.gangs import Gangs, told
 
 
@@ -42,7 +42,7 @@ class Themis(msgspec.Struct, frozen=True, kw_only=True):
         """Return the plan for this snapshot."""
         return decide_once(repr(self), snapshot, self._decide)
 
-    def _decide(self, shares: Shares, state: State) -> tuple[float | None, dict[str, Any]]:
+    def _decide(self, shares: AllocationLedger, state: State) -> tuple[float | None, dict[str, Any]]:
         gangs = Gangs(shares)
         serve_minimum(shares)
         leases: dict[str, float] = state.get("leases", {})

@@ -16,7 +16,7 @@ from springtide.core.decision import JobView, Plan, PoolAllocation, Snapshot
 from springtide.core.resources import DeviceId, NodeId
 from springtide.core.workload import JobState, WorkloadId
 from springtide.perf.curve import curve_of, interpolate
-from springtide.scheduling.decisions.rounds import Decision, Devices, Round, decide_in_rounds
+from springtide.scheduling.decisions.rounds import Devices, Round, RoundDecision, decide_in_rounds
 from springtide.scheduling.placement.allocation_ledger import most_workers
 from springtide.scheduling.placement.gangs import fixed_size
 
@@ -35,7 +35,7 @@ class TiresiasTuned(msgspec.Struct, frozen=True, kw_only=True):
         """Return the plan for this snapshot."""
         return decide_in_rounds(repr(self), self.round_s, snapshot, self._decide)
 
-    def _decide(self, now: Round) -> Decision:
+    def _decide(self, now: Round) -> RoundDecision:
         state = now.state or {"first": [], "second": [], "ran_s": {}, "at_s": 0.0}
         total = len(now.devices)
         size_of = {view.job.job_id: fixed_size(view, total) for view in now.snapshot.jobs}
@@ -58,7 +58,7 @@ class TiresiasTuned(msgspec.Struct, frozen=True, kw_only=True):
                 running.append(job_id)
         counts = {job_id: size_of[job_id] for job_id in running}
         remembered = {"first": first, "second": second, "ran_s": ran_s, "at_s": now.snapshot.now_s}
-        return Decision(allocations=_spread_out(now, counts, running), state=remembered)
+        return RoundDecision(allocations=_spread_out(now, counts, running), state=remembered)
 
 
 class OptimusOracle(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +84,7 @@ class OptimusOracle(msgspec.Struct, frozen=True, kw_only=True):
             steps -= rates[min(num_held, len(rates) - 1)] * max(0.0, now_s - view.progress_at_s)
         return max(1.0, steps)
 
-    def _decide(self, now: Round) -> Decision:
+    def _decide(self, now: Round) -> RoundDecision:
         left = len(now.devices)
         counts: dict[WorkloadId, int] = {}
         gains: dict[WorkloadId, float] = {}
@@ -112,7 +112,7 @@ class OptimusOracle(msgspec.Struct, frozen=True, kw_only=True):
             gains[who] = gain(who)
             left -= 1
         order = sorted((who for who in counts if counts[who]), key=counts.__getitem__)
-        return Decision(allocations=_spread_out(now, counts, order), state=None)
+        return RoundDecision(allocations=_spread_out(now, counts, order), state=None)
 
 
 def _told_steps_per_s(view: JobView) -> tuple[float, ...]:

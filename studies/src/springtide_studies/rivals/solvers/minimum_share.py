@@ -27,7 +27,7 @@ class FreeDevices(NamedTuple):
     counts: Ints
 
 
-class Share(NamedTuple):
+class MinimumShare(NamedTuple):
     """The least that makes a deadline.
 
     `level` is the index of the highest size used (-1: nothing is left to do). From `switch_s` on the job has that
@@ -70,7 +70,7 @@ def progressive_filling(
     *,
     slot_s: float = 0.0,
     change_s: float = 0.0,
-) -> Share | None:
+) -> MinimumShare | None:
     """Algorithm 1, lines 11-22: the smallest level j such that x(t) = min(j, free(t)) does `work` by the deadline.
 
     `sizes` ascend and so do their speeds. The levels are raised one by one over the whole time, and within the last
@@ -85,7 +85,7 @@ def progressive_filling(
     """
     end = int(np.searchsorted(free.times_s, deadline_s, side="left"))
     if work <= 0:
-        return Share(-1, deadline_s, free.times_s[:0], free.counts[:0], 0.0)
+        return MinimumShare(-1, deadline_s, free.times_s[:0], free.counts[:0], 0.0)
     if end == 0:
         return None
     starts = free.times_s[:end]
@@ -121,7 +121,7 @@ def progressive_filling(
 
 def _fill_with_changes(
     starts: Floats, lengths: Floats, rates: Floats, counts: Ints, work: float, change_s: float
-) -> Share | None:
+) -> MinimumShare | None:
     """The same search where every change costs; a stretch shorter than its change counts as a loss."""
     num = len(starts)
     for level in range(1, len(rates)):
@@ -143,7 +143,9 @@ def _fill_with_changes(
     return None
 
 
-def _share(starts: Floats, lengths: Floats, before: Ints, after: Ints, k: int, switch_s: float, level: int) -> Share:
+def _share(
+    starts: Floats, lengths: Floats, before: Ints, after: Ints, k: int, switch_s: float, level: int
+) -> MinimumShare:
     times_s = np.insert(starts, k + 1, switch_s)
     counts = np.concatenate((before[: k + 1], after[k:]))
     ends = np.append(starts[1:], starts[-1] + lengths[-1])
@@ -154,10 +156,10 @@ def _share(starts: Floats, lengths: Floats, before: Ints, after: Ints, k: int, s
         + after[k + 1 :] @ lengths[k + 1 :]
     )
     keep = np.diff(times_s, append=starts[-1] + lengths[-1]) > 0
-    return Share(level, switch_s, times_s[keep], counts[keep], device_s)
+    return MinimumShare(level, switch_s, times_s[keep], counts[keep], device_s)
 
 
-def forward_filling(free: FreeDevices, work: float, sizes: Sequence[int], steps_per_s: Sequence[float]) -> Share:
+def forward_filling(free: FreeDevices, work: float, sizes: Sequence[int], steps_per_s: Sequence[float]) -> MinimumShare:
     """As much as is free, as soon as it is free, up to the largest size, until `work` is done: how EDF fills.
 
     `deadline_s` does not enter. The schedule ends when the work is done, which is `switch_s`: inf if nothing is free
@@ -176,7 +178,7 @@ def forward_filling(free: FreeDevices, work: float, sizes: Sequence[int], steps_
     held = counts[: k + 1]
     keep = spans > 0
     device_s = float(held[held > 0] @ spans[held > 0])
-    return Share(len(sizes) - 1, end_s, times_s[keep], held[keep], device_s)
+    return MinimumShare(len(sizes) - 1, end_s, times_s[keep], held[keep], device_s)
 
 
 class Demands(NamedTuple):
@@ -191,7 +193,7 @@ class Demands(NamedTuple):
     steps_per_s: Floats
 
 
-class Shares(NamedTuple):
+class MinimumShares(NamedTuple):
     """Minimum shares of a set of jobs.
 
     Before `switch_s` a job has `low` devices and from then to its deadline `high`, unless its row is in `clipped`:
@@ -203,7 +205,7 @@ class Shares(NamedTuple):
     low: Ints
     high: Ints
     switch_s: Floats
-    clipped: dict[int, Share]
+    clipped: dict[int, MinimumShare]
     free: FreeDevices
 
     @property
@@ -219,7 +221,7 @@ class Shares(NamedTuple):
         return counts
 
 
-def alone(demands: Demands, now_s: float, slot_s: float = 0.0) -> Shares:
+def alone(demands: Demands, now_s: float, slot_s: float = 0.0) -> MinimumShares:
     """The minimum share of every job as if it had the cluster for itself. All jobs at once; `free` is empty."""
     time_s = np.maximum(demands.deadlines_s - now_s, 0.0)
     work = demands.work
@@ -242,7 +244,7 @@ def alone(demands: Demands, now_s: float, slot_s: float = 0.0) -> Shares:
         switch_s = switch_s // slot_s * slot_s
     switch_s = np.clip(switch_s, now_s, np.maximum(demands.deadlines_s, now_s))
     nothing = FreeDevices(np.empty(0), np.empty(0, dtype=np.int64))
-    return Shares(fits, np.where(fits, low, 0), np.where(fits, high, 0), switch_s, {}, nothing)
+    return MinimumShares(fits, np.where(fits, low, 0), np.where(fits, high, 0), switch_s, {}, nothing)
 
 
 def minimum_shares(
@@ -253,7 +255,7 @@ def minimum_shares(
     slot_s: float = 0.0,
     stops_at_misfit: bool = False,
     late_jobs_claim: bool = False,
-) -> Shares:
+) -> MinimumShares:
     """Algorithm 1, lines 1-9: fill all jobs in the order of their deadlines, each into what the others left.
 
     All shares are computed as if each job were alone, and the longest prefix of them that fits together is taken as
@@ -293,19 +295,19 @@ def minimum_shares(
 
 def _fill_rest(
     demands: Demands,
-    shares: Shares,
+    shares: MinimumShares,
     ledger: _Ledger,
     first: int,
     ends_s: Floats,
     slot_s: float,
     stops_at_misfit: bool,
     late_jobs_claim: bool,
-) -> Shares:
+) -> MinimumShares:
     """Fill the jobs from row `first` on one by one."""
     lows, highs, switches = shares.low.tolist(), shares.high.tolist(), shares.switch_s.tolist()
     ends = ends_s.tolist()
     fits = shares.fits.copy()
-    clipped: dict[int, Share] = {}
+    clipped: dict[int, MinimumShare] = {}
     for row in range(first, len(lows)):
         if fits[row] and ledger.take(lows[row], highs[row], switches[row], ends[row]):
             continue
@@ -381,7 +383,7 @@ class _Ledger:
         counts[switch:end] -= high
         return True
 
-    def take_schedule(self, share: Share, end_s: float) -> None:
+    def take_schedule(self, share: MinimumShare, end_s: float) -> None:
         """Take a schedule that was filled into what is free here; only its switch, or its end, may be a new moment."""
         if not len(share.times_s):
             return

@@ -31,7 +31,7 @@ _NUM_FRUITLESS = 4
 _EXTREME = 1e14
 
 
-class SearchProblem(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class AllocationProblem(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What is searched: J jobs, N columns for nodes, of which the first `num_nodes` are real.
 
     `capacities` [N] are devices, 0 beyond the real nodes, at most 127. `held` [J, N] is what each job holds, `least`
@@ -62,7 +62,12 @@ class Found(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def search(
-    problem: SearchProblem, initial: Counts, rng: np.random.Generator, *, population: int = 100, generations: int = 100
+    problem: AllocationProblem,
+    initial: Counts,
+    rng: np.random.Generator,
+    *,
+    population: int = 100,
+    generations: int = 100,
 ) -> Found:
     """Search from the matrices `initial` [P, J, N] (P at least 1), which are mended first.
 
@@ -91,7 +96,7 @@ def search(
 # --- objectives -------------------------------------------------------------------------------------------------------
 
 
-def _evaluate(problem: SearchProblem, states: Counts) -> Floats:
+def _evaluate(problem: AllocationProblem, states: Counts) -> Floats:
     """The two objectives of each matrix, to be minimised: [P, 2].
 
     Minus the harmonic mean of all jobs' speedups over their fair share (power mean with p = -1), in units of a node's
@@ -130,7 +135,7 @@ def _differ(states: Counts, held: Counts) -> NDArray[np.bool_]:
 
 
 def _children(
-    problem: SearchProblem,
+    problem: AllocationProblem,
     states: Counts,
     values: Floats,
     crowding: Floats,
@@ -191,7 +196,7 @@ def _cross(pairs: Counts, rng: np.random.Generator) -> Counts:
     return children.reshape(-1, num_jobs, num_nodes)
 
 
-def _mutate(problem: SearchProblem, states: Counts, rng: np.random.Generator) -> Counts:
+def _mutate(problem: AllocationProblem, states: Counts, rng: np.random.Generator) -> Counts:
     """Reset rows to what is held, thin rows out, and let jobs grow on nodes with idle devices."""
     num, num_jobs, _ = states.shape
     draws = rng.random((num, num_jobs), dtype=np.float32)
@@ -218,7 +223,7 @@ def _mutate(problem: SearchProblem, states: Counts, rng: np.random.Generator) ->
 # --- mending ----------------------------------------------------------------------------------------------------------
 
 
-def _repair(problem: SearchProblem, states: Counts, rng: np.random.Generator) -> Counts:
+def _repair(problem: AllocationProblem, states: Counts, rng: np.random.Generator) -> Counts:
     """Make matrices possible, in place: one distributed job a node, the jobs' bounds, the nodes' devices."""
     workers, nodes = _sums(states)
     is_spread = nodes > 1

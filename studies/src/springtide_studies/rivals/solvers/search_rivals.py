@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from springtide.core.errors import InvalidRequest
 from springtide.solvers.search.gaussian_process import Fit, Floats, Trend, expected_improvement, lognormal_improvement
-from springtide.solvers.search.phase_choice import Aim, Limits
+from springtide.solvers.search.phase_choice import Aim, GoalLimits
 
 # What breaks a limit is worse than anything that does not, and the more so the more it breaks it: in powers of e.
 _PENALTY = 3.0
@@ -35,7 +35,7 @@ _STRIDE = 0.5
 _MOST_VISITS = 40
 
 
-class SearchProblem(msgspec.Struct, frozen=True, kw_only=True):
+class ConfigurationProblem(msgspec.Struct, frozen=True, kw_only=True):
     """Candidates as arrays of one entry each, and what is looked for over `num_steps` steps.
 
     `prior_step_s` is what a model says of a step beforehand. A step of t seconds costs `base_usd` + t x `usd_per_s`.
@@ -48,7 +48,7 @@ class SearchProblem(msgspec.Struct, frozen=True, kw_only=True):
     usd_per_s: Floats
     fits: npt.NDArray[np.bool_]
     num_steps: float
-    limits: Limits
+    limits: GoalLimits
     aim: Aim
 
     def totals(self, index: int, step_s: float) -> tuple[float, float]:
@@ -78,7 +78,7 @@ class SearchTrace(msgspec.Struct, frozen=True, kw_only=True):
 class _Seen:
     """What was measured, and the best of it."""
 
-    def __init__(self, problem: SearchProblem) -> None:
+    def __init__(self, problem: ConfigurationProblem) -> None:
         self.problem = problem
         self.order: list[int] = []
         self.step_s: dict[int, float] = {}
@@ -98,7 +98,7 @@ _Method = Callable[[_Seen, np.random.Generator], Iterator[int]]
 
 
 def run_search(
-    name: str, problem: SearchProblem, measure: Callable[[int], float], *, max_runs: int, seed: int = 0
+    name: str, problem: ConfigurationProblem, measure: Callable[[int], float], *, max_runs: int, seed: int = 0
 ) -> SearchTrace:
     """Let the method of that name look at up to `max_runs` candidates. The same seed looks at the same ones.
 
@@ -222,7 +222,7 @@ def _ratio_belief(seen: _Seen) -> tuple[Floats, Floats]:
     return prior + mean, spread
 
 
-def _safe_choice(problem: SearchProblem, log_step: Floats, margin: Floats | float) -> int:
+def _safe_choice(problem: ConfigurationProblem, log_step: Floats, margin: Floats | float) -> int:
     """The best that keeps the limits with this margin on its step, or what comes closest to them."""
     step_s = np.exp(log_step)
     upper_s = np.exp(log_step + margin)
@@ -246,7 +246,7 @@ def _modelled_choice(seen: _Seen) -> int | None:
     return _safe_choice(seen.problem, np.log(seen.problem.prior_step_s), 0.0)
 
 
-def _columns(problem: SearchProblem) -> list[Floats]:
+def _columns(problem: ConfigurationProblem) -> list[Floats]:
     return [np.log2(problem.num_workers), np.log2(problem.memory_mb)]
 
 
@@ -290,7 +290,7 @@ def _levels(values: Floats) -> Floats:
     return np.asarray(2.0 ** np.linspace(low, high, max(1, math.ceil((high - low) / _STRIDE)) + 1))
 
 
-def _nearest(problem: SearchProblem, num_workers: float, memory_mb: float) -> int:
+def _nearest(problem: ConfigurationProblem, num_workers: float, memory_mb: float) -> int:
     """The fitting candidate that is nearest in doublings."""
     away = np.abs(np.log2(problem.num_workers / num_workers)) + np.abs(np.log2(problem.memory_mb / memory_mb))
     return int(np.argmin(np.where(problem.fits, away, math.inf)))
