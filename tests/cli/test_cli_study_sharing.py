@@ -29,7 +29,7 @@ def study_text(answer: dict[str, Any]) -> str:
 @pytest.fixture(autouse=True)
 def _stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     for study in SHARING_STUDIES:
-        name = f"springtide.simulator.{study.replace('-', '_')}"
+        name = f"springtide_studies.dilu.{study.removeprefix('dilu-')}"
         module = ModuleType(name)
         module.__dict__.update(run_study=run_study, study_text=study_text)
         monkeypatch.setitem(sys.modules, name, module)

@@ -36,7 +36,7 @@ for policy in cheap_names(round_s=600.0):
 def digests(options: str, hash_seed: str) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-c", DIGEST.format(options=options)],
-        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(Path(__file__).parents[1])},
         capture_output=True,
         text=True,
         timeout=100,
