@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from springtide.control.controller import Controller
-from springtide.control.journal.sqlite import MemoryJournal
+from springtide.control.journal.memory import MemoryJournal
 from springtide.control.learnt import MAX_CHANGES, PRIOR_CHANGES, learnt_overheads
 from springtide.control.loop import verify
 from springtide.core import events

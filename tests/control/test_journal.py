@@ -6,7 +6,9 @@ import sqlite3
 
 import pytest
 
-from springtide.control.journal.sqlite import MemoryJournal, SqliteJournal, decode_step, encode_step
+from springtide.control.journal.codec import decode_step, encode_step
+from springtide.control.journal.memory import MemoryJournal
+from springtide.control.journal.sqlite import SqliteJournal
 from springtide.core import actions, events
 from springtide.core.errors import JournalError
 from springtide.core.ports import Step

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from springtide.control.controller import Controller
-from springtide.control.journal.sqlite import MemoryJournal
+from springtide.control.journal.memory import MemoryJournal
 from springtide.control.loop import recover, run, verify
 from springtide.core import events
 from springtide.core.errors import JournalError

@@ -13,8 +13,9 @@ import pytest
 
 from kits.servers import missing_postgres, running_postgres
 from springtide.control.journal import sqlite as journals
+from springtide.control.journal.journal import open_journal, read_journal
 from springtide.control.journal.postgres import PostgresJournal
-from springtide.control.journal.sqlite import SqliteJournal, open_journal, read_journal
+from springtide.control.journal.sqlite import SqliteJournal
 from springtide.control.loop import run
 from springtide.core.errors import InvalidRequest, JournalError, Superseded
 from springtide.core.events import PlatformStarted

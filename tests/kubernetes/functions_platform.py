@@ -33,7 +33,7 @@ from springtide.backends.functions.emulator.launch import (
     ensure_emulator,
     stop_emulator,
 )
-from springtide.backends.kubernetes.install.manifests import settings_text
+from springtide.backends.kubernetes.install.objects import settings_text
 from springtide.backends.kubernetes.install.settings_file import SettingsFile, complete
 from springtide.core.workload import WorkloadId
 from springtide.perf.functions import services as function_services

@@ -23,7 +23,7 @@ from lab import Cluster, free_ports
 from service_account import RIGHTS, install_definitions, installed, kubeconfig_of
 
 from kits.servers import running_s3
-from springtide.backends.kubernetes.install.manifests import settings_text
+from springtide.backends.kubernetes.install.objects import settings_text
 from springtide.backends.kubernetes.install.settings_file import complete
 from springtide.backends.kubernetes.settings import NODE_LABEL
 

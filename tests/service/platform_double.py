@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from springtide.control.controller import Controller
-from springtide.control.journal.sqlite import MemoryJournal
+from springtide.control.journal.memory import MemoryJournal
 from springtide.core.decision import Plan, PoolAllocation
 from springtide.core.errors import BackendError
 from springtide.core.events import JobResized, NodeJoined, ReplicaReady, ReplicaStopped

@@ -9,8 +9,8 @@ from api_fixtures import job_body, service_body
 
 from kits.servers import missing_postgres, running_postgres
 from springtide.backends.inbox import Inbox
+from springtide.control.journal.journal import open_journal
 from springtide.control.journal.postgres import PostgresJournal
-from springtide.control.journal.sqlite import open_journal
 from springtide.core.actions import StartReplica
 from springtide.core.decision import Overheads
 from springtide.core.errors import BackendError, StorageError

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from springtide.control.controller import Controller
-from springtide.control.journal.sqlite import MemoryJournal
+from springtide.control.journal.memory import MemoryJournal
 from springtide.control.loop import verify
 from springtide.core.decision import Plan, Policy, PoolAllocation, Snapshot
 from springtide.core.errors import InvalidRequest
@@ -22,7 +22,8 @@ from springtide_studies.fault_seeds.invariants import InvariantViolation
 
 DIGEST = """
 import hashlib
-from springtide.control.journal.sqlite import MemoryJournal, encode_step
+from springtide.control.journal.memory import MemoryJournal
+from springtide.control.journal.codec import encode_step
 from springtide.simulator.simulate import simulate
 from kits.cheap_policies import cheap_names
 for policy in cheap_names(round_s=600.0):

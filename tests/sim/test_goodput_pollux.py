@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from springtide.control.controller import Controller
-from springtide.control.journal.sqlite import MemoryJournal
+from springtide.control.journal.memory import MemoryJournal
 from springtide.control.loop import verify
 from springtide.scheduling.registry import make_policy
 from springtide.simulator.adaptive.play import GoodputSetting, play_workload

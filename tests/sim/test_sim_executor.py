@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from springtide.control import loop
 from springtide.control.controller import Controller
-from springtide.control.journal.sqlite import MemoryJournal
+from springtide.control.journal.memory import MemoryJournal
 from springtide.core.decision import Plan, PoolAllocation, Snapshot
 from springtide.core.events import JobSubmitted, NodeJoined
 from springtide.core.resources import make_node

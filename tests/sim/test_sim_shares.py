@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from springtide.control import loop
 from springtide.control.controller import Controller
-from springtide.control.journal.sqlite import MemoryJournal
+from springtide.control.journal.memory import MemoryJournal
 from springtide.core.actions import SetShare
 from springtide.core.decision import Plan, PoolAllocation
 from springtide.core.events import JobSubmitted, LoadObserved, NodeJoined, ServiceDeployed

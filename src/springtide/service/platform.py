@@ -17,7 +17,8 @@ import msgspec
 from msgspec.structs import replace
 
 from springtide.control.controller import Controller
-from springtide.control.journal.sqlite import DurableJournal, SqliteJournal
+from springtide.control.journal.journal import DurableJournal
+from springtide.control.journal.sqlite import SqliteJournal
 from springtide.control.loop import recover, run
 from springtide.control.quotes.budget import WithinBudget
 from springtide.control.records import JobRecord, ServiceRecord

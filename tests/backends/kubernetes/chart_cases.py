@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from springtide.backends.kubernetes.client.yaml_text import read_yaml
-from springtide.backends.kubernetes.install.manifests import SETTINGS_FILE, render
+from springtide.backends.kubernetes.install.manifests import render
+from springtide.backends.kubernetes.install.objects import SETTINGS_FILE
 from springtide.backends.kubernetes.install.settings_file import settings_from
 
 CHART = Path(__file__).parents[3] / "deploy" / "helm" / "springtide"

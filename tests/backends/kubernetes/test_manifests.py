@@ -13,7 +13,8 @@ from pod_security import violations
 from springtide.backends.kubernetes import settings as names
 from springtide.backends.kubernetes.client.yaml_text import write_yaml
 from springtide.backends.kubernetes.install import rbac
-from springtide.backends.kubernetes.install.manifests import ACTIVE_LABEL, render, settings_digest
+from springtide.backends.kubernetes.install.manifests import ACTIVE_LABEL, render
+from springtide.backends.kubernetes.install.objects import settings_digest
 from springtide.backends.kubernetes.install.settings_file import parse_settings, platform_settings, settings_from
 
 POSTGRES = {"journal_url": "postgresql://u@db/x", "install": {"replicas": 2}}

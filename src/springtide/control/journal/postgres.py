@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import psycopg
 
-from springtide.control.journal.sqlite import SCHEMA_VERSION, decode_step, encode_step
+from springtide.control.journal.codec import SCHEMA_VERSION, decode_step, encode_step
 from springtide.core.errors import JournalError, Superseded
 from springtide.core.ports import Step
 

@@ -1,112 +1,20 @@
-"""The journal: one append-only record of steps. Recovery, audit, the dashboard and the golden traces read it."""
+"""The journal in one SQLite file of the state directory."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
-from urllib.parse import unquote, urlsplit
 
-import msgspec
-
-from springtide.core.errors import InvalidRequest, JournalError
+from springtide.control.journal.codec import SCHEMA_VERSION, decode_step, encode_step
+from springtide.core.errors import JournalError
 from springtide.core.ports import Step
 
-SCHEMA_VERSION = 1
-JOURNAL_FORMS = "postgresql://USER@HOST/DATABASE, sqlite:///absolute/path, or nothing for the state directory"
 _TERM = "term"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS steps (seq INTEGER PRIMARY KEY, now_s REAL NOT NULL, step BLOB NOT NULL) STRICT;
 """
-
-
-class DurableJournal(Protocol):
-    """The journal of a platform: steps, and a few facts about itself. Every method raises JournalError."""
-
-    @property
-    def term(self) -> int:
-        """How often a control plane has taken it over; only the newest may write."""
-        ...
-
-    def append(self, step: Step) -> int:
-        """Make a step durable and return its sequence number. Raises Superseded once a newer term was taken."""
-        ...
-
-    def check(self) -> None:
-        """Raise Superseded once a newer term was taken."""
-        ...
-
-    def read(self, after_seq: int = 0) -> Iterator[tuple[int, Step]]:
-        """Every step with a higher sequence number, in order."""
-        ...
-
-    def last_now_s(self) -> float:
-        """When the newest step was taken; 0 for an empty journal."""
-        ...
-
-    def meta(self, key: str) -> str | None:
-        """A fact about the journal itself."""
-        ...
-
-    def set_meta(self, key: str, value: str) -> None:
-        """Set such a fact."""
-        ...
-
-    def close(self) -> None:
-        """Let go of it."""
-        ...
-
-
-def open_journal(url: str, state_dir: Path, *, holder: str = "") -> DurableJournal:
-    """Open the journal that a URL names and take its next term. An empty URL is SQLite in the state directory.
-
-    `holder` says for people who takes the term. Raises InvalidRequest for a URL that names no journal, JournalError.
-    """
-    journal = _open(url, state_dir, holder=holder, read_only=False)
-    if isinstance(journal, SqliteJournal):
-        journal.take_term()
-    return journal
-
-
-def read_journal(url: str, state_dir: Path) -> DurableJournal:
-    """Open it for reading, beside whoever writes. Raises as `open_journal`."""
-    return _open(url, state_dir, holder="", read_only=True)
-
-
-def _open(url: str, state_dir: Path, *, holder: str, read_only: bool) -> DurableJournal:
-    if not url:
-        return SqliteJournal(state_dir / "journal.db", read_only=read_only)
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        raise InvalidRequest(f"a journal's URL must look like one of: {JOURNAL_FORMS}") from None
-    if parts.scheme in {"postgresql", "postgres"}:
-        try:
-            from springtide.control.journal.postgres import PostgresJournal
-        except ImportError as error:
-            raise InvalidRequest(
-                f"a journal in PostgreSQL needs psycopg ({error}): pip install 'springtide[postgres]'"
-            ) from None
-        return PostgresJournal(url, holder=holder, read_only=read_only)
-    path = Path(unquote(parts.path))
-    if parts.scheme != "sqlite" or parts.netloc or not path.is_absolute() or path == Path("/"):
-        raise InvalidRequest(f"no journal has the URL {parts.scheme}://...; it is one of: {JOURNAL_FORMS}")
-    return SqliteJournal(path, read_only=read_only)
-
-
-def encode_step(step: Step) -> bytes:
-    """Return the step as one line of JSON."""
-    return msgspec.json.encode(step)
-
-
-def decode_step(data: bytes) -> Step:
-    """Return the step that `encode_step` wrote. Raises JournalError if it is not one."""
-    try:
-        return msgspec.json.decode(data, type=Step)
-    except (ValueError, RecursionError) as error:
-        raise JournalError(f"a step of the journal cannot be read: {error}") from error
 
 
 class SqliteJournal:
@@ -192,20 +100,3 @@ class SqliteJournal:
                 f"the journal {self._path} has schema {found}, this version reads {SCHEMA_VERSION}; "
                 "start with another state directory or the version that wrote it"
             )
-
-
-class MemoryJournal:
-    """A journal that keeps the encoded bytes in memory: what comes back is what was written, not the same objects."""
-
-    def __init__(self) -> None:
-        self._steps: list[bytes] = []
-
-    def append(self, step: Step) -> int:
-        """Record a step and return its sequence number."""
-        self._steps.append(encode_step(step))
-        return len(self._steps)
-
-    def read(self, after_seq: int = 0) -> Iterator[tuple[int, Step]]:
-        """Every step with a higher sequence number, in order."""
-        for index in range(after_seq, len(self._steps)):
-            yield index + 1, decode_step(self._steps[index])

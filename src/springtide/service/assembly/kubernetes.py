@@ -35,7 +35,7 @@ from springtide.backends.kubernetes.client.thread import ApiThread
 from springtide.backends.kubernetes.executor import KubernetesExecutor
 from springtide.backends.kubernetes.install.manifests import ACTIVE_LABEL
 from springtide.backends.kubernetes.settings import MANAGED_BY_LABEL, PLATFORM_LABEL, KubernetesSettings
-from springtide.control.journal.sqlite import DurableJournal, open_journal
+from springtide.control.journal.journal import DurableJournal, open_journal
 from springtide.core.decision import Overheads
 from springtide.core.errors import BackendError, InvalidRequest, JournalError, Superseded
 from springtide.core.status.pods import ClusterStatus

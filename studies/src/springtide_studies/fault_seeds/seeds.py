@@ -10,7 +10,7 @@ import numpy as np
 
 from springtide.control import loop
 from springtide.control.controller import Controller
-from springtide.control.journal.sqlite import MemoryJournal
+from springtide.control.journal.memory import MemoryJournal
 from springtide.core.actions import Action
 from springtide.core.decision import Policy
 from springtide.core.errors import SpringtideError

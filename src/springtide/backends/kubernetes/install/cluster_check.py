@@ -15,7 +15,8 @@ from springtide.backends.kubernetes.client.api import KubeApi
 from springtide.backends.kubernetes.client.errors import KubeApiError, KubeForbidden, Unreachable
 from springtide.backends.kubernetes.client.kinds import Kind, Object
 from springtide.backends.kubernetes.install import rbac
-from springtide.backends.kubernetes.install.manifests import ACTIVE_LABEL, keeps_state, labels_of
+from springtide.backends.kubernetes.install.manifests import ACTIVE_LABEL, keeps_state
+from springtide.backends.kubernetes.install.objects import labels_of
 from springtide.backends.kubernetes.install.settings_file import SettingsFile, complete
 from springtide.backends.kubernetes.install.share_manifests import share_namespace
 from springtide.backends.kubernetes.nodes.offered import facts_of

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-import msgspec
-
-import springtide
 from springtide.backends.kubernetes import settings as names
 from springtide.backends.kubernetes.client.overlay import merge
-from springtide.backends.kubernetes.client.yaml_text import write_yaml
 from springtide.backends.kubernetes.install import rbac
-from springtide.backends.kubernetes.install.settings_file import SettingsFile, complete, platform_settings
-
-Manifest = dict[str, Any]
+from springtide.backends.kubernetes.install.objects import (
+    SETTINGS_DIR,
+    SETTINGS_FILE,
+    Manifest,
+    _role,
+    cluster_role,
+    config_map,
+    labels_of,
+    metadata_of,
+    namespace_object,
+    role,
+    settings_digest,
+)
+from springtide.backends.kubernetes.install.settings_file import SettingsFile, complete
+from springtide.backends.kubernetes.install.share_manifests import share_daemon
 
 CONTAINER_NAME = "control-plane"
-SETTINGS_DIR = "/etc/springtide"
-SETTINGS_FILE = "settings.yaml"
 STATE_DIR = "/var/lib/springtide"
 # The pod of the control plane that decides bears it; the others stand by. See service/kubernetes_assembly.py.
 ACTIVE_LABEL = f"{names.GROUP}/active"
@@ -47,58 +48,13 @@ def render(given: SettingsFile, kubernetes: tuple[int, int] = (1, 30)) -> tuple[
     objects += _network_policies(settings) if install.network_policy else []
     objects += [_service_monitor(settings)] if install.monitoring else []
     if install.share_daemon:
-        from springtide.backends.kubernetes.install.share_manifests import share_daemon
-
         objects += share_daemon(settings)
     return tuple(objects)
-
-
-def labels_of(settings: SettingsFile, component: str) -> dict[str, str]:
-    """The labels of one component's objects. Never those that mark pods of workloads: such pods it may end."""
-    return {
-        "app.kubernetes.io/name": "springtide",
-        "app.kubernetes.io/instance": settings.name,
-        "app.kubernetes.io/component": component,
-    }
-
-
-def metadata_of(settings: SettingsFile, name: str, namespace: str = "", component: str = "control-plane") -> Manifest:
-    """The metadata of one of the platform's objects; without a namespace, of one that belongs to the cluster."""
-    version = {"app.kubernetes.io/version": springtide.__version__}
-    metadata: Manifest = {"name": name, "labels": {**labels_of(settings, component), **version}}
-    return {**metadata, "namespace": namespace} if namespace else metadata
 
 
 def keeps_state(settings: SettingsFile) -> bool:
     """Whether the journal is a file of the control plane's, so that its directory has to outlive the pod."""
     return not settings.journal_url.startswith("postgres")
-
-
-def settings_digest(settings: SettingsFile) -> str:
-    """What changes whenever the settings do, so that the control plane starts anew with them.
-
-    The text that is hashed is what Go writes for the same values, so that Helm's `toJson | sha256sum` is equal.
-    """
-    text = json.dumps(_platform_values(settings), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _platform_values(settings: SettingsFile) -> dict[str, Any]:
-    values = msgspec.to_builtins(platform_settings(settings))
-    return {name: _whole_numbers(value) for name, value in values.items() if value is not None}
-
-
-def _whole_numbers(value: Any) -> Any:
-    """The same values with floats that are whole as such: YAML and JSON tell them apart by the way they are written."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, Mapping):
-        return {key: _whole_numbers(member) for key, member in value.items()}
-    if isinstance(value, list | tuple):
-        return [_whole_numbers(member) for member in value]
-    return value
 
 
 # --- who it is, and what it may do -----------------------------------------------------------------------------------
@@ -108,16 +64,6 @@ def _namespaces(settings: SettingsFile) -> list[Manifest]:
     if not settings.install.namespace_object:
         return []
     return [namespace_object(settings.namespace, "restricted")]
-
-
-def namespace_object(name: str, level: str) -> Manifest:
-    """A namespace whose pods must keep to that level of PodSecurity. Its own name is a label for network policies."""
-    enforced = {f"pod-security.kubernetes.io/{mode}": level for mode in ("enforce", "audit", "warn")}
-    return {
-        "apiVersion": "v1",
-        "kind": "Namespace",
-        "metadata": {"name": name, "labels": {"kubernetes.io/metadata.name": name, **enforced}},
-    }
 
 
 def _service_account(settings: SettingsFile) -> Manifest:
@@ -157,70 +103,7 @@ def _aggregation(kind: str) -> dict[str, str]:
     return {f"rbac.authorization.k8s.io/aggregate-to-{name}": "true" for name in into}
 
 
-def role(
-    settings: SettingsFile,
-    name: str,
-    namespace: str,
-    rules: Sequence[rbac.Rule],
-    account: str,
-    account_namespace: str = "",
-    component: str = "control-plane",
-) -> list[Manifest]:
-    """What an account of the platform may do in one namespace. Without `account_namespace` it is the platform's own."""
-    metadata = metadata_of(settings, name, namespace, component)
-    return [
-        _role("Role", metadata, rules),
-        _binding("RoleBinding", metadata, "Role", account, account_namespace or settings.namespace),
-    ]
-
-
-def cluster_role(
-    settings: SettingsFile,
-    name: str,
-    rules: Sequence[rbac.Rule],
-    account: str,
-    account_namespace: str = "",
-    component: str = "control-plane",
-) -> list[Manifest]:
-    """What an account of the platform may do everywhere."""
-    metadata = metadata_of(settings, name, component=component)
-    return [
-        _role("ClusterRole", metadata, rules),
-        _binding("ClusterRoleBinding", metadata, "ClusterRole", account, account_namespace or settings.namespace),
-    ]
-
-
-def _role(kind: str, metadata: Manifest, rules: Sequence[rbac.Rule]) -> Manifest:
-    manifests = [rule.manifest() for rule in rules]
-    return {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind, "metadata": metadata, "rules": manifests}
-
-
-def _binding(kind: str, metadata: Manifest, role_kind: str, account: str, account_namespace: str) -> Manifest:
-    return {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": kind,
-        "metadata": metadata,
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": role_kind, "name": metadata["name"]},
-        "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": account_namespace}],
-    }
-
-
 # --- what runs -------------------------------------------------------------------------------------------------------
-
-
-def config_map(settings: SettingsFile, name: str, namespace: str, component: str = "control-plane") -> Manifest:
-    """The settings as a file, for the pods of one component."""
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": metadata_of(settings, name, namespace, component),
-        "data": {SETTINGS_FILE: settings_text(settings)},
-    }
-
-
-def settings_text(settings: SettingsFile) -> str:
-    """The settings as the control plane reads them: everything but `install`, each value written out."""
-    return write_yaml([_platform_values(settings)], sorts_keys=True).removeprefix("---\n")
 
 
 def _state_claim(settings: SettingsFile) -> Manifest:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from springtide.backends.kubernetes import settings as names
 from springtide.backends.kubernetes.install import rbac
-from springtide.backends.kubernetes.install.manifests import (
+from springtide.backends.kubernetes.install.objects import (
     SETTINGS_DIR,
     SETTINGS_FILE,
     Manifest,

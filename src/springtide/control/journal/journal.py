@@ -1,0 +1,88 @@
+"""The port of a durable journal, and opening the one that a URL names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import unquote, urlsplit
+
+from springtide.control.journal.sqlite import SqliteJournal
+from springtide.core.errors import InvalidRequest
+from springtide.core.ports import Step
+
+JOURNAL_FORMS = "postgresql://USER@HOST/DATABASE, sqlite:///absolute/path, or nothing for the state directory"
+
+
+class DurableJournal(Protocol):
+    """The journal of a platform: steps, and a few facts about itself. Every method raises JournalError."""
+
+    @property
+    def term(self) -> int:
+        """How often a control plane has taken it over; only the newest may write."""
+        ...
+
+    def append(self, step: Step) -> int:
+        """Make a step durable and return its sequence number. Raises Superseded once a newer term was taken."""
+        ...
+
+    def check(self) -> None:
+        """Raise Superseded once a newer term was taken."""
+        ...
+
+    def read(self, after_seq: int = 0) -> Iterator[tuple[int, Step]]:
+        """Every step with a higher sequence number, in order."""
+        ...
+
+    def last_now_s(self) -> float:
+        """When the newest step was taken; 0 for an empty journal."""
+        ...
+
+    def meta(self, key: str) -> str | None:
+        """A fact about the journal itself."""
+        ...
+
+    def set_meta(self, key: str, value: str) -> None:
+        """Set such a fact."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...
+
+
+def open_journal(url: str, state_dir: Path, *, holder: str = "") -> DurableJournal:
+    """Open the journal that a URL names and take its next term. An empty URL is SQLite in the state directory.
+
+    `holder` says for people who takes the term. Raises InvalidRequest for a URL that names no journal, JournalError.
+    """
+    journal = _open(url, state_dir, holder=holder, read_only=False)
+    if isinstance(journal, SqliteJournal):
+        journal.take_term()
+    return journal
+
+
+def read_journal(url: str, state_dir: Path) -> DurableJournal:
+    """Open it for reading, beside whoever writes. Raises as `open_journal`."""
+    return _open(url, state_dir, holder="", read_only=True)
+
+
+def _open(url: str, state_dir: Path, *, holder: str, read_only: bool) -> DurableJournal:
+    if not url:
+        return SqliteJournal(state_dir / "journal.db", read_only=read_only)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise InvalidRequest(f"a journal's URL must look like one of: {JOURNAL_FORMS}") from None
+    if parts.scheme in {"postgresql", "postgres"}:
+        try:
+            from springtide.control.journal.postgres import PostgresJournal
+        except ImportError as error:
+            raise InvalidRequest(
+                f"a journal in PostgreSQL needs psycopg ({error}): pip install 'springtide[postgres]'"
+            ) from None
+        return PostgresJournal(url, holder=holder, read_only=read_only)
+    path = Path(unquote(parts.path))
+    if parts.scheme != "sqlite" or parts.netloc or not path.is_absolute() or path == Path("/"):
+        raise InvalidRequest(f"no journal has the URL {parts.scheme}://...; it is one of: {JOURNAL_FORMS}")
+    return SqliteJournal(path, read_only=read_only)
