@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from kits.servers import missing_postgres, running_postgres
-from springtide.control.journal import sqlite as journals
+from springtide.control.journal import journal as journals
 from springtide.control.journal.journal import open_journal, read_journal
 from springtide.control.journal.postgres import PostgresJournal
 from springtide.control.journal.sqlite import SqliteJournal

@@ -95,7 +95,7 @@ _PACKERS: Mapping[str, _Entry] = MappingProxyType(
             line="Shares held to their request (INFless+-r, 5.1).",
         ),
         "fast-gs": _Entry(
-            "springtide_studies.rivals.policies.share_rivals:FastGs",
+            "springtide_studies.rivals.policies.share_rivals:FastGsPacker",
             line="Shares booked at their limit, first fit (FaST-GS+, 5.1).",
         ),
         "exclusive": _Entry(
