@@ -11,6 +11,7 @@ import pytest
 
 from springtide.core.errors import BackendError
 from springtide.storage.stores.memory import MemoryStore
+from springtide_studies.exchange import __main__ as exchange
 from springtide_studies.exchange.member import Done, MemberTask, drawn, expected_sha256, run_task
 from springtide_studies.exchange.probe import (
     FULL,
@@ -168,3 +169,15 @@ def test_a_wrong_sum_ends_the_measurement():
     finally:
         members.close()
     assert replace(SMALL, seed=1).seed == 1
+
+
+def test_each_probe_is_started_with_its_own_options(monkeypatch) -> None:
+    asked = []
+    monkeypatch.setattr(exchange.probe, "run_probe", lambda **given: asked.append(("sync", given)) or 0)
+    monkeypatch.setattr(exchange.smlt, "run_probe", lambda **given: asked.append(("smlt-sync", given)) or 3)
+    assert exchange.main(["sync", "--json", "--small", "--seed", "7"]) == 0
+    assert exchange.main(["smlt-sync"]) == 3
+    assert asked == [
+        ("sync", {"as_json": True, "small": True, "seed": 7}),
+        ("smlt-sync", {"as_json": False, "small": False, "seed": 0}),
+    ]

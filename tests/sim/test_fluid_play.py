@@ -16,9 +16,9 @@ from springtide.control.loop import verify
 from springtide.core.decision import Plan, Policy, PoolAllocation, Snapshot
 from springtide.core.errors import InvalidRequest
 from springtide.scheduling.registry import POLICY_NAMES, make_policy
+from springtide.simulator.fluid.invariants import InvariantViolation
 from springtide.simulator.fluid.rules import overhead_rule, scattered_fraction
 from springtide.simulator.simulate import simulate
-from springtide_studies.fault_seeds.invariants import InvariantViolation
 
 DIGEST = """
 import hashlib

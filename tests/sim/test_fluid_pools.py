@@ -21,9 +21,9 @@ from springtide.core.tide import Tide
 from springtide.core.workload import Entrypoint, InferenceService, JobState, TrainingJob, WorkloadId
 from springtide.scheduling.registry import make_policy
 from springtide.simulator.fluid.faults import NodeFaults
+from springtide.simulator.fluid.invariants import InvariantViolation
 from springtide.simulator.fluid.play import FluidRunResult, NullJournal, play
 from springtide.simulator.fluid.rules import OverheadRule, Speeds, Times
-from springtide_studies.fault_seeds.invariants import InvariantViolation
 from springtide_studies.workloads.tidal import TidalSetting, draw_tidal
 
 SOURCE = Entrypoint(source_path="main.py", object_name="main")

@@ -15,9 +15,8 @@ from springtide.core.shares import Share, make_share
 from springtide.core.workload import Entrypoint, InferenceService, JobState, TrainingJob
 from springtide.simulator.clock import VirtualClock
 from springtide.simulator.fluid.executor import FluidExecutor
-from springtide.simulator.fluid.invariants import FluidInvariants
+from springtide.simulator.fluid.invariants import FluidInvariants, InvariantViolation
 from springtide.simulator.fluid.rules import OverheadRule
-from springtide_studies.fault_seeds.invariants import InvariantViolation
 
 SOURCE = Entrypoint(source_path="trace")
 FULL = make_share(0.5, 1.0)

@@ -11,8 +11,7 @@ from springtide.core.events import Event, JobSubmitted, NodeJoined, NodeLost, Re
 from springtide.core.ports import Step
 from springtide.core.resources import make_node
 from springtide.core.workload import Entrypoint, Goal, JobState, TrainingJob
-from springtide.simulator.fluid.invariants import FluidInvariants
-from springtide_studies.fault_seeds.invariants import InvariantViolation
+from springtide.simulator.fluid.invariants import FluidInvariants, InvariantViolation
 
 NODE = make_node("n0", 2)
 

@@ -11,7 +11,8 @@ from springtide.core.decision import Drain
 from springtide.core.ports import Step
 from springtide.core.resources import make_node
 from springtide.simulator.clock import VirtualClock
-from springtide_studies.fault_seeds.invariants import InvariantViolation, complain
+from springtide.simulator.fluid.invariants import InvariantViolation
+from springtide_studies.fault_seeds.invariants import complain
 from springtide_studies.fault_seeds.invariants_loans import DRAIN_SLACK_S, FLAPS, SHORT_FOR_EVER_S, LoanInvariants
 from springtide_studies.fault_seeds.machine import Machine
 from springtide_studies.fault_seeds.models import Delays

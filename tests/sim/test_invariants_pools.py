@@ -11,8 +11,7 @@ from springtide.core.events import Event, JobSubmitted, NodeJoined, NodeLost, Re
 from springtide.core.ports import Step
 from springtide.core.resources import make_node
 from springtide.core.workload import Entrypoint, InferenceService, JobState, TrainingJob
-from springtide.simulator.fluid.invariants import FluidInvariants
-from springtide_studies.fault_seeds.invariants import InvariantViolation
+from springtide.simulator.fluid.invariants import FluidInvariants, InvariantViolation
 
 SOURCE = Entrypoint(source_path="trace")
 JOB = TrainingJob(job_id="a", name="a", entrypoint=SOURCE, grace_s=10.0)

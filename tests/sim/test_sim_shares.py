@@ -16,9 +16,10 @@ from springtide.core.resources import make_node
 from springtide.core.shares import make_share
 from springtide.core.workload import JobState
 from springtide.simulator.clock import VirtualClock
+from springtide.simulator.fluid.invariants import InvariantViolation
 from springtide.testing.executor import resize_of, start_of
 from springtide_studies.fault_seeds.executor import SimExecutor
-from springtide_studies.fault_seeds.invariants import Invariants, InvariantViolation, complain
+from springtide_studies.fault_seeds.invariants import Invariants, complain
 from springtide_studies.fault_seeds.machine import Machine
 from springtide_studies.fault_seeds.models import Delays
 from springtide_studies.fault_seeds.workload import (

@@ -6,7 +6,8 @@ import pytest
 
 from springtide.core.errors import Fenced, StorageError
 from springtide.core.workload import Checkpoint
-from springtide_studies.fault_seeds.invariants import InvariantViolation, complain
+from springtide.simulator.fluid.invariants import InvariantViolation
+from springtide_studies.fault_seeds.invariants import complain
 from springtide_studies.fault_seeds.store import JobStore
 
 

@@ -17,10 +17,10 @@ from springtide.core.tide import Tide
 from springtide.core.workload import Entrypoint, Goal, TrainingJob
 from springtide.scheduling.policies.springtide.policy import Springtide
 from springtide.scheduling.registry import make_policy
+from springtide.simulator.fluid.invariants import InvariantViolation
 from springtide.simulator.fluid.play import FluidRunResult, play
 from springtide.simulator.fluid.rules import Speeds, Times, overhead_rule
 from springtide.solvers.reservations.reservation_table import verify
-from springtide_studies.fault_seeds.invariants import InvariantViolation
 from springtide_studies.workloads.tidal import TidalSetting, draw_tidal
 
 SOURCE = Entrypoint(source_path="a.py")

@@ -24,14 +24,6 @@ def _parser() -> argparse.ArgumentParser:
     probe = commands.add_parser("probe-resize", help="measure the pause of every kind of resize")
     probe.add_argument("--json", action="store_true", help="print the rows as JSON")
     probe.add_argument("--small", action="store_true", help="leave out the large model")
-    sync = commands.add_parser("probe-sync", help="time all-reduces over stores behind throttled links")
-    sync.add_argument("--json", action="store_true", help="print the rows as JSON")
-    sync.add_argument("--small", action="store_true", help="two stores, up to four workers")
-    sync.add_argument("--seed", type=int, default=0, help="where the values come from")
-    smlt = commands.add_parser("probe-smlt-sync", help="time SMLT's exchange of gradients beside Siren's and Cirrus's")
-    smlt.add_argument("--json", action="store_true", help="print the rows as JSON")
-    smlt.add_argument("--small", action="store_true", help="up to four workers, once")
-    smlt.add_argument("--seed", type=int, default=0, help="where the values come from")
     profile = commands.add_parser("profile", help="be one worker of a profile")
     profile.add_argument("--spec", required=True, type=Path, help="a ProfileSpec as JSON")
     sample = commands.add_parser("sample-communication", help="be one member of a measurement of collectives")
@@ -78,14 +70,6 @@ def main(arguments: list[str]) -> int:
 
         # Threads of process groups may still be about: one that wakes up amid the interpreter's end aborts it.
         exit_now(run_worker(_read(options.spec, WorkerSpec)))
-    if options.command == "probe-sync":
-        from springtide_studies.exchange.probe import run_probe as run_sync_probe
-
-        return run_sync_probe(as_json=options.json, small=options.small, seed=options.seed)
-    if options.command == "probe-smlt-sync":
-        from springtide_studies.exchange.smlt import run_probe as run_smlt_probe
-
-        return run_smlt_probe(as_json=options.json, small=options.small, seed=options.seed)
     if options.command == "profile":
         from springtide.runtime.profiling.step_profiling import ProfileSpec
         from springtide.runtime.profiling.step_worker import run_profile_worker

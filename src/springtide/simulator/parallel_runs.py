@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 import threading
@@ -22,7 +23,8 @@ Progress = Callable[[str, int, int], None]
 class StudyRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What one process is to play: the arguments of `simulate`, as plain values, with one policy.
 
-    With a `study` (`loaning`) they are those of one of its runs, which bears the policy's name.
+    With a `study` ("package.module:function") they are those of one of its runs, which bears the policy's name: the
+    function is called with them, a `timer` and `on_progress`, and returns the run's figures.
     """
 
     policy: str
@@ -132,8 +134,8 @@ def play_request(data: bytes, out: IO[bytes]) -> None:
 def _play(request: StudyRequest, on_progress: Callable[[int, int], None]) -> dict[str, Any]:
     timer = time.process_time if request.is_timed else None
     if request.study:
-        from springtide_studies.loans.study import play_run
-
+        module, _, function = request.study.partition(":")
+        play_run = getattr(importlib.import_module(module), function)
         figures = play_run(request.arguments, timer=timer, on_progress=on_progress)
         return {"policies": {request.policy: figures}}
     from springtide.simulator.simulate import simulate

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -209,9 +209,9 @@ def bench(session: Session, /, name: str | None, is_listed: bool, **options: Any
     elif name in ("interpose", "kubernetes", "sharing"):
         report = _client_bench(session, name, options)
     elif name == "resize":
-        report = _probe("probe-resize", small=options["small"])
+        report = _probe(["springtide.runtime", "probe-resize"], small=options["small"])
     elif name in ("smlt-sync", "sync"):
-        report = _probe(f"probe-{name}", small=options["small"], seed=options["seed"])
+        report = _probe(["springtide_studies.exchange", name], small=options["small"], seed=options["seed"])
     else:
         module = importlib.import_module(_MODULES[name])
         report = _RUN[name](session, module, options)
@@ -426,9 +426,7 @@ def _folders(options: Mapping[str, Any]) -> list[Path]:
 
 
 def _runs(session: Session, options: Mapping[str, Any]) -> Any:
-    from springtide_studies.deadlines.runs import Runs
-
-    return Runs(
+    return importlib.import_module("springtide_studies.deadlines.runs").Runs(
         timer=time.process_time,
         seed=options["seed"] or 0,
         overhead=options["overhead"] or "elasticflow",
@@ -459,9 +457,9 @@ def _client_bench(session: Session, name: str, options: Mapping[str, Any]) -> di
     return measured
 
 
-def _probe(verb: str, *, small: bool, seed: int | None = None) -> dict[str, Any]:
+def _probe(started: Sequence[str], *, small: bool, seed: int | None = None) -> dict[str, Any]:
     """The runtime measures itself in a process of its own, because it needs torch."""
-    command = [sys.executable, "-m", "springtide.runtime", verb, "--json", *(["--small"] if small else [])]
+    command = [sys.executable, "-m", *started, "--json", *(["--small"] if small else [])]
     command += [] if seed is None else ["--seed", str(seed)]
     measured = subprocess.run(command, stdout=subprocess.PIPE, check=False)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shlex
 import sys
@@ -17,9 +18,10 @@ import msgspec
 from springtide.cli.jobs.progress import can_redraw
 from springtide.cli.session import Session, complain, refuse, state_option
 from springtide.cli.tables.statuses import align, duration, number, percent
-from springtide_studies.commands.study import SHARING_STUDIES, STUDY_OPTIONS, run_sharing_study, run_study
 
 PLAIN_LINE_S = 10.0
+STUDY_OPTIONS = ("n_r_max", "days", "training", "ablations")
+SHARING_STUDIES = ("dilu-packing", "dilu-coscaling", "dilu-collocation")
 _SHOWN: tuple[tuple[str, str], ...] = (
     ("deadlines_met", "DEADLINES MET"),
     ("deadline_satisfactory_ratio", "SATISFIED"),
@@ -85,14 +87,14 @@ def simulate(session: Session, /, **options: Any) -> None:
     names = list(dict.fromkeys(name.strip() for name in (options["policy"] or "").split(",") if name.strip()))
     _check_places(options)
     if options["study"] in SHARING_STUDIES:
-        run_sharing_study(session, options, shown_progress((), live=_is_live()))
+        _study().run_sharing_study(session, options, shown_progress((), live=_is_live()))
         return
     for option in ("data", "small"):
         if options[option]:
             refuse(f"--{option} belongs to a study of shared devices; add --study {SHARING_STUDIES[0]} or another")
     if options["study"]:
         # A run is a row at a size; which ones there are is told as they are played.
-        run_study(session, names, options, shown_progress((), live=_is_live()), num_cores())
+        _study().run_study(session, names, options, shown_progress((), live=_is_live()), num_cores())
         return
     for option in STUDY_OPTIONS:
         if options[option]:
@@ -105,6 +107,10 @@ def simulate(session: Session, /, **options: Any) -> None:
         play_live(session, names, options["output"])
         return
     _play(session, names, options)
+
+
+def _study() -> Any:
+    return importlib.import_module("springtide_studies.commands.study")
 
 
 def _check_places(options: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from springtide.cli.jobs.job_options import parse_params
 from springtide.cli.loading import as_typed, find_service, find_training, import_file, split_target, uses_springtide
+from springtide.cli.profiles.trials import chosen_text, ms_text, rate_text, trials_table
 from springtide.cli.session import Session, refuse
 from springtide.cli.tables.statuses import align
 from springtide.core.quantities import parse_duration_s
@@ -48,8 +50,7 @@ def profile_share_of(
 ) -> None:
     """Play the search on recorded surfaces, or measure FILE. Raises InvalidRequest, BackendError."""
     if options["surfaces"]:
-        from springtide_studies.commands.profile_surfaces import profile_surfaces
-
+        profile_surfaces = importlib.import_module("springtide_studies.commands.profile_surfaces").profile_surfaces
         _refuse(options, _NOT_OF_SURFACES, "--surface plays on what was recorded, so --{} says nothing; leave it out")
         if target is not None or out is not None or limit_s is not None:
             refuse("--surface runs nothing and writes nothing; leave out FILE, --out and --limit")
@@ -255,30 +256,26 @@ def _finish(
 
 def service_text(profile: InferenceShareProfile) -> str:
     """A service's trials and what they come to."""
-    from springtide_studies.commands.profile_surfaces import chosen_text, rate_text, trials_table
-
     best = next(
         trial
         for trial in profile.trials
         if (trial.batch_size, trial.share) == (profile.batch_size, profile.share.request)
     )
     lines = [
-        f"{profile.name}: SLO {_ms(profile.slo_s)}, of which a batch may take half",
+        f"{profile.name}: SLO {ms_text(profile.slo_s)}, of which a batch may take half",
         "",
         trials_table(profile.trials, best),
         "",
         f"after {len(profile.trials)} trials: {chosen_text(best)}",
         f"a replica answers {rate_text(profile.request_capacity_per_s)} samples a second on the request and "
-        f"{rate_text(profile.capacity_per_s)} on the limit (one trial more, {_ms(profile.limit_latency_s)} a batch); "
-        f"it holds {profile.share.memory_mb} MB",
+        f"{rate_text(profile.capacity_per_s)} on the limit (one trial more, {ms_text(profile.limit_latency_s)} "
+        f"a batch); it holds {profile.share.memory_mb} MB",
     ]
     return "\n".join(lines if profile.is_consistent else [*lines, _CONTRADICTION])
 
 
 def training_text(profile: TrainingShareProfile) -> str:
     """A training function's trials and what they come to."""
-    from springtide_studies.commands.profile_surfaces import rate_text
-
     whole = profile.throughput_per_s
     rows = [
         (
@@ -302,7 +299,3 @@ def training_text(profile: TrainingShareProfile) -> str:
     if not profile.is_consistent:
         lines.append(_CONTRADICTION)
     return "\n".join(lines)
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.4g} ms"

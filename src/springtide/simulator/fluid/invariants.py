@@ -17,6 +17,7 @@ from springtide.core.actions import (
     StartReplica,
 )
 from springtide.core.decision import EMPTY
+from springtide.core.errors import SpringtideError
 from springtide.core.events import JobSubmitted, NodeJoined, NodeLost, ReplicaLost, ReplicaStopped
 from springtide.core.ports import Step
 from springtide.core.resources import DeviceId, Node, NodeId
@@ -25,11 +26,18 @@ from springtide.core.workload import JobState, ReplicaId, TrainingJob, WorkloadI
 from springtide.simulator.fluid.pool_invariants import PoolBooks
 from springtide.simulator.fluid.rules import DEADLINE_TOLERANCE_S
 from springtide.simulator.shared_devices import overfull
-from springtide_studies.fault_seeds.invariants import InvariantViolation
 
 # So many turns in which nothing happens but what the policy itself wants, on average this close to each other, spin.
 MAX_TURNS_OF_ITS_OWN = 10_000
 SPIN_S = 0.01
+
+
+class InvariantViolation(SpringtideError):
+    """A run has reached a state that must never be. `name` is the invariant."""
+
+    def __init__(self, name: str, detail: str) -> None:
+        super().__init__(f"[{name}] {detail}")
+        self.name = name
 
 
 class FluidInvariants:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from springtide.cli.profiles.trials import chosen_text, ms_text, rate_text, trials_table
 from springtide.cli.session import Session, refuse
 from springtide.cli.tables.statuses import align
 from springtide.core.quantities import parse_duration_s
@@ -158,7 +159,7 @@ def _sweep(surface: ShareSurface, low_ms: int, high_ms: int) -> SweepAnswer:
 def surface_text(answer: SurfaceAnswer) -> str:
     """One surface: the trials in their order, the answer, and the optimum of all settings."""
     search, optimum = answer.search, answer.optimum
-    slo = f"{_ms(answer.slo_s)} (a batch may take {_ms(search.bound_s)})"
+    slo = f"{ms_text(answer.slo_s)} (a batch may take {ms_text(search.bound_s)})"
     lines = [f"{answer.surface}: SLO {slo}", "", trials_table(search.trials, search.best), ""]
     if search.best is None:
         lines.append(unreachable(search, answer.slo_s))
@@ -181,7 +182,7 @@ def surfaces_table(answers: Sequence[SurfaceAnswer]) -> str:
     rows = [
         (
             answer.surface,
-            _ms(answer.search.bound_s),
+            ms_text(answer.search.bound_s),
             f"{len(answer.search.trials) - answer.search.num_checks}+{answer.search.num_checks}",
             _cell(answer.search.best),
             _percent(answer.missed_fraction),
@@ -219,34 +220,10 @@ def sweep_text(rows: Sequence[SweepAnswer], slos: str) -> str:
     return f"SLOs {slos}, every {_STEP_MS} ms\n\n{align((*header, *published), cells)}\n\n{end}"
 
 
-def trials_table(trials: Sequence[ShareTrial], best: ShareTrial | None) -> str:
-    """The trials in their order; * is the one that was chosen."""
-    rows = [
-        (
-            f"{number}{' *' if trial == best else ''}",
-            str(trial.batch_size),
-            f"{trial.share:.0%}",
-            "could not run" if trial.latency_s is None else _ms(trial.latency_s),
-            rate_text(trial.efficacy),
-            "yes" if trial.is_within else "no",
-        )
-        for number, trial in enumerate(trials, 1)
-    ]
-    return align(("TRIAL", "BATCH", "SHARE", "LATENCY", "EFFICACY", "IN TIME"), rows)
-
-
 def trials_text(search: EfficacyOptimum) -> str:
     """How many trials there were, and how many of them only made sure."""
     checks = f", {search.num_checks} of them only to make sure" if search.num_checks else ""
     return f"{len(search.trials)} trials{checks}"
-
-
-def chosen_text(best: ShareTrial) -> str:
-    """What the best trial comes to: batch size, request and limit."""
-    return (
-        f"batches of {best.batch_size}, request {best.share:.0%}, limit {limit_of(best.share):.0%} of a device; "
-        f"{_ms(best.latency_s or 0.0)} a batch, {rate_text(best.efficacy)} samples a second for a whole device"
-    )
 
 
 def _left_text(search: EfficacyOptimum) -> str:
@@ -273,12 +250,3 @@ def _percent(fraction: float) -> str:
 
 def _throughput(trial: ShareTrial) -> float:
     return trial.efficacy * trial.share
-
-
-def rate_text(per_s: float) -> str:
-    """Samples a second: 0.2683, 26.83, 2,683."""
-    return f"{per_s:,.0f}" if per_s >= 1000.0 else f"{per_s:.4g}"
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.4g} ms"

@@ -9,25 +9,17 @@ import numpy as np
 from springtide.control.controller import Controller
 from springtide.control.records import JobRecord, PlatformState
 from springtide.core.actions import EndJob, ResizeJob, SetShare, StartReplica
-from springtide.core.errors import SpringtideError
 from springtide.core.events import CheckpointCommitted, Event, JobResized, JobSubmitted
 from springtide.core.ports import Step
 from springtide.core.resources import DeviceId
 from springtide.core.shares import Share
 from springtide.core.workload import Checkpoint, JobState, ReplicaId, TrainingJob, WorkloadId
+from springtide.simulator.fluid.invariants import InvariantViolation
 from springtide.simulator.shared_devices import overfull
 from springtide_studies.fault_seeds.machine import Machine
 
 # Sums of many floats, in another order than the control plane adds them up.
 _ACCOUNT_TOLERANCE_S = 1e-6
-
-
-class InvariantViolation(SpringtideError):
-    """Something that must never be was seen. `name` is the invariant."""
-
-    def __init__(self, name: str, detail: str) -> None:
-        super().__init__(f"[{name}] {detail}")
-        self.name = name
 
 
 def complain(name: str, detail: str) -> None:

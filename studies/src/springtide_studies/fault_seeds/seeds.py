@@ -20,10 +20,11 @@ from springtide.core.resources import Node, make_node
 from springtide.core.tide import Tide
 from springtide.scheduling.registry import PACKER_NAMES, make_policy
 from springtide.simulator.clock import VirtualClock
+from springtide.simulator.fluid.invariants import InvariantViolation
 from springtide_studies.fault_seeds.executor import SimExecutor
 from springtide_studies.fault_seeds.faults import FaultScript, SimulatedCrash
 from springtide_studies.fault_seeds.faults_loans import LOAN_FAULT_KINDS
-from springtide_studies.fault_seeds.invariants import Invariants, InvariantViolation, complain
+from springtide_studies.fault_seeds.invariants import Invariants, complain
 from springtide_studies.fault_seeds.invariants_loans import LoanInvariants
 from springtide_studies.fault_seeds.machine import Machine
 from springtide_studies.fault_seeds.models import Delays

@@ -171,7 +171,7 @@ def _play_all(
             num_processes=num_processes,
             is_timed=timer is not None,
             on_progress=on_progress,
-            study="loaning",
+            study="springtide_studies.loans.study:play_run",
         )
     found: dict[str, Any] = {"policies": {}}
     for name, setting in runs.items():
