@@ -19,7 +19,7 @@ from springtide.core.actions import ResizeJob, StartReplica, StopReplica
 from springtide.core.events import Event, JobResized, ReplicaReady
 from springtide.core.ports import Standing
 from springtide.core.workload import Entrypoint, TrainingJob
-from springtide.storage.stores.memory import MemoryStore
+from springtide.storage.stores.open import memory_store
 from springtide.storage.workloads.store import WorkloadStore
 
 E = TypeVar("E")
@@ -39,7 +39,7 @@ class PodPlatform:
         self.api = api
         self.proxy = proxy
         self.namespace = namespace
-        self.store = MemoryStore()
+        self.store = memory_store()
         defaults: dict[str, Any] = {
             "name": namespace,
             "namespace": namespace,

@@ -19,6 +19,7 @@ from springtide.client.source import read_source
 from springtide.core.events import JobFinished
 from springtide.core.workload import ReplicaId, WorkloadId
 from springtide.service.submission.source_stores import StoreShelf
+from springtide.storage.stores.checked import CheckedStore
 from springtide.storage.stores.files import FileStore
 from springtide.storage.workloads.store import WorkloadStore
 
@@ -36,7 +37,7 @@ class Kept(ObjectPlatform):
 
     def __init__(self, folder: Path, kube: Kube, namespace: str, **more: Any) -> None:
         super().__init__(folder, kube, namespace, **more)
-        self.store = FileStore(folder.parent / "objects", is_durable=False)
+        self.store = CheckedStore(FileStore(folder.parent / "objects", is_durable=False))
         self.platform.shelf = StoreShelf(self.store, folder)
 
     def id_of(self, name: str) -> WorkloadId:

@@ -11,7 +11,7 @@ from springtide.core.functions import FunctionPlan, FunctionStage
 from springtide.core.wire.functions import Keys, Place
 from springtide.runtime.data.samples import array_samples
 from springtide.runtime.functions.data_parallel.worker import ReplicaWorker
-from springtide.storage.stores.memory import MemoryStore
+from springtide.storage.stores.open import memory_store
 
 KEYS = Keys("job")
 NUM_SAMPLES = 44
@@ -88,7 +88,7 @@ class Replicas:
     """All replicas of a plan as threads over one store; the plan may change between two runs."""
 
     def __init__(self, make_model, num_replicas, *, job=None, samples=None, **fields):
-        self.store = MemoryStore()
+        self.store = memory_store()
         self.job = job or job_of()
         self.make_model = make_model
         self.samples = samples or (lambda: array_samples(points()))

@@ -14,8 +14,7 @@ from springtide.runtime.data.dataset_reader import open_dataset
 from springtide.storage.datasets.place import data_store_url
 from springtide.storage.datasets.reference import DatasetReference
 from springtide.storage.datasets.store import append_dataset, close_dataset, put_dataset, remove_dataset
-from springtide.storage.stores.memory import MemoryStore
-from springtide.storage.stores.open import open_store
+from springtide.storage.stores.open import memory_store, open_store
 
 DIGITS = DatasetReference(name="digits")
 CLICKS = DatasetReference(name="clicks", is_stream=True)
@@ -35,7 +34,7 @@ def append(store, first, end):
 
 @pytest.fixture
 def store():
-    return MemoryStore()
+    return memory_store()
 
 
 def test_batches_are_the_arrays_in_order(store, tmp_path):

@@ -19,6 +19,7 @@ from springtide.core.wire.functions import FunctionOrder, FunctionReport, Functi
 from springtide.runtime.function_handler import ProfileResult, handler, open_stores, read_order
 from springtide.storage.stores.linked import DuplexLink, LinkedStore
 from springtide.storage.stores.memory import MemoryStore
+from springtide.storage.stores.open import memory_store
 
 
 def event_of(order):
@@ -59,7 +60,7 @@ def test_both_stores_share_the_functions_link():
     stores = open_stores("memory://one", "memory://two", environment)
     assert all(isinstance(store, LinkedStore) for store in stores)
     assert stores[0]._lanes is stores[1]._lanes
-    assert [type(store) for store in open_stores("memory://one", "", {})] == [MemoryStore]
+    assert [type(store.raw) for store in open_stores("memory://one", "", {})] == [MemoryStore]
     # One that is opened later is behind the same link.
     assert stores[0].beside(stores[1].store)._lanes is stores[0]._lanes
 
@@ -101,7 +102,7 @@ def test_what_user_code_sets_for_the_process_is_as_before_afterwards():
 
 
 def test_a_job_that_is_gone_is_one_sentence(capfd):
-    store = MemoryStore(name := uuid.uuid4().hex)
+    store = memory_store(name := uuid.uuid4().hex)
     result = msgspec.convert(handler(event_of(make_order(store_url=f"memory://{name}")), Context()), FunctionResult)
     assert result.outcome == "failed"
     assert result.error == "StorageError: there is no job under jobs/job-1/job; was it removed?"

@@ -6,7 +6,9 @@ import pytest
 from springtide.core.errors import StorageError
 from springtide.core.wire.functions import MAX_LOSSES, FunctionOrder, FunctionReport, Keys, Place
 from springtide.runtime.functions.reporting import FunctionReporter
+from springtide.storage.stores.checked import CheckedStore
 from springtide.storage.stores.memory import MemoryStore
+from springtide.storage.stores.open import memory_store
 
 ORDER = FunctionOrder(
     job_id="job-1", store_url="", prefix="jobs/job-1", generation=2, attempt=1, stage=3, replica=1, incarnation=4
@@ -14,9 +16,9 @@ ORDER = FunctionOrder(
 KEY = Keys("jobs/job-1").report(Place(3, 1), 4)
 
 
-class Counting(MemoryStore):
+class Breaking(CheckedStore):
     def __init__(self):
-        super().__init__()
+        super().__init__(MemoryStore())
         self.is_broken = False
 
     def put(self, key, data):
@@ -27,12 +29,12 @@ class Counting(MemoryStore):
 
 @pytest.fixture
 def store():
-    return Counting()
+    return Breaking()
 
 
 @pytest.fixture
 def reporter(store):
-    reporter = FunctionReporter(ORDER, store, [store, MemoryStore()], time.monotonic)
+    reporter = FunctionReporter(ORDER, store, [store, memory_store()], time.monotonic)
     yield reporter
     reporter.close()
 

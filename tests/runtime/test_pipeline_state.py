@@ -11,7 +11,9 @@ from springtide.core.errors import CheckpointError
 from springtide.core.wire.functions import Keys
 from springtide.runtime.functions.pipeline.state import Position, load_state, read_meta, save_state
 from springtide.runtime.functions.pipeline.task_parts import stage_training, task_parts
+from springtide.storage.stores.checked import CheckedStore
 from springtide.storage.stores.memory import MemoryStore
+from springtide.storage.stores.open import memory_store
 
 KEYS = Keys("job")
 AT = Position(7, 56, "abc")
@@ -46,7 +48,7 @@ def everything(stages):
 @pytest.mark.parametrize("name", ["mlp", "gpt", "convolutional"])
 @pytest.mark.parametrize("cuts", [[], [1], [2, 3]])
 def test_a_state_comes_back_whatever_the_cut(name, cuts):
-    store = MemoryStore()
+    store = memory_store()
     saved = trained(name, [2])
     for stage, training in enumerate(saved):
         save_state(store, KEYS, stage, training, AT)
@@ -61,7 +63,7 @@ def test_a_state_comes_back_whatever_the_cut(name, cuts):
 
 
 def test_the_model_has_the_users_names_and_the_rest_has_others():
-    store = MemoryStore()
+    store = memory_store()
     for stage, training in enumerate(trained("gpt", [2])):
         save_state(store, KEYS, stage, training, AT)
     names = set()
@@ -71,7 +73,7 @@ def test_the_model_has_the_users_names_and_the_rest_has_others():
 
 
 def test_the_hyperparameters_come_back():
-    store = MemoryStore()
+    store = memory_store()
     (saved,) = trained("mlp", [])
     saved.optimizer.param_groups[0]["lr"] = 0.025
     save_state(store, KEYS, 0, saved, AT)
@@ -82,7 +84,7 @@ def test_the_hyperparameters_come_back():
 
 
 def test_a_stage_without_parameters_has_a_state_too():
-    store = MemoryStore()
+    store = memory_store()
     saved = trained("mlp", [1, 2])
     assert saved[1].optimizer is None
     for stage, training in enumerate(saved):
@@ -94,12 +96,12 @@ def test_the_tensors_are_written_before_the_record_that_makes_them_count():
     written = []
 
     class Noting(MemoryStore):
-        def put(self, key, data):
+        def write(self, key, data, *, only_if_absent):
             written.append(key)
-            super().put(key, data)
+            return super().write(key, data, only_if_absent=only_if_absent)
 
     (training,) = trained("mlp", [])
-    meta = save_state(Noting(), KEYS, 0, training, AT)
+    meta = save_state(CheckedStore(Noting()), KEYS, 0, training, AT)
     assert written == [KEYS.state(7, 0), KEYS.state_meta(7, 0)]
     assert (meta.first_layer, meta.end_layer, meta.key) == (0, 5, KEYS.state(7, 0))
 
@@ -111,7 +113,7 @@ def test_the_same_state_is_the_same_bytes():
 
 @pytest.fixture
 def saved():
-    store = MemoryStore()
+    store = memory_store()
     stages = trained("mlp", [2])
     for stage, training in enumerate(stages):
         save_state(store, KEYS, stage, training, AT)

@@ -14,7 +14,7 @@ from springtide.core.wire.functions import Keys, Place
 from springtide.runtime.data.shards import SampleSchedule
 from springtide.runtime.functions.pipeline.task_parts import task_parts
 from springtide.runtime.functions.pipeline.worker import PipelineWorker
-from springtide.storage.stores.memory import MemoryStore
+from springtide.storage.stores.open import memory_store
 
 KEYS = Keys("job")
 
@@ -50,7 +50,7 @@ class Pipeline:
     """All places of a plan as threads over one store."""
 
     def __init__(self, task, job, num_stages, num_replicas, *, micro_batch_size=2, num_micro_batches=8, **fields):
-        self.store = MemoryStore()
+        self.store = memory_store()
         self.job = job
         num_layers = len(task_parts(task, job.seed).layers)
         self.plan = plan_of(
@@ -307,7 +307,7 @@ def test_plans_that_do_not_fit_the_job_are_refused():
             job=job_of(),
             plan=plan_of(9, 3, 1, num_micro_batches=4, micro_batch_size=2),
             place=Place(0, 0),
-            wire=MemoryStore(),
+            wire=memory_store(),
             exchange=None,
             check=nothing,
         )

@@ -15,7 +15,7 @@ from springtide.runtime.functions.pipeline.worker import PipelineWorker
 from springtide.runtime.functions.place_worker import build_place_worker, imports_torch
 from springtide.runtime.functions.source import user_source
 from springtide.storage.bundles import pack
-from springtide.storage.stores.memory import MemoryStore
+from springtide.storage.stores.open import memory_store
 
 NUMPY_TASK = """
 import numpy as np
@@ -78,7 +78,7 @@ task = st.Task(
 
 
 def build(text, plan=None, **fields):
-    store = MemoryStore()
+    store = memory_store()
     job = job_of(**fields)
     store.put(KEYS.bundle, pack("task.py", text, None))
     store.put(KEYS.job, msgspec.json.encode(job))
@@ -115,8 +115,8 @@ def test_a_job_without_torch_starts_without_it(tmp_path):
         from springtide.runtime.functions.source import user_source
         from springtide.runtime.functions.place_worker import build_place_worker
         from springtide.storage.bundles import pack
-        from springtide.storage.stores.memory import MemoryStore
-        store, keys = MemoryStore(), Keys("job")
+        from springtide.storage.stores.open import memory_store
+        store, keys = memory_store(), Keys("job")
         store.put(keys.bundle, pack("task.py", open("task.py").read(), None))
         job = TrainingJob(
             job_id="j", name="j", entrypoint=Entrypoint(source_path="task.py", object_name="task"), num_epochs=2

@@ -12,7 +12,7 @@ from springtide.runtime.data.shards import SampleSchedule, StreamSchedule
 from springtide.runtime.functions.pipeline.task_parts import tensor_samples
 from springtide.storage.datasets.reference import DatasetReference
 from springtide.storage.datasets.store import append_dataset, put_dataset
-from springtide.storage.stores.memory import MemoryStore
+from springtide.storage.stores.open import memory_store
 
 X, Y = np.arange(20.0).reshape(10, 2), np.arange(10)
 
@@ -75,7 +75,7 @@ def test_a_dataset_may_come_from_a_factory_that_knows_the_params():
 
 
 def test_a_dataset_of_the_platform_is_visited_shard_by_shard_and_each_sample_once():
-    store = MemoryStore()
+    store = memory_store()
     x, y = np.arange(4000.0).reshape(1000, 4), np.arange(1000)
     put_dataset(store, "numbers", {"x": x, "y": y}, at_unix_s=0.0, part_id="1", shard_bytes=4096)
     reference = DatasetReference(name="numbers", num_mixed=2)
@@ -99,7 +99,7 @@ def test_a_dataset_of_the_platform_is_visited_shard_by_shard_and_each_sample_onc
 
 
 def test_a_stream_has_a_schedule_of_its_own():
-    store = MemoryStore()
+    store = memory_store()
     append_dataset(store, "clicks", {"x": X}, at_unix_s=0.0, part_id="1")
     samples = array_samples(DatasetReference(name="clicks", is_stream=True), store)
     assert samples.stream == "clicks"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from springtide.core.errors import BackendError
-from springtide.storage.stores.memory import MemoryStore
+from springtide.storage.stores.open import memory_store
 from springtide_studies.exchange import __main__ as exchange
 from springtide_studies.exchange.member import Done, MemberTask, drawn, expected_sha256, run_task
 from springtide_studies.exchange.probe import (
@@ -122,7 +122,7 @@ def test_a_task_is_timed_and_digested():
         seed=3,
     )
     values = drawn(3, 0, 50, 0)
-    done = run_task(task, MemoryStore(), values)
+    done = run_task(task, memory_store(), values)
     assert done.ended_s >= done.began_s
     assert done.sha256 == expected_sha256(3, 1, 50, 0)
     assert msgspec.json.decode(msgspec.json.encode(done), type=Done) == done

@@ -16,6 +16,7 @@ from springtide.service.reconciler.admission import ResourceAdmission
 from springtide.service.submission.source_stores import StoreShelf
 from springtide.service.submission.submission import SubmissionService
 from springtide.storage.step_lines import gap_line, say_lines
+from springtide.storage.stores.checked import CheckedStore
 from springtide.storage.stores.files import FileStore
 from springtide.storage.workloads.store import WorkloadStore
 
@@ -27,7 +28,7 @@ def lines_of(generation, first, last):
 class House:
     def __init__(self, platform, folder):
         self.platform = platform
-        self.store = FileStore(folder, is_durable=False)
+        self.store = CheckedStore(FileStore(folder, is_durable=False))
         platform.shelf = StoreShelf(self.store, platform.state_dir)
         self.cluster = ClusterDouble()
         self.room = SubmissionService(platform)

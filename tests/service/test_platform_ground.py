@@ -22,6 +22,7 @@ from springtide.service.platform import Platform, PlatformBuild
 from springtide.service.submission.schemas import JobIn, ServiceIn
 from springtide.service.submission.source_stores import StoreShelf
 from springtide.service.submission.submission import SubmissionService
+from springtide.storage.stores.checked import CheckedStore
 from springtide.storage.stores.files import FileStore
 
 
@@ -66,7 +67,7 @@ class Control:
         self.machines = None
         self.superseded = []
         self.has_ended = threading.Event()
-        store = FileStore(store_url, is_durable=False)
+        store = CheckedStore(FileStore(store_url, is_durable=False))
 
         def make(clock):
             self.machines = Machines(clock, nodes)
@@ -173,7 +174,7 @@ def test_sources_survive_a_control_plane_that_comes_back_with_an_empty_directory
     assert shelf.holds(entrypoint.source_path, body["source"]["text"])
     assert not shelf.holds(entrypoint.source_path, "something else")
     assert not shelf.holds("workloads/nobody/source/x.py", "")
-    keys = FileStore(tmp_path / "objects", is_durable=False).keys(f"workloads/{record.workload_id}/")
+    keys = CheckedStore(FileStore(tmp_path / "objects", is_durable=False)).keys(f"workloads/{record.workload_id}/")
     assert [key.rpartition("/")[2] for key in keys] == ["digits.py", "net.py"]
     # The same request under the same key is the same job, whichever control plane is asked.
     again, is_new = SubmissionService(second.platform).submit_job(JobIn.model_validate(body), "key-1")
@@ -212,7 +213,7 @@ def test_a_superseded_platform_says_so_and_begins_nothing_more(make):
 
 
 def test_the_logs_of_pods_that_are_gone_are_found_in_the_store(tmp_path):
-    store = FileStore(tmp_path / "objects", is_durable=False)
+    store = CheckedStore(FileStore(tmp_path / "objects", is_durable=False))
     shelf = StoreShelf(store, tmp_path / "state")
     store.put("workloads/a/logs/a.0.log", b"one\n")
     store.put("workloads/a/logs/a.1.log", b"two\n")
@@ -235,7 +236,7 @@ def test_the_logs_of_pods_that_are_gone_are_found_in_the_store(tmp_path):
 
 
 def test_what_functions_wrote_elsewhere_is_found_unless_more_of_it_is_here(tmp_path):
-    store = FileStore(tmp_path / "objects", is_durable=False)
+    store = CheckedStore(FileStore(tmp_path / "objects", is_durable=False))
     shelf = StoreShelf(store, tmp_path / "state")
     for name in ("a.0.0.log", "a.0.1.log", "a.coordinator.log"):
         store.put(f"workloads/a/functions/logs/{name}", b"one\ntwo\n")
@@ -257,7 +258,7 @@ def test_what_functions_wrote_elsewhere_is_found_unless_more_of_it_is_here(tmp_p
 
 
 def test_what_a_job_on_functions_has_left_goes_with_the_rest_of_it(tmp_path):
-    store = FileStore(tmp_path / "objects", is_durable=False)
+    store = CheckedStore(FileStore(tmp_path / "objects", is_durable=False))
     for key in (
         "workloads/a/source/t.py",
         "workloads/a/functions/losses.jsonl",
@@ -271,14 +272,14 @@ def test_what_a_job_on_functions_has_left_goes_with_the_rest_of_it(tmp_path):
 
 def test_a_long_log_is_fetched_by_its_end(tmp_path, monkeypatch):
     monkeypatch.setattr("springtide.service.submission.source_stores.MAX_FETCHED_LOG_BYTES", 8)
-    store = FileStore(tmp_path / "objects", is_durable=False)
+    store = CheckedStore(FileStore(tmp_path / "objects", is_durable=False))
     store.put("workloads/a/logs/a.0.log", b"first line\nlast\n")
     StoreShelf(store, tmp_path / "state").fetch_logs("a")
     assert (tmp_path / "state" / "workloads" / "a" / "logs" / "a.0.log").read_bytes() == b"ne\nlast\n"
 
 
 def test_a_store_that_is_away_hides_no_log_that_is_here(tmp_path, caplog):
-    store = FileStore(tmp_path / "objects", is_durable=False)
+    store = CheckedStore(FileStore(tmp_path / "objects", is_durable=False))
     store.put("workloads/a/logs/a.0.log", b"one\n")
 
     def fail(prefix):

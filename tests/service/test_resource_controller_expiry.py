@@ -17,6 +17,7 @@ from springtide.service.reconciler.expiry import RETRY_S, Expiry
 from springtide.service.reconciler.status import StatusTeller
 from springtide.service.submission.source_stores import StoreShelf
 from springtide.service.submission.submission import SubmissionService
+from springtide.storage.stores.checked import CheckedStore
 from springtide.storage.stores.files import FileStore
 from springtide.storage.workloads.store import WorkloadStore
 
@@ -39,7 +40,7 @@ class Cluster(ClusterDouble):
 class House:
     def __init__(self, platform: PlatformDouble, folder):
         self.platform = platform
-        self.store = FileStore(folder, is_durable=False)
+        self.store = CheckedStore(FileStore(folder, is_durable=False))
         platform.shelf = StoreShelf(self.store, platform.state_dir)
         self.cluster = Cluster()
         self.room = SubmissionService(platform)

@@ -6,6 +6,7 @@ import numpy as np
 
 from springtide.core.errors import StorageError
 from springtide.storage.datasets.store import append_dataset, put_dataset
+from springtide.storage.stores.checked import CheckedStore
 from springtide.storage.stores.memory import MemoryStore
 
 SAMPLE_BYTES = 3 * 4 + 8
@@ -27,8 +28,8 @@ def append(store, first, end, name="clicks", **options):
     return append_dataset(store, name, numbered(first, end), **named)
 
 
-class DyingStore(MemoryStore):
-    """Dies with the n-th write or removal, before it (or, where `is_answer_lost`, just after it)."""
+class DyingMemory(MemoryStore):
+    """A raw store that dies with the n-th write or removal, before it (or, where `is_answer_lost`, just after it)."""
 
     def __init__(self, name, *, dies_at, is_answer_lost=False):
         super().__init__(name)
@@ -39,16 +40,20 @@ class DyingStore(MemoryStore):
         self.left -= 1
         return self.left < 0
 
-    def _write(self, key, data, *, only_if_absent):
+    def write(self, key, data, *, only_if_absent):
         is_dead = self._spend()
         if is_dead and not (self.is_answer_lost and self.left == -1):
             raise StorageError("dead")
-        written = super()._write(key, data, only_if_absent=only_if_absent)
+        written = super().write(key, data, only_if_absent=only_if_absent)
         if is_dead:
             raise StorageError("the answer was lost")
         return written
 
-    def _remove(self, keys):
+    def remove(self, keys):
         if self._spend():
             raise StorageError("dead")
-        super()._remove(keys)
+        super().remove(keys)
+
+
+def dying_store(name, **named):
+    return CheckedStore(DyingMemory(name, **named))

@@ -11,13 +11,13 @@ import pytest
 
 from springtide.core.errors import InvalidRequest, ObjectMissing, StorageError
 from springtide.storage.bundles import pack
-from springtide.storage.stores.memory import MemoryStore
+from springtide.storage.stores.open import memory_store
 from springtide.storage.workloads.artifacts import Artifact, ArtifactDamaged, Artifacts, fetch_code
 
 
 @pytest.fixture
 def store():
-    return MemoryStore()
+    return memory_store()
 
 
 def test_bytes_come_back_under_their_digest(store):

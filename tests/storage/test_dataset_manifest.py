@@ -24,14 +24,14 @@ from springtide.storage.datasets.manifest import (
 )
 from springtide.storage.datasets.reading import DatasetReader
 from springtide.storage.datasets.store import list_datasets, remove_dataset
-from springtide.storage.stores.memory import MemoryStore
+from springtide.storage.stores.open import memory_store
 
 MANIFEST = "datasets/digits/manifest"
 
 
 @pytest.fixture
 def store():
-    made = MemoryStore()
+    made = memory_store()
     put(made)
     return made
 
@@ -95,7 +95,7 @@ def test_any_bytes_are_a_manifest_or_a_storage_error(data):
 
 
 def test_a_list_of_shards_that_vanished_is_one_sentence():
-    store = MemoryStore()
+    store = memory_store()
     manifest = put(store, num_samples=2 * PAGE_SHARDS, per_shard=1)
     store.delete([f"dataset-shards/digits/sha256/{manifest.pages[0].sha256}"])
     reader = DatasetReader(store, "digits")
@@ -106,7 +106,7 @@ def test_a_list_of_shards_that_vanished_is_one_sentence():
 
 
 def test_more_shards_than_a_dataset_may_have():
-    store = MemoryStore()
+    store = memory_store()
     append(store, 0, 1)
     manifest = DatasetLog(store, "clicks").read()
     many = msgspec.structs.replace(

@@ -15,7 +15,7 @@ from springtide.storage.datasets.cache import ShardCache
 from springtide.storage.datasets.manifest import DatasetLost
 from springtide.storage.datasets.reading import DatasetReader, ServedSamples
 from springtide.storage.datasets.store import remove_dataset
-from springtide.storage.stores.memory import MemoryStore
+from springtide.storage.stores.open import memory_store
 
 # A frame of ten samples: 200 bytes of numbers behind a header.
 FRAME_BYTES = 360
@@ -23,7 +23,7 @@ FRAME_BYTES = 360
 
 @pytest.fixture
 def store():
-    return MemoryStore()
+    return memory_store()
 
 
 @pytest.fixture

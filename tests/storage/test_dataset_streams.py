@@ -8,12 +8,12 @@ from dataset_arrays import append
 from springtide.core.errors import ObjectMissing, StorageError
 from springtide.storage.datasets.store import close_dataset, remove_dataset
 from springtide.storage.datasets.streams import LOOKS_PER_CHECK, StreamWatch, read_stream_view
-from springtide.storage.stores.memory import MemoryStore
+from springtide.storage.stores.open import memory_store
 
 
 @pytest.fixture
 def store():
-    return MemoryStore()
+    return memory_store()
 
 
 def test_a_view_is_two_small_reads(store):

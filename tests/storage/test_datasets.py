@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from dataset_arrays import DyingStore, append, put
+from dataset_arrays import append, dying_store, put
 
 from springtide.core.errors import Conflict, InvalidRequest, NotFound, StorageError
 from springtide.storage.datasets import log as dataset_log
@@ -18,8 +18,7 @@ from springtide.storage.datasets.log import DatasetLog
 from springtide.storage.datasets.manifest import status_of
 from springtide.storage.datasets.reading import DatasetReader
 from springtide.storage.datasets.store import append_dataset, close_dataset, list_datasets, put_dataset, remove_dataset
-from springtide.storage.stores.memory import MemoryStore
-from springtide.storage.stores.open import open_store
+from springtide.storage.stores.open import memory_store, open_store
 
 
 def everything(store, name):
@@ -35,7 +34,7 @@ def everything(store, name):
 
 @pytest.fixture
 def store():
-    return MemoryStore()
+    return memory_store()
 
 
 def test_a_whole_dataset_is_cut_and_listed(store):
@@ -196,12 +195,12 @@ def test_pages_are_the_same_whoever_seals_them(store, short_pages):
 @pytest.mark.parametrize("dies_at", range(5))
 def test_an_append_that_dies_anywhere_is_whole_or_not_there_and_is_made_once_when_repeated(dies_at, is_answer_lost):
     name = secrets.token_hex(8)
-    store = MemoryStore(name)
+    store = memory_store(name)
     append(store, 0, 3)
-    dying = DyingStore(name, dies_at=dies_at, is_answer_lost=is_answer_lost)
+    dying = dying_store(name, dies_at=dies_at, is_answer_lost=is_answer_lost)
     try:
         append(dying, 3, 8)
-        assert dying.left >= 0 or is_answer_lost
+        assert dying.raw.left >= 0 or is_answer_lost
     except StorageError:
         assert everything(store, "clicks") in ([0, 1, 2], list(range(8)))
     append(store, 3, 8)
@@ -213,8 +212,8 @@ def test_an_append_that_dies_anywhere_is_whole_or_not_there_and_is_made_once_whe
 @pytest.mark.parametrize("dies_at", range(8))
 def test_a_put_that_dies_anywhere_is_finished_by_the_next_one(dies_at):
     name = secrets.token_hex(8)
-    store = MemoryStore(name)
-    dying = DyingStore(name, dies_at=dies_at)
+    store = memory_store(name)
+    dying = dying_store(name, dies_at=dies_at)
     try:
         put(dying, num_samples=20)
     except StorageError:
@@ -227,9 +226,9 @@ def test_a_put_that_dies_anywhere_is_finished_by_the_next_one(dies_at):
 @pytest.mark.parametrize("dies_at", range(4))
 def test_a_removal_that_dies_anywhere_is_finished_by_the_next_one(dies_at):
     name = secrets.token_hex(8)
-    store = MemoryStore(name)
+    store = memory_store(name)
     put(store, num_samples=20)
-    dying = DyingStore(name, dies_at=dies_at)
+    dying = dying_store(name, dies_at=dies_at)
     try:
         remove_dataset(dying, "digits")
     except StorageError:

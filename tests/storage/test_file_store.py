@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from springtide.core.errors import ObjectMissing, StorageError
+from springtide.storage.stores.checked import CheckedStore
 from springtide.storage.stores.directory import ObjectDirectory
 from springtide.storage.stores.files import FileStore
 
@@ -23,8 +24,10 @@ def files_under(root):
 def test_a_writer_that_is_killed_leaves_neither_object_nor_litter(tmp_path):
     code = (
         "import os, sys; import springtide.storage.stores.directory as d\n"
-        "from springtide.storage.stores.files import FileStore; from pathlib import Path\n"
-        "store = FileStore(Path(sys.argv[1])); store.put('a/old', b'old')\n"
+        "from pathlib import Path\n"
+        "from springtide.storage.stores.checked import CheckedStore\n"
+        "from springtide.storage.stores.files import FileStore\n"
+        "store = CheckedStore(FileStore(Path(sys.argv[1]))); store.put('a/old', b'old')\n"
         "write = d._write_all\n"
         "def half(descriptor, data):\n"
         "    write(descriptor, data[:len(data) // 2]); print('half', flush=True); sys.stdin.read()\n"
@@ -39,7 +42,7 @@ def test_a_writer_that_is_killed_leaves_neither_object_nor_litter(tmp_path):
         assert child.stdout.readline() == "half\n"
         os.kill(child.pid, signal.SIGKILL)
         child.communicate()
-        store = FileStore(tmp_path)
+        store = CheckedStore(FileStore(tmp_path))
         assert store.keys("") == ["a/old"]
         assert store.get("a/old") == b"old"
         assert files_under(tmp_path) == ["a+/old"]
@@ -54,7 +57,7 @@ def test_a_file_system_without_nameless_files_is_as_good(tmp_path, monkeypatch):
         return real_open(path, flags, *more, **named)
 
     monkeypatch.setattr(os, "open", without)
-    store = FileStore(tmp_path)
+    store = CheckedStore(FileStore(tmp_path))
     store.put("a/b", b"1")
     store.put("a/b", b"2")
     assert store.put_if_absent("a/b", b"3") is False
@@ -64,7 +67,7 @@ def test_a_file_system_without_nameless_files_is_as_good(tmp_path, monkeypatch):
 
 
 def test_a_full_disk_is_a_sentence_and_the_old_object_stands(tmp_path, monkeypatch):
-    store = FileStore(tmp_path)
+    store = CheckedStore(FileStore(tmp_path))
     store.put("a", b"old")
 
     def full(descriptor, data):
@@ -79,7 +82,7 @@ def test_a_full_disk_is_a_sentence_and_the_old_object_stands(tmp_path, monkeypat
 
 
 def test_a_directory_that_vanishes_is_trouble_not_an_empty_store(tmp_path):
-    store = FileStore(tmp_path / "objects")
+    store = CheckedStore(FileStore(tmp_path / "objects"))
     store.put("a/b", b"1")
     os.rename(tmp_path / "objects", tmp_path / "elsewhere")
     for ask in (
@@ -130,7 +133,7 @@ def test_folders_taken_away_while_they_are_made_are_made_again(tmp_path, monkeyp
         real(path, *arguments, **named)
 
     monkeypatch.setattr(os, "makedirs", interrupted)
-    store = FileStore(tmp_path)
+    store = CheckedStore(FileStore(tmp_path))
     store.put("a/b/c", b"1")
     assert failures == []
     assert store.get("a/b/c") == b"1"
@@ -139,10 +142,10 @@ def test_folders_taken_away_while_they_are_made_are_made_again(tmp_path, monkeyp
 def test_a_root_that_cannot_be_made_is_a_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot make the store's directory"):
-        FileStore(tmp_path / "file" / "objects")
+        CheckedStore(FileStore(tmp_path / "file" / "objects"))
 
 
 def test_objects_are_private(tmp_path):
-    FileStore(tmp_path / "objects").put("a/b", b"1")
+    CheckedStore(FileStore(tmp_path / "objects")).put("a/b", b"1")
     for path in (tmp_path / "objects").rglob("*"):
         assert path.stat().st_mode & 0o077 == 0

@@ -11,13 +11,13 @@ from virtual_pace import VirtualTime
 
 from springtide.core.errors import InvalidRequest, ObjectMissing
 from springtide.storage.stores.linked import SMALL_BYTES, DuplexLink, Lane, Lanes, LinkedStore
-from springtide.storage.stores.memory import MemoryStore
+from springtide.storage.stores.open import memory_store
 
 MB = 1_000_000
 
 
 def linked(time, **link):
-    return LinkedStore(MemoryStore(), DuplexLink(**link), time.pace())
+    return LinkedStore(memory_store(), DuplexLink(**link), time.pace())
 
 
 def test_a_put_takes_its_bytes_and_the_latency_and_is_visible_only_then():
@@ -91,7 +91,7 @@ def test_neither_kind_of_object_is_carried_faster_than_the_rate(requests):
 def test_two_stores_of_one_machine_share_its_lanes():
     time = VirtualTime()
     lanes = Lanes(DuplexLink(up_bytes_per_s=MB), time.pace())
-    objects, parameters = LinkedStore(MemoryStore(), lanes), LinkedStore(MemoryStore(), lanes)
+    objects, parameters = LinkedStore(memory_store(), lanes), LinkedStore(memory_store(), lanes)
     lanes.up.carry(0.0, MB)
     parameters.put("a", bytes(MB))
     assert time.now_s == pytest.approx(2.0)

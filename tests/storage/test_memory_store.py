@@ -8,20 +8,20 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from springtide.core.errors import ObjectMissing, StorageError
-from springtide.storage.stores.memory import MemoryStore
+from springtide.storage.stores.open import memory_store
 from springtide.storage.stores.request_count import RequestCount
 
 LIMIT_S = 30.0
 
 
 def test_stores_without_a_name_are_their_owners_alone():
-    first, second = MemoryStore(), MemoryStore()
+    first, second = memory_store(), memory_store()
     first.put("a", b"1")
     assert second.keys("") == []
 
 
 def test_bytes_are_not_copied_and_what_can_change_is():
-    store = MemoryStore()
+    store = memory_store()
     fixed, changing = b"0123", bytearray(b"0123")
     store.put("fixed", fixed)
     store.put("changing", changing)
@@ -33,11 +33,11 @@ def test_bytes_are_not_copied_and_what_can_change_is():
 
 
 def test_a_wait_is_one_request_and_leaves_no_waiter_behind():
-    store = MemoryStore()
+    store = memory_store()
     with ThreadPoolExecutor(4) as pool:
         waits = [pool.submit(store.wait, "key", LIMIT_S) for _ in range(4)]
         pause = threading.Event()
-        while len(store._shelf.waiting.get("key", ())) < 4:
+        while len(store.raw._held.waiting.get("key", ())) < 4:
             pause.wait(0.001)
         store.put("key", b"1")
         assert [wait.result(LIMIT_S) for wait in waits] == [b"1"] * 4
@@ -45,11 +45,11 @@ def test_a_wait_is_one_request_and_leaves_no_waiter_behind():
     assert store.requests().num_misses == 0
     with pytest.raises(ObjectMissing):
         store.wait("never", 0.001)
-    assert store._shelf.waiting == {}
+    assert store.raw._held.waiting == {}
 
 
 def test_lists_and_deletes_count_by_pages_of_a_thousand():
-    store = MemoryStore()
+    store = memory_store()
     names = [f"k/{number}" for number in range(2001)]
     for name in names:
         store.put(name, b"")
@@ -62,8 +62,8 @@ def test_lists_and_deletes_count_by_pages_of_a_thousand():
 
 
 def test_too_large_an_object_is_refused_before_anything_is_asked(monkeypatch):
-    monkeypatch.setattr(MemoryStore, "max_object_bytes", 10)
-    store = MemoryStore("small")
+    store = memory_store("small")
+    monkeypatch.setattr(store.raw, "max_object_bytes", 10)
     with pytest.raises(StorageError, match="a has 11 bytes and the memory store small takes at most 10 in one object"):
         store.put_if_absent("a", bytes(11))
     assert store.requests().num_puts == 0

@@ -9,6 +9,7 @@ from virtual_pace import VirtualTime
 
 from springtide.core.errors import ObjectMissing
 from springtide.storage.pacing import Intervals, ask_until, real_pace
+from springtide.storage.stores.checked import CheckedStore
 from springtide.storage.stores.files import FileStore
 
 INTERVALS = Intervals(first_s=0.025, cap_s=1.0)
@@ -53,7 +54,7 @@ def test_waiting_in_slices_goes_on_with_the_pauses_where_they_were(tmp_path):
     counts = []
     for slice_s in (20.0, 1.0):
         time = VirtualTime()
-        store = FileStore(tmp_path, pace=time.pace(), intervals=INTERVALS)
+        store = CheckedStore(FileStore(tmp_path, pace=time.pace(), intervals=INTERVALS))
         while time.now_s < 20.0 - 1e-6:
             with pytest.raises(ObjectMissing):
                 store.wait("never", slice_s)
@@ -65,7 +66,7 @@ def test_waiting_in_slices_goes_on_with_the_pauses_where_they_were(tmp_path):
 
 def test_a_wait_that_begins_later_begins_afresh(tmp_path):
     time = VirtualTime()
-    store = FileStore(tmp_path, pace=time.pace(), intervals=INTERVALS)
+    store = CheckedStore(FileStore(tmp_path, pace=time.pace(), intervals=INTERVALS))
     with pytest.raises(ObjectMissing):
         store.wait("key", 10.0)
     time.now_s += 5.0

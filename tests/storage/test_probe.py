@@ -7,6 +7,7 @@ from virtual_pace import VirtualTime
 
 from springtide.core.errors import InvalidRequest, StorageError
 from springtide.storage.stores import probe
+from springtide.storage.stores.checked import CheckedStore
 from springtide.storage.stores.memory import MemoryStore
 from springtide.storage.stores.open import open_store
 from springtide.storage.stores.probe import probe_store
@@ -31,10 +32,10 @@ def test_real_servers_are_in_order(redis_server, s3_server, s3_credentials):
 
 def test_a_store_that_ignores_the_condition_is_found_out(monkeypatch):
     class Careless(MemoryStore):
-        def _write(self, key, data, *, only_if_absent):
-            return super()._write(key, data, only_if_absent=False)
+        def write(self, key, data, *, only_if_absent):
+            return super().write(key, data, only_if_absent=False)
 
-    store = Careless()
+    store = CheckedStore(Careless())
     monkeypatch.setattr(probe, "open_store", lambda url, environment: store)
     with pytest.raises(StorageError, match="ignores If-None-Match"):
         probe_store("memory://any")

@@ -15,6 +15,7 @@ from virtual_pace import VirtualTime
 from kits.servers import ask_s3
 from springtide.core.errors import InvalidRequest, ObjectMissing, StorageError
 from springtide.storage.stores import s3 as s3_store
+from springtide.storage.stores.checked import CheckedStore
 from springtide.storage.stores.open import open_store
 from springtide.storage.stores.s3 import MAX_ATTEMPTS, S3Place, S3Store
 
@@ -66,7 +67,7 @@ def scripted(*answers, headers=None):
 
 def store_at(endpoint, time=None, **more):
     place = S3Place(bucket="tests", prefix="run", endpoint=endpoint, region="us-east-1")
-    return S3Store(place, pace=(time or VirtualTime()).pace(), environment=KEYS, **more)
+    return CheckedStore(S3Store(place, pace=(time or VirtualTime()).pace(), environment=KEYS, **more))
 
 
 def test_prefixes_part_stores_in_one_bucket(s3_server):
@@ -217,7 +218,7 @@ def test_bytes_are_digested_only_where_nothing_else_guards_them(monkeypatch):
         store_at(endpoint).put("a", b"1")
         monkeypatch.setattr(s3_store, "LOOPBACK", frozenset())
         place = S3Place(bucket="tests", endpoint=endpoint, is_plain_http_allowed=True)
-        S3Store(place, environment=KEYS).put("a", b"1")
+        CheckedStore(S3Store(place, environment=KEYS)).put("a", b"1")
     assert headers[0]["x-amz-content-sha256"] == "UNSIGNED-PAYLOAD"
     assert headers[1]["x-amz-content-sha256"] == hashlib.sha256(b"1").hexdigest()
 
@@ -235,7 +236,7 @@ def test_an_endpoint_in_the_open_must_be_asked_for():
 def test_an_endpoint_that_wants_the_bucket_in_its_name(monkeypatch):
     with scripted((200, b"hello")) as (endpoint, asked):
         place = S3Place(bucket="tests", endpoint=endpoint.replace("127.0.0.1", "localhost"), style="virtual")
-        store = S3Store(place, pace=VirtualTime().pace(), environment=KEYS, max_attempts=1)
+        store = CheckedStore(S3Store(place, pace=VirtualTime().pace(), environment=KEYS, max_attempts=1))
         with contextlib.suppress(StorageError):
             store.get("a")
     # Where tests.localhost resolves, the bucket is no part of the path; where it does not, nobody was asked.

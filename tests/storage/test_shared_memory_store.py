@@ -13,6 +13,7 @@ import pytest
 
 from springtide.core.errors import InvalidRequest, ObjectMissing
 from springtide.storage.stores import shared_memory as shared_memory_store
+from springtide.storage.stores.checked import CheckedStore
 from springtide.storage.stores.shared_memory import SharedMemoryStore
 from springtide.storage.stores.wake_sockets import WakeSockets
 
@@ -24,7 +25,7 @@ LIMIT_S = 30.0
 def name():
     name = f"test-{os.getpid()}-{secrets.token_hex(4)}"
     yield name
-    store = SharedMemoryStore(name)
+    store = CheckedStore(SharedMemoryStore(name))
     store.delete(store.keys(""))
     store.close()
     assert not os.path.exists(f"/dev/shm/springtide-{os.getuid()}-{name}")
@@ -51,7 +52,7 @@ def test_another_process_is_woken_and_asks_no_more_than_it_must(name, monkeypatc
         name,
     )
     assert line_of(waiter) == "up"
-    SharedMemoryStore(name).put("a/b", b"hello")
+    CheckedStore(SharedMemoryStore(name)).put("a/b", b"hello")
     gets = line_of(waiter)
     assert gets.startswith("b'hello'")
     # Before it listens, when it does, when a store is opened (which looks for the dead), and when the object is there.
@@ -63,7 +64,7 @@ def test_killed_waiters_leave_nothing_that_holds_up_a_put(name):
     waiters = [start("print('up', flush=True); store.wait('key', 60.0)", name) for _ in range(2)]
     for waiter in waiters:
         assert line_of(waiter) == "up"
-    store = SharedMemoryStore(name)
+    store = CheckedStore(SharedMemoryStore(name))
     folder = f"/dev/shm/springtide-{os.getuid()}-{name}/~wake"
     listening = threading.Event()
     while not (os.path.isdir(folder) and len(os.listdir(folder)) == 2):
@@ -84,28 +85,28 @@ def test_sockets_of_the_dead_go_when_a_store_is_opened(name):
     listening = threading.Event()
     while not (os.path.isdir(folder) and os.listdir(folder)):
         listening.wait(0.01)
-    SharedMemoryStore(name)
+    CheckedStore(SharedMemoryStore(name))
     assert len(os.listdir(folder)) == 1, "the living keep theirs"
     os.kill(waiter.pid, signal.SIGKILL)
     waiter.communicate()
-    SharedMemoryStore(name)
+    CheckedStore(SharedMemoryStore(name))
     assert os.listdir(folder) == []
 
 
 def test_a_writer_that_dies_before_it_wakes_anybody_is_noticed(name, monkeypatch):
     monkeypatch.setattr(WakeSockets, "wake", lambda self, key: None)
     monkeypatch.setattr(shared_memory_store, "LOOK_AGAIN_S", 0.01)
-    store = SharedMemoryStore(name)
+    store = CheckedStore(SharedMemoryStore(name))
     found = []
     waiter = threading.Thread(target=lambda: found.append(store.wait("key", LIMIT_S)))
     waiter.start()
-    SharedMemoryStore(name).put("key", b"1")
+    CheckedStore(SharedMemoryStore(name)).put("key", b"1")
     waiter.join(LIMIT_S)
     assert found == [b"1"]
 
 
 def test_a_closed_store_with_objects_keeps_them_and_an_empty_one_goes(name):
-    first, second = SharedMemoryStore(name), SharedMemoryStore(name)
+    first, second = CheckedStore(SharedMemoryStore(name)), CheckedStore(SharedMemoryStore(name))
     first.put("a", b"1")
     first.close()
     assert second.get("a") == b"1"
@@ -118,12 +119,12 @@ def test_a_closed_store_with_objects_keeps_them_and_an_empty_one_goes(name):
 
 def test_no_shared_memory_is_said_with_what_there_is_instead(tmp_path):
     with pytest.raises(InvalidRequest, match=r"no shared memory at .*; use file:"):
-        SharedMemoryStore("a", parent=tmp_path / "nowhere")
+        CheckedStore(SharedMemoryStore("a", parent=tmp_path / "nowhere"))
 
 
 def test_a_wait_ends_at_its_timeout(name):
     with pytest.raises(ObjectMissing, match=r"after 0\.02 s"):
-        SharedMemoryStore(name).wait("never", 0.02)
+        CheckedStore(SharedMemoryStore(name)).wait("never", 0.02)
 
 
 def test_a_waiter_in_a_folder_that_is_taken_away_listens_in_a_new_one(tmp_path):

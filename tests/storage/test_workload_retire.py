@@ -9,6 +9,7 @@ import pytest
 
 from springtide.core.errors import Fenced
 from springtide.core.workload import ReplicaId, WorkloadId
+from springtide.storage.stores.checked import CheckedStore
 from springtide.storage.stores.files import FileStore
 from springtide.storage.stores.open import open_store
 from springtide.storage.workloads.store import WorkloadStore
@@ -22,7 +23,7 @@ def store(request, tmp_path):
         request.getfixturevalue("s3_credentials")
         name = f"retire-{os.getpid()}-{secrets.token_hex(4)}"
         return open_store(request.getfixturevalue("s3_server").s3_url("tests", name))
-    return FileStore(tmp_path / "objects", is_durable=False)
+    return CheckedStore(FileStore(tmp_path / "objects", is_durable=False))
 
 
 @pytest.fixture

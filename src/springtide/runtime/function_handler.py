@@ -131,7 +131,7 @@ def _train(order: FunctionOrder, stores: list[Store], context: HandlerInvocation
 
 def _another(stores: list[Store], url: str) -> Store:
     """One more store behind the same link; it is closed and counted with the others."""
-    store = open_store(url)
+    store: Store = open_store(url)
     if isinstance(stores[0], LinkedStore):
         store = stores[0].beside(store)
     stores.append(store)

@@ -20,7 +20,7 @@ JOB = WorkloadId("j")
 
 @pytest.fixture
 def store(tmp_path: Path) -> CheckedStore:
-    return FileStore(tmp_path / "store")
+    return CheckedStore(FileStore(tmp_path / "store"))
 
 
 def filled(folder: Path) -> Path:
@@ -131,15 +131,15 @@ def test_what_is_no_copy_is_let_lie(store: CheckedStore, tmp_path: Path) -> None
 class Shut(FileStore):
     """A store that does nothing that it is asked."""
 
-    def _write(self, key: str, data: memoryview, *, only_if_absent: bool) -> bool:
+    def write(self, key: str, data: memoryview, *, only_if_absent: bool) -> bool:
         raise StorageError("it is shut")
 
-    def _names(self, prefix: str) -> list[str]:
+    def names(self, prefix: str) -> list[str]:
         raise StorageError("it is shut")
 
 
 def test_a_store_that_is_shut_stops_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    copies = Copies(Shut(tmp_path / "store"), JOB, filled(tmp_path / "here"))
+    copies = Copies(CheckedStore(Shut(tmp_path / "store")), JOB, filled(tmp_path / "here"))
     copies.restore()
     copies.save(is_last=True)
     assert "cannot be had: it is shut" in caplog.text

@@ -27,7 +27,7 @@ def record(**changes: object) -> ControlRecord:
 
 @pytest.fixture
 def store(tmp_path: Path) -> CheckedStore:
-    return FileStore(tmp_path / "store")
+    return CheckedStore(FileStore(tmp_path / "store"))
 
 
 def now(store: CheckedStore) -> ControlRecord:
@@ -78,18 +78,22 @@ def test_one_that_never_wrote_a_record_cannot_write_the_first_after_another_has_
     assert now(store).verb == "stop"
 
 
+def opened(folder: Path) -> CheckedStore:
+    return CheckedStore(FileStore(folder / "store"))
+
+
 class Between(FileStore):
-    """A store in which something happens just before a replacement; `fails` loses the answer after it was made."""
+    """A raw store in which something happens just before a replacement; `fails` loses the answer after it was made."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.happens: Callable[[], object] = lambda: None
         self.fails = 0
 
-    def _replace(self, key: str, data: memoryview, version: str) -> str | None:
+    def replace(self, key: str, data: memoryview, version: str) -> str | None:
         happens, self.happens = self.happens, lambda: None
         happens()
-        replaced = super()._replace(key, data, version)
+        replaced = super().replace(key, data, version)
         if self.fails:
             self.fails -= 1
             raise StorageError("the connection broke")
@@ -99,7 +103,10 @@ class Between(FileStore):
 def test_words_that_cross_on_the_way_are_told_apart(tmp_path: Path) -> None:
     """Whatever the earlier one writes while the later one claims is either seen by the later one or refused."""
     store = Between(tmp_path / "store")
-    earlier, later = RecordFence(store, KEYS, 1), RecordFence(FileStore(tmp_path / "store"), KEYS, 2)
+    earlier, later = (
+        RecordFence(CheckedStore(store), KEYS, 1),
+        RecordFence(CheckedStore(FileStore(tmp_path / "store")), KEYS, 2),
+    )
     earlier.claim()
     taken: list[tuple[ControlRecord | None, Notes]] = []
     store.happens = lambda: taken.append(later.claim())
@@ -108,23 +115,26 @@ def test_words_that_cross_on_the_way_are_told_apart(tmp_path: Path) -> None:
     assert taken[0][1].used_incarnations == 0
 
     crossing = Between(tmp_path / "store")
-    third, fourth = RecordFence(FileStore(tmp_path / "store"), KEYS, 3), RecordFence(crossing, KEYS, 4)
+    third, fourth = (
+        RecordFence(CheckedStore(FileStore(tmp_path / "store")), KEYS, 3),
+        RecordFence(CheckedStore(crossing), KEYS, 4),
+    )
     third.claim()
     crossing.happens = lambda: third.write_control(record(attempt=9))
     known, _ = fourth.claim()
     assert known is not None
     assert known.attempt == 9
-    assert (now(store).attempt, now(store).term) == (9, 4)
+    assert (now(CheckedStore(store)).attempt, now(CheckedStore(store)).term) == (9, 4)
 
 
 def test_an_answer_that_was_lost_is_no_other_coordinator(tmp_path: Path) -> None:
     store = Between(tmp_path / "store")
-    fence = RecordFence(store, KEYS, 1)
+    fence = RecordFence(CheckedStore(store), KEYS, 1)
     fence.claim()
     store.fails = 1
     fence.write_control(record())
     fence.write_control(record(attempt=2))
-    assert now(store).attempt == 2
+    assert now(CheckedStore(store)).attempt == 2
 
 
 def test_a_newer_generation_of_the_same_control_plane_is_not_undone(store: CheckedStore) -> None:

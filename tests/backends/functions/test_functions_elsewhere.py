@@ -23,6 +23,7 @@ from springtide.core.resources import DeviceId
 from springtide.core.wire.functions import ControlRecord, Keys
 from springtide.core.workload import Entrypoint, JobState, ReplicaId, TrainingJob, WorkloadId
 from springtide.storage.frames import decode
+from springtide.storage.stores.checked import CheckedStore
 from springtide.storage.stores.files import FileStore
 from springtide.storage.workloads.artifacts import fetch_code
 from springtide.storage.workloads.store import WorkloadStore
@@ -48,7 +49,7 @@ class Site:
 
     def __init__(self, folder: Path, provider: ScriptedFunctions) -> None:
         self.folder, self.provider, self.clock = folder, provider, Clock()
-        self.store = FileStore(folder / "store")
+        self.store = CheckedStore(FileStore(folder / "store"))
         self.store.put("workloads/j/source/task.py", b"import helper\nx = 1\n")
         self.store.put("workloads/j/source/helper.py", b"y = 2\n")
         menu = FunctionMenu(service="scripted", options=(FunctionOption(plan=PLAN, step_s=0.03, step_usd=1e-6),))
@@ -275,14 +276,14 @@ def test_nobody_is_invoked_whose_number_cannot_be_noted(
     monkeypatch.setattr("springtide.backends.functions.coordinator.shell.RETRY_S", 0.1)
     site = site_of()
     is_shut = threading.Event()
-    whole = FileStore._replace
+    whole = FileStore.replace
 
     def replace(self: FileStore, key: str, data: memoryview, version: str) -> str | None:
         if is_shut.is_set() and key == KEYS.notes:
             raise StorageError("the store is shut")
         return whole(self, key, data, version)
 
-    monkeypatch.setattr(FileStore, "_replace", replace)
+    monkeypatch.setattr(FileStore, "replace", replace)
     site.plane.start(site.start_of())
     site.take(events.ReplicaReady)
     is_shut.set()
@@ -302,7 +303,7 @@ def test_a_store_that_is_away_for_a_moment_costs_no_retry_when_another_takes_ove
     site.train()
     site.take(events.CheckpointCommitted)
     site.plane.close()
-    whole, asked = FileStore._read_version, threading.Event()
+    whole, asked = FileStore.read_version, threading.Event()
 
     def read_version(self: FileStore, key: str) -> tuple[bytes, str] | None:
         if not asked.is_set():
@@ -310,7 +311,7 @@ def test_a_store_that_is_away_for_a_moment_costs_no_retry_when_another_takes_ove
             raise StorageError("the store is shut")
         return whole(self, key)
 
-    monkeypatch.setattr(FileStore, "_read_version", read_version)
+    monkeypatch.setattr(FileStore, "read_version", read_version)
     site.lead()
     site.adopt()
     site.take(events.JobFinished)

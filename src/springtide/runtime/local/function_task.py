@@ -20,7 +20,7 @@ from springtide.runtime.functions.place_worker import PlaceWorker, task_worker
 from springtide.runtime.models.user_models import told_if_missing
 from springtide.storage.files import write_durable
 from springtide.storage.frames import decode, encode
-from springtide.storage.stores.memory import MemoryStore
+from springtide.storage.stores.open import memory_store
 
 _LINE_INTERVAL_S = 2.0
 _STREAM_POLL_S = 0.5
@@ -86,7 +86,7 @@ def run_local_task(
     """
     began_s = time.monotonic()
     chosen = (directory or Path("springtide-out") / job.name).absolute()
-    lines, store, loss = LossLines(job.name, write), MemoryStore(), None
+    lines, store, loss = LossLines(job.name, write), memory_store(), None
     keys = Keys(job.name)
     with told_if_missing():
         seed_everything(job.seed)

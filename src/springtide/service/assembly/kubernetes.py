@@ -56,7 +56,6 @@ from springtide.service.server import CRASH_AT, LOOPBACK, bind, crash_point_of, 
 from springtide.service.standby import Standby
 from springtide.service.submission.source_stores import StoreShelf
 from springtide.storage.files import write_durable
-from springtide.storage.stores.checked import CheckedStore
 from springtide.storage.stores.open import open_store
 
 LOG = logging.getLogger("springtide.kubernetes")
@@ -232,8 +231,6 @@ class _ControlPlane:
     def _make_platform(self, journal: DurableJournal, key: bytes, functions: ClusterFunctions) -> Platform:
         settings, state_dir = self._settings, self._options.state_dir
         store = open_store(settings.store_url)
-        if not isinstance(store, CheckedStore):
-            raise InvalidRequest("store_url must name a store that workloads can be held in: s3:// or file://")
 
         def make_executor(clock: PlatformClock) -> EventExecutor:
             self._executor = executor = KubernetesExecutor(

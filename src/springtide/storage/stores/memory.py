@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
-from springtide.storage.pacing import Intervals, PollInterval
-from springtide.storage.stores.checked import CheckedStore, content_version
+from springtide.storage.pacing import Intervals, PollInterval, real_pace
+from springtide.storage.stores.raw import MAX_OBJECT_BYTES, content_version
+from springtide.storage.stores.request_count import RequestCount
 
 
-class _Shelf:
-    """Objects by key, and who waits for which."""
+class _Objects:
+    """Objects by key, and the threads that wait for one."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -20,78 +21,85 @@ class _Shelf:
 
 
 @cache
-def _shelf_of(name: str) -> _Shelf:
-    # A name means the same objects to everyone in this process, and they outlive every handle, as in other stores.
-    return _Shelf()
+def _objects_of(name: str) -> _Objects:
+    # A name means the same objects everywhere in this process, and they outlive every handle, as in other stores.
+    return _Objects()
 
 
-class MemoryStore(CheckedStore):
-    """The store of that name in this process; without a name, one of its own."""
+class MemoryStore:
+    """The raw store of that name in this process; without a name, one of its own."""
 
     def __init__(self, name: str = "", pace: PollInterval | None = None) -> None:
-        super().__init__(f"the memory store {name or '(unnamed)'}", Intervals(first_s=0.01, cap_s=0.01), pace)
-        self._shelf = _shelf_of(name) if name else _Shelf()
+        self.title = f"the memory store {name or '(unnamed)'}"
+        self.max_object_bytes = MAX_OBJECT_BYTES
+        self.intervals = Intervals(first_s=0.01, cap_s=0.01)
+        self.pace = pace or real_pace()
+        self.counts = RequestCount()
+        self._held = _objects_of(name) if name else _Objects()
 
-    def _write(self, key: str, data: memoryview, *, only_if_absent: bool) -> bool:
-        # Bytes cannot change under the store's hands; anything else can, and is copied.
+    def write(self, key: str, data: memoryview, *, only_if_absent: bool) -> bool:
+        # Bytes are immutable; anything else is copied.
         whole = data.obj
         copied = whole if type(whole) is bytes and len(whole) == data.nbytes else data.tobytes()
-        with self._shelf.lock:
-            if only_if_absent and key in self._shelf.objects:
+        with self._held.lock:
+            if only_if_absent and key in self._held.objects:
                 return False
-            self._shelf.objects[key] = copied
-            for woken in self._shelf.waiting.pop(key, ()):
+            self._held.objects[key] = copied
+            for woken in self._held.waiting.pop(key, ()):
                 woken.set()
         return True
 
-    def _read(self, key: str) -> bytes | None:
-        with self._shelf.lock:
-            return self._shelf.objects.get(key)
+    def read(self, key: str) -> bytes | None:
+        with self._held.lock:
+            return self._held.objects.get(key)
 
-    def _read_version(self, key: str) -> tuple[bytes, str] | None:
-        data = self._read(key)
+    def read_version(self, key: str) -> tuple[bytes, str] | None:
+        data = self.read(key)
         return None if data is None else (data, content_version(data))
 
-    def _replace(self, key: str, data: memoryview, version: str) -> str | None:
-        with self._shelf.lock:
-            known = self._shelf.objects.get(key)
+    def replace(self, key: str, data: memoryview, version: str) -> str | None:
+        with self._held.lock:
+            known = self._held.objects.get(key)
             if version != ("" if known is None else content_version(known)):
                 return None
-            self._shelf.objects[key] = data.tobytes()
-            for woken in self._shelf.waiting.pop(key, ()):
+            self._held.objects[key] = data.tobytes()
+            for woken in self._held.waiting.pop(key, ()):
                 woken.set()
         return content_version(data)
 
-    def _wait(self, key: str, timeout_s: float) -> bytes | None:
+    def wait(self, key: str, timeout_s: float, read: Callable[[str], bytes | None]) -> bytes | None:
         deadline_s = self.pace.now_s() + timeout_s
         while True:
             woken = threading.Event()
-            with self._shelf.lock:
-                if key in self._shelf.objects:
+            with self._held.lock:
+                if key in self._held.objects:
                     woken.set()
                 else:
-                    self._shelf.waiting.setdefault(key, []).append(woken)
+                    self._held.waiting.setdefault(key, []).append(woken)
             is_in_time = woken.wait(max(0.0, deadline_s - self.pace.now_s()))
             if not is_in_time:
                 self._forget(key, woken)
-            data = self._counted_read(key)
+            data = read(key)
             # An object that was deleted between the waking and the reading is waited for again.
             if data is not None or not is_in_time:
                 return data
 
     def _forget(self, key: str, woken: threading.Event) -> None:
-        with self._shelf.lock:
-            waiting = self._shelf.waiting.get(key, [])
+        with self._held.lock:
+            waiting = self._held.waiting.get(key, [])
             if woken in waiting:
                 waiting.remove(woken)
             if not waiting:
-                self._shelf.waiting.pop(key, None)
+                self._held.waiting.pop(key, None)
 
-    def _remove(self, keys: Sequence[str]) -> None:
-        with self._shelf.lock:
+    def remove(self, keys: Sequence[str]) -> None:
+        with self._held.lock:
             for key in keys:
-                self._shelf.objects.pop(key, None)
+                self._held.objects.pop(key, None)
 
-    def _names(self, prefix: str) -> list[str]:
-        with self._shelf.lock:
-            return [key for key in self._shelf.objects if key.startswith(prefix)]
+    def names(self, prefix: str) -> list[str]:
+        with self._held.lock:
+            return [key for key in self._held.objects if key.startswith(prefix)]
+
+    def close(self) -> None:
+        return

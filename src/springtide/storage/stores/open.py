@@ -8,8 +8,8 @@ from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit, urlunsplit
 
 from springtide.core.errors import InvalidRequest
-from springtide.core.ports import Store
 from springtide.storage.key_names import checked_key
+from springtide.storage.stores.checked import CheckedStore
 
 STORE_FORMS = (
     "memory://NAME, file:///absolute/path, s3://BUCKET/PREFIX?region=..., shm://NAME, redis://HOST:PORT/NUMBER"
@@ -17,7 +17,7 @@ STORE_FORMS = (
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 
 
-def open_store(url: str, environment: Mapping[str, str] | None = None) -> Store:
+def open_store(url: str, environment: Mapping[str, str] | None = None) -> CheckedStore:
     """Open the store that a URL names. Raises InvalidRequest for a URL that names none, StorageError if it is shut.
 
     `environment` holds the credentials of an object store (None: this process's own). Schemes: memory (one process),
@@ -30,20 +30,18 @@ def open_store(url: str, environment: Mapping[str, str] | None = None) -> Store:
     except ValueError:
         raise InvalidRequest(f"a store's URL must look like one of: {STORE_FORMS}") from None
     if parts.scheme == "memory":
-        from springtide.storage.stores.memory import MemoryStore
-
         _take(options, parts)
-        return MemoryStore(_name(parts))
+        return memory_store(_name(parts))
     if parts.scheme == "file":
         from springtide.storage.stores.files import FileStore
 
         (durable,) = _take(options, parts, "durable")
-        return FileStore(_path(parts), is_durable=_flag(durable))
+        return CheckedStore(FileStore(_path(parts), is_durable=_flag(durable)))
     if parts.scheme == "shm":
         from springtide.storage.stores.shared_memory import SharedMemoryStore
 
         _take(options, parts)
-        return SharedMemoryStore(_name(parts))
+        return CheckedStore(SharedMemoryStore(_name(parts)))
     if parts.scheme == "s3":
         return _open_s3(parts, options, environment)
     if parts.scheme in {"redis", "rediss"}:
@@ -51,7 +49,14 @@ def open_store(url: str, environment: Mapping[str, str] | None = None) -> Store:
     raise InvalidRequest(f"no store has the scheme {parts.scheme!r}; a store's URL is one of: {STORE_FORMS}")
 
 
-def _open_s3(parts: SplitResult, options: dict[str, str], environment: Mapping[str, str] | None) -> Store:
+def memory_store(name: str = "") -> CheckedStore:
+    """The store of that name in this process; without a name, one that nothing else can open."""
+    from springtide.storage.stores.memory import MemoryStore
+
+    return CheckedStore(MemoryStore(name))
+
+
+def _open_s3(parts: SplitResult, options: dict[str, str], environment: Mapping[str, str] | None) -> CheckedStore:
     from springtide.storage.stores.s3 import S3Place, S3Store
 
     endpoint, region, style, allow_http = _take(options, parts, "endpoint", "region", "style", "allow_http")
@@ -66,16 +71,17 @@ def _open_s3(parts: SplitResult, options: dict[str, str], environment: Mapping[s
         style=style or "path",
         is_plain_http_allowed=_flag(allow_http),
     )
-    return S3Store(place, environment=environment)
+    return CheckedStore(S3Store(place, environment=environment))
 
 
-def _open_redis(parts: SplitResult, options: dict[str, str]) -> Store:
+def _open_redis(parts: SplitResult, options: dict[str, str]) -> CheckedStore:
     from springtide.storage.stores.redis import RedisStore
 
     (name,) = _take(options, parts, "name")
     if re.fullmatch(r"/?\d{0,5}", parts.path) is None:
         raise InvalidRequest(f"{parts.scheme}:// ends with the number of a database, as in redis://host:6379/0")
-    return RedisStore(urlunsplit((parts.scheme, parts.netloc, parts.path, "", "")), name=name or "springtide")
+    url = urlunsplit((parts.scheme, parts.netloc, parts.path, "", ""))
+    return CheckedStore(RedisStore(url, name=name or "springtide"))
 
 
 def _flag(text: str) -> bool:

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from springtide.core.errors import InvalidRequest, StorageError
-from springtide.storage.pacing import Intervals, PollInterval
-from springtide.storage.stores.checked import CheckedStore
+from springtide.storage.pacing import Intervals, PollInterval, real_pace
+from springtide.storage.stores.request_count import RequestCount
 
 Answer = TypeVar("Answer")
 
@@ -24,15 +24,13 @@ MAX_ATTEMPTS = 7
 MAX_CONNECTIONS = 10_000
 
 
-class RedisStore(CheckedStore):
-    """The objects of one name in one database of a Redis (6.2 or newer).
+class RedisStore:
+    """The raw store of the objects of one name in one database of a Redis (6.2 or newer).
 
-    Beside each object stands a list of one element. Whoever waits moves that element from the list onto the list
-    itself, which blocks in the server until there is one and leaves it there for everybody else: a put wakes all
-    readers, and none that comes later can have missed it.
+    Beside each object stands a list of one element. A reader that waits moves that element from the list onto
+    the list itself, which blocks in the server until there is one and leaves it there for other readers: a put wakes
+    all readers, and none that comes later can have missed it.
     """
-
-    max_object_bytes = MAX_VALUE_BYTES
 
     def __init__(
         self,
@@ -57,9 +55,12 @@ class RedisStore(CheckedStore):
             where = f"{parts.hostname or 'localhost'}:{parts.port or 6379}"
         except ValueError as error:
             raise InvalidRequest(f"a Redis's URL must look like redis://:PASSWORD@HOST:PORT/0: {error}") from None
-        super().__init__(f"the Redis at {where}", retry_intervals, pace)
+        self.title = f"the Redis at {where}"
+        self.max_object_bytes = MAX_VALUE_BYTES
+        self.intervals = retry_intervals
+        self.pace = pace or real_pace()
+        self.counts = RequestCount()
         self._name = name
-        self._retry_intervals = retry_intervals
         self._max_attempts = max_attempts
         self._client: Any = redis.Redis.from_url(
             url,
@@ -80,7 +81,7 @@ class RedisStore(CheckedStore):
     def _bell(self, key: str) -> str:
         return f"{self._object(key)}:bell"
 
-    def _write(self, key: str, data: memoryview, *, only_if_absent: bool) -> bool:
+    def write(self, key: str, data: memoryview, *, only_if_absent: bool) -> bool:
         def write() -> bool:
             with self._client.pipeline(transaction=True) as pipeline:
                 pipeline.set(self._object(key), data, nx=only_if_absent)
@@ -88,51 +89,51 @@ class RedisStore(CheckedStore):
                 pipeline.rpush(self._bell(key), b"!")
                 return bool(pipeline.execute()[0])
 
-        return self._insist(write, f"write {key}", is_repeatable=not only_if_absent)
+        return self._retried(write, f"write {key}", is_repeatable=not only_if_absent)
 
-    def _read(self, key: str) -> bytes | None:
-        answer: bytes | None = self._insist(lambda: self._client.get(self._object(key)), f"read {key}")
+    def read(self, key: str) -> bytes | None:
+        answer: bytes | None = self._retried(lambda: self._client.get(self._object(key)), f"read {key}")
         return answer
 
-    def _wait(self, key: str, timeout_s: float) -> bytes | None:
+    def wait(self, key: str, timeout_s: float, read: Callable[[str], bytes | None]) -> bytes | None:
         deadline_s = self.pace.now_s() + timeout_s
         while True:
-            data = self._counted_read(key)
+            data = read(key)
             left_s = deadline_s - self.pace.now_s()
             if data is not None or left_s <= 0.0:
                 return data
             # Zero would mean for ever.
             block_s = max(0.001, min(left_s, BLOCK_S))
             self.counts.add(gets=1)
-            self._insist(partial(self._listen, key, block_s), f"wait for {key}")
+            self._retried(partial(self._listen, key, block_s), f"wait for {key}")
 
     def _listen(self, key: str, block_s: float) -> None:
         bell = self._bell(key)
         self._client.blmove(bell, bell, block_s, "LEFT", "LEFT")
 
-    def _remove(self, keys: Sequence[str]) -> None:
+    def remove(self, keys: Sequence[str]) -> None:
         names = [name for key in keys for name in (self._object(key), self._bell(key))]
         if names:
-            self._insist(lambda: self._client.unlink(*names), f"remove {len(keys)} objects")
+            self._retried(lambda: self._client.unlink(*names), f"remove {len(keys)} objects")
 
-    def _names(self, prefix: str) -> list[str]:
+    def names(self, prefix: str) -> list[str]:
         start, end = f"{self._name}:{{", "}"
 
         def names() -> list[str]:
             found = self._client.scan_iter(match=f"{start}{prefix}*", count=1000)
             return [each.decode() for each in found]
 
-        found = set(self._insist(names, f"list {prefix}"))
+        found = set(self._retried(names, f"list {prefix}"))
         return [each.removeprefix(start).removesuffix(end) for each in found if each.endswith(end)]
 
-    def _insist(self, ask: Callable[[], Answer], what: str, *, is_repeatable: bool = True) -> Answer:
+    def _retried(self, ask: Callable[[], Answer], what: str, *, is_repeatable: bool = True) -> Answer:
         """Ask, and ask again for a few seconds where the connection breaks. Raises StorageError with what mends it.
 
-        What is not repeatable may have been done when the connection broke: nobody can say, so that is an error.
+        A request that is not repeatable may have been done when the connection broke: that is unknown, so an error.
         """
         import redis
 
-        pauses = self._retry_intervals.lengths(self.pace.draw)
+        pauses = self.intervals.lengths(self.pace.draw)
         for attempt in range(1, self._max_attempts + 1):
             try:
                 return ask()

@@ -12,10 +12,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from springtide.core.errors import InvalidRequest, ObjectMissing, StorageError
-from springtide.storage.key_names import checked_key
-from springtide.storage.pacing import Intervals, PollInterval
-from springtide.storage.stores.checked import CheckedStore
+from springtide.core.errors import InvalidRequest, StorageError
+from springtide.storage.pacing import Intervals, PollInterval, real_pace
+from springtide.storage.stores.request_count import RequestCount
 
 Answer = TypeVar("Answer")
 
@@ -147,10 +146,8 @@ def _profile_credentials() -> Any:
         raise InvalidRequest(f"{mend} ({error})") from None
 
 
-class S3Store(CheckedStore):
-    """The objects under a prefix of a bucket. Waits by asking for the key at growing intervals, never by listing."""
-
-    max_object_bytes = MAX_PUT_BYTES
+class S3Store:
+    """The raw store of the objects under a prefix of a bucket."""
 
     def __init__(
         self,
@@ -162,19 +159,24 @@ class S3Store(CheckedStore):
         max_attempts: int = MAX_ATTEMPTS,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(f"the bucket {place.bucket} at {place.host}", intervals, pace)
+        self.title = f"the bucket {place.bucket} at {place.host}"
+        self.max_object_bytes = MAX_PUT_BYTES
+        self.part_bytes = PART_BYTES
+        self.intervals = intervals
+        self.pace = pace or real_pace()
+        self.counts = RequestCount()
         self._place = place
         self._retry_intervals = retry_intervals
         self._max_attempts = max_attempts
         self._client = _client_of(place, os.environ if environment is None else environment)
 
-    def _write(self, key: str, data: memoryview, *, only_if_absent: bool) -> bool:
+    def write(self, key: str, data: memoryview, *, only_if_absent: bool) -> bool:
         import obstore
         from obstore.exceptions import AlreadyExistsError
 
         mode: Literal["create", "overwrite"] = "create" if only_if_absent else "overwrite"
         try:
-            self._insist(
+            self._retried(
                 lambda: obstore.put(self._client, key, data, mode=mode, use_multipart=False),
                 lambda: self.counts.add(puts=1),
                 f"write {key}",
@@ -184,7 +186,7 @@ class S3Store(CheckedStore):
             return False
         return True
 
-    def _read(self, key: str) -> bytes | None:
+    def read(self, key: str) -> bytes | None:
         import obstore
 
         def read() -> bytes | None:
@@ -195,9 +197,9 @@ class S3Store(CheckedStore):
                     raise
                 return None
 
-        return self._insist(read, lambda: self.counts.add(gets=1, misses=1), f"read {key}")
+        return self._retried(read, lambda: self.counts.add(gets=1, misses=1), f"read {key}")
 
-    def _read_version(self, key: str) -> tuple[bytes, str] | None:
+    def read_version(self, key: str) -> tuple[bytes, str] | None:
         import obstore
 
         def read() -> tuple[bytes, str] | None:
@@ -212,9 +214,9 @@ class S3Store(CheckedStore):
                 raise StorageError(f"{self._place.host} names no versions (ETag) of objects: use another server")
             return bytes(found.bytes()), str(version)
 
-        return self._insist(read, lambda: self.counts.add(gets=1, misses=1), f"read {key}")
+        return self._retried(read, lambda: self.counts.add(gets=1, misses=1), f"read {key}")
 
-    def _replace(self, key: str, data: memoryview, version: str) -> str | None:
+    def replace(self, key: str, data: memoryview, version: str) -> str | None:
         import obstore
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
@@ -230,51 +232,40 @@ class S3Store(CheckedStore):
                 raise
             return str(put["e_tag"])
 
-        return self._insist(replace, lambda: self.counts.add(puts=1), f"replace {key}", is_repeatable=False)
+        return self._retried(replace, lambda: self.counts.add(puts=1), f"replace {key}", is_repeatable=False)
 
-    def put_file(self, key: str, path: Path) -> None:
-        """Write an object from a file, a large one in parts. Raises StorageError."""
+    def upload(self, key: str, path: Path, num_bytes: int) -> None:
+        """Write an object from a file in parts, a few at a time."""
         import obstore
 
-        try:
-            num_bytes = path.stat().st_size
-        except OSError as error:
-            raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
-        if num_bytes <= PART_BYTES:
-            super().put_file(key, path)
-            return
         # Besides its parts, an upload is begun and ended.
-        num_requests = -(-num_bytes // PART_BYTES) + 2
-        checked_key(key)
+        num_requests = -(-num_bytes // self.part_bytes) + 2
         self.counts.add(puts=num_requests)
-        self._insist(
+        self._retried(
             lambda: obstore.put(
-                self._client, key, path, use_multipart=True, chunk_size=PART_BYTES, max_concurrency=_PARTS_AT_ONCE
+                self._client, key, path, use_multipart=True, chunk_size=self.part_bytes, max_concurrency=_PARTS_AT_ONCE
             ),
             lambda: self.counts.add(puts=num_requests),
             f"write {key}",
         )
-        self.counts.add_bytes(up=num_bytes)
 
-    def get_file(self, key: str, path: Path) -> None:
-        """Read an object into a file, part by part. Raises ObjectMissing, StorageError."""
+    def download(self, key: str, path: Path) -> int | None:
+        """Read an object into a file, part by part; its bytes."""
         import obstore
 
-        def read() -> int:
+        def read() -> int | None:
             try:
-                stream = obstore.get(self._client, checked_key(key)).stream(min_chunk_size=_READ_BYTES)
+                stream = obstore.get(self._client, key).stream(min_chunk_size=_READ_BYTES)
             except FileNotFoundError as error:
                 if _code_in(error) == "NoSuchBucket":
                     raise
-                raise ObjectMissing(f"{self.title} holds no object {key}") from None
+                return None
             with path.open("wb") as file:
                 return sum(file.write(part) for part in stream)
 
-        self.counts.add(gets=1)
-        num_bytes = self._insist(read, lambda: self.counts.add(gets=1, misses=1), f"read {key}")
-        self.counts.add_bytes(down=num_bytes)
+        return self._retried(read, lambda: self.counts.add(gets=1, misses=1), f"read {key}")
 
-    def _remove(self, keys: Sequence[str]) -> None:
+    def remove(self, keys: Sequence[str]) -> None:
         import obstore
 
         def remove() -> None:
@@ -284,9 +275,9 @@ class S3Store(CheckedStore):
                 if _code_in(error) == "NoSuchBucket":
                     raise
 
-        self._insist(remove, lambda: self.counts.add(deletes=1), f"remove {len(keys)} objects")
+        self._retried(remove, lambda: self.counts.add(deletes=1), f"remove {len(keys)} objects")
 
-    def _names(self, prefix: str) -> list[str]:
+    def names(self, prefix: str) -> list[str]:
         import obstore
 
         # The client lists whole folders.
@@ -296,9 +287,12 @@ class S3Store(CheckedStore):
             pages = obstore.list(self._client, folder or None)
             return [str(entry["path"]) for page in pages for entry in page]
 
-        return self._insist(names, lambda: self.counts.add(lists=1), f"list {prefix}")
+        return self._retried(names, lambda: self.counts.add(lists=1), f"list {prefix}")
 
-    def _insist(
+    def close(self) -> None:
+        return
+
+    def _retried(
         self, ask: Callable[[], Answer], count_again: Callable[[], None], what: str, *, is_repeatable: bool = True
     ) -> Answer:
         """Ask, and ask again where the server is busy or away. Raises StorageError with what mends it.

@@ -42,10 +42,7 @@ _MAX_RACES = 100
 
 def open_workload_store(url: str, workload_id: WorkloadId) -> WorkloadStore:
     """The part of the store at `url` that belongs to a workload. Raises InvalidRequest, StorageError."""
-    store = open_store(url)
-    if not isinstance(store, CheckedStore):
-        raise StorageError(f"{url.partition('?')[0]} cannot hold workloads; use s3:// or file://")
-    return WorkloadStore(store, workload_id)
+    return WorkloadStore(open_store(url), workload_id)
 
 
 class WorkloadStore:
