@@ -27,7 +27,8 @@ from springtide.backends.sharing.gpu.segments import (
     offsets_of,
     segment_directory,
 )
-from springtide.backends.sharing.gpu.table import SOCKET_NAME, STATUS_NAME, GpuTable, GpuTenantEntry, read_status
+from springtide.backends.sharing.gpu.table import SOCKET_NAME, STATUS_NAME, GpuDaemonStatus, GpuTable, GpuTenantEntry
+from springtide.backends.sharing.table import read_whole
 from springtide.core.resources import DeviceId
 from springtide.core.shares import Share
 from springtide.core.wire.workers import encode_frame
@@ -89,7 +90,7 @@ def main() -> int:
         daemon = subprocess.Popen([sys.executable, "-m", "springtide.backends.sharing.gpu.daemon", name])
         leaders = [subprocess.Popen(["sleep", "3600"]) for _ in range(asked.devices * asked.tenants)]
         try:
-            while read_status(directory / STATUS_NAME) is None:
+            while read_whole(directory / STATUS_NAME, GpuDaemonStatus) is None:
                 time.sleep(0.01)
             with socket.socket(socket.AF_UNIX) as platform:
                 platform.connect(str(directory / SOCKET_NAME))
@@ -105,7 +106,7 @@ def main() -> int:
                         time.sleep(asked.seconds)
                     used_s = (process_clock_s(daemon.pid) or 0.0) - used_s
                     figures[f"{what}_cores"] = used_s / (time.monotonic() - begin_s)
-                status = read_status(directory / STATUS_NAME)
+                status = read_whole(directory / STATUS_NAME, GpuDaemonStatus)
                 assert status is not None
                 figures["tick_s"], figures["late_p99_s"] = status.sharing.tick_s, status.sharing.late_p99_s
                 print(json.dumps({"devices": asked.devices, "tenants": asked.tenants, **figures}))

@@ -101,18 +101,18 @@ def test_the_layout_is_that_of_the_header_field_by_field(tmp_path: Path) -> None
 
 def test_what_was_granted_never_falls_and_the_word_to_wake_by_rises_with_it(place: Path) -> None:
     segments = make(place)
-    segments.write_turn(100, 50, 0, 500_000)
-    segments.write_turn(101, 40, UNLIMITED, 1)
+    segments.write_tick(100, 50, 0, 500_000)
+    segments.write_tick(101, 40, UNLIMITED, 1)
     grant = layout.GRANT.unpack(os.pread(segments.grant_descriptor, layout.GRANT.size, 0))
     assert grant[9:] == (101, 50, 1, UNLIMITED, 1)
-    segments.write_turn(102, 1 << 70, 0, 0)
+    segments.write_tick(102, 1 << 70, 0, 0)
     assert segments.granted_ns < 1 << 63
     segments.close()
 
 
 def test_files_are_found_again_as_they_were(place: Path) -> None:
     made = make(place)
-    made.write_turn(100, 50, UNLIMITED, 3)
+    made.write_tick(100, 50, UNLIMITED, 3)
     made.occupy(3, 4711, 17)
     made.close()
     found = adopt_segments(place, "a")
@@ -174,7 +174,7 @@ def test_files_that_are_not_whole_are_not_taken_over(place: Path, suffix: str, d
 
 def test_closed_files_are_not_taken_over(place: Path) -> None:
     segments = make(place)
-    segments.write_turn(1, 1, CLOSED, 0)
+    segments.write_tick(1, 1, CLOSED, 0)
     segments.close()
     assert adopt_segments(place, "a") is None
 
@@ -186,7 +186,7 @@ def test_a_file_cut_short_says_nothing_and_ends_nobody(place: Path) -> None:
     assert segments.read() is None
     assert segments.occupants() == {}
     segments.wake()
-    segments.write_turn(1, 2, 0, 3)
+    segments.write_tick(1, 2, 0, 3)
     assert not segments.is_whole()
     segments.close()
 

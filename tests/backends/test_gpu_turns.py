@@ -24,7 +24,7 @@ from springtide.backends.sharing.gpu.segments import (
 )
 from springtide.backends.sharing.gpu.table import GpuTenantEntry, uuid_bytes
 from springtide.backends.sharing.gpu.tenants import GpuTenant, GpuTenants
-from springtide.backends.sharing.gpu.turn import GpuTurns, tokens
+from springtide.backends.sharing.gpu.ticks import GpuTicks, tokens
 from springtide.core.errors import BackendError
 from springtide.core.resources import DeviceId
 from springtide.core.shares import Share
@@ -63,7 +63,7 @@ class Watched:
     ) -> Observation:
         self.now_s += 0.005
         return self.meter.observe(
-            now, told, granted_ns=granted_ns, rate=rate, is_waiting=waits, now_s=self.now_s, turn_s=0.005
+            now, told, granted_ns=granted_ns, rate=rate, is_waiting=waits, now_s=self.now_s, tick_s=0.005
         )
 
 
@@ -222,11 +222,11 @@ class Machine:
     def __init__(self, tenants: GpuTenants) -> None:
         self.now_ns = 10**12
         self.tenants = tenants
-        self.turns = GpuTurns(tenants, lambda: self.now_ns)
+        self.ticks = GpuTicks(tenants, lambda: self.now_ns)
 
     def take(self, *entries: GpuTenantEntry) -> None:
         self.tenants.take(entries)
-        self.turns.arrange(self.now_ns / 1e9)
+        self.ticks.arrange(self.now_ns / 1e9)
 
     def tenant(self, name: str) -> GpuTenant:
         return next(tenant for tenant in self.tenants.by_key.values() if tenant.entry.replica_id == name)
@@ -246,7 +246,7 @@ class Machine:
             for name in busy:
                 self.use(name, self.granted_ns(name))
             self.now_ns += tick_ns
-            self.turns.turn(self.now_ns / 1e9)
+            self.ticks.tick(self.now_ns / 1e9)
 
 
 def test_the_limits_hold_and_requests_are_kept(tenants: GpuTenants) -> None:
@@ -293,7 +293,7 @@ def test_what_ran_while_the_daemon_stood_still_is_over_when_it_goes_on(tenants: 
     machine.run(4.0, tick_ns=4 * 10**9)
     machine.run(0.1)
     assert machine.tenant("a").meter.used_s == pytest.approx(2.0)
-    assert machine.turns.statuses()[0].used == pytest.approx(0.5, abs=0.02)
+    assert machine.ticks.statuses()[0].used == pytest.approx(0.5, abs=0.02)
 
 
 def test_what_somebody_begins_after_a_quiet_time_is_seen_at_the_next_turn(tenants: GpuTenants) -> None:
@@ -308,7 +308,7 @@ def test_what_somebody_begins_after_a_quiet_time_is_seen_at_the_next_turn(tenant
     assert before_ns == 5 * MS
     machine.use("a", before_ns)
     machine.now_ns += 5 * MS
-    machine.turns.turn(machine.now_ns / 1e9)
+    machine.ticks.tick(machine.now_ns / 1e9)
     assert segments.heartbeat_ns == machine.now_ns
     assert before_ns < machine.granted_ns("a") <= before_ns + 5 * MS
 
@@ -330,7 +330,7 @@ def test_a_uuid_that_is_none_is_said_and_does_nobody_harm(tenants: GpuTenants) -
     machine = Machine(tenants)
     machine.take(entry("a", 0.5, uuid="GPU-nonsense"), entry("b", 0.5))
     machine.run(0.1, "b")
-    told = {tenant.replica_id: tenant.reason for tenant in machine.turns.statuses()}
+    told = {tenant.replica_id: tenant.reason for tenant in machine.ticks.statuses()}
     assert "is no UUID of a GPU" in told["a"]
     assert "UUID" not in told["b"]
     with pytest.raises(BackendError):

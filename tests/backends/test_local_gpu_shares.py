@@ -32,13 +32,8 @@ from springtide.backends.sharing.gpu.segments import (
     WELCOME,
     segment_directory,
 )
-from springtide.backends.sharing.gpu.table import (
-    STATUS_NAME,
-    TENANT_SOCKET_NAME,
-    GpuDaemonStatus,
-    read_status,
-    uuid_bytes,
-)
+from springtide.backends.sharing.gpu.table import STATUS_NAME, TENANT_SOCKET_NAME, GpuDaemonStatus, uuid_bytes
+from springtide.backends.sharing.table import read_whole
 from springtide.backends.sockets import socket_directory
 from springtide.core.actions import SetShare, StartReplica, StopReplica
 from springtide.core.errors import BackendError
@@ -103,7 +98,7 @@ def told(platform: Platform, name: str) -> TenantStatus:
 
 
 def daemon_of(platform: Platform) -> GpuDaemonStatus | None:
-    return read_status(socket_directory(platform.state_dir) / STATUS_NAME)
+    return read_whole(socket_directory(platform.state_dir) / STATUS_NAME, GpuDaemonStatus)
 
 
 def wait_held(platform: Platform) -> SharingStatus:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from springtide.backends.processes import read_stat
 from springtide.backends.sharing.cpu.enforcers import describe_enforcer
-from springtide.backends.sharing.table import STATUS_NAME, DaemonStatus, group_name, read_status
+from springtide.backends.sharing.table import STATUS_NAME, DaemonStatus, group_name, read_whole
 from springtide.backends.sockets import socket_directory
 from springtide.core.actions import SetShare, StartReplica, StopReplica
 from springtide.core.events import ReplicaReady, ReplicaStopped
@@ -45,7 +45,7 @@ def tenant(platform: Platform, name: str) -> TenantStatus | None:
 
 
 def daemon_of(platform: Platform) -> DaemonStatus | None:
-    return read_status(socket_directory(platform.state_dir) / STATUS_NAME)
+    return read_whole(socket_directory(platform.state_dir) / STATUS_NAME, DaemonStatus)
 
 
 def run(platform: Platform, *names: str) -> None:

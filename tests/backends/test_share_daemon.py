@@ -21,7 +21,7 @@ from springtide.backends.sharing.table import (
     SharerEntry,
     ShareTable,
     group_name,
-    read_status,
+    read_whole,
     slots_path,
 )
 from springtide.backends.sockets import socket_directory
@@ -57,7 +57,7 @@ class Daemon:
         self.stream = self.connect()
 
     def status_of_this(self) -> DaemonStatus | None:
-        status = read_status(self.directory / STATUS_NAME)
+        status = read_whole(self.directory / STATUS_NAME, DaemonStatus)
         return status if status is not None and status.pid == self.process.pid else None
 
     def connect(self) -> socket.socket:

@@ -291,15 +291,15 @@ def test_signals_stop_by_credit_and_never_their_own_group(monkeypatch: pytest.Mo
     assert sent == [(77, signal.SIGCONT)]
     enforcer.hold("t", 0.5)
     used = {"t": 0.0}
-    enforcer.turn(lambda name: used[name], 10.0)
+    enforcer.tick(lambda name: used[name], 10.0)
     used["t"] = 0.005
-    enforcer.turn(lambda name: used[name], 10.005)
+    enforcer.tick(lambda name: used[name], 10.005)
     assert sent[-1] == (77, signal.SIGSTOP)
-    enforcer.turn(lambda name: used[name], 10.011)
+    enforcer.tick(lambda name: used[name], 10.011)
     assert sent[-1] == (77, signal.SIGCONT)
     assert enforcer.throttled_s("t") == pytest.approx(0.006)
     used["t"] = 0.02
-    enforcer.turn(lambda name: used[name], 10.016)
+    enforcer.tick(lambda name: used[name], 10.016)
     assert sent[-1] == (77, signal.SIGSTOP)
     enforcer.remove("t")
     assert sent[-1] == (77, signal.SIGCONT)

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from springtide.backends.processes import ProcessIdentity
-from springtide.backends.sharing.cpu import turn as share_turns
+from springtide.backends.sharing.cpu import ticks as share_ticks
 from springtide.backends.sharing.cpu.enforcers import NoEnforcer
-from springtide.backends.sharing.cpu.turn import Turns
-from springtide.backends.sharing.table import DaemonStatus, SharerEntry, read_status, write_status
+from springtide.backends.sharing.cpu.ticks import CpuTicks
+from springtide.backends.sharing.table import DaemonStatus, SharerEntry, read_whole, write_whole
 from springtide.core.errors import BackendError
 from springtide.core.shares import Share
 from springtide.core.status.shares import SharingStatus
@@ -57,11 +57,11 @@ class World:
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch, *, is_controlled: bool = True) -> None:
         self.now_s = 100.0
         self.used_s = {1: 5.0, 2: 3.0}
-        monkeypatch.setattr(share_turns, "process_clock_s", self.used_s.get)
+        monkeypatch.setattr(share_ticks, "process_clock_s", self.used_s.get)
         make_slots(path, 8)
         self.enforcer = Recording()
-        self.turns = Turns(self.enforcer, lambda: self.now_s, is_controlled=is_controlled)
-        self.turns.reader = SlotReader(path)
+        self.ticks = CpuTicks(self.enforcer, lambda: self.now_s, is_controlled=is_controlled)
+        self.ticks.reader = SlotReader(path)
         self.writer = SlotWriter(str(path), 2, lambda: self.now_s)
         self.entries = (
             entry("train", 1, Share(request=0.4, limit=0.8), is_slo=False),
@@ -69,7 +69,7 @@ class World:
         )
 
     def close(self) -> None:
-        self.turns.close()
+        self.ticks.close()
         self.writer.close()
 
     def run(self, seconds: float, use: Callable[[int], float]) -> None:
@@ -78,10 +78,10 @@ class World:
             self.now_s += TICK_S
             for pid in self.used_s:
                 self.used_s[pid] += use(pid) * TICK_S
-            self.turns.turn(self.now_s)
+            self.ticks.tick(self.now_s)
 
     def rate(self, name: str) -> float:
-        return next(told.granted for told in self.turns.statuses() if told.replica_id == name)
+        return next(told.granted for told in self.ticks.statuses() if told.replica_id == name)
 
 
 def entry(name: str, number: int, share: Share, *, is_slo: bool, device: str = "local/0") -> SharerEntry:
@@ -104,18 +104,18 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 
 def test_who_is_alone_may_use_its_limit(world: World) -> None:
-    world.turns.take(world.entries[:1], 0.5, world.now_s)
+    world.ticks.take(world.entries[:1], 0.5, world.now_s)
     world.run(1.0, lambda pid: 0.4)
     assert world.rate("train") == 0.8
     assert world.enforcer.devices == {"local/0": 0.5}
     assert world.enforcer.held == {"slot-1": pytest.approx(0.4)}
-    assert not world.turns.is_contended
-    (told,) = world.turns.statuses()
+    assert not world.ticks.is_contended
+    (told,) = world.ticks.statuses()
     assert told.used == pytest.approx(0.8, abs=0.05)
 
 
 def test_a_sharer_that_begins_to_work_gets_its_part_at_the_next_tick(world: World) -> None:
-    world.turns.take(world.entries, 1.0, world.now_s)
+    world.ticks.take(world.entries, 1.0, world.now_s)
     world.run(1.0, lambda pid: 0.8 if pid == 1 else 0.0)
     assert world.rate("train") == 0.8
     assert world.enforcer.calm["slot-1"], "who is granted the same for a while gets longer slices"
@@ -128,23 +128,23 @@ def test_a_sharer_that_begins_to_work_gets_its_part_at_the_next_tick(world: Worl
 
 
 def test_work_that_no_slot_tells_of_is_seen_by_its_use(world: World) -> None:
-    world.turns.take(world.entries, 1.0, world.now_s)
+    world.ticks.take(world.entries, 1.0, world.now_s)
     world.run(1.0, lambda pid: 0.8 if pid == 1 else 0.0)
     world.run(2 * TICK_S, lambda pid: 0.8 if pid == 1 else 0.2)
     assert world.rate("train") < 0.8
 
 
 def test_limits_are_written_when_they_change_and_not_at_every_tick(world: World) -> None:
-    world.turns.take(world.entries, 1.0, world.now_s)
+    world.ticks.take(world.entries, 1.0, world.now_s)
     world.run(0.5, lambda pid: 0.8 if pid == 1 else 0.0)
     before = world.enforcer.num_writes
     world.run(2.0, lambda pid: 0.8 if pid == 1 else 0.0)
     assert world.enforcer.num_writes - before < 20
-    assert max(world.turns.reactions_s) >= 0.0
+    assert max(world.ticks.reactions_s) >= 0.0
 
 
 def test_what_was_used_beyond_the_grants_is_taken_off_later_ones(world: World) -> None:
-    world.turns.take(world.entries[:1], 1.0, world.now_s)
+    world.ticks.take(world.entries[:1], 1.0, world.now_s)
     world.run(0.1, lambda pid: 0.8)
     assert world.enforcer.held["slot-1"] == pytest.approx(0.8)
     world.run(0.1, lambda pid: 1.0)
@@ -155,54 +155,54 @@ def test_what_was_used_beyond_the_grants_is_taken_off_later_ones(world: World) -
 
 def test_without_control_everybody_has_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(tmp_path / "slots", monkeypatch, is_controlled=False)
-    world.turns.take(world.entries, 1.0, world.now_s)
+    world.ticks.take(world.entries, 1.0, world.now_s)
     world.writer.begin(1)
     world.run(0.1, lambda pid: 0.5)
     assert (world.rate("train"), world.rate("serve")) == (0.8, 1.0)
-    assert {told.reason for told in world.turns.statuses()} == {"the control is off: everybody has its limit"}
+    assert {told.reason for told in world.ticks.statuses()} == {"the control is off: everybody has its limit"}
     world.close()
 
 
 def test_the_table_is_whole_and_who_stays_keeps_what_is_known(world: World) -> None:
-    world.turns.take(world.entries, 1.0, world.now_s)
+    world.ticks.take(world.entries, 1.0, world.now_s)
     world.run(0.5, lambda pid: 0.4)
-    known = world.turns.sharers["train"]
+    known = world.ticks.sharers["train"]
     changed = entry("train", 1, Share(request=0.2, limit=0.3), is_slo=False)
-    world.turns.take((changed,), 1.0, world.now_s)
-    assert world.turns.sharers["train"] is known
-    assert set(world.turns.sharers) == {"train"}
+    world.ticks.take((changed,), 1.0, world.now_s)
+    assert world.ticks.sharers["train"] is known
+    assert set(world.ticks.sharers) == {"train"}
     assert set(world.enforcer.groups) == {"slot-1"}
     assert world.enforcer.held["slot-1"] == pytest.approx(0.3)
     moved = entry("train", 1, Share(request=0.2, limit=0.3), is_slo=False, device="local/1")
-    world.turns.take((moved,), 1.0, world.now_s)
+    world.ticks.take((moved,), 1.0, world.now_s)
     assert world.enforcer.groups["slot-1"] == ("local/1", 1)
 
 
 def test_a_sharer_that_the_kernel_refuses_is_told_of_and_the_others_are_held(world: World) -> None:
     world.enforcer.refuses = "slot-1"
-    world.turns.take(world.entries, 1.0, world.now_s)
+    world.ticks.take(world.entries, 1.0, world.now_s)
     world.run(0.1, lambda pid: 0.3)
-    reasons = {told.replica_id: told.reason for told in world.turns.statuses()}
+    reasons = {told.replica_id: told.reason for told in world.ticks.statuses()}
     assert reasons["train"] == "its share is not enforced: the kernel says no"
     assert "slot-2" in world.enforcer.held
     assert "slot-1" not in world.enforcer.held
 
 
 def test_a_late_turn_counts_the_time_that_passed(world: World) -> None:
-    world.turns.take(world.entries[:1], 1.0, world.now_s)
+    world.ticks.take(world.entries[:1], 1.0, world.now_s)
     world.run(0.05, lambda pid: 0.8)
     world.now_s += 3.0
-    world.turns.turn(world.now_s)
+    world.ticks.tick(world.now_s)
     assert world.rate("train") == 0.8
 
 
 def test_a_status_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "status.json"
-    assert read_status(path) is None
+    assert read_whole(path, DaemonStatus) is None
     status = DaemonStatus(pid=os.getpid(), written_at_s=time.monotonic(), sharing=SharingStatus())
-    write_status(path, status)
-    assert read_status(path) == status
+    write_whole(path, status)
+    assert read_whole(path, DaemonStatus) == status
     path.write_text("{")
-    assert read_status(path) is None
+    assert read_whole(path, DaemonStatus) is None
     with pytest.raises(BackendError):
-        write_status(tmp_path / "no" / "status.json", status)
+        write_whole(tmp_path / "no" / "status.json", status)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from springtide.backends.local import LocalExecutor
-from springtide.backends.sharing.table import STATUS_NAME, read_status
+from springtide.backends.sharing.table import STATUS_NAME, DaemonStatus, read_whole
 from springtide.backends.sockets import socket_directory
 from springtide.core.resources import make_node
 from springtide.core.shares import Share
@@ -80,7 +80,7 @@ class MachineWorld:
             time.sleep(0.005)
         path = socket_directory(self.folder) / STATUS_NAME
         while self.executor.sharing().tenants and time.monotonic() < begin_s + 60.0:
-            status = read_status(path)
+            status = read_whole(path, DaemonStatus)
             if status is not None and status.written_at_s > taken_in[0]:
                 for tenant in status.sharing.tenants:
                     if tenant.replica_id == replica_id:

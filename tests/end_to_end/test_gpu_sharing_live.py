@@ -20,7 +20,8 @@ import pytest
 from conftest import LivePlatform, wait_for
 
 from kits.nvidia_smi import STUB_UUIDS, install_nvidia_smi
-from springtide.backends.sharing.gpu.table import STATUS_NAME, GpuDaemonStatus, read_status
+from springtide.backends.sharing.gpu.table import STATUS_NAME, GpuDaemonStatus
+from springtide.backends.sharing.table import read_whole
 from springtide.backends.sockets import socket_directory
 from springtide.core.errors import BackendError
 
@@ -143,7 +144,7 @@ class Gpus:
         found: list[GpuDaemonStatus] = []
 
         def is_there() -> bool:
-            status = read_status(socket_directory(self.platform.state_dir) / STATUS_NAME)
+            status = read_whole(socket_directory(self.platform.state_dir) / STATUS_NAME, GpuDaemonStatus)
             found.extend([status] if status is not None else [])
             return bool(found)
 

@@ -2,7 +2,7 @@
 
 _CONTROL = "src/springtide/serving/share_control.py"
 _DAEMON = "src/springtide/backends/sharing/gpu"
-_TENANTS, _CLIENTS, _TURNS = (f"{_DAEMON}/{name}.py" for name in ("tenants", "clients", "turn"))
+_TENANTS, _CLIENTS, _TICKS = (f"{_DAEMON}/{name}.py" for name in ("tenants", "clients", "ticks"))
 _ON_CONTROL = "tests/serving/test_share_control.py::"
 _ON_DAEMON = "tests/native/test_gpu_daemon.py::"
 _ON_TURNS = "tests/backends/test_gpu_turns.py::"
@@ -38,7 +38,7 @@ BROKEN = (
     ),
     (
         "all devices are taken for one",
-        _TURNS,
+        _TICKS,
         "by_uuid.setdefault(tenant.uuid, [])",
         "by_uuid.setdefault(bytes(16), [])",
         _ON_TURNS + "test_one_devices_trouble_is_no_other_ones",
@@ -74,7 +74,7 @@ BROKEN = (
     ),
     (
         "everybody is granted the whole device",
-        _TURNS,
+        _TICKS,
         "granted_ns = tokens(before_ns, used_ns, rate, ",
         "granted_ns = tokens(before_ns, used_ns, 1.0, ",
         _ON_DAEMON + "test_launches_are_held_to_the_limit_and_the_limit_can_change",
@@ -109,14 +109,14 @@ BROKEN = (
     ),
     (
         "what ran while nobody was held is to be paid for",
-        _TURNS,
+        _TICKS,
         "            if was_away or device.was_away:\n",
         "            if False:\n",
         _ON_TURNS + "test_a_late_turn_counts_whole_and_a_daemon_that_stood_still_forgives",
     ),
     (
         "who sleeps is saved up for",
-        _TURNS,
+        _TICKS,
         "min(granted_ns + int(rate * elapsed_s * 1e9), used_ns + stock_ns)",
         "granted_ns + int(rate * elapsed_s * 1e9)",
         _ON_TURNS + "test_tokens_grow_by_the_rate_and_stop_at_the_stock",

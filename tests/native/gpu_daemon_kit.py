@@ -40,9 +40,9 @@ from springtide.backends.sharing.gpu.table import (
     GpuDaemonStatus,
     GpuTable,
     GpuTenantEntry,
-    read_status,
     uuid_bytes,
 )
+from springtide.backends.sharing.table import read_whole
 from springtide.core.shares import Share
 from springtide.core.status.shares import TenantStatus
 from springtide.core.wire.workers import encode_frame
@@ -127,7 +127,7 @@ class Daemon:
 
     def status(self) -> GpuDaemonStatus | None:
         """What this very daemon said last."""
-        status = read_status(self.directory / STATUS_NAME)
+        status = read_whole(self.directory / STATUS_NAME, GpuDaemonStatus)
         return status if status is not None and status.pid == self.pid else None
 
     def next_status(self) -> GpuDaemonStatus:

@@ -39,7 +39,7 @@ class FixedShare:
         self._enforcer: Enforcer | None = None
         self._guard = LimitGuard()
         self._ending = threading.Event()
-        self._turns: threading.Thread | None = None
+        self._ticks: threading.Thread | None = None
         self._lock = threading.Lock()
 
     @property
@@ -68,8 +68,8 @@ class FixedShare:
             self._let_go()
             raise BackendError(f"cannot hold process {self._pid} to a share: {error}") from error
         if enforcer.mechanism == "signals":
-            self._turns = threading.Thread(target=self._turn, name="springtide-fixed-share", daemon=True)
-            self._turns.start()
+            self._ticks = threading.Thread(target=self._tick, name="springtide-fixed-share", daemon=True)
+            self._ticks.start()
         return self
 
     def set(self, rate: float) -> None:
@@ -89,17 +89,17 @@ class FixedShare:
         """Hold it no longer."""
         self._let_go()
 
-    def _turn(self) -> None:
+    def _tick(self) -> None:
         while not self._ending.wait(_TICK_S):
             with self._lock:
                 if self._enforcer is not None:
-                    self._enforcer.turn(lambda tenant: self.used_s(), time.monotonic())
+                    self._enforcer.tick(lambda tenant: self.used_s(), time.monotonic())
 
     def _let_go(self) -> None:
         self._ending.set()
-        if self._turns is not None:
-            self._turns.join()
-            self._turns = None
+        if self._ticks is not None:
+            self._ticks.join()
+            self._ticks = None
         with self._lock:
             if self._enforcer is not None:
                 self._enforcer.remove(_TENANT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -15,12 +16,13 @@ from springtide.core.shares import Share
 from springtide.core.status.shares import SharingStatus
 from springtide.core.workload import ReplicaId, WorkloadId
 
-# One mechanism instead of the best: for tests, and for machines whose control groups are somebody else's.
+# One mechanism instead of the best: for tests, and for machines whose control groups are not this user's.
 MECHANISM_VARIABLE = "SPRINGTIDE_SHARE_MECHANISM"
 SOCKET_NAME = "shares.sock"
 STATUS_NAME = "shares.json"
 SLOTS_NAME = "shares.slots"
 _SHARED_MEMORY = Path("/dev/shm")
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 class SharerEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +38,7 @@ class SharerEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShareTable(msgspec.Struct, frozen=True, kw_only=True):
-    """Everybody who holds a share now; whoever is missing holds none any more.
+    """All sharers now; one that is missing holds no share any more.
 
     `sent_at_s` is on the machine's monotonic clock. `device_cpus` cores make one device.
     """
@@ -77,19 +79,19 @@ def group_name(run_directory: Path) -> str:
     return f"springtide-{hashlib.sha256(os.fsencode(run_directory)).hexdigest()[:16]}"
 
 
-def write_status(path: Path, status: DaemonStatus) -> None:
-    """Replace the status, readable as a whole at every moment. Raises BackendError."""
+def write_whole(path: Path, message: msgspec.Struct) -> None:
+    """Replace a file, readable as a whole at every moment. Raises BackendError."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        temporary.write_bytes(msgspec.json.encode(status))
+        temporary.write_bytes(msgspec.json.encode(message))
         os.replace(temporary, path)
     except OSError as error:
         raise BackendError(f"cannot write {path}: {error.strerror}") from error
 
 
-def read_status(path: Path) -> DaemonStatus | None:
-    """Return what the daemon last wrote, None if there is nothing to be read."""
+def read_whole(path: Path, kind: type[T]) -> T | None:
+    """Return what `write_whole` last wrote there, None if there is nothing to be read."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=DaemonStatus)
+        return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, ValueError):
         return None

@@ -23,8 +23,8 @@ from springtide.backends.sharing.gpu.table import (
     GpuDaemonStatus,
     GpuTable,
     GpuTenantEntry,
-    read_status,
 )
+from springtide.backends.sharing.table import read_whole
 from springtide.core.errors import BackendError
 from springtide.core.resources import DeviceId
 from springtide.core.shares import Share
@@ -95,7 +95,7 @@ class RunningDaemon:
 
     def status(self) -> GpuDaemonStatus | None:
         """What the daemon last said."""
-        return read_status(self._directory / STATUS_NAME)
+        return read_whole(self._directory / STATUS_NAME, GpuDaemonStatus)
 
     def _counted(self, name: str) -> int:
         return sum(tenant.num_launches for tenant in self._tenants() if tenant.workload_id == name)

@@ -40,9 +40,8 @@ from springtide.backends.sharing.gpu.table import (
     GpuDaemonStatus,
     GpuTable,
     GpuTenantEntry,
-    read_status,
-    read_table,
 )
+from springtide.backends.sharing.table import read_whole
 from springtide.core.errors import BackendError, SpringtideError
 from springtide.core.wire.workers import encode_frame
 
@@ -87,7 +86,7 @@ class ShareAgent:
         self._problems: tuple[str, ...] = ()
         self._unseen: frozenset[str] = frozenset()
         # Whoever an agent before this one had held is held as before, should their pods not say it any more.
-        table = read_table(self._private / TABLE_NAME)
+        table = read_whole(self._private / TABLE_NAME, GpuTable)
         self._entries: tuple[GpuTenantEntry, ...] = table.tenants if table is not None else ()
 
     async def run(self, api: KubeApi) -> None:
@@ -113,7 +112,7 @@ class ShareAgent:
 
     def status(self) -> GpuDaemonStatus | None:
         """What the daemon last said, while it speaks."""
-        found = read_status(self._private / STATUS_NAME)
+        found = read_whole(self._private / STATUS_NAME, GpuDaemonStatus)
         return found if found is not None and time.monotonic() - found.written_at_s < _STALE_S else None
 
     @property

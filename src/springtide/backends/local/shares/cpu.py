@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from springtide.backends.control_channel.members import MemberPhase
-from springtide.backends.local.shares.daemon_keeper import Keeper, all_starting, distrust, starting
+from springtide.backends.local.shares.daemon_keeper import Keeper, all_starting, starting
 from springtide.backends.local.workers import Workers
 from springtide.backends.processes import signal_group
 from springtide.backends.sharing.cpu.enforcers import describe_enforcer
@@ -19,9 +19,10 @@ from springtide.backends.sharing.table import (
     MECHANISM_VARIABLE,
     SOCKET_NAME,
     STATUS_NAME,
+    DaemonStatus,
     SharerEntry,
     ShareTable,
-    read_status,
+    read_whole,
 )
 from springtide.core.status.shares import SharingStatus
 
@@ -29,7 +30,7 @@ DAEMON = "springtide.backends.sharing.cpu.daemon"
 
 
 class CpuShares:
-    """Has sharers of CPU devices held. Runs on the I/O thread, but for `sharing` and `nobody`.
+    """Has sharers of CPU devices held. Runs on the I/O thread, but for `sharing` and `unshared`.
 
     `device_cpus` cores are a device; `is_here` says whether this machine has any such device.
     """
@@ -71,7 +72,7 @@ class CpuShares:
         self.keeper.ensure()
 
     def hold(self, entries: Sequence[SharerEntry]) -> None:
-        """From now on these are all who share CPU devices."""
+        """From now on exactly these share CPU devices."""
         self._held = tuple(entries)
         if self.keeper.is_up:
             self.keeper.send(
@@ -87,10 +88,8 @@ class CpuShares:
 
     def sharing(self, entries: Sequence[SharerEntry]) -> SharingStatus:
         """How they are held now; any thread may ask."""
-        found = read_status(self._directory / STATUS_NAME)
-        doubt = distrust(
-            self.keeper, None if found is None else found.pid, 0.0 if found is None else found.written_at_s
-        )
+        found = read_whole(self._directory / STATUS_NAME, DaemonStatus)
+        doubt = self.keeper.doubt(found)
         if doubt or found is None:
             told = f"shares are not enforced at this moment: {doubt}"
             return SharingStatus(enforced=told, device_cpus=self._device_cpus, tenants=all_starting(entries, told))
@@ -100,8 +99,8 @@ class CpuShares:
         ]
         return replace(found.sharing, tenants=tuple(tenants))
 
-    def nobody(self) -> SharingStatus:
-        """What is told before anybody shares: what will hold them. Found out once, by trying; any thread may ask."""
+    def unshared(self) -> SharingStatus:
+        """The status before the first sharer: what will hold it. Found out once, by trying; any thread may ask."""
         if self._untried is None:
             self._untried = describe_enforcer(self._environment.get(MECHANISM_VARIABLE, ""))
         mechanism, enforced = self._untried
@@ -117,7 +116,7 @@ class CpuShares:
             self.keeper.ensure()
 
     def _continue_all(self) -> None:
-        """Nobody stays stopped: the daemon's guard sees to that, and this does where the guard was ended as well."""
+        """The daemon's guard continues every sharer that was stopped; this does where the guard was ended as well."""
         for replica in self._workers.replicas.values():
             shares = replica.action is not None and replica.action.share is not None
             if replica.identity is not None and replica.phase is not MemberPhase.GONE and shares:

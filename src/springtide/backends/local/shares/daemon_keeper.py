@@ -16,7 +16,8 @@ import msgspec
 from springtide.backends.control_channel.reactor import FramedConnection, Timer
 from springtide.backends.local.workers import Workers
 from springtide.backends.processes import ProcessIdentity, identify, last_line, live_stat, reap, spawn_detached
-from springtide.backends.sharing.table import SharerEntry
+from springtide.backends.sharing.gpu.table import GpuDaemonStatus
+from springtide.backends.sharing.table import DaemonStatus, SharerEntry
 from springtide.core.errors import BackendError
 from springtide.core.status.shares import TenantStatus
 
@@ -37,7 +38,7 @@ class Keeper(Generic[T]):
     """Keeps one daemon, known by the socket it listens on, which is told tables of one kind. Runs on the I/O thread.
 
     `on_up` is called when it can be told something, `on_gone` when it cannot any more; `name` is what people call it.
-    The daemon lives on after this platform, as those whom it holds do.
+    The daemon lives on after this platform, as the sharers do that it holds.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Keeper(Generic[T]):
         self._log_path = log_path
         self._on_up = on_up
         self._on_gone = on_gone
-        # What any thread may read: who answers now, and why nobody does.
+        # Any thread may read these: the daemon that answers now, and why none does.
         self.pid = 0
         self.failure = ""
         self._connection: FramedConnection[T] | None = None
@@ -75,7 +76,7 @@ class Keeper(Generic[T]):
 
     @property
     def is_up(self) -> bool:
-        """Whether there is somebody to tell."""
+        """Whether a daemon is connected."""
         return self._connection is not None
 
     def ensure(self) -> None:
@@ -100,6 +101,16 @@ class Keeper(Generic[T]):
         if self._connection is not None:
             self._connection.close()
 
+    def doubt(self, found: DaemonStatus | GpuDaemonStatus | None) -> str:
+        """Why no sharer is held now, by the status that was found; "" where all is well. Any thread may ask."""
+        if self.failure:
+            return self.failure
+        # A status that an earlier daemon has left behind says nothing about now.
+        if found is None or found.pid != self.pid:
+            return f"the {self.name} is being started, nobody is held yet"
+        age_s = time.monotonic() - found.written_at_s
+        return "" if 0.0 <= age_s <= _FRESH_S else f"the {self.name} has said nothing for {age_s:.1f} s"
+
     def end(self) -> None:
         """End the daemon, which lifts every limit first. Blocks for a moment; for the end of a platform."""
         process = self._process
@@ -108,7 +119,7 @@ class Keeper(Generic[T]):
             end_s = time.monotonic() + _END_S
             while live_stat(process) is not None:
                 if time.monotonic() > end_s:
-                    # What stands in for it in such a case lifts the limits instead.
+                    # Its guard lifts the limits instead.
                     os.kill(process.pid, signal.SIGKILL)
                     end_s = time.monotonic() + _END_S
                 time.sleep(_POLL_S)
@@ -139,7 +150,7 @@ class Keeper(Generic[T]):
         self._on_up()
 
     def _start_or_wait(self) -> None:
-        """Nobody answers: start a daemon unless one is on its way, and look again a little later."""
+        """No daemon answers: start one unless one is on its way, and look again a little later."""
         self._reap()
         is_coming = self._process is not None and live_stat(self._process) is not None
         if is_coming and self._num_attempts * CONNECT_INTERVAL_S > START_TIMEOUT_S and self._process is not None:
@@ -186,20 +197,6 @@ class Keeper(Generic[T]):
         for pid in (self._started_pid, self._process.pid if self._process is not None else None):
             if pid is not None:
                 reap(pid)
-
-
-def distrust(keeper: Keeper[T], pid: int | None, written_at_s: float) -> str:
-    """Why nobody is held at this moment, by what the daemon `pid` last said, if any; nothing where all is well.
-
-    Any thread may ask.
-    """
-    if keeper.failure:
-        return keeper.failure
-    # What the one before has left behind says nothing about now.
-    if pid is None or pid != keeper.pid:
-        return f"the {keeper.name} is being started, nobody is held yet"
-    age_s = time.monotonic() - written_at_s
-    return "" if 0.0 <= age_s <= _FRESH_S else f"the {keeper.name} has said nothing for {age_s:.1f} s"
 
 
 def starting(entry: SharerEntry, reason: str) -> TenantStatus:

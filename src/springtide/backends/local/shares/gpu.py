@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from springtide.backends.local.devices import Gpu
-from springtide.backends.local.shares.daemon_keeper import Keeper, all_starting, distrust, starting
+from springtide.backends.local.shares.daemon_keeper import Keeper, all_starting, starting
 from springtide.backends.local.workers import Workers
 from springtide.backends.processes import ProcessIdentity
 from springtide.backends.sharing.gpu.enforcement import Enforcement, choose_enforcement
@@ -21,11 +21,11 @@ from springtide.backends.sharing.gpu.table import (
     SOCKET_NAME,
     STATUS_NAME,
     TENANT_SOCKET_NAME,
+    GpuDaemonStatus,
     GpuTable,
     GpuTenantEntry,
-    read_status,
 )
-from springtide.backends.sharing.table import MECHANISM_VARIABLE, SharerEntry
+from springtide.backends.sharing.table import MECHANISM_VARIABLE, SharerEntry, read_whole
 from springtide.core.resources import DeviceId
 from springtide.core.status.shares import SharingStatus, TenantStatus
 
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class GpuShares:
-    """Has sharers of GPUs held. Runs on the I/O thread, but for `sharing` and `nobody`.
+    """Has sharers of GPUs held. Runs on the I/O thread, but for `sharing` and `unshared`.
 
     `gpus` says which GPU each of the `num_devices` is that are GPUs.
     """
@@ -91,7 +91,7 @@ class GpuShares:
             self.keeper.ensure()
 
     def hold(self, entries: Sequence[SharerEntry]) -> None:
-        """From now on these are all who share GPUs."""
+        """From now on exactly these share GPUs."""
         self._held = tuple(entries)
         living = {entry.process for entry in self._held}
         self._loaded = {process: seen for process, seen in self._loaded.items() if process in living}
@@ -110,10 +110,8 @@ class GpuShares:
             return SharingStatus(
                 mechanism=chosen.mechanism, enforced=chosen.enforced, tenants=all_starting(entries, chosen.enforced)
             )
-        found = read_status(self._directory / STATUS_NAME)
-        doubt = distrust(
-            self.keeper, None if found is None else found.pid, 0.0 if found is None else found.written_at_s
-        )
+        found = read_whole(self._directory / STATUS_NAME, GpuDaemonStatus)
+        doubt = self.keeper.doubt(found)
         if doubt or found is None:
             told = f"shares of GPUs are not enforced at this moment: {doubt}"
             return SharingStatus(enforced=told, tenants=all_starting(entries, told))
@@ -125,8 +123,8 @@ class GpuShares:
             enforced += f"; not held: {number} with a whole GPU or without any share"
         return replace(found.sharing, mechanism=chosen.mechanism, enforced=enforced, tenants=tenants)
 
-    def nobody(self) -> SharingStatus:
-        """What is told before anybody shares: what will hold them. Any thread may ask."""
+    def unshared(self) -> SharingStatus:
+        """The status before the first sharer: what will hold it. Any thread may ask."""
         chosen = self._enforcement
         return SharingStatus(
             mechanism=chosen.mechanism, enforced=f"no device is shared yet; once one is, {chosen.enforced}"

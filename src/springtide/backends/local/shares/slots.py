@@ -1,4 +1,4 @@
-"""The executor's side of shares: slots for sharers, whoever holds them, and what people are told of it."""
+"""The executor's side of shares: slots for sharers, the daemons that hold them, and the status of both."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class ShareSlots:
             try:
                 clear_slot(self._slots_path, replica.share_slot)
             except BackendError:
-                # The first sharer of this boot, or a file that somebody spoilt: nobody alive can have it mapped as it
+                # The first sharer of this boot, or a file that was spoilt: no living process can have it mapped as it
                 # is, or what they write is lost and the daemon goes by what is used.
                 try:
                     make_slots(self._slots_path)
@@ -133,7 +133,7 @@ class ShareSlots:
         return replica.action.share if replica.action is not None else None
 
     def _free_slot(self) -> int:
-        """Slots are given out in turn, so that a worker that lives a little too long writes into nobody's."""
+        """Slots are given out in turn, so that a worker that lives a little too long writes into no other worker's."""
         taken = {replica.share_slot for replica in self._workers.replicas.values()}
         for _ in range(NUM_SLOTS):
             slot, self._next_slot = self._next_slot, (self._next_slot + 1) % NUM_SLOTS
@@ -168,7 +168,7 @@ class ShareSlots:
         on_cpu, on_gpu = self._split(self._table)
         told = [side.sharing(entries) for side, entries in ((self.cpu, on_cpu), (self.gpu, on_gpu)) if entries]
         if not told:
-            told = [side.nobody() for side in (self.cpu, self.gpu) if side.is_here]
+            told = [side.unshared() for side in (self.cpu, self.gpu) if side.is_here]
         if not told:
             return SharingStatus()
         return told[0] if len(told) == 1 else _both(told[0], told[1])
@@ -176,13 +176,13 @@ class ShareSlots:
     # --- those who hold them -----------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let go of whoever holds the sharers; they are held as they are."""
+        """Disconnect from the daemons, which go on holding the sharers."""
         self._is_closed = True
         self.cpu.keeper.close()
         self.gpu.keeper.close()
 
     def end_daemons(self) -> None:
-        """End whoever holds the sharers, which lifts every limit. Blocks for a moment; for the end of a platform."""
+        """End the daemons, which lifts every limit. Blocks for a moment; for the end of a platform."""
         self.cpu.keeper.end()
         self.gpu.keeper.end()
         self._slots_path.unlink(missing_ok=True)

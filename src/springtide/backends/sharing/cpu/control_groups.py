@@ -12,7 +12,7 @@ from urllib.parse import quote
 from springtide.core.errors import BackendError
 
 PERIOD_S = 0.010
-# A part of each slice goes into filling caches anew: whoever is granted the same for a while gets longer ones.
+# A part of each slice goes into filling caches anew: a tenant whose grant stays the same gets longer ones.
 CALM_PERIOD_S = 0.020
 # The kernel takes no quota below a millisecond a period; smaller rates get a longer period.
 _MIN_QUOTA_S = 0.001
@@ -91,7 +91,7 @@ class GroupEnforcer:
             self._quotas.pop(device_path, None)
             self._dissolve(device_path)
 
-    def turn(self, used_s: Callable[[str], float], now_s: float) -> None:
+    def tick(self, used_s: Callable[[str], float], now_s: float) -> None:
         """Nothing to do: the kernel holds the quotas by itself."""
 
     def pids(self, tenant: str) -> list[int]:
@@ -280,7 +280,7 @@ class GroupV2Enforcer(GroupEnforcer):
 
 
 def claim(path: Path) -> int | None:
-    """Lock a group's directory for as long as its owner lives; None if somebody else has it."""
+    """Lock a group's directory for as long as its owner lives; None if another process has it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:

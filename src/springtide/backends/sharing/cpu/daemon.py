@@ -1,4 +1,4 @@
-"""The share daemon: a process of its own that divides devices between their sharers every few milliseconds.
+"""The share daemon of CPU devices: a process of its own that divides cores between sharers every few milliseconds.
 
 `python -m springtide.backends.sharing.cpu.daemon RUN_DIRECTORY` serves one platform at a time on a socket there, and
 outlives it: the sharers that it leaves go on under the grants of this daemon until the next one comes.
@@ -6,22 +6,25 @@ outlives it: the sharers that it leaves go on under the grants of this daemon un
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import select
-import signal
-import socket
 import sys
 import time
-from collections import deque
 from pathlib import Path
 
-from springtide.backends.daemons import CONTROL_VARIABLE, OwnLoad, be_on_time, p99
 from springtide.backends.processes import live_stat
 from springtide.backends.sharing.cpu.enforcers import Enforcer, choose_enforcer
 from springtide.backends.sharing.cpu.guard import LimitGuard
-from springtide.backends.sharing.cpu.turn import Turns
+from springtide.backends.sharing.cpu.ticks import CpuTicks
+from springtide.backends.sharing.daemon import (
+    CONTROL_VARIABLE,
+    LoopFigures,
+    ShareDaemon,
+    be_on_time,
+    p99,
+    reopen_slots,
+)
 from springtide.backends.sharing.table import (
     MECHANISM_VARIABLE,
     SOCKET_NAME,
@@ -29,210 +32,90 @@ from springtide.backends.sharing.table import (
     DaemonStatus,
     ShareTable,
     group_name,
-    write_status,
 )
-from springtide.backends.sockets import peer_process
-from springtide.core.errors import BackendError
 from springtide.core.status.shares import SharingStatus
-from springtide.core.wire.shares import SlotReader
-from springtide.core.wire.workers import FrameDecoder
 
 _log = logging.getLogger(__name__)
 
-TICK_S = 0.005
-# Where every sharer is alone on its device.
-_CALM_TICK_S = 0.02
-# Turns over many devices, or on a machine whose caches others fill, take long; they come so much more seldom that they
-# take no more of a core than this.
-_MAX_COST_FRACTION = 0.06
-_COST_SMOOTHING = 0.02
-_STATUS_S = 0.5
-_CHECK_S = 0.5
-_IDLE_S = 0.5
-_IDLE_EXIT_S = 10.0
-_RECEIVE_BYTES = 1 << 16
 _BUSY_FRACTION = 0.95
 
 
-class ShareDaemon:
-    """Serves the platform whose sockets lie in `directory` until nobody shares and nobody is connected any more."""
+class SharedCpus:
+    """CPU devices: sharers are held by `enforcer`, and a guard lifts every limit should this process die."""
 
-    def __init__(self, directory: Path, enforcer: Enforcer, *, is_controlled: bool = True) -> None:
-        self._directory = directory
+    table_type: type[ShareTable] = ShareTable
+    socket_name = SOCKET_NAME
+    file_names: tuple[str, ...] = (STATUS_NAME,)
+
+    def __init__(self, enforcer: Enforcer, *, is_controlled: bool = True) -> None:
         self._enforcer = enforcer
-        self._turns = Turns(enforcer, time.monotonic, is_controlled=is_controlled)
+        self._ticks = CpuTicks(enforcer, time.monotonic, is_controlled=is_controlled)
         self._guard = LimitGuard()
         self._device_cpus = 0.0
-        self._late_s: deque[float] = deque(maxlen=2000)
-        self._num_ticks = 0
-        self._cost_s = 0.0
-        self._is_ending = False
-        self._connection: socket.socket | None = None
-        self._decoder: FrameDecoder[ShareTable] = FrameDecoder(ShareTable)
         self._machine = MachineLoad()
-        self._own_load = OwnLoad()
-        path = directory / SOCKET_NAME
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        temporary = path.with_name(f"{path.name}.{os.getpid()}")
-        self._listener.bind(str(temporary))
-        temporary.chmod(0o600)
-        self._listener.listen()
-        # Under its final name the socket accepts from the first moment; an older daemon's is replaced.
-        temporary.rename(path)
-        self._path, self._inode = path, path.stat().st_ino
 
-    def run(self) -> None:
-        """Serve until the socket is somebody else's, or for ten seconds without a platform and without sharers."""
-        signal.signal(signal.SIGTERM, self._end)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        due_s = status_s = check_s = busy_s = time.monotonic()
-        try:
-            while not self._is_ending:
-                now_s = time.monotonic()
-                is_sharing = bool(self._turns.sharers)
-                self._listen(max(0.0, due_s - now_s) if is_sharing else _IDLE_S)
-                now_s = time.monotonic()
-                if is_sharing and now_s >= due_s:
-                    self._late_s.append(now_s - due_s)
-                    self._turns.turn(due_s)
-                    self._num_ticks += 1
-                    self._cost_s += (time.monotonic() - now_s - self._cost_s) * _COST_SMOOTHING
-                    tick_s = self._tick_s()
-                    # A turn that was missed is not made up for: the next one counts the whole time.
-                    due_s = due_s + tick_s if due_s + tick_s > now_s else now_s + tick_s
-                elif not is_sharing:
-                    due_s = now_s
-                if now_s >= status_s:
-                    self._tell(now_s)
-                    status_s = now_s + _STATUS_S
-                if now_s >= check_s:
-                    self._check()
-                    check_s = now_s + _CHECK_S
-                if self._turns.sharers or self._connection is not None:
-                    busy_s = now_s
-                elif now_s - busy_s > _IDLE_EXIT_S:
-                    return
-        finally:
-            self._turns.close()
-            self._guard.close()
-            self._listener.close()
-            if self._is_current():
-                self._path.unlink(missing_ok=True)
-                (self._directory / STATUS_NAME).unlink(missing_ok=True)
+    @property
+    def is_sharing(self) -> bool:
+        """Whether there is a sharer."""
+        return bool(self._ticks.sharers)
 
-    def _tick_s(self) -> float:
-        """How long to the next turn: longer where nobody has a neighbour, and where a turn takes long itself."""
-        if not (self._turns.is_contended or self._enforcer.mechanism == "signals"):
-            return _CALM_TICK_S
-        return min(_CALM_TICK_S, max(TICK_S, self._cost_s / _MAX_COST_FRACTION))
+    @property
+    def is_contended(self) -> bool:
+        """Whether a sharer has a neighbour, or is stopped and continued by signals at every tick."""
+        return self._ticks.is_contended or self._enforcer.mechanism == "signals"
 
-    def _end(self, number: int, frame: object) -> None:
-        self._is_ending = True
-
-    def _is_current(self) -> bool:
-        with contextlib.suppress(OSError):
-            return self._path.stat().st_ino == self._inode
-        return False
-
-    # --- the platform ------------------------------------------------------------------------------------------------
-
-    def _listen(self, timeout_s: float) -> None:
-        sockets = [self._listener] + ([self._connection] if self._connection is not None else [])
-        ready, _, _ = select.select(sockets, [], [], timeout_s)
-        if self._listener in ready:
-            self._accept()
-        elif self._connection is not None and self._connection in ready:
-            self._receive(self._connection)
-
-    def _accept(self) -> None:
-        """The next platform takes the place of the one before. Until it has said its table, the old one stands."""
-        stream, _ = self._listener.accept()
-        _, user_id = peer_process(stream)
-        if user_id != os.getuid():
-            stream.close()
-            return
-        self._disconnect()
-        stream.setblocking(False)
-        self._connection, self._decoder = stream, FrameDecoder(ShareTable)
-
-    def _receive(self, connection: socket.socket) -> None:
-        try:
-            data = connection.recv(_RECEIVE_BYTES)
-            tables = self._decoder.feed(data) if data else []
-        except BlockingIOError:
-            return
-        except (OSError, BackendError) as error:
-            _log.warning("the platform's connection broke: %s", error)
-            self._disconnect()
-            return
-        if not data:
-            self._disconnect()
-        if tables:
-            self._take(tables[-1])
-
-    def _disconnect(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    def _take(self, table: ShareTable) -> None:
-        self._open_slots(Path(table.slots_path))
+    def take(self, table: ShareTable) -> None:
+        """Hold exactly the sharers of the table that live."""
+        self._ticks.reader = reopen_slots(self._ticks.reader, table.slots_path, "shares follow what is used alone")
         self._device_cpus = table.device_cpus
         living = tuple(entry for entry in table.sharers if live_stat(entry.process) is not None)
-        # Whoever dies between being held and being watched would stay held: watched first, as well as afterwards.
+        # A daemon that died between holding a sharer and telling the guard would leave it held: told before and after.
         groups = [(entry.process.pid, entry.process.start_ticks) for entry in living]
         self._guard.watch(self._enforcer.undo_files(), groups)
-        self._turns.take(living, table.device_cpus, table.sent_at_s)
+        self._ticks.take(living, table.device_cpus, table.sent_at_s)
         self._guard.watch(self._enforcer.undo_files(), groups)
-        self._tell(time.monotonic())
 
-    def _open_slots(self, path: Path) -> None:
-        reader = self._turns.reader
-        if reader is not None and reader.is_of(path):
-            return
-        if reader is not None:
-            reader.close()
-            self._turns.reader = None
-        try:
-            self._turns.reader = SlotReader(path)
-        except BackendError as error:
-            _log.error("%s; shares follow what is used alone", error)
+    def tick(self, due_s: float) -> None:
+        """Observe, decide, put in force."""
+        self._ticks.tick(due_s)
 
-    # --- now and then ------------------------------------------------------------------------------------------------
+    def handle(self, descriptor: int) -> None:
+        """Nothing to do: no descriptor is registered here."""
 
-    def _check(self) -> None:
-        """Forget who has died, replace a guard that was ended, and end if this daemon was replaced."""
+    def check(self, now_s: float) -> bool:
+        """Forget sharers that have died, and replace a guard that was ended."""
         self._guard.ensure()
-        self._is_ending |= not self._is_current()
-        sharers = self._turns.sharers.values()
+        sharers = self._ticks.sharers.values()
         living = tuple(sharer.entry for sharer in sharers if live_stat(sharer.entry.process) is not None)
-        if len(living) < len(sharers) or self._turns.errors:
-            self._turns.take(living, self._device_cpus, time.monotonic())
+        if len(living) < len(sharers) or self._ticks.errors:
+            self._ticks.take(living, self._device_cpus, now_s)
+        return True
 
-    def _tell(self, now_s: float) -> None:
-        others = self._machine.others(sum(sharer.used_s for sharer in self._turns.sharers.values()), now_s)
-        enforced = self._enforcer.enforced if self._turns.sharers else f"no device is shared; {self._enforcer.enforced}"
-        status = SharingStatus(
-            mechanism=self._enforcer.mechanism,
-            enforced=f"{enforced}{others}",
-            device_cpus=self._device_cpus,
-            tick_s=self._tick_s(),
-            late_p99_s=p99(self._late_s),
-            reaction_p99_s=p99(self._turns.reactions_s),
-            tenants=self._turns.statuses(),
+    def status(self, now_s: float, loop: LoopFigures) -> DaemonStatus:
+        """What holds the sharers, and whether other programs of the machine get in their way."""
+        others = self._machine.others(sum(sharer.used_s for sharer in self._ticks.sharers.values()), now_s)
+        enforced = self._enforcer.enforced if self.is_sharing else f"no device is shared; {self._enforcer.enforced}"
+        return DaemonStatus(
+            pid=os.getpid(),
+            written_at_s=now_s,
+            sharing=SharingStatus(
+                mechanism=self._enforcer.mechanism,
+                enforced=f"{enforced}{others}",
+                device_cpus=self._device_cpus,
+                tick_s=loop.tick_s,
+                late_p99_s=loop.late_p99_s,
+                reaction_p99_s=p99(self._ticks.reactions_s),
+                tenants=self._ticks.statuses(),
+            ),
+            cpu_fraction=loop.cpu_fraction,
+            num_ticks=loop.num_ticks,
+            num_writes=self._ticks.num_writes,
         )
-        with contextlib.suppress(BackendError):
-            write_status(
-                self._directory / STATUS_NAME,
-                DaemonStatus(
-                    pid=os.getpid(),
-                    written_at_s=now_s,
-                    sharing=status,
-                    cpu_fraction=self._own_load.fraction(now_s, time.process_time()),
-                    num_ticks=self._num_ticks,
-                    num_writes=self._turns.num_writes,
-                ),
-            )
+
+    def close(self) -> None:
+        """Lift every limit."""
+        self._ticks.close()
+        self._guard.close()
 
 
 class MachineLoad:
@@ -281,7 +164,8 @@ def main() -> int:
     be_on_time()
     enforcer = choose_enforcer(group_name(directory), os.environ.get(MECHANISM_VARIABLE, ""))
     _log.info("%s: %s", enforcer.mechanism, enforcer.enforced)
-    ShareDaemon(directory, enforcer, is_controlled=os.environ.get(CONTROL_VARIABLE, "") != "off").run()
+    cpus = SharedCpus(enforcer, is_controlled=os.environ.get(CONTROL_VARIABLE, "") != "off")
+    ShareDaemon(directory, cpus, select.epoll()).run()
     return 0
 
 

@@ -64,7 +64,7 @@ class Enforcer(Protocol):
         """The tenant is gone; what still runs in it runs on, unlimited."""
         ...
 
-    def turn(self, used_s: Callable[[str], float], now_s: float) -> None:
+    def tick(self, used_s: Callable[[str], float], now_s: float) -> None:
         """Called at every tick, with the CPU seconds that a tenant has used in its life."""
         ...
 
@@ -77,7 +77,7 @@ class Enforcer(Protocol):
         ...
 
     def undo_files(self) -> list[tuple[str, str]]:
-        """Which files must hold what so that nobody is limited any more."""
+        """Which files must hold what so that no limit is left."""
         ...
 
     def close(self) -> None:
@@ -109,15 +109,15 @@ class NoEnforcer:
     def remove(self, tenant: str) -> None:
         """Nothing to do."""
 
-    def turn(self, used_s: Callable[[str], float], now_s: float) -> None:
+    def tick(self, used_s: Callable[[str], float], now_s: float) -> None:
         """Nothing to do."""
 
     def pids(self, tenant: str) -> list[int]:
-        """Nobody knows."""
+        """Not known."""
         return []
 
     def throttled_s(self, tenant: str) -> float:
-        """Nobody is."""
+        """Never."""
         return 0.0
 
     def undo_files(self) -> list[tuple[str, str]]:
@@ -183,7 +183,7 @@ def _works(kind: type[GroupEnforcer], base: Path, home: Path) -> bool:
 
 
 def _sweep(base: Path) -> None:
-    """Remove groups of platforms that are gone: nobody owns them and no process is in them."""
+    """Remove groups of platforms that are gone: they have no owner and no process is in them."""
     for path in sorted(base.glob(f"{_PREFIX}*")):
         lock = claim(path)
         if lock is None:

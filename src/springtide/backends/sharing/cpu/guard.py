@@ -1,4 +1,4 @@
-"""The guard of an enforcer: a small process that lifts every limit and continues everybody once its owner is gone.
+"""The guard of an enforcer: a small process that lifts every limit and continues every sharer once its owner is gone.
 
 It reads from its standard input, whose other end only the owner holds. Each line says all that is to be undone; at the
 end of the stream, however that came about, the last line is carried out. It imports next to nothing.
@@ -35,7 +35,7 @@ class LimitGuard:
             self._send()
 
     def ensure(self) -> None:
-        """Replace a guard that somebody has ended."""
+        """Replace a guard that was ended."""
         if self._process is not None and self._process.poll() is not None:
             self._let_go()
             self._send()
@@ -100,7 +100,7 @@ def start_ticks_of(pid: int) -> int:
 def main() -> int:
     """Wait for the end of the stream, then undo."""
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # Whoever ends the whole platform politely ends the owner, and that ends this.
+        # A signal to the whole platform ends the owner, and the owner's end ends this process.
         signal.signal(name, signal.SIG_IGN)
     last = b""
     for line in sys.stdin.buffer:

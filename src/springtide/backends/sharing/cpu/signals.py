@@ -30,8 +30,8 @@ class _Tenant:
 class SignalEnforcer:
     """SIGSTOP once the credit of a tenant is used up, SIGCONT once it has some again, at every tick.
 
-    Only process groups that a tenant's first process leads are stopped, so that nobody else ever is. What its workers
-    start in groups of their own is not held. Whoever dies must leave nobody stopped: the owner runs a guard.
+    Only process groups that a tenant's first process leads are stopped, so that no other process ever is. What its
+    workers start in groups of their own is not held. No process may stay stopped when the owner dies: it runs a guard.
     """
 
     mechanism = "signals"
@@ -53,7 +53,7 @@ class SignalEnforcer:
         held = self._tenants.get(tenant)
         if held is None or held.pid != pid:
             self._tenants[tenant] = _Tenant(pid)
-            # Whoever held it before may have died in between.
+            # The process that had the number may have died in between.
             self._signal(self._tenants[tenant], signal.SIGCONT)
 
     def set_device(self, device: str, cpus: float) -> None:
@@ -78,8 +78,8 @@ class SignalEnforcer:
         if held is not None:
             self._go_on(held, held.at_s)
 
-    def turn(self, used_s: Callable[[str], float], now_s: float) -> None:
-        """Give every tenant its credit for the time since the last turn, and stop or continue it by what is left."""
+    def tick(self, used_s: Callable[[str], float], now_s: float) -> None:
+        """Give every tenant its credit for the time since the last tick, and stop or continue it by what is left."""
         for name, held in self._tenants.items():
             used = used_s(name)
             if held.used_s is not None and held.cpus is not None:
@@ -113,7 +113,7 @@ class SignalEnforcer:
         return []
 
     def close(self) -> None:
-        """Continue everybody."""
+        """Continue every process."""
         for name in list(self._tenants):
             self.remove(name)
 

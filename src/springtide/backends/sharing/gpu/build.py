@@ -27,7 +27,7 @@ LIBRARY_FLAGS = (
     "-Wextra",
     "-Werror",
 )
-# -Bsymbolic: the library's tables of its own functions mean its own, whoever else is preloaded.
+# -Bsymbolic: the library's tables of its own functions mean its own, whatever else is preloaded.
 LIBRARY_LINKS = ("-ldl", "-lpthread", "-Wl,-Bsymbolic", "-Wl,-z,defs", "-Wl,-soname," + LIBRARY_NAME)
 COMPILERS = ("cc", "gcc", "clang")
 MAX_ERROR_CHARACTERS = 2000
@@ -85,7 +85,7 @@ def build_library(
     flags: Sequence[str] = LIBRARY_FLAGS,
     links: Sequence[str] = (),
 ) -> Path:
-    """Compile `sources` into `target`, which is there whole or not at all, whoever else compiles it meanwhile."""
+    """Compile `sources` into `target`, which is there whole or not at all, whatever else compiles it meanwhile."""
     compiler = find_compiler()
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as folder:

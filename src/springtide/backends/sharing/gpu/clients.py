@@ -1,7 +1,7 @@
 """The socket on which tenants' processes ask for their share, once for each device: one question, one answer, closed.
 
-Whoever asks runs user code. A question that is none is answered by closing; one that does not come, after a second;
-and of those that connect and say nothing only so many are waited for.
+The processes that ask run user code. A question that is none is answered by closing; one that does not come, after a
+second; and of those that connect and say nothing only so many are waited for.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from springtide.backends.daemons import may_keep
-from springtide.backends.sharing.gpu.segments import BAD, HELLO, LAYOUT, MAGIC, OK, UNKNOWN, WELCOME
+from springtide.backends.sharing.gpu.segments import BAD, HELLO, LAYOUT, MAGIC, OK, UNKNOWN, WELCOME, may_keep
 from springtide.backends.sharing.gpu.tenants import RETRY_MS, TenantReply
 from springtide.backends.sockets import peer_process
 
 _BACKLOG = 512
 _MAX_SILENT = 128
 _SILENCE_S = 1.0
-# So many are answered before the next turn is looked at: thousands that connect at once must not make turns late.
+# So many are answered before the next tick is looked at: thousands that connect at once must not make ticks late.
 _ANSWERS_AT_ONCE = 16
 _UNKNOWN_S = 10.0
 _MAX_UNKNOWN = 4096
@@ -48,14 +47,14 @@ class Clients:
         self._unknown: dict[int, float] = {}
         self.num_answers = 0
         self.num_refused = 0
-        # One descriptor in reserve: without any, nobody could even be turned away, and the loop would not rest.
+        # One descriptor in reserve: without any, no connection could even be turned away, and the loop would not rest.
         self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         temporary = path.with_name(f"{path.name}.{os.getpid()}")
         temporary.unlink(missing_ok=True)
         self._listener.setblocking(False)
         self._listener.bind(str(temporary))
-        # Who may ask is decided by who asks; root serves everybody who reaches the directory.
+        # Each question is checked by who asks; root serves every process that reaches the directory.
         temporary.chmod(0o666 if os.getuid() == 0 else 0o600)
         self._listener.listen(_BACKLOG)
         temporary.rename(path)
@@ -69,7 +68,7 @@ class Clients:
         return False
 
     def num_unknown(self, now_s: float) -> int:
-        """How many processes have asked lately that belong to nobody who holds a share."""
+        """How many processes have asked lately that belong to no tenant."""
         self._unknown = {pid: at_s for pid, at_s in self._unknown.items() if now_s - at_s < _UNKNOWN_S}
         return len(self._unknown)
 
@@ -176,7 +175,7 @@ class Clients:
 
 
 def _lives(stream: socket.socket) -> bool:
-    """Whether the process that connected lives: while it does, nobody else can have its number."""
+    """Whether the process that connected lives: while it does, no other process can have its number."""
     try:
         pidfd = stream.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
     except OSError as error:

@@ -77,7 +77,7 @@ def _listed(memory_mb: Mapping[str, int]) -> tuple[Gpu, ...]:
             found.append(Gpu(number=int(whole["number"]), uuid=uuid, memory_mb=memory, name=whole["name"].strip()))
         elif part is not None and found:
             if found[-1].uuid.startswith("GPU-"):
-                # Nobody can use the whole any more.
+                # The whole device cannot be used any more.
                 found.pop()
             found.append(Gpu(number=len(found), uuid=part["uuid"], memory_mb=int(part["gb"]) * 1000, name=part["name"]))
     return tuple(found)

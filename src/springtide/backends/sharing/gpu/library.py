@@ -49,7 +49,7 @@ def preload(environment: Mapping[str, str], library: Path) -> dict[str, str]:
 
 
 def is_loaded(pid: int) -> bool:
-    """Whether a process has the library, of whatever version; not if nobody may look."""
+    """Whether a process has the library, of whatever version; not if its maps may not be read."""
     try:
         return LIBRARY_NAME.encode() in Path(f"/proc/{pid}/maps").read_bytes()
     except OSError:

@@ -1,4 +1,4 @@
-"""What a tenant of a GPU did in the last turn, from what its processes counted: the control's observation of it."""
+"""What a tenant of a GPU did in the last tick, from what its processes counted: the control's observation of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from springtide.core.wire.shares import SlotReading
 from springtide.serving.share_control import Observation, ShareIteration
 
 _WINDOW_S = 1.0
-# Nobody is believed to have launched more than this ahead of the device.
+# No tenant is believed to have launched more than this ahead of the device.
 _MAX_BACKLOG_NS = 2_000_000_000
 _MAX_CYCLE_NS = 10**15
 # A launch cycle counts as running while its work runs, or waits, or this short after: a program that launches and
@@ -23,7 +23,7 @@ _SMALLEST_WORK_NS = 10_000
 
 
 class Meter:
-    """Follows one tenant from turn to turn.
+    """Follows one tenant from tick to tick.
 
     Launches are counted when they are made (those that wait, too), and the device works on them afterwards: what was
     launched and is not yet done is the backlog, worked off at the device's speed.
@@ -60,13 +60,13 @@ class Meter:
         rate: float,
         is_waiting: bool,
         now_s: float,
-        turn_s: float,
+        tick_s: float,
     ) -> Observation:
-        """Return what was seen since the last call, `turn_s` ago. `granted_ns` and `rate` were in force until now."""
-        used_s = self._advance(usage, granted_ns, is_waiting, now_s, turn_s)
-        used_fraction = used_s / turn_s
+        """Return what was seen since the last call, `tick_s` ago. `granted_ns` and `rate` were in force until now."""
+        used_s = self._advance(usage, granted_ns, is_waiting, now_s, tick_s)
+        used_fraction = used_s / tick_s
         if is_waiting:
-            # Whoever waits uses all that it is granted, if only to work off what it has launched already.
+            # A tenant that waits uses all that it is granted, if only to work off what it has launched already.
             used_fraction = max(used_fraction, rate)
         if reading is not None:
             self._has_slot = self._has_slot or reading.num_begun > 0
@@ -74,8 +74,8 @@ class Meter:
             return self._observe_slot(reading, used_fraction, now_s)
         return self._observe_cycles(usage, used_fraction, is_waiting, now_s)
 
-    def _advance(self, usage: UsageSegment, granted_ns: int, is_waiting: bool, now_s: float, turn_s: float) -> float:
-        """Return the device time worked off in the turn."""
+    def _advance(self, usage: UsageSegment, granted_ns: int, is_waiting: bool, now_s: float, tick_s: float) -> float:
+        """Return the device time worked off in the tick."""
         launched_ns = usage.used_ns
         if is_waiting:
             # Some of what is counted has not been launched yet, but nothing that has tokens waits.
@@ -84,7 +84,7 @@ class Meter:
         self._launched_ns = launched_ns
         if added_ns:
             self._used_at_s = now_s
-        passed_ns = int(turn_s * 1e9)
+        passed_ns = int(tick_s * 1e9)
         backlog_ns = min(passed_ns + _MAX_BACKLOG_NS, self._backlog_ns + added_ns)
         done_ns = min(backlog_ns, passed_ns)
         self._backlog_ns = backlog_ns - done_ns

@@ -13,6 +13,7 @@ import hashlib
 import mmap
 import os
 import platform
+import resource
 import secrets
 import stat
 import struct
@@ -20,7 +21,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from springtide.backends.daemons import may_keep
 from springtide.core.errors import BackendError
 
 MAGIC = 0x53545348
@@ -29,6 +29,7 @@ SOCKET_VARIABLE = "SPRINGTIDE_GPU_SOCKET"
 NUM_PROCESSES = 64
 NUM_CYCLES = 16
 SEGMENT_BYTES = 8192
+_SPARE_FILES = 16
 UNLIMITED = 1
 CLOSED = 2
 OK, UNKNOWN, FULL, BAD = range(4)
@@ -110,7 +111,7 @@ GRANT, USAGE, HELLO, WELCOME, PROCESS = (
 _GRANT_AT = offsets_of(GRANT_FIELDS)
 _USAGE_AT = offsets_of(USAGE_FIELDS)
 _PROCESSES_AT = _USAGE_AT["processes"]
-_TURN = struct.Struct("=QQIIQ")
+_TICK = struct.Struct("=QQIIQ")
 _HEAD = struct.Struct("=6Q")
 _CYCLES = struct.Struct(f"=3Q40s{NUM_CYCLES}Q")
 _PROCESS_HEAD = struct.Struct("=IIQQQ")
@@ -190,8 +191,8 @@ class Segments:
         self._paths = (directory / f"{name}.grant", directory / f"{name}.usage")
         self._grant, self.grant_descriptor, self.usage_descriptor = descriptors
         self.segment_id: int = _WORD.unpack_from(grant_bytes, _GRANT_AT["segment_id"])[0]
-        turn = _TURN.unpack_from(grant_bytes, _GRANT_AT["heartbeat_ns"])
-        self.heartbeat_ns, self.granted_ns, self._wake, self.flags, self.rate_ppm = turn
+        tick = _TICK.unpack_from(grant_bytes, _GRANT_AT["heartbeat_ns"])
+        self.heartbeat_ns, self.granted_ns, self._wake, self.flags, self.rate_ppm = tick
         # For the address of the futex word alone: nothing is ever read or written through it.
         self._mapping = mmap.mmap(self._grant, SEGMENT_BYTES)
         self._word: ctypes.c_uint32 | None = ctypes.c_uint32.from_buffer(self._mapping, _GRANT_AT["wake"])
@@ -201,22 +202,22 @@ class Segments:
         """Put another memory limit in force (0: none)."""
         os.pwrite(self._grant, _WORD.pack(min(limit_bytes, _MAX_NS)), _GRANT_AT["memory_limit_bytes"])
 
-    def write_turn(self, now_ns: int, granted_ns: int, flags: int, rate_ppm: int) -> None:
+    def write_tick(self, now_ns: int, granted_ns: int, flags: int, rate_ppm: int) -> None:
         """Say that the daemon lives, and what is granted from now on. What was granted once never falls."""
         self.heartbeat_ns, self.flags, self.rate_ppm = now_ns, flags, rate_ppm
         if granted_ns > self.granted_ns:
             self.granted_ns = min(granted_ns, _MAX_NS)
-            # Whoever is about to wait for the old word does not fall asleep any more.
+            # A process that is about to wait for the old word does not fall asleep any more.
             self._wake = (self._wake + 1) & 0xFFFFFFFF
-        data = _TURN.pack(now_ns, self.granted_ns, self._wake, flags, rate_ppm)
+        data = _TICK.pack(now_ns, self.granted_ns, self._wake, flags, rate_ppm)
         os.pwrite(self._grant, data, _GRANT_AT["heartbeat_ns"])
 
     def forgive(self, used_ns: int) -> None:
-        """What was used is granted, with the next turn that is written."""
+        """What was used is granted, with the next tick that is written."""
         self.granted_ns = max(self.granted_ns, min(used_ns, _MAX_NS))
 
     def wake(self) -> None:
-        """Let everybody who waits look at the grant again."""
+        """Let every process that waits look at the grant again."""
         _LIBC.syscall(_FUTEX_CALL, self._address, _FUTEX_WAKE, 0x7FFFFFFF, None, None, 0)
 
     def read(self) -> UsageSegment | None:
@@ -236,7 +237,7 @@ class Segments:
         os.pwrite(self.usage_descriptor, _IDENTITY.pack(pid, 0, start_ticks), _PROCESSES_AT + PROCESS.size * slot)
 
     def clear(self, slot: int) -> None:
-        """Free a slot: what its process held counts no longer, and nobody waits for it to add up memory."""
+        """Free a slot: what its process held counts no longer, and no process waits for it to add up memory."""
         os.pwrite(self.usage_descriptor, bytes(PROCESS.size), _PROCESSES_AT + PROCESS.size * slot)
         if os.pread(self.usage_descriptor, _WORD.size, _USAGE_AT["memory_turn"]) == _WORD.pack(slot + 1):
             os.pwrite(self.usage_descriptor, bytes(_WORD.size), _USAGE_AT["memory_turn"])
@@ -266,9 +267,9 @@ class Segments:
         return True
 
     def give_up(self, now_ns: int) -> None:
-        """Tell the tenant's processes to ask again, let everybody go, and remove the files."""
+        """Tell the tenant's processes to ask again, hold them no longer, and remove the files."""
         with contextlib.suppress(OSError):
-            self.write_turn(now_ns, _MAX_NS, UNLIMITED | CLOSED, self.rate_ppm)
+            self.write_tick(now_ns, _MAX_NS, UNLIMITED | CLOSED, self.rate_ppm)
             self.wake()
         for path in self._paths:
             path.unlink(missing_ok=True)
@@ -338,7 +339,7 @@ def adopt_segments(directory: Path, name: str) -> Segments | None:
             min(sizes) >= SEGMENT_BYTES
             and _START.unpack_from(grant) == _START.unpack_from(usage)
             and _START.unpack_from(grant)[:2] == (MAGIC, LAYOUT)
-            and not _TURN.unpack_from(grant, _GRANT_AT["heartbeat_ns"])[3] & CLOSED
+            and not _TICK.unpack_from(grant, _GRANT_AT["heartbeat_ns"])[3] & CLOSED
         )
         if is_whole:
             return Segments(directory, name, grant, (opened[0], opened[1], opened[2]))
@@ -347,3 +348,18 @@ def adopt_segments(directory: Path, name: str) -> Segments | None:
     for descriptor in opened:
         os.close(descriptor)
     return None
+
+
+def allow_many_files() -> None:
+    """Raise the soft limit of open descriptors to the hard one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def may_keep(descriptor: int) -> bool:
+    """Whether a descriptor leaves enough for what is opened and closed all the time: files of /proc, the status.
+
+    The kernel gives out the lowest number that is free.
+    """
+    return descriptor < resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _SPARE_FILES

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import uuid
-from pathlib import Path
 
 import msgspec
 
@@ -20,7 +18,7 @@ from springtide.core.workload import ReplicaId, WorkloadId
 SOCKET_NAME = "gpu.sock"
 TENANT_SOCKET_NAME = "gpu-tenants.sock"
 STATUS_NAME = "gpu.json"
-# The newest table, for a daemon that has to go on before anybody tells it.
+# The newest table, for a daemon that has to go on before a platform connects.
 TABLE_NAME = "gpu.table"
 LOCK_NAME = "gpu.lock"
 # Exit code of a daemon that found another one serving the directory.
@@ -31,7 +29,7 @@ _UUID_PREFIXES = ("GPU-", "MIG-")
 class GpuTenantEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One replica or worker that holds a share of one GPU, and its processes: those of a leader, or of a pod.
 
-    `process` is the leader, and whoever it started belongs to it; where there is none, `pod_uid` is the pod whose
+    `process` is the leader, and what it started belongs to it; where there is none, `pod_uid` is the pod whose
     containers' processes these are (gpu_pods.py). `device_uuid` is as nvidia-smi says it ("GPU-..."). `slot` is its
     slot in the slots' file (-1: it has none), `is_slo` whether its latency matters (it serves). A worker on two devices
     has two entries.
@@ -49,9 +47,9 @@ class GpuTenantEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuTable(msgspec.Struct, frozen=True, kw_only=True):
-    """Everybody who holds a share of a GPU now; whoever is missing holds none any more.
+    """All tenants that hold a share of a GPU now; one that is missing holds none any more.
 
-    `slots_path` may be empty: nobody tells what it does. `sent_at_s` is on the machine's monotonic clock.
+    `slots_path` may be empty: no tenant tells what it does. `sent_at_s` is on the machine's monotonic clock.
     """
 
     tenants: tuple[GpuTenantEntry, ...]
@@ -63,7 +61,7 @@ class GpuDaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What the daemon last wrote, at `written_at_s` on the machine's monotonic clock.
 
     `cpu_fraction` is the part of a core that it has used itself lately. `num_processes` have a slot, `num_unknown` have
-    asked in the last seconds without belonging to anybody who holds a share, `num_answers` is how many questions were
+    asked in the last seconds without belonging to a tenant, `num_answers` is how many questions were
     answered, `num_refused` how many were none or came too slowly. `num_files` counts open descriptors, `num_made` and
     `num_adopted` the tenants that got new files or kept theirs.
     """
@@ -91,29 +89,3 @@ def uuid_bytes(text: str) -> bytes:
         return uuid.UUID(text).bytes
     except ValueError as error:
         raise BackendError(f"{text!r} is no UUID of a GPU") from error
-
-
-def write_whole(path: Path, message: GpuDaemonStatus | GpuTable) -> None:
-    """Replace a file, readable as a whole at every moment. Raises BackendError."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(msgspec.json.encode(message))
-        os.replace(temporary, path)
-    except OSError as error:
-        raise BackendError(f"cannot write {path}: {error.strerror}") from error
-
-
-def read_status(path: Path) -> GpuDaemonStatus | None:
-    """Return what the daemon last wrote, None if there is nothing to be read."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=GpuDaemonStatus)
-    except (OSError, ValueError):
-        return None
-
-
-def read_table(path: Path) -> GpuTable | None:
-    """Return the newest table that a daemon was told, None if there is nothing to be read."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=GpuTable)
-    except (OSError, ValueError):
-        return None

@@ -1,4 +1,4 @@
-"""The tenants of this machine's GPUs: their shared memory, their processes, and to whom somebody who asks belongs."""
+"""The tenants of this machine's GPUs: their shared memory, their processes, and which tenant a process belongs to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from springtide.backends.daemons import may_keep
 from springtide.backends.processes import ProcessIdentity, boot_id, live_stat, read_stat
 from springtide.backends.sharing.gpu.meter import Meter
 from springtide.backends.sharing.gpu.pods import pod_of
@@ -23,6 +22,7 @@ from springtide.backends.sharing.gpu.segments import (
     UsageSegment,
     adopt_segments,
     make_segments,
+    may_keep,
 )
 from springtide.backends.sharing.gpu.table import GpuTenantEntry, uuid_bytes
 from springtide.core.errors import BackendError
@@ -30,12 +30,12 @@ from springtide.core.workload import ReplicaId
 from springtide.serving.share_control import Grant
 from springtide.serving.share_control import Tenant as ControlTenant
 
-# A heartbeat older than this: the daemon is gone and nobody is held. No launch waits longer than the other.
+# A heartbeat older than this: the daemon is gone and no tenant is held. No launch waits longer than the other.
 STALE_AFTER_NS = 100_000_000
 MAX_WAIT_NS = 2_000_000_000
 RETRY_MS = 1000
 _MB = 1_000_000
-# So far up is looked for the leader of a replica among somebody's ancestors.
+# So far up is looked for the leader of a replica among a process's ancestors.
 _MAX_ANCESTORS = 32
 _DEAD_STATES = "ZX"
 TenantKey = tuple[ReplicaId, bytes]
@@ -103,7 +103,7 @@ class TenantReply:
 
 
 class GpuTenants:
-    """Who holds what of which device. `deaths` turn up as readable pidfds: `new_pidfds` are to be watched.
+    """Who holds what of which device. `deaths` tick up as readable pidfds: `new_pidfds` are to be watched.
 
     `place` is where their shared memory lies.
     """
@@ -191,8 +191,8 @@ class GpuTenants:
         tenant.segments, tenant.error = segments, ""
         tenant.usage = segments.read() or UsageSegment()
         tenant.meter = Meter(tenant.usage)
-        # What ran while nobody counted is forgiven: else everybody would wait for it now.
-        segments.write_turn(now_ns, tenant.usage.used_ns, segments.flags, segments.rate_ppm)
+        # What ran while no daemon counted is forgiven: else every launch would wait for it now.
+        segments.write_tick(now_ns, tenant.usage.used_ns, segments.flags, segments.rate_ppm)
         for slot, (pid, start_ticks) in segments.occupants().items():
             self._watch(tenant, slot, pid, start_ticks)
 
@@ -210,7 +210,7 @@ class GpuTenants:
         tenant.members.clear()
 
     def sweep(self) -> None:
-        """Remove the files of tenants that nobody knows any more."""
+        """Remove the files of tenants that are in no table any more."""
         known = {tenant.name for tenant in self.by_key.values()}
         for path in list(self._place.glob("*.*")):
             if path.name.partition(".")[0] in known:
@@ -261,7 +261,7 @@ class GpuTenants:
     def answer(self, pid: int, user_id: int, uuid: bytes, is_there: Callable[[], bool] = lambda: True) -> TenantReply:
         """Find whose process this is, by what the kernel says of it alone, and give it a slot on the device.
 
-        `is_there` says whether whoever asked still has that number; it may be another's by now.
+        `is_there` says whether the process that asked still has that number; it may be another's by now.
         """
         own_id = os.getuid()
         if own_id not in (0, user_id) or pid <= 0:
@@ -355,7 +355,7 @@ class GpuTenants:
 
 
 def is_held(entry: GpuTenantEntry) -> bool:
-    """Whether the entry is about somebody: its leader lives, or it is a pod's, which others watch."""
+    """Whether the entry's tenant exists: its leader lives, or it is a pod's, which others watch."""
     return bool(entry.pod_uid) if entry.process is None else live_stat(entry.process) is not None
 
 

@@ -1,4 +1,4 @@
-"""A turn of the share daemon: what every sharer did since the last one, what it may do now, and putting it in force."""
+"""A tick of the share daemon: what every sharer did since the last one, what it may do now, and putting it in force."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _STIRRED_S = 0.0005
 _STIRRED_FRACTION = 0.05
 _SLO_FAVOUR = 10.0
 _NUM_LATE = 2000
-_MIN_TURN_S = 1e-4
-_MAX_TURN_S = 0.1
+_MIN_TICK_S = 1e-4
+_MAX_TICK_S = 0.1
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Sharer:
         if len(self.window) < 2:
             return 0.0
         (begin_s, begin_used_s), (end_s, end_used_s) = self.window[0], self.window[-1]
-        return (end_used_s - begin_used_s) / max(_MIN_TURN_S, end_s - begin_s) / device_cpus
+        return (end_used_s - begin_used_s) / max(_MIN_TICK_S, end_s - begin_s) / device_cpus
 
 
 @dataclass
@@ -81,8 +81,8 @@ class _Device:
     is_quiet: bool = False
 
 
-class Turns:
-    """The sharers of a machine, device by device. `is_controlled` False grants everybody its limit at all times."""
+class CpuTicks:
+    """The sharers of a machine, device by device. `is_controlled` False grants every sharer its limit at all times."""
 
     def __init__(self, enforcer: Enforcer, clock: Callable[[], float], *, is_controlled: bool = True) -> None:
         self._enforcer = enforcer
@@ -103,7 +103,7 @@ class Turns:
 
     @property
     def is_contended(self) -> bool:
-        """Whether somebody has a neighbour; without one everybody has its limit, and there is no haste."""
+        """Whether a sharer has a neighbour; without one each has its limit, and ticks may be far apart."""
         return any(len(device.sharers) > 1 for device in self._devices.values())
 
     def take(self, entries: tuple[SharerEntry, ...], device_cpus: float, sent_at_s: float) -> None:
@@ -125,24 +125,24 @@ class Turns:
             known = before.get(device_id)
             self._devices[device_id] = device = _Device(sharers, self._clock())
             device.control = known.control if known is not None else DeviceControl()
-            self._decide(device, {}, _MIN_TURN_S, sent_at_s)
+            self._decide(device, {}, _MIN_TICK_S, sent_at_s)
 
-    def turn(self, due_s: float) -> None:
-        """Look at everybody, decide, put in force. `due_s` is when the turn should have been."""
+    def tick(self, due_s: float) -> None:
+        """Observe every sharer, decide, put in force. `due_s` is when the tick should have been."""
         now_s = self._clock()
         for device in self._devices.values():
             if device.is_quiet and now_s - device.at_s < _QUIET_S and not self._has_stirred(device):
                 continue
-            turn_s = min(_MAX_TURN_S, max(_MIN_TURN_S, now_s - device.at_s))
+            tick_s = min(_MAX_TICK_S, max(_MIN_TICK_S, now_s - device.at_s))
             device.at_s = now_s
             seen: dict[str, Observation] = {
-                sharer.entry.replica_id: self._observe(sharer, now_s, turn_s) for sharer in device.sharers
+                sharer.entry.replica_id: self._observe(sharer, now_s, tick_s) for sharer in device.sharers
             }
             device.is_quiet = len(device.sharers) == 1 or not any(
                 sharer.tenant.is_slo and _has_work(seen[sharer.entry.replica_id]) for sharer in device.sharers
             )
-            self._decide(device, seen, turn_s, due_s)
-        self._enforcer.turn(self._use_of, now_s)
+            self._decide(device, seen, tick_s, due_s)
+        self._enforcer.tick(self._use_of, now_s)
 
     def statuses(self) -> tuple[TenantStatus, ...]:
         """What people are told of every sharer."""
@@ -167,7 +167,7 @@ class Turns:
         return tuple(told)
 
     def close(self) -> None:
-        """Hold nobody any more."""
+        """Lift every limit."""
         for sharer in list(self._sharers.values()):
             self._drop(sharer)
         self._enforcer.close()
@@ -187,7 +187,7 @@ class Turns:
         try:
             self._enforcer.set_device(entry.device_id, self._device_cpus)
             self._enforcer.admit(sharer.name, entry.device_id, entry.process.pid)
-            # Grants keep everybody's request; weights say who runs first within a tick, above all who has just woken.
+            # Grants keep every request; weights say who runs first within a tick, above all who has just woken.
             favour = _SLO_FAVOUR if entry.is_slo else 1.0
             self._enforcer.set_weight(sharer.name, max(0.01, favour * entry.share.request * self._device_cpus))
             self.errors.pop(entry.replica_id, None)
@@ -217,11 +217,11 @@ class Turns:
                 return True
         return False
 
-    def _observe(self, sharer: Sharer, now_s: float, turn_s: float) -> Observation:
+    def _observe(self, sharer: Sharer, now_s: float, tick_s: float) -> Observation:
         self._meter(sharer, now_s)
         used_s = sharer.used_s - sharer.seen_used_s
         sharer.seen_used_s = sharer.used_s
-        granted_s = sharer.grant.rate * turn_s * self._device_cpus
+        granted_s = sharer.grant.rate * tick_s * self._device_cpus
         sharer.granted_s += granted_s
         sharer.overused_s = max(-_FORGIVEN_S, min(_MAX_OVERUSE_S, sharer.overused_s + used_s - granted_s))
         window = sharer.window
@@ -241,7 +241,7 @@ class Turns:
         # The clock is the writer's as well; a start in the future is a lie and counts as none.
         iteration_s = max(0.0, now_s - told.started_s) if told.started_s else 0.0
         return Observation(
-            used_fraction=used_s / (turn_s * self._device_cpus),
+            used_fraction=used_s / (tick_s * self._device_cpus),
             iteration_s=iteration_s,
             batch_size=told.batch_size,
             finished=finished,
@@ -257,7 +257,7 @@ class Turns:
             pids = [] if sharer.entry.replica_id in self.errors else self._enforcer.pids(sharer.name)
             for pid in pids or [sharer.entry.process.pid]:
                 if pid not in clocks:
-                    # Whoever was there before the first look has used its time before it shared.
+                    # What a process used before the first look, it used before it shared.
                     clocks[pid] = (process_clock_s(pid) or 0.0) if is_first else 0.0
         for pid, before_s in list(clocks.items()):
             clock_s = process_clock_s(pid)
@@ -277,11 +277,11 @@ class Turns:
 
     # --- what they may do --------------------------------------------------------------------------------------------
 
-    def _decide(self, device: _Device, seen: Mapping[str, Observation], turn_s: float, decided_at_s: float) -> None:
+    def _decide(self, device: _Device, seen: Mapping[str, Observation], tick_s: float, decided_at_s: float) -> None:
         sharers = device.sharers
         if self._is_controlled:
             tenants = [sharer.tenant for sharer in sharers]
-            device.control, grants = control_tick(device.control, tenants, seen, turn_s)
+            device.control, grants = control_tick(device.control, tenants, seen, tick_s)
         else:
             grants = {
                 sharer.entry.replica_id: Grant(

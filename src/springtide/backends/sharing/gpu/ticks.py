@@ -1,7 +1,7 @@
-"""A turn of the GPU share daemon: what every tenant did since the last one, and the tokens it gets for the next.
+"""A tick of the GPU share daemon: what every tenant did since the last one, and the tokens it gets for the next.
 
 A token is a nanosecond of the whole device. A tenant's tokens grow by its grant times the time that has passed, and
-never beyond a small stock, so that nobody saves up for a burst that others would have to wait for.
+never beyond a small stock, so that none saves up for a burst that others would have to wait for.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from springtide.core.status.shares import TenantStatus
 from springtide.core.wire.shares import SlotReader
 from springtide.serving.share_control import DeviceControl, Grant, Observation, control_tick
 
-# The stock of a tenant: what it is granted in two turns, and at least in this time.
+# The stock of a tenant: what it is granted in two ticks, and at least in this time.
 _STOCK_NS = 10_000_000
-_STOCK_TURNS = 2
-# Whom nobody has to be spared for gets so much ahead, so that its launches need no second look until the next turn.
+_STOCK_TICKS = 2
+# A tenant without neighbours to spare gets so much ahead, so that its launches need no second look until the next tick.
 _AHEAD_NS = 60_000_000
 # A debt that would be waited for longer than this is forgiven down to it: launches do not run into the bound on waits.
 _MAX_DEBT_S = 0.9 * MAX_WAIT_NS / 1e9
-_MIN_TURN_S = 1e-4
-_MAX_TURN_S = 0.1
-# A device on which nobody has launched lately is looked at in full so often; whether somebody has, at every tick. One
-# on which nobody has to be spared, so often whatever happens.
+_MIN_TICK_S = 1e-4
+_MAX_TICK_S = 0.1
+# A device on which no tenant has launched lately is looked at in full so often; whether one has, at every tick. A
+# device whose one tenant may use it whole, so often whatever happens.
 _QUIET_S = 0.04
 _FREE_S = 0.015
 _NUM_LATE = 2000
@@ -38,9 +38,9 @@ _FULL = f"it has more than {NUM_PROCESSES} processes on the GPU: those beyond ar
 
 @dataclass
 class _Device:
-    """A device and who shares it. `is_quiet`: nobody had work when it was last looked at in full.
+    """A device and who shares it. `is_quiet`: no tenant had work when it was last looked at in full.
 
-    `was_away`: nobody was held for some time before that, because this daemon stood still or was not there.
+    `was_away`: no tenant was held for some time before that, because this daemon stood still or was not there.
     """
 
     tenants: list[GpuTenant]
@@ -51,12 +51,12 @@ class _Device:
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody has to be spared: there is one tenant, and it may use the whole device."""
+        """Whether no tenant has to be spared: there is one, and it may use the whole device."""
         return len(self.tenants) == 1 and self.tenants[0].control.share.limit >= 1.0
 
 
-class GpuTurns:
-    """The GPUs of a machine, by UUID. `is_controlled` False grants everybody its limit at all times."""
+class GpuTicks:
+    """The GPUs of a machine, by UUID. `is_controlled` False grants every tenant its limit at all times."""
 
     def __init__(self, tenants: GpuTenants, clock_ns: Callable[[], int], *, is_controlled: bool = True) -> None:
         self._tenants = tenants
@@ -68,7 +68,7 @@ class GpuTurns:
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody has to be spared on any device."""
+        """Whether no tenant has to be spared on any device."""
         return all(device.is_free for device in self._devices.values())
 
     def arrange(self, sent_at_s: float) -> None:
@@ -87,8 +87,8 @@ class GpuTurns:
             self._devices[uuid] = device
             self._look(device, sent_at_s)
 
-    def turn(self, due_s: float) -> None:
-        """Look at every device, decide, put in force. `due_s` is when the turn should have been."""
+    def tick(self, due_s: float) -> None:
+        """Look at every device, decide, put in force. `due_s` is when the tick should have been."""
         for device in self._devices.values():
             now_s = self._clock_ns() / 1e9
             if device.is_free and now_s - device.at_s < _FREE_S:
@@ -96,7 +96,7 @@ class GpuTurns:
             if device.is_quiet and not device.is_free and now_s - device.at_s < _QUIET_S:
                 if not self._has_stirred(device):
                     continue
-                # What somebody begins now is not measured against the quiet time before it.
+                # What a tenant begins now is not measured against the quiet time before it.
                 device.at_s = max(device.at_s, now_s - _STOCK_NS / 2e9)
             self._look(device, due_s)
 
@@ -116,29 +116,29 @@ class GpuTurns:
         now_ns = self._clock_ns()
         now_s = now_ns / 1e9
         missed_s = now_s - device.at_s
-        elapsed_s = min(_MAX_TURN_S, max(_MIN_TURN_S, missed_s))
+        elapsed_s = min(_MAX_TICK_S, max(_MIN_TICK_S, missed_s))
         device.at_s = now_s
         was_away = missed_s > STALE_AFTER_NS / 1e9
         seen: dict[str, Observation] = {}
         is_quiet = True
         for tenant in device.tenants:
-            seen[tenant.entry.replica_id] = found = self._observe(tenant, now_s, max(_MIN_TURN_S, missed_s))
+            seen[tenant.entry.replica_id] = found = self._observe(tenant, now_s, max(_MIN_TICK_S, missed_s))
             is_quiet &= not (_has_work(found) or tenant.meter.is_active(now_s))
-        # Time in which nobody had work brings nobody a larger stock.
-        stock_s = _STOCK_NS / 1e9 if is_quiet else max(_STOCK_NS / 1e9, _STOCK_TURNS * elapsed_s)
+        # Time in which no tenant had work makes no stock larger.
+        stock_s = _STOCK_NS / 1e9 if is_quiet else max(_STOCK_NS / 1e9, _STOCK_TICKS * elapsed_s)
         device.is_quiet = is_quiet
         grants = self._decide(device, seen, elapsed_s)
         for tenant in device.tenants:
             tenant.grant = grants[tenant.entry.replica_id]
             if was_away or device.was_away:
-                # Nobody was held meanwhile, nor until this turn was written: nobody waits for what was launched then.
+                # No tenant was held until this tick was written: none waits for what was launched meanwhile.
                 _open_segments(tenant).forgive(tenant.usage.used_ns)
             self._put_in_force(tenant, elapsed_s, stock_s, is_free=device.is_free)
         device.was_away = was_away
         self.reactions_s.append(max(0.0, self._clock_ns() / 1e9 - due_s))
 
     def _has_stirred(self, device: _Device) -> bool:
-        """Whether somebody may have begun to work since the last look; the cheapest of looks."""
+        """Whether a tenant may have begun to work since the last look; the cheapest of looks."""
         for tenant in device.tenants:
             if _open_segments(tenant).has_used(tenant.usage.used_ns):
                 return True
@@ -160,7 +160,7 @@ class GpuTurns:
             rate=tenant.grant.rate,
             is_waiting=tenant.is_waiting,
             now_s=now_s,
-            turn_s=elapsed_s,
+            tick_s=elapsed_s,
         )
 
     def _decide(self, device: _Device, seen: Mapping[str, Observation], elapsed_s: float) -> dict[str, Grant]:
@@ -184,7 +184,7 @@ class GpuTurns:
             flags = 0
             granted_ns = tokens(before_ns, used_ns, rate, tenant.control.share.request, elapsed_s, stock_s)
         try:
-            segments.write_turn(self._clock_ns(), granted_ns, flags, round(rate * 1e6))
+            segments.write_tick(self._clock_ns(), granted_ns, flags, round(rate * 1e6))
         except OSError as error:
             tenant.error = f"its share is not enforced: {error.strerror}"
             return
