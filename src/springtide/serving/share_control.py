@@ -14,7 +14,16 @@ from springtide.core.shares import Share
 from springtide.core.status.shares import ShareState
 from springtide.serving.share_cycles import ShareIteration, learn, stretch
 
-__all__ = ["DeviceControl", "Grant", "Observation", "ShareIteration", "Tenant", "TenantControl", "control_tick"]
+__all__ = [
+    "DeviceControl",
+    "Grant",
+    "Observation",
+    "ShareIteration",
+    "Tenant",
+    "TenantControl",
+    "control_tick",
+    "limits_of",
+]
 
 # Requests are kept in every second of the device.
 WINDOW_S = 1.0
@@ -166,6 +175,12 @@ def control_tick(
         grants[row.tenant_id] = Grant(rate=row.rate, state=state, reason=row.reason)
         controls.append(_remember(row, is_full))
     return DeviceControl(left_s=left_s, ceiling=ceiling, tenants=tuple(controls)), grants
+
+
+def limits_of(tenants: Sequence[Tenant]) -> dict[str, Grant]:
+    """Return what every tenant may use where the control is turned off: its limit, at all times."""
+    reason = "the control is off: everybody has its limit"
+    return {tenant.tenant_id: Grant(rate=tenant.share.limit, state="NONE", reason=reason) for tenant in tenants}
 
 
 def _look(tenant: Tenant, before: TenantControl | None, seen: Observation | None, tick_s: float, is_new: bool) -> _Row:

@@ -1,6 +1,6 @@
 """The loop of a share daemon: one platform's connection, a tick every few milliseconds, a status file.
 
-What is divided and how, for CPU cores or GPUs, is behind the port `SharedDevices`.
+What is divided and how, for CPU cores or GPUs, is behind the port `DeviceSharing`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class LoopFigures:
     num_ticks: int
 
 
-class SharedDevices(Protocol[T]):
+class DeviceSharing(Protocol[T]):
     """The devices that a daemon divides; `T` is the table in which the platform names all sharers.
 
     `socket_name` is where the platform connects; `file_names` are removed with it, the first is the status.
@@ -109,7 +109,7 @@ class ShareDaemon(Generic[T]):
     `epoll` is where `devices` registers descriptors of its own.
     """
 
-    def __init__(self, directory: Path, devices: SharedDevices[T], epoll: select.epoll) -> None:
+    def __init__(self, directory: Path, devices: DeviceSharing[T], epoll: select.epoll) -> None:
         self._devices = devices
         self._status_path = directory / devices.file_names[0]
         # Waited for by `select`, which counts microseconds where epoll itself counts milliseconds.

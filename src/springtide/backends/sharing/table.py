@@ -10,10 +10,11 @@ from typing import TypeVar
 import msgspec
 
 from springtide.backends.processes import ProcessIdentity
+from springtide.backends.sharing.gpu.table import GpuTenantEntry
 from springtide.core.errors import BackendError
 from springtide.core.resources import DeviceId
 from springtide.core.shares import Share
-from springtide.core.status.shares import SharingStatus
+from springtide.core.status.shares import SharingStatus, TenantStatus
 from springtide.core.workload import ReplicaId, WorkloadId
 
 # One mechanism instead of the best: for tests, and for machines whose control groups are not this user's.
@@ -77,6 +78,18 @@ def slots_path(run_directory: Path) -> Path:
 def group_name(run_directory: Path) -> str:
     """The name of the control group of the platform with these sockets."""
     return f"springtide-{hashlib.sha256(os.fsencode(run_directory)).hexdigest()[:16]}"
+
+
+def status_of(entry: SharerEntry | GpuTenantEntry) -> TenantStatus:
+    """Return the status of an entry of a table as far as the table itself tells it."""
+    return TenantStatus(
+        workload_id=entry.workload_id,
+        replica_id=entry.replica_id,
+        device_id=entry.device_id,
+        request=entry.share.request,
+        limit=entry.share.limit,
+        memory_mb=entry.share.memory_mb,
+    )
 
 
 def write_whole(path: Path, message: msgspec.Struct) -> None:

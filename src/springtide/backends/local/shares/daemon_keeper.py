@@ -17,7 +17,7 @@ from springtide.backends.control_channel.reactor import FramedConnection, Timer
 from springtide.backends.local.workers import Workers
 from springtide.backends.processes import ProcessIdentity, identify, last_line, live_stat, reap, spawn_detached
 from springtide.backends.sharing.gpu.table import GpuDaemonStatus
-from springtide.backends.sharing.table import DaemonStatus, SharerEntry
+from springtide.backends.sharing.table import DaemonStatus, SharerEntry, status_of
 from springtide.core.errors import BackendError
 from springtide.core.status.shares import TenantStatus
 
@@ -201,16 +201,7 @@ class Keeper(Generic[T]):
 
 def starting(entry: SharerEntry, reason: str) -> TenantStatus:
     """What is told of a sharer that nothing holds yet."""
-    return TenantStatus(
-        workload_id=entry.workload_id,
-        replica_id=entry.replica_id,
-        device_id=entry.device_id,
-        request=entry.share.request,
-        limit=entry.share.limit,
-        memory_mb=entry.share.memory_mb,
-        granted=1.0,
-        reason=reason,
-    )
+    return msgspec.structs.replace(status_of(entry), granted=1.0, reason=reason)
 
 
 def all_starting(entries: Sequence[SharerEntry], reason: str) -> tuple[TenantStatus, ...]:

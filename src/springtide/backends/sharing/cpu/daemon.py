@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 _BUSY_FRACTION = 0.95
 
 
-class SharedCpus:
+class CpuSharing:
     """CPU devices: sharers are held by `enforcer`, and a guard lifts every limit should this process die."""
 
     table_type: type[ShareTable] = ShareTable
@@ -164,7 +164,7 @@ def main() -> int:
     be_on_time()
     enforcer = choose_enforcer(group_name(directory), os.environ.get(MECHANISM_VARIABLE, ""))
     _log.info("%s: %s", enforcer.mechanism, enforcer.enforced)
-    cpus = SharedCpus(enforcer, is_controlled=os.environ.get(CONTROL_VARIABLE, "") != "off")
+    cpus = CpuSharing(enforcer, is_controlled=os.environ.get(CONTROL_VARIABLE, "") != "off")
     ShareDaemon(directory, cpus, select.epoll()).run()
     return 0
 

@@ -7,15 +7,25 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from springtide.backends.processes import process_clock_s
 from springtide.backends.sharing.cpu.enforcers import Enforcer
-from springtide.backends.sharing.table import SharerEntry
+from springtide.backends.sharing.table import SharerEntry, status_of
 from springtide.core.errors import BackendError
 from springtide.core.resources import DeviceId
 from springtide.core.status.shares import TenantStatus
 from springtide.core.wire.shares import SlotReader, SlotReading
 from springtide.core.workload import ReplicaId
-from springtide.serving.share_control import DeviceControl, Grant, Observation, ShareIteration, Tenant, control_tick
+from springtide.serving.share_control import (
+    DeviceControl,
+    Grant,
+    Observation,
+    ShareIteration,
+    Tenant,
+    control_tick,
+    limits_of,
+)
 
 # Processes that a sharer has started since are looked for so often.
 _SCAN_S = 0.5
@@ -150,13 +160,8 @@ class CpuTicks:
         for sharer in self._sharers.values():
             entry = sharer.entry
             told.append(
-                TenantStatus(
-                    workload_id=entry.workload_id,
-                    replica_id=entry.replica_id,
-                    device_id=entry.device_id,
-                    request=entry.share.request,
-                    limit=entry.share.limit,
-                    memory_mb=entry.share.memory_mb,
+                replace(
+                    status_of(entry),
                     granted=sharer.grant.rate,
                     used=sharer.used_fraction(self._device_cpus),
                     state=sharer.grant.state,
@@ -279,16 +284,11 @@ class CpuTicks:
 
     def _decide(self, device: _Device, seen: Mapping[str, Observation], tick_s: float, decided_at_s: float) -> None:
         sharers = device.sharers
+        tenants = [sharer.tenant for sharer in sharers]
         if self._is_controlled:
-            tenants = [sharer.tenant for sharer in sharers]
             device.control, grants = control_tick(device.control, tenants, seen, tick_s)
         else:
-            grants = {
-                sharer.entry.replica_id: Grant(
-                    rate=sharer.tenant.share.limit, state="NONE", reason="the control is off: everybody has its limit"
-                )
-                for sharer in sharers
-            }
+            grants = limits_of(tenants)
         for sharer in sharers:
             sharer.grant = grants[sharer.entry.replica_id]
             self._put_in_force(sharer, decided_at_s)

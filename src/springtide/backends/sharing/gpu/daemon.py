@@ -54,7 +54,7 @@ _ENFORCED = (
 )
 
 
-class SharedGpus:
+class GpuSharing:
     """GPUs: tenants are held by tokens in shared memory, and ask for their share on a socket that `epoll` watches.
 
     `lock` is the descriptor that holds `directory` for one daemon. What an earlier daemon held there is held on.
@@ -217,7 +217,7 @@ def main() -> int:
     be_on_time()
     epoll = select.epoll()
     try:
-        gpus = SharedGpus(
+        gpus = GpuSharing(
             directory,
             held,
             epoll,

@@ -10,12 +10,15 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from springtide.backends.sharing.gpu.segments import NUM_PROCESSES, UNLIMITED, Segments
 from springtide.backends.sharing.gpu.tenants import MAX_WAIT_NS, STALE_AFTER_NS, GpuTenant, GpuTenants
+from springtide.backends.sharing.table import status_of
 from springtide.core.errors import BackendError
 from springtide.core.status.shares import TenantStatus
 from springtide.core.wire.shares import SlotReader
-from springtide.serving.share_control import DeviceControl, Grant, Observation, control_tick
+from springtide.serving.share_control import DeviceControl, Grant, Observation, control_tick, limits_of
 
 # The stock of a tenant: what it is granted in two ticks, and at least in this time.
 _STOCK_NS = 10_000_000
@@ -164,13 +167,9 @@ class GpuTicks:
         )
 
     def _decide(self, device: _Device, seen: Mapping[str, Observation], elapsed_s: float) -> dict[str, Grant]:
-        if not self._is_controlled:
-            reason = "the control is off: everybody has its limit"
-            return {
-                tenant.entry.replica_id: Grant(rate=tenant.control.share.limit, state="NONE", reason=reason)
-                for tenant in device.tenants
-            }
         controls = [tenant.control for tenant in device.tenants]
+        if not self._is_controlled:
+            return limits_of(controls)
         device.control, grants = control_tick(device.control, controls, seen, elapsed_s)
         return grants
 
@@ -214,13 +213,8 @@ def _status(tenant: GpuTenant) -> TenantStatus:
     reason = tenant.error or (_NOT_SEEN if not tenant.members and not usage.used_ns else tenant.grant.reason)
     if tenant.num_full and not tenant.error:
         reason = f"{_FULL}; {reason}"
-    return TenantStatus(
-        workload_id=entry.workload_id,
-        replica_id=entry.replica_id,
-        device_id=entry.device_id,
-        request=entry.share.request,
-        limit=entry.share.limit,
-        memory_mb=entry.share.memory_mb,
+    return replace(
+        status_of(entry),
         granted=tenant.grant.rate,
         used=tenant.meter.used_fraction(),
         state=tenant.grant.state,
