@@ -151,7 +151,7 @@ class World(Functions):
     def read(self) -> None:
         if self.stream is not None and self.coordinator.wants_stream:
             self.tell(messages.StreamSeen(stream=self.stream))
-        if self.coordinator.mode == "running" and self.coordinator.crew.parameter_url and not self.is_store_up:
+        if self.coordinator.mode == "running" and self.coordinator.pool.parameter_url and not self.is_store_up:
             self.tell(messages.ParameterStoreLost())
         for place, incarnation in self.coordinator.watched():
             report = self.reports.get((place, incarnation))

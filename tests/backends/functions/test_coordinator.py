@@ -102,7 +102,7 @@ def test_an_invocation_that_vanishes_is_tried_again() -> None:
     world.faults.vanishes = 0.0
     world.run()
     check_finished(world)
-    assert world.coordinator.crew.num_lost == 2
+    assert world.coordinator.pool.num_lost == 2
 
 
 def test_a_late_one_finds_itself_superseded() -> None:
@@ -129,7 +129,7 @@ def test_throttling_is_waited_out() -> None:
     world.run()
     check_finished(world)
     # What was refused is not charged.
-    assert world.coordinator.crew.num_invocations == 2
+    assert world.coordinator.pool.num_invocations == 2
 
 
 def test_throttling_without_end_gives_the_place_back() -> None:
@@ -203,7 +203,7 @@ def test_trouble_with_a_store_gives_the_place_back_and_is_tried_again() -> None:
     assert "parameter store does not answer" in lost[0].reason
 
 
-def test_everybody_mute_is_found_by_a_roll_call() -> None:
+def test_functions_that_are_all_silent_are_found_by_a_new_attempt() -> None:
     world = World(total_steps=30)
     world.start()
     world.run(until=lambda: world.coordinator.progress.furthest >= 8)

@@ -8,7 +8,7 @@ import pytest
 
 from springtide.backends.functions.coordinator import copies as coordinator_copies
 from springtide.backends.functions.coordinator.copies import Copies, copies_prefix, fetch_status
-from springtide.backends.functions.coordinator.notes import NoteBook
+from springtide.backends.functions.coordinator.notes import CoordinatorFiles
 from springtide.core.errors import StorageError
 from springtide.core.wire.functions import MAX_LOSSES, Place
 from springtide.core.workload import WorkloadId
@@ -98,21 +98,21 @@ def test_what_comes_once_does_not_wait(store: CheckedStore, tmp_path: Path, monk
     monkeypatch.setattr(coordinator_copies, "SHORT_BYTES", 100)
     monkeypatch.setattr(coordinator_copies, "HURRY_S", 0.0)
     here = filled(tmp_path / "here")
-    book, copies = NoteBook(here, JOB), Copies(store, JOB, here)
-    book.on_news = copies.hurry
-    book.add_lines("coordinator", ["x" * 1000])
+    files, copies = CoordinatorFiles(here, JOB), Copies(store, JOB, here)
+    files.on_news = copies.hurry
+    files.add_lines("coordinator", ["x" * 1000])
     copies.save()
-    book.add_step(Place(0, 0), 1, "step 1/9")
-    book.add_losses([(step, 0.5, 8) for step in range(2, MAX_LOSSES // 2)])
+    files.add_step(Place(0, 0), 1, "step 1/9")
+    files.add_losses([(step, 0.5, 8) for step in range(2, MAX_LOSSES // 2)])
     assert not copies.is_due(), "what is reported again can wait"
-    book.add_lines("coordinator", ["0.0.1 killed"])
+    files.add_lines("coordinator", ["0.0.1 killed"])
     assert copies.is_due()
     copies.save()
     assert store.get(f"{copies_prefix(JOB)}logs/j.coordinator.log").endswith(b"killed\n")
     assert not copies.is_due()
     for hurried in (
-        lambda: book.add_tail(Place(0, 0), 1, "printed\n"),
-        lambda: book.add_losses([(step, 0.5, 8) for step in range(MAX_LOSSES // 2, MAX_LOSSES)]),
+        lambda: files.add_tail(Place(0, 0), 1, "printed\n"),
+        lambda: files.add_losses([(step, 0.5, 8) for step in range(MAX_LOSSES // 2, MAX_LOSSES)]),
     ):
         hurried()
         assert copies.is_due()

@@ -128,16 +128,16 @@ class Script:
         self.tell(messages.ReportSeen(report=report(replica, step, saved=saved, incarnation=incarnation, **fields)))
 
     def end(self, replica: int, outcome: str, step: int = 0) -> None:
-        life = self.coordinator.crew.fillings[next(p for p in self.coordinator.crew.fillings if p.replica == replica)]
-        assert life.life is not None
+        slot = self.coordinator.pool.slots[next(p for p in self.coordinator.pool.slots if p.replica == replica)]
+        assert slot.invocation is not None
         result = None
         if outcome == "left":
             result = FunctionResult(stage=0, replica=replica, incarnation=replica + 1, outcome="left", step=step)
         self.tell(
             messages.InvocationEnded(
-                number=life.life.number,
-                place=life.place,
-                incarnation=life.life.incarnation,
+                number=slot.invocation.number,
+                place=slot.place,
+                incarnation=slot.invocation.incarnation,
                 outcome="returned" if result is not None else "killed",
                 result=result,
             )
@@ -195,9 +195,9 @@ def test_what_one_did_before_it_left_counts_when_its_successor_was_heard_of_firs
     for replica in (FIRST, SECOND):
         script.work(replica, 3, saved=3)
     coordinator = script.coordinator
-    filling = next(one for one in coordinator.crew if one.place.replica == FIRST)
+    slot = next(one for one in coordinator.pool if one.place.replica == FIRST)
     assert coordinator.record is not None
-    invoke = coordinator.crew.call(filling, coordinator.record, script.now_s, is_successor=True)
+    invoke = coordinator.pool.launch(slot, coordinator.record, script.now_s, is_successor=True)
     script.work(SECOND, 6, saved=5)
     # It begins after step 6, and is read before the last words of the one that it follows.
     begun = FunctionReport(

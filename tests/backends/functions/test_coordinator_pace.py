@@ -67,7 +67,7 @@ def test_states_are_saved_as_often_as_it_costs_little() -> None:
     assert pace.save_every(step_usd=1e-9, save_usd=1.0) <= MAX_SAVE_EVERY
 
 
-def life_of(number: int, invoked_at_s: float, memory_mb: int = 1024) -> FunctionInvocation:
+def invocation_of(number: int, invoked_at_s: float, memory_mb: int = 1024) -> FunctionInvocation:
     return FunctionInvocation(
         place=Place(0, 0), incarnation=number, memory_mb=memory_mb, invoked_at_s=invoked_at_s, number=number
     )
@@ -81,9 +81,9 @@ def ended(number: int, duration_s: float | None) -> InvocationEnded:
 
 def test_the_account_is_what_is_billed_or_as_much_as_it_may_be() -> None:
     ledger = Ledger(service_of(lifetime_s=100.0), Usage(num_puts=7), None)
-    done, running, given_up = life_of(1, 0.0), life_of(2, 10.0, 2048), life_of(3, 20.0)
-    for life in (done, running, given_up):
-        ledger.open(life)
+    done, running, given_up = invocation_of(1, 0.0), invocation_of(2, 10.0, 2048), invocation_of(3, 20.0)
+    for invocation in (done, running, given_up):
+        ledger.open(invocation)
         ledger.count_invocation()
     done.end = ended(1, 4.0)
     given_up.is_given_up, given_up.over_at_s = True, 25.0

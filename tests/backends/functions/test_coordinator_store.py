@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from springtide.backends.functions.coordinator.notes import NoteBook, NotedLife, Notes, read_status
+from springtide.backends.functions.coordinator.notes import CoordinatorFiles, NotedInvocation, Notes, read_status
 from springtide.backends.functions.coordinator.objects import JobObjects
 from springtide.core.errors import InvalidRequest, StorageError
 from springtide.core.functions import Usage
@@ -141,29 +141,29 @@ def test_records_that_are_no_records_are_refused(objects: JobObjects) -> None:
 
 
 def test_notes_outlive_their_writer(tmp_path: Path) -> None:
-    book = NoteBook(tmp_path, "j")
-    assert book.read() == Notes()
+    files = CoordinatorFiles(tmp_path, "j")
+    assert files.read() == Notes()
     notes = Notes(
         used_incarnations=7,
         usage=Usage(num_puts=3),
-        lives=(NotedLife(incarnation=7, memory_mb=1024, invoked_at_s=1.5),),
+        invocations=(NotedInvocation(incarnation=7, memory_mb=1024, invoked_at_s=1.5),),
     )
-    book.write(notes)
-    assert NoteBook(tmp_path, "j").read() == notes
+    files.write(notes)
+    assert CoordinatorFiles(tmp_path, "j").read() == notes
     (tmp_path / "functions-notes.json").write_text("{")
-    assert book.read() == Notes()
+    assert files.read() == Notes()
     assert read_status(tmp_path) is None
 
 
 def test_losses_go_on_where_they_ended(tmp_path: Path) -> None:
-    book = NoteBook(tmp_path, "j")
-    assert book.last_loss() is None
-    book.add_losses([(1, 0.5, 8), (2, 0.25, 8)])
-    assert NoteBook(tmp_path, "j").last_loss() == (2, 0.25, 8)
+    files = CoordinatorFiles(tmp_path, "j")
+    assert files.last_loss() is None
+    files.add_losses([(1, 0.5, 8), (2, 0.25, 8)])
+    assert CoordinatorFiles(tmp_path, "j").last_loss() == (2, 0.25, 8)
 
 
 def test_logs_hold_no_line_twice(tmp_path: Path) -> None:
-    book = NoteBook(tmp_path, "j")
-    book.add_lines("0.1", ["(1) step 3/9"])
-    book.add_tail(Place(0, 1), 1, "hello\n\nstage 0 replica 1 step 3/9\n")
+    files = CoordinatorFiles(tmp_path, "j")
+    files.add_lines("0.1", ["(1) step 3/9"])
+    files.add_tail(Place(0, 1), 1, "hello\n\nstage 0 replica 1 step 3/9\n")
     assert (tmp_path / "logs" / "j.0.1.log").read_text() == "(1) step 3/9\n(1) hello\n"

@@ -63,7 +63,7 @@ class Attempts:
         self.facts = facts
         self.keys = Keys(facts.prefix)
         self.ledger = Ledger(facts.service, base, facts.budget_usd)
-        self.crew = FunctionPool(facts, self.ledger)
+        self.pool = FunctionPool(facts, self.ledger)
         self.pace = StepTiming(facts.service, None)
         self.progress = FunctionProgress(facts.job_id)
         self.measuring = Measuring(facts.job_id)
@@ -81,7 +81,7 @@ class Attempts:
         self._close_by_s = math.inf
         self._progress_at_s = now_s
         self._answer_by_s = math.inf
-        self._num_roll_calls = 0
+        self._num_probes = 0
         self._num_unbegun = 0
         self._usage_at_s = -math.inf
         self._resized_generation = 0
@@ -98,7 +98,7 @@ class Attempts:
         # A plan that was asked for and given up, as that generation: somebody waits for word of it.
         self._owed: tuple[int, FunctionPlan] | None = None
         self._is_stopped_told = False
-        self._is_roll_call = False
+        self._is_probe = False
         self._num_looks = 0
         self._unswept: list[str] = []
 
@@ -213,7 +213,7 @@ class Attempts:
             self._conclude(found.step)
         elif self._is_too_dear(found.step):
             self._checkpoint_step = max(self._checkpoint_step, found.step)
-            self.reason = self._budget_words(found.step)
+            self.reason = self._budget_reason(found.step)
             self._stop_now("budget")
         elif self._may_begin(found.step) and self._has_way(found.step):
             self._begin(found.step)
@@ -237,15 +237,15 @@ class Attempts:
         return {}
 
     def _begin(self, restore_step: int) -> None:
-        """Begin a new attempt from a saved step: whoever lives joins it, the empty places are filled."""
+        """Begin a new attempt from a saved step: whoever invocations joins it, the empty places are filled."""
         assert self._plan is not None
         old = self.record
         self._take_up_plan(restore_step)
         plan = self._plan
-        if not self.crew.fillings or old is None or len(self.crew.fillings) != plan.num_functions:
-            self.crew.bury_all(self._now_s)
-            self.crew.dismiss(self.crew)
-            self.crew.take_places(plan)
+        if not self.pool.slots or old is None or len(self.pool.slots) != plan.num_functions:
+            self.pool.give_up_all(self._now_s)
+            self.pool.retire(self.pool)
+            self.pool.open_slots(plan)
             self._expect(plan)
             self._stays_from = self.generation
             self._num_stayed = 0
@@ -271,17 +271,17 @@ class Attempts:
             **self._extras(),
         )
         calls: list[Order] = []
-        for filling in self.crew:
-            filling.step = restore_step
-            if filling.life is None or not filling.life.is_alive:
-                successor, filling.successor = filling.successor, None
+        for slot in self.pool:
+            slot.step = restore_step
+            if slot.invocation is None or not slot.invocation.is_alive:
+                successor, slot.successor = slot.successor, None
                 if successor is not None and successor.is_alive:
-                    filling.life = successor
+                    slot.invocation = successor
                 else:
-                    calls.append(self.crew.call(filling, self.record, self._now_s))
-            assert filling.life is not None
-            filling.named = filling.life.incarnation
-        self._write(incarnations=self.crew.incarnations())
+                    calls.append(self.pool.launch(slot, self.record, self._now_s))
+            assert slot.invocation is not None
+            slot.recorded = slot.invocation.incarnation
+        self._write(incarnations=self.pool.incarnations())
         self._orders += calls
         self._progress_at_s = self._now_s
         if old is not None:
@@ -315,13 +315,13 @@ class Attempts:
         assert self._plan is not None
         if self.ledger.budget_usd is None:
             return False
-        empty = sum(filling.life is None or not filling.life.is_alive for filling in self.crew)
-        share = empty / len(self.crew.fillings) if self.crew.fillings else 1.0
+        empty = sum(slot.invocation is None or not slot.invocation.is_alive for slot in self.pool)
+        share = empty / len(self.pool.slots) if self.pool.slots else 1.0
         start_usd = share * self.ledger.start_usd(self._plan, self.pace.start_s)
         needed_usd = start_usd + self._step_usd(self._plan) + self._end_usd(self._plan)
         return self._spent_usd() + needed_usd > self.ledger.budget_usd
 
-    def _budget_words(self, step: int) -> str:
+    def _budget_reason(self, step: int) -> str:
         assert self._plan is not None
         assert self.ledger.budget_usd is not None
         spent_usd = self._spent_usd()
@@ -352,16 +352,16 @@ class Attempts:
         self.mode = "closing"
         self._close_by_s = self._now_s + within_s
         self._forget_change()
-        for life in self.crew.living():
-            if life.retry_at_s is not None:
+        for invocation in self.pool.living():
+            if invocation.retry_at_s is not None:
                 # It was put off and has never run.
-                self.crew.give_up(life, self._now_s)
+                self.pool.give_up(invocation, self._now_s)
         self._write(verb="stop", upcoming=None)
         self._check_closed()
 
     def _check_closed(self) -> None:
         """Whether everybody has gone who was asked to: then see what there is, and draw the conclusion."""
-        if self.mode != "closing" or self.crew.living():
+        if self.mode != "closing" or self.pool.living():
             return
         if self.after in ("stop", "failed"):
             self._conclude(self._checkpoint_step)
@@ -372,12 +372,12 @@ class Attempts:
     def _conclude(self, step: int) -> None:
         """Nobody runs any more, and the newest state is that of `step`."""
         after, self.after = self.after, ""
-        if self.record is not None or self.crew.num_invocations:
+        if self.record is not None or self.pool.num_invocations:
             self._emit_usage()
         if after == "resize":
             self._plan, self._next_plan = self._next_plan, None
-            self.crew.dismiss(self.crew)
-            self.crew.fillings.clear()
+            self.pool.retire(self.pool)
+            self.pool.slots.clear()
             if self._may_begin(step) and self._has_way(step):
                 self._begin(step)
             return
@@ -388,10 +388,10 @@ class Attempts:
         self.mode = "idle" if is_paused else "over"
         if is_paused:
             self.record = None
-            self.crew.dismiss(self.crew)
-            self.crew.fillings.clear()
+            self.pool.retire(self.pool)
+            self.pool.slots.clear()
             if after == "budget":
-                self.reason = self._budget_words(step)
+                self.reason = self._budget_reason(step)
             self._confirm_owed()
             self._emit(PauseRequested(job_id=self.facts.job_id, reason=self.reason))
         elif after == "lost":
@@ -436,7 +436,7 @@ class Attempts:
         assert self._plan is not None
         self.mode = "assembling"
         self._forget_change()
-        if self.record is not None and self.record.verb == "run" and self.crew.living():
+        if self.record is not None and self.record.verb == "run" and self.pool.living():
             # Successors that were called and are not needed any more.
             self._write(verb="stop", upcoming=None)
         self.progress.furthest = max(self.progress.furthest, step)
@@ -467,32 +467,32 @@ class Attempts:
 
     def _conclude_lost(self) -> None:
         """Nothing more can be asked of the stores or need be: the place is given back at once."""
-        self.crew.bury_all(self._now_s)
+        self.pool.give_up_all(self._now_s)
         self.after = "lost"
         self._conclude(self._checkpoint_step)
 
     # --- replacing functions ---------------------------------------------------------------------------------------
 
-    def _replace(self, filling: PlaceSlot, life: FunctionInvocation, sentence: str) -> None:
+    def _replace(self, slot: PlaceSlot, invocation: FunctionInvocation, sentence: str) -> None:
         """Someone else is to take a place, within a new attempt."""
-        self.crew.num_replaced += 1
-        filling.num_replaced += 1
-        filling.error = sentence
-        life.over_at_s = self._now_s
+        self.pool.num_replaced += 1
+        slot.num_replaced += 1
+        slot.error = sentence
+        invocation.over_at_s = self._now_s
         if self.mode == "running":
             self._look()
 
-    def _enlarge(self, filling: PlaceSlot, life: FunctionInvocation) -> bool:
+    def _enlarge(self, slot: PlaceSlot, invocation: FunctionInvocation) -> bool:
         """Give a stage that ran out of memory the next larger size; False where there is none, and the job ends."""
         assert self._plan is not None
-        stage = life.place.stage
-        used_mb = life.end.max_memory_mb if life.end is not None else 0
+        stage = invocation.place.stage
+        used_mb = invocation.end.max_memory_mb if invocation.end is not None else 0
         now_mb = self._plan.stages[stage].memory_mb
-        larger = [size.memory_mb for size in self.facts.service.sizes if size.memory_mb > life.memory_mb]
+        larger = [size.memory_mb for size in self.facts.service.sizes if size.memory_mb > invocation.memory_mb]
         if not larger:
-            self._fail(out_of_memory_reason(life, used_mb))
+            self._fail(out_of_memory_reason(invocation, used_mb))
             return False
-        if now_mb <= life.memory_mb:
+        if now_mb <= invocation.memory_mb:
             stages = list(self._plan.stages)
             stages[stage] = replace(stages[stage], memory_mb=larger[0])
             self._plan = replace(self._plan, stages=tuple(stages))

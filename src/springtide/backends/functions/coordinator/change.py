@@ -62,37 +62,37 @@ class Changes(Attempts):
         change = PlanSwitch(generation=generation, plan=plan, warm_by_s=self._now_s + MAX_WARMING_S)
         self._change = change
         joiners = [place for place in _places(plan) if not self._stays(place, plan)]
-        if len(self.crew.living()) + len(joiners) <= self.facts.service.concurrency:
-            self.crew.joining = {place: PlaceSlot(place=place) for place in joiners}
+        if len(self.pool.living()) + len(joiners) <= self.facts.service.concurrency:
+            self.pool.joining = {place: PlaceSlot(place=place) for place in joiners}
         else:
             # There is no room for them beside the others, who have to end first.
             change.warm_by_s = self._now_s
-        calls = [self._call_joiner(filling) for filling in self.crew.joining.values()]
+        calls = [self._invoke_joiner(slot) for slot in self.pool.joining.values()]
         self._write(upcoming=self._upcoming())
         self._orders += calls
         self._go_on_changing()
 
     def _stays(self, place: Place, plan: FunctionPlan) -> bool:
         """Whether who fills a place now can go on there under another plan."""
-        filling = self.crew.fillings.get(place)
+        slot = self.pool.slots.get(place)
         memory_mb = plan.stages[place.stage].memory_mb
-        if filling is None:
+        if slot is None:
             return False
-        return filling.life is None or not filling.life.is_alive or filling.life.memory_mb == memory_mb
+        return slot.invocation is None or not slot.invocation.is_alive or slot.invocation.memory_mb == memory_mb
 
-    def _call_joiner(self, filling: PlaceSlot) -> Order:
+    def _invoke_joiner(self, slot: PlaceSlot) -> Order:
         assert self.record is not None
         assert self._change is not None
         record = replace(self.record, generation=self._change.generation)
-        return self.crew.call(filling, record, self._now_s, plan=self._change.plan)
+        return self.pool.launch(slot, record, self._now_s, plan=self._change.plan)
 
     def _upcoming(self) -> Upcoming | None:
         if self._change is None:
             return None
         joiners = {
-            str(place): filling.life.incarnation
-            for place, filling in self.crew.joining.items()
-            if filling.life is not None and filling.life.is_alive
+            str(place): slot.invocation.incarnation
+            for place, slot in self.pool.joining.items()
+            if slot.invocation is not None and slot.invocation.is_alive
         }
         return Upcoming(plan=self._change.plan, joiners=joiners)
 
@@ -105,73 +105,73 @@ class Changes(Attempts):
         if self._change is not None:
             self._owed = (self._change.generation, self._change.plan)
         self._change = None
-        for filling in self.crew.joining.values():
-            for life in filling.living():
-                if life.retry_at_s is not None:
-                    self.crew.give_up(life, self._now_s)
-        self.crew.dismiss(self.crew.joining.values())
-        self.crew.joining = {}
+        for slot in self.pool.joining.values():
+            for invocation in slot.living():
+                if invocation.retry_at_s is not None:
+                    self.pool.give_up(invocation, self._now_s)
+        self.pool.retire(self.pool.joining.values())
+        self.pool.joining = {}
 
     # --- while joiners warm up -------------------------------------------------------------------------------------
 
-    def _joiner_ended(self, filling: PlaceSlot, life: FunctionInvocation, ended: InvocationEnded) -> None:
+    def _joiner_ended(self, slot: PlaceSlot, invocation: FunctionInvocation, ended: InvocationEnded) -> None:
         """An invocation for a plan that is to follow is over, or never was."""
         if ended.outcome in ("throttled", "refused"):
-            self.crew.refuse(life, self._now_s, ended.retry_after_s)
-            filling.error = ended.error
+            self.pool.refuse(invocation, self._now_s, ended.retry_after_s)
+            slot.error = ended.error
             return
         if ended.outcome == "lost":
-            life.is_uncertain = True
+            invocation.is_uncertain = True
             return
-        life.end, life.over_at_s = ended, self._now_s
+        invocation.end, invocation.over_at_s = ended, self._now_s
         result = ended.result
         if result is None:
-            self._joiner_died(filling, life, ended.outcome, ended.error)
+            self._joiner_died(slot, invocation, ended.outcome, ended.error)
         elif result.outcome == "failed":
-            self._joiner_failed(filling, life, result.error or ended.error)
+            self._joiner_failed(slot, invocation, result.error or ended.error)
         else:
-            self._joiner_died(filling, life, f"ended as {result.outcome}", "")
+            self._joiner_died(slot, invocation, f"ended as {result.outcome}", "")
 
-    def _joiner_told(self, filling: PlaceSlot, life: FunctionInvocation) -> None:
+    def _joiner_told(self, slot: PlaceSlot, invocation: FunctionInvocation) -> None:
         """A function for a plan that is to follow has reported."""
-        assert life.report is not None
-        if life.is_uncertain and life.phase in OVER:
+        assert invocation.report is not None
+        if invocation.is_uncertain and invocation.phase in OVER:
             # Nobody else will tell of its end.
-            life.over_at_s = self._now_s
-            if life.phase == "failed":
-                self._joiner_failed(filling, life, life.report.error)
+            invocation.over_at_s = self._now_s
+            if invocation.phase == "failed":
+                self._joiner_failed(slot, invocation, invocation.report.error)
             else:
-                self._joiner_died(filling, life, f"ended as {life.phase}", "")
+                self._joiner_died(slot, invocation, f"ended as {invocation.phase}", "")
         else:
             self._go_on_changing()
 
-    def _joiner_failed(self, filling: PlaceSlot, life: FunctionInvocation, error: str) -> None:
+    def _joiner_failed(self, slot: PlaceSlot, invocation: FunctionInvocation, error: str) -> None:
         if is_store_trouble(error):
-            self._joiner_died(filling, life, "trouble", error)
+            self._joiner_died(slot, invocation, "trouble", error)
         else:
-            self._failed(filling, life, error)
+            self._failed(slot, invocation, error)
 
-    def _failed(self, filling: PlaceSlot, life: FunctionInvocation, error: str) -> None:
+    def _failed(self, slot: PlaceSlot, invocation: FunctionInvocation, error: str) -> None:
         """The user's code has failed in a function."""
         raise NotImplementedError
 
-    def _joiner_died(self, filling: PlaceSlot, life: FunctionInvocation, how: str, error: str) -> None:
+    def _joiner_died(self, slot: PlaceSlot, invocation: FunctionInvocation, how: str, error: str) -> None:
         """Call another one, unless they keep dying."""
         change = self._change
-        if change is None or filling.life is not life:
+        if change is None or slot.invocation is not invocation:
             return
-        self.crew.num_replaced += 1
-        filling.error = death_sentence(life, how, error)
-        num_deaths = change.num_deaths[filling.place] = change.num_deaths.get(filling.place, 0) + 1
+        self.pool.num_replaced += 1
+        slot.error = death_sentence(invocation, how, error)
+        num_deaths = change.num_deaths[slot.place] = change.num_deaths.get(slot.place, 0) + 1
         if how == "out_of_memory":
-            larger = [size.memory_mb for size in self.facts.service.sizes if size.memory_mb > life.memory_mb]
-            if larger and change.plan.stages[0].memory_mb <= life.memory_mb:
+            larger = [size.memory_mb for size in self.facts.service.sizes if size.memory_mb > invocation.memory_mb]
+            if larger and change.plan.stages[0].memory_mb <= invocation.memory_mb:
                 change.plan = replace(change.plan, stages=(replace(change.plan.stages[0], memory_mb=larger[0]),))
         if change.is_due or num_deaths >= MAX_JOINER_DEATHS:
             # The place is filled when the change is made.
             change.warm_by_s = min(change.warm_by_s, self._now_s)
             return
-        call = self._call_joiner(filling)
+        call = self._invoke_joiner(slot)
         self._write(upcoming=self._upcoming())
         self._orders.append(call)
 
@@ -181,18 +181,18 @@ class Changes(Attempts):
         if change is None or self.record is None:
             return
         limit_s = self.pace.start_limit_s()
-        for filling in self.crew.joining.values():
-            life = filling.life
-            if life is None or not life.is_alive:
+        for slot in self.pool.joining.values():
+            invocation = slot.invocation
+            if invocation is None or not invocation.is_alive:
                 continue
-            if life.retry_at_s is not None:
-                if life.retry_at_s <= self._now_s:
+            if invocation.retry_at_s is not None:
+                if invocation.retry_at_s <= self._now_s:
                     record = replace(self.record, generation=change.generation)
-                    self._orders.append(self.crew.invoke(life, record, self._now_s))
-            elif life.began_at_s is None and self._now_s - life.invoked_at_s > limit_s:
-                self.crew.give_up(life, self._now_s)
-                self.crew.num_lost += 1
-                self._joiner_died(filling, life, "unbegun", "")
+                    self._orders.append(self.pool.invoke(invocation, record, self._now_s))
+            elif invocation.began_at_s is None and self._now_s - invocation.invoked_at_s > limit_s:
+                self.pool.give_up(invocation, self._now_s)
+                self.pool.num_lost += 1
+                self._joiner_died(slot, invocation, "unbegun", "")
         if self.mode == "running" and self._now_s > change.park_by_s:
             # Somebody does not come to the boundary: a new attempt is one, too.
             change.park_by_s = math.inf
@@ -214,8 +214,11 @@ class Changes(Attempts):
         self._change_if_parked()
 
     def _are_warm(self) -> bool:
-        lives = [filling.life for filling in self.crew.joining.values()]
-        return all(life is not None and life.is_alive and life.warm_at_s is not None for life in lives)
+        invocations = [slot.invocation for slot in self.pool.joining.values()]
+        return all(
+            invocation is not None and invocation.is_alive and invocation.warm_at_s is not None
+            for invocation in invocations
+        )
 
     def _plan_to_begin(self) -> FunctionPlan | None:
         """What the next attempt runs as."""
@@ -229,7 +232,7 @@ class Changes(Attempts):
 
     def _change_if_parked(self) -> None:
         """Whether everybody stands at the boundary, its state saved: then the plan is taken up."""
-        reports = [filling.life.report if filling.life is not None else None for filling in self.crew]
+        reports = [slot.invocation.report if slot.invocation is not None else None for slot in self.pool]
         steps = {report.step for report in reports if report is not None}
         is_parked = all(
             report is not None and report.phase == "parked" and report.attempt == self._attempt for report in reports
@@ -253,22 +256,22 @@ class Changes(Attempts):
         change = self._change
         if change is None or not (change.is_due or self._are_warm()):
             return
-        old, plan = self.crew.fillings, change.plan
-        fillings: dict[Place, PlaceSlot] = {}
+        old, plan = self.pool.slots, change.plan
+        slots: dict[Place, PlaceSlot] = {}
         for place in _places(plan):
-            joining = self.crew.joining.get(place)
+            joining = self.pool.joining.get(place)
             if joining is not None:
-                fillings[place] = joining
+                slots[place] = joining
             else:
-                fillings[place] = old[place] if self._stays(place, plan) else PlaceSlot(place=place)
-        self._change, self.crew.joining = None, {}
-        self.crew.fillings = fillings
-        kept = {id(filling) for filling in fillings.values()}
-        self.crew.dismiss(filling for filling in old.values() if id(filling) not in kept)
+                slots[place] = old[place] if self._stays(place, plan) else PlaceSlot(place=place)
+        self._change, self.pool.joining = None, {}
+        self.pool.slots = slots
+        kept = {id(slot) for slot in slots.values()}
+        self.pool.retire(slot for slot in old.values() if id(slot) not in kept)
         self._num_stayed = sum(
-            filling.life is not None and filling.life.is_alive
-            for filling in fillings.values()
-            if old.get(filling.place) is filling
+            slot.invocation is not None and slot.invocation.is_alive
+            for slot in slots.values()
+            if old.get(slot.place) is slot
         )
         self._plan, self.generation = plan, change.generation
         self._paused_at_s = self._paused_at_s if self._paused_at_s is not None else self._progress_at_s
@@ -290,7 +293,7 @@ class Changes(Attempts):
         paused_at_s = self._paused_at_s if self._paused_at_s is not None else self._now_s
         pause_s = max(0.0, self._now_s - paused_at_s - self.pace.step_s)
         if attempt == self._attempt:
-            reports = [filling.life.report for filling in self.crew if filling.life is not None]
+            reports = [slot.invocation.report for slot in self.pool if slot.invocation is not None]
             told = [report.pause_s for report in reports if report is not None and report.pause_s > 0.0]
             # Those who stayed have timed it.
             pause_s = max(told, default=pause_s)
@@ -301,7 +304,7 @@ class Changes(Attempts):
     def _steady_usd(self, seconds: float) -> float:
         """What so many seconds of the present plan cost, requests left out."""
         assert self._plan is not None
-        return self.ledger.steady_usd(self._plan, seconds, has_parameter_store=bool(self.crew.parameter_url))
+        return self.ledger.steady_usd(self._plan, seconds, has_parameter_store=bool(self.pool.parameter_url))
 
 
 def _places(plan: FunctionPlan) -> list[Place]:

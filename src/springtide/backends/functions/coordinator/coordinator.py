@@ -37,7 +37,7 @@ class Coordinator(Watchdog):
         """Take in one stimulus at `now_s`."""
         elapsed_s = max(0.0, now_s - self._now_s)
         self._now_s = max(self._now_s, now_s)
-        is_up = bool(self.crew.parameter_url)
+        is_up = bool(self.pool.parameter_url)
         self.ledger.pass_time(elapsed_s, stored_bytes=2.0 * self._saved_bytes, has_parameter_store=is_up)
         self._orders = []
         self._take(stimulus)
@@ -51,7 +51,7 @@ class Coordinator(Watchdog):
         """
         self.generation = self._resized_generation = record.generation
         self._attempt, self._plan, self.record = record.attempt, record.plan, record
-        self.crew.adopt(record, now_s, invoked_at_s)
+        self.pool.adopt(record, now_s, invoked_at_s)
         self._expect(record.plan)
         self._stays_from = record.stays_from if record.stays_from is not None else record.generation
         self._is_unsettled = record.last_step is not None or record.upcoming is not None
@@ -59,12 +59,16 @@ class Coordinator(Watchdog):
         self.progress.furthest = record.restore_step
         self._progress_at_s = now_s
         self.mode = "running"
-        # Whoever lives reports again soon; who does not is found by a roll call.
+        # Whoever invocations reports again soon; who does not is found by a roll call.
         self._answer_by_s = now_s + self.pace.answer_limit_s()
 
     def watched(self) -> list[tuple[Place, int]]:
         """Whose reports are worth reading now."""
-        return [(life.place, life.incarnation) for life in self.crew.living() if life.retry_at_s is None]
+        return [
+            (invocation.place, invocation.incarnation)
+            for invocation in self.pool.living()
+            if invocation.retry_at_s is None
+        ]
 
     def status(self) -> FunctionRunStatus | None:
         """What people are told; None before there is a plan."""
@@ -75,21 +79,21 @@ class Coordinator(Watchdog):
         return FunctionRunStatus(
             service=self.facts.service.name,
             plan=self._plan,
-            places=tuple(filling.status(self._now_s, lifetime_s) for filling in self.crew),
+            places=tuple(slot.status(self._now_s, lifetime_s) for slot in self.pool),
             step_s=self.pace.measured_step_s,
             predicted_step_s=self.pace.predicted_step_s,
             saved_step=self._checkpoint_step,
-            num_invocations=self.crew.num_invocations,
-            num_replaced=self.crew.num_replaced,
-            num_handovers=self.crew.num_handovers,
-            num_lost=self.crew.num_lost,
-            num_throttled=self.crew.num_throttled,
+            num_invocations=self.pool.num_invocations,
+            num_replaced=self.pool.num_replaced,
+            num_handovers=self.pool.num_handovers,
+            num_lost=self.pool.num_lost,
+            num_throttled=self.pool.num_throttled,
             num_redone_steps=self.num_redone_steps,
             usage=usage,
             bill=self.ledger.bill(usage),
             budget_usd=self.ledger.budget_usd,
             upcoming=self._change.plan if self._change is not None else None,
-            joining=tuple(filling.status(self._now_s, lifetime_s) for filling in self.crew.joining.values()),
+            joining=tuple(slot.status(self._now_s, lifetime_s) for slot in self.pool.joining.values()),
             changes=self.changes,
             idle_reason=self.idle_reason,
         )
@@ -164,9 +168,9 @@ class Coordinator(Watchdog):
 
     @_take.register
     def _(self, found: messages.StatesFound) -> None:
-        is_roll_call, self._is_roll_call = self._is_roll_call, False
+        is_probe, self._is_probe = self._is_probe, False
         self._found(found)
-        if is_roll_call and self.mode == "running":
+        if is_probe and self.mode == "running":
             self._answer_by_s = self._now_s + self.pace.answer_limit_s()
 
     @_take.register
@@ -183,7 +187,7 @@ class Coordinator(Watchdog):
     @_take.register
     def _(self, fenced: messages.FencedOff) -> None:
         # Another coordinator owns the job and answers for it.
-        self.crew.bury_all(self._now_s)
+        self.pool.give_up_all(self._now_s)
         self.mode = "over"
 
     @_take.register
@@ -220,96 +224,96 @@ class Coordinator(Watchdog):
 
     @_take.register
     def _(self, ended: messages.InvocationEnded) -> None:
-        found = self.crew.find(ended.place, ended.incarnation)
+        found = self.pool.find(ended.place, ended.incarnation)
         if found is None or found[1].end is not None or ended.number != found[1].number:
             return
-        filling, life = found
-        if self.crew.is_joining(filling):
-            self._joiner_ended(filling, life, ended)
+        slot, invocation = found
+        if self.pool.is_joining(slot):
+            self._joiner_ended(slot, invocation, ended)
             return
         is_stopping = self.record is not None and self.record.verb == "stop"
-        if not self.crew.is_present(filling) or (ended.outcome in ("throttled", "refused") and is_stopping):
-            self._ended_unneeded(life, ended)
+        if not self.pool.is_present(slot) or (ended.outcome in ("throttled", "refused") and is_stopping):
+            self._ended_unneeded(invocation, ended)
             return
         if ended.outcome == "throttled":
-            self.crew.refuse(life, self._now_s, ended.retry_after_s)
+            self.pool.refuse(invocation, self._now_s, ended.retry_after_s)
             self._throttled_since_s = self._throttled_since_s or self._now_s
-            filling.error = ended.error
+            slot.error = ended.error
             return
         if ended.outcome == "refused":
-            self.crew.refuse(life, self._now_s, ended.retry_after_s)
-            filling.error = death_sentence(life, "refused", ended.error)
-            if life.num_refused > MAX_REFUSED and self.mode in ("running", "looking"):
-                self._lose(filling.error)
+            self.pool.refuse(invocation, self._now_s, ended.retry_after_s)
+            slot.error = death_sentence(invocation, "refused", ended.error)
+            if invocation.num_refused > MAX_REFUSED and self.mode in ("running", "looking"):
+                self._lose(slot.error)
             return
         if ended.outcome == "lost":
             # It may be at work, or may begin late: its reports will tell.
-            life.is_uncertain = True
+            invocation.is_uncertain = True
             return
-        life.end, life.over_at_s = ended, self._now_s
+        invocation.end, invocation.over_at_s = ended, self._now_s
         result = ended.result
         if result is None:
-            self._died(filling, life, ended.outcome, ended.error)
+            self._died(slot, invocation, ended.outcome, ended.error)
         elif result.outcome == "left":
-            self._left(filling, life)
+            self._left(slot, invocation)
         elif result.outcome == "failed":
-            self._failed(filling, life, result.error or ended.error)
+            self._failed(slot, invocation, result.error or ended.error)
         else:
-            self._ended_well(filling, life)
+            self._ended_well(slot, invocation)
 
-    def _ended_unneeded(self, life: FunctionInvocation, ended: messages.InvocationEnded) -> None:
+    def _ended_unneeded(self, invocation: FunctionInvocation, ended: messages.InvocationEnded) -> None:
         """Nobody needs it any more: what counts is what it is charged for."""
         if ended.outcome in ("throttled", "refused"):
             # It never ran.
-            self.crew.refuse(life, self._now_s, None)
-            self.crew.give_up(life, self._now_s)
+            self.pool.refuse(invocation, self._now_s, None)
+            self.pool.give_up(invocation, self._now_s)
         elif ended.outcome != "lost":
-            life.end, life.over_at_s = ended, self._now_s
+            invocation.end, invocation.over_at_s = ended, self._now_s
         self._check_closed()
 
     @_take.register
     def _(self, seen: messages.ReportSeen) -> None:
         report = seen.report
-        found = self.crew.find(Place(report.stage, report.replica), report.incarnation)
+        found = self.pool.find(Place(report.stage, report.replica), report.incarnation)
         if found is None or report == found[1].report:
             return
-        filling, life = found
-        life.report, life.heard_at_s = report, self._now_s
-        if life.began_at_s is None:
-            life.began_at_s = self._now_s
+        slot, invocation = found
+        invocation.report, invocation.heard_at_s = report, self._now_s
+        if invocation.began_at_s is None:
+            invocation.began_at_s = self._now_s
             self._num_unbegun = 0
-        if life.warm_at_s is None and report.phase in ("warm", "training"):
-            life.warm_at_s = self._now_s
-            if not life.is_adopted:
-                self.pace.saw_start(self._now_s - life.invoked_at_s)
-        if self.crew.is_joining(filling):
-            self._joiner_told(filling, life)
+        if invocation.warm_at_s is None and report.phase in ("warm", "training"):
+            invocation.warm_at_s = self._now_s
+            if not invocation.is_adopted:
+                self.pace.saw_start(self._now_s - invocation.invoked_at_s)
+        if self.pool.is_joining(slot):
+            self._joiner_told(slot, invocation)
             return
-        if not self.crew.is_present(filling):
+        if not self.pool.is_present(slot):
             if report.phase in OVER:
                 self._check_closed()
             return
-        if life is filling.successor and report.phase in WORKED and filling.life is not None:
+        if invocation is slot.successor and report.phase in WORKED and slot.invocation is not None:
             # It goes on, so the one before has left.
-            self._left(filling, filling.life)
+            self._left(slot, slot.invocation)
         record = self.record
         if record is not None and (report.generation, report.attempt) == (record.generation, record.attempt):
             # Of whom it is does not matter: one whose successor was heard of first, or who only ends what is under way
             # because another plan was asked for, has made these steps all the same.
             self.progress.saw_losses(report, record.plan)
-        if life is filling.life:
-            self._saw_work(filling, life, report)
-        if report.phase == "failed" and life.is_uncertain:
+        if invocation is slot.invocation:
+            self._saw_work(slot, invocation, report)
+        if report.phase == "failed" and invocation.is_uncertain:
             # Nobody else will tell of it.
-            life.over_at_s = self._now_s
-            self._failed(filling, life, report.error)
+            invocation.over_at_s = self._now_s
+            self._failed(slot, invocation, report.error)
         if report.phase in OVER:
             self._check_finished()
             self._check_closed()
 
-    def _saw_work(self, filling: PlaceSlot, life: FunctionInvocation, report: FunctionReport) -> None:
+    def _saw_work(self, slot: PlaceSlot, invocation: FunctionInvocation, report: FunctionReport) -> None:
         if report.phase == "left":
-            self._left(filling, life)
+            self._left(slot, invocation)
         if report.generation != self.generation or report.attempt != self._attempt or self._plan is None:
             return
         self.progress.saw(report, self._plan)
@@ -317,9 +321,9 @@ class Coordinator(Watchdog):
         if report.phase in ("training", "waiting", "parked"):
             if report.phase == "training":
                 self.pace.saw(report)
-            if filling.named != life.incarnation and self.mode in ("running", "closing"):
-                filling.named = life.incarnation
-                self._write(incarnations=self.crew.incarnations())
+            if slot.recorded != invocation.incarnation and self.mode in ("running", "closing"):
+                slot.recorded = invocation.incarnation
+                self._write(incarnations=self.pool.incarnations())
             if self._resized_generation < self.generation and self._switched is None:
                 self._resized_generation = self.generation
                 first = self.record.restore_step if self.record else 0
@@ -327,7 +331,7 @@ class Coordinator(Watchdog):
                 pause_s = self._now_s - self._paused_at_s if self._paused_at_s is not None else 0.0
                 self._emit_resized("replace" if self._paused_at_s is not None else direction, pause_s)
                 self._paused_at_s = None
-        filling.step = max(filling.step, report.step)
+        slot.step = max(slot.step, report.step)
         self._committed()
         if report.phase == "parked" and self._change is not None and self.mode == "running":
             self._change_if_parked()
@@ -338,12 +342,12 @@ class Coordinator(Watchdog):
         """Draw the conclusions from the steps that every place has committed."""
         assert self._plan is not None
         assert self.record is not None
-        committed = min(filling.step for filling in self.crew)
+        committed = min(slot.step for slot in self.pool)
         if committed > self.progress.furthest:
             self._progress_at_s = self._now_s
-            self._num_roll_calls = 0
-            for filling in self.crew:
-                filling.num_deaths = 0
+            self._num_probes = 0
+            for slot in self.pool:
+                slot.num_deaths = 0
         if committed > self.record.restore_step:
             self._sweep()
         self.progress.commit(committed)
@@ -363,58 +367,58 @@ class Coordinator(Watchdog):
 
     # --- ends of functions -----------------------------------------------------------------------------------------
 
-    def _left(self, filling: PlaceSlot, life: FunctionInvocation) -> None:
+    def _left(self, slot: PlaceSlot, invocation: FunctionInvocation) -> None:
         """It went in time, its state saved: the one after it goes on within the same attempt."""
-        if life is not filling.life:
-            if life is filling.successor:
-                filling.successor = None
+        if invocation is not slot.invocation:
+            if invocation is slot.successor:
+                slot.successor = None
             return
-        life.over_at_s = self._now_s
-        self.crew.num_handovers += 1
-        filling.num_handovers += 1
-        is_of_now = life.report is not None and life.report.attempt == self._attempt
+        invocation.over_at_s = self._now_s
+        self.pool.num_handovers += 1
+        slot.num_handovers += 1
+        is_of_now = invocation.report is not None and invocation.report.attempt == self._attempt
         if self.mode == "running" and not is_of_now:
             # It left in an attempt of the past, of which nobody reads any more what it left behind.
-            self._replace(filling, life, "it left while the others began anew")
+            self._replace(slot, invocation, "it left while the others began anew")
             return
-        successor, filling.successor = filling.successor, None
+        successor, slot.successor = slot.successor, None
         if successor is not None and (successor.is_alive or successor.phase in WORKED or successor.has_finished):
-            filling.life = successor
-        elif filling.stray > life.incarnation and self.mode == "running":
+            slot.invocation = successor
+        elif slot.abandoned_successor > invocation.incarnation and self.mode == "running":
             # One that was given up may have seen that it left, and go on: only a new attempt shuts it out.
-            self._replace(filling, life, "it left, and who was to follow never began")
+            self._replace(slot, invocation, "it left, and who was to follow never began")
         elif self._works():
             assert self.record is not None
-            self._orders.append(self.crew.call(filling, self.record, self._now_s, is_successor=True))
+            self._orders.append(self.pool.launch(slot, self.record, self._now_s, is_successor=True))
         else:
             self._check_closed()
 
-    def _ended_well(self, filling: PlaceSlot, life: FunctionInvocation) -> None:
+    def _ended_well(self, slot: PlaceSlot, invocation: FunctionInvocation) -> None:
         """It finished, stopped as it was asked, or gave way."""
-        assert life.end is not None
-        assert life.end.result is not None
-        outcome = life.end.result.outcome
-        if life is filling.successor and outcome == "finished" and filling.life is not None:
+        assert invocation.end is not None
+        assert invocation.end.result is not None
+        outcome = invocation.end.result.outcome
+        if invocation is slot.successor and outcome == "finished" and slot.invocation is not None:
             # It took over and came to the end before anybody heard that the one before it had left.
-            self._left(filling, filling.life)
-        if life is filling.successor:
-            filling.successor = None
-        elif life is filling.life and outcome == "finished":
-            filling.step = max(filling.step, life.end.result.step)
+            self._left(slot, slot.invocation)
+        if invocation is slot.successor:
+            slot.successor = None
+        elif invocation is slot.invocation and outcome == "finished":
+            slot.step = max(slot.step, invocation.end.result.step)
             self._check_finished()
-            if self.mode == "running" and (life.report is None or life.report.attempt != self._attempt):
+            if self.mode == "running" and (invocation.report is None or invocation.report.attempt != self._attempt):
                 # It made the last step in an attempt of the past, and the others wait for it in a newer one.
-                self._replace(filling, life, "it finished while the others began anew")
-        elif life is filling.life and self.mode == "running":
+                self._replace(slot, invocation, "it finished while the others began anew")
+        elif invocation is slot.invocation and self.mode == "running":
             # Nobody asked it to: it read a record of the past, or was taken for another.
-            self._replace(filling, life, f"it ended as {outcome} although the job goes on")
+            self._replace(slot, invocation, f"it ended as {outcome} although the job goes on")
         self._check_closed()
 
     def _check_finished(self) -> None:
         """Whether everybody has ended after the last step."""
-        lives = [filling.life for filling in self.crew if filling.life is not None]
-        has_finished = any(life.has_finished for life in lives)
-        if self.mode == "running" and has_finished and not any(life.is_alive for life in lives):
+        invocations = [slot.invocation for slot in self.pool if slot.invocation is not None]
+        has_finished = any(invocation.has_finished for invocation in invocations)
+        if self.mode == "running" and has_finished and not any(invocation.is_alive for invocation in invocations):
             self._look()
 
     def _forget_change(self) -> None:
@@ -422,14 +426,14 @@ class Coordinator(Watchdog):
         if self._asked is not None:
             self._owed, self._asked = (self._asked.generation, self._asked.plan), None
 
-    def _failed(self, filling: PlaceSlot, life: FunctionInvocation, error: str) -> None:
+    def _failed(self, slot: PlaceSlot, invocation: FunctionInvocation, error: str) -> None:
         if is_store_trouble(error):
-            self._died(filling, life, "trouble", error)
+            self._died(slot, invocation, "trouble", error)
             return
         if self.mode in ("over", "assembling") or self.after in ("stop", "failed", "data"):
             self._check_closed()
             return
-        filling.error = error
+        slot.error = error
         if is_data_lost(error):
             self._pause_for_data(error.partition(": ")[2])
             return
@@ -438,17 +442,17 @@ class Coordinator(Watchdog):
         self._emit(JobFailed(job_id=self.facts.job_id, generation=self.generation, error=error))
         self._stop_now("failed")
 
-    def _died(self, filling: PlaceSlot, life: FunctionInvocation, how: str, error: str) -> None:
+    def _died(self, slot: PlaceSlot, invocation: FunctionInvocation, how: str, error: str) -> None:
         """It is gone without having been asked. The job goes on from the newest state, unless that leads nowhere."""
-        if life is filling.successor:
-            filling.successor = None
-            filling.num_deaths += 1
+        if invocation is slot.successor:
+            slot.successor = None
+            slot.num_deaths += 1
             return
-        if life is not filling.life:
+        if invocation is not slot.invocation:
             return
-        sentence = death_sentence(life, how, error)
+        sentence = death_sentence(invocation, how, error)
         if self.mode == "closing":
-            filling.error = sentence
+            slot.error = sentence
             if self._works():
                 # The others would wait for it in vain.
                 self._stop_now(self.after)
@@ -456,14 +460,14 @@ class Coordinator(Watchdog):
             return
         if self.mode not in ("running", "looking", "opening"):
             return
-        filling.num_deaths += 1
-        if how == "out_of_memory" and not self._enlarge(filling, life):
+        slot.num_deaths += 1
+        if how == "out_of_memory" and not self._enlarge(slot, invocation):
             return
-        if self.mode == "running" and filling.num_deaths >= MAX_DEATHS:
-            text = f"{sentence}, {filling.num_deaths} times in a row after step {self.progress.furthest}"
+        if self.mode == "running" and slot.num_deaths >= MAX_DEATHS:
+            text = f"{sentence}, {slot.num_deaths} times in a row after step {self.progress.furthest}"
             if how in ("trouble", "refused"):
                 self._lose(text)
             else:
                 self._fail(text)
             return
-        self._replace(filling, life, sentence)
+        self._replace(slot, invocation, sentence)

@@ -1,7 +1,7 @@
 """Copies of what people read of a job on functions: status, losses and logs, in the store, for another control plane.
 
-They are whole files under `workloads/ID/functions/`, written now and then and at the end: who goes on elsewhere has all
-but the newest lines about steps, and these are told again by the functions' reports. Nothing is decided by them.
+They are whole files under `workloads/ID/functions/`, written now and then and at the end: a control plane elsewhere has
+all but the newest lines about steps, and these are told again by the functions' reports. Nothing is decided by them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from springtide.storage.files import write_durable
 _log = logging.getLogger(__name__)
 # A file that has changed is copied so often; a long one only once it has grown by this part.
 COPY_S = 30.0
-# What comes once, and rarely (who died and why, what a function wrote), waits no longer than that.
+# What comes once, and rarely (which function ended and why, what it wrote), waits no longer than that.
 HURRY_S = 1.0
 GROWN_PART = 0.2
 SHORT_BYTES = 256 * 1024
@@ -63,7 +63,7 @@ class Copies:
         return since_s >= COPY_S or (bool(self._urgent) and since_s >= HURRY_S)
 
     def hurry(self, name: str) -> None:
-        """A file has lines that nobody writes again: it is to be copied soon, a log however long it is."""
+        """A file has lines that are not written again: it is to be copied soon, a log however long it is."""
         with self._urgency:
             self._urgent |= {name}
 

@@ -1,9 +1,9 @@
-"""Whose a job's functions are, where control planes follow each other on machines that share nothing but the store.
+"""Which coordinator owns a job's functions, where control planes on several machines share nothing but the store.
 
 Two objects carry it: the control record, by which functions go, and the notes, which are written before any function is
-invoked. Whoever takes over claims both: it replaces them by the same ones of its own term, and only then reads what is
-there. Both are replaced only by whoever has seen them last, so that a coordinator which slept meanwhile fails at its
-next word, whatever it is about to do: it directs nobody, and it invokes nobody.
+invoked. The next coordinator claims both: it replaces them by the same ones of its own term, and only then reads what
+is there. Both are replaced only by the one that has read them last, so that a coordinator which slept meanwhile fails
+at its next write, whatever it is about to do: it directs no function, and it invokes none.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from springtide.storage.stores.checked import CheckedStore
 
 RecordT = TypeVar("RecordT", ControlRecord, Notes)
 T = TypeVar("T")
-# Of one job there is one coordinator, or two for a moment: whoever loses so often meets a store that keeps no promise.
+# A job has one coordinator, or two for a moment: one that loses so often meets a store that keeps no promise.
 MAX_RACES = 20
-# What holds before there is an attempt: nobody has a place.
+# What holds before there is an attempt: no place is filled.
 _NO_PLAN = FunctionPlan(stages=(FunctionStage(first_layer=0, end_layer=1, memory_mb=1),))
 _NOBODY = ControlRecord(generation=0, attempt=0, restore_step=0, plan=_NO_PLAN, incarnations={}, verb="stop")
 
@@ -43,7 +43,7 @@ class RecordFence:
     def claim(self) -> tuple[ControlRecord | None, Notes]:
         """Make both one's own; what they said before, None where there was no record.
 
-        One is written then that tells everybody to stop, so that nobody else writes the first.
+        One is written then that tells every function to stop, so that no other coordinator writes the first.
         """
         record = self._take(self._keys.control, ControlRecord, _NOBODY)
         notes = self._take(self._keys.notes, Notes, Notes())
@@ -117,7 +117,7 @@ class RecordFence:
 
 
 def _gone(key: str) -> StorageError:
-    """What was claimed does not go by itself: the job has ended elsewhere, and nobody may begin it anew from here."""
+    """What was claimed does not go by itself: the job has ended elsewhere, and must not begin anew from here."""
     return StorageError(f"{key} is gone from the store")
 
 

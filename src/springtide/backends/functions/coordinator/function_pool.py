@@ -1,4 +1,4 @@
-"""The functions of one job: who fills which place, who is to follow, and the orders that bring them in."""
+"""The functions of one job: a slot for each place of its plan, the invocations in them, and the orders that invoke."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What does not change while one coordinator works: the job, where its objects are, what is offered.
 
     With `has_parameter_store` what travels goes through one that is up while functions run. `used_incarnations` is the
-    highest number that anyone has had at any place of this job. `stream` names the growing dataset, if there is one, of
+    highest incarnation number so far at any place of this job. `stream` names the growing dataset, if there is one, of
     which a step uses `global_batch_size` samples.
     """
 
@@ -54,18 +54,19 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FunctionPool:
-    """All fillings of the present plan. Incarnation numbers are never used twice in a job, whatever the place.
+    """The slots of the present plan. Incarnation numbers are never used twice in a job, whatever the place.
 
-    `joining` are those of a plan that is to follow, `former` those of the plans before, who may be ending yet.
+    `joining` are the slots of a plan that is to follow, `retired` those of earlier plans whose functions may still be
+    ending. `parameter_url` is where functions that are invoked now find the parameter store (empty: nowhere).
     """
 
     def __init__(self, facts: JobFacts, ledger: Ledger) -> None:
         self._facts = facts
         self._ledger = ledger
         self.used_incarnations = facts.used_incarnations
-        self.fillings: dict[Place, PlaceSlot] = {}
+        self.slots: dict[Place, PlaceSlot] = {}
         self.joining: dict[Place, PlaceSlot] = {}
-        self.former: list[PlaceSlot] = []
+        self.retired: list[PlaceSlot] = []
         self.parameter_url = ""
         self.num_invocations = 0
         self._number = 0
@@ -74,19 +75,19 @@ class FunctionPool:
         self.num_lost = 0
         self.num_throttled = 0
 
-    def take_places(self, plan: FunctionPlan) -> None:
-        """The places of a plan, all empty."""
+    def open_slots(self, plan: FunctionPlan) -> None:
+        """One empty slot for each place of a plan."""
         places = [Place(stage, replica) for stage in range(len(plan.stages)) for replica in range(plan.num_replicas)]
-        self.fillings = {place: PlaceSlot(place=place) for place in places}
+        self.slots = {place: PlaceSlot(place=place) for place in places}
 
     def adopt(self, record: ControlRecord, now_s: float, invoked_at_s: Mapping[int, float]) -> None:
-        """Take over who fills the places of a control record that another coordinator wrote."""
-        self.take_places(record.plan)
-        for filling in self.fillings.values():
-            incarnation = record.incarnations.get(str(filling.place), 0)
-            memory_mb = record.plan.stages[filling.place.stage].memory_mb
-            life = FunctionInvocation(
-                place=filling.place,
+        """Take over the functions that a control record of another coordinator names."""
+        self.open_slots(record.plan)
+        for slot in self.slots.values():
+            incarnation = record.incarnations.get(str(slot.place), 0)
+            memory_mb = record.plan.stages[slot.place.stage].memory_mb
+            invocation = FunctionInvocation(
+                place=slot.place,
                 incarnation=incarnation,
                 memory_mb=memory_mb,
                 invoked_at_s=invoked_at_s.get(incarnation, now_s),
@@ -94,122 +95,122 @@ class FunctionPool:
                 is_uncertain=True,
                 heard_at_s=now_s,
             )
-            filling.life = life
-            filling.lives.append(life)
-            filling.named = incarnation
-            filling.step = record.restore_step
+            slot.invocation = invocation
+            slot.invocations.append(invocation)
+            slot.recorded = incarnation
+            slot.step = record.restore_step
             self.used_incarnations = max(self.used_incarnations, incarnation)
-            self._ledger.open(life)
+            self._ledger.open(invocation)
 
     def __iter__(self) -> Iterator[PlaceSlot]:
-        """The fillings in the order of their places."""
-        return iter(self.fillings.values())
+        """The slots of the present plan, in the order of their places."""
+        return iter(self.slots.values())
 
     def living(self) -> list[FunctionInvocation]:
-        """Everybody who may still do anything."""
-        everyone = (*self, *self.joining.values(), *self.former)
-        return [life for filling in everyone for life in filling.living()]
+        """The invocations that may still do anything, those of retired and joining slots included."""
+        slots = (*self, *self.joining.values(), *self.retired)
+        return [invocation for slot in slots for invocation in slot.living()]
 
     def find(self, place: Place, incarnation: int) -> tuple[PlaceSlot, FunctionInvocation] | None:
-        """Who has that number, and where it belongs: in the present plan, in the one to follow, or in one before."""
-        own = [known.get(place) for known in (self.fillings, self.joining)]
-        for filling in (*own, *self.former):
-            life = filling.of(incarnation) if filling is not None and filling.place == place else None
-            if filling is not None and life is not None:
-                return filling, life
+        """The invocation of that number with its slot: of the present plan, the next one, or an earlier one."""
+        own = [known.get(place) for known in (self.slots, self.joining)]
+        for slot in (*own, *self.retired):
+            invocation = slot.of(incarnation) if slot is not None and slot.place == place else None
+            if slot is not None and invocation is not None:
+                return slot, invocation
         return None
 
-    def is_joining(self, filling: PlaceSlot) -> bool:
+    def is_joining(self, slot: PlaceSlot) -> bool:
         """Whether it belongs to the plan that is to follow."""
-        return self.joining.get(filling.place) is filling
+        return self.joining.get(slot.place) is slot
 
-    def is_present(self, filling: PlaceSlot) -> bool:
+    def is_present(self, slot: PlaceSlot) -> bool:
         """Whether it belongs to the present plan."""
-        return self.fillings.get(filling.place) is filling
+        return self.slots.get(slot.place) is slot
 
-    def dismiss(self, fillings: Iterable[PlaceSlot]) -> None:
-        """Nobody of these is needed any more: they end by themselves, and are charged until they have."""
-        known = [filling for filling in self.former if any(life.end is None for life in filling.lives)]
-        self.former = [*known, *fillings][-256:]
+    def retire(self, slots: Iterable[PlaceSlot]) -> None:
+        """These slots are not needed any more: their functions end by themselves, and are charged until they have."""
+        known = [slot for slot in self.retired if any(invocation.end is None for invocation in slot.invocations)]
+        self.retired = [*known, *slots][-256:]
 
     def incarnations(self) -> dict[str, int]:
-        """Who may write, as the control record says it."""
-        return {str(filling.place): filling.named for filling in self}
+        """The incarnations that may write, as the control record holds them."""
+        return {str(slot.place): slot.recorded for slot in self}
 
-    def call(
+    def launch(
         self,
-        filling: PlaceSlot,
+        slot: PlaceSlot,
         record: ControlRecord,
         now_s: float,
         *,
         is_successor: bool = False,
         plan: FunctionPlan | None = None,
     ) -> Invoke:
-        """Call a new function to a place: into it, to follow who is there, or for a `plan` that is to follow."""
+        """Invoke a new function for a slot: into it, as a successor, or for a `plan` that is to follow."""
         self.used_incarnations += 1
-        before = filling.life.incarnation if is_successor and filling.life is not None else -1
-        life = FunctionInvocation(
-            place=filling.place,
+        before = slot.invocation.incarnation if is_successor and slot.invocation is not None else -1
+        invocation = FunctionInvocation(
+            place=slot.place,
             incarnation=self.used_incarnations,
-            memory_mb=(plan or record.plan).stages[filling.place.stage].memory_mb,
+            memory_mb=(plan or record.plan).stages[slot.place.stage].memory_mb,
             invoked_at_s=now_s,
             is_successor=is_successor,
             follows=before,
             plan=plan,
             heard_at_s=now_s,
         )
-        filling.lives = [*filling.lives[-31:], life]
-        if is_successor and filling.life is not None and filling.life.is_alive:
-            filling.successor = life
+        slot.invocations = [*slot.invocations[-31:], invocation]
+        if is_successor and slot.invocation is not None and slot.invocation.is_alive:
+            slot.successor = invocation
         else:
-            filling.life = life
-            filling.successor = None
-        self._ledger.open(life)
-        return self.invoke(life, record, now_s)
+            slot.invocation = invocation
+            slot.successor = None
+        self._ledger.open(invocation)
+        return self.invoke(invocation, record, now_s)
 
-    def invoke(self, life: FunctionInvocation, record: ControlRecord, now_s: float) -> Invoke:
-        """Invoke a function for a life, for the first time or again after a refusal."""
-        life.invoked_at_s = now_s
-        life.retry_at_s = None
+    def invoke(self, invocation: FunctionInvocation, record: ControlRecord, now_s: float) -> Invoke:
+        """The order for one try of an invocation, the first one or another after a refusal."""
+        invocation.invoked_at_s = now_s
+        invocation.retry_at_s = None
         self.num_invocations += 1
         self._number += 1
-        life.number = self._number
+        invocation.number = self._number
         self._ledger.count_invocation()
         return Invoke(
-            number=life.number,
-            memory_mb=life.memory_mb,
+            number=invocation.number,
+            memory_mb=invocation.memory_mb,
             order=FunctionOrder(
                 job_id=self._facts.job_id,
                 store_url=self._facts.store_url,
                 prefix=self._facts.prefix,
                 generation=record.generation,
                 attempt=record.attempt,
-                stage=life.place.stage,
-                replica=life.place.replica,
-                incarnation=life.incarnation,
+                stage=invocation.place.stage,
+                replica=invocation.place.replica,
+                incarnation=invocation.incarnation,
                 restore_step=record.restore_step,
                 parameter_url=self.parameter_url,
-                is_successor=life.is_successor,
-                follows=life.follows,
-                plan=life.plan,
+                is_successor=invocation.is_successor,
+                follows=invocation.follows,
+                plan=invocation.plan,
             ),
         )
 
-    def refuse(self, life: FunctionInvocation, now_s: float, retry_after_s: float | None) -> None:
+    def refuse(self, invocation: FunctionInvocation, now_s: float, retry_after_s: float | None) -> None:
         """The provider put an invocation off: nothing ran, nothing is charged, it is tried again after a while."""
         self.num_throttled += 1
         self.num_invocations -= 1
         self._ledger.count_invocation(-1)
-        wait_s = min(30.0, 0.5 * 2.0 ** min(life.num_refused, 6))
-        life.num_refused += 1
-        life.retry_at_s = now_s + max(wait_s, retry_after_s or 0.0)
+        wait_s = min(30.0, 0.5 * 2.0 ** min(invocation.num_refused, 6))
+        invocation.num_refused += 1
+        invocation.retry_at_s = now_s + max(wait_s, retry_after_s or 0.0)
 
-    def give_up(self, life: FunctionInvocation, now_s: float) -> None:
-        """Count on this one no more. It may still come to life: then the control record does not name it."""
-        life.is_given_up = True
-        life.over_at_s = now_s
+    def give_up(self, invocation: FunctionInvocation, now_s: float) -> None:
+        """Count on this one no more. Should it begin after all, the control record does not name it."""
+        invocation.is_given_up = True
+        invocation.over_at_s = now_s
 
-    def bury_all(self, now_s: float) -> None:
-        """Count on nobody any more."""
-        for life in self.living():
-            self.give_up(life, now_s)
+    def give_up_all(self, now_s: float) -> None:
+        """Count on none of them any more."""
+        for invocation in self.living():
+            self.give_up(invocation, now_s)

@@ -1,4 +1,4 @@
-"""Who fills which place of a job's pipeline: one life for each invocation, from the order to its end."""
+"""Invocations from the order to their end, and the slot of each place of a plan that they fill one after the other."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ OVER = frozenset({"left", "finished", "stopped", "superseded", "failed"})
 
 @dataclass(eq=False)
 class FunctionInvocation:
-    """One incarnation at one place. `is_uncertain`: nobody knows whether it runs; it may still begin, or go on.
+    """One incarnation at one place. `is_uncertain`: whether it runs is unknown; it may still begin, or go on.
 
-    `follows` is whom a successor is to follow; with `plan` it was called for a plan that was yet to follow.
+    `follows` is the incarnation that a successor follows; with `plan` it was invoked for a plan that was yet to follow.
     `invoked_at_s` is the newest try, `retry_at_s` when the next one is due after a refusal.
     """
 
@@ -45,7 +45,7 @@ class FunctionInvocation:
 
     @property
     def phase(self) -> str:
-        """What it last said of itself, or what is known without it."""
+        """The phase of its last report, or what is known without one."""
         if self.report is not None:
             return self.report.phase
         if self.retry_at_s is not None:
@@ -73,7 +73,7 @@ class FunctionInvocation:
 
     @property
     def usage(self) -> Usage:
-        """What it has asked of the stores, as far as it has said."""
+        """Its requests to the stores, as far as it has reported them."""
         result = self.end.result if self.end is not None else None
         if result is not None:
             return result.usage
@@ -90,51 +90,56 @@ class FunctionInvocation:
 
 @dataclass(eq=False)
 class PlaceSlot:
-    """A place, who fills it, and who is to follow.
+    """A place of a plan, the invocation in it, and its successor.
 
-    `named` is the incarnation in the control record, `step` what is committed here in the present attempt,
-    `num_deaths` how many ended here, one after the other, without any progress of the job,
-    `stray` the number of a successor that was given up and may be waiting all the same.
+    `recorded` is the incarnation in the control record, `step` what is committed here in the present attempt,
+    `num_deaths` how many functions ended here one after the other without any progress of the job,
+    `abandoned_successor` the incarnation of a successor that was given up and may be waiting all the same.
+    `invocations` are the newest ones of this place, those that are over included.
     """
 
     place: Place
-    life: FunctionInvocation | None = None
+    invocation: FunctionInvocation | None = None
     successor: FunctionInvocation | None = None
     num_replaced: int = 0
     num_handovers: int = 0
     num_deaths: int = 0
     step: int = 0
-    named: int = 0
-    stray: int = 0
+    recorded: int = 0
+    abandoned_successor: int = 0
     error: str = ""
-    lives: list[FunctionInvocation] = field(default_factory=list)
+    invocations: list[FunctionInvocation] = field(default_factory=list)
 
     def living(self) -> list[FunctionInvocation]:
-        """Those who may still do anything: the one in place, its successor."""
-        return [life for life in (self.life, self.successor) if life is not None and life.is_alive]
+        """Those that may still do anything: the one in place, its successor."""
+        return [
+            invocation
+            for invocation in (self.invocation, self.successor)
+            if invocation is not None and invocation.is_alive
+        ]
 
     def of(self, incarnation: int) -> FunctionInvocation | None:
-        """The life of that number, whether it is over or not."""
-        for life in self.lives:
-            if life.incarnation == incarnation:
-                return life
+        """The invocation of that number, whether it is over or not."""
+        for invocation in self.invocations:
+            if invocation.incarnation == incarnation:
+                return invocation
         return None
 
     def status(self, now_s: float, lifetime_s: float) -> PlaceStatus:
-        """What people are told of it."""
-        life = self.life
-        report = life.report if life is not None else None
-        is_alive = life is not None and life.is_alive
+        """What users are told about it."""
+        invocation = self.invocation
+        report = invocation.report if invocation is not None else None
+        is_alive = invocation is not None and invocation.is_alive
         is_over = report is not None and report.phase in OVER
-        left_s = max(0.0, life.invoked_at_s + lifetime_s - now_s) if life is not None and is_alive else None
+        left_s = max(0.0, invocation.invoked_at_s + lifetime_s - now_s) if invocation is not None and is_alive else None
         return PlaceStatus(
             stage=self.place.stage,
             replica=self.place.replica,
-            incarnation=life.incarnation if life is not None else 0,
-            phase=life.phase if life is not None and (is_alive or is_over) else "lost",
-            memory_mb=life.memory_mb if life is not None else 0,
+            incarnation=invocation.incarnation if invocation is not None else 0,
+            phase=invocation.phase if invocation is not None and (is_alive or is_over) else "lost",
+            memory_mb=invocation.memory_mb if invocation is not None else 0,
             memory_used_bytes=report.memory_bytes if report is not None else 0,
-            invoked_at_s=life.invoked_at_s if life is not None else 0.0,
+            invoked_at_s=invocation.invoked_at_s if invocation is not None else 0.0,
             lifetime_left_s=left_s,
             step=report.step if report is not None else 0,
             lanes=report.lanes if report is not None else LaneTimes(),

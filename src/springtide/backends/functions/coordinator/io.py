@@ -1,4 +1,4 @@
-"""What a coordinator has done beside its own thread: looks at stores, models put together, objects removed."""
+"""The I/O of a coordinator beside its own thread: looking at stores, assembling the model, removing objects."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RETRY_S = 1.0
 class Wiring(msgspec.Struct, frozen=True, kw_only=True):
     """Where everything is: the provider, the stores, the workload's directory, the platform's clock.
 
-    `parameter_host` runs the store that takes what travels, where there is one; `parameter_url` is its address where
+    `parameter_host` runs the parameter store, where there is one; `parameter_url` is its address where
     that is always the same. `term` numbers the control planes that lead one after the other on machines of their own:
     what a coordinator knows is in the store then. 0: there is one machine, whose disk has it.
     """
@@ -48,7 +48,7 @@ class Wiring(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CoordinatorIO:
-    """Errands of one job's coordinator, each for a thread of its own; `tell` takes what came of it.
+    """The blocking I/O of one job's coordinator, each method for a thread of its own; `tell` takes the outcome.
 
     `is_closed` ends those that wait for a store, `note` writes a line to the coordinator's log.
     """
@@ -100,7 +100,7 @@ class CoordinatorIO:
             self.tell(messages.Assembled(error=str(error)))
 
     def delete(self, order: messages.DeleteKeys) -> None:
-        """Remove what nobody reads any more."""
+        """Remove what is not read any more."""
         try:
             self._objects.delete(order.keys, order.prefixes)
         except StorageError as error:
@@ -118,13 +118,13 @@ class CoordinatorIO:
         except DatasetLost as error:
             self.tell(messages.StreamSeen(error=str(error)))
         except StorageError as error:
-            # The store may come back; nobody waits for this look.
+            # The store may come back; nothing waits for this look.
             _log.warning("%s: its stream could not be looked at: %s", self.job.job_id, error)
         finally:
             self._watching.release()
 
     def look_at_parameters(self) -> None:
-        """See whether the parameter store lives."""
+        """See whether the parameter store answers."""
         host = self._wiring.parameter_host
         if host is not None and not host.is_alive(self.job.job_id):
             self.tell(messages.ParameterStoreLost())

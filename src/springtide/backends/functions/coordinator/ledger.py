@@ -37,9 +37,9 @@ class Ledger:
         """So many functions more were invoked; one that was refused is taken back."""
         self._num_invocations += number
 
-    def open(self, life: FunctionInvocation) -> None:
-        """A life begins; it is charged until it is known to be over, or its lifetime is."""
-        self._open.append(life)
+    def open(self, invocation: FunctionInvocation) -> None:
+        """An invocation begins; it is charged until it is known to be over, or its lifetime is."""
+        self._open.append(invocation)
 
     def pass_time(self, seconds: float, *, stored_bytes: float, has_parameter_store: bool) -> None:
         """So long this much lay in the store, and the parameter store ran."""
@@ -48,15 +48,15 @@ class Ledger:
             self._parameter_store_s += seconds
 
     def set_parameter_store(self, seconds: float) -> None:
-        """So long the parameter store was up in all, as those say who run it."""
+        """So long the parameter store was up in all, as its host counts it."""
         self._is_store_counted = True
         self._parameter_store_s = max(self._parameter_store_s, seconds)
 
     def usage(self, now_s: float) -> Usage:
-        """Everything up to now, those who still run included."""
-        for life in [life for life in self._open if self._is_final(life, now_s)]:
-            self._open.remove(life)
-            self._ended = self._ended.plus(_usage_of(life, now_s))
+        """Everything up to now, running functions included."""
+        for invocation in [invocation for invocation in self._open if self._is_final(invocation, now_s)]:
+            self._open.remove(invocation)
+            self._ended = self._ended.plus(_usage_of(invocation, now_s))
         usage = self.base.plus(self._ended).plus(self.own)
         usage = usage.plus(
             Usage(
@@ -65,19 +65,23 @@ class Ledger:
                 parameter_store_s=self._parameter_store_s,
             )
         )
-        for life in self._open:
-            usage = usage.plus(_usage_of(life, now_s))
+        for invocation in self._open:
+            usage = usage.plus(_usage_of(invocation, now_s))
         return usage
 
     def running(self) -> list[FunctionInvocation]:
-        """Those whose charge may still grow."""
-        return [life for life in self._open if life.end is None and life.over_at_s is None and life.retry_at_s is None]
+        """The invocations whose charge may still grow."""
+        return [
+            invocation
+            for invocation in self._open
+            if invocation.end is None and invocation.over_at_s is None and invocation.retry_at_s is None
+        ]
 
     def settled_usage(self, now_s: float) -> Usage:
-        """Everything but what those have used who run now."""
+        """Everything but what the running functions have used."""
         usage = self.usage(now_s)
-        for life in self.running():
-            spent = _usage_of(life, now_s)
+        for invocation in self.running():
+            spent = _usage_of(invocation, now_s)
             usage = Usage(**{name: getattr(usage, name) - getattr(spent, name) for name in usage.__struct_fields__})
         return usage
 
@@ -124,9 +128,15 @@ class Ledger:
         return CAUTION * gb_s_of(plan.memory_mb, seconds) * self.prices.usd_per_gb_s + request_usd
 
     def stray_usd(self, now_s: float, start_s: float) -> float:
-        """What those may cost yet of whom nobody knows whether they run: each begins, looks around and ends."""
-        strays = [life for life in self._open if life.end is None and (life.is_given_up or life.is_uncertain)]
-        memory_mb = sum(life.memory_mb for life in strays if now_s < life.invoked_at_s + self.service.lifetime_s)
+        """What uncertain invocations may still cost: each may begin, read the record and end."""
+        strays = [
+            invocation
+            for invocation in self._open
+            if invocation.end is None and (invocation.is_given_up or invocation.is_uncertain)
+        ]
+        memory_mb = sum(
+            invocation.memory_mb for invocation in strays if now_s < invocation.invoked_at_s + self.service.lifetime_s
+        )
         return CAUTION * gb_s_of(memory_mb, start_s) * self.prices.usd_per_gb_s
 
     def start_usd(self, plan: FunctionPlan, start_s: float) -> float:
@@ -140,12 +150,12 @@ class Ledger:
         left_usd = self.budget_usd - spent_usd - end_usd
         return max(0.0, math.floor(left_usd / step_usd)) if step_usd > 0 and left_usd > 0 else 0.0
 
-    def _is_final(self, life: FunctionInvocation, now_s: float) -> bool:
+    def _is_final(self, invocation: FunctionInvocation, now_s: float) -> bool:
         """Whether what it used cannot change any more."""
-        if life.end is not None and life.end.duration_s is not None:
+        if invocation.end is not None and invocation.end.duration_s is not None:
             return True
-        return life.over_at_s is not None and now_s > life.invoked_at_s + self.service.lifetime_s
+        return invocation.over_at_s is not None and now_s > invocation.invoked_at_s + self.service.lifetime_s
 
 
-def _usage_of(life: FunctionInvocation, now_s: float) -> Usage:
-    return life.usage.plus(Usage(function_gb_s=gb_s_of(life.memory_mb, life.function_s(now_s))))
+def _usage_of(invocation: FunctionInvocation, now_s: float) -> Usage:
+    return invocation.usage.plus(Usage(function_gb_s=gb_s_of(invocation.memory_mb, invocation.function_s(now_s))))

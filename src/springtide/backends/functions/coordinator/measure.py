@@ -59,7 +59,7 @@ class Measuring:
     def saw(self, report: FunctionReport) -> None:
         """Take in a report of the present attempt."""
         totals, place = report.totals, Place(report.stage, report.replica)
-        # Whoever is done before its first report is due tells all of it in the last one.
+        # A function that is done before its first report is due tells all of it in the last one.
         if report.phase not in ("training", "finished") or not report.step:
             return
         known = self._asked.get(place)
@@ -128,12 +128,12 @@ class Measuring:
             # One report each: what was asked up to there, the start included.
             found = [request_usd(last.usage) / last.step for _, _, last in self._asked.values()]
         mean = math.fsum(found) / len(found) if found else 0.0
-        # Whoever has told nothing yet asks as much as the others.
+        # Places that have told nothing yet are taken to ask as much as the others.
         return mean * (self._plan.num_functions if self._plan is not None else len(found))
 
     def _sums(self, kind: _Kind) -> StepTotals:
         """Everything of one kind: the attempts that are over, and the present one."""
-        places = [_added(lives) for _, lives in sorted(self._open.get(kind[1:], {}).items())]
+        places = [_added(invocations) for _, invocations in sorted(self._open.get(kind[1:], {}).items())]
         closed = self._closed.get(kind)
         if not places:
             return closed or StepTotals(global_batch_size=kind[1], gradient_bytes=kind[2])
@@ -145,9 +145,9 @@ class Measuring:
         return now if closed is None else _sum(closed, now)
 
 
-def _added(lives: Mapping[int, StepTotals]) -> StepTotals:
-    """What those who filled a place one after the other have timed."""
-    first, *others = [totals for _, totals in sorted(lives.items())]
+def _added(invocations: Mapping[int, StepTotals]) -> StepTotals:
+    """What the functions that filled a place one after the other have timed."""
+    first, *others = [totals for _, totals in sorted(invocations.items())]
     for other in others:
         first = _sum(first, other)
     return first

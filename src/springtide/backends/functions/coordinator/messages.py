@@ -45,7 +45,7 @@ class BudgetTold(_Value, frozen=True, kw_only=True):
 
 
 class InvocationEnded(_Value, frozen=True, kw_only=True):
-    """An invocation is over, as the provider tells it (provider.InvocationEnd). `duration_s` None: nobody knows.
+    """An invocation is over, as the provider tells it (provider.InvocationEnd). `duration_s` None: unknown.
 
     `number` is that of the Invoke: what comes late of an earlier try at the same place is not mistaken for the newest.
     """
@@ -99,7 +99,7 @@ class FencedOff(_Value, frozen=True, kw_only=True):
 class TimePassed(_Value, frozen=True, kw_only=True):
     """Nothing happened but time. `own` is what the coordinator itself has asked of the stores so far.
 
-    `parameter_store_s` is for how long the job's parameter store has been up (None: nobody counts it).
+    `parameter_store_s` is for how long the job's parameter store has been up (None: it is not counted).
     """
 
     own: Usage = Usage()
@@ -195,7 +195,7 @@ class OpenParameterStore(_Value, frozen=True, kw_only=True):
 
 
 class CloseParameterStore(_Value, frozen=True, kw_only=True):
-    """Nobody synchronises any more."""
+    """No function synchronises any more."""
 
 
 class Emit(_Value, frozen=True, kw_only=True):

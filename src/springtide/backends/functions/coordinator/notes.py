@@ -1,4 +1,4 @@
-"""What a coordinator leaves on the platform's disk: notes for whoever follows it, the status, the losses, the logs."""
+"""What a coordinator leaves on the platform's disk: notes for its successor, the status, the losses, the logs."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ MAX_LOG_BYTES = 8 << 20
 _STEP_LINE = "stage "
 
 
-class NotedLife(msgspec.Struct, frozen=True, kw_only=True):
-    """A function that may be running: who it is, and since when it is charged (platform seconds)."""
+class NotedInvocation(msgspec.Struct, frozen=True, kw_only=True):
+    """A function that may be running, and since when it is charged (platform seconds)."""
 
     incarnation: int
     memory_mb: int
@@ -42,8 +42,8 @@ class NotedLife(msgspec.Struct, frozen=True, kw_only=True):
 class Notes(msgspec.Struct, frozen=True, kw_only=True):
     """Written before functions are invoked: no incarnation number is used twice, nothing charged is forgotten.
 
-    `usage` is everything but what the `lives` have used; `ids_digest` chains the sample ids of every committed step.
-    `term` is that of the control plane that wrote them, as in the control record, `at_s` when that was (platform
+    `usage` is everything but what the `invocations` have used; `ids_digest` chains the sample ids of every committed
+    step. `term` is that of the control plane that wrote them, as in the control record, `at_s` when that was (platform
     seconds).
     """
 
@@ -51,42 +51,42 @@ class Notes(msgspec.Struct, frozen=True, kw_only=True):
     at_s: float | None = None
     used_incarnations: int = 0
     usage: Usage = Usage()
-    lives: tuple[NotedLife, ...] = ()
+    invocations: tuple[NotedInvocation, ...] = msgspec.field(name="lives", default=())
     ids_digest: str = ""
 
 
-def usage_with_lives(notes: Notes, now_s: float, lifetime_s: float) -> Usage:
-    """What was used before, with what those used at most of whose end nobody heard."""
+def usage_with_invocations(notes: Notes, now_s: float, lifetime_s: float) -> Usage:
+    """What was used before, with the most that functions used of whose end nothing is known."""
     usage = notes.usage
-    for life in notes.lives:
-        lasted_s = min(max(0.0, now_s - life.invoked_at_s), lifetime_s)
-        usage = usage.plus(life.usage).plus(Usage(function_gb_s=gb_s_of(life.memory_mb, lasted_s)))
+    for invocation in notes.invocations:
+        lasted_s = min(max(0.0, now_s - invocation.invoked_at_s), lifetime_s)
+        usage = usage.plus(invocation.usage).plus(Usage(function_gb_s=gb_s_of(invocation.memory_mb, lasted_s)))
     return usage
 
 
 def usage_taken_over(notes: Notes, now_s: float, *, uses_parameters: bool) -> Usage:
-    """What was used before, where functions have worked on: with them, a parameter store that nobody counted was up."""
+    """What was used before, where functions worked on meanwhile beside a parameter store that was not counted."""
     if not uses_parameters or notes.at_s is None:
         return notes.usage
     return notes.usage.plus(Usage(parameter_store_s=max(0.0, now_s - notes.at_s)))
 
 
 def notes_of(coordinator: Coordinator, now_s: float) -> Notes:
-    """What whoever follows this coordinator has to know of it."""
-    lives = tuple(
-        NotedLife(
-            incarnation=life.incarnation,
-            memory_mb=life.memory_mb,
-            invoked_at_s=life.invoked_at_s,
-            usage=life.usage,
+    """What the next coordinator of the job has to know of this one."""
+    invocations = tuple(
+        NotedInvocation(
+            incarnation=invocation.incarnation,
+            memory_mb=invocation.memory_mb,
+            invoked_at_s=invocation.invoked_at_s,
+            usage=invocation.usage,
         )
-        for life in coordinator.ledger.running()
+        for invocation in coordinator.ledger.running()
     )
     return Notes(
         at_s=now_s,
-        used_incarnations=coordinator.crew.used_incarnations,
+        used_incarnations=coordinator.pool.used_incarnations,
         usage=coordinator.ledger.settled_usage(now_s),
-        lives=lives,
+        invocations=invocations,
         ids_digest=coordinator.progress.ids_digest,
     )
 
@@ -96,7 +96,7 @@ def log_name(job_id: str, name: str) -> str:
     return f"{LOGS}/{job_id}.{name}.log"
 
 
-class NoteBook:
+class CoordinatorFiles:
     """The files of one job in its workload's directory. Failures to write are logged: none of it must stop a job.
 
     `on_news` is told of a file that has lines which come once: what functions report of their steps comes again.
@@ -126,7 +126,7 @@ class NoteBook:
         write_durable(self._notes_path, msgspec.json.encode(notes))
 
     def write_status(self, status: FunctionRunStatus) -> None:
-        """Keep the status for those who ask after the end."""
+        """Keep the status for questions after the end."""
         try:
             self._make(self._work_dir)
             write_durable(status_path(self._work_dir), msgspec.json.encode(status))

@@ -77,7 +77,7 @@ class JobObjects:
         return Artifacts(self.store).put_bundle(source.name, text, root)
 
     def fence(self, term: int) -> RecordFence:
-        """Who guards the control record and the notes as those of that term."""
+        """The guard of the control record and the notes as those of that term."""
         return RecordFence(self._checked(), self.keys, term)
 
     def _checked(self) -> CheckedStore:

@@ -25,7 +25,7 @@ class Parameters(StreamComponent):
             return False
         plan = self._plan_to_begin()
         is_needed = plan is not None and self._exchanges(plan)
-        if not is_needed or (self.crew.parameter_url and self._begin_at is None):
+        if not is_needed or (self.pool.parameter_url and self._begin_at is None):
             return True
         self.mode = "opening"
         self._begin_at = restore_step
@@ -38,17 +38,17 @@ class Parameters(StreamComponent):
 
     def _prepare(self, generation: int, plan: FunctionPlan) -> None:
         super()._prepare(generation, plan)
-        if self._exchanges(plan) and not self.crew.parameter_url:
+        if self._exchanges(plan) and not self.pool.parameter_url:
             # It comes up while those warm up who are to join.
             self._ask_for_store()
 
     def _extras(self) -> dict[str, Any]:
         uses = self._plan is not None and self._exchanges(self._plan)
-        return {**super()._extras(), "parameter_url": self.crew.parameter_url if uses else ""}
+        return {**super()._extras(), "parameter_url": self.pool.parameter_url if uses else ""}
 
     def _look_after_store(self) -> None:
         """A coordinator that took over finds out whether the store is there."""
-        if self._plan is not None and self._exchanges(self._plan) and not self.crew.parameter_url:
+        if self._plan is not None and self._exchanges(self._plan) and not self.pool.parameter_url:
             self._ask_for_store()
 
     def _ask_for_store(self) -> None:
@@ -59,15 +59,15 @@ class Parameters(StreamComponent):
     def _store_up(self, url: str) -> None:
         """It answers, at the address it had before or at another one, which the next attempt's record has."""
         self._is_asked_for = False
-        self.crew.parameter_url = url
+        self.pool.parameter_url = url
         step, self._begin_at = self._begin_at, None
         used = self.record.parameter_url if self.record is not None else ""
         has_moved = bool(used) and used != url
         if has_moved and self._plan is not None and len(self._plan.stages) > 1:
-            # Messages between stages keep their way for as long as a function lives.
-            self.crew.bury_all(self._now_s)
-            self.crew.dismiss(self.crew)
-            self.crew.fillings.clear()
+            # Messages between stages keep their way for as long as a function invocations.
+            self.pool.give_up_all(self._now_s)
+            self.pool.retire(self.pool)
+            self.pool.slots.clear()
         if (self.mode == "opening" and step is not None) or (self.mode == "running" and has_moved):
             self._look()
 
@@ -87,10 +87,10 @@ class Parameters(StreamComponent):
 
     def _tend_store(self) -> None:
         """Let go of it once nobody runs and nobody is about to."""
-        is_needed = self.mode in ("looking", "opening", "closing", "looking_last") or bool(self.crew.living())
+        is_needed = self.mode in ("looking", "opening", "closing", "looking_last") or bool(self.pool.living())
         if self.mode == "running" and self._change is None and self._plan is not None:
             # A single function has nobody to exchange with.
             is_needed = self._exchanges(self._plan)
-        if self.crew.parameter_url and not is_needed:
-            self.crew.parameter_url = ""
+        if self.pool.parameter_url and not is_needed:
+            self.pool.parameter_url = ""
             self._orders.append(CloseParameterStore())

@@ -12,7 +12,7 @@ from springtide.core.workload import WorkloadId
 
 @dataclass(eq=False)
 class _Told:
-    """What the `num_replicas` who made a step have told of it: each one's mean loss, and over how many samples."""
+    """What the `num_replicas` that made a step have told of it: each one's mean loss, and over how many samples."""
 
     num_replicas: int
     by: dict[int, tuple[float, int]] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class FunctionProgress:
         """Every place has committed `step` steps: their losses are final once all replicas have told theirs.
 
         A replica tells its steps in order, so what is missing of a step before one that all have told is missing for
-        good: whoever knew it was replaced. Its mean is then that of the others.
+        good: the function that knew it was replaced. Its mean is then that of the others.
         """
         self.furthest = max(self.furthest, step)
         whole = [one for one, told in self._open.items() if one <= step and (is_last or told.is_whole)]

@@ -41,23 +41,23 @@ def is_store_trouble(error: str) -> bool:
     return error.split(":", 1)[0].rpartition(".")[2] in _TROUBLES
 
 
-def place_words(life: FunctionInvocation) -> str:
+def place_name(invocation: FunctionInvocation) -> str:
     """How a place is called."""
-    return f"the function of stage {life.place.stage}, replica {life.place.replica}"
+    return f"the function of stage {invocation.place.stage}, replica {invocation.place.replica}"
 
 
-def death_sentence(life: FunctionInvocation, how: str, error: str) -> str:
+def death_sentence(invocation: FunctionInvocation, how: str, error: str) -> str:
     """What became of a function."""
-    text = f"{place_words(life)} {_HOW.get(how, how)}"
+    text = f"{place_name(invocation)} {_HOW.get(how, how)}"
     return f"{text}: {error.rstrip('.')}" if error else text
 
 
-def out_of_memory_reason(life: FunctionInvocation, used_mb: int) -> str:
+def out_of_memory_reason(invocation: FunctionInvocation, used_mb: int) -> str:
     """Why a stage cannot run, and what would do."""
     used = f" (it had taken {used_mb} MB)" if used_mb else ""
     return (
-        f"stage {life.place.stage} ran out of its {life.memory_mb} MB{used}, the most a function can have here: choose"
-        " smaller micro-batches, or let the model be cut into more stages by profiling its layers anew"
+        f"stage {invocation.place.stage} ran out of its {invocation.memory_mb} MB{used}, the most a function can have"
+        " here: choose smaller micro-batches, or let the model be cut into more stages by profiling its layers anew"
     )
 
 

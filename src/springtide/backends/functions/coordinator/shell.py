@@ -22,11 +22,11 @@ from springtide.backends.functions.coordinator.fence import RecordFence
 from springtide.backends.functions.coordinator.function_pool import JobFacts
 from springtide.backends.functions.coordinator.io import RETRY_S, STORE_PATIENCE_S, CoordinatorIO, Wiring
 from springtide.backends.functions.coordinator.notes import (
-    NoteBook,
+    CoordinatorFiles,
     Notes,
     notes_of,
     usage_taken_over,
-    usage_with_lives,
+    usage_with_invocations,
 )
 from springtide.backends.functions.coordinator.objects import JobObjects
 from springtide.backends.functions.provider import InvocationEnd
@@ -65,7 +65,7 @@ class CoordinatorShell:
         self._wiring = wiring
         self._generation = generation
         self._is_adopting = is_adopting
-        self._notebook = NoteBook(wiring.work_dir, str(self.job.job_id))
+        self._files = CoordinatorFiles(wiring.work_dir, str(self.job.job_id))
         self._stimuli: queue.Queue[messages.Stimulus | None] = queue.Queue()
         self._deployed: set[int] = set()
         self._coordinator: Coordinator | None = None
@@ -80,11 +80,11 @@ class CoordinatorShell:
         self._is_closed = threading.Event()
         self._is_stopped = threading.Event()
         self._objects: JobObjects
-        self._errands: CoordinatorIO
-        # Where the next coordinator may be on another machine: who guards the records, and what people read.
+        self._io: CoordinatorIO
+        # Where the next coordinator may be on another machine: the guard of the records, and copies of what users read.
         self._fence: RecordFence | None = None
         self._copies: Copies | None = None
-        self._pool = ThreadPoolExecutor(_READERS, thread_name_prefix=f"functions-{self.job.job_id}")
+        self._threads = ThreadPoolExecutor(_READERS, thread_name_prefix=f"functions-{self.job.job_id}")
         self._thread = threading.Thread(target=self._main, name=f"coordinator-{self.job.job_id}", daemon=True)
 
     def start(self) -> None:
@@ -101,11 +101,11 @@ class CoordinatorShell:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the thread has ended, so that nobody answers."""
+        """Whether the thread has ended, so that no stimulus is answered."""
         return not self._thread.is_alive() and self._thread.ident is not None
 
     def wait_stopped(self, timeout_s: float) -> None:
-        """Wait until nothing of the job runs any more, or nobody knows what does."""
+        """Wait until nothing of the job runs any more, or it is unknown what does."""
         self._is_stopped.wait(timeout_s)
 
     def close(self, timeout_s: float = 5.0) -> None:
@@ -113,7 +113,7 @@ class CoordinatorShell:
         self._is_closed.set()
         self._stimuli.put(None)
         self._thread.join(timeout_s)
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     # --- the thread ------------------------------------------------------------------------------------------------
 
@@ -122,7 +122,7 @@ class CoordinatorShell:
             if self._prepare():
                 self._loop()
         except Exception as error:
-            # Whatever it is, the job's place must not be held by nobody.
+            # Whatever it is, the job's place must not stay held without a coordinator.
             _log.exception("the coordinator of %s failed", self.job.job_id)
             self._lose(f"the coordinator of its functions failed: {type(error).__name__}: {error}")
         finally:
@@ -137,7 +137,7 @@ class CoordinatorShell:
             self._objects = JobObjects(
                 open_store(wiring.store_url), Keys(f"jobs/{self.job.job_id}"), wiring.parameter_url
             )
-            self._errands = CoordinatorIO(self.job, wiring, self._objects, self.tell, self._note, self._is_closed)
+            self._io = CoordinatorIO(self.job, wiring, self._objects, self.tell, self._note, self._is_closed)
             if wiring.parameter_url:
                 # Whether it answers at all is better known now than by its functions.
                 open_store(wiring.parameter_url).close()
@@ -153,7 +153,7 @@ class CoordinatorShell:
             self._answer_only()
             return False
         except Fenced as error:
-            # Whoever has claimed the job answers for it.
+            # The coordinator that has claimed the job answers for it.
             self._note(str(error))
             return False
         except (StorageError, BackendError) as error:
@@ -179,17 +179,17 @@ class CoordinatorShell:
         if adopted is not None and adopted.generation == self._generation:
             base = usage_taken_over(notes, now_s, uses_parameters=bool(wiring.parameter_url and adopted.parameter_url))
         else:
-            adopted, base = None, usage_with_lives(notes, now_s, wiring.provider.service.lifetime_s)
+            adopted, base = None, usage_with_invocations(notes, now_s, wiring.provider.service.lifetime_s)
         if wiring.parameter_host is not None:
             # What was up before is in what was used before.
             self._parameters_before_s = wiring.parameter_host.used_s(self.job.job_id)
         self._coordinator = Coordinator(facts, now_s, base)
-        last = self._notebook.last_loss()
+        last = self._files.last_loss()
         if last is not None:
             self._coordinator.progress.losses.append(last)
             self._num_losses = 1
         if adopted is not None:
-            invoked = {life.incarnation: life.invoked_at_s for life in notes.lives}
+            invoked = {invocation.incarnation: invocation.invoked_at_s for invocation in notes.invocations}
             self._coordinator.adopt(adopted, now_s, invoked)
             self._note("took over after a restart of the platform")
         self._post(ReplicaReady(workload_id=self.job.job_id, replica_id=self.replica_id))
@@ -199,7 +199,7 @@ class CoordinatorShell:
         """What a coordinator before has left, of the record and of notes. Raises StorageError, Fenced."""
         wiring = self._wiring
         if not wiring.term:
-            return self._objects.read_control(), self._notebook.read()
+            return self._objects.read_control(), self._files.read()
         self._fence = self._objects.fence(wiring.term)
         give_up_s = time.monotonic() + STORE_PATIENCE_S
         while True:
@@ -211,7 +211,7 @@ class CoordinatorShell:
                     raise
         self._copies = Copies(self._objects.store, self.job.job_id, wiring.work_dir)
         self._copies.restore()
-        self._notebook.on_news = self._copies.hurry
+        self._files.on_news = self._copies.hurry
         return record, notes
 
     def _loop(self) -> None:
@@ -275,14 +275,14 @@ class CoordinatorShell:
             return
         self._read_at_s = now_s
         for place, incarnation in watched:
-            self._pool.submit(self._read_report, place, incarnation)
+            self._threads.submit(self._read_report, place, incarnation)
 
     def _watch_stores(self) -> None:
-        """About once a second: how far the stream has come, whether the parameter store lives, what people are told."""
+        """About once a second: look at the stream and the parameter store, and renew the status."""
         coordinator = self._coordinator
         assert coordinator is not None
         if self._copies is not None and self._copies.is_due():
-            self._pool.submit(self._copies.save)
+            self._threads.submit(self._copies.save)
         now_s = time.monotonic()
         if coordinator.mode != "dry":
             self._dry_since_s = now_s
@@ -293,9 +293,9 @@ class CoordinatorShell:
         self._watched_at_s = now_s
         self._status = coordinator.status() or self._status
         if coordinator.wants_stream:
-            self._pool.submit(self._errands.look_at_stream)
-        if coordinator.mode == "running" and coordinator.crew.parameter_url:
-            self._pool.submit(self._errands.look_at_parameters)
+            self._threads.submit(self._io.look_at_stream)
+        if coordinator.mode == "running" and coordinator.pool.parameter_url:
+            self._threads.submit(self._io.look_at_parameters)
 
     def _read_report(self, place: Place, incarnation: int) -> None:
         try:
@@ -310,7 +310,7 @@ class CoordinatorShell:
             self._lines_of[place] = report.step
             loss = f"  loss {report.losses[-1][1]:.4g}" if report.losses and report.losses[-1][2] else ""
             line = f"step {report.step}/{report.total_steps}{loss}  {report.lanes.step_s:.2f} s"
-            self._notebook.add_step(place, incarnation, line)
+            self._files.add_step(place, incarnation, line)
 
     def _ended(self, invoke: messages.Invoke, end: InvocationEnd) -> None:
         """Called by the provider: the last report is read before the end is told."""
@@ -327,7 +327,7 @@ class CoordinatorShell:
                 outcome, error = "failed", f"its answer is unreadable: {reason}"
         if outcome not in ("throttled", "refused"):
             self._read_report(place, order.incarnation)
-        self._notebook.add_tail(place, order.incarnation, end.log)
+        self._files.add_tail(place, order.incarnation, end.log)
         if outcome != "returned":
             self._note(f"{place}.{order.incarnation} {outcome}" + (f": {error}" if error else ""))
         self.tell(
@@ -355,20 +355,20 @@ class CoordinatorShell:
         elif isinstance(order, messages.Invoke):
             self._invoke(order)
         elif isinstance(order, messages.LookForStates):
-            self._pool.submit(self._errands.look, order)
+            self._threads.submit(self._io.look, order)
         elif isinstance(order, messages.Assemble):
-            self._pool.submit(self._errands.assemble, order)
+            self._threads.submit(self._io.assemble, order)
         elif isinstance(order, messages.OpenParameterStore):
-            self._pool.submit(self._errands.open_parameters)
+            self._threads.submit(self._io.open_parameters)
         elif isinstance(order, messages.CloseParameterStore):
-            self._pool.submit(self._errands.close_parameters)
+            self._threads.submit(self._io.close_parameters)
         elif order.is_awaited:
-            # Whoever has taken over may have states under these very names.
+            # A coordinator that has taken over may have states under these very names.
             if self._fence is not None and not self._patiently(self._fence.check, "a clearing up"):
                 return False
-            self._errands.delete(order)
+            self._io.delete(order)
         else:
-            self._pool.submit(self._errands.delete, order)
+            self._threads.submit(self._io.delete, order)
         return True
 
     def _write_control(self, order: messages.WriteControl) -> bool:
@@ -384,7 +384,7 @@ class CoordinatorShell:
         return self._patiently(write, "the control record")
 
     def _announce(self, coordinator: Coordinator) -> bool:
-        """Write down who is about to be invoked. False: nobody may be."""
+        """Write down which functions are about to be invoked. False: none may be."""
         fence, notes = self._fence, notes_of(coordinator, self._wiring.clock.now_s())
         if fence is None:
             self._write_notes(coordinator)
@@ -413,7 +413,7 @@ class CoordinatorShell:
             self._invoke_deployed(order)
         else:
             # It takes a while to deploy a new size, and the others train on.
-            self._pool.submit(self._deploy_and_invoke, order)
+            self._threads.submit(self._deploy_and_invoke, order)
 
     def _deploy_and_invoke(self, order: messages.Invoke) -> None:
         try:
@@ -439,7 +439,7 @@ class CoordinatorShell:
         if isinstance(event, UsageReported) and self._coordinator is not None:
             self._status = self._coordinator.status()
             if self._status is not None:
-                self._notebook.write_status(self._status)
+                self._files.write_status(self._status)
             self._write_notes(self._coordinator)
         self._wiring.post(event)
         if isinstance(event, ReplicaStopped | ReplicaLost):
@@ -449,7 +449,7 @@ class CoordinatorShell:
         """Keep what has been used so far."""
         try:
             if self._fence is None:
-                self._notebook.write(notes_of(coordinator, self._wiring.clock.now_s()))
+                self._files.write(notes_of(coordinator, self._wiring.clock.now_s()))
             else:
                 # Before it is told: a bill that people have seen does not fall when another control plane goes on.
                 self._fence.write_notes(notes_of(coordinator, self._wiring.clock.now_s()))
@@ -461,11 +461,11 @@ class CoordinatorShell:
     def _keep_losses(self, coordinator: Coordinator) -> None:
         losses = coordinator.progress.losses
         if len(losses) > self._num_losses:
-            self._notebook.add_losses(losses[self._num_losses :])
+            self._files.add_losses(losses[self._num_losses :])
             self._num_losses = len(losses)
 
     def _note(self, line: str) -> None:
-        self._notebook.add_lines("coordinator", [line])
+        self._files.add_lines("coordinator", [line])
 
     def _own_usage(self) -> Usage:
         had = self._objects.store.requests()

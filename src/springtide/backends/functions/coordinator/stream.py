@@ -116,11 +116,11 @@ class StreamComponent(Changes):
             return False
         have = self._have(restore_step)
         is_end = self._stream is not None and self._stream.is_closed and have > 0
-        is_going_on = self._is_woken or bool(self.crew.living())
+        is_going_on = self._is_woken or bool(self.pool.living())
         if is_end or self._is_enough(restore_step) or (is_going_on and have >= batch):
             self._is_woken = False
             return True
-        if self.crew.living():
+        if self.pool.living():
             # Nothing is left to do for those who live.
             self._adopt_change()
             self._stop_now("dry")
@@ -140,7 +140,7 @@ class StreamComponent(Changes):
         if not self.facts.stream or self.mode != "running" or not self._is_starved():
             self._starved_since_s = None
             return
-        reports = [filling.life.report if filling.life is not None else None for filling in self.crew]
+        reports = [slot.invocation.report if slot.invocation is not None else None for slot in self.pool]
         if not all(report is not None and report.phase == "waiting" for report in reports):
             self._starved_since_s = None
             return
@@ -160,8 +160,8 @@ class StreamComponent(Changes):
         self.record = None
         if self._next_plan is not None:
             self._plan, self._next_plan = self._next_plan, None
-        self.crew.dismiss(self.crew)
-        self.crew.fillings.clear()
+        self.pool.retire(self.pool)
+        self.pool.slots.clear()
         self._dry_step, self._batch_since_s = step, math.inf
         self._starved_since_s = None
         self._checkpoint_step = max(self._checkpoint_step, step)

@@ -13,7 +13,7 @@ from springtide.backends.functions.coordinator.reasons import death_sentence
 MAX_DEATHS = 5
 # How often in a row invocations may vanish, and all functions may stand still although everybody answers.
 MAX_LOST = 6
-MAX_ROLL_CALLS = 3
+MAX_PROBES = 3
 # So long the provider may put invocations off before the job gives its place back.
 MAX_THROTTLED_S = 180.0
 USAGE_INTERVAL_S = 5.0
@@ -43,12 +43,12 @@ class Watchdog(Parameters):
             if self._works():
                 self._stop_now(self.after)
             else:
-                self.crew.bury_all(self._now_s)
+                self.pool.give_up_all(self._now_s)
                 self._check_closed()
         for check in (
             self._try_again,
-            self._miss_the_unbegun,
-            self._miss_the_silent,
+            self._find_unbegun,
+            self._find_silent,
             self._look_after_change,
             self._rest_if_starved,
             self._call_successors,
@@ -65,106 +65,123 @@ class Watchdog(Parameters):
     def _try_again(self) -> None:
         """Invoke again whoever was put off, and give up when that lasts too long."""
         assert self.record is not None
-        lives = [life for filling in self.crew for life in filling.living()]
-        put_off = [life for life in lives if life.num_refused and life.began_at_s is None]
+        invocations = [invocation for slot in self.pool for invocation in slot.living()]
+        put_off = [invocation for invocation in invocations if invocation.num_refused and invocation.began_at_s is None]
         if not put_off:
             self._throttled_since_s = None
             return
         since_s = self._throttled_since_s if self._throttled_since_s is not None else self._now_s
         if self._now_s - since_s > MAX_THROTTLED_S:
-            running = len(lives) - len(put_off)
+            running = len(invocations) - len(put_off)
             self._lose(
                 f"the provider has put off functions for {MAX_THROTTLED_S:.0f} s (429): {running} of"
-                f" {len(self.crew.fillings)} run; raise the account's concurrency or choose fewer functions"
+                f" {len(self.pool.slots)} run; raise the account's concurrency or choose fewer functions"
             )
             return
-        for life in put_off:
-            if life.retry_at_s is not None and life.retry_at_s <= self._now_s:
-                self._orders.append(self.crew.invoke(life, self.record, self._now_s))
+        for invocation in put_off:
+            if invocation.retry_at_s is not None and invocation.retry_at_s <= self._now_s:
+                self._orders.append(self.pool.invoke(invocation, self.record, self._now_s))
 
-    def _miss_the_unbegun(self) -> None:
+    def _find_unbegun(self) -> None:
         """Invocations that were accepted and never began are lost; one that begins later finds itself superseded."""
         limit_s = self.pace.start_limit_s()
-        for filling in self.crew:
-            for life in filling.living():
-                is_late = self._now_s - life.invoked_at_s > limit_s
-                if life.began_at_s is not None or life.retry_at_s is not None or life.is_adopted or not is_late:
+        for slot in self.pool:
+            for invocation in slot.living():
+                is_late = self._now_s - invocation.invoked_at_s > limit_s
+                if (
+                    invocation.began_at_s is not None
+                    or invocation.retry_at_s is not None
+                    or invocation.is_adopted
+                    or not is_late
+                ):
                     continue
-                self.crew.give_up(life, self._now_s)
-                self.crew.num_lost += 1
+                self.pool.give_up(invocation, self._now_s)
+                self.pool.num_lost += 1
                 self._num_unbegun += 1
-                if life is filling.successor:
+                if invocation is slot.successor:
                     # It may wait for the leaver yet, so nobody else may: the place is filled anew in a new attempt.
-                    filling.successor, filling.stray = None, life.incarnation
+                    slot.successor, slot.abandoned_successor = None, invocation.incarnation
                 elif self._num_unbegun > MAX_LOST:
                     self._lose(f"{self._num_unbegun} invocations in a row were accepted and never began")
                 elif self.mode == "running" or self._works():
-                    self._missed(filling, life, "unbegun")
+                    self._replace_missing(slot, invocation, "unbegun")
 
-    def _miss_the_silent(self) -> None:
+    def _find_silent(self) -> None:
         """After a roll call, those who have not joined the new attempt are gone; so are those who vanished."""
-        for filling in self.crew:
-            life = filling.life
-            if life is None or life.is_alive or life.end is not None or life.is_given_up or self.mode != "running":
+        for slot in self.pool:
+            invocation = slot.invocation
+            if (
+                invocation is None
+                or invocation.is_alive
+                or invocation.end is not None
+                or invocation.is_given_up
+                or self.mode != "running"
+            ):
                 continue
-            if life.is_uncertain and life.phase in OVER - {"left", "finished"}:
+            if invocation.is_uncertain and invocation.phase in OVER - {"left", "finished"}:
                 # Nobody will tell of its end but its last report, which is here.
-                self._missed(filling, life, life.phase)
+                self._replace_missing(slot, invocation, invocation.phase)
         if self._now_s < self._answer_by_s:
             return
         self._answer_by_s = math.inf
-        for filling in self.crew:
-            life = filling.life
-            if life is None or not life.is_alive or (life.began_at_s is None and not life.is_adopted):
+        for slot in self.pool:
+            invocation = slot.invocation
+            if (
+                invocation is None
+                or not invocation.is_alive
+                or (invocation.began_at_s is None and not invocation.is_adopted)
+            ):
                 continue
-            if life.report is None or life.report.attempt != self._attempt:
-                self.crew.give_up(life, self._now_s)
-                self._missed(filling, life, "silent")
+            if invocation.report is None or invocation.report.attempt != self._attempt:
+                self.pool.give_up(invocation, self._now_s)
+                self._replace_missing(slot, invocation, "silent")
 
-    def _missed(self, filling: PlaceSlot, life: FunctionInvocation, how: str) -> None:
+    def _replace_missing(self, slot: PlaceSlot, invocation: FunctionInvocation, how: str) -> None:
         """A function is gone, and only its absence says so."""
         if self.mode == "closing":
             self._stop_now(self.after)
         else:
-            self._replace(filling, life, death_sentence(life, how, ""))
+            self._replace(slot, invocation, death_sentence(invocation, how, ""))
 
     def _call_successors(self) -> None:
         """Invoke who is to follow those whose lifetime is nearly over, early enough to be warm when they leave."""
         assert self.record is not None
         total = self.record.last_step or self.progress.total_steps
-        for filling in self.crew:
-            life = filling.life
-            if life is None or not life.is_alive or life.warm_at_s is None:
+        for slot in self.pool:
+            invocation = slot.invocation
+            if invocation is None or not invocation.is_alive or invocation.warm_at_s is None:
                 continue
-            if filling.successor is not None or filling.stray > life.incarnation:
+            if slot.successor is not None or slot.abandoned_successor > invocation.incarnation:
                 continue
-            left_s = life.invoked_at_s + self.facts.service.lifetime_s - self._now_s
+            left_s = invocation.invoked_at_s + self.facts.service.lifetime_s - self._now_s
             if left_s > self.pace.calls_before_end_s():
                 continue
-            rest_s = math.inf if total is None else (total - filling.step) * self.pace.step_s
+            rest_s = math.inf if total is None else (total - slot.step) * self.pace.step_s
             if rest_s + self.pace.leaves_before_end_s() > left_s:
-                self._orders.append(self.crew.call(filling, self.record, self._now_s, is_successor=True))
+                self._orders.append(self.pool.launch(slot, self.record, self._now_s, is_successor=True))
 
     def _notice_a_standstill(self) -> None:
         """No step for a long time although everybody seems to be there: call the roll by a new attempt."""
-        lives = [filling.life for filling in self.crew if filling.life is not None]
-        if self.mode != "running" or any(life.began_at_s is None and not life.is_adopted for life in lives):
+        invocations = [slot.invocation for slot in self.pool if slot.invocation is not None]
+        if self.mode != "running" or any(
+            invocation.began_at_s is None and not invocation.is_adopted for invocation in invocations
+        ):
             return
         if self._is_starved():
             # Samples are what is missing.
             return
-        since_s = max([self._progress_at_s, *(life.warm_at_s or 0.0 for life in lives)])
+        since_s = max([self._progress_at_s, *(invocation.warm_at_s or 0.0 for invocation in invocations)])
         limit_s = self.pace.silence_limit_s()
         if self._now_s - since_s <= limit_s:
             return
-        self._num_roll_calls += 1
-        if self._num_roll_calls > MAX_ROLL_CALLS:
+        self._num_probes += 1
+        if self._num_probes > MAX_PROBES:
             self._lose(
-                f"no step was completed after step {self.progress.furthest} in {MAX_ROLL_CALLS} attempts of"
+                f"no step was completed after step {self.progress.furthest} in {MAX_PROBES} attempts of"
                 f" {limit_s:.0f} s, although every function answers"
             )
             return
-        self._is_roll_call = True
+        self._is_probe = True
         self._look()
 
     def _keep_the_budget(self) -> None:

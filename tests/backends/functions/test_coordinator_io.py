@@ -69,18 +69,18 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[CoordinatorIO
 
 
 def test_a_parameter_store_comes_up_and_goes(made: tuple[CoordinatorIO, Host, list[Any], JobObjects]) -> None:
-    errands, host, told, objects = made
-    errands.open_parameters()
+    io, host, told, objects = made
+    io.open_parameters()
     assert told == [messages.ParameterStoreUp(url="redis://one")]
     assert objects.parameter_url == "redis://one"
-    errands.look_at_parameters()
+    io.look_at_parameters()
     assert len(told) == 1
     host.is_up = False
-    errands.look_at_parameters()
+    io.look_at_parameters()
     assert told[-1] == messages.ParameterStoreLost()
-    errands.open_parameters()
+    io.open_parameters()
     assert told[-1] == messages.ParameterStoreUp(url="redis://two")
-    errands.close_parameters()
+    io.close_parameters()
     assert objects.parameter_url == ""
     assert host.asked == ["acquire", "acquire", "renew", "release"]
 
@@ -88,20 +88,20 @@ def test_a_parameter_store_comes_up_and_goes(made: tuple[CoordinatorIO, Host, li
 def test_one_that_is_slow_is_waited_for_and_one_that_cannot_be_is_not(
     made: tuple[CoordinatorIO, Host, list[Any], JobObjects],
 ) -> None:
-    errands, host, told, _ = made
+    io, host, told, _ = made
     host.errors = [StorageError("not yet"), StorageError("not yet")]
-    errands.open_parameters()
+    io.open_parameters()
     assert told == [messages.ParameterStoreUp(url="redis://one")]
     host.errors = [InvalidRequest("there is no redis-server; install it")]
-    errands.open_parameters()
+    io.open_parameters()
     assert told[-1] == messages.StoreFailed(
         error="its parameter store does not come up: there is no redis-server; install it"
     )
 
 
 def test_a_stream_that_is_not_there_is_named(made: tuple[CoordinatorIO, Host, list[Any], JobObjects]) -> None:
-    errands, _, told, _ = made
-    errands.look_at_stream()
+    io, _, told, _ = made
+    io.look_at_stream()
     [seen] = told
     assert seen.stream is None
     assert "clicks" in seen.error
