@@ -11,7 +11,7 @@ from springtide.control.quotes.forecast import play_forward
 from springtide.control.quotes.inquiry import arriving, grown
 from springtide.control.quotes.pools_forecast import PoolPlay
 from springtide.control.quotes.quote import quote
-from springtide.control.quotes.quote_pools import PoolContext, counted_on, loans_text
+from springtide.control.quotes.quote_pools import PoolContext, counted_on, loans_counted
 from springtide.core.decision import Capacity, Plan, PoolAllocation, Relabel, ServiceView, Snapshot
 from springtide.core.resources import Topology, make_node
 from springtide.core.status.quote import Quote
@@ -122,7 +122,7 @@ def test_a_cluster_without_labels_is_as_it_was():
     ground = PoolContext(snapshot, Plan())
     assert (ground.has_pools, ground.num_devices, ground.num_free(), ground.holders()) == (False, 2, 2, [])
     assert counted_on(ground, Plan(), 1e9) == ()
-    assert loans_text(ground, ()) == ""
+    assert loans_counted(ground, ()) is None
     answer = quote(snapshot, Reserving(), training_job(minutes=10, deadline_s=420, now_s=snapshot.now_s, most=2))
     assert answer.counts_on == ()
 
@@ -132,7 +132,9 @@ def test_parts_of_a_server_are_told_in_devices():
     capacity = (Capacity(from_s=0.0, num_devices=7), Capacity(from_s=100.0, num_devices=4))
     ground = PoolContext(_snapshot(*nodes, now_s=0.0, tide=Tide(day_s=600.0)), Plan(capacity=capacity))
     counts = counted_on(ground, Plan(capacity=capacity), 90.0)
-    assert loans_text(ground, counts) == "counts 3 loaned devices until second 100 of the day (forecast)"
+    counted = loans_counted(ground, counts)
+    assert counted is not None
+    assert counted.text() == "3 loaned devices until second 100 of the day (forecast)"
 
 
 def test_more_devices_are_trainings_own():

@@ -19,6 +19,7 @@ from springtide.core.events import (
     ScaleRequested,
 )
 from springtide.core.ports import Step
+from springtide.core.reasons import GroupChange
 from springtide.core.workload import AdaptiveBatch, Entrypoint, JobState, TrainingJob
 from springtide.service.history.history import MAX_ENTRIES, HistoryIndex
 from springtide.service.logs import reading as logs
@@ -40,8 +41,15 @@ def resized(generation, world_size=1, direction="grow", pause_s=0.02):
     )
 
 
-def resize(generation):
-    return ResizeJob(job_id="fit-1", generation=generation, replica_ids=("fit-1.0",), global_batch_size=32)
+def resize(generation, change=None, global_batch_size=32):
+    return ResizeJob(
+        job_id="fit-1",
+        generation=generation,
+        replica_ids=("fit-1.0",),
+        global_batch_size=global_batch_size,
+        reason="" if change is None else change.text(),
+        change=change,
+    )
 
 
 def index_of(*steps):
@@ -91,9 +99,9 @@ def test_a_batch_that_changes_is_a_line_of_its_own_with_its_noise():
     index = index_of(
         (0.0, JobSubmitted(job=replace(job(), batch=bounds)), start(0)),
         (1.0, resize(1), resized(1, direction="start")),
-        (2.0, noise, replace(resize(2), global_batch_size=128, reason="batch 32 -> 128 (goodput +30 %)")),
+        (2.0, noise, resize(2, GroupChange(code="batch", before=32, after=128, why="goodput +30 %"), global_batch_size=128)),
         (3.0, resized(2, direction="replace")),
-        (4.0, replace(resize(3), global_batch_size=64, reason="resized 1 -> 2 (a free device)")),
+        (4.0, resize(3, GroupChange(code="resize", before=1, after=2, why="a free device"), global_batch_size=64)),
         (5.0, resized(3, world_size=2)),
     )
     told = [entry.text for entry in index.entries("fit-1") if entry.kind in ("batch", "replace", "grow")]

@@ -19,6 +19,7 @@ from springtide.core.actions import Action, AdmitJob, EndJob, PreemptJob, Resize
 from springtide.core.decision import FunctionAllocation, PoolAllocation
 from springtide.core.decision import Plan as WantedPlan
 from springtide.core.functions import FunctionPlan
+from springtide.core.reasons import ChosenPlan, GroupChange
 from springtide.core.resources import DeviceId
 from springtide.core.shares import Share
 from springtide.core.workload import JobState, ReplicaId, WorkloadId
@@ -122,7 +123,9 @@ def reconcile(state: PlatformState, plan: WantedPlan, now_s: float, settled: Set
                     outcome_reason=refusal.reason,
                     alternatives=refusal.alternatives,
                 )
-            actions = _reconcile_job(record, allocation, free, why, now_s, passage.reclaimed(record))
+            functions, plan_why = function_plan(allocation), plan.plan_reasons.get(record.workload_id, "")
+            chosen = None if functions is None else ChosenPlan(plan=functions, why=plan_why)
+            actions = _reconcile_job(record, allocation, chosen, free, why, now_s, passage.reclaimed(record))
             finish_s = plan.admitted.get(record.workload_id)
             if finish_s is not None and record.admitted_at_s is None and not record.state.is_terminal:
                 actions.insert(
@@ -208,13 +211,13 @@ def _reconcile_service(
 def _reconcile_job(
     record: JobRecord,
     allocation: PoolAllocation,
+    chosen: ChosenPlan | None,
     free: Sequence[DeviceId],
     why: str,
     now_s: float,
     reclaimed: Sequence[tuple[ReplicaRecord, float]],
 ) -> list[Action]:
     wanted = allocation.device_ids
-    functions = function_plan(allocation)
     by_s = min([grace_over_s for _, grace_over_s in reclaimed], default=math.inf)
     batch = _batch(record, allocation)
     if record.state.is_terminal:
@@ -231,7 +234,7 @@ def _reconcile_job(
     if record.state is JobState.PREEMPTING:
         return _stop_all(record, record.reason)
     if not record.members and not record.previous_members:
-        return _without_group(record, allocation, batch, free, why, now_s)
+        return _without_group(record, allocation, chosen, batch, free, why, now_s)
     if now_s >= by_s:
         # Before any recovery: one forced change then takes in both.
         return _evict(record, [replica for replica, grace_over_s in reclaimed if now_s >= grace_over_s])
@@ -250,10 +253,9 @@ def _reconcile_job(
     if not record.job.elastic:
         # Its processes cannot change their number, so it keeps what it has until it ends or gives up all.
         return _stop_leavers(record)
-    if functions is not None and functions != record.plan and set(wanted) == members:
-        return [
-            _change(record, [r for r in record.replicas if r.device_id in members], batch, "new plan", why, functions)
-        ]
+    if chosen is not None and chosen.plan != record.plan and set(wanted) == members:
+        change = GroupChange(code="plan", why=why, chosen=chosen)
+        return [_change(record, [r for r in record.replicas if r.device_id in members], batch, change, chosen.plan)]
     return _resize(record, allocation, batch, free, why, now_s)
 
 
@@ -282,7 +284,13 @@ def _batch(record: JobRecord, allocation: PoolAllocation) -> int:
 
 
 def _without_group(
-    record: JobRecord, allocation: PoolAllocation, batch: int, free: Sequence[DeviceId], why: str, now_s: float
+    record: JobRecord,
+    allocation: PoolAllocation,
+    chosen: ChosenPlan | None,
+    batch: int,
+    free: Sequence[DeviceId],
+    why: str,
+    now_s: float,
 ) -> list[Action]:
     """No worker trains yet: start the first ones, form the first group, or take back what was started."""
     job, wanted = record.job, allocation.device_ids
@@ -298,27 +306,41 @@ def _without_group(
         actions: list[Action] = [_stop(record, r, END_GRACE_S, why) for r in coming if r not in kept]
         if all(r.state is ReplicaState.READY for r in kept):
             members = tuple(r.replica_id for r in kept)
+            change = GroupChange(
+                code="start",
+                after=len(members),
+                why=why if job.is_on_functions else "",
+                chosen=chosen,
+            )
             actions.append(
                 ResizeJob(
                     job_id=record.workload_id,
                     generation=record.generation,
                     replica_ids=members,
                     global_batch_size=batch,
-                    functions=function_plan(allocation),
+                    functions=None if chosen is None else chosen.plan,
                     cause="replicas ready",
-                    reason=f"started on {_workers(len(members))}" if not job.is_on_functions else f"started: {why}",
+                    reason=change.text(),
+                    change=change,
                 )
             )
         return actions
     if not wanted or record.is_paused or now_s < record.runnable_at_s or len(free) < len(wanted):
         return []
-    return _start(record, free, record.generation + 1, why or f"starting on {_workers(len(free))}", allocation.share)
+    reason = why or f"starting on {_workers(len(free))}"
+    return _start(record, free, record.generation + 1, reason, allocation.share, chosen)
 
 
 def _start(
-    record: JobRecord, devices: Sequence[DeviceId], generation: int, reason: str, share: Share | None
+    record: JobRecord,
+    devices: Sequence[DeviceId],
+    generation: int,
+    reason: str,
+    share: Share | None,
+    chosen: ChosenPlan | None = None,
 ) -> list[Action]:
     is_fresh = generation > record.generation
+    change = None if chosen is None else GroupChange(code="start", after=len(devices), why=reason, chosen=chosen)
     return [
         StartReplica(
             workload=record.job,
@@ -329,6 +351,7 @@ def _start(
             share=share,
             cause="plan",
             reason=reason,
+            change=change,
         )
         for number, device_id in enumerate(devices, start=record.next_replica)
     ]
@@ -349,6 +372,7 @@ def _recover(record: JobRecord) -> list[Action]:
         carriers = [m for m in record.previous_members if m in trained and m in record.state_holders]
         most = min(record.max_workers, record.job.num_virtual_shards)
         survivors = (*carriers[:1], *survivors)[: max(1, most)]
+    change = GroupChange(code="recover", after=len(survivors))
     return [
         ResizeJob(
             job_id=record.workload_id,
@@ -358,7 +382,8 @@ def _recover(record: JobRecord) -> list[Action]:
             functions=record.plan,
             forced=True,
             cause="member lost",
-            reason=f"re-formed with {_workers(len(survivors))} after a loss",
+            reason=change.text(),
+            change=change,
         )
     ]
 
@@ -424,11 +449,10 @@ def _resize(
         # A new batch waits for joiners that are on their way: it was chosen for the group that they make.
         return actions
     if not changes:
-        return [*actions, _change(record, keep, batch, f"batch {record.batch_size} -> {batch}", why)]
-    return [
-        *actions,
-        _change(record, (*keep, *ready), batch, f"resized {len(members)} -> {len(keep) + len(ready)}", why),
-    ]
+        change = GroupChange(code="batch", before=record.batch_size, after=batch, why=why)
+        return [*actions, _change(record, keep, batch, change)]
+    change = GroupChange(code="resize", before=len(members), after=len(keep) + len(ready), why=why)
+    return [*actions, _change(record, (*keep, *ready), batch, change)]
 
 
 def _move(
@@ -443,15 +467,15 @@ def _move(
     joiners = ready if len(ready) < most else ready[:-1]
     if not joiners:
         return _preempt(record, why or "it moves to another device")
-    return [_change(record, (members[0], *joiners), batch, f"moving {len(members)} -> {len(ready)}", why)]
+    change = GroupChange(code="move", before=len(members), after=len(ready), why=why)
+    return [_change(record, (members[0], *joiners), batch, change)]
 
 
 def _change(
     record: JobRecord,
     group: Sequence[ReplicaRecord],
     batch: int,
-    what: str,
-    why: str,
+    change: GroupChange,
     functions: FunctionPlan | None = None,
 ) -> ResizeJob:
     return ResizeJob(
@@ -461,7 +485,8 @@ def _change(
         global_batch_size=batch,
         functions=functions or record.plan,
         cause="plan",
-        reason=what + (f" ({why})" if why else ""),
+        reason=change.text(),
+        change=change,
     )
 
 

@@ -2,7 +2,7 @@
 
 Every action is idempotent under its ids and generation, and may be repeated after a restart: an executor that
 already did it, or is already past it, does nothing. `cause` names the event or plan that led to it, `reason` is the
-sentence people read.
+sentence people read, and `change`, where there is one, what that sentence is made of.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from springtide.core.functions import FunctionPlan
+from springtide.core.reasons import GroupChange
 from springtide.core.resources import DeviceId, NodeId, Pool
 from springtide.core.shares import Share
 from springtide.core.workload import (
@@ -43,6 +44,7 @@ class StartReplica(_Action, frozen=True, kw_only=True):
     generation: int
     restore: Checkpoint | None = None
     share: Share | None = None
+    change: GroupChange | None = None
 
     @property
     def workload_id(self) -> WorkloadId:
@@ -74,6 +76,7 @@ class ResizeJob(_Action, frozen=True, kw_only=True):
     global_batch_size: int
     forced: bool = False
     functions: FunctionPlan | None = None
+    change: GroupChange | None = None
 
 
 class PreemptJob(_Action, frozen=True, kw_only=True):

@@ -241,6 +241,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The whole state the policy wants, never a list of changes: who is not named holds nothing.
 
     `reasons` gives one dominant reason for each workload whose allocation differs from what it asked or held.
+    `plan_reasons` says of jobs on functions why they run as the functions of their allocation: the part of their reason
+    that does not name these.
     `admitted` names jobs whose deadline is promised from now on, with the finish that is planned for each (absolute
     seconds). `future` is the allocation planned over the time to come, for those who look: it is not journaled.
     `memory` comes back in the next Snapshot; it is journaled, so it must be made of plain values.
@@ -255,6 +257,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     rejected: Mapping[WorkloadId, Refusal] = EMPTY
     future: Mapping[WorkloadId, Schedule] = EMPTY
     reasons: Mapping[WorkloadId, str] = EMPTY
+    plan_reasons: Mapping[WorkloadId, str] = EMPTY
     revisit_at_s: float | None = None
     memory: Any = None
     pools: Mapping[NodeId, Relabel] = EMPTY

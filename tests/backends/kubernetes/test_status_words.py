@@ -23,6 +23,7 @@ from springtide.core.decision import PlannedRun
 from springtide.core.shares import Share
 from springtide.core.status.platform import JobStatus, ReplicaStatus, ServiceStatus
 from springtide.core.status.pods import PodStatus
+from springtide.core.workload import JobState
 
 OFFSET_S = 1_900_000_000.0
 
@@ -218,9 +219,16 @@ def test_the_selector_is_one_even_for_an_id_that_no_label_can_be():
 OWNER = ContainerSettings(namespace="ml", owner_kind="TrainingFunction", owner_name="digits", owner_uid="u1")
 
 
-def event(kind="lost", text="r1 was lost", identity="7 lost"):
+def event(kind="lost", text="r1 was lost", identity="7 lost", state=None):
     return object_event(
-        OWNER, kind, text, api_version="springtide.dev/v1alpha1", platform="p", at_unix_s=OFFSET_S, identity=identity
+        OWNER,
+        kind,
+        text,
+        api_version="springtide.dev/v1alpha1",
+        platform="p",
+        at_unix_s=OFFSET_S,
+        identity=identity,
+        state=state,
     )
 
 
@@ -232,17 +240,18 @@ def test_an_event_is_named_after_what_it_tells_so_that_it_is_told_once():
 
 
 @pytest.mark.parametrize(
-    ("kind", "text", "shown"),
+    ("kind", "state", "shown"),
     [
-        ("lost", "x", "Warning"),
-        ("failed", "x", "Warning"),
-        ("ended", "FAILED: x", "Warning"),
-        ("ended", "SUCCEEDED: x", "Normal"),
-        ("grow", "x", "Normal"),
+        ("lost", None, "Warning"),
+        ("failed", None, "Warning"),
+        ("ended", JobState.FAILED, "Warning"),
+        ("ended", JobState.REJECTED, "Warning"),
+        ("ended", JobState.SUCCEEDED, "Normal"),
+        ("grow", None, "Normal"),
     ],
 )
-def test_what_went_wrong_is_a_warning(kind, text, shown):
-    assert event(kind, text)["type"] == shown
+def test_what_went_wrong_is_a_warning(kind, state, shown):
+    assert event(kind, "x", state=state)["type"] == shown
 
 
 def test_an_event_of_a_node_is_found_where_kubelets_are():

@@ -20,7 +20,7 @@ from springtide.control.quotes.inquiry import (
     longest_run,
     unbounded_curve,
 )
-from springtide.control.quotes.quote_pools import PoolContext, counted_on, is_counting_on_loans, loans_text
+from springtide.control.quotes.quote_pools import PoolContext, counted_on, is_counting_on_loans, loans_counted
 from springtide.core.decision import PlannedRun, Policy, Schedule, Snapshot
 from springtide.core.quantities import format_duration
 from springtide.core.status.quote import Alternative, OptionName, Quote, QuoteOption, Range
@@ -171,9 +171,8 @@ class _Asker:
             )
         if schedule is None:
             held = self._answer.plan.reasons.get(self._job.job_id, "")
-            if held.startswith(("waiting", "waits")):
-                return f"it would be taken in: {held}"
-            return "it would be taken in and wait" + (f": {held}" if held else "; when it starts is not known")
+            # What a policy says of a job that holds nothing says that it waits, and for what.
+            return f"it would be taken in: {held}" if held else "it would be taken in and wait; when it starts is not known"
         finish, _ = self._ranges(schedule, self._job)
         assert finish.p10 is not None
         assert finish.p90 is not None
@@ -209,8 +208,8 @@ class _Asker:
         """What of the promise rests on loans."""
         if not is_counting_on_loans(self._ground, self._answer.plan, schedule):
             return ""
-        told = loans_text(self._ground, self._counts_on)
-        return f"; {told}" if told else ""
+        loans = loans_counted(self._ground, self._counts_on)
+        return "" if loans is None else f"; counts {loans.text()}"
 
     def _is_refused_without_waiting(self) -> bool:
         hasty = replace(self._job, goal=replace(self._job.goal, waits=False))
@@ -238,8 +237,8 @@ class _Asker:
         if share > self._answer.view.max_workers:
             return f"{needs}; it allows {self._answer.view.max_workers}"
         told = f"{needs}; {self._ground.num_free()} of {total} are free{self._holders(' (', ')')}"
-        loans = loans_text(self._ground, self._counts_on)
-        return f"{told}, {loans.replace('counts', 'counting', 1)}" if loans.endswith("(forecast)") else told
+        loans = loans_counted(self._ground, self._counts_on)
+        return told if loans is None or not loans.until else f"{told}, counting {loans.text()}"
 
     def _evidence(self, answer: InquiryResult) -> list[str]:
         snapshot, told = self._inquiry.snapshot, []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from springtide.core.decision import Plan, Schedule, Snapshot
 from springtide.core.resources import NodeId, Topology, admits
@@ -93,21 +94,32 @@ def is_counting_on_loans(ground: PoolContext, plan: Plan, schedule: Schedule) ->
     )
 
 
-def loans_text(ground: PoolContext, counts_on: tuple[CountedOn, ...]) -> str:
-    """'counts 2 loaned servers until 07:10 (forecast)'; empty where nothing on loan is counted on."""
+class CountedLoans(NamedTuple):
+    """What is counted on of what is loaned, `until` a time of the day that is a forecast (empty: for good)."""
+
+    what: str
+    until: str = ""
+
+    def text(self) -> str:
+        """For people: '2 loaned servers until 07:10 (forecast)'."""
+        return f"{self.what} until {self.until} (forecast)" if self.until else self.what
+
+
+def loans_counted(ground: PoolContext, counts_on: tuple[CountedOn, ...]) -> CountedLoans | None:
+    """The largest number on loan that is counted on, and for how long; None where nothing on loan is."""
     peak = next((count for count in counts_on if count.num_loaned), None)
     if peak is None:
-        return ""
-    told = f"counts {_loaned(ground, peak.num_loaned)}"
+        return None
+    what = _loaned(ground, peak.num_loaned)
     until_s = peak.until_s
     for count in counts_on[counts_on.index(peak) + 1 :]:
         if count.num_loaned < peak.num_loaned:
             break
         until_s = count.until_s
     if until_s is None:
-        return told
+        return CountedLoans(what)
     snapshot = ground.snapshot
-    return f"{told} until {snapshot.tide.clock(snapshot.now_s + until_s)} (forecast)"
+    return CountedLoans(what, snapshot.tide.clock(snapshot.now_s + until_s))
 
 
 def _loaned(ground: PoolContext, num_devices: int) -> str:

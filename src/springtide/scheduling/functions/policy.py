@@ -107,6 +107,7 @@ def _with_service(plan: Plan, snapshot: Snapshot, name: str, views: Sequence[Job
         rejected={**plan.rejected, **desk.rejected},
         future={**plan.future, **desk.future},
         reasons={**plan.reasons, **desk.reasons},
+        plan_reasons={**plan.plan_reasons, **desk.plan_reasons},
     )
 
 
@@ -129,6 +130,7 @@ class _Desk:
         self.rejected: dict[WorkloadId, Refusal] = {}
         self.future: dict[WorkloadId, Schedule] = {}
         self.reasons: dict[WorkloadId, str] = {}
+        self.plan_reasons: dict[WorkloadId, str] = {}
         self.revisit_at_s = math.inf
 
     def serve(self, views: Sequence[JobView]) -> None:
@@ -309,6 +311,7 @@ class _Desk:
         self._room.claim(self._now_s, self._now_s + time_s, option.plan.num_functions)
         self.allocations[job_id] = FunctionAllocation(device_ids=(place,), plan=option.plan)
         self.reasons[job_id] = f"{words(option.plan)}: {why}"
+        self.plan_reasons[job_id] = why
         self._note(view, self._now_s, self._now_s + time_s)
 
     def _note(self, view: JobView, start_s: float, end_s: float) -> None:

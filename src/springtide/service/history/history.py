@@ -16,6 +16,7 @@ from springtide.core.decision import GradientNoise
 from springtide.core.functions import FunctionPlan
 from springtide.core.ports import Step
 from springtide.core.quantities import format_duration
+from springtide.core.reasons import GroupChange
 from springtide.core.status.platform import HistoryEntry, Interval, Mark, Timeline
 from springtide.core.status.pools import Handover, PoolSize
 from springtide.core.workload import JobState, TrainingJob
@@ -41,7 +42,7 @@ class _Track:
     world_size: int = 0
     generation: int = 0
     is_confirmed: bool = True
-    resize_reason: str = ""
+    change: GroupChange | None = None
     job: TrainingJob | None = None
     batch_size: int = 0
     next_batch_size: int = 0
@@ -257,18 +258,19 @@ class HistoryIndex:
         pause = format_duration(event.pause_s)
         self._num_resizes[event.direction] = self._num_resizes.get(event.direction, 0) + 1
         self._pauses[event.direction] = self._pauses.get(event.direction, Histogram(PAUSE_BOUNDS_S)).plus(event.pause_s)
-        if track.resize_reason.startswith("batch "):
+        change = track.change
+        if change is not None and change.code == "batch":
             return
+        why = "" if change is None else change.why
         if track.plan is not None:
-            # The policy's sentence may begin with the plan, which stands here already.
-            why = track.resize_reason.partition(" (")[2].removesuffix(")").removeprefix(f"{workers}: ")
+            # The policy's sentence begins with the plan, which stands here already.
+            if change is not None and change.chosen is not None and change.chosen.plan == track.plan:
+                why = change.chosen.why or why
             self._write(event.job_id, event.direction, f"goes on as {workers}, pause {pause}: {why}")
             self._mark(event.job_id, "resize", f"goes on as {workers}, pause {pause}")
             return
         verb = "recovered with" if event.direction == "recover" else f"resized {before} ->"
         text = f"{verb} {workers}, pause {pause}, step {event.step} continued"
-        # The action says "resized 2 -> 3 (why)"; the numbers stand above, so only the why is told again.
-        why = track.resize_reason.partition(" (")[2].removesuffix(")")
         if why:
             text += f" ({why})"
         self._write(event.job_id, event.direction, text)
@@ -330,7 +332,7 @@ class HistoryIndex:
     def _(self, action: actions.ResizeJob) -> None:
         track = self._tracks.get(action.job_id)
         if track is not None:
-            track.generation, track.is_confirmed, track.resize_reason = action.generation, False, action.reason
+            track.generation, track.is_confirmed, track.change = action.generation, False, action.change
             track.next_batch_size, track.plan = action.global_batch_size, action.functions
 
     @_tell.register
@@ -367,9 +369,8 @@ class HistoryIndex:
         text += "noise scale not known yet" if known.noise_scale is None else f"noise scale {known.noise_scale:.0f}"
         if known.learning_rate_factor is not None:
             text += f", learning rate x{known.learning_rate_factor:.3g} ({job.batch.learning_rate})"
-        why = track.resize_reason.partition(" (")[2].removesuffix(")")
-        if why and track.resize_reason.startswith("batch "):
-            text += f" ({why})"
+        if track.change is not None and track.change.code == "batch" and track.change.why:
+            text += f" ({track.change.why})"
         self._write(workload_id, "batch", text)
         self._mark(workload_id, "batch", text)
 

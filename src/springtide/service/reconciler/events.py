@@ -79,6 +79,7 @@ class EventTeller:
     def _events_of(self, seq: int, step: Step, view: ViewLike) -> Iterator[Object]:
         self._history.add(seq, step)
         at_unix_s = step.now_s + self._offset_s
+        ended = {action.job_id: action.state for action in step.actions if isinstance(action, actions.EndJob)}
         for workload_id in _told_of(step, view):
             owner = owner_of(view, workload_id)
             if owner is None:
@@ -92,6 +93,7 @@ class EventTeller:
                     platform=self._platform,
                     at_unix_s=at_unix_s,
                     identity=f"{seq} {kind} {text}",
+                    state=ended.get(workload_id),
                 )
         for node_id, kind, text in self._node_news(step):
             yield node_event(

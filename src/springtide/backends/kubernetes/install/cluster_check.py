@@ -247,7 +247,7 @@ async def _check_nodes(api: KubeApi, settings: SettingsFile) -> list[ClusterFind
         labels = settings.node_selector or {NODE_LABEL: "true"}
         label = f"kubectl label node NAME {' '.join(f'{key}={value}' for key, value in labels.items())}"
         plugin = f"install the device plugin of {settings.device_resource}, or set devices_per_node"
-        mend = plugin if any(settings.device_resource in reason for reason in reasons) else label
+        mend = plugin if any(each.has_no_device for each in facts) else label
         return [_fail("nodes", f"no device to hand out ({told or 'the cluster has no nodes'})", mend)]
     num_devices = sum(len(each.node.devices) for each in offered if each.node is not None)
     text = f"{len(offered)} of {len(facts)} with {num_devices} x {settings.device_resource}"

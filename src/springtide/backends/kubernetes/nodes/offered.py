@@ -61,7 +61,7 @@ _KNOWN_TAINTS = (
 class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     """One Node object as it is read. `node` is what it would offer, None where it offers nothing: `reason` says why.
 
-    `cordon` is why nothing new may start there, empty where it may; `is_ready` what its kubelet says of itself.
+    `has_no_device` where that is all that is missing. `cordon` is why nothing new may start there, empty where it may; `is_ready` what its kubelet says of itself.
     `nics` are its network cards and the indices of the devices beside each. `complaints` are what of its annotations
     could not be read, with the mend.
     """
@@ -69,6 +69,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     node: Node | None
     reason: str = ""
+    has_no_device: bool = False
     cordon: str = ""
     is_ready: bool = True
     nics: dict[str, tuple[int, ...]] = {}
@@ -106,7 +107,7 @@ def facts_of(obj: Object, settings: KubernetesSettings) -> NodeFacts:
     count = num_devices(obj, settings)
     if count == 0:
         reason = f"it has no {settings.device_resource} to give"
-        return NodeFacts(name=name, node=None, reason=reason, is_ready=_is_ready(obj))
+        return NodeFacts(name=name, node=None, reason=reason, has_no_device=True, is_ready=_is_ready(obj))
     complaints: list[str] = []
     annotations: dict[str, str] = metadata.get("annotations") or {}
     groups = _read(_link_groups, annotations, LINK_GROUPS_ANNOTATION, count, complaints)

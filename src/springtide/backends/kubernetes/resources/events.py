@@ -11,13 +11,15 @@ from springtide.backends.kubernetes.client.kinds import Object
 from springtide.backends.kubernetes.resources.status import stamp
 from springtide.backends.kubernetes.settings import GROUP, PLATFORM_LABEL
 from springtide.core.containers import ContainerSettings
+from springtide.core.workload import JobState
 
 MAX_MESSAGE_CHARS = 1024
 # Events of objects without a namespace, such as nodes, are in this one.
 NODE_NAMESPACE = "default"
 COMPONENT = "springtide"
-# Lines of a workload's story that tell of something gone wrong.
+# Lines of a workload's story that tell of something gone wrong; of its end only some states do.
 _WARNINGS = frozenset({"lost", "failed", "broken"})
+_BAD_ENDS = frozenset({JobState.FAILED, JobState.REJECTED})
 _REASONS = MappingProxyType(
     {
         "submitted": "Submitted",
@@ -58,9 +60,17 @@ def reason_of(kind: str) -> str:
 
 
 def object_event(
-    owner: ContainerSettings, kind: str, text: str, *, api_version: str, platform: str, at_unix_s: float, identity: str
+    owner: ContainerSettings,
+    kind: str,
+    text: str,
+    *,
+    api_version: str,
+    platform: str,
+    at_unix_s: float,
+    identity: str,
+    state: JobState | None = None,
 ) -> Object:
-    """An Event on the object that stands for a workload.
+    """An Event on the object that stands for a workload. `state` is that of a job: it says how a job ended.
 
     `identity` tells it from every other one of this platform, and is the same whenever it is made again.
     """
@@ -71,19 +81,28 @@ def object_event(
         "name": owner.owner_name,
         "uid": owner.owner_uid,
     }
-    return _event(involved, owner.namespace, kind, text, platform, at_unix_s, identity)
+    is_warning = kind in _WARNINGS or (kind == "ended" and state in _BAD_ENDS)
+    return _event(involved, owner.namespace, kind, text, platform, at_unix_s, identity, is_warning=is_warning)
 
 
 def node_event(node: str, kind: str, text: str, *, platform: str, at_unix_s: float, identity: str) -> Object:
     """An Event on a node, found there as kubelets' are: by the node's name in the place of its uid."""
     involved = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node}
-    return _event(involved, NODE_NAMESPACE, kind, text, platform, at_unix_s, identity)
+    is_warning = kind in _WARNINGS
+    return _event(involved, NODE_NAMESPACE, kind, text, platform, at_unix_s, identity, is_warning=is_warning)
 
 
 def _event(
-    involved: dict[str, Any], namespace: str, kind: str, text: str, platform: str, at_unix_s: float, identity: str
+    involved: dict[str, Any],
+    namespace: str,
+    kind: str,
+    text: str,
+    platform: str,
+    at_unix_s: float,
+    identity: str,
+    *,
+    is_warning: bool,
 ) -> Object:
-    is_warning = kind in _WARNINGS or (kind == "ended" and text.startswith(("FAILED", "REJECTED")))
     moment = stamp(at_unix_s)
     digest = hashlib.sha256(f"{platform}/{involved['uid']}/{identity}".encode()).hexdigest()[:16]
     return {

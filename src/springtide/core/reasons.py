@@ -1,0 +1,51 @@
+"""Why things change, as codes and facts for the program and as sentences for people."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from springtide.core.functions import FunctionPlan
+
+
+class ChosenPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The functions that a policy chose for a job, and why it chose these."""
+
+    plan: FunctionPlan
+    why: str = ""
+
+
+class GroupChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Why the group of a job's workers is formed or changed.
+
+    `before` and `after` count workers, or the samples of a step where the batch alone changes. `why` is the policy's
+    sentence, `chosen` the plan of a job on functions that the sentence is about.
+    """
+
+    code: Literal["start", "recover", "resize", "move", "batch", "plan"]
+    before: int = 0
+    after: int = 0
+    why: str = ""
+    chosen: ChosenPlan | None = None
+
+    def text(self) -> str:
+        """The sentence for people."""
+        why = f" ({self.why})" if self.why else ""
+        match self.code:
+            case "start":
+                return f"started on {_workers(self.after)}" if self.chosen is None else f"started: {self.why}"
+            case "recover":
+                return f"re-formed with {_workers(self.after)} after a loss"
+            case "resize":
+                return f"resized {self.before} -> {self.after}{why}"
+            case "move":
+                return f"moving {self.before} -> {self.after}{why}"
+            case "batch":
+                return f"batch {self.before} -> {self.after}{why}"
+            case "plan":
+                return f"new plan{why}"
+
+
+def _workers(count: int) -> str:
+    return "1 worker" if count == 1 else f"{count} workers"
