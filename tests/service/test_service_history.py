@@ -99,7 +99,11 @@ def test_a_batch_that_changes_is_a_line_of_its_own_with_its_noise():
     index = index_of(
         (0.0, JobSubmitted(job=replace(job(), batch=bounds)), start(0)),
         (1.0, resize(1), resized(1, direction="start")),
-        (2.0, noise, resize(2, GroupChange(code="batch", before=32, after=128, why="goodput +30 %"), global_batch_size=128)),
+        (
+            2.0,
+            noise,
+            resize(2, GroupChange(code="batch", before=32, after=128, why="goodput +30 %"), global_batch_size=128),
+        ),
         (3.0, resized(2, direction="replace")),
         (4.0, resize(3, GroupChange(code="resize", before=1, after=2, why="a free device"), global_batch_size=64)),
         (5.0, resized(3, world_size=2)),

@@ -172,7 +172,11 @@ class _Asker:
         if schedule is None:
             held = self._answer.plan.reasons.get(self._job.job_id, "")
             # What a policy says of a job that holds nothing says that it waits, and for what.
-            return f"it would be taken in: {held}" if held else "it would be taken in and wait; when it starts is not known"
+            return (
+                f"it would be taken in: {held}"
+                if held
+                else "it would be taken in and wait; when it starts is not known"
+            )
         finish, _ = self._ranges(schedule, self._job)
         assert finish.p10 is not None
         assert finish.p90 is not None

@@ -61,7 +61,8 @@ _KNOWN_TAINTS = (
 class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     """One Node object as it is read. `node` is what it would offer, None where it offers nothing: `reason` says why.
 
-    `has_no_device` where that is all that is missing. `cordon` is why nothing new may start there, empty where it may; `is_ready` what its kubelet says of itself.
+    `has_no_device`: only devices are missing. `cordon` is why nothing new may start there, empty where it may;
+    `is_ready` what its kubelet says of itself.
     `nics` are its network cards and the indices of the devices beside each. `complaints` are what of its annotations
     could not be read, with the mend.
     """
