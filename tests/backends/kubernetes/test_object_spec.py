@@ -19,7 +19,8 @@ from springtide.backends.kubernetes.resources.from_object import (
     worker_bounds,
     workload_name,
 )
-from springtide.backends.kubernetes.resources.to_object import inference_function, plain, training_function
+from springtide.backends.kubernetes.resources.option_fields import plain
+from springtide.backends.kubernetes.resources.to_object import inference_function, training_function
 from springtide.core.errors import InvalidRequest
 from springtide.service.submission.schemas import JobIn, JobOptionsIn, ServiceIn, ServiceOptionsIn, parse_body
 

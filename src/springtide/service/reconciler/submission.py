@@ -25,7 +25,8 @@ from springtide.backends.kubernetes.resources.from_object import (
     NAME_ANNOTATION,
     REQUEST_ANNOTATION,
 )
-from springtide.backends.kubernetes.resources.to_object import inference_function, plain, training_function
+from springtide.backends.kubernetes.resources.option_fields import plain
+from springtide.backends.kubernetes.resources.to_object import inference_function, training_function
 from springtide.backends.kubernetes.settings import MANAGED_BY_LABEL, PLATFORM_LABEL, KubernetesSettings
 from springtide.control.records import JobRecord, ServiceRecord
 from springtide.core.containers import ContainerSettings

@@ -1,4 +1,4 @@
-"""The spec of an object as a request to the platform, in the shape of its REST API. The way back is spec_words.py.
+"""The spec of an object as a request to the platform, in the shape of its REST API. The way back is to_object.py.
 
 What a cluster's schema cannot say of a spec (two fields that do not go together) is said here, with the mend.
 """
@@ -15,16 +15,14 @@ from typing import Any
 import msgspec
 
 from springtide.backends.kubernetes.client.kinds import TRAINING_FUNCTION, Object
+from springtide.backends.kubernetes.resources.option_fields import read_options
 from springtide.backends.kubernetes.settings import GROUP
 from springtide.core.containers import ContainerSettings
 from springtide.core.errors import InvalidRequest
-from springtide.core.quantities import (
-    parse_duration_s,
-    parse_fractions,
-    parse_money_usd,
-    parse_range,
-    parse_size_bytes,
-)
+from springtide.core.options.jobs import JOB_OPTIONS
+from springtide.core.options.option import inner_fields
+from springtide.core.options.services import SERVICE_OPTIONS
+from springtide.core.quantities import parse_duration_s, parse_fractions, parse_range, parse_size_bytes
 from springtide.core.shares import make_share
 from springtide.core.workload import MAX_VIRTUAL_SHARDS
 
@@ -39,24 +37,8 @@ _PATH = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}(/[A-Za-z0-9_][A-Za-z0-9._
 _CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
 _MB = 1_000_000
 _DIGEST = "sha256:"
-# A deadline that has passed while nobody listened is asked for all the same: the policy says what it would accept.
+# A deadline that passed while the platform was down is asked for all the same: the policy names one it would accept.
 _LEAST_DEADLINE_S = 1.0
-_COUNTS = {
-    "epochs": "num_epochs",
-    "seed": "seed",
-    "retries": "max_restarts",
-    "samples": "num_samples",
-    "virtualShards": "num_virtual_shards",
-    "study": "study",
-    "stepProfile": "step_profile",
-}
-_BATCH = {"minLocalBatch": "min_local_size", "maxLocalBatch": "max_local_size", "learningRate": "learning_rate"}
-_SERVICE_COUNTS = {
-    "maxBatch": "max_batch_size",
-    "maxQueue": "max_queue",
-    "inFlight": "target_in_flight",
-    "capacity": "capacity_per_s",
-}
 
 
 def job_request(
@@ -79,14 +61,9 @@ def job_request(
             "a script cannot be resized, so spec.workers is one number, like 2; a function may have 1..8"
         )
     low, high = worker_bounds({**spec, "replicas": None}, devices)
-    options: Request = {"min_workers": low, "max_workers": high, "params": _params(spec)}
-    options |= {theirs: spec[ours] for ours, theirs in _COUNTS.items() if ours in spec}
-    options |= _goal(spec, created, now) | _batch(spec) | _share(spec) | _functions(spec)
-    for ours, theirs in (("grace", "grace_s"), ("checkpointEvery", "checkpoint_interval_s")):
-        if ours in spec:
-            options[theirs] = parse_duration_s(spec[ours], f"spec.{ours}")
-    if "speeds" in spec:
-        options["profile_steps_per_s"] = dict(spec["speeds"])
+    options: Request = {"min_workers": low, "max_workers": high}
+    options |= read_options(JOB_OPTIONS, spec, lambda deadline: deadline_s(deadline, created, now))
+    options |= _batch(spec) | _share(spec) | ({"on": "functions"} if "functions" in spec else {})
     return {"name": name, "source": asked, "options": options}
 
 
@@ -94,13 +71,8 @@ def service_request(spec: Spec, files: Mapping[str, str]) -> Request:
     """The body of PUT /v1/services/NAME that an InferenceFunction stands for. Raises InvalidRequest."""
     asked = _source(spec["source"], files, "class") | {"kind": "class", "object_name": spec["source"]["class"]}
     low, high = replica_bounds(spec)
-    options: Request = {"min_replicas": low, "max_replicas": high, "params": _params(spec), **_share(spec)}
-    options |= {theirs: spec[ours] for ours, theirs in _SERVICE_COUNTS.items() if ours in spec}
-    if "slo" in spec:
-        options["slo_s"] = parse_duration_s(re.sub(r"^\s*p99\s*<=?\s*", "", spec["slo"], flags=re.I), "spec.slo")
-    for ours, theirs in (("batchWait", "batch_wait_s"), ("idle", "idle_s"), ("grace", "grace_s")):
-        if ours in spec:
-            options[theirs] = parse_duration_s(spec[ours], f"spec.{ours}")
+    options: Request = {"min_replicas": low, "max_replicas": high}
+    options |= read_options(SERVICE_OPTIONS, spec) | _share(spec)
     return {"source": asked, "options": options}
 
 
@@ -209,14 +181,6 @@ def _source(source: Spec, files: Mapping[str, str], what: str) -> Request:
     return {"filename": main, "text": files[main], **({"files": others} if others else {})}
 
 
-def _params(spec: Spec) -> dict[str, str]:
-    params = spec.get("params", {})
-    for name, value in params.items():
-        if not isinstance(value, str | int | float | bool):
-            raise InvalidRequest(f"spec.params.{name} must be a string, a number or a boolean, not {value!r:.60}")
-    return {name: str(value) for name, value in params.items()}
-
-
 def left_s(value: str | int, submitted: datetime, now: datetime) -> float:
     """Seconds from `now` until the deadline that a job is given while it runs; below 0 once it has passed.
 
@@ -247,15 +211,6 @@ def _left_s(value: str | int, created: datetime, now: datetime) -> float:
     return (moment - now).total_seconds()
 
 
-def _goal(spec: Spec, created: datetime, now: datetime) -> Request:
-    options: Request = {}
-    if "deadline" in spec:
-        options["deadline_s"] = deadline_s(spec["deadline"], created, now)
-    if "budget" in spec:
-        options["budget_usd"] = parse_money_usd(spec["budget"], "spec.budget")
-    return options | {theirs: True for ours, theirs in (("soft", "is_soft"), ("wait", "waits")) if spec.get(ours)}
-
-
 def _batch(spec: Spec) -> Request:
     if "globalBatch" not in spec:
         return {}
@@ -269,12 +224,7 @@ def _batch(spec: Spec) -> Request:
                 )
         return {"global_batch_size": low}
     batch: Request = {"min_size": low, "max_size": high}
-    named = (
-        ("minLocalBatch", "min_local_size"),
-        ("maxLocalBatch", "max_local_size"),
-        ("learningRate", "learning_rate"),
-    )
-    batch |= {theirs: spec[ours] for ours, theirs in named if ours in spec}
+    batch |= {theirs: spec[ours] for ours, theirs in inner_fields(JOB_OPTIONS, "batch").items() if ours in spec}
     unit = "progress" if spec.get("length") == "progress" else "samples"
     return {"global_batch_size": size, "batch": batch, "length_unit": unit}
 
@@ -284,27 +234,10 @@ def _share(spec: Spec) -> Request:
         if "deviceMemory" in spec:
             raise InvalidRequest(
                 "spec.deviceMemory is what is held of a shared device: say spec.share, too, like 0.3..0.6, or leave it "
-                "out, for whoever holds a whole device has all of its memory"
+                "out: a workload that holds a whole device has all of its memory"
             )
         return {}
     memory = spec.get("deviceMemory")
     memory_mb = 0 if memory is None else -(-parse_size_bytes(memory, "spec.deviceMemory") // _MB)
     share = make_share(*parse_fractions(spec["share"], "spec.share"), memory_mb)
     return {"share": {"request": share.request, "limit": share.limit, "memory_mb": share.memory_mb}}
-
-
-def _functions(spec: Spec) -> Request:
-    asked = spec.get("functions")
-    if asked is None:
-        return {}
-    options: Request = {"on": "functions"}
-    named = (("layerProfile", "layer_profile"), ("fastest", "is_fastest"), ("search", "search"), ("stream", "stream"))
-    options |= {theirs: asked[ours] for ours, theirs in named if ours in asked}
-    if "workers" in asked:
-        options["function_workers"] = list(parse_range(asked["workers"], "spec.functions.workers"))
-    if "batchSchedule" in asked:
-        options["batch_schedule"] = [
-            {"from_epoch": phase["fromEpoch"], "global_batch_size": phase["globalBatch"]}
-            for phase in asked["batchSchedule"]
-        ]
-    return options

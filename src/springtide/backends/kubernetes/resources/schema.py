@@ -6,9 +6,8 @@ that no text can match and that people can read: `a time like 90m, 1h30m or 18:0
 
 from __future__ import annotations
 
-from typing import Any
-
-from springtide.core.workload import MAX_VIRTUAL_SHARDS
+import re
+from typing import Any, Final
 
 Schema = dict[str, Any]
 
@@ -19,6 +18,9 @@ _SIZE = r"[0-9]+(\.[0-9]+)?\s*[kKmMgGtT]?i?[bB]?"
 _PART = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
 MAX_FILES = 256
 _FRACTION = r"([0-9]+(\.[0-9]*)?|\.[0-9]+)\s*%?"
+_OBJECTIVE = r"\s*([pP]99\s*<=?\s*)?[0-9]+(\.[0-9]+)?\s*(ms|s|m)\s*"
+# What may stand before the time of a latency objective.
+LATENCY_PREFIX: Final = re.compile(r"^\s*p99\s*<=?\s*", re.IGNORECASE)
 
 
 def worded(mend: str, *patterns: str) -> str:
@@ -95,7 +97,7 @@ def size(description: str) -> Schema:
     return _number_or(f"{description} As 24GB, 512MiB.", worded("a size like 24GB or 512MiB", _SIZE), 1, 2**60)
 
 
-def span(description: str, *, lowest: int = 1, highest: int = MAX_VIRTUAL_SHARDS, auto: bool = False) -> Schema:
+def span(description: str, *, lowest: int, highest: int, auto: bool = False) -> Schema:
     """A number or a range: 4, "1..8", and where it may be left to the platform "auto"."""
     patterns = [r"\s*[0-9]{1,7}(\s*\.\.\s*[0-9]{1,7})?\s*", *(["auto"] if auto else [])]
     mend = "a number like 4, a range like 1..8" + (", or auto" if auto else "")
@@ -118,6 +120,35 @@ def names(description: str, max_items: int = 64) -> Schema:
 def free(description: str) -> Schema:
     """An object whose inside the platform checks itself."""
     return {"type": "object", "description": description, "x-kubernetes-preserve-unknown-fields": True}
+
+
+def latency(description: str) -> Schema:
+    """A latency objective: "p99 < 200ms"."""
+    mend = worded("a latency like p99 < 200ms or 200ms", _OBJECTIVE)
+    return text(description, max_chars=64) | {"pattern": mend}
+
+
+def rates(description: str, max_entries: int) -> Schema:
+    """Steps a second by number of workers."""
+    return {
+        "type": "object",
+        "description": description,
+        "additionalProperties": number("Optimizer steps a second.", 1e9),
+        "maxProperties": max_entries,
+    }
+
+
+def phases(max_items: int) -> Schema:
+    """From which epochs on a step has how many samples."""
+    phase = record(
+        "From an epoch on.",
+        {
+            "fromEpoch": whole("From 0.", 0, 100_000),
+            "globalBatch": whole("Samples of one step.", 1, 1_000_000),
+        },
+        ("fromEpoch", "globalBatch"),
+    )
+    return {"type": "array", "items": phase, "maxItems": max_items}
 
 
 def parameters() -> Schema:

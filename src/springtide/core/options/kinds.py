@@ -1,0 +1,271 @@
+"""What the value of an option may be: how a keyword is checked and sent, and the bounds that each face repeats."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from springtide.core.errors import InvalidRequest
+from springtide.core.function_search import BatchPhase
+from springtide.core.quantities import parse_duration_s, parse_money_usd, validate_name
+
+TEN_YEARS_S = 10 * 365 * 86400.0
+BILLION = 1_000_000_000
+_CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
+_PHASE = re.compile(r"(\d{1,6})\s*:\s*(\d{1,7})")
+_OBJECTIVE = re.compile(r"(?:p99\s*<=?\s*)?(.+)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class OptionKind:
+    """A kind of values. The base takes what it is given: functions over several options check those that use it."""
+
+    def sent(self, value: Any, name: str, now: datetime) -> Any:
+        """The value of the keyword `name` as it is sent (JSON, SI units). Raises InvalidRequest."""
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Moment(OptionKind):
+    """A time to keep, sent as seconds from now."""
+
+    def sent(self, value: Any, name: str, now: datetime) -> float:
+        """Raises InvalidRequest."""
+        return deadline_in_s(value, now)
+
+
+@dataclass(frozen=True, slots=True)
+class Duration(OptionKind):
+    """A time span, sent in seconds. `highest_s` is the most that is taken; `may_be_zero`: 0 is taken, too."""
+
+    highest_s: float = TEN_YEARS_S
+    may_be_zero: bool = False
+
+    def sent(self, value: Any, name: str, now: datetime) -> float:
+        """Raises InvalidRequest."""
+        return parse_duration_s(value, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Objective(OptionKind):
+    """A latency to keep: "p99 < 200ms", "200ms" or seconds; sent in seconds."""
+
+    def sent(self, value: Any, name: str, now: datetime) -> float:
+        """Raises InvalidRequest."""
+        return objective_s(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Money(OptionKind):
+    """US dollars."""
+
+    def sent(self, value: Any, name: str, now: datetime) -> float:
+        """Raises InvalidRequest."""
+        return parse_money_usd(value, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Count(OptionKind):
+    """A whole number within bounds. A keyword is held to the lower one, a request to both."""
+
+    lowest: int
+    highest: int
+    example: int
+
+    def sent(self, value: Any, name: str, now: datetime) -> int:
+        """Raises InvalidRequest."""
+        return check_count(value, name, self.example, self.lowest)
+
+
+@dataclass(frozen=True, slots=True)
+class Number(OptionKind):
+    """A positive number. `meaning` and `example` are for the sentence that refuses another value."""
+
+    meaning: str
+    example: float
+    highest: float = 1e9
+
+    def sent(self, value: Any, name: str, now: datetime) -> float:
+        """Raises InvalidRequest."""
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (is_number and math.isfinite(value) and value > 0):
+            raise InvalidRequest(f"{name} is {self.meaning}, got {value!r}; like {self.example}")
+        return float(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Toggle(OptionKind):
+    """True or False; with `may_be_open` also None: the platform decides."""
+
+    may_be_open: bool = False
+
+    def sent(self, value: Any, name: str, now: datetime) -> bool:
+        """Raises InvalidRequest."""
+        if not isinstance(value, bool):
+            known = "True, False or None" if self.may_be_open else "True or False"
+            raise InvalidRequest(f"{name} must be {known}, got {value!r:.80}")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(OptionKind):
+    """One of a few words."""
+
+    values: tuple[str, ...]
+
+    def sent(self, value: Any, name: str, now: datetime) -> str:
+        """Raises InvalidRequest."""
+        if value not in self.values:
+            known = ", ".join(repr(word) for word in self.values)
+            raise InvalidRequest(f"{name} must be one of {known}, got {value!r:.80}")
+        return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Name(OptionKind):
+    """A name that is safe in paths, addresses and labels. `what` is what it names."""
+
+    what: str
+    max_chars: int = 64
+
+    def sent(self, value: Any, name: str, now: datetime) -> str:
+        """Raises InvalidRequest."""
+        return validate_name(value, self.what) if value else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Params(OptionKind):
+    """Scalars by name for the user's code, sent as strings."""
+
+    max_entries: int = 64
+
+    def sent(self, value: Any, name: str, now: datetime) -> dict[str, str]:
+        """Raises InvalidRequest."""
+        return check_params(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Phases(OptionKind):
+    """A batch schedule."""
+
+    max_phases: int = 1000
+
+    def sent(self, value: Any, name: str, now: datetime) -> list[dict[str, int]]:
+        """Raises InvalidRequest."""
+        found: list[dict[str, int]] = msgspec.to_builtins(batch_phases(value))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class CountRange(OptionKind):
+    """A number or inclusive bounds: 4, "1..8". `may_be_auto`: also "auto", as many as there are."""
+
+    lowest: int
+    highest: int
+    may_be_auto: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Fractions(OptionKind):
+    """Parts of a device: a request, and where it is named a limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size(OptionKind):
+    """Bytes: "24GB"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates(OptionKind):
+    """Optimizer steps a second by number of workers, at most `max_entries` of them."""
+
+    max_entries: int
+
+
+@dataclass(frozen=True, slots=True)
+class Document(OptionKind):
+    """An object with fields of its own, which the REST API checks."""
+
+
+def deadline_in_s(value: str | float, now: datetime) -> float:
+    """Seconds from `now` until a deadline: a duration ("90m") or the next time the clock shows "18:00"."""
+    match = _CLOCK.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        try:
+            return parse_duration_s(value, "deadline")
+        except InvalidRequest:
+            raise InvalidRequest(
+                f"deadline {value!r} is not a time to keep; write it like '90m', '1h30m', '18:00' or 45 (seconds)"
+            ) from None
+    moment = now.replace(hour=int(match[1]), minute=int(match[2]), second=0, microsecond=0)
+    if moment <= now:
+        moment += timedelta(days=1)
+    return (moment - now).total_seconds()
+
+
+def objective_s(value: str | float) -> float:
+    """The latency objective in seconds: "p99 < 200ms", "200ms" or a number of seconds."""
+    if not isinstance(value, str):
+        return parse_duration_s(value, "slo")
+    match = _OBJECTIVE.fullmatch(value.strip())
+    try:
+        return parse_duration_s(match[1] if match else value, "slo")
+    except InvalidRequest:
+        raise InvalidRequest(
+            f"slo {value!r} is not an objective that can be kept; write it like 'p99 < 200ms' or '200ms'"
+        ) from None
+
+
+def batch_phases(value: str | Sequence[tuple[int, int]]) -> tuple[BatchPhase, ...]:
+    """A batch schedule ("0:64,4:256" or pairs) as phases, epochs ascending. Raises InvalidRequest."""
+    mend = "write it like batch_schedule=[(0, 64), (4, 256)], on the command line --batch-schedule 0:64,4:256"
+    if isinstance(value, str):
+        pairs: list[Any] = []
+        for part in value.split(",") if value.strip() else ():
+            match = _PHASE.fullmatch(part.strip())
+            if match is None:
+                raise InvalidRequest(f"{part.strip()!r} is no phase of a batch schedule (EPOCH:BATCH); {mend}")
+            pairs.append((int(match[1]), int(match[2])))
+    elif isinstance(value, Sequence):
+        pairs = list(value)
+    else:
+        raise InvalidRequest(f"batch_schedule {value!r:.80} is no schedule; {mend}")
+    phases: list[BatchPhase] = []
+    for pair in pairs:
+        is_pair = isinstance(pair, Sequence) and not isinstance(pair, str) and len(pair) == 2
+        if not is_pair or not all(isinstance(number, int) and not isinstance(number, bool) for number in pair):
+            raise InvalidRequest(f"{pair!r:.80} is no phase of a batch schedule (an epoch and a batch); {mend}")
+        epoch, size = pair
+        if epoch < 0 or size < 1:
+            raise InvalidRequest(f"a batch of {size} from epoch {epoch} on cannot be: epochs from 0, batches from 1")
+        if phases and epoch <= phases[-1].from_epoch:
+            raise InvalidRequest(
+                f"the batch schedule names epoch {epoch} after epoch {phases[-1].from_epoch}; epochs ascend, each once"
+            )
+        phases.append(BatchPhase(from_epoch=epoch, global_batch_size=size))
+    return tuple(phases)
+
+
+def check_count(value: object, what: str, example: int, lowest: int = 1) -> int:
+    """Return `value` if it is a whole number of at least `lowest`. Raises InvalidRequest."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
+        raise InvalidRequest(
+            f"{what} must be a whole number of at least {lowest}, got {value!r}; for example {example}"
+        )
+    return value
+
+
+def check_params(params: Mapping[str, str | int | float | bool]) -> dict[str, str]:
+    """Parameters as the strings in which they are sent. Raises InvalidRequest."""
+    if not isinstance(params, Mapping) or not all(isinstance(key, str) and key for key in params):
+        raise InvalidRequest(f"params must map names to values, got {params!r:.80}; for example params={{'lr': 0.1}}")
+    for key, value in params.items():
+        if not isinstance(value, str | int | float | bool):
+            raise InvalidRequest(f"param {key!r} must be a string or a number, not a {type(value).__name__}")
+    return {key: str(value) for key, value in params.items()}

@@ -1,0 +1,164 @@
+"""One row of the tables of options: its name and kind, and how each face of the platform writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+from springtide.core.errors import InvalidRequest
+from springtide.core.options.kinds import Choice, Name, OptionKind, Params, Phases, Toggle
+
+Face = Literal["python", "cli", "rest", "object"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlagText:
+    """How a command's flag is written. `choices` are words that only the command line knows."""
+
+    flag: str
+    help: str
+    metavar: str | None = None
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestField:
+    """A field of `options` in the REST API: seconds, US dollars, counts. A dot leads into an object of its own.
+
+    `kind` and `default` are those of the option unless they are named. `copied_to`: the workload (TrainingJob,
+    InferenceService) or its goal has a field of this name, which takes the value as it is.
+    """
+
+    path: str
+    help: str = ""
+    kind: OptionKind | None = None
+    default: Any = None
+    copied_to: Literal["", "goal", "workload"] = ""
+    examples: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectField:
+    """A field of an object's spec in a cluster. A dot leads into an object of its own.
+
+    `kind` is that of the option unless it is named. `shows_default`: the cluster fills the default in.
+    """
+
+    path: str
+    help: str
+    kind: OptionKind | None = None
+    shows_default: bool = False
+
+    @property
+    def parent(self) -> str:
+        """The object that it is in; empty for the spec itself."""
+        return self.path.rpartition(".")[0]
+
+    @property
+    def name(self) -> str:
+        """Its name within its parent."""
+        return self.path.rpartition(".")[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """An option of a job or a service. A face that it has no entry for does not know it.
+
+    `flags` are by command (`run` is also that of `quote`). `rest` is the one field that its value becomes: then every
+    face converts it by its kind. `parts` are fields that a function fills from several options together.
+    `is_changeable`: it may be changed while the job runs.
+    """
+
+    name: str
+    kind: OptionKind
+    default: Any = None
+    is_keyword: bool = True
+    is_changeable: bool = False
+    flags: Mapping[str, FlagText] = field(default_factory=dict)
+    rest: RestField | None = None
+    parts: tuple[RestField, ...] = ()
+    object: ObjectField | None = None
+
+    @property
+    def faces(self) -> frozenset[Face]:
+        """Where it can be said."""
+        known: dict[Face, bool] = {
+            "python": self.is_keyword,
+            "cli": bool(self.flags.keys() - {"change"}),
+            "rest": self.rest is not None or bool(self.parts),
+            "object": self.object is not None,
+        }
+        return frozenset(face for face, is_there in known.items() if is_there)
+
+
+Table = tuple[Option, ...]
+
+
+def rest_fields(table: Table) -> Iterator[tuple[RestField, OptionKind, Any]]:
+    """The fields of the REST API's `options`, each with its kind and its default."""
+    for option in table:
+        if option.rest is not None:
+            default = option.default if option.rest.default is None else option.rest.default
+            yield option.rest, option.rest.kind or option.kind, default
+        for part in option.parts:
+            if "." not in part.path:
+                yield part, part.kind or option.kind, part.default
+
+
+def copied_fields(table: Table, target: Literal["goal", "workload"]) -> tuple[str, ...]:
+    """The REST fields that a workload or its goal takes over under the same name."""
+    return tuple(rest.path for rest, _, _ in rest_fields(table) if rest.copied_to == target)
+
+
+def inner_fields(table: Table, outer: str) -> dict[str, str]:
+    """The fields of the REST object `outer`, by the fields of a spec in a cluster that say the same."""
+    return {
+        option.object.name: part.path.partition(".")[2]
+        for option in table
+        for part in option.parts
+        if option.object is not None and part.path.startswith(f"{outer}.")
+    }
+
+
+def keyword_values(table: Table, given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """All keywords, those that were not given at their defaults. Raises InvalidRequest for one that there is not."""
+    known = {option.name: option.default for option in table if option.is_keyword}
+    unknown = sorted(given.keys() - known.keys())
+    if unknown:
+        raise InvalidRequest(f"{where} does not know {unknown[0]!r}; it knows {', '.join(sorted(known))}")
+    return known | dict(given)
+
+
+def overridden(table: Table, values: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The keywords with some of them changed; `params` are merged. Raises InvalidRequest."""
+    changed = keyword_values(table, changes, where)
+    merged = {name: changed[name] for name in changes}
+    for option in table:
+        if isinstance(option.kind, Params) and option.name in changes:
+            merged[option.name] = {**values[option.name], **changes[option.name]}
+    return {**values, **merged}
+
+
+def check_keywords(table: Table, values: Mapping[str, Any]) -> None:
+    """Raise InvalidRequest, with what would do, for a value that is not of its option's kind."""
+    anytime = datetime(2000, 1, 1)
+    for option in table:
+        if option.is_keyword and (option.default is not None or values[option.name] is not None):
+            option.kind.sent(values[option.name], option.name, anytime)
+
+
+def sent_options(table: Table, values: Mapping[str, Any], now: datetime) -> dict[str, Any]:
+    """The REST fields of the keywords that become one field each.
+
+    A word or a yes or no at its default is left out. Quantities are sent: a job keeps the defaults of its client.
+    """
+    sent: dict[str, Any] = {}
+    for option in table:
+        if option.rest is None or not option.is_keyword or values[option.name] is None:
+            continue
+        is_word = isinstance(option.kind, Choice | Name | Phases | Toggle)
+        if not is_word or values[option.name] != option.default:
+            sent[option.rest.path] = option.kind.sent(values[option.name], option.name, now)
+    return sent
