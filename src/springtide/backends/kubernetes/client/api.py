@@ -1,8 +1,12 @@
 """The API server, as coroutines on plain objects: every call of the platform to Kubernetes is one of these.
 
-lightkube finds out where the cluster is and how to trust it; the calls themselves are made here, because a reconciler
-needs what its client does not do: bookmarks, deletion under preconditions, listings of metadata alone, and objects that
-stay the dicts they came as.
+lightkube 1.0 reads the configuration and makes the TLS context; calls, files of several kubeconfigs and credentials are
+handled here, because it does not do what a control plane needs:
+- calls: no bookmarks, no deletion under preconditions, no listings of metadata alone, no objects that stay dicts; a GET
+  of a pod costs its client 650 us of CPU, this one 110 us (40 at once; an event of a watch 22 us and 11 us);
+- kubeconfig: one file only ($KUBECONFIG may name several), `proxy-url` and `tls-server-name` are dropped;
+- credentials: commands of API version v1 are refused, KUBERNETES_EXEC_INFO and the time of expiry are not known, a
+  command has no time limit, and renewed client certificates are never loaded.
 """
 
 from __future__ import annotations
@@ -113,7 +117,7 @@ class KubeApi:
         """Where the cluster is: a kubeconfig, else $KUBECONFIG, else the pod's service account, else ~/.kube/config.
 
         Reads files and makes no call. `server` is used instead of the configured address (a proxy in between), `token`
-        instead of the configured user; `impersonate` is the user to act as, for whoever may. Raises BackendError, with
+        instead of the configured user; `impersonate` is the user to act as, for a user that may. Raises BackendError, with
         what would do.
         """
         try:
@@ -349,7 +353,7 @@ class KubeApi:
     async def review(
         self, verb: str, kind: Kind, namespace: str = "", *, name: str = "", subresource: str = ""
     ) -> bool:
-        """Whether whoever asks may do that to objects of that kind."""
+        """Whether this user may do that to objects of that kind."""
         body = access_review(verb, kind, namespace, name, subresource)
         answer = await self._call("POST", ACCESS_REVIEW.path(), body)
         return bool(answer.get("status", {}).get("allowed"))

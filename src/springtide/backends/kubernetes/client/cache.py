@@ -1,6 +1,6 @@
 """What an API server holds, kept up to date here: objects of one kind, trimmed, readable from every thread.
 
-List, then watch from the listing's version on. Whatever goes wrong with a watch, nobody decides by it: readers compare
+List, then watch from the listing's version on. Whatever goes wrong with a watch, no reader decides by it: readers compare
 what should be with what is here. Four things keep that honest.
 
 - A watch that ends, breaks or falls silent is taken up where it was; one that is too old (410) is listed anew.
@@ -8,7 +8,7 @@ what should be with what is here. Four things keep that honest.
   and no listing that is older than what was seen counts.
 - Every half minute what is here is compared with a listing of metadata alone, and what was missed is read: a
   notification that never came costs time, not truth.
-- `confirm` asks the server itself about one object, before somebody takes its absence for its end.
+- `confirm` asks the server itself about one object, before its absence is taken for its end.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ class Cache:
             self._problems.pop(namespace, None)
 
     def jitter(self, low: float, high: float) -> float:
-        """A number in between, so that not everybody comes at once."""
+        """A number in between, so that not all callers come at once."""
         return float(self._rng.uniform(low, high))
 
     def _tell(self, change: ObjectChange) -> None:

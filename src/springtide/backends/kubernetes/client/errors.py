@@ -51,7 +51,7 @@ class NotAuthenticated(KubeApiError):
 
 
 class KubeForbidden(KubeApiError):
-    """403: whoever asks may not, or an admission rule says no."""
+    """403: the user may not, or an admission rule says no."""
 
 
 class QuotaExceeded(KubeForbidden):

@@ -16,7 +16,7 @@ _PATHS = ("certificate-authority", "client-certificate", "client-key", "tokenFil
 
 
 def named_kubeconfigs(kubeconfig: Path | str | None) -> list[Path]:
-    """The files that were asked for: by argument, else by $KUBECONFIG; none where nobody asked for any."""
+    """The files that were asked for: by argument, else by $KUBECONFIG; none where neither names any."""
     if kubeconfig:
         return [Path(kubeconfig).expanduser()]
     return [Path(part).expanduser() for part in os.environ.get("KUBECONFIG", "").split(os.pathsep) if part]

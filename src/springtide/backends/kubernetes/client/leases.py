@@ -1,8 +1,8 @@
 """Who leads: one control plane holds a Lease and renews it; the others wait.
 
 A lease elects, it does not exclude: the journal's term does that. What is promised here is the half that a holder can
-keep by itself: it stops sending anything (`may_act`) before anybody else may think the lease free, also where it slept
-through all of it. Nobody's wall clock counts, but how long a record has not changed on the clock of whoever waits.
+keep by itself: it stops sending anything (`may_act`) before another process may think the lease free, also where it slept
+through all of it. No wall clock counts, but how long a record has not changed on the clock of the process that waits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from springtide.core.errors import BackendError
 
 _log = logging.getLogger(__name__)
 
-# The holder acts for this part of the lease after its last renewal was sent; whoever waits waits for all of it.
+# The holder acts for this part of the lease after its last renewal was sent; a process that waits does so for all of it.
 ACTS_PART = 0.8
 _RENEW_PART = 0.25
 _LOOK_PART = 0.15
@@ -50,7 +50,7 @@ def identity_of_this_process() -> str:
 class Leadership:
     """One control plane's part in the election. `run` on the API thread; the rest from any thread.
 
-    `on_acquired` is called once when it leads, `on_lost` once, with a sentence, when somebody else does; both on the
+    `on_acquired` is called once when it leads, `on_lost` once, with a sentence, when another process does; both on the
     API thread, and must not wait. After that it never leads again: a process that lost starts anew. `holder` is who
     leads as far as is known, `num_changes` how often that has changed since the Lease was made. `predecessor` is the
     identity of a process that is known to have ended: what it held is free at once.
@@ -86,7 +86,7 @@ class Leadership:
         self._lock = threading.Lock()
         self._role: Role = "waiting"
         self._acts_until_s = float("-inf")
-        # What the record of somebody else was when it was last seen to change, and when that was.
+        # What the record of another holder was when it was last seen to change, and when that was.
         self._seen: tuple[Any, ...] = ()
         self._seen_at_s = float("-inf")
 
@@ -97,15 +97,15 @@ class Leadership:
 
     @property
     def is_suspended(self) -> bool:
-        """Whether it was elected and may not act now, because nobody knows whether the lease is still its own.
+        """Whether it was elected and may not act now, because it is not known whether the lease is still its own.
 
-        It goes on trying to renew: where nobody took the lease meanwhile, it acts again. An API server that is away
+        It goes on trying to renew: where no process took the lease meanwhile, it acts again. An API server that is away
         for a while ends no control plane.
         """
         return self._role == "leading" and self._clock() >= self._acts_until_s
 
     def may_act(self) -> bool:
-        """Whether whatever is sent now comes before anybody else may lead. Asked before every write."""
+        """Whether whatever is sent now comes before another process may lead. Asked before every write."""
         return self._role == "leading" and self._clock() < self._acts_until_s
 
     async def run(self, api: KubeApi) -> None:
@@ -162,7 +162,7 @@ class Leadership:
         return True
 
     def _has_run_out(self, lease: Object) -> bool:
-        """Whether nobody has touched the record for as long as its holder said, on our clock."""
+        """Whether the record has not changed for as long as its holder said, on our clock."""
         spec = lease["spec"]
         seen = (lease["metadata"].get("uid"), spec.get("holderIdentity"), spec.get("renewTime"))
         now_s = self._clock()
@@ -188,7 +188,7 @@ class Leadership:
     async def _renew(self, api: KubeApi) -> bool:
         lease = await api.find(LEASE, self.lease.name, self.lease.namespace)
         if lease is None:
-            # Somebody deleted it: whoever makes it first holds it.
+            # It was deleted: the process that makes it first holds it.
             sent_s = self._clock()
             await api.create(LEASE, self._record(None), self.lease.namespace)
         else:

@@ -106,7 +106,7 @@ def selectors(labels: str, fields: str) -> dict[str, str]:
 
 
 def access_review(verb: str, kind: Kind, namespace: str, name: str, subresource: str) -> Object:
-    """The question whether whoever asks may do that to objects of that kind."""
+    """The question whether the user that asks may do that to objects of that kind."""
     attributes = {
         "verb": verb,
         "group": kind.group,

@@ -24,7 +24,7 @@ from yarl import URL
 from springtide.backends.kubernetes.client.errors import Unreachable
 
 CONNECT_TIMEOUT_S = 5.0
-# API servers, and what stands before them, end connections that nobody uses; this side does so before.
+# API servers, and what stands before them, end idle connections; this side does so before.
 IDLE_S = 30.0
 # How often, and with what pause in seconds, connections that do not end are cut when all is over.
 END_TURNS, END_TURN_S = 50, 0.01

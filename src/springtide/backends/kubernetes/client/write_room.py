@@ -1,6 +1,6 @@
 """How many writes may be under way at once: as many as keep the API server busy, and no more than that.
 
-What is sent to a server that is busy already only waits there, in front of everybody else's calls and of the news that
+What is sent to a server that is busy already only waits there, in front of all other calls and of the news that
 watches bring. How long calls take tells: each kind of call is compared with the quickest of its kind lately, and what
 it took beyond that it has waited. A far server is slow from the first call on and has room for all; a busy one becomes
 slow by what it is sent. (TCP Vegas does the same with segments.)

@@ -27,14 +27,14 @@ _log = logging.getLogger(__name__)
 CONCURRENCY = 32
 BACKOFF_S = (0.1, 15.0)
 _LOOK_AGAIN_S = 0.25
-# A conflict means that somebody else wrote in between. One that comes back this often is no accident: wait a little.
+# A conflict means that another process wrote in between. One that comes back this often is no accident: wait a little.
 _PROMPT_CONFLICTS = 5
 
 Effect = Callable[[KubeApi], Awaitable[Any]]
 
 
 class _MayNotAct(BackendError):
-    """Whoever writes does not lead for certain now."""
+    """The writer does not lead for certain now."""
 
 
 class _Write(NamedTuple):
@@ -124,7 +124,7 @@ class Writes:
         if self._queues.get(key) is queue:
             del self._queues[key]
         if not self._queues:
-            # What one of them waited for keeps nobody any more.
+            # What one of them waited for delays no other.
             self.problem = ""
 
     async def _until_settled(self, write: _Write) -> None:
