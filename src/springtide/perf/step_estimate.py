@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from springtide.core.decision import StepTime
-from springtide.perf.throughput import ThroughputModel
-from springtide.perf.throughput_fit import Steps, fit_parameters
+from springtide.perf.throughput import Steps, ThroughputModel, fit_parameters
 
 Floats = NDArray[np.float64]
 

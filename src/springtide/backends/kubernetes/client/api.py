@@ -117,8 +117,8 @@ class KubeApi:
         """Where the cluster is: a kubeconfig, else $KUBECONFIG, else the pod's service account, else ~/.kube/config.
 
         Reads files and makes no call. `server` is used instead of the configured address (a proxy in between), `token`
-        instead of the configured user; `impersonate` is the user to act as, for a user that may. Raises BackendError, with
-        what would do.
+        instead of the configured user; `impersonate` is the user to act as, where that is allowed. Raises BackendError,
+        with what would do.
         """
         try:
             config, cluster = _configuration(kubeconfig, context)

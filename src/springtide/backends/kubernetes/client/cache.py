@@ -1,7 +1,7 @@
 """What an API server holds, kept up to date here: objects of one kind, trimmed, readable from every thread.
 
-List, then watch from the listing's version on. Whatever goes wrong with a watch, no reader decides by it: readers compare
-what should be with what is here. Four things keep that honest.
+List, then watch from the listing's version on. Whatever goes wrong with a watch, no reader decides by it: readers
+compare what should be with what is here. Four things keep that honest.
 
 - A watch that ends, breaks or falls silent is taken up where it was; one that is too old (410) is listed anew.
 - An answer from the past (an API server that lags behind another) is refused: no object goes back to an older version,

@@ -1,8 +1,9 @@
 """Who leads: one control plane holds a Lease and renews it; the others wait.
 
 A lease elects, it does not exclude: the journal's term does that. What is promised here is the half that a holder can
-keep by itself: it stops sending anything (`may_act`) before another process may think the lease free, also where it slept
-through all of it. No wall clock counts, but how long a record has not changed on the clock of the process that waits.
+keep by itself: it stops sending anything (`may_act`) before another process may think the lease free, also where it
+slept through all of it. No wall clock counts, but how long a record has not changed on the clock of the process that
+waits.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from springtide.core.errors import BackendError
 
 _log = logging.getLogger(__name__)
 
-# The holder acts for this part of the lease after its last renewal was sent; a process that waits does so for all of it.
+# The holder acts for this part of the lease after its last renewal was sent; a process that waits, waits for all of it.
 ACTS_PART = 0.8
 _RENEW_PART = 0.25
 _LOOK_PART = 0.15

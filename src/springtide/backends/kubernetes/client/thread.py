@@ -1,7 +1,7 @@
 """The one thread that talks to the API server: caches, writes, and whatever else has to wait for it.
 
-No other thread waits. The decision loop and the workers' reactor hand over what they want done and go on; what came of it
-is told to their callbacks, on this thread.
+No other thread waits. The decision loop and the workers' reactor hand over what they want done and go on; what
+came of it is told to their callbacks, on this thread.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class ApiThread:
         self.soon(put)
 
     def run(self, task: Callable[[KubeApi], Coroutine[Any, Any, T]]) -> concurrent.futures.Future[T]:
-        """Run a coroutine on the thread. Failures that are not taken from the future are logged. Dropped once closed."""
+        """Run a coroutine on the thread. Failures not taken from the future are logged. Dropped once closed."""
         loop, watched = self._running(), self._watched(task)
         try:
             return asyncio.run_coroutine_threadsafe(watched, loop)
