@@ -74,10 +74,10 @@ class Platform:
 
     def pid(self, replica_id: str) -> int:
         self.barrier()
-        replica = self.executor._workers.replicas[ReplicaId(replica_id)]
-        while replica.identity is None:
+        replica = self.executor._table.replicas[ReplicaId(replica_id)]
+        while replica.handle.identity is None:
             time.sleep(0.005)
-        return replica.identity.pid
+        return replica.handle.identity.pid
 
     def until_logged(self, replica_id: str, text: str) -> None:
         end_s = time.monotonic() + PATIENCE_S + 20.0

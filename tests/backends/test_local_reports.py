@@ -69,7 +69,7 @@ def test_a_hello_that_proves_nothing_is_fenced(platform: Platform, stranger: soc
     stranger.sendall(wire.encode_frame(hello))
     assert [type(order) for order in read_all(stranger)] == [wire.FenceOrder]
     assert platform.executor.counts()["refused_hellos"] == 1
-    assert platform.executor._workers.replicas[ReplicaId("r0")].connection is not None
+    assert platform.executor._table.replicas[ReplicaId("r0")].connection is not None
 
 
 def test_a_worker_with_the_wrong_token_is_sent_away_for_good(platform: Platform) -> None:
@@ -94,7 +94,7 @@ def test_a_worker_that_garbles_a_frame_comes_back_with_a_clean_stream(platform: 
 
 def deliver(platform: Platform, *reports: wire.Report) -> None:
     """Hand reports to the executor as if r0 had sent them on its own connection."""
-    replica = platform.executor._workers.replicas[ReplicaId("r0")]
+    replica = platform.executor._table.replicas[ReplicaId("r0")]
     done: list[bool] = []
 
     def take() -> None:
@@ -129,7 +129,7 @@ def test_an_acknowledgement_never_overtakes_an_open_report(platform: Platform) -
     platform.acknowledges = False
     platform.executor.start(start("r0"))
     platform.until(ReplicaReady)
-    replica = platform.executor._workers.replicas[ReplicaId("r0")]
+    replica = platform.executor._table.replicas[ReplicaId("r0")]
     inside = Checkpoint(generation=1, step=3, path=str(replica.work_dir / "checkpoints" / "1-3"))
     deliver(platform, wire.CheckpointWritten(checkpoint=inside, seq=2))
     committed = platform.until(CheckpointCommitted)

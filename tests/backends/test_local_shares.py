@@ -88,7 +88,7 @@ def test_replicas_of_different_workloads_share_a_device(platform: Platform) -> N
         ("r1", "job-r1", "local/0"),
     }
     assert status.enforced
-    slots = {spec.share_slot for spec in platform.executor._workers.replicas.values()}
+    slots = {spec.handle.share_slot for spec in platform.executor._table.replicas.values()}
     assert len(slots) == 2
     platform.executor.start(StopReplica(workload_id=WorkloadId("job-r0"), replica_id=ReplicaId("r0")))
     platform.until(ReplicaStopped)
@@ -137,7 +137,7 @@ def test_the_next_platform_adopts_sharers_with_their_daemon(platform_of: Callabl
     run(first, "r0", "r1")
     daemon = daemon_of(first)
     assert daemon is not None
-    slots = {name: first.executor._workers.replicas[ReplicaId(name)].share_slot for name in ("r0", "r1")}
+    slots = {name: first.executor._table.replicas[ReplicaId(name)].handle.share_slot for name in ("r0", "r1")}
     first.executor.close()
     second = platform_of()
     replicas = (sharing("r0", "job-r0"), replace(sharing("r1", "job-r1"), share=Share(request=0.2, limit=0.4)))
@@ -146,7 +146,7 @@ def test_the_next_platform_adopts_sharers_with_their_daemon(platform_of: Callabl
     now = daemon_of(second)
     assert now is not None
     assert now.pid == daemon.pid
-    assert {name: second.executor._workers.replicas[ReplicaId(name)].share_slot for name in slots} == slots
+    assert {name: second.executor._table.replicas[ReplicaId(name)].handle.share_slot for name in slots} == slots
     assert second.executor.counts()["adopted"] == 2
 
 

@@ -14,7 +14,7 @@ import pytest
 from springtide.backends.control_channel.members import MemberPhase
 from springtide.backends.control_channel.reactor import Reactor
 from springtide.backends.local import watch
-from springtide.backends.local.members import Worker
+from springtide.backends.local.members import ProcessHandle, Worker
 from springtide.backends.processes import ProcessStat, identify
 from springtide.core.workload import ReplicaId, WorkloadId
 
@@ -42,7 +42,7 @@ def make_replica(phase: MemberPhase = MemberPhase.RUNNING, *, silent_s: float) -
         log_path=Path("/nonexistent/log"),
         token_sha256="",
         phase=phase,
-        identity=identify(os.getpid()),
+        handle=ProcessHandle(identity=identify(os.getpid())),
         born_at_s=time.monotonic() - silent_s,
         heard_at_s=time.monotonic() - silent_s,
     )

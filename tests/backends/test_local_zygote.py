@@ -133,6 +133,6 @@ def test_the_end_of_an_earlier_process_of_the_same_replica_is_no_loss(
     platform.barrier()
     platform.take()
     assert not platform.events
-    assert ReplicaId("r0") in platform.executor._workers.replicas
+    assert ReplicaId("r0") in platform.executor._table.replicas
     platform.executor.start(StopReplica(workload_id=WorkloadId("job"), replica_id=ReplicaId("r0"), grace_s=0.2))
     platform.until(ReplicaStopped)

@@ -99,14 +99,14 @@ class PodPlatform:
         """Free what an executor whose thread stands still for ever holds, as the end of its process would."""
         executor = self.executor
         executor._thread = None
-        executor._door.close()
+        executor._listener.close()
         for connection in [*executor._reports._owners, *executor._reports.strangers]:
             connection._stream.close()
 
     def connected(self) -> list[str]:
         """The replicas whose workers have introduced themselves to this executor."""
-        pods = self.executor._pods
-        return [replica.replica_id for replica in list(pods.replicas.values()) if replica.connection is not None]
+        table = self.executor._table
+        return [replica.replica_id for replica in list(table.replicas.values()) if replica.connection is not None]
 
     def close(self) -> None:
         self.executor.close()

@@ -12,7 +12,7 @@ from api_proxy import ApiProxy
 from lab import Cluster
 from pod_platform import PodPlatform
 
-from springtide.backends.kubernetes.pods.replica_table import CRASH_POINTS
+from springtide.backends.kubernetes.pods.driver import CRASH_POINTS
 from springtide.core.actions import ResizeJob, StartReplica, StopReplica
 from springtide.core.events import JobResized, ReplicaLost, ReplicaReady, ReplicaStopped
 from springtide.core.ports import Standing

@@ -34,7 +34,7 @@ def replica(
     number: int, *, heard_at_s: float, phase: MemberPhase = MemberPhase.RUNNING, lost: str | None = None
 ) -> SimpleNamespace:
     body = SimpleNamespace(node_id="a", device_id=f"a/{number}", uid="", is_over=False)
-    return SimpleNamespace(body=body, heard_at_s=heard_at_s, phase=phase, lost_reason=lost)
+    return SimpleNamespace(handle=SimpleNamespace(pod=body), heard_at_s=heard_at_s, phase=phase, lost_reason=lost)
 
 
 def test_who_holds_what(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,10 @@ class Stage:
         )
         body = SimpleNamespace(uid="u") if is_made else None
         replica = SimpleNamespace(
-            action=SimpleNamespace(workload=job), body=body, asked_to_stop=False, lost_reason=None
+            action=SimpleNamespace(workload=job),
+            handle=SimpleNamespace(pod=body),
+            asked_to_stop=False,
+            lost_reason=None,
         )
         self.replicas.append(replica)
         return replica
@@ -114,7 +117,7 @@ def test_room_within_its_patience_leaves_a_job_alone(stage: Stage) -> None:
     stage.replica(is_made=True)
     waiting = stage.replica(is_made=False)
     stage.refuse(waiting)
-    waiting.body = SimpleNamespace(uid="v")
+    waiting.handle.pod = SimpleNamespace(uid="v")
     stage.quota.accepted("ml")
     stage.reactor.pass_time(2 * PATIENCE_S)
     assert stage.events == []

@@ -1,10 +1,11 @@
-"""What an executor knows of each replica and of each job's group. Owned by the I/O thread."""
+"""The state of each replica and of each job's group. Owned by the I/O thread."""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
 
 from springtide.backends.control_channel.reactor import FramedConnection, Timer
 from springtide.core.actions import StartReplica
@@ -23,14 +24,26 @@ class MemberPhase(enum.Enum):
     GONE = "gone"
 
 
+class ReplicaHandle(Protocol):
+    """The process or pod of a replica."""
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a process or pod that can be ended, and whose end will be noticed."""
+
+
+Handle = TypeVar("Handle", bound=ReplicaHandle)
+
+
 @dataclass(eq=False)
-class Replica:
-    """One worker. `token_sha256` is what it must prove itself by; `action` what it was started for.
+class Replica(Generic[Handle]):
+    """One worker. `token_sha256` authenticates it; `action` is what it was started for; `handle` its process or pod.
 
     A foreigner, a worker of the past that is about to be ended, has no `action`. `host` is where the other workers of
     its job reach it (empty: it is on their machine).
     """
 
+    handle: Handle
     replica_id: ReplicaId
     workload_id: WorkloadId
     generation: int
@@ -78,25 +91,20 @@ class Replica:
         """Whether it runs a whole script, which reports neither switches nor steps."""
         return self.action is not None and self.action.workload.entrypoint.kind == "script"
 
-    @property
-    def has_body(self) -> bool:
-        """Whether there is something of it that can be ended, and whose end will be noticed."""
-        raise NotImplementedError
-
     def cancel_timers(self) -> None:
-        """Nothing that was planned for this worker happens any more."""
+        """Cancel everything that is scheduled for this worker."""
         for timer in self.timers:
             timer.cancel()
         self.timers.clear()
 
 
 # One report of one worker: what an event came from, and what is acknowledged.
-Source = tuple[Replica, int]
+Source = tuple[Replica[Any], int]
 
 
 @dataclass(eq=False)
 class JobGroup:
-    """The newest group of a job: its order, who has been told, who has switched, and whose reports wait for it."""
+    """The newest group of a job: its order, the members told and switched, and the reports that wait for it."""
 
     order: FormGroup
     audience: frozenset[ReplicaId]

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from functools import singledispatchmethod
 from typing import Generic
 
-from springtide.backends.control_channel.members import Job, JobGroup, MemberPhase
-from springtide.backends.control_channel.replica_table import R, ReplicaTable
+from springtide.backends.control_channel.members import Handle, Job, JobGroup, MemberPhase, Replica
+from springtide.backends.control_channel.replica_table import ReplicaTable
 from springtide.backends.control_channel.reports import Reports
 from springtide.core.actions import (
     Action,
@@ -39,7 +39,7 @@ def _do_nothing(action: LabelNode) -> None:
     """A label is the control plane's alone, which remembers it in its journal."""
 
 
-class OrderTable(Generic[R]):
+class OrderTable(Generic[Handle]):
     """Carries out actions. Runs on the I/O thread. Each action may come any number of times.
 
     `start` begins one worker and raises StorageError or BackendError; `set_share` changes what one holds of its device;
@@ -48,16 +48,16 @@ class OrderTable(Generic[R]):
 
     def __init__(
         self,
-        crew: ReplicaTable[R],
+        table: ReplicaTable[Handle],
         start: Callable[[StartReplica], None],
         set_share: Callable[[SetShare], None],
         label_node: Callable[[LabelNode], None] = _do_nothing,
     ) -> None:
-        self._crew = crew
+        self._table = table
         self._start = start
         self._set_share = set_share
         self._label_node = label_node
-        self.reports: Reports[R]
+        self.reports: Reports[Handle]
 
     def do(self, action: Action) -> None:
         """Begin an action. What the disk refuses is tried again, except for a start, which is reported lost."""
@@ -65,33 +65,33 @@ class OrderTable(Generic[R]):
             self._do(action)
         except (StorageError, BackendError, OSError) as error:
             _log.error("%s failed: %s", type(action).__name__, error)
-            self._crew.counts["action_errors"] += 1
+            self._table.counts["action_errors"] += 1
             if isinstance(action, StartReplica):
-                self._crew.bury(action.replica_id)
+                self._table.remember_gone(action.replica_id)
                 reason = f"the worker could not be started: {error}"
-                self._crew.post(
+                self._table.post(
                     ReplicaLost(workload_id=action.workload_id, replica_id=action.replica_id, reason=reason)
                 )
             else:
-                self._crew.reactor.after(_RETRY_S, lambda: self.do(action))
+                self._table.reactor.after(_RETRY_S, lambda: self.do(action))
 
-    def tell(self, replica: R) -> None:
+    def tell(self, replica: Replica[Handle]) -> None:
         """Send a worker that has just connected whatever it may have missed."""
         if replica.asked_to_stop and replica.order is None:
             # It was asked to stop before it was there to be asked.
-            self._crew.kill(replica)
+            self._table.kill(replica)
             return
         if replica.order is not None and replica.kill_at_s is not None:
             left_s = max(0.0, replica.kill_at_s - time.monotonic())
             order = replica.order
-            self._crew.send(
+            self._table.send(
                 replica,
                 Preempt(generation=order.generation, grace_s=left_s)
                 if isinstance(order, Preempt)
                 else Stop(grace_s=left_s),
             )
             return
-        job = self._crew.jobs.get(replica.workload_id)
+        job = self._table.jobs.get(replica.workload_id)
         group = job.group if job is not None else None
         if job is None or group is None or replica.replica_id not in group.audience:
             return
@@ -104,9 +104,9 @@ class OrderTable(Generic[R]):
 
     @_do.register
     def _(self, action: StartReplica) -> None:
-        job = self._crew.jobs.get(action.workload_id)
+        job = self._table.jobs.get(action.workload_id)
         if job is not None and job.has_ended:
-            self._crew.counts["repeated_actions"] += 1
+            self._table.counts["repeated_actions"] += 1
             return
         self._start(action)
 
@@ -116,40 +116,40 @@ class OrderTable(Generic[R]):
 
     @_do.register
     def _(self, action: StopReplica) -> None:
-        replica = self._crew.replicas.get(action.replica_id)
+        replica = self._table.replicas.get(action.replica_id)
         if replica is not None:
             self.stop(replica, Stop(grace_s=action.grace_s), action.grace_s)
-        elif not self._crew.was_here(action.replica_id):
-            self._crew.bury(action.replica_id)
-            self._crew.post(ReplicaStopped(workload_id=action.workload_id, replica_id=action.replica_id))
+        elif not self._table.was_here(action.replica_id):
+            self._table.remember_gone(action.replica_id)
+            self._table.post(ReplicaStopped(workload_id=action.workload_id, replica_id=action.replica_id))
         else:
-            self._crew.counts["repeated_actions"] += 1
+            self._table.counts["repeated_actions"] += 1
 
     @_do.register
     def _(self, action: ResizeJob) -> None:
-        crew = self._crew
-        job = crew.jobs.get(action.job_id)
+        table = self._table
+        job = table.jobs.get(action.job_id)
         if job is None or job.has_ended:
-            crew.counts["stale_actions"] += 1
+            table.counts["stale_actions"] += 1
             return
         group = job.group
         if group is not None and group.order.generation == action.generation and group.order.members:
-            crew.counts["repeated_actions"] += 1
+            table.counts["repeated_actions"] += 1
             self._tell_all(job, group)
             return
         if action.generation < max(job.generation, group.order.generation if group else 0):
-            crew.counts["stale_actions"] += 1
+            table.counts["stale_actions"] += 1
             return
         if self.reports.repeat_finish(job, action.generation):
             job.generation = action.generation
             return
         if action.forced and job.fenced < action.generation:
-            if not crew.fence_storage(job, action.generation, lambda: self.do(action)):
+            if not table.driver.fence_storage(job, action.generation, lambda: self.do(action)):
                 return
             job.fenced = action.generation
         job.generation = action.generation
         order = self._make_order(job, action)
-        living = [r for r in crew.of_workload(job.job_id) if not r.asked_to_stop and r.lost_reason is None]
+        living = [r for r in table.of_workload(job.job_id) if not r.asked_to_stop and r.lost_reason is None]
         audience = {r.replica_id for r in living if r.group_generation > 0} | set(action.replica_ids)
         if group is not None:
             audience |= {r.replica_id for r in living if r.replica_id in group.order.members}
@@ -159,19 +159,19 @@ class OrderTable(Generic[R]):
 
     @_do.register
     def _(self, action: PreemptJob) -> None:
-        job = self._crew.jobs.get(action.job_id)
+        job = self._table.jobs.get(action.job_id)
         if job is not None:
             job.generation = max(job.generation, action.generation)
             if job.group is not None:
                 self.reports.supersede(job.group)
         for replica_id in action.replica_ids:
-            replica = self._crew.replicas.get(replica_id)
+            replica = self._table.replicas.get(replica_id)
             if replica is not None:
                 order = Preempt(generation=action.generation, grace_s=action.grace_s)
                 self.stop(replica, order, action.grace_s + 1.0)
-            elif not self._crew.was_here(replica_id):
-                self._crew.bury(replica_id)
-                self._crew.post(ReplicaStopped(workload_id=action.job_id, replica_id=replica_id))
+            elif not self._table.was_here(replica_id):
+                self._table.remember_gone(replica_id)
+                self._table.post(ReplicaStopped(workload_id=action.job_id, replica_id=replica_id))
 
     @_do.register
     def _(self, action: AdmitJob) -> None:
@@ -187,71 +187,71 @@ class OrderTable(Generic[R]):
 
     @_do.register
     def _(self, action: EndJob) -> None:
-        job = self._crew.jobs.get(action.job_id)
-        self._crew.inbox.forget_job(action.job_id)
+        job = self._table.jobs.get(action.job_id)
+        self._table.inbox.forget_job(action.job_id)
         if job is None:
             return
-        for replica in self._crew.of_workload(action.job_id):
+        for replica in self._table.of_workload(action.job_id):
             self.stop(replica, Stop(grace_s=END_GRACE_S), END_GRACE_S)
         if job.group is not None:
             self.reports.supersede(job.group)
-        self._crew.end_job(job)
+        self._table.end_job(job)
 
     def stop_everyone(self, grace_s: float) -> None:
         """Have jobs commit a checkpoint, services drain, and all of it end within `grace_s`."""
-        for replica in list(self._crew.replicas.values()):
-            job = self._crew.jobs.get(replica.workload_id)
+        for replica in list(self._table.replicas.values()):
+            job = self._table.jobs.get(replica.workload_id)
             if replica.is_job and job is not None and replica.group_generation > 0:
                 order = Preempt(generation=job.generation, grace_s=max(0.0, grace_s - 1.0))
                 self.stop(replica, order, grace_s)
             else:
                 self.stop(replica, Stop(grace_s=grace_s), grace_s)
 
-    def stop(self, replica: R, order: Preempt | Stop, limit_s: float) -> None:
+    def stop(self, replica: Replica[Handle], order: Preempt | Stop, limit_s: float) -> None:
         """Give a worker `limit_s` to end by itself. A later limit than the one in force changes nothing."""
-        crew = self._crew
+        table = self._table
         kill_at_s = time.monotonic() + limit_s
         replica.asked_to_stop = True
         if replica.lost_reason is not None or replica.has_exited:
             return
         if replica.phase is MemberPhase.QUEUED:
-            crew.note_exit(replica)
+            table.note_exit(replica)
             return
         if replica.phase is MemberPhase.SPAWNING:
             # It never connected, so there is nothing to save and nobody to ask. Without a number yet, the news of
             # its birth ends it; without such news, this does.
-            crew.kill(replica)
-            if not replica.has_body and replica.kill_at_s is None:
+            table.kill(replica)
+            if not replica.handle.exists and replica.kill_at_s is None:
                 replica.kill_at_s = kill_at_s
-                replica.timers.append(crew.reactor.after(limit_s, lambda: self._end(replica)))
+                replica.timers.append(table.reactor.after(limit_s, lambda: self._end(replica)))
             return
         if replica.kill_at_s is not None and replica.kill_at_s <= kill_at_s:
-            crew.counts["repeated_actions"] += 1
+            table.counts["repeated_actions"] += 1
             return
         replica.cancel_timers()
         replica.kill_at_s = kill_at_s
         replica.order = order
-        crew.send(replica, order)
+        table.send(replica, order)
         if isinstance(order, Stop):
-            replica.timers.append(crew.reactor.after(limit_s / 2, lambda: crew.kill(replica, signal.SIGTERM)))
-        replica.timers.append(crew.reactor.after(limit_s, lambda: self._end(replica)))
+            replica.timers.append(table.reactor.after(limit_s / 2, lambda: table.kill(replica, signal.SIGTERM)))
+        replica.timers.append(table.reactor.after(limit_s, lambda: self._end(replica)))
 
-    def _end(self, replica: R) -> None:
-        self._crew.counts["grace_kills"] += 1
-        if not replica.has_body:
-            self._crew.note_exit(replica)
+    def _end(self, replica: Replica[Handle]) -> None:
+        self._table.counts["grace_kills"] += 1
+        if not replica.handle.exists:
+            self._table.note_exit(replica)
         else:
-            self._crew.kill(replica)
+            self._table.kill(replica)
 
     def _tell_all(self, job: Job, group: JobGroup) -> None:
         for replica_id in sorted(group.audience):
-            replica = self._crew.replicas.get(replica_id)
+            replica = self._table.replicas.get(replica_id)
             if replica is not None and replica_id not in group.told:
                 self._tell_group(job, group, replica)
         self.reports.confirm(job, wait_for_repeats=True)
 
-    def _tell_group(self, job: Job, group: JobGroup, replica: R) -> None:
-        if not self._crew.send(replica, group.order):
+    def _tell_group(self, job: Job, group: JobGroup, replica: Replica[Handle]) -> None:
+        if not self._table.send(replica, group.order):
             return
         group.told.add(replica.replica_id)
         if not replica.is_script or group.is_confirmed:
@@ -261,7 +261,7 @@ class OrderTable(Generic[R]):
             replica.group_generation = group.order.generation
         if all(member in group.told for member in group.order.members):
             group.is_confirmed = True
-            self._crew.post(
+            self._table.post(
                 JobResized(
                     job_id=job.job_id,
                     generation=group.order.generation,
@@ -273,11 +273,11 @@ class OrderTable(Generic[R]):
             )
 
     def _make_order(self, job: Job, action: ResizeJob) -> FormGroup:
-        replicas = self._crew.of_workload(job.job_id)
+        replicas = self._table.of_workload(job.job_id)
         previous = max((r.group_generation for r in replicas if r.group_generation < action.generation), default=0)
         is_script = any(replica.is_script for replica in replicas)
         members: tuple[ReplicaId, ...] = tuple(action.replica_ids)
-        rendezvous = self._crew.rendezvous(job, action, is_script=is_script)
+        rendezvous = self._table.driver.rendezvous(job, action, is_script=is_script)
         return FormGroup(
             generation=action.generation,
             members=members,

@@ -11,9 +11,9 @@ from typing import Generic
 
 from msgspec.structs import replace
 
-from springtide.backends.control_channel.members import Job, JobGroup, MemberPhase, Source
+from springtide.backends.control_channel.members import Handle, Job, JobGroup, MemberPhase, Replica, Source
 from springtide.backends.control_channel.reactor import FramedConnection
-from springtide.backends.control_channel.replica_table import R, ReplicaTable
+from springtide.backends.control_channel.replica_table import ReplicaTable
 from springtide.core.events import (
     CheckpointCommitted,
     GroupBroken,
@@ -35,17 +35,19 @@ _HELLO_TIMEOUT_S = 10.0
 MAX_STRANGERS = 1024
 
 
-class Reports(Generic[R]):
+class Reports(Generic[Handle]):
     """Takes connections and reports. Runs on the I/O thread.
 
     `tell_orders` sends a worker what it should know now; `make_room` is called when one has come up.
     """
 
-    def __init__(self, crew: ReplicaTable[R], tell_orders: Callable[[R], None], make_room: Callable[[], None]) -> None:
-        self._crew = crew
+    def __init__(
+        self, table: ReplicaTable[Handle], tell_orders: Callable[[Replica[Handle]], None], make_room: Callable[[], None]
+    ) -> None:
+        self._table = table
         self._tell_orders = tell_orders
         self._make_room = make_room
-        self._owners: dict[FramedConnection[wire.Report], R] = {}
+        self._owners: dict[FramedConnection[wire.Report], Replica[Handle]] = {}
         self.strangers: set[FramedConnection[wire.Report]] = set()
 
     # --- connections -------------------------------------------------------------------------------------------------
@@ -53,11 +55,11 @@ class Reports(Generic[R]):
     def greet(self, connection: FramedConnection[wire.Report]) -> None:
         """A new connection has to say Hello soon."""
         if len(self.strangers) >= MAX_STRANGERS:
-            self._crew.counts["turned_away"] += 1
+            self._table.counts["turned_away"] += 1
             connection.close("too many have not introduced themselves")
             return
         self.strangers.add(connection)
-        self._crew.reactor.after(_HELLO_TIMEOUT_S, lambda: self._expire(connection))
+        self._table.reactor.after(_HELLO_TIMEOUT_S, lambda: self._expire(connection))
 
     def on_message(self, connection: FramedConnection[wire.Report], report: wire.Report) -> None:
         """One frame of a worker."""
@@ -66,7 +68,7 @@ class Reports(Generic[R]):
             if isinstance(report, wire.Hello) and connection in self.strangers:
                 self._hello(connection, report)
             else:
-                self._crew.counts["unintroduced_frames"] += 1
+                self._table.counts["unintroduced_frames"] += 1
                 connection.close("the first frame must be a Hello")
             return
         if replica.connection is not connection:
@@ -75,9 +77,9 @@ class Reports(Generic[R]):
         replica.suspect_ticks = None
         if report.seq > 0:
             if report.seq <= replica.seen_seq:
-                self._crew.counts["repeated_reports"] += 1
+                self._table.counts["repeated_reports"] += 1
                 if report.seq <= replica.acknowledged_seq:
-                    self._crew.send(replica, wire.Acknowledge(seq=replica.acknowledged_seq))
+                    self._table.send(replica, wire.Acknowledge(seq=replica.acknowledged_seq))
                 return
             replica.seen_seq = report.seq
             replica.open_seqs.add(report.seq)
@@ -86,12 +88,12 @@ class Reports(Generic[R]):
     def on_close(self, connection: FramedConnection[wire.Report], reason: str) -> None:
         """A connection is gone; its worker may come back, or may have ended."""
         if reason:
-            self._crew.counts["closed_connections"] += 1
+            self._table.counts["closed_connections"] += 1
         self.strangers.discard(connection)
         replica = self._owners.pop(connection, None)
         if replica is not None and replica.connection is connection:
             replica.connection = None
-            self._crew.conclude_if_silent(replica)
+            self._table.conclude_if_silent(replica)
 
     def close(self) -> None:
         """Close every connection; the workers live on."""
@@ -104,18 +106,18 @@ class Reports(Generic[R]):
 
     def _hello(self, connection: FramedConnection[wire.Report], hello: wire.Hello) -> None:
         self.strangers.discard(connection)
-        crew = self._crew
-        replica = crew.replicas.get(hello.replica_id)
+        table = self._table
+        replica = table.replicas.get(hello.replica_id)
         known = (
             replica is not None
             and hmac.compare_digest(replica.token_sha256, hash_token(hello.token))
             and replica.workload_id == hello.workload_id
             and replica.lost_reason is None
-            and crew.is_own(replica, hello, connection)
+            and table.driver.is_own(replica, hello, connection)
         )
         if replica is None or not known:
             # Whoever it is has no place here any more; a true worker of the past must not linger as an orphan.
-            crew.counts["refused_hellos"] += 1
+            table.counts["refused_hellos"] += 1
             connection.send(wire.FenceOrder(reason="this worker is unknown here, or has been replaced"))
             if not connection.is_closed:
                 connection.close_when_sent()
@@ -125,26 +127,26 @@ class Reports(Generic[R]):
             self._owners.pop(old, None)
             old.close("replaced by a newer connection")
         self._owners[connection] = replica
-        crew.take_hello(replica, hello, connection)
+        table.driver.take_hello(replica, hello, connection)
         self._adopt(replica, hello)
 
-    def _adopt(self, replica: R, hello: wire.Hello) -> None:
-        crew = self._crew
+    def _adopt(self, replica: Replica[Handle], hello: wire.Hello) -> None:
+        table = self._table
         replica.phase = MemberPhase.RUNNING
         replica.heard_at_s = time.monotonic()
         replica.suspect_ticks = None
         replica.step = max(replica.step, hello.step)
         replica.group_generation = max(replica.group_generation, hello.generation)
         if hello.is_ready and not replica.is_ready:
-            replica.address = self._crew.own_address(replica, hello.address)
-            crew.reactor.after(_REPEATS_S, lambda: self._infer_ready(replica))
+            replica.address = self._table.driver.own_address(replica, hello.address)
+            table.reactor.after(_REPEATS_S, lambda: self._infer_ready(replica))
         self._tell_orders(replica)
         self._make_room()
-        job = crew.jobs.get(replica.workload_id)
+        job = table.jobs.get(replica.workload_id)
         if job is not None and job.group is not None and not job.group.is_confirmed:
-            crew.reactor.after(_REPEATS_S, lambda: self.confirm(job))
+            table.reactor.after(_REPEATS_S, lambda: self.confirm(job))
 
-    def _infer_ready(self, replica: R) -> None:
+    def _infer_ready(self, replica: Replica[Handle]) -> None:
         """Its Hello said that it is ready; if no report repeats that, an earlier control plane has acknowledged it."""
         if not replica.is_ready and replica.phase is MemberPhase.RUNNING:
             self._ready(replica, replica.address, [])
@@ -152,24 +154,24 @@ class Reports(Generic[R]):
     # --- reports -----------------------------------------------------------------------------------------------------
 
     @singledispatchmethod
-    def _take(self, report: wire.Report, replica: R) -> None:
+    def _take(self, report: wire.Report, replica: Replica[Handle]) -> None:
         raise AssertionError(f"no way to take {type(report).__name__}")
 
     @_take.register
-    def _(self, report: wire.Hello, replica: R) -> None:
-        self._crew.counts["repeated_reports"] += 1
+    def _(self, report: wire.Hello, replica: Replica[Handle]) -> None:
+        self._table.counts["repeated_reports"] += 1
 
     @_take.register
-    def _(self, report: wire.Heartbeat, replica: R) -> None:
+    def _(self, report: wire.Heartbeat, replica: Replica[Handle]) -> None:
         replica.step = max(replica.step, report.step)
-        self._crew.settle([(replica, report.seq)])
+        self._table.settle([(replica, report.seq)])
 
     @_take.register
-    def _(self, report: wire.Ready, replica: R) -> None:
+    def _(self, report: wire.Ready, replica: Replica[Handle]) -> None:
         self._ready(replica, report.address, [(replica, report.seq)], report.phases_s)
 
     @_take.register
-    def _(self, report: wire.Progress, replica: R) -> None:
+    def _(self, report: wire.Progress, replica: Replica[Handle]) -> None:
         event = ProgressReported(
             job_id=replica.workload_id,
             generation=report.generation,
@@ -190,31 +192,31 @@ class Reports(Generic[R]):
             grad_var=report.grad_var,
         )
         replica.step = max(replica.step, report.step)
-        if not self._crew.inbox.progress(event):
-            self._crew.counts["stale_reports"] += 1
-        self._crew.settle([(replica, report.seq)])
+        if not self._table.inbox.progress(event):
+            self._table.counts["stale_reports"] += 1
+        self._table.settle([(replica, report.seq)])
 
     @_take.register
-    def _(self, report: wire.Switched, replica: R) -> None:
+    def _(self, report: wire.Switched, replica: Replica[Handle]) -> None:
         replica.group_generation = max(replica.group_generation, report.generation)
         replica.step = max(replica.step, report.step)
-        job = self._crew.jobs.get(replica.workload_id)
+        job = self._table.jobs.get(replica.workload_id)
         group = job.group if job is not None else None
         if job is None or group is None or report.generation != group.order.generation or group.is_confirmed:
-            self._crew.counts["stale_reports"] += 1
-            self._crew.settle([(replica, report.seq)])
+            self._table.counts["stale_reports"] += 1
+            self._table.settle([(replica, report.seq)])
             return
         group.switched[replica.replica_id] = report
         group.sources.append((replica, report.seq))
         self.confirm(job, wait_for_repeats=True)
 
     @_take.register
-    def _(self, report: wire.CheckpointWritten, replica: R) -> None:
+    def _(self, report: wire.CheckpointWritten, replica: Replica[Handle]) -> None:
         checkpoint = report.checkpoint
         source = (replica, report.seq)
-        if not self._crew.lies_in(replica, checkpoint.path):
-            self._crew.counts["stray_paths"] += 1
-            self._crew.settle([source])
+        if not self._table.driver.lies_in(replica, checkpoint.path):
+            self._table.counts["stray_paths"] += 1
+            self._table.settle([source])
             return
         event = CheckpointCommitted(
             job_id=replica.workload_id,
@@ -223,77 +225,79 @@ class Reports(Generic[R]):
             path=checkpoint.path,
             num_bytes=checkpoint.num_bytes,
         )
-        self._crew.post(event, [source])
+        self._table.post(event, [source])
 
     @_take.register
-    def _(self, report: wire.Finished, replica: R) -> None:
+    def _(self, report: wire.Finished, replica: Replica[Handle]) -> None:
         replica.has_finished = True
         replica.group_generation = max(replica.group_generation, report.generation)
-        job = self._crew.jobs.get(replica.workload_id)
+        job = self._table.jobs.get(replica.workload_id)
         if job is None or job.finish is not None:
-            self._crew.settle([(replica, report.seq)])
+            self._table.settle([(replica, report.seq)])
             return
         job.finished.append((replica, report.seq))
         job.finished_step = max(job.finished_step, report.step)
         job.has_result = job.has_result or report.has_result
-        if report.artifact_path and self._crew.lies_in(replica, report.artifact_path):
+        if report.artifact_path and self._table.driver.lies_in(replica, report.artifact_path):
             job.artifact_path = report.artifact_path
         self.finish(job)
 
     @_take.register
-    def _(self, report: wire.Failed, replica: R) -> None:
+    def _(self, report: wire.Failed, replica: Replica[Handle]) -> None:
         if not replica.is_job:
             replica.failure = report.error
-            self._crew.settle([(replica, report.seq)])
+            self._table.settle([(replica, report.seq)])
             return
         replica.has_failed = True
         generation = max(report.generation, self._generation_of(replica))
         event = JobFailed(job_id=replica.workload_id, generation=generation, error=report.error)
-        self._crew.post(event, [(replica, report.seq)])
+        self._table.post(event, [(replica, report.seq)])
 
     @_take.register
-    def _(self, report: wire.Left, replica: R) -> None:
+    def _(self, report: wire.Left, replica: Replica[Handle]) -> None:
         replica.has_left = True
-        self._crew.settle([(replica, report.seq)])
+        self._table.settle([(replica, report.seq)])
 
     @_take.register
-    def _(self, report: wire.GroupBrokenReport, replica: R) -> None:
-        job = self._crew.jobs.get(replica.workload_id)
+    def _(self, report: wire.GroupBrokenReport, replica: Replica[Handle]) -> None:
+        job = self._table.jobs.get(replica.workload_id)
         if job is None:
-            self._crew.settle([(replica, report.seq)])
+            self._table.settle([(replica, report.seq)])
             return
         group = job.group
         if group is None:
             # After a restart the newest order is not known; the worker's own generation is, unless a newer one exists.
             if report.generation < job.generation:
-                self._crew.counts["stale_reports"] += 1
-                self._crew.settle([(replica, report.seq)])
+                self._table.counts["stale_reports"] += 1
+                self._table.settle([(replica, report.seq)])
                 return
             order = wire.FormGroup(generation=report.generation, members=(), rendezvous="")
             group = job.group = JobGroup(order=order, audience=frozenset(), is_confirmed=True)
         # A break of the group before counts while its successor forms: without its steps there is no common boundary.
         is_before = not group.is_confirmed and report.generation == group.order.previous
         if report.generation < group.order.generation and not is_before:
-            self._crew.counts["stale_reports"] += 1
-            self._crew.settle([(replica, report.seq)])
+            self._table.counts["stale_reports"] += 1
+            self._table.settle([(replica, report.seq)])
             return
         group.broken.append((replica, report.seq))
         group.broken_detail = report.detail
         if group.broken_at_s is None:
             group.broken_at_s = time.monotonic()
             group.broke_before = is_before
-            self._crew.reactor.after(_BREAK_CHECK_S, lambda: self._judge_break(job, group))
+            self._table.reactor.after(_BREAK_CHECK_S, lambda: self._judge_break(job, group))
 
-    def _ready(self, replica: R, address: str, sources: list[Source], phases_s: dict[str, float] | None = None) -> None:
+    def _ready(
+        self, replica: Replica[Handle], address: str, sources: list[Source], phases_s: dict[str, float] | None = None
+    ) -> None:
         replica.is_ready = True
-        replica.address = self._crew.own_address(replica, address) or replica.address
+        replica.address = self._table.driver.own_address(replica, address) or replica.address
         event = ReplicaReady(
             workload_id=replica.workload_id,
             replica_id=replica.replica_id,
             address=replica.address,
             phases_s=phases_s or {},
         )
-        self._crew.post(event, sources)
+        self._table.post(event, sources)
 
     # --- groups ------------------------------------------------------------------------------------------------------
 
@@ -303,14 +307,14 @@ class Reports(Generic[R]):
         A member that switched under an earlier control plane says so in its Hello only, without the pause.
         """
         group = job.group
-        if group is None or group.is_confirmed or self._crew.jobs.get(job.job_id) is not job:
+        if group is None or group.is_confirmed or self._table.jobs.get(job.job_id) is not job:
             return
         order = group.order
-        members = [self._crew.replicas.get(member) for member in order.members]
+        members = [self._table.replicas.get(member) for member in order.members]
         if not all(member is not None and member.group_generation >= order.generation for member in members):
             return
         if wait_for_repeats and len(group.switched) < len(order.members):
-            self._crew.reactor.after(_REPEATS_S, lambda: self.confirm(job))
+            self._table.reactor.after(_REPEATS_S, lambda: self.confirm(job))
             return
         group.is_confirmed = True
         told = [group.switched[member] for member in order.members if member in group.switched]
@@ -324,13 +328,13 @@ class Reports(Generic[R]):
             direction=first.direction if first else ("replace" if order.previous else "start"),
         )
         sources, group.sources = group.sources, []
-        self._crew.post(event, sources)
+        self._table.post(event, sources)
 
     def supersede(self, group: JobGroup) -> None:
         """A newer group takes this one's place: nothing more is waited for."""
         sources = [*group.sources, *group.broken]
         group.sources, group.broken = [], []
-        self._crew.settle(sources)
+        self._table.settle(sources)
 
     def finish(self, job: Job) -> None:
         """Report the end of training once the result is there and the function has returned on every living member.
@@ -341,7 +345,7 @@ class Reports(Generic[R]):
             return
         living = [
             replica
-            for replica in self._crew.of_workload(job.job_id)
+            for replica in self._table.of_workload(job.job_id)
             if not replica.asked_to_stop and replica.lost_reason is None and not replica.has_exited
         ]
         # A joiner that is in no group yet has nothing to finish; a worker that is not back yet may have.
@@ -356,19 +360,19 @@ class Reports(Generic[R]):
             job_id=job.job_id, generation=generation, step=job.finished_step, artifact_path=job.artifact_path
         )
         sources, job.finished = job.finished, []
-        self._crew.post(job.finish, sources)
+        self._table.post(job.finish, sources)
 
     def repeat_finish(self, job: Job, generation: int) -> bool:
         """A resize was decided before the end of training was known: say it again, for the new generation."""
         if job.finish is None:
             return False
         job.finish = replace(job.finish, generation=generation)
-        self._crew.post(job.finish)
+        self._table.post(job.finish)
         return True
 
-    def on_gone(self, replica: R) -> None:
+    def on_gone(self, replica: Replica[Handle]) -> None:
         """A worker has left the table: those that remain may be all that were waited for."""
-        job = self._crew.jobs.get(replica.workload_id)
+        job = self._table.jobs.get(replica.workload_id)
         if job is not None:
             self.finish(job)
 
@@ -378,23 +382,23 @@ class Reports(Generic[R]):
             return
         if group.broke_before and group.is_confirmed:
             # The members went on in the new group, which has not broken.
-            self._crew.settle(group.broken)
+            self._table.settle(group.broken)
             group.broken, group.broken_at_s, group.broke_before = [], None, False
             return
         now_s = time.monotonic()
-        living = [replica for replica in self._crew.of_workload(job.job_id) if not replica.asked_to_stop]
+        living = [replica for replica in self._table.of_workload(job.job_id) if not replica.asked_to_stop]
         is_someone_silent = any(now_s - replica.heard_at_s > _HESITANT_S for replica in living if replica.heard_at_s)
         since_s = now_s - (group.broken_at_s or now_s)
         if is_someone_silent or since_s < LOST_AFTER_S:
-            self._crew.reactor.after(_BREAK_CHECK_S, lambda: self._judge_break(job, group))
+            self._table.reactor.after(_BREAK_CHECK_S, lambda: self._judge_break(job, group))
             return
         group.is_break_posted = True
         event = GroupBroken(job_id=job.job_id, generation=group.order.generation, detail=group.broken_detail)
         sources, group.broken = group.broken, []
-        self._crew.post(event, sources)
+        self._table.post(event, sources)
 
-    def _generation_of(self, replica: R) -> int:
-        job = self._crew.jobs.get(replica.workload_id)
+    def _generation_of(self, replica: Replica[Handle]) -> int:
+        job = self._table.jobs.get(replica.workload_id)
         if job is None or job.group is None or replica.replica_id not in job.group.order.members:
             return 0
         return job.group.order.generation

@@ -29,13 +29,13 @@ from springtide.backends.kubernetes.client.errors import QuotaExceeded
 from springtide.backends.kubernetes.client.kinds import POD
 from springtide.backends.kubernetes.client.thread import ApiThread
 from springtide.backends.kubernetes.nodes.registry import NodeBook
+from springtide.backends.kubernetes.pods.driver import PodDriver, PodHandle, PodReplica
 from springtide.backends.kubernetes.pods.launcher import PodLauncher
 from springtide.backends.kubernetes.pods.logs import PodLogs
 from springtide.backends.kubernetes.pods.machines import PodMachines
 from springtide.backends.kubernetes.pods.quota import NamespaceQuota
 from springtide.backends.kubernetes.pods.reading import trim_pod
 from springtide.backends.kubernetes.pods.recovery import PodRecovery
-from springtide.backends.kubernetes.pods.replica_table import PodReplica, Pods
 from springtide.backends.kubernetes.pods.shares import SHARE_ANNOTATION, pod_sharing, share_text
 from springtide.backends.kubernetes.pods.spec import label_value
 from springtide.backends.kubernetes.pods.table import PodTable
@@ -111,10 +111,10 @@ class KubernetesExecutor:
         assert self._thread is None, "an executor is opened once"
         settings = self._settings
         self._state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        listener = listen_tcp(self._listen_host, settings.control_port)
+        server = listen_tcp(self._listen_host, settings.control_port)
         try:
             self._reactor = Reactor()
-            self._door = WorkerListener(self._reactor, listener, self._welcome)
+            self._listener = WorkerListener(self._reactor, server, self._welcome)
             self._pool = ThreadPoolExecutor(max_workers=_FENCES_AT_ONCE, thread_name_prefix="springtide-fence")
             platform = label_value(settings.name)
             self._pod_cache = self._api.cache(
@@ -127,7 +127,7 @@ class KubernetesExecutor:
             self._book = NodeBook(self._api, settings, held=self._machines.held, post=self._post_of_node)
             self._api.sync(SYNC_TIMEOUT_S)
         except BaseException:
-            listener.close()
+            server.close()
             raise
         self._build(platform)
         self._thread = threading.Thread(target=self._reactor.run, name="springtide-executor", daemon=True)
@@ -135,39 +135,40 @@ class KubernetesExecutor:
 
     def _build(self, platform: str) -> None:
         settings = self._settings
-        self._table = PodTable(self._api, self._pod_cache, self._reactor, platform, self._term)
-        self._pods = Pods(
+        self._pods = PodTable(self._api, self._pod_cache, self._reactor, platform, self._term)
+        self._driver = PodDriver(
             self._state_dir,
             self._reactor,
             self._inbox,
             self._crash_point,
-            table=self._table,
+            pods=self._pods,
             master_key=self._master_key,
             raise_fence=self._raise_fence,
             pool=self._pool,
         )
-        self._quota = NamespaceQuota(self._reactor, self._pods, self._inbox.post, self._probe)
+        self._table = self._driver.table
+        self._quota = NamespaceQuota(self._reactor, self._table, self._inbox.post, self._probe)
         self._launcher = PodLauncher(
-            self._pods, self._book, settings, self._term, self._master_key, self._credentials, self._quota
+            self._driver, self._book, settings, self._term, self._master_key, self._credentials, self._quota
         )
-        self._orders: OrderTable[PodReplica] = OrderTable(
-            self._pods, self._launcher.start, self._set_share, self._book.label
+        self._orders: OrderTable[PodHandle] = OrderTable(
+            self._table, self._launcher.start, self._set_share, self._book.label
         )
-        self._reports: Reports[PodReplica] = Reports(self._pods, self._orders.tell, self._launcher.pump)
+        self._reports: Reports[PodHandle] = Reports(self._table, self._orders.tell, self._launcher.pump)
         self._orders.reports = self._reports
-        self._recovery = PodRecovery(self._pods, self._launcher, self._orders)
-        self._watch = PodWatch(self._pods, settings.worker_lost_after_s)
+        self._recovery = PodRecovery(self._driver, self._launcher, self._orders)
+        self._watch = PodWatch(self._table, settings.worker_lost_after_s)
         self._logs = PodLogs(
             self._api,
-            lambda body: self._pods.log_path(body.workload_id, body.replica_id),
-            lambda body: self._reactor.call(lambda: self._table.note_logged(body)),
+            lambda body: self._table.log_path(body.workload_id, body.replica_id),
+            lambda body: self._reactor.call(lambda: self._pods.note_logged(body)),
         )
-        self._machines.join(self._pods, self._table, self._book, self._api)
-        self._pods.on_running = self._logs.follow
-        self._pods.on_gone = self._on_gone
-        self._pods.on_job_gone = self._on_job_gone
-        self._table.on_left = self._logs.forget
-        self._table.on_higher_term = lambda term: self.on_superseded(term)
+        self._machines.join(self._table, self._pods, self._book, self._api)
+        self._driver.on_running = self._logs.follow
+        self._table.on_gone = self._on_gone
+        self._driver.on_job_gone = self._on_job_gone
+        self._pods.on_left = self._logs.forget
+        self._pods.on_higher_term = lambda term: self.on_superseded(term)
         self._reactor.on_late = self._watch.forgive
         self._reactor.call(self._watch.start)
 
@@ -185,7 +186,7 @@ class KubernetesExecutor:
             self._reactor.call(have_been_told.set)
             end_s = time.monotonic() + grace_s + 5.0
             have_been_told.wait(grace_s)
-            while self._pods.replicas and time.monotonic() < end_s:
+            while self._table.replicas and time.monotonic() < end_s:
                 time.sleep(_POLL_S)
         self._inbox.close()
         self._reactor.call(self._let_go)
@@ -193,7 +194,7 @@ class KubernetesExecutor:
         self._thread.join()
         self._thread = None
         self._reactor.close()
-        self._door.close()
+        self._listener.close()
         self._logs.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -232,13 +233,13 @@ class KubernetesExecutor:
         sources = self._inbox.take_sources(events)
         ended = [event.replica_id for event in events if isinstance(event, ReplicaLost | ReplicaStopped)]
         if sources:
-            self._reactor.call(lambda: self._pods.settle(sources))
+            self._reactor.call(lambda: self._table.settle(sources))
         if ended:
             self._reactor.call(lambda: self._note_told(ended))
 
     def sharing(self) -> SharingStatus:
         """How devices are shared now, and what holds the sharers to that."""
-        actions = [] if self._thread is None else [r.action for r in list(self._pods.replicas.values())]
+        actions = [] if self._thread is None else [r.action for r in list(self._table.replicas.values())]
         holders = [
             (action.workload_id, action.replica_id, action.device_id, action.share)
             for action in actions
@@ -253,22 +254,22 @@ class KubernetesExecutor:
     def counts(self) -> dict[str, int]:
         """How often what happened: creates, adopted, lost, taken, refused_hellos, repeated_reports and so on."""
         return {
-            **self._pods.counts,
+            **self._table.counts,
             "callback_errors": self._reactor.num_errors,
-            "unnamed_pods": self._table.num_unnamed,
+            "unnamed_pods": self._pods.num_unnamed,
         }
 
     def status(self) -> ClusterStatus:
         """How the platform stands with its cluster. Any thread may ask."""
-        pods = [self._status_of(replica) for replica in list(self._pods.replicas.values())]
+        pods = [self._status_of(replica) for replica in list(self._table.replicas.values())]
         problem = self._failure or self._api.problem
-        if self._table.is_superseded:
+        if self._pods.is_superseded:
             problem = "another control plane has taken over; this one writes nothing any more"
         return ClusterStatus(
             server=self._api.api.server,
             term=self._term,
             num_nodes=len(self._book.nodes()),
-            num_pods=len(self._table.bodies),
+            num_pods=len(self._pods.bodies),
             watch_age_s=self._api.heard_age_s,
             pending_writes=self._api.num_pending,
             problem=problem,
@@ -309,17 +310,17 @@ class KubernetesExecutor:
             self._failure = f"the pods could not be taken over: {error}"
             raise
         self._is_accepting = True
-        self._table.open()
+        self._pods.open()
         self._book.begin(standing.labels)
         self._machines.start()
-        self._door.open()
+        self._listener.open()
         waiting, self._waiting = self._waiting, []
         for action in waiting:
             self._orders.do(action)
 
     def _note_told(self, ended: Sequence[ReplicaId]) -> None:
         for replica_id in ended:
-            self._table.note_told(replica_id)
+            self._pods.note_told(replica_id)
 
     def _welcome(self, stream: socket.socket) -> None:
         connection: FramedConnection[Report] = FramedConnection(
@@ -347,23 +348,23 @@ class KubernetesExecutor:
         WorkloadStore(self._store, workload_id).raise_fence(generation)
 
     def _set_share(self, action: SetShare) -> None:
-        replica = self._pods.replicas.get(action.replica_id)
+        replica = self._table.replicas.get(action.replica_id)
         if replica is None or replica.action is None:
-            self._pods.counts["stale_actions"] += 1
+            self._table.counts["stale_actions"] += 1
             return
         if replica.action.share == action.share:
-            self._pods.counts["repeated_actions"] += 1
+            self._table.counts["repeated_actions"] += 1
             return
         replica.action = replace(replica.action, share=action.share)
-        if replica.body is not None:
-            self._table.annotate(replica.body, {SHARE_ANNOTATION: share_text(action.share)})
+        if replica.handle.pod is not None:
+            self._pods.annotate(replica.handle.pod, {SHARE_ANNOTATION: share_text(action.share)})
 
     def _let_go(self) -> None:
         self._is_accepting = True
         self._is_closing = True
-        self._door.shut()
-        self._table.close()
-        self._pods.let_go()
+        self._listener.shut()
+        self._pods.close()
+        self._table.let_go()
         self._reports.close()
 
     # --- for the API server ------------------------------------------------------------------------------------------
@@ -387,21 +388,21 @@ class KubernetesExecutor:
             would_do,
             done=lambda has_room: self._reactor.call(lambda: told(bool(has_room))),
             failed=lambda error: self._reactor.call(lambda: told(True)),
-            stands=self._table.may_write,
+            stands=self._pods.may_write,
         )
 
     def _status_of(self, replica: PodReplica) -> PodStatus:
-        body, now_s = replica.body, time.monotonic()
+        body, now_s = replica.handle.pod, time.monotonic()
         reason = self._launcher.reasons.get(replica.replica_id, "")
         if body is not None:
-            reason = replica.taken or body.reason
+            reason = replica.handle.taken or body.reason
         key = body.key if body is not None else self._launcher.key_of(replica)
         return PodStatus(
             workload_id=replica.workload_id,
             replica_id=replica.replica_id,
             namespace=key.namespace,
             pod=key.name,
-            node_id=body.node_id if body is not None else replica.node_id,
+            node_id=body.node_id if body is not None else replica.handle.node_id,
             phase=body.phase if body is not None else "waiting",
             reason=reason,
             address=body.address if body is not None else "",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from springtide.backends.local.devices import discover_node, split_node
+from springtide.backends.local.driver import CRASH_POINTS
 from springtide.backends.local.executor import LocalExecutor
-from springtide.backends.local.workers import CRASH_POINTS
 
 __all__ = ["CRASH_POINTS", "LocalExecutor", "discover_node", "split_node"]

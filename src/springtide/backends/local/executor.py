@@ -17,12 +17,12 @@ from springtide.backends.control_channel.reactor import FramedConnection, Reacto
 from springtide.backends.control_channel.reports import Reports
 from springtide.backends.inbox import Inbox
 from springtide.backends.local.devices import Gpu, discover_gpus, discover_node
+from springtide.backends.local.driver import ProcessDriver
 from springtide.backends.local.launcher import WorkerLauncher, worker_environment
-from springtide.backends.local.members import Worker
+from springtide.backends.local.members import ProcessHandle, Worker
 from springtide.backends.local.recovery import Recovery
 from springtide.backends.local.shares.slots import ShareSlots
 from springtide.backends.local.watch import MAX_LOG_BYTES, SilenceMonitor
-from springtide.backends.local.workers import Workers
 from springtide.backends.local.zygote import ZygoteClient
 from springtide.backends.processes import live_stat
 from springtide.backends.sockets import listen, lock_directory, remove_outside, socket_directory
@@ -87,28 +87,29 @@ class LocalExecutor:
         self._sockets = directory
         self._lock = lock_directory(directory)
         try:
-            listener = listen(directory / "control.sock")
+            server = listen(directory / "control.sock")
         except BackendError:
             os.close(self._lock)
             raise
         self._reactor = Reactor()
-        self._door = WorkerListener(self._reactor, listener, self._welcome)
-        self._workers = Workers(self._state_dir, self._reactor, self._inbox, self._crash_point)
+        self._listener = WorkerListener(self._reactor, server, self._welcome)
+        self._driver = ProcessDriver(self._state_dir, self._reactor, self._inbox, self._crash_point)
+        self._table = self._driver.table
         address = f"unix://{directory / 'control.sock'}"
         command = None if self._uses_zygote else self._worker_command
         nodes = self._nodes or (discover_node(),)
         self._shares = self._make_shares(nodes)
         self._launcher = WorkerLauncher(
-            self._workers, nodes, address, self._lease_s, command=command, shares=self._shares
+            self._driver, nodes, address, self._lease_s, command=command, shares=self._shares
         )
-        self._orders: OrderTable[Worker] = OrderTable(self._workers, self._launcher.start, self._shares.set_share)
-        self._reports: Reports[Worker] = Reports(self._workers, self._orders.tell, self._launcher.pump)
+        self._orders: OrderTable[ProcessHandle] = OrderTable(self._table, self._launcher.start, self._shares.set_share)
+        self._reports: Reports[ProcessHandle] = Reports(self._table, self._orders.tell, self._launcher.pump)
         self._orders.reports = self._reports
-        self._recovery = Recovery(self._workers, self._orders)
-        self._watch = SilenceMonitor(self._workers, max_log_bytes=self._max_log_bytes)
-        self._workers.exit_codes = self._launcher.knows_exit_codes
-        self._workers.on_gone = self._on_gone
-        self._workers.on_process = self._shares.take
+        self._recovery = Recovery(self._driver, self._orders)
+        self._watch = SilenceMonitor(self._table, max_log_bytes=self._max_log_bytes)
+        self._driver.exit_codes = self._launcher.knows_exit_codes
+        self._table.on_gone = self._on_gone
+        self._driver.on_process = self._shares.take
         self._reactor.on_late = self._watch.forgive
         if self._uses_zygote:
             zygote = self._make_zygote(directory / "zygote.sock")
@@ -133,7 +134,7 @@ class LocalExecutor:
             end_s = time.monotonic() + grace_s + 2.0
             # Starts that are still in the thread's queue come before, so that nothing is overlooked.
             have_been_told.wait(grace_s + 2.0)
-            while (self._workers.replicas or self._workers.foreigners) and time.monotonic() < end_s:
+            while (self._table.replicas or self._table.foreigners) and time.monotonic() < end_s:
                 time.sleep(_POLL_S)
         self._inbox.close()
         self._reactor.call(self._let_go)
@@ -141,7 +142,7 @@ class LocalExecutor:
         self._thread.join()
         self._thread = None
         self._reactor.close()
-        self._door.close()
+        self._listener.close()
         if stop_workers:
             self._end_zygote()
             self._shares.end_daemons()
@@ -184,7 +185,7 @@ class LocalExecutor:
         """The events are in the journal: tell the workers whose reports they came from."""
         sources = self._inbox.take_sources(events)
         if sources:
-            self._reactor.call(lambda: self._workers.settle(sources))
+            self._reactor.call(lambda: self._table.settle(sources))
 
     def sharing(self) -> SharingStatus:
         """How this machine's devices are shared now, and what holds the sharers to that."""
@@ -192,7 +193,7 @@ class LocalExecutor:
 
     def counts(self) -> dict[str, int]:
         """How often what happened: spawns, adopted, lost, fenced, refused_hellos, repeated_reports and so on."""
-        return {**self._workers.counts, "callback_errors": self._reactor.num_errors}
+        return {**self._table.counts, "callback_errors": self._reactor.num_errors}
 
     # --- on the I/O thread -----------------------------------------------------------------------------------------
 
@@ -217,7 +218,7 @@ class LocalExecutor:
             has_gpus = any(device.kind == "gpu" for node in nodes for device in node.devices)
             gpus = discover_gpus() if has_gpus else ()
         environment = worker_environment() | {"OMP_NUM_THREADS": "1"}
-        return ShareSlots(self._workers, self._sockets, nodes, gpus, environment, self._python)
+        return ShareSlots(self._table, self._sockets, nodes, gpus, environment, self._python)
 
     def _on_gone(self, replica: Worker) -> None:
         self._reports.on_gone(replica)
@@ -229,14 +230,14 @@ class LocalExecutor:
         if self._is_closing:
             return
         self._shares.begin()
-        self._door.open()
+        self._listener.open()
 
     def _welcome(self, stream: socket.socket) -> None:
         connection: FramedConnection[Report] = FramedConnection(
             self._reactor, stream, Report, self._reports.on_message, self._reports.on_close
         )
         if connection.peer_uid != os.getuid():
-            self._workers.counts["refused_peers"] += 1
+            self._table.counts["refused_peers"] += 1
             connection.close("another user's process")
             return
         self._reports.greet(connection)
@@ -245,11 +246,11 @@ class LocalExecutor:
         # First of all nobody new: a worker reconnects at once, and must find the next executor, not this one.
         self._is_accepting = True
         self._is_closing = True
-        self._door.shut()
+        self._listener.shut()
         if self._launcher.zygote is not None:
             self._launcher.zygote.close()
         self._shares.close()
-        self._workers.let_go()
+        self._table.let_go()
         self._reports.close()
 
     def _end_zygote(self) -> None:

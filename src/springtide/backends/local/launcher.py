@@ -14,9 +14,9 @@ import msgspec
 from springtide.backends.control_channel.members import MemberPhase
 from springtide.backends.control_channel.reports import hash_token
 from springtide.backends.local.devices import VISIBLE_VARIABLE
+from springtide.backends.local.driver import ProcessDriver
 from springtide.backends.local.members import Worker
 from springtide.backends.local.shares.slots import ShareSlots
-from springtide.backends.local.workers import Workers
 from springtide.backends.local.zygote import ZygoteClient
 from springtide.backends.processes import identify, signal_group, spawn_detached
 from springtide.core.actions import StartReplica
@@ -43,7 +43,7 @@ class WorkerLauncher:
 
     def __init__(
         self,
-        workers: Workers,
+        driver: ProcessDriver,
         nodes: Sequence[Node],
         control_address: str,
         lease_s: float,
@@ -51,7 +51,8 @@ class WorkerLauncher:
         command: Sequence[str] | None,
         shares: ShareSlots,
     ) -> None:
-        self._workers = workers
+        self._driver = driver
+        self._table = driver.table
         self._shares = shares
         devices = [device for node in nodes for device in node.devices]
         self._kinds: Mapping[str, DeviceKind] = {device.device_id: device.kind for device in devices}
@@ -68,12 +69,12 @@ class WorkerLauncher:
 
     def start(self, action: StartReplica) -> None:
         """Begin one worker, unless it lives or has lived already. Raises StorageError."""
-        workers = self._workers
-        if workers.was_here(action.replica_id):
-            workers.counts["repeated_actions"] += 1
+        table = self._table
+        if table.was_here(action.replica_id):
+            table.counts["repeated_actions"] += 1
             return
         self._raise_fence(action)
-        replica = workers.make_replica(action, "")
+        replica = self._driver.make_replica(action, "")
         replica.ordered_at_s = time.monotonic()
         self._queue.append(replica)
         self.pump()
@@ -83,7 +84,7 @@ class WorkerLauncher:
         now_s = time.monotonic()
         num_busy = sum(
             replica.phase is MemberPhase.SPAWNING and now_s - replica.born_at_s < _ROOM_TIMEOUT_S
-            for replica in self._workers.replicas.values()
+            for replica in self._table.replicas.values()
         )
         while self._queue and num_busy < MAX_SPAWNS_AT_ONCE:
             replica = self._queue.popleft()
@@ -93,49 +94,49 @@ class WorkerLauncher:
 
     def spawned(self, replica_id: ReplicaId, pid: int) -> None:
         """The zygote has forked a worker."""
-        replica = self._workers.replicas.get(replica_id)
+        replica = self._table.replicas.get(replica_id)
         if replica is None:
             self.stray(replica_id, pid)
             return
         self._attempts.pop(replica_id, None)
         self._pids[replica_id] = pid
-        if replica.identity is None:
-            self._workers.take_process(replica, identify(pid))
+        if replica.handle.identity is None:
+            self._driver.take_process(replica, identify(pid))
             self._write_record(replica)
-        self._workers.crash_point("executor.spawn.after")
+        self._table.crash_point("executor.spawn.after")
         if replica.asked_to_stop and replica.phase is MemberPhase.SPAWNING:
-            self._workers.kill(replica)
+            self._table.kill(replica)
 
     def stray(self, replica_id: ReplicaId, pid: int) -> None:
         """The zygote has forked a worker that nobody waits for any more, and that nobody else would ever end."""
-        replica = self._workers.replicas.get(replica_id)
-        if replica is not None and replica.identity is not None and replica.identity.pid == pid:
+        replica = self._table.replicas.get(replica_id)
+        if replica is not None and replica.handle.identity is not None and replica.handle.identity.pid == pid:
             return
         identity = identify(pid)
         if identity is not None:
-            self._workers.counts["strays"] += 1
+            self._table.counts["strays"] += 1
             signal_group(identity, signal.SIGKILL)
 
     def exited(self, replica_id: ReplicaId, pid: int, exit_code: int) -> None:
         """The zygote has reaped a worker."""
-        replica = self._workers.replicas.get(replica_id)
+        replica = self._table.replicas.get(replica_id)
         if replica is None:
             return
         # An earlier process of the same replica, that an earlier control plane asked for, ends without consequence.
-        known = replica.identity.pid if replica.identity is not None else self._pids.get(replica_id)
+        known = replica.handle.identity.pid if replica.handle.identity is not None else self._pids.get(replica_id)
         if pid == known:
-            self._workers.note_exit(replica, exit_code)
+            self._table.note_exit(replica, exit_code)
 
     def failed(self, replica_id: ReplicaId, reason: str) -> None:
         """No process came of it."""
-        replica = self._workers.replicas.get(replica_id)
-        if replica is not None and replica.identity is None:
+        replica = self._table.replicas.get(replica_id)
+        if replica is not None and replica.handle.identity is None:
             self._abandon(replica, reason)
 
     def forgotten(self, replica_id: ReplicaId) -> None:
         """A zygote died with the request: ask again, under a new token that the first worker, if any, does not have."""
-        replica = self._workers.replicas.get(replica_id)
-        if replica is None or replica.identity is not None or replica.phase is not MemberPhase.SPAWNING:
+        replica = self._table.replicas.get(replica_id)
+        if replica is None or replica.handle.identity is not None or replica.phase is not MemberPhase.SPAWNING:
             return
         self._attempts[replica_id] = self._attempts.get(replica_id, 0) + 1
         if replica.asked_to_stop or self._attempts[replica_id] >= _MAX_ATTEMPTS:
@@ -155,32 +156,32 @@ class WorkerLauncher:
 
     def knows_exit_codes(self, replica: Worker) -> bool:
         """Whether somebody will still tell how this worker ended."""
-        is_born = replica.identity is not None or replica.replica_id in self._pids
+        is_born = replica.handle.identity is not None or replica.replica_id in self._pids
         return self.zygote is not None and self.zygote.is_connected and is_born
 
     def _abandon(self, replica: Worker, reason: str) -> None:
         """There is no process, and there will be none."""
         if replica.asked_to_stop:
-            self._workers.note_exit(replica)
+            self._table.note_exit(replica)
         else:
-            self._workers.lose(replica, reason)
+            self._table.lose(replica, reason)
 
     def _raise_fence(self, action: StartReplica) -> None:
         """A fresh start of a job: whoever still writes for an older generation must not any more."""
-        workers = self._workers
-        job = workers.jobs.get(action.workload_id)
+        table = self._table
+        job = table.jobs.get(action.workload_id)
         known = job.generation if job is not None else 0
-        is_fresh = action.generation > known and not workers.of_workload(action.workload_id)
-        work_dir = workers.work_dir(action.workload_id)
+        is_fresh = action.generation > known and not table.of_workload(action.workload_id)
+        work_dir = table.work_dir(action.workload_id)
         work_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         if is_fresh:
             # Whatever was known of the job's last group is of the past.
-            workers.jobs.pop(action.workload_id, None)
+            table.jobs.pop(action.workload_id, None)
         if is_fresh and action.generation > 0:
-            workers.raise_fence(work_dir, action.generation)
+            self._driver.raise_fence(work_dir, action.generation)
 
     def _spawn(self, replica: Worker) -> None:
-        workers = self._workers
+        table = self._table
         token = secrets.token_hex(32)
         replica.token_sha256 = hash_token(token)
         replica.phase = MemberPhase.SPAWNING
@@ -188,33 +189,33 @@ class WorkerLauncher:
         try:
             replica.log_path.parent.mkdir(parents=True, exist_ok=True)
             slot = self._shares.slot_of(replica)
-            workers.write_record(replica)
+            self._driver.write_record(replica)
             spec = self._make_spec(replica, token, slot)
-            workers.crash_point("executor.spawn.before")
-            workers.counts["spawns"] += 1
+            table.crash_point("executor.spawn.before")
+            table.counts["spawns"] += 1
             if self._command is None:
                 assert self.zygote is not None
                 self.zygote.spawn(spec)
                 return
-            path = workers.records.spec_path(replica.replica_id)
+            path = self._driver.records.spec_path(replica.replica_id)
             write_durable(path, msgspec.json.encode(spec))
             command = [*self._command, "--spec", str(path)]
             pid = spawn_detached(command, worker_environment() | spec.environment, replica.log_path)
         except (BackendError, StorageError, OSError) as error:
-            workers.lose(replica, f"the worker could not be started: {error}")
+            table.lose(replica, f"the worker could not be started: {error}")
             return
-        workers.crash_point("executor.spawn.after")
-        workers.take_process(replica, identify(pid))
+        table.crash_point("executor.spawn.after")
+        self._driver.take_process(replica, identify(pid))
         self._write_record(replica)
 
     def _write_record(self, replica: Worker) -> None:
         if replica.phase is MemberPhase.GONE:
             return
         try:
-            self._workers.write_record(replica)
+            self._driver.write_record(replica)
         except StorageError:
             # The worker lives and is watched; only a restart of the control plane could not verify it by number.
-            self._workers.counts["record_errors"] += 1
+            self._table.counts["record_errors"] += 1
 
     def _make_spec(self, replica: Worker, token: str, slot: tuple[str, int]) -> WorkerSpec:
         action = replica.action

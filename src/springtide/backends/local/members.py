@@ -9,14 +9,17 @@ from springtide.backends.processes import ProcessIdentity
 
 
 @dataclass(eq=False)
-class Worker(Replica):
-    """One worker process. `share_slot` is where it tells what it does, if it shares its device."""
+class ProcessHandle:
+    """A worker's process. `share_slot` is the slot of shared memory it reports in, if it shares its device."""
 
     share_slot: int | None = None
     identity: ProcessIdentity | None = None
     pidfd: int | None = None
 
     @property
-    def has_body(self) -> bool:
+    def exists(self) -> bool:
         """Whether the process is known."""
         return self.identity is not None
+
+
+Worker = Replica[ProcessHandle]

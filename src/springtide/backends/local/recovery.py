@@ -8,9 +8,9 @@ from pathlib import Path
 
 from springtide.backends.control_channel.members import MemberPhase
 from springtide.backends.control_channel.orders import OrderTable
-from springtide.backends.local.members import Worker
+from springtide.backends.local.driver import ProcessDriver
+from springtide.backends.local.members import ProcessHandle, Worker
 from springtide.backends.local.records import WorkerRecord
-from springtide.backends.local.workers import Workers
 from springtide.backends.processes import boot_id, live_stat
 from springtide.core.actions import EndJob, PreemptJob, StartReplica, StopReplica
 from springtide.core.events import CheckpointCommitted, ReplicaLost, ReplicaStopped
@@ -24,13 +24,14 @@ _CHECKPOINT_NAME = re.compile(r"(\d+)-(\d+)")
 class Recovery:
     """Compares what should run with what does. Runs once, on the I/O thread."""
 
-    def __init__(self, workers: Workers, orders: OrderTable[Worker]) -> None:
-        self._workers = workers
+    def __init__(self, driver: ProcessDriver, orders: OrderTable[ProcessHandle]) -> None:
+        self._driver = driver
+        self._table = driver.table
         self._orders = orders
 
     def recover(self, standing: Standing) -> None:
         """Take over from the control plane before. Its cut-off effects are begun anew."""
-        records = self._workers.records.read_all()
+        records = self._driver.records.read_all()
         restartable = {action.replica_id: action for action in standing.actions if isinstance(action, StartReplica)}
         asked = self._asked(standing)
         self._report_checkpoints(standing)
@@ -39,7 +40,7 @@ class Recovery:
         for record in records.values():
             self._fence(record)
         for workload_id, generation in standing.generations.items():
-            job = self._workers.jobs.get(workload_id)
+            job = self._table.jobs.get(workload_id)
             if job is not None:
                 job.generation = max(job.generation, generation)
         for effect in standing.actions:
@@ -52,49 +53,49 @@ class Recovery:
         restartable: dict[ReplicaId, StartReplica],
         asked: set[ReplicaId],
     ) -> None:
-        workers = self._workers
+        table = self._table
         is_alive = record is not None and record.process is not None and live_stat(record.process) is not None
         if record is not None and is_alive:
             replica = self._adopt(action, record)
-            workers.take_process(replica, record.process)
+            self._driver.take_process(replica, record.process)
             return
         if record is not None and record.process is None and action.replica_id in restartable:
             # It may have been spawned an instant before the crash. Until it says Hello nothing is known of it, and a
             # second one with a fresh token cannot come into its way: the first then fails its Hello and ends.
-            workers.counts["uncertain_spawns"] += 1
+            table.counts["uncertain_spawns"] += 1
             return
         if record is None and action.replica_id in restartable:
             return
-        workers.bury(action.replica_id)
+        table.remember_gone(action.replica_id)
         if record is not None:
-            workers.records.remove(action.replica_id)
-        workers.counts["lost_while_away"] += 1
+            self._driver.records.remove(action.replica_id)
+        table.counts["lost_while_away"] += 1
         if action.replica_id in asked:
-            workers.post(ReplicaStopped(workload_id=action.workload_id, replica_id=action.replica_id))
+            table.post(ReplicaStopped(workload_id=action.workload_id, replica_id=action.replica_id))
             return
         reason = "the worker ended while the platform was away"
-        workers.post(ReplicaLost(workload_id=action.workload_id, replica_id=action.replica_id, reason=reason))
+        table.post(ReplicaLost(workload_id=action.workload_id, replica_id=action.replica_id, reason=reason))
 
     def _adopt(self, action: StartReplica, record: WorkerRecord) -> Worker:
-        replica = self._workers.make_replica(action, record.token_sha256)
+        replica = self._driver.make_replica(action, record.token_sha256)
         replica.phase = MemberPhase.ADOPTING
-        replica.share_slot = record.share_slot
+        replica.handle.share_slot = record.share_slot
         # It counts as silent from now on; the watch gives it the window to come back in.
         replica.heard_at_s = time.monotonic()
-        self._workers.counts["adopted"] += 1
+        self._table.counts["adopted"] += 1
         return replica
 
     def _fence(self, record: WorkerRecord) -> None:
         """A worker that should not be: its Hello is answered by Fence, and a second later it is killed."""
         process = record.process
         if process is None or process.boot_id != boot_id() or live_stat(process) is None:
-            self._workers.records.remove(record.replica_id)
+            self._driver.records.remove(record.replica_id)
             return
-        workers = self._workers
-        workers.counts["fenced"] += 1
-        foreigner = workers.make_foreigner(record)
-        workers.take_process(foreigner, process)
-        foreigner.timers.append(workers.reactor.after(FOREIGN_GRACE_S, lambda: workers.kill(foreigner)))
+        table = self._table
+        table.counts["fenced"] += 1
+        foreigner = self._driver.make_foreigner(record)
+        self._driver.take_process(foreigner, process)
+        foreigner.timers.append(table.reactor.after(FOREIGN_GRACE_S, lambda: table.kill(foreigner)))
 
     def _report_checkpoints(self, standing: Standing) -> None:
         """Report each job's newest checkpoint: its writer may have ended while nobody was there to be told.
@@ -104,7 +105,7 @@ class Recovery:
         restored = {start.workload_id: start.restore.step for start in standing.replicas if start.restore is not None}
         for job_id, generation in standing.generations.items():
             found: list[tuple[int, int, Path]] = []
-            for manifest in (self._workers.work_dir(job_id) / "checkpoints").glob("*/manifest.json"):
+            for manifest in (self._table.work_dir(job_id) / "checkpoints").glob("*/manifest.json"):
                 match = _CHECKPOINT_NAME.fullmatch(manifest.parent.name)
                 if match is not None and int(match[1]) <= generation:
                     found.append((int(match[2]), int(match[1]), manifest.parent))
@@ -116,7 +117,7 @@ class Recovery:
             except OSError:
                 # A worker that lives on has just replaced it, and will say so.
                 continue
-            self._workers.post(
+            self._table.post(
                 CheckpointCommitted(
                     job_id=job_id, generation=written_by, step=step, path=str(path), num_bytes=num_bytes
                 )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from springtide.backends.control_channel.members import MemberPhase
-from springtide.backends.local.members import Worker
-from springtide.backends.local.workers import Workers
+from springtide.backends.control_channel.replica_table import ReplicaTable
+from springtide.backends.local.members import ProcessHandle, Worker
 from springtide.backends.processes import bound_log, is_starved, live_stat
 from springtide.core.wire.workers import LOST_AFTER_S
 
@@ -23,8 +23,8 @@ KEPT_LOG_BYTES = 1 << 20
 class SilenceMonitor:
     """Looks at every worker a few times a second. Runs on the I/O thread."""
 
-    def __init__(self, workers: Workers, *, max_log_bytes: int = MAX_LOG_BYTES) -> None:
-        self._workers = workers
+    def __init__(self, table: ReplicaTable[ProcessHandle], *, max_log_bytes: int = MAX_LOG_BYTES) -> None:
+        self._table = table
         self._max_log_bytes = max_log_bytes
 
     def start(self) -> None:
@@ -33,22 +33,22 @@ class SilenceMonitor:
 
     def forgive(self) -> None:
         """The executor's own thread was late: nobody's silence counts from before now."""
-        self._workers.counts["late_wakeups"] += 1
+        self._table.counts["late_wakeups"] += 1
         now_s = time.monotonic()
-        for replica in self._workers.replicas.values():
+        for replica in self._table.replicas.values():
             if replica.heard_at_s:
                 replica.heard_at_s = now_s
             replica.suspect_ticks = None
 
     def _tick(self) -> None:
-        self._workers.reactor.after(TICK_S, self._tick)
+        self._table.reactor.after(TICK_S, self._tick)
         now_s = time.monotonic()
-        for replica in list(self._workers.replicas.values()):
+        for replica in list(self._table.replicas.values()):
             self._look(replica, now_s)
         # Every time: a worker that writes without end fills a gigabyte in a second.
-        for replica in self._workers.replicas.values():
+        for replica in self._table.replicas.values():
             if bound_log(replica.log_path, self._max_log_bytes, min(KEPT_LOG_BYTES, self._max_log_bytes)):
-                self._workers.counts["cut_logs"] += 1
+                self._table.counts["cut_logs"] += 1
 
     def _look(self, replica: Worker, now_s: float) -> None:
         # Who was asked to stop has a grace period of its own.
@@ -56,14 +56,14 @@ class SilenceMonitor:
             return
         if replica.phase is MemberPhase.SPAWNING:
             if now_s - replica.born_at_s > START_TIMEOUT_S:
-                self._workers.lose(replica, f"the worker did not connect within {START_TIMEOUT_S:.0f} s")
+                self._table.lose(replica, f"the worker did not connect within {START_TIMEOUT_S:.0f} s")
             return
         if replica.phase not in (MemberPhase.RUNNING, MemberPhase.ADOPTING):
             return
         silent_s = now_s - replica.heard_at_s
-        if silent_s < SUSPECT_AFTER_S or replica.identity is None:
+        if silent_s < SUSPECT_AFTER_S or replica.handle.identity is None:
             return
-        stat = live_stat(replica.identity)
+        stat = live_stat(replica.handle.identity)
         if stat is None:
             return
         if replica.suspect_ticks is None:
@@ -72,8 +72,8 @@ class SilenceMonitor:
         if silent_s < limit_s:
             return
         # A stopped process uses no processor and waits for none; one that does lives, and is given more time.
-        is_alive = stat.cpu_ticks > replica.suspect_ticks or is_starved(replica.identity)
+        is_alive = stat.cpu_ticks > replica.suspect_ticks or is_starved(replica.handle.identity)
         if is_alive and silent_s < limit_s * STARVED_FACTOR:
             return
         what = "did not come back after a restart" if replica.phase is MemberPhase.ADOPTING else "went silent"
-        self._workers.lose(replica, f"the worker {what}: nothing was heard of it for {silent_s:.1f} s")
+        self._table.lose(replica, f"the worker {what}: nothing was heard of it for {silent_s:.1f} s")

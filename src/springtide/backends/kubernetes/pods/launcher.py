@@ -10,8 +10,8 @@ from typing import Protocol
 from springtide.backends.control_channel.members import MemberPhase
 from springtide.backends.kubernetes.client.errors import QuotaExceeded
 from springtide.backends.kubernetes.client.kinds import Key, Object, key_of
+from springtide.backends.kubernetes.pods.driver import PodDriver, PodReplica
 from springtide.backends.kubernetes.pods.quota import NamespaceQuota
-from springtide.backends.kubernetes.pods.replica_table import PodReplica, Pods
 from springtide.backends.kubernetes.pods.spec import make_pod, make_secret, namespace_of, pod_name
 from springtide.backends.kubernetes.pods.table import PodState
 from springtide.backends.kubernetes.settings import KubernetesSettings
@@ -39,7 +39,7 @@ class PodLauncher:
 
     def __init__(
         self,
-        pods: Pods,
+        driver: PodDriver,
         machines: Machines,
         settings: KubernetesSettings,
         term: int,
@@ -47,8 +47,9 @@ class PodLauncher:
         credentials: Mapping[str, str],
         quota: NamespaceQuota,
     ) -> None:
-        self._pods = pods
-        self._table = pods.table
+        self._driver = driver
+        self._table = driver.table
+        self._pods = driver.pods
         self._machines = machines
         self._settings = settings
         self._term = term
@@ -59,25 +60,25 @@ class PodLauncher:
         self._is_pump_due = False
         self.reasons: dict[str, str] = {}
         self._ownerless: dict[WorkloadId, Key] = {}
-        self._table.on_refused = self._on_refused
-        pods.on_room = self._on_over
-        self._table.on_made = lambda body: quota.accepted(body.key.namespace)
-        pods.on_early = self._make
-        self._table.is_expected = self._is_expected
+        self._pods.on_refused = self._on_refused
+        driver.on_room = self._on_over
+        self._pods.on_made = lambda body: quota.accepted(body.key.namespace)
+        driver.on_early = self._make
+        self._pods.is_expected = self._is_expected
         quota.on_room = self.pump
 
     def start(self, action: StartReplica) -> None:
         """Begin one replica, unless it lives or has lived already. Raises BackendError: there is no such device."""
-        pods = self._pods
-        if pods.was_here(action.replica_id):
-            pods.counts["repeated_actions"] += 1
+        table = self._table
+        if table.was_here(action.replica_id):
+            table.counts["repeated_actions"] += 1
             return
         found = self._machines.find(action.device_id)
         if found is None:
             raise BackendError(f"there is no device {action.device_id}: its node is not there, or has fewer devices")
         self._raise_fence(action)
-        replica = pods.make_replica(action)
-        replica.node_id = found[0].node_id
+        replica = self._driver.make_replica(action)
+        replica.handle.node_id = found[0].node_id
         self._queue.append(replica)
         self.pump()
 
@@ -85,7 +86,7 @@ class PodLauncher:
         """Make the pods of those in the queue for whom the way is free, once all that was handed over is taken in."""
         if not self._is_pump_due:
             self._is_pump_due = True
-            self._pods.reactor.after(0.0, self._pump)
+            self._table.reactor.after(0.0, self._pump)
 
     def _pump(self) -> None:
         self._is_pump_due = False
@@ -105,9 +106,9 @@ class PodLauncher:
 
     def adopt(self, replica: PodReplica, body: PodState, *, is_bound: bool) -> None:
         """Take over a pod that an earlier control plane has made, or may have made; bind it where it had not yet."""
-        replica.body = self._table.enter(body)
+        replica.handle.pod = self._pods.enter(body)
         if not is_bound and not self._order(replica, body):
-            self._table.delete(body, 1)
+            self._pods.delete(body, 1)
 
     def key_of(self, replica: PodReplica) -> Key:
         """Where a replica's pod is, or will be."""
@@ -138,7 +139,7 @@ class PodLauncher:
         """A job has ended, and its last pod is over: its Secret goes, where no owner's end takes it along."""
         key = self._ownerless.pop(workload_id, None)
         if key is not None:
-            self._table.forget_secret(workload_id, key)
+            self._pods.forget_secret(workload_id, key)
 
     # --- one pod -----------------------------------------------------------------------------------------------------
 
@@ -146,12 +147,12 @@ class PodLauncher:
         """Why a pod must not be made yet; empty where it may."""
         action = replica.action
         assert action is not None, "only what was asked for is started"
-        if self._pods.is_fencing(action.workload_id):
+        if self._driver.is_fencing(action.workload_id):
             return "older writers of the job are being fenced off in the object store"
-        holder = self._table.holder(action.device_id, is_sharer=action.share is not None)
+        holder = self._pods.holder(action.device_id, is_sharer=action.share is not None)
         if holder is not None:
             return f"{action.device_id} is held by pod {holder.key.name} until that is gone: {holder.reason}"
-        if replica.replica_id in self._table.bodies:
+        if replica.replica_id in self._pods.bodies:
             return "an earlier pod of that name is not gone yet"
         return self._quota.obstacle(namespace_of(action.workload, self._settings))
 
@@ -160,13 +161,13 @@ class PodLauncher:
         replica.phase = MemberPhase.SPAWNING
         replica.born_at_s = time.monotonic()
         body = self.body_of(replica.action)
-        self._pods.crash_point("executor.create.before")
+        self._table.crash_point("executor.create.before")
         if self._order(replica, body):
-            replica.body = self._table.enter(body)
-            self._pods.counts["creates"] += 1
+            replica.handle.pod = self._pods.enter(body)
+            self._table.counts["creates"] += 1
         else:
             self._quota.withdrawn(body.key.namespace)
-        self._pods.crash_point("executor.create.after")
+        self._table.crash_point("executor.create.after")
 
     def _order(self, replica: PodReplica, body: PodState) -> bool:
         """Have a pod made and bound, as far as it is not; False where there cannot be one, and the replica is lost."""
@@ -174,18 +175,18 @@ class PodLauncher:
         assert action is not None, "only what was asked for is started"
         found = self._machines.find(action.device_id)
         if found is None:
-            self._pods.lose(replica, f"there is no device {action.device_id} any more")
+            self._table.lose(replica, f"there is no device {action.device_id} any more")
             return False
         try:
             pod = self._pod_of(action, *found)
             key = workload_key(self._master_key, action.workload_id)
             secret = make_secret(action.workload, self._settings, key, self._credentials)
         except BackendError as error:
-            self._pods.lose(replica, str(error))
+            self._table.lose(replica, str(error))
             return False
         if "ownerReferences" not in secret["metadata"]:
             self._ownerless[action.workload_id] = key_of(secret)
-        self._table.make(body, pod, secret)
+        self._pods.make(body, pod, secret)
         return True
 
     def _is_expected(self, key: Key) -> bool:
@@ -208,28 +209,28 @@ class PodLauncher:
         """No pod came of it."""
         if not isinstance(error, QuotaExceeded):
             self._quota.withdrawn(body.key.namespace)
-        replica = self._pods.replicas.get(body.replica_id)
-        if replica is None or replica.body is not body:
+        replica = self._table.replicas.get(body.replica_id)
+        if replica is None or replica.handle.pod is not body:
             return
-        replica.body = None
+        replica.handle.pod = None
         if replica.asked_to_stop:
-            self._pods.note_exit(replica)
+            self._table.note_exit(replica)
         elif isinstance(error, QuotaExceeded):
             replica.phase = MemberPhase.QUEUED
-            self._pods.counts["quota_refusals"] += 1
+            self._table.counts["quota_refusals"] += 1
             self._quota.refused(replica, body.key.namespace, str(error))
             self._queue.append(replica)
             self.pump()
         else:
-            self._pods.lose(replica, f"the API server refuses its pod: {error}")
+            self._table.lose(replica, f"the API server refuses its pod: {error}")
 
     def _raise_fence(self, action: StartReplica) -> None:
         """A fresh start of a job: whoever still writes for an older generation must not any more."""
-        pods = self._pods
-        job = pods.jobs.get(action.workload_id)
+        table = self._table
+        job = table.jobs.get(action.workload_id)
         known = job.generation if job is not None else 0
-        if action.generation <= known or pods.of_workload(action.workload_id):
+        if action.generation <= known or table.of_workload(action.workload_id):
             return
-        fresh = pods.fresh_job(action.workload_id, action.generation)
+        fresh = self._driver.fresh_job(action.workload_id, action.generation)
         if action.generation > 0:
-            pods.fence_storage(fresh, action.generation, self.pump)
+            self._driver.fence_storage(fresh, action.generation, self.pump)

@@ -6,11 +6,12 @@ import time
 from collections import defaultdict
 
 from springtide.backends.control_channel.members import MemberPhase
+from springtide.backends.control_channel.replica_table import ReplicaTable
 from springtide.backends.kubernetes import settings as names
 from springtide.backends.kubernetes.client.cache import Cache
 from springtide.backends.kubernetes.client.thread import ApiThread
 from springtide.backends.kubernetes.nodes.registry import NodeBook
-from springtide.backends.kubernetes.pods.replica_table import Pods
+from springtide.backends.kubernetes.pods.driver import PodHandle
 from springtide.backends.kubernetes.pods.table import PodTable
 from springtide.backends.kubernetes.settings import KubernetesSettings
 from springtide.core.resources import DeviceId, NodeId
@@ -26,13 +27,13 @@ class PodMachines:
     def __init__(self, pod_cache: Cache, settings: KubernetesSettings) -> None:
         self._cache = pod_cache
         self._lost_after_s = settings.worker_lost_after_s
-        self._pods: Pods | None = None
+        self._table: ReplicaTable[PodHandle] | None = None
         self._is_started = False
         self._held: tuple[float, dict[NodeId, list[DeviceId]]] = (float("-inf"), {})
 
-    def join(self, pods: Pods, table: PodTable, book: NodeBook, api_thread: ApiThread) -> None:
+    def join(self, table: ReplicaTable[PodHandle], pods: PodTable, book: NodeBook, api_thread: ApiThread) -> None:
         """Say whose pods they are. Before `start` nobody has been adopted yet."""
-        self._pods, self._table, self._book, self._api = pods, table, book, api_thread
+        self._table, self._pods, self._book, self._api = table, pods, book, api_thread
 
     def start(self) -> None:
         """Everyone who lives has been adopted; look after machines from now on."""
@@ -46,27 +47,27 @@ class PodMachines:
         at_s, held = self._held
         if now_s - at_s > _HELD_AGE_S:
             # All nodes in one pass: a cluster's are asked about one after the other.
-            held = self._living(now_s) if self._pods is not None and self._is_started else self._found()
+            held = self._living(now_s) if self._table is not None and self._is_started else self._found()
             self._held = (now_s, held)
         return frozenset(held.get(node_id, ()))
 
     def lose(self, node_id: NodeId) -> None:
         """Nobody there is counted on any more. Their pods are ended as soon as their kubelet can be told so."""
-        assert self._pods is not None, "nobody is told of nodes before there are pods"
-        for replica in list(self._pods.replicas.values()):
-            if replica.body is None or replica.body.node_id != node_id:
+        assert self._table is not None, "nobody is told of nodes before there are pods"
+        for replica in list(self._table.replicas.values()):
+            if replica.handle.pod is None or replica.handle.pod.node_id != node_id:
                 continue
             if replica.asked_to_stop:
-                self._table.delete(replica.body, 1.0)
-                self._pods.note_exit(replica)
+                self._pods.delete(replica.handle.pod, 1.0)
+                self._table.note_exit(replica)
             else:
-                self._pods.lose(replica, f"node {node_id} was lost")
+                self._table.lose(replica, f"node {node_id} was lost")
 
     def _living(self, now_s: float) -> dict[NodeId, list[DeviceId]]:
-        assert self._pods is not None
+        assert self._table is not None
         held: dict[NodeId, list[DeviceId]] = defaultdict(list)
-        for replica in list(self._pods.replicas.values()):
-            body = replica.body
+        for replica in list(self._table.replicas.values()):
+            body = replica.handle.pod
             if body is None or replica.lost_reason is not None:
                 continue
             talks = replica.heard_at_s > 0.0 and now_s - replica.heard_at_s < self._lost_after_s
@@ -85,20 +86,20 @@ class PodMachines:
 
     def _check(self) -> None:
         """What ran on a machine that the cluster no longer knows runs no more, whatever its pods say."""
-        assert self._pods is not None
-        self._pods.reactor.after(CHECK_EVERY_S, self._check)
-        bodies = list(self._table.bodies.values())
+        assert self._table is not None
+        self._table.reactor.after(CHECK_EVERY_S, self._check)
+        bodies = list(self._pods.bodies.values())
         missing = {body.node_id for body in bodies if body.uid and not body.is_over}
         for node_id in sorted(node_id for node_id in missing if node_id and not self._book.is_there(node_id)):
             self._ask_about(node_id)
 
     def _ask_about(self, node_id: NodeId) -> None:
         """Its absence may be an answer from the past: the API server itself is asked."""
-        pods, table = self._pods, self._table
-        assert pods is not None
+        table, pods = self._table, self._pods
+        assert table is not None
 
         def told(found: object) -> None:
             if found is None:
-                pods.reactor.call(lambda: table.note_node_gone(node_id))
+                table.reactor.call(lambda: pods.note_node_gone(node_id))
 
         self._api.confirm(self._book.cache, node_id, "", told)

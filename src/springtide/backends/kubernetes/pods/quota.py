@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from springtide.backends.control_channel.reactor import Reactor, Timer
-from springtide.backends.kubernetes.pods.replica_table import PodReplica
+from springtide.backends.kubernetes.pods.driver import PodReplica
 from springtide.core.events import Event, ScaleRequested
 from springtide.core.workload import TrainingJob, WorkloadId
 
@@ -25,7 +25,7 @@ Probe = Callable[[PodReplica, Callable[[bool], None]], None]
 
 
 class Holders(Protocol):
-    """What quota has to know of the crew."""
+    """What quota has to know of the replicas."""
 
     def of_workload(self, workload_id: WorkloadId) -> list[PodReplica]:
         """The living replicas of a job or service."""
@@ -59,10 +59,10 @@ class NamespaceQuota:
     """Runs on the I/O thread, but for `caps`, which any thread may ask. `on_room` is called when a try is due."""
 
     def __init__(
-        self, reactor: Reactor, crew: Holders, post: Callable[[Event], None], probe: Probe, *, seed: int = 0
+        self, reactor: Reactor, replicas: Holders, post: Callable[[Event], None], probe: Probe, *, seed: int = 0
     ) -> None:
         self._reactor = reactor
-        self._crew = crew
+        self._replicas = replicas
         self._post = post
         self._probe = probe
         self._rng = np.random.default_rng(seed)
@@ -141,8 +141,8 @@ class NamespaceQuota:
     def _judge(self, job: TrainingJob, like: PodReplica, namespace: str) -> None:
         """A worker has waited for quota: if others of its job run, and enough of them, the job does with those."""
         self._judging.discard(job.job_id)
-        replicas = [r for r in self._crew.of_workload(job.job_id) if not r.asked_to_stop and r.lost_reason is None]
-        made = [replica for replica in replicas if replica.body is not None and replica.body.uid]
+        replicas = [r for r in self._replicas.of_workload(job.job_id) if not r.asked_to_stop and r.lost_reason is None]
+        made = [replica for replica in replicas if replica.handle.pod is not None and replica.handle.pod.uid]
         if namespace not in self._refusals or len(made) == len(replicas) or len(made) < max(1, job.min_workers):
             return
         known = self._caps.get(job.job_id)

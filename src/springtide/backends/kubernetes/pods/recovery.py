@@ -8,9 +8,9 @@ from typing import Any
 
 from springtide.backends.control_channel.members import MemberPhase
 from springtide.backends.control_channel.orders import OrderTable
+from springtide.backends.kubernetes.pods.driver import PodDriver, PodHandle
 from springtide.backends.kubernetes.pods.launcher import PodLauncher
 from springtide.backends.kubernetes.pods.reading import read_pod
-from springtide.backends.kubernetes.pods.replica_table import PodReplica, Pods
 from springtide.backends.kubernetes.pods.shares import SHARE_ANNOTATION, share_of, share_text
 from springtide.backends.kubernetes.pods.table import PodState
 from springtide.core.actions import StartReplica
@@ -26,8 +26,10 @@ AWAY = "the worker ended while the platform was away"
 class PodRecovery:
     """Compares what should run with the pods there are. Runs once, on the I/O thread."""
 
-    def __init__(self, pods: Pods, launcher: PodLauncher, orders: OrderTable[PodReplica]) -> None:
-        self._pods = pods
+    def __init__(self, driver: PodDriver, launcher: PodLauncher, orders: OrderTable[PodHandle]) -> None:
+        self._driver = driver
+        self._table = driver.table
+        self._pods = driver.pods
         self._launcher = launcher
         self._orders = orders
 
@@ -40,7 +42,7 @@ class PodRecovery:
         restartable = {action.replica_id for action in standing.actions if isinstance(action, StartReplica)}
         taken = [self._resume(action, action.replica_id in restartable) for action in standing.replicas]
         for workload_id, generation in standing.generations.items():
-            job = self._pods.jobs.get(workload_id)
+            job = self._table.jobs.get(workload_id)
             if job is not None:
                 job.generation = max(job.generation, generation)
         for effect in standing.actions:
@@ -49,29 +51,29 @@ class PodRecovery:
             if body is None:
                 continue
             if body.uid:
-                self._pods.table.look(body)
+                self._pods.look(body)
             else:
                 # A listing may be an answer from the past: only the API server itself can say that it is gone.
-                self._pods.table.ask_about(body)
+                self._pods.ask_about(body)
 
     def _resume(self, action: StartReplica, is_restartable: bool) -> PodState | None:
-        pods = self._pods
+        table = self._table
         body = self._launcher.body_of(action)
-        pod = pods.table.find(action.replica_id, body.key)
+        pod = self._pods.find(action.replica_id, body.key)
         if pod is None and is_restartable:
             # Nothing was ever heard of it, so that it may not have been made: then it is now, under the same name.
             return None
-        replica = pods.make_replica(action)
+        replica = self._driver.make_replica(action)
         # Who was never heard of may still wait for its image; it is no silent worker.
         replica.phase = MemberPhase.SPAWNING if is_restartable else MemberPhase.ADOPTING
         replica.heard_at_s = time.monotonic()
         if pod is None:
             body.is_wanted = False
             body.absent = AWAY
-            pods.counts["missing"] += 1
+            table.counts["missing"] += 1
             self._launcher.adopt(replica, body, is_bound=True)
             return body
-        pods.counts["adopted"] += 1
+        table.counts["adopted"] += 1
         reading = read_pod(pod)
         body.uid = reading.uid
         body.node_id = NodeId(reading.node) or body.node_id
@@ -84,14 +86,14 @@ class PodRecovery:
     def _restore_share(self, action: StartReplica, body: PodState, pod: dict[str, Any]) -> None:
         """A change of its share that the crash cut off is made now."""
         if action.share is not None and share_of(pod) != action.share:
-            self._pods.table.annotate(body, {SHARE_ANNOTATION: share_text(action.share)})
+            self._pods.annotate(body, {SHARE_ANNOTATION: share_text(action.share)})
 
     def _report_checkpoints(self, standing: Standing, checkpoints: Mapping[WorkloadId, Checkpoint]) -> None:
         restored = {start.workload_id: start.restore.step for start in standing.replicas if start.restore is not None}
         for job_id, checkpoint in checkpoints.items():
             is_newer = checkpoint.step > restored.get(job_id, -1)
             if is_newer and checkpoint.generation <= standing.generations.get(job_id, 0):
-                self._pods.post(
+                self._table.post(
                     CheckpointCommitted(
                         job_id=job_id,
                         generation=checkpoint.generation,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 
 from springtide.backends.control_channel.members import MemberPhase
-from springtide.backends.kubernetes.pods.replica_table import PodReplica, Pods
+from springtide.backends.control_channel.replica_table import ReplicaTable
+from springtide.backends.kubernetes.pods.driver import PodHandle, PodReplica
 
 TICK_S = 0.5
 # Starts may take minutes.
@@ -25,8 +26,8 @@ class PodWatch:
     `lost_after_s` is how long one may be silent.
     """
 
-    def __init__(self, pods: Pods, lost_after_s: float) -> None:
-        self._pods = pods
+    def __init__(self, table: ReplicaTable[PodHandle], lost_after_s: float) -> None:
+        self._table = table
         self._lost_after_s = lost_after_s
         self._next_starts_s = float("-inf")
 
@@ -36,14 +37,14 @@ class PodWatch:
 
     def forgive(self) -> None:
         """This thread itself was late: nobody's silence counts from before now."""
-        self._pods.counts["late_wakeups"] += 1
+        self._table.counts["late_wakeups"] += 1
         now_s = time.monotonic()
-        for replica in self._pods.replicas.values():
+        for replica in self._table.replicas.values():
             if replica.heard_at_s:
                 replica.heard_at_s = now_s
 
     def _tick(self) -> None:
-        self._pods.reactor.after(TICK_S, self._tick)
+        self._table.reactor.after(TICK_S, self._tick)
         now_s = time.monotonic()
         silent_since_s = now_s - self._lost_after_s
         looks_at_starts = now_s >= self._next_starts_s
@@ -52,7 +53,7 @@ class PodWatch:
         # Of thousands hardly one is worth a look each time.
         for replica in [
             each
-            for each in self._pods.replicas.values()
+            for each in self._table.replicas.values()
             if (looks_at_starts if each.phase is MemberPhase.SPAWNING else each.heard_at_s <= silent_since_s)
         ]:
             self._look(replica, now_s)
@@ -66,18 +67,18 @@ class PodWatch:
             self._look_at_silence(replica, now_s)
 
     def _look_at_start(self, replica: PodReplica, now_s: float) -> None:
-        body = replica.body
+        body = replica.handle.pod
         if body is None or body.phase in ("creating", "binding"):
             # The API server has not taken it yet: that is no fault of the pod, and holds for all of them.
             return
         waited_s = now_s - body.since_s
         if body.phase == "running":
             if waited_s > CONNECT_AFTER_S:
-                self._pods.lose(replica, f"the worker did not connect within {CONNECT_AFTER_S:.0f} s of its start")
+                self._table.lose(replica, f"the worker did not connect within {CONNECT_AFTER_S:.0f} s of its start")
         elif body.is_stuck and waited_s > STUCK_AFTER_S:
-            self._pods.lose(replica, f"its container could not be started for {waited_s:.0f} s: {body.reason}")
+            self._table.lose(replica, f"its container could not be started for {waited_s:.0f} s: {body.reason}")
         elif waited_s > STARTING_AFTER_S:
-            self._pods.lose(replica, f"its container was not started within {waited_s:.0f} s: {body.reason}")
+            self._table.lose(replica, f"its container was not started within {waited_s:.0f} s: {body.reason}")
 
     def _look_at_silence(self, replica: PodReplica, now_s: float) -> None:
         silent_s = now_s - replica.heard_at_s
@@ -88,12 +89,12 @@ class PodWatch:
         has_gone = replica.has_left or replica.has_failed or (replica.has_finished and self._is_over(replica))
         if has_gone and replica.connection is None:
             # It has said goodbye; only the news of its pod's end is late. Its device is free when that comes.
-            self._pods.note_exit(replica)
+            self._table.note_exit(replica)
         elif not replica.asked_to_stop:
             # Who was asked to stop has a grace period of its own.
             what = "did not come back after a restart" if is_adopting else "went silent"
-            self._pods.lose(replica, f"the worker {what}: nothing was heard of it for {silent_s:.1f} s")
+            self._table.lose(replica, f"the worker {what}: nothing was heard of it for {silent_s:.1f} s")
 
     def _is_over(self, replica: PodReplica) -> bool:
-        job = self._pods.jobs.get(replica.workload_id)
+        job = self._table.jobs.get(replica.workload_id)
         return job is None or job.has_ended or job.finish is not None

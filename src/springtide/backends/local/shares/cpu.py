@@ -11,8 +11,9 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from springtide.backends.control_channel.members import MemberPhase
+from springtide.backends.control_channel.replica_table import ReplicaTable
+from springtide.backends.local.members import ProcessHandle
 from springtide.backends.local.shares.daemon_keeper import Keeper, all_starting, starting
-from springtide.backends.local.workers import Workers
 from springtide.backends.processes import signal_group
 from springtide.backends.sharing.cpu.enforcers import describe_enforcer
 from springtide.backends.sharing.table import (
@@ -37,7 +38,7 @@ class CpuShares:
 
     def __init__(
         self,
-        workers: Workers,
+        workers: ReplicaTable[ProcessHandle],
         directory: Path,
         slots_path: Path,
         environment: Mapping[str, str],
@@ -119,5 +120,5 @@ class CpuShares:
         """The daemon's guard continues every sharer that was stopped; this does where the guard was ended as well."""
         for replica in self._workers.replicas.values():
             shares = replica.action is not None and replica.action.share is not None
-            if replica.identity is not None and replica.phase is not MemberPhase.GONE and shares:
-                signal_group(replica.identity, signal.SIGCONT)
+            if replica.handle.identity is not None and replica.phase is not MemberPhase.GONE and shares:
+                signal_group(replica.handle.identity, signal.SIGCONT)

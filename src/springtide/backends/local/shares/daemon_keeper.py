@@ -14,7 +14,8 @@ from typing import Generic, TypeVar
 import msgspec
 
 from springtide.backends.control_channel.reactor import FramedConnection, Timer
-from springtide.backends.local.workers import Workers
+from springtide.backends.control_channel.replica_table import ReplicaTable
+from springtide.backends.local.members import ProcessHandle
 from springtide.backends.processes import ProcessIdentity, identify, last_line, live_stat, reap, spawn_detached
 from springtide.backends.sharing.gpu.table import GpuDaemonStatus
 from springtide.backends.sharing.table import DaemonStatus, SharerEntry, status_of
@@ -43,7 +44,7 @@ class Keeper(Generic[T]):
 
     def __init__(
         self,
-        workers: Workers,
+        workers: ReplicaTable[ProcessHandle],
         name: str,
         table: type[T],
         command: list[str],

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from springtide.backends.control_channel.replica_table import ReplicaTable
 from springtide.backends.local.devices import Gpu
+from springtide.backends.local.members import ProcessHandle
 from springtide.backends.local.shares.daemon_keeper import Keeper, all_starting, starting
-from springtide.backends.local.workers import Workers
 from springtide.backends.processes import ProcessIdentity
 from springtide.backends.sharing.gpu.enforcement import Enforcement, choose_enforcement
 from springtide.backends.sharing.gpu.library import is_loaded, preload
@@ -43,7 +44,7 @@ class GpuShares:
 
     def __init__(
         self,
-        workers: Workers,
+        workers: ReplicaTable[ProcessHandle],
         directory: Path,
         slots_path: Path,
         environment: Mapping[str, str],

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from springtide.backends.control_channel.replica_table import ReplicaTable
 from springtide.backends.local.devices import Gpu, gpus_of
-from springtide.backends.local.members import Worker
+from springtide.backends.local.members import ProcessHandle, Worker
 from springtide.backends.local.shares.cpu import CpuShares
 from springtide.backends.local.shares.gpu import GpuShares
-from springtide.backends.local.workers import Workers
 from springtide.backends.sharing.table import SharerEntry, slots_path
 from springtide.core.actions import SetShare
 from springtide.core.errors import BackendError
@@ -35,7 +35,7 @@ class ShareSlots:
 
     def __init__(
         self,
-        workers: Workers,
+        workers: ReplicaTable[ProcessHandle],
         directory: Path,
         nodes: Sequence[Node],
         gpus: Sequence[Gpu],
@@ -80,10 +80,10 @@ class ShareSlots:
         if share is None:
             return "", 0
         self._ensure_holders()
-        if replica.share_slot is None:
-            replica.share_slot = self._free_slot()
+        if replica.handle.share_slot is None:
+            replica.handle.share_slot = self._free_slot()
             try:
-                clear_slot(self._slots_path, replica.share_slot)
+                clear_slot(self._slots_path, replica.handle.share_slot)
             except BackendError:
                 # The first sharer of this boot, or a file that was spoilt: no living process can have it mapped as it
                 # is, or what they write is lost and the daemon goes by what is used.
@@ -92,7 +92,7 @@ class ShareSlots:
                 except BackendError as error:
                     _log.error("%s; sharers do not tell what they do", error)
                     return "", 0
-        return str(self._slots_path), replica.share_slot
+        return str(self._slots_path), replica.handle.share_slot
 
     def gpu_of(self, device_id: DeviceId) -> Gpu | None:
         """The GPU that a device is, as far as the driver told."""
@@ -101,8 +101,8 @@ class ShareSlots:
     def take(self, replica: Worker) -> None:
         """A replica has its process now: if it holds a share, it is held to it from now on."""
         if self._share_of(replica) is not None:
-            if replica.share_slot is None:
-                replica.share_slot = self._free_slot()
+            if replica.handle.share_slot is None:
+                replica.handle.share_slot = self._free_slot()
             self._changed()
 
     def set_share(self, action: SetShare) -> None:
@@ -115,8 +115,8 @@ class ShareSlots:
             self._workers.counts["repeated_actions"] += 1
             return
         replica.action = replace(replica.action, share=action.share)
-        if replica.share_slot is None:
-            replica.share_slot = self._free_slot()
+        if replica.handle.share_slot is None:
+            replica.handle.share_slot = self._free_slot()
         self._changed()
 
     def release(self, replica: Worker) -> None:
@@ -134,7 +134,7 @@ class ShareSlots:
 
     def _free_slot(self) -> int:
         """Slots are given out in turn, so that a worker that lives a little too long writes into no other worker's."""
-        taken = {replica.share_slot for replica in self._workers.replicas.values()}
+        taken = {replica.handle.share_slot for replica in self._workers.replicas.values()}
         for _ in range(NUM_SLOTS):
             slot, self._next_slot = self._next_slot, (self._next_slot + 1) % NUM_SLOTS
             if slot not in taken:
@@ -146,7 +146,7 @@ class ShareSlots:
         for replica in self._workers.replicas.values():
             share = self._share_of(replica)
             action = replica.action
-            if share is None or action is None or replica.identity is None or replica.has_exited:
+            if share is None or action is None or replica.handle.identity is None or replica.has_exited:
                 continue
             entries.append(
                 SharerEntry(
@@ -154,8 +154,8 @@ class ShareSlots:
                     replica_id=replica.replica_id,
                     device_id=action.device_id,
                     share=share,
-                    slot=replica.share_slot or 0,
-                    process=replica.identity,
+                    slot=replica.handle.share_slot or 0,
+                    process=replica.handle.identity,
                     is_slo=not replica.is_job,
                 )
             )

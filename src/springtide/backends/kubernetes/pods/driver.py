@@ -1,4 +1,4 @@
-"""The crew of KubernetesExecutor: replicas that are pods, and how their ends become events."""
+"""Replicas as pods: addresses, storage fences, and how the end of a pod becomes an event."""
 
 from __future__ import annotations
 
@@ -39,22 +39,25 @@ _KILL_GRACE_S = 1.0
 
 
 @dataclass(eq=False)
-class PodReplica(Replica):
-    """One replica in a pod. `taken` says who else asked its pod to go, and why; empty where nobody did."""
+class PodHandle:
+    """A replica's pod, None before it is ordered. `taken` says what else asked the pod to end, and why; else empty."""
 
-    body: PodState | None = None
+    pod: PodState | None = None
     node_id: NodeId = _NOWHERE
     taken: str = ""
     end: str = ""
 
     @property
-    def has_body(self) -> bool:
+    def exists(self) -> bool:
         """Whether its pod was ordered and is not over."""
-        return self.body is not None and not self.body.is_over
+        return self.pod is not None and not self.pod.is_over
 
 
-class Pods(ReplicaTable[PodReplica]):
-    """Everything here runs on the I/O thread, but for what `raise_fence` does in the object store.
+PodReplica = Replica[PodHandle]
+
+
+class PodDriver:
+    """The driver of KubernetesExecutor, with its table. Runs on the I/O thread, except `raise_fence`.
 
     `raise_fence` raises the storage fence of a job and may take its time; it runs on `pool`.
     """
@@ -69,13 +72,13 @@ class Pods(ReplicaTable[PodReplica]):
         inbox: Inbox[Source],
         crash_point: Callable[[str], None],
         *,
-        table: PodTable,
+        pods: PodTable,
         master_key: bytes,
         raise_fence: Callable[[WorkloadId, int], None],
         pool: ThreadPoolExecutor,
     ) -> None:
-        super().__init__(state_dir, reactor, inbox, crash_point)
-        self.table = table
+        self.table: ReplicaTable[PodHandle] = ReplicaTable(state_dir, reactor, inbox, crash_point, self)
+        self.pods = pods
         self.on_room: Callable[[PodState], None] = lambda body: None
         self.on_early: Callable[[PodReplica], None] = lambda replica: None
         self.on_running: Callable[[PodState], None] = lambda body: None
@@ -84,20 +87,21 @@ class Pods(ReplicaTable[PodReplica]):
         self._raise_fence = raise_fence
         self._pool = pool
         self._fencing: dict[WorkloadId, int] = {}
-        table.on_change = self._on_change
-        table.on_over = self._on_over
+        pods.on_change = self._on_change
+        pods.on_over = self._on_over
 
     def make_replica(self, action: StartReplica) -> PodReplica:
-        """Enter a replica into the table."""
+        """Add a replica to the table."""
         key = workload_key(self._master_key, action.workload_id)
-        return self.enter(
-            PodReplica(
+        return self.table.enter(
+            Replica(
+                handle=PodHandle(),
                 replica_id=action.replica_id,
                 workload_id=action.workload_id,
                 generation=action.generation,
                 action=action,
-                work_dir=self.work_dir(action.workload_id),
-                log_path=self.log_path(action.workload_id, action.replica_id),
+                work_dir=self.table.work_dir(action.workload_id),
+                log_path=self.table.log_path(action.workload_id, action.replica_id),
                 token_sha256=hash_token(replica_token(key, action.replica_id)),
                 born_at_s=time.monotonic(),
                 ordered_at_s=time.monotonic(),
@@ -106,32 +110,32 @@ class Pods(ReplicaTable[PodReplica]):
 
     def fresh_job(self, workload_id: WorkloadId, generation: int) -> Job:
         """Forget what was known of a job's last group: it starts again, as `generation`."""
-        job = self.jobs[workload_id] = Job(workload_id, self.work_dir(workload_id), generation=generation)
+        job = self.table.jobs[workload_id] = Job(workload_id, self.table.work_dir(workload_id), generation=generation)
         return job
 
     def is_fencing(self, workload_id: WorkloadId) -> bool:
-        """Whether the storage fence of a job is on its way up."""
+        """Whether the storage fence of a job is being raised."""
         return workload_id in self._fencing
 
-    # --- what a body is ----------------------------------------------------------------------------------------------
+    # --- the port ReplicaDriver --------------------------------------------------------------------------------------
 
     def is_own(self, replica: PodReplica, hello: Hello, connection: FramedConnection[Report]) -> bool:
-        """Its token says so."""
+        """Its token is proof enough."""
         return True
 
     def take_hello(self, replica: PodReplica, hello: Hello, connection: FramedConnection[Report]) -> None:
-        """Note from where it speaks. One whose pod is still to be made has it from an earlier control plane."""
+        """Note its address. A pod of a replica that is still queued was made by an earlier control plane."""
         replica.host = connection.peer_host or replica.host
         if replica.phase is MemberPhase.QUEUED:
             self.on_early(replica)
 
     def own_address(self, replica: PodReplica, address: str) -> str:
-        """One at its own pod: where the gateway connects to is not for a replica to choose."""
+        """Only one of its own pod: a replica must not choose where the gateway connects to."""
         host = urlsplit(address).hostname or ""
-        known = (replica.host, replica.body.address if replica.body is not None else "")
+        known = (replica.host, replica.handle.pod.address if replica.handle.pod is not None else "")
         if host and host in known:
             return address
-        self.counts["strange_addresses"] += bool(address)
+        self.table.counts["strange_addresses"] += bool(address)
         return ""
 
     def lies_in(self, replica: PodReplica, path: str) -> bool:
@@ -139,9 +143,9 @@ class Pods(ReplicaTable[PodReplica]):
         return path.startswith(f"workloads/{replica.workload_id}/") and ".." not in path.split("/")
 
     def rendezvous(self, job: Job, action: ResizeJob, *, is_script: bool) -> str:
-        """A port of the pod of rank 0, which hosts it. Raises BackendError where nobody knows its address yet."""
-        first = self.replicas.get(action.replica_ids[0])
-        host = "" if first is None else (first.body.address if first.body is not None else "") or first.host
+        """A port of the pod of rank 0, which hosts it. Raises BackendError while its address is unknown."""
+        first = self.table.replicas.get(action.replica_ids[0])
+        host = "" if first is None else (first.handle.pod.address if first.handle.pod is not None else "") or first.host
         if not host:
             raise BackendError(f"the address of {action.replica_ids[0]}'s pod is not known yet")
         port = RENDEZVOUS_PORT + action.generation % NUM_RENDEZVOUS_PORTS
@@ -152,56 +156,52 @@ class Pods(ReplicaTable[PodReplica]):
         if job.fenced >= generation:
             return True
         if self._fencing.get(job.job_id, -1) >= generation:
-            # On its way up already; whoever comes with the same wish again is served by that.
+            # Being raised already: a repeated request is served by that.
             return False
         self._fencing[job.job_id] = generation
-        self.crash_point("executor.fence.before")
+        self.table.crash_point("executor.fence.before")
         self._pool.submit(self._fence, job, generation, then)
         return False
 
     def knows_exit_codes(self, replica: PodReplica) -> bool:
-        """A pod that is over has said how it ended."""
+        """Never: the exit code of a pod arrives together with its end."""
         return False
 
     def describe_end(self, replica: PodReplica) -> str:
-        """Who took it away, or else what its pod says."""
-        return replica.taken or replica.end or "the worker ended without a word"
+        """What took it away, or else what its pod says."""
+        return replica.handle.taken or replica.handle.end or "the worker ended without a word"
 
-    def ended_as_asked(self, replica: PodReplica) -> bool:
-        """What somebody else took away was not asked to go by the platform, however well it left."""
-        if replica.taken and not replica.asked_to_stop and not replica.has_finished:
-            return False
-        return super().ended_as_asked(replica)
+    def was_taken(self, replica: PodReplica) -> bool:
+        """Whether the pod was deleted or evicted from outside."""
+        return bool(replica.handle.taken)
 
-    def is_fault(self, replica: PodReplica) -> bool:
-        """A pod that somebody deleted or evicted did not fail."""
-        return not replica.taken
-
-    def let_go_of(self, replica: PodReplica) -> None:
-        """Pods are watched by the table."""
+    def release(self, replica: PodReplica) -> None:
+        """Pods are watched by PodTable."""
 
     def forget(self, replica: PodReplica) -> None:
-        """Its pod stays in the table until the journal knows."""
+        """Its pod stays in PodTable until the journal has its end."""
 
     def forget_job(self, job: Job) -> None:
-        """Nothing of a group lies about."""
+        """Groups of pods leave nothing behind."""
         self.on_job_gone(job.job_id)
 
-    def _signal(self, replica: PodReplica, number: int) -> None:
-        assert replica.body is not None, "only a body is signalled"
+    def signal(self, replica: PodReplica, number: int) -> None:
+        """Delete the pod; SIGTERM leaves it the rest of its grace period."""
+        assert replica.handle.pod is not None, "only an existing pod is signalled"
         grace_s = _KILL_GRACE_S
         if number == signal.SIGTERM and replica.kill_at_s is not None:
             grace_s = max(grace_s, replica.kill_at_s - time.monotonic())
-        self.table.delete(replica.body, grace_s)
+        self.pods.delete(replica.handle.pod, grace_s)
 
-    def _exit_code_of(self, replica: PodReplica) -> int | None:
-        return replica.body.exit_code if replica.body is not None else None
+    def exit_code(self, replica: PodReplica) -> int | None:
+        """As its container's status says."""
+        return replica.handle.pod.exit_code if replica.handle.pod is not None else None
 
     # --- what pods do ------------------------------------------------------------------------------------------------
 
     def _replica_of(self, body: PodState) -> PodReplica | None:
-        replica = self.replicas.get(body.replica_id)
-        return replica if replica is not None and replica.body is body else None
+        replica = self.table.replicas.get(body.replica_id)
+        return replica if replica is not None and replica.handle.pod is body else None
 
     def _on_change(self, body: PodState, reading: Reading) -> None:
         replica = self._replica_of(body)
@@ -209,31 +209,31 @@ class Pods(ReplicaTable[PodReplica]):
             return
         if reading.is_running:
             self.on_running(body)
-        if reading.is_ending and body.asked_grace_s is None and not (replica.taken or replica.asked_to_stop):
+        if reading.is_ending and body.asked_grace_s is None and not (replica.handle.taken or replica.asked_to_stop):
             self._note_taken(replica, reading.taken)
 
     def _note_taken(self, replica: PodReplica, reason: str) -> None:
-        """Somebody else asked a pod to go: its worker saves and leaves, and the others go on without it at once."""
-        replica.taken = reason
-        self.counts["taken"] += 1
+        """A pod was asked to end from outside: its worker saves and leaves, and the others go on without it at once."""
+        replica.handle.taken = reason
+        self.table.counts["taken"] += 1
         others = [
             other
-            for other in self.of_workload(replica.workload_id)
+            for other in self.table.of_workload(replica.workload_id)
             if other is not replica
-            and not (other.taken or other.asked_to_stop or other.has_exited or other.lost_reason)
+            and not (other.handle.taken or other.asked_to_stop or other.has_exited or other.lost_reason)
             and other.group_generation > 0
         ]
         if replica.is_job and replica.group_generation > 0 and others and not replica.is_script:
-            self.lose(replica, reason)
+            self.table.lose(replica, reason)
 
     def _on_over(self, body: PodState) -> None:
         replica = self._replica_of(body)
         if replica is not None:
-            replica.end = body.end
-            self.note_exit(replica, body.exit_code)
-        elif body.replica_id not in self.replicas:
-            # Who asked for it has been told, or nobody ever did.
-            self.counts["late_ends"] += 1
+            replica.handle.end = body.end
+            self.table.note_exit(replica, body.exit_code)
+        elif body.replica_id not in self.table.replicas:
+            # Its end has been reported already, or no replica ever stood for it.
+            self.table.counts["late_ends"] += 1
         self.on_room(body)
 
     # --- the fence ---------------------------------------------------------------------------------------------------
@@ -244,25 +244,25 @@ class Pods(ReplicaTable[PodReplica]):
             self._raise_fence(job.job_id, generation)
         except SpringtideError as error:
             _log.error("older writers of %s could not be fenced off: %s", job.job_id, error)
-            self.reactor.call(lambda: self._fence_again(job, generation, then))
+            self.table.reactor.call(lambda: self._fence_again(job, generation, then))
             return
-        self.reactor.call(lambda: self._fenced(job, generation, then))
+        self.table.reactor.call(lambda: self._fenced(job, generation, then))
 
     def _fence_again(self, job: Job, generation: int, then: Callable[[], None]) -> None:
-        self.counts["fence_errors"] += 1
+        self.table.counts["fence_errors"] += 1
         if self._fencing.get(job.job_id) != generation:
             return
         if job.has_ended:
             del self._fencing[job.job_id]
             return
-        self.reactor.after(_FENCE_RETRY_S, lambda: self._resubmit(job, generation, then))
+        self.table.reactor.after(_FENCE_RETRY_S, lambda: self._resubmit(job, generation, then))
 
     def _resubmit(self, job: Job, generation: int, then: Callable[[], None]) -> None:
         if self._fencing.get(job.job_id) == generation:
             self._pool.submit(self._fence, job, generation, then)
 
     def _fenced(self, job: Job, generation: int, then: Callable[[], None]) -> None:
-        self.crash_point("executor.fence.after")
+        self.table.crash_point("executor.fence.after")
         job.fenced = max(job.fenced, generation)
         if self._fencing.get(job.job_id, -1) <= generation:
             self._fencing.pop(job.job_id, None)

@@ -1,4 +1,4 @@
-"""Workers that are processes of this machine: their records, their signals, their end, each between crash points."""
+"""Replicas as processes of this machine: their records, their signals, their end, each between crash points."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from springtide.backends.control_channel.members import Job, Source
+from springtide.backends.control_channel.members import Job, Replica, Source
 from springtide.backends.control_channel.reactor import FramedConnection, Reactor
 from springtide.backends.control_channel.replica_table import ReplicaTable
 from springtide.backends.inbox import Inbox
-from springtide.backends.local.members import Worker
+from springtide.backends.local.members import ProcessHandle, Worker
 from springtide.backends.local.records import WorkerRecord, WorkerRecords
 from springtide.backends.processes import (
     ProcessIdentity,
@@ -38,76 +38,86 @@ CRASH_POINTS = tuple(
 )
 
 
-class Workers(ReplicaTable[Worker]):
-    """The crew of LocalExecutor. `exit_codes` says whether somebody will still tell how a worker ended."""
+class ProcessDriver:
+    """The driver of LocalExecutor, with its table. `exit_codes` says whether a worker's exit code will still arrive."""
+
+    death_s = 1.0
 
     def __init__(
         self, state_dir: Path, reactor: Reactor, inbox: Inbox[Source], crash_point: Callable[[str], None]
     ) -> None:
-        super().__init__(state_dir, reactor, inbox, crash_point)
+        self.table: ReplicaTable[ProcessHandle] = ReplicaTable(state_dir, reactor, inbox, crash_point, self)
         self.records = WorkerRecords(state_dir / "workers")
         self.exit_codes: Callable[[Worker], bool] = lambda replica: False
         self.on_process: Callable[[Worker], None] = lambda replica: None
 
     def make_replica(self, action: StartReplica, token_sha256: str) -> Worker:
-        """Enter a worker into the table."""
-        return self.enter(self._new(action.replica_id, action.workload_id, action.generation, action, token_sha256))
+        """Add a worker to the table."""
+        return self.table.enter(
+            self._new(action.replica_id, action.workload_id, action.generation, action, token_sha256)
+        )
 
     def make_foreigner(self, record: WorkerRecord) -> Worker:
-        """Take note of a worker that should not run: its end is watched, and nobody is told of it."""
+        """Remember a worker that should not run: its end is watched, and no event reports it."""
         foreigner = self._new(record.replica_id, record.workload_id, record.generation, None, record.token_sha256)
-        self.foreigners.add(foreigner)
+        self.table.foreigners.add(foreigner)
         return foreigner
 
     def write_record(self, replica: Worker) -> None:
-        """Make durable who this worker is. Raises StorageError."""
-        self.crash_point("executor.record.before")
+        """Write the worker's identity durably. Raises StorageError."""
+        self.table.crash_point("executor.record.before")
         self.records.write(
             WorkerRecord(
                 replica_id=replica.replica_id,
                 workload_id=replica.workload_id,
                 generation=replica.generation,
                 token_sha256=replica.token_sha256,
-                process=replica.identity,
-                share_slot=replica.share_slot,
+                process=replica.handle.identity,
+                share_slot=replica.handle.share_slot,
             )
         )
-        self.crash_point("executor.record.after")
+        self.table.crash_point("executor.record.after")
 
     def raise_fence(self, work_dir: Path, generation: int) -> None:
-        """From now on nothing older than `generation` publishes in this directory. Raises StorageError."""
-        self.crash_point("executor.fence.before")
+        """Prevent everything older than `generation` from publishing in this directory. Raises StorageError."""
+        self.table.crash_point("executor.fence.before")
         StorageFence(work_dir).raise_to(generation)
-        self.crash_point("executor.fence.after")
+        self.table.crash_point("executor.fence.after")
 
     def take_process(self, replica: Worker, identity: ProcessIdentity | None) -> None:
-        """Tie a replica to its process and watch for its end; None: the process has ended before it was looked at."""
-        if replica.identity is not None or replica.has_exited:
+        """Connect a replica to its process and watch for its end; None: the process ended before it was looked at."""
+        if replica.handle.identity is not None or replica.has_exited:
             return
         pidfd = open_pidfd(identity) if identity is not None else None
         if identity is None or pidfd is None:
-            replica.identity = identity
-            self.note_exit(replica)
+            replica.handle.identity = identity
+            self.table.note_exit(replica)
             return
-        replica.identity, replica.pidfd = identity, pidfd
-        self.reactor.watch(pidfd, selectors.EVENT_READ, lambda mask: self.note_exit(replica))
+        replica.handle.identity, replica.handle.pidfd = identity, pidfd
+        self.table.reactor.watch(pidfd, selectors.EVENT_READ, lambda mask: self.table.note_exit(replica))
         self.on_process(replica)
 
-    # --- what a body is ----------------------------------------------------------------------------------------------
+    # --- the port ReplicaDriver --------------------------------------------------------------------------------------
 
     def is_own(self, replica: Worker, hello: Hello, connection: FramedConnection[Report]) -> bool:
         """Whether the kernel says that the other end is the replica's process."""
-        return connection.peer_pid == hello.pid and (replica.identity is None or replica.identity.pid == hello.pid)
+        return connection.peer_pid == hello.pid and (
+            replica.handle.identity is None or replica.handle.identity.pid == hello.pid
+        )
 
     def take_hello(self, replica: Worker, hello: Hello, connection: FramedConnection[Report]) -> None:
-        """Tie a worker that was faster than the news of its birth to its process."""
-        if replica.identity is None:
+        """Connect a worker to its process if its Hello arrives before the report that it was spawned."""
+        if replica.handle.identity is None:
             self.take_process(replica, identify(hello.pid))
             try:
                 self.write_record(replica)
             except StorageError:
-                self.counts["record_errors"] += 1
+                self.table.counts["record_errors"] += 1
         self.records.spec_path(replica.replica_id).unlink(missing_ok=True)
+
+    def own_address(self, replica: Worker, address: str) -> str:
+        """Workers of this machine may listen anywhere."""
+        return address
 
     def lies_in(self, replica: Worker, path: str) -> bool:
         """Whether a path is in the directory of the replica's workload."""
@@ -134,41 +144,47 @@ class Workers(ReplicaTable[Worker]):
         return True
 
     def knows_exit_codes(self, replica: Worker) -> bool:
-        """Whether whoever started the worker will still tell."""
+        """Whether the process that started the worker will still report it."""
         return self.exit_codes(replica)
 
     def describe_end(self, replica: Worker) -> str:
-        """What its exit code and its log say."""
+        """From its exit code and its log."""
         return describe_exit(replica.exit_code, replica.log_path)
 
-    def let_go_of(self, replica: Worker) -> None:
+    def was_taken(self, replica: Worker) -> bool:
+        """Nothing else ends a worker here without a fault."""
+        return False
+
+    def release(self, replica: Worker) -> None:
         """Close the descriptor that its end is watched by."""
-        pidfd, replica.pidfd = replica.pidfd, None
+        pidfd, replica.handle.pidfd = replica.handle.pidfd, None
         if pidfd is not None:
-            self.reactor.unwatch(pidfd)
+            self.table.reactor.unwatch(pidfd)
             os.close(pidfd)
 
     def forget(self, replica: Worker) -> None:
         """Remove its record, unless another worker of that name is in the table."""
         self.records.spec_path(replica.replica_id).unlink(missing_ok=True)
-        if replica.replica_id not in self.replicas:
+        if replica.replica_id not in self.table.replicas:
             self.records.remove(replica.replica_id)
 
     def forget_job(self, job: Job) -> None:
         """Remove what the job's groups met at."""
         for path in (job.work_dir / "rendezvous").glob("*"):
             if path.is_dir():
-                # Leftovers of a rendezvous cost a few bytes and confuse nobody: generations never repeat.
+                # Leftovers of a rendezvous cost a few bytes and do no harm: generations never repeat.
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
 
-    def _signal(self, replica: Worker, number: int) -> None:
-        assert replica.identity is not None, "only a body is signalled"
-        signal_group(replica.identity, number)
+    def signal(self, replica: Worker, number: int) -> None:
+        """Signal its process group."""
+        assert replica.handle.identity is not None, "only a known process is signalled"
+        signal_group(replica.handle.identity, number)
 
-    def _exit_code_of(self, replica: Worker) -> int | None:
-        return reap(replica.identity.pid) if replica.identity is not None else None
+    def exit_code(self, replica: Worker) -> int | None:
+        """From the kernel, if it is a child of this process."""
+        return reap(replica.handle.identity.pid) if replica.handle.identity is not None else None
 
     def _new(
         self,
@@ -178,13 +194,14 @@ class Workers(ReplicaTable[Worker]):
         action: StartReplica | None,
         token_sha256: str,
     ) -> Worker:
-        return Worker(
+        return Replica(
+            handle=ProcessHandle(),
             replica_id=replica_id,
             workload_id=workload_id,
             generation=generation,
             action=action,
-            work_dir=self.work_dir(workload_id),
-            log_path=self.log_path(workload_id, replica_id),
+            work_dir=self.table.work_dir(workload_id),
+            log_path=self.table.log_path(workload_id, replica_id),
             token_sha256=token_sha256,
             born_at_s=time.monotonic(),
         )
