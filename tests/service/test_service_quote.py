@@ -21,7 +21,8 @@ from springtide.service.export import live_state
 from springtide.service.quotes import quote as quote_module
 from springtide.service.quotes.quote import QuoteDesk
 from springtide.service.submission.experience import FITTED_SPREAD, MEASURED_SPREAD, declared_steps, experience_of
-from springtide.service.submission.schemas import JobIn, JobOptionsIn
+from springtide.service.submission.option_models import JobOptionsIn
+from springtide.service.submission.schemas import JobIn
 
 sys.path.append(str(Path(__file__).parents[1] / "control"))
 from quoting import Reserving, training_job

@@ -22,7 +22,8 @@ from springtide.backends.kubernetes.resources.from_object import (
 from springtide.backends.kubernetes.resources.option_fields import plain
 from springtide.backends.kubernetes.resources.to_object import inference_function, training_function
 from springtide.core.errors import InvalidRequest
-from springtide.service.submission.schemas import JobIn, JobOptionsIn, ServiceIn, ServiceOptionsIn, parse_body
+from springtide.service.submission.option_models import JobOptionsIn, ServiceOptionsIn
+from springtide.service.submission.schemas import JobIn, ServiceIn, parse_body
 
 NOON = datetime(2030, 1, 31, 12, 0, tzinfo=UTC)
 FILES = {"train.py": "def fit(ctx):\n    pass\n"}

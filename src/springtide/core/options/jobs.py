@@ -71,7 +71,7 @@ JOB_OPTIONS: Final[Table] = (
                 help="What all of it may cost, from its submission on; none takes it away.",
             ),
         },
-        rest=RestField(path="budget_usd", help="of all that the job costs", copied_to="goal"),
+        rest=RestField(path="budget_usd", help="of all the job has cost and will", copied_to="goal"),
         object=ObjectField(path="budget", help="What it may cost, in US dollars."),
     ),
     Option(

@@ -16,7 +16,6 @@ from springtide.core.function_search import BatchPhase
 from springtide.core.quantities import parse_duration_s, parse_money_usd, validate_name
 
 TEN_YEARS_S = 10 * 365 * 86400.0
-BILLION = 1_000_000_000
 _CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
 _PHASE = re.compile(r"(\d{1,6})\s*:\s*(\d{1,7})")
 _OBJECTIVE = re.compile(r"(?:p99\s*<=?\s*)?(.+)", re.IGNORECASE)
@@ -64,6 +63,8 @@ class Objective(OptionKind):
 @dataclass(frozen=True, slots=True)
 class Money(OptionKind):
     """US dollars."""
+
+    highest: float = 1e9
 
     def sent(self, value: Any, name: str, now: datetime) -> float:
         """Raises InvalidRequest."""

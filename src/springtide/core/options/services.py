@@ -128,7 +128,7 @@ SERVICE_OPTIONS: Final[Table] = (
     ),
     Option(
         name="batch_wait",
-        kind=Duration(60.0, may_be_zero=True),
+        kind=Duration(60, may_be_zero=True),
         default="5ms",
         rest=RestField(path="batch_wait_s", copied_to="workload", default=0.005),
         object=ObjectField(path="batchWait", help="How long an item waits for others."),

@@ -43,9 +43,9 @@ from springtide.service.status.explain import explain
 from springtide.service.status.outlook import outlook_of
 from springtide.service.status.search_reports import SearchDesk
 from springtide.service.status.status import job_status, listed_services, platform_status, service_status
+from springtide.service.submission.option_models import JobChangeIn
 from springtide.service.submission.problems import UnsupportedMediaType
 from springtide.service.submission.schemas import (
-    JobChangeIn,
     JobIn,
     NothingIn,
     ResumeIn,

@@ -21,7 +21,8 @@ from springtide.core.quantities import parse_money_usd
 from springtide.core.workload import Goal, WorkloadId
 from springtide.service.contract import PlatformLike
 from springtide.service.reconciler.admission import ResourceAdmission, SourceMissing
-from springtide.service.submission.schemas import JobOptionsIn, ScaleIn
+from springtide.service.submission.option_models import JobOptionsIn
+from springtide.service.submission.schemas import ScaleIn
 from springtide.service.submission.shares import num_devices_of
 from springtide.service.submission.submission import SubmissionService
 

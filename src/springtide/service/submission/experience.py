@@ -14,7 +14,8 @@ from springtide.core.function_search import BatchPhase, steps_of
 from springtide.core.workload import JobState
 from springtide.perf.scaling import fit_scaling
 from springtide.service.contract import ViewLike
-from springtide.service.submission.schemas import JobIn, JobOptionsIn, adaptive_batch
+from springtide.service.submission.option_models import JobOptionsIn
+from springtide.service.submission.schemas import JobIn, adaptive_batch
 
 # So many of the newest runs of a function are looked at.
 MAX_RUNS = 10

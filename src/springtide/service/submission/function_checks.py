@@ -5,7 +5,8 @@ from __future__ import annotations
 from springtide.core.containers import ContainerSettings
 from springtide.core.errors import InvalidRequest
 from springtide.core.quantities import validate_name
-from springtide.service.submission.schemas import JobIn, JobOptionsIn
+from springtide.service.submission.option_models import JobOptionsIn
+from springtide.service.submission.schemas import JobIn
 
 ONLY_DECLARED = (
     "and only a declared job can be cut into stages for functions: write it as st.Task(model=..., dataset=..., "

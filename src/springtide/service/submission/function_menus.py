@@ -9,12 +9,12 @@ import msgspec
 from springtide.core.errors import InvalidRequest
 from springtide.core.function_search import FunctionSearch, batch_at
 from springtide.core.functions import FunctionMenu, FunctionService, ModelProfile
-from springtide.core.workload import Goal
 from springtide.perf.functions.bill import StepHabits
 from springtide.service.contract import ViewLike
 from springtide.service.submission.experience import declared_steps, phases_of
 from springtide.service.submission.function_searches import is_clearly_better, search_of
-from springtide.service.submission.schemas import JobIn, JobOptionsIn
+from springtide.service.submission.option_models import JobOptionsIn, goal_of
+from springtide.service.submission.schemas import JobIn
 
 NO_SERVICE = (
     "this platform is connected to no function service: start it with one, `springtide down` and then "
@@ -70,7 +70,7 @@ def menus_of(
     if _may_be_cut(options):
         with suppress(InvalidRequest):
             cut = _pipelines(taken, service, options, has_parameter_store)
-            if is_clearly_better(cut.menu, menu, _goal(options, now_s), now_s, total_steps):
+            if is_clearly_better(cut.menu, menu, goal_of(options, now_s), now_s, total_steps):
                 return cut
     habits = _habits(service, has_parameter_store)
     return Menus(menu=menu, profile=taken, service=service, habits=habits, search=search)
@@ -99,14 +99,6 @@ def _pipelines(
 def _habits(service: FunctionService, has_parameter_store: bool) -> StepHabits:
     return StepHabits(
         lifetime_s=service.lifetime_s, start_s=service.cold_start_s, has_parameter_store=has_parameter_store
-    )
-
-
-def _goal(options: JobOptionsIn, now_s: float) -> Goal:
-    return Goal(
-        deadline_s=None if options.deadline_s is None else now_s + options.deadline_s,
-        budget_usd=options.budget_usd,
-        is_fastest=options.is_fastest,
     )
 
 

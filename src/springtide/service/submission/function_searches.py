@@ -13,7 +13,7 @@ from springtide.core.function_search import MAX_MEASUREMENTS, FunctionMeasuremen
 from springtide.core.functions import FunctionMenu, FunctionOption, FunctionService, ModelProfile
 from springtide.core.workload import Goal, TrainingJob
 from springtide.service.contract import ViewLike
-from springtide.service.submission.schemas import JobOptionsIn
+from springtide.service.submission.option_models import JobOptionsIn
 
 # A pipeline is taken instead where it is predicted to reach the goal for so much less: more than predictions are off.
 CLEARLY_BETTER = 0.75

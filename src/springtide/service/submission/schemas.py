@@ -6,19 +6,20 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
 import pydantic
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from pydantic_core import ErrorDetails
 
 from springtide.core.errors import InvalidRequest
-from springtide.core.functions import MAX_LAYERS, MIB
 from springtide.core.quantities import validate_name
 from springtide.core.shards import shards_for
-from springtide.core.workload import (
-    DEFAULT_GRACE_S,
-    MAX_VIRTUAL_SHARDS,
-    AdaptiveBatch,
-    LearningRateRule,
-    LengthUnit,
+from springtide.core.workload import MAX_VIRTUAL_SHARDS, AdaptiveBatch
+from springtide.service.submission.option_models import (
+    JobChangeIn,
+    JobOptionsIn,
+    ParamName,
+    RequestModel,
+    ServiceOptionsIn,
+    ShortText,
 )
 from springtide.service.submission.problems import Malformed
 
@@ -26,18 +27,11 @@ MAX_SOURCE_BYTES = 1024 * 1024
 MAX_WORKERS = MAX_VIRTUAL_SHARDS
 # An id is the name with a dash and up to six digits, and must itself be a name.
 MAX_JOB_NAME_CHARS = 56
-MAX_PARAMS = 64
 MAX_ARGS = 256
-MAX_MEMORY_SIZES = 64
 MAX_FILES = 256
 MAX_PATH_CHARS = 240
-MAX_PHASES = 1000
-TEN_YEARS_S = 10 * 365 * 86400.0
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
-PositiveSeconds = Annotated[float, Field(gt=0, le=TEN_YEARS_S, allow_inf_nan=False)]
-ShortText = Annotated[str, Field(max_length=4096)]
-ParamName = Annotated[str, Field(min_length=1, max_length=128)]
 FileName = Annotated[
     str,
     Field(
@@ -45,15 +39,9 @@ FileName = Annotated[
     ),
 ]
 ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
-WorkerCount = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,2}$")]
-StepsPerSecond = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class SourceIn(_Model):
+class SourceIn(RequestModel):
     """A snapshot of the user's source file, and which object of it is meant."""
 
     filename: str = Field(max_length=128, description="the file's name, without folders", examples=["digits.py"])
@@ -80,89 +68,7 @@ class ServiceSourceIn(SourceIn):
     kind: Literal["class"] = "class"
 
 
-class AdaptiveBatchIn(_Model):
-    """The bounds within which the global batch size may change while a job runs."""
-
-    min_size: int = Field(ge=1, le=1_000_000, description="samples of one optimizer step, over all workers")
-    max_size: int = Field(ge=1, le=1_000_000)
-    min_local_size: int = Field(default=1, ge=1, le=1_000_000, description="the fewest worth a worker's pass")
-    max_local_size: int | None = Field(default=None, ge=1, le=1_000_000, description="what a worker holds at once")
-    learning_rate: LearningRateRule = Field(default="linear", description="how it follows the batch")
-
-
-Moment = Annotated[float, Field(ge=0, le=86400, allow_inf_nan=False)]
-
-
-class GradientBucketIn(_Model):
-    """A part of the gradient that is exchanged as one, and when in a step it is ready."""
-
-    ready_s: Moment
-    num_bytes: int = Field(ge=0, le=10**13)
-
-
-class StepProfileIn(_Model):
-    """The timeline of a step as `springtide profile` takes it."""
-
-    local_batch_size: int = Field(ge=1, le=1_000_000)
-    forward_s: Moment
-    backward_s: Moment
-    update_s: Moment = 0.0
-    buckets: tuple[GradientBucketIn, ...] = Field(default=(), max_length=1024)
-
-
-class BatchPhaseIn(_Model):
-    """From which epoch on (from 0) a step has how many samples, over all workers."""
-
-    from_epoch: int = Field(ge=0, le=100_000)
-    global_batch_size: int = Field(ge=1, le=1_000_000)
-
-
-LayerSeconds = Annotated[float, Field(ge=0, le=86400, allow_inf_nan=False)]
-LayerBytes = Annotated[int, Field(ge=0, le=10**13)]
-LayerTimes = Annotated[tuple[LayerSeconds | None, ...], Field(min_length=1, max_length=MAX_MEMORY_SIZES)]
-
-
-class LayerIn(_Model):
-    """One layer of a model, for one micro-batch: sizes, and times for each memory size (null where it does not fit)."""
-
-    name: str = Field(max_length=256)
-    parameter_bytes: LayerBytes
-    activation_bytes: LayerBytes
-    output_bytes: LayerBytes
-    gradient_bytes: LayerBytes
-    forward_s: LayerTimes
-    backward_s: LayerTimes
-
-
-class LayerProfileIn(_Model):
-    """A model's layers as `springtide profile FILE --layers` takes them."""
-
-    model: str = Field(max_length=256)
-    micro_batch_size: int = Field(ge=1, le=1_000_000)
-    memory_mb: tuple[Annotated[int, Field(ge=1, le=1 << 24)], ...] = Field(min_length=1, max_length=MAX_MEMORY_SIZES)
-    bytes_per_s: tuple[Annotated[float, Field(gt=0, le=1e13, allow_inf_nan=False)], ...] = Field(
-        min_length=1, max_length=MAX_MEMORY_SIZES
-    )
-    layers: tuple[LayerIn, ...] = Field(min_length=1, max_length=MAX_LAYERS)
-    latency_s: LayerSeconds = 0.04
-    slowdown: Annotated[float, Field(ge=1, le=100, allow_inf_nan=False)] = 1.0
-    base_bytes: LayerBytes = 300 * MIB
-    fixed_s: LayerSeconds = 0.0
-    source: ShortText = ""
-
-
-Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
-
-
-class ShareIn(_Model):
-    """What each worker or replica holds of one device: sure of `request`, at most `limit`, fractions of the device."""
-
-    request: Fraction
-    limit: Fraction | None = Field(default=None, description="twice the request, at most 1, where it is left out")
-    memory_mb: int = Field(default=0, ge=0, le=10**9, description="of the device's memory; 0: nobody counts it")
-
-
-class ContainerIn(_Model):
+class ContainerIn(RequestModel):
     """What the pods of a workload are made of, on Kubernetes; what is left out is the platform's own."""
 
     namespace: ObjectName | None = Field(default=None, description="where its object and its pods are")
@@ -176,96 +82,7 @@ class ContainerIn(_Model):
     )
 
 
-SearchedWorkers = Annotated[int, Field(ge=1, le=10_000)]
-
-
-class JobOptionsIn(_Model):
-    """A training job's length, bounds and goal."""
-
-    deadline_s: PositiveSeconds | None = Field(default=None, description="seconds from now")
-    budget_usd: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] | None = None
-    global_batch_size: int = Field(default=32, ge=1, le=1_000_000)
-    batch: AdaptiveBatchIn | None = Field(
-        default=None, description="lets the platform change the batch; global_batch_size is what it starts with"
-    )
-    length_unit: LengthUnit = Field(
-        default="samples",
-        description="whether the epochs are passes over the data, or the progress so many make with the first batch",
-    )
-    num_epochs: int = Field(default=1, ge=1, le=100_000)
-    min_workers: int = Field(default=1, ge=1, le=MAX_WORKERS)
-    max_workers: int = Field(default=1, ge=1, le=MAX_WORKERS)
-    seed: int = Field(default=0, ge=0, le=2**63 - 1)
-    max_restarts: int = Field(default=3, ge=0, le=1000)
-    grace_s: PositiveSeconds = DEFAULT_GRACE_S
-    checkpoint_interval_s: PositiveSeconds = 30.0
-    num_virtual_shards: int | None = Field(
-        default=None,
-        ge=1,
-        le=MAX_VIRTUAL_SHARDS,
-        description="a power of two, at least max_workers; fixes the order in which gradients are reduced",
-    )
-    params: dict[ParamName, ShortText] = Field(default={}, max_length=MAX_PARAMS)
-    is_soft: bool = Field(default=False, description="a deadline to aim at, not a condition: it runs, late if it must")
-    waits: bool = Field(default=False, description="stays in line while its deadline cannot be promised yet")
-    num_samples: int | None = Field(default=None, ge=1, le=10**12, description="of one epoch, where it is known")
-    profile_steps_per_s: dict[WorkerCount, StepsPerSecond] = Field(
-        default={},
-        max_length=MAX_WORKERS,
-        description="optimizer steps a second by number of workers, where they are known",
-        examples=[{"1": 3.2, "2": 5.9}],
-    )
-    step_profile: StepProfileIn | None = Field(default=None, description="the timeline of a step, where it was taken")
-    on: Literal["cluster", "functions"] = Field(
-        default="cluster", description="the platform's machines, or its function service"
-    )
-    layer_profile: LayerProfileIn | None = Field(
-        default=None, description="what a job on functions is planned from; a quote for the cluster compares with it"
-    )
-    is_fastest: bool = Field(
-        default=False, description="on functions: time is all that counts, within the budget where there is one"
-    )
-    search: bool | None = Field(
-        default=None,
-        description="on functions: whether workers and their memory are searched for while it runs; null: where a goal "
-        "asks for it and the model fits one function",
-    )
-    batch_schedule: tuple[BatchPhaseIn, ...] = Field(
-        default=(),
-        max_length=MAX_PHASES,
-        description="on functions: the global batch from each of these epochs on, ascending; before the first it is "
-        "global_batch_size",
-    )
-    function_workers: tuple[SearchedWorkers, SearchedWorkers] | None = Field(
-        default=None, description="on functions: the bounds of a search for the number of workers", examples=[[2, 16]]
-    )
-    stream: str = Field(default="", max_length=64, description="on functions: the growing dataset that it trains on")
-    study: str = Field(default="", max_length=64, description="the search over jobs that it is a trial of")
-    share: ShareIn | None = Field(default=None, description="what each worker holds of its device; null: the whole")
-
-
-class ServiceOptionsIn(_Model):
-    """A service's objective and bounds."""
-
-    slo_s: PositiveSeconds | None = None
-    min_replicas: int = Field(default=0, ge=0, le=MAX_WORKERS)
-    max_replicas: int = Field(default=1, ge=1, le=MAX_WORKERS)
-    max_batch_size: int = Field(default=8, ge=1, le=4096)
-    batch_wait_s: float = Field(default=0.005, ge=0, le=60, allow_inf_nan=False)
-    max_queue: int = Field(default=256, ge=1, le=1_000_000)
-    target_in_flight: int = Field(default=8, ge=1, le=100_000)
-    idle_s: PositiveSeconds = 30.0
-    grace_s: PositiveSeconds = DEFAULT_GRACE_S
-    params: dict[ParamName, ShortText] = Field(default={}, max_length=MAX_PARAMS)
-    share: ShareIn | None = Field(default=None, description="what each replica holds of its device; null: the whole")
-    capacity_per_s: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] | None = Field(
-        default=None,
-        description="requests a second that one replica answers within the objective, at the limit of its share; then "
-        "the number of replicas follows the co-scaler",
-    )
-
-
-class JobIn(_Model):
+class JobIn(RequestModel):
     """The body of POST /v1/jobs."""
 
     name: str = Field(max_length=128, description="1 to 56 of a-z 0-9 . _ -", examples=["digits"])
@@ -274,7 +91,7 @@ class JobIn(_Model):
     container: ContainerIn | None = None
 
 
-class ResumeIn(_Model):
+class ResumeIn(RequestModel):
     """The body of POST /v1/jobs/{id}/resume, where there is one."""
 
     budget_usd: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] | None = Field(
@@ -282,19 +99,7 @@ class ResumeIn(_Model):
     )
 
 
-class JobChangeIn(_Model):
-    """The body of PATCH /v1/jobs/{id}: what is left out stays as it is, null takes a deadline or budget away."""
-
-    deadline_s: PositiveSeconds | None = Field(default=None, description="seconds from now")
-    budget_usd: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] | None = Field(
-        default=None, description="of all the job has cost and will"
-    )
-    is_soft: bool = False
-    waits: bool = False
-    max_restarts: int = Field(default=3, ge=0, le=1000)
-
-
-class ServiceIn(_Model):
+class ServiceIn(RequestModel):
     """The body of PUT /v1/services/{name}."""
 
     source: ServiceSourceIn
@@ -302,31 +107,31 @@ class ServiceIn(_Model):
     container: ContainerIn | None = None
 
 
-class ScaleIn(_Model):
+class ScaleIn(RequestModel):
     """The body of POST /v1/workloads/{id}/scale: inclusive bounds."""
 
     minimum: int = Field(ge=0, le=MAX_WORKERS)
     maximum: int = Field(ge=1, le=MAX_WORKERS)
 
 
-class ShutdownIn(_Model):
+class ShutdownIn(RequestModel):
     """The body of POST /v1/shutdown."""
 
     stop_workers: bool = True
 
 
-class NothingIn(_Model):
+class NothingIn(RequestModel):
     """The body of a request that takes none."""
 
 
-class ProblemDetail(_Model):
+class ProblemDetail(RequestModel):
     """What is wrong, and what would do."""
 
     code: str
     message: str
 
 
-class Problem(_Model):
+class Problem(RequestModel):
     """How every error is answered."""
 
     error: ProblemDetail

@@ -9,7 +9,7 @@ from springtide.core.resources import Device
 from springtide.core.shares import Share, make_share
 from springtide.core.status.shares import SharingStatus
 from springtide.service.contract import PlatformLike, ViewLike
-from springtide.service.submission.schemas import ShareIn
+from springtide.service.submission.option_models import ShareIn
 
 
 def share_of(asked: ShareIn | None) -> Share | None:

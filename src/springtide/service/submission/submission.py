@@ -28,6 +28,9 @@ from springtide.core.events import (
 )
 from springtide.core.function_search import FunctionSearch, batch_at
 from springtide.core.functions import FunctionMenu
+from springtide.core.options.jobs import JOB_OPTIONS
+from springtide.core.options.option import copied_fields
+from springtide.core.options.services import SERVICE_OPTIONS
 from springtide.core.quantities import validate_name
 from springtide.core.shards import shards_for
 from springtide.core.workload import (
@@ -47,11 +50,10 @@ from springtide.service.submission.function_checks import check_functions, check
 from springtide.service.submission.function_menus import menus_of
 from springtide.service.submission.guarantees import check_guarantee
 from springtide.service.submission.job_edits import check_goal
+from springtide.service.submission.option_models import JobOptionsIn, RequestModel, copied, goal_of
 from springtide.service.submission.schemas import (
     ContainerIn,
-    JobChangeIn,
     JobIn,
-    JobOptionsIn,
     ScaleIn,
     ServiceIn,
     adaptive_batch,
@@ -164,21 +166,11 @@ class SubmissionService:
                 service_id=service_id,
                 name=name,
                 entrypoint=sources.entrypoint_of(request.source, shelf.address(place), import_root),
-                slo_s=options.slo_s,
-                min_replicas=options.min_replicas,
-                max_replicas=options.max_replicas,
-                max_batch_size=options.max_batch_size,
-                batch_wait_s=options.batch_wait_s,
-                max_queue=options.max_queue,
-                target_in_flight=options.target_in_flight,
-                idle_s=options.idle_s,
-                grace_s=options.grace_s,
                 # The controller raises it if anything else has changed.
                 revision=old.service.revision if old is not None else 1,
-                params=options.params,
                 share=share,
-                capacity_per_s=options.capacity_per_s,
                 container=container,
+                **copied(options, SERVICE_OPTIONS, "workload"),
             )
             view = self._hand_over(ServiceDeployed(service=service))
         return view.services[service_id]
@@ -250,16 +242,18 @@ class SubmissionService:
         )
         return self._hand_over(event).jobs[record.workload_id]
 
-    def change_job(self, called: str, wish: JobChangeIn) -> JobRecord:
-        """Give a job that has not ended what `wish` names. Raises NotFound, Conflict, InvalidRequest."""
-        named = wish.model_fields_set
+    def change_job(self, called: str, wish: RequestModel) -> JobRecord:
+        """Give a job that has not ended what `wish`, a JobChangeIn, names.
+
+        Raises NotFound, Conflict, InvalidRequest.
+        """
+        named = wish.model_dump(include=wish.model_fields_set)
         goal = find_job(self._platform.view(), called).job.goal
         if "deadline_s" in named:
-            after_s = wish.deadline_s
+            after_s = named["deadline_s"]
             goal = replace(goal, deadline_s=None if after_s is None else self._platform.now_s() + after_s)
-        changes = {name: getattr(wish, name) for name in ("budget_usd", "is_soft", "waits") if name in named}
-        retries = wish.max_restarts if "max_restarts" in named else None
-        return self.edit_job(called, goal=replace(goal, **changes), max_restarts=retries)
+        changes = {name: named[name] for name in copied_fields(JOB_OPTIONS, "goal") if name in named}
+        return self.edit_job(called, goal=replace(goal, **changes), max_restarts=named.get("max_restarts"))
 
     def scale(self, called: str, bounds: ScaleIn) -> JobRecord | ServiceRecord:
         """Set new bounds on workers or replicas. Raises NotFound, Conflict, InvalidRequest."""
@@ -369,45 +363,30 @@ def make_job(
     options = request.options
     # To the control plane a job on functions has one replica, its coordinator.
     least, most = (options.min_workers, options.max_workers) if menu is None else (1, 1)
-    deadline_s = None if options.deadline_s is None else now_s + options.deadline_s
     batch, phases = adaptive_batch(options), phases_of(options)
     return TrainingJob(
         job_id=job_id,
         name=request.name,
         entrypoint=entrypoint,
         global_batch_size=batch_at(phases, 0, options.global_batch_size),
-        num_epochs=options.num_epochs,
         min_workers=least,
         max_workers=most,
         num_virtual_shards=options.num_virtual_shards or shards_for(options.max_workers, batch),
         # The processes of a script know their number from the start and cannot change it.
         elastic=entrypoint.kind != "script",
-        goal=Goal(
-            deadline_s=deadline_s,
-            budget_usd=options.budget_usd,
-            is_soft=options.is_soft,
-            waits=options.waits,
-            is_fastest=options.is_fastest,
-        ),
-        seed=options.seed,
-        max_restarts=options.max_restarts,
-        grace_s=options.grace_s,
-        checkpoint_interval_s=options.checkpoint_interval_s,
+        goal=goal_of(options, now_s),
         submit_key=submit_key,
-        params=options.params,
         total_steps=experience.total_steps,
         profile_steps_per_s=dict(experience.steps_per_s) if menu is None else {},
         batch=batch,
-        length_unit=options.length_unit,
         family=family_of(request),
         step_profile=_step_profile(options),
         menu=menu,
         search=search,
         batch_schedule=phases,
         num_samples=options.num_samples if menu is not None else None,
-        stream=options.stream,
-        study=options.study,
         share=share_of(options.share) if menu is None else None,
+        **copied(options, JOB_OPTIONS, "workload"),
     )
 
 
