@@ -13,7 +13,7 @@ from click.testing import Result
 from msgspec.structs import replace
 
 from springtide.cli.jobs.offers import quote_text
-from springtide.cli.tables.share_text import held_line, share_range, start_pairs
+from springtide.cli.tables.shares import held_line, share_range, start_pairs
 from springtide.cli.tables.statuses import job_details, platform_summary, service_details
 from springtide.core.shares import Share
 from springtide.core.status.platform import DeviceHolder, JobStatus, ReplicaStatus, ServiceStatus

@@ -7,15 +7,8 @@ from typing import Any
 
 import pytest
 
-from springtide.cli.tables.statuses import (
-    final_line,
-    job_details,
-    jobs_table,
-    progress_line,
-    services_table,
-    shorten,
-    slack,
-)
+from springtide.cli.tables.columns import shorten, slack
+from springtide.cli.tables.statuses import final_line, job_details, jobs_table, progress_line, services_table
 from springtide.core.status.platform import JobStatus, ReplicaStatus, ServiceStatus
 
 MakeJob = Callable[..., JobStatus]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from springtide.cli.doctor.cluster import check_cluster
+from springtide.cli.doctor.machine import check_cluster
 from springtide.core.status.pods import ClusterStatus, PodStatus
 
 CLUSTER = ClusterStatus(

@@ -14,8 +14,7 @@ from springtide.backends.sharing.gpu import enforcement
 from springtide.backends.sharing.gpu.enforcement import Enforcement, choose_enforcement, is_mps_there
 from springtide.cli.doctor import gpu as doctor_gpu
 from springtide.cli.doctor.functions import Check
-from springtide.cli.doctor.gpu import check_gpu_shares
-from springtide.cli.doctor.shares import check_shares
+from springtide.cli.doctor.shares import check_gpu_shares, check_shares
 from springtide.core.errors import BackendError
 
 # The programs here are Python's: they are not built under sanitizers.

@@ -8,7 +8,7 @@ import pytest
 
 from springtide.core.decision import GradientNoise
 from springtide.core.workload import LearningRateRule
-from springtide.perf.learning_rate import learning_rate_factor
+from springtide.perf.goodput import learning_rate_factor
 
 NOISE = GradientNoise(grad_sqr=1.0, grad_var=3.0)
 RULES = typing.get_args(LearningRateRule)

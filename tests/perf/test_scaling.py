@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from springtide.perf.scaling import fit_scaling
+from springtide.perf.curve import fit_scaling
 
 
 def test_without_measurements_only_the_shape_means_anything():

@@ -9,7 +9,7 @@ from springtide.control.controller import check_plan
 from springtide.core.decision import JobView, Overheads, Plan, PoolAllocation, Snapshot
 from springtide.core.resources import Topology, make_node
 from springtide.core.workload import JobState
-from springtide.perf.scaling import fit_scaling
+from springtide.perf.curve import fit_scaling
 from springtide.scheduling.policies.elastic import MAX_DOUBLINGS, Elastic
 
 RETRY_S, SETTLE_S = Elastic().retry_s, Elastic().settle_s

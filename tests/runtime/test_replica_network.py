@@ -36,8 +36,10 @@ from springtide.serving.frames import (
     Reply,
     Welcome,
     encode_frame,
+    gateway_proof,
+    new_nonce,
+    replica_proof,
 )
-from springtide.serving.greeting import gateway_proof, new_nonce, replica_proof
 
 KEY = "5eed" * 16
 TOKEN = gateway_token(KEY)

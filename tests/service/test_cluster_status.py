@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 
 from springtide.core.status.pods import ClusterStatus, PodStatus
 from springtide.service.api.application import build_api
-from springtide.service.metrics.cluster import cluster_families
+from springtide.service.metrics.platform import cluster_families
 from springtide.service.status.cluster_evidence import MAX_PODS_TOLD, cluster_evidence
 
 PULL = "ImagePullBackOff: the image nowhere/worker:1 cannot be pulled"

@@ -28,8 +28,8 @@ from springtide.serving.frames import (
     Question,
     Welcome,
     encode_frame,
+    new_nonce,
 )
-from springtide.serving.greeting import new_nonce
 from springtide.serving.router import ReplicaRoute, ServiceRoute
 from springtide.serving.schema import derive_schema
 

@@ -6,7 +6,7 @@ from prometheus_client.core import CollectorRegistry
 
 from springtide.core.resources import DeviceId
 from springtide.core.status.shares import SharingStatus, TenantStatus
-from springtide.service.metrics.gpu import gpu_families
+from springtide.service.metrics.shares import gpu_families
 
 GPU = DeviceId("local/0")
 TENANT = TenantStatus(

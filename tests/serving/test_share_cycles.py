@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from springtide.serving.share_cycles import ShareIteration, learn, reference_s, stretch
+from springtide.serving.share_control import ShareIteration, learn, reference_s, stretch
 
 
 def ended(duration_s: float, batch_size: int = 4) -> ShareIteration:

@@ -11,9 +11,9 @@ import pytest
 
 from springtide.core.errors import InvalidRequest
 from springtide.workloads.formats import azure, google, helios, philly, pollux, springtide
-from springtide.workloads.moments import parse_moment_s
 from springtide.workloads.profiles import Profiles
 from springtide.workloads.readers import detect_format, read_requests, read_trace
+from springtide.workloads.rows import parse_moment_s
 from springtide.workloads.trace import TraceJob
 
 SAMPLES = Path(__file__).parent / "samples"

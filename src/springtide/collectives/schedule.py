@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from springtide.collectives.all_to_all import all_to_all_steps
-from springtide.collectives.duplex import duplex_steps
-from springtide.collectives.funcpipe import funcpipe_steps
-from springtide.collectives.lambdaml import lambdaml_steps
-from springtide.collectives.parameter_server import parameter_server_steps
-from springtide.collectives.smlt import smlt_steps
+from springtide.collectives.all_reduces import (
+    all_to_all_steps,
+    duplex_steps,
+    funcpipe_steps,
+    lambdaml_steps,
+    parameter_server_steps,
+    smlt_steps,
+)
 from springtide.collectives.steps import CollectiveSchedule, Step
 from springtide.core.errors import InvalidRequest
 from springtide.core.functions import Collective

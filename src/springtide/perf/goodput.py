@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from springtide.core.decision import GradientNoise
-from springtide.core.workload import AdaptiveBatch, LengthUnit
+from springtide.core.workload import AdaptiveBatch, LearningRateRule, LengthUnit
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -168,3 +169,19 @@ def _candidates(
 
 def _is_known(noise: GradientNoise | None) -> bool:
     return noise is not None and noise.grad_var >= 0.0 and 0.0 < noise.grad_sqr + noise.grad_var < np.inf
+
+
+def learning_rate_factor(rule: LearningRateRule, noise: GradientNoise | None, scale: float) -> float:
+    """Return what the learning rate of the initial batch is multiplied with at `scale` times that batch.
+
+    `linear`: in proportion (Goyal et al., 2017; for SGD). `sqrt`: by the root (for Adam and its kin). `adascale`: by
+    the gain, so that a step moves as far as it brings progress (Johnson et al., 2020, section 3; for SGD); 1 from scale
+    1 on while the noise is not known. `none`: 1.
+    """
+    if rule == "linear":
+        return scale
+    if rule == "sqrt":
+        return math.sqrt(scale)
+    if rule == "adascale":
+        return float(gain(noise, scale))
+    return 1.0

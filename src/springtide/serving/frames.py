@@ -2,12 +2,19 @@
 
 One connection carries many batches at a time; `batch_id` pairs an answer with its question. The replica speaks first:
 Welcome on a socket of its machine, which only its own user can reach; Challenge where anybody could connect, and
-Welcome once the gateway has proved itself (serving/greeting.py). What users send and get travels as JSON inside the
-frames, so that the gateway copies it and never has to understand it.
+Welcome once the gateway has proved itself. What users send and get travels as JSON inside the frames, so that the
+gateway copies it and never has to understand it.
+
+Over a network both prove that they know one secret, without ever sending it: each draws a nonce and the other mixes it
+with the secret, so that a recorded proof is worth nothing later, and a process that has taken over a replica's old
+address gets neither the secret nor a request. What follows is not encrypted.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import secrets
 import struct
 from typing import Generic, Literal, TypeVar
 
@@ -18,13 +25,15 @@ from springtide.core.workload import ReplicaId
 from springtide.serving.schema import ServiceSchema
 
 MAX_FRAME_BYTES = 16 << 20
-# Nobody who has not proved anything yet makes the other side keep more than this.
+# A side that has not proved anything yet makes the other keep at most this.
 MAX_GREETING_BYTES = 1 << 10
 # Where a replica with an address of its own listens for gateways, and where it tells how it is.
 SERVING_PORT = 8789
 HEALTH_PORT = 8790
 _LENGTH = struct.Struct(">I")
 M = TypeVar("M")
+_ENCODER = msgspec.msgpack.Encoder()
+NONCE_BYTES = 16
 
 
 class _Frame(msgspec.Struct, frozen=True, tag_field="frame", tag=True, kw_only=True):
@@ -103,8 +112,6 @@ class Pong(_Frame, frozen=True, kw_only=True):
 Question = Predict | Ping | Greet
 Reply = Challenge | Welcome | Answered | Draining | Pong
 
-_ENCODER = msgspec.msgpack.Encoder()
-
 
 def encode_frame(message: Question | Reply) -> bytes:
     """Return the message with its length in front. Raises BackendError above MAX_FRAME_BYTES."""
@@ -146,3 +153,30 @@ class FrameReader(Generic[M]):
             start = end
         del buffer[:start]
         return messages
+
+
+def new_nonce() -> bytes:
+    """Draw bytes that were never used before."""
+    return secrets.token_bytes(NONCE_BYTES)
+
+
+def gateway_proof(token: str, replica_id: ReplicaId, challenge: bytes, nonce: bytes) -> bytes:
+    """What the gateway answers the replica's challenge with; `nonce` is the gateway's own."""
+    return _proof("gateway", token, replica_id, challenge, nonce)
+
+
+def replica_proof(token: str, replica_id: ReplicaId, challenge: bytes, nonce: bytes) -> bytes:
+    """What the replica says in its Welcome, of the same two."""
+    return _proof("replica", token, replica_id, challenge, nonce)
+
+
+def is_proof(told: bytes, expected: bytes) -> bool:
+    """Whether they are equal, found out in a time that tells nothing."""
+    return hmac.compare_digest(told, expected)
+
+
+def _proof(who: str, token: str, replica_id: ReplicaId, challenge: bytes, nonce: bytes) -> bytes:
+    parts = (who.encode(), replica_id.encode(), challenge, nonce)
+    # Each part with its length, so that no two sets of parts make one text.
+    text = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+    return hmac.new(token.encode(), text, hashlib.sha256).digest()

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from springtide.core.errors import InvalidRequest
-from springtide.workloads.formats.pollux_profiles import derive_table, find_measurements
+from springtide.workloads.formats.pollux import derive_table, find_measurements
 from springtide.workloads.rows import TextRow, read_header, read_rows
 from springtide.workloads.trace import MAX_DEVICES, Trace
 

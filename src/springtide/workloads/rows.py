@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import datetime
 import gzip
 import io
 import math
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from springtide.core.errors import InvalidRequest
-from springtide.workloads.moments import parse_moment_s
 from springtide.workloads.trace import MAX_DEVICES, MAX_STEPS, MAX_TIME_S
 
 MAX_LINE_BYTES = 65_536
@@ -205,3 +205,14 @@ def _index_header(fields: list[str], required: Iterable[str], where: str) -> dic
         if column not in indexes:
             raise InvalidRequest(f"{where}: no column {column!r}; the header must name {', '.join(wanted)}")
     return indexes
+
+
+def parse_moment_s(text: str) -> float:
+    """`2017-10-09 07:01:55`, with or without an offset (without: UTC), as seconds since 1970. Raises ValueError."""
+    moment = datetime.datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=datetime.UTC)
+    seconds = moment.timestamp()
+    if not 0 <= seconds <= MAX_TIME_S:
+        raise ValueError("it lies before 1970 or thousands of years ahead")
+    return seconds

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from springtide.cli.session import Session, common_options, find, find_job
-from springtide.cli.tables.statuses import bounds
+from springtide.cli.tables.columns import bounds
 from springtide.client.changes import as_change
 from springtide.core.quantities import format_duration, parse_money_usd, parse_range
 from springtide.core.status.platform import JobStatus

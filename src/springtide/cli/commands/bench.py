@@ -16,7 +16,7 @@ import click
 import msgspec
 
 from springtide.cli.session import Session, common_options, refuse
-from springtide.cli.tables.statuses import align, number
+from springtide.cli.tables.columns import align, number
 from springtide.core.errors import BackendError
 
 BENCHES: Mapping[str, str] = MappingProxyType(

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from springtide.cli.session import Session, common_options, json_option, state_option
 from springtide.cli.settings import NAMES, Setting, resolve, user_file
-from springtide.cli.tables.statuses import align
+from springtide.cli.tables.columns import align
 
 _UNSET = {
     "url": "that of the platform in `state`",

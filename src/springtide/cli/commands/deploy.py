@@ -14,7 +14,7 @@ from springtide.cli.jobs.in_cluster import K8S, check_cluster_options, cluster_o
 from springtide.cli.jobs.job_options import parse_params
 from springtide.cli.loading import find_service, import_file, split_target
 from springtide.cli.session import Session, common_options
-from springtide.cli.tables.share_text import held_line
+from springtide.cli.tables.shares import held_line
 from springtide.client.functions import ServeFunction, deploy_service
 from springtide.core.status.platform import ServiceStatus
 from springtide.core.workload import DEFAULT_GRACE_S

@@ -16,7 +16,7 @@ import msgspec
 
 from springtide.cli.platform.platform_process import running_platform, start_platform, wait_gone
 from springtide.cli.session import Session, common_options
-from springtide.cli.tables.statuses import pause
+from springtide.cli.tables.columns import pause
 from springtide.client.functions import deploy_service, submit_job
 from springtide.client.goals import TrainOptions
 from springtide.client.serving_goals import ServeOptions

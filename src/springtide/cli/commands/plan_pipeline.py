@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from springtide.cli.session import Session, common_options, refuse
-from springtide.cli.tables.statuses import UNKNOWN, align, count, number
+from springtide.cli.tables.columns import UNKNOWN, align, count, number
 from springtide.core.functions import Collective, ModelProfile
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from springtide.cli.session import Session, common_options
-from springtide.cli.tables.statuses import align
+from springtide.cli.tables.columns import align
 
 
 @click.command()

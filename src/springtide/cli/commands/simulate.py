@@ -17,7 +17,7 @@ import msgspec
 
 from springtide.cli.jobs.progress import can_redraw
 from springtide.cli.session import Session, complain, refuse, state_option
-from springtide.cli.tables.statuses import align, duration, number, percent
+from springtide.cli.tables.columns import align, duration, number, percent
 
 PLAIN_LINE_S = 10.0
 STUDY_OPTIONS = ("n_r_max", "days", "training", "ablations")

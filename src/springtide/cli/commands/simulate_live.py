@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from springtide.cli.session import Session
-from springtide.cli.tables.statuses import align, duration, percent
+from springtide.cli.tables.columns import align, duration, percent
 from springtide.control.quotes.budget import cost_usd
 from springtide.control.quotes.forecast import PlanForecast, play_forward
 from springtide.core.decision import FunctionAllocation, JobView, Policy, Schedule

@@ -16,13 +16,15 @@ from pathlib import Path
 import click
 import msgspec
 
-from springtide.cli.doctor.cluster import check_cluster
 from springtide.cli.doctor.functions import Check, check_functions
 from springtide.cli.doctor.shares import check_shares
 from springtide.cli.platform.platform_process import is_alive, is_healthy, read_platform, running_platform
 from springtide.cli.session import Session, common_options
 from springtide.cli.settings import resolve
+from springtide.cli.tables.columns import count
+from springtide.cli.tables.statuses import silence
 from springtide.core.errors import InvalidRequest, SpringtideError
+from springtide.core.status.platform import PlatformStatus
 from springtide.core.status.pools import PoolStatus
 
 _PROBE_TIMEOUT_S = 60.0
@@ -242,3 +244,28 @@ def _check_port() -> Iterator[Check]:
             yield Check("port", "warn", f"{port} is taken by another program", "springtide up --port 0")
         else:
             yield Check("port", "ok", f"{port} is free")
+
+
+def check_cluster(status: PlatformStatus) -> Iterator[Check]:
+    """What `springtide doctor` says of a platform on a cluster: leader, API server, pods that something holds."""
+    cluster = status.cluster
+    if cluster is None:
+        return
+    told = f"{cluster.server}: {count(cluster.num_nodes, 'node')}, led by {cluster.leader} in term {cluster.term}"
+    problem = cluster.problem or silence(cluster)
+    mend = "springtide k8s check says which rights, objects or servers are missing"
+    if problem:
+        yield Check("cluster", "fail", f"{cluster.server}: {problem}", mend)
+    elif not cluster.num_nodes:
+        yield Check("cluster", "warn", f"{told}: no devices", mend)
+    else:
+        yield Check("cluster", "ok", told)
+    pods = [pod for job in status.jobs for pod in job.pods if pod.reason]
+    pods += [pod for service in status.services for pod in service.pods if pod.reason]
+    if not pods:
+        yield Check("pods", "ok", f"{cluster.num_pods} of replicas, none of them held up")
+        return
+    first = pods[0]
+    more = f" and {len(pods) - 1} more" if len(pods) > 1 else ""
+    told = f"{first.namespace}/{first.pod}: {first.reason}{more}"
+    yield Check("pods", "warn", told, f"springtide why {first.workload_id} | kubectl describe pod -n {first.namespace}")

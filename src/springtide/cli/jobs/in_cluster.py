@@ -11,7 +11,7 @@ import click
 from springtide.backends.kubernetes.client.kinds import Key, Object, key_of
 from springtide.cli.jobs.job_options import JobRequest
 from springtide.cli.session import Session
-from springtide.cli.tables.statuses import count
+from springtide.cli.tables.columns import count
 from springtide.cli.tables.story import workers_text
 from springtide.client.functions import ServeFunction
 from springtide.client.serving_goals import ServeOptions

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from springtide.cli.tables.columns import UNKNOWN, align
 from springtide.cli.tables.functions import bill_text, function_options_table, places_lines, usd
 from springtide.cli.tables.search import search_quote_text
-from springtide.cli.tables.share_text import held_line
-from springtide.cli.tables.statuses import UNKNOWN, align
+from springtide.cli.tables.shares import held_line
 from springtide.core.quantities import format_duration
 from springtide.core.status.quote import Alternative, CountedOn, Quote, QuoteOption, Range
 

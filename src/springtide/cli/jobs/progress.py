@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import click
 
+from springtide.cli.tables.columns import count, pause
 from springtide.cli.tables.functions import changes as function_changes
 from springtide.cli.tables.search import search_changes
-from springtide.cli.tables.statuses import count, pause, progress_line
+from springtide.cli.tables.statuses import progress_line
 from springtide.core.errors import BackendError
 from springtide.core.status.platform import JobStatus
 from springtide.core.workload import JobState

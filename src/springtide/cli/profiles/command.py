@@ -14,7 +14,7 @@ import click
 from springtide.cli.jobs.job_options import parse_params
 from springtide.cli.loading import as_typed, find_training, import_file, split_target, uses_springtide
 from springtide.cli.session import Session, common_options, refuse
-from springtide.cli.tables.statuses import count
+from springtide.cli.tables.columns import count
 from springtide.core.errors import BackendError
 from springtide.core.quantities import parse_duration_s, parse_size_bytes
 from springtide.core.workload import Entrypoint

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from springtide.cli.loading import as_typed, find_training, import_file, split_target, uses_springtide
 from springtide.cli.session import Session, refuse
-from springtide.cli.tables.statuses import align
+from springtide.cli.tables.columns import align
 from springtide.core.workload import Entrypoint
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from springtide.cli.jobs.job_options import parse_params
 from springtide.cli.loading import as_typed, find_service, find_training, import_file, split_target, uses_springtide
 from springtide.cli.profiles.trials import chosen_text, ms_text, rate_text, trials_table
 from springtide.cli.session import Session, refuse
-from springtide.cli.tables.statuses import align
+from springtide.cli.tables.columns import align
 from springtide.core.quantities import parse_duration_s
 from springtide.core.workload import Entrypoint
 

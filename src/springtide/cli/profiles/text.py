@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from springtide.cli.tables.statuses import align, number
+from springtide.cli.tables.columns import align, number
 
 if TYPE_CHECKING:
     from springtide.perf.communication.query import SampleFile

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from springtide.cli.tables.statuses import align
+from springtide.cli.tables.columns import align
 from springtide.solvers.search.share_search import ShareTrial, limit_of
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from springtide.cli.tables.statuses import UNKNOWN, align, count, number
+from springtide.cli.tables.columns import UNKNOWN, align, count, number
 from springtide.core.quantities import format_duration
 from springtide.core.status.pools import AffectedJob, Handover, NodeStatus, PoolsReport, PoolStatus, TideStatus
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from springtide.cli.tables.cluster import cluster_line, pods_table
-from springtide.cli.tables.columns import UNKNOWN as UNKNOWN
-from springtide.cli.tables.columns import align as align
-from springtide.cli.tables.columns import bounds as bounds
-from springtide.cli.tables.columns import count as count
-from springtide.cli.tables.columns import duration as duration
-from springtide.cli.tables.columns import number as number
-from springtide.cli.tables.columns import pause as pause
-from springtide.cli.tables.columns import percent as percent
-from springtide.cli.tables.columns import shorten as shorten
-from springtide.cli.tables.columns import slack as slack
+from springtide.cli.tables.columns import (
+    UNKNOWN,
+    align,
+    bounds,
+    count,
+    duration,
+    number,
+    pause,
+    percent,
+    shorten,
+    slack,
+)
 from springtide.cli.tables.functions import (
     function_details,
     function_pairs,
@@ -22,9 +23,10 @@ from springtide.cli.tables.functions import (
     usd,
 )
 from springtide.cli.tables.search import search_cell, search_details, search_pairs
-from springtide.cli.tables.share_text import scaling_pairs, share_pairs, share_range, start_pairs
+from springtide.cli.tables.shares import scaling_pairs, share_pairs, share_range, start_pairs
 from springtide.core.quantities import format_duration
 from springtide.core.status.platform import JobStatus, PlatformStatus, ServiceStatus
+from springtide.core.status.pods import ClusterStatus, PodStatus
 from springtide.core.workload import JobState
 
 # What is left out of the progress line, in turn, until it fits: the bar's width, and the parts that stay.
@@ -40,6 +42,9 @@ _LAYOUTS: tuple[tuple[int, tuple[str, ...]], ...] = (
     (0, ("eta",)),
     (0, ()),
 )
+
+# The API server says something about once a minute, if only that nothing has happened.
+_SILENT_S = 150.0
 
 
 def steps(job: JobStatus) -> str:
@@ -406,3 +411,32 @@ def service_details(service: ServiceStatus) -> str:
     return f"{service.name} {service.state}: {service.reason or 'no reason given'}\n{_details(pairs)}" + _replicas(
         service
     )
+
+
+def cluster_line(cluster: ClusterStatus) -> str:
+    """Who decides, and how the platform stands with its cluster."""
+    parts = [
+        f"kubernetes {cluster.server}",
+        f"{count(cluster.num_nodes, 'node')}, {count(cluster.num_pods, 'pod')}",
+        f"led by {cluster.leader} in term {cluster.term}",
+    ]
+    if cluster.pending_writes:
+        parts.append(f"{count(cluster.pending_writes, 'write')} under way")
+    problem = cluster.problem or silence(cluster)
+    return "   ".join(parts) + (f"\nkubernetes: {problem}" if problem else "")
+
+
+def pods_table(pods: Sequence[PodStatus]) -> str:
+    """One line for each pod, and why those wait that do."""
+    rows = [
+        (pod.replica_id, f"{pod.namespace}/{pod.pod}", pod.node_id, pod.phase, format_duration(pod.since_s), pod.reason)
+        for pod in pods
+    ]
+    return align(("REPLICA", "POD", "NODE", "PHASE", "SINCE", "REASON"), rows)
+
+
+def silence(cluster: ClusterStatus) -> str:
+    """For how long nothing was heard of the API server, as a sentence; empty where that is usual."""
+    if cluster.watch_age_s <= _SILENT_S:
+        return ""
+    return f"nothing has been heard of the API server for {format_duration(cluster.watch_age_s)}"

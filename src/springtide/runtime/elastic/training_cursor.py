@@ -13,8 +13,7 @@ import msgspec
 from springtide.core.decision import GradientNoise
 from springtide.core.errors import InvalidRequest
 from springtide.core.workload import TrainingJob
-from springtide.perf.goodput import gain
-from springtide.perf.learning_rate import learning_rate_factor
+from springtide.perf.goodput import gain, learning_rate_factor
 from springtide.perf.noise_scale import NoiseMeter, NoiseSample, sample_noise
 from springtide.runtime.data.dataset_reader import SampleReader
 from springtide.runtime.data.shards import GlobalBatch, SampleSchedule

@@ -33,8 +33,11 @@ from springtide.serving.frames import (
     Reply,
     Welcome,
     encode_frame,
+    gateway_proof,
+    is_proof,
+    new_nonce,
+    replica_proof,
 )
-from springtide.serving.greeting import gateway_proof, is_proof, new_nonce, replica_proof
 from springtide.serving.schema import ServiceSchema
 
 _LOG = logging.getLogger("springtide.replica")

@@ -15,7 +15,7 @@ import msgspec
 
 from springtide.core.decision import JobView, Plan, Snapshot
 from springtide.core.workload import WorkloadId
-from springtide.perf.scaling import ScalingCurve, fit_scaling
+from springtide.perf.curve import ScalingCurve, fit_scaling
 from springtide.scheduling.placement.allocation_ledger import (
     AllocationLedger,
     most_workers,

@@ -26,10 +26,9 @@ from springtide.core.errors import InvalidRequest, NotFound, SpringtideError
 from springtide.core.events import Event
 from springtide.core.quantities import parse_duration_s, validate_name
 from springtide.core.shares import Share
-from springtide.service.gateway.errors import ClientGone, RequestRefused
 from springtide.service.gateway.metrics import GatewayMetrics
 from springtide.service.gateway.queue import ServiceQueue
-from springtide.service.gateway.requests import GatewayReply
+from springtide.service.gateway.requests import ClientGone, GatewayReply, RequestRefused
 from springtide.serving.inference_protocol import arguments_of, infer_answer, model_metadata, parse_infer
 from springtide.serving.router import ReplicaRoute, ServiceRoute
 from springtide.serving.schema import Call, MalformedRequest, ServiceSchema, check_call, parse_json

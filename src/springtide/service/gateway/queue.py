@@ -15,10 +15,9 @@ from msgspec.structs import replace
 from springtide.core.errors import BackendError, InvalidRequest, SpringtideError
 from springtide.core.events import LoadObserved
 from springtide.core.workload import InferenceService, ReplicaId
-from springtide.service.gateway.errors import RequestRefused
 from springtide.service.gateway.metrics import GatewayMetrics
 from springtide.service.gateway.replica_client import ReplicaClient
-from springtide.service.gateway.requests import DisconnectWatch, GatewayReply, Pending
+from springtide.service.gateway.requests import DisconnectWatch, GatewayReply, Pending, RequestRefused
 from springtide.service.gateway.scaling import ReplicaAdvice
 from springtide.serving.admission import QueueState, calls_ahead, refusal, smooth
 from springtide.serving.batcher import BatchLimits, Waiting, WaitUntil, expected_company, form_batch, worthwhile_wait_s

@@ -21,8 +21,11 @@ from springtide.serving.frames import (
     Reply,
     Welcome,
     encode_frame,
+    gateway_proof,
+    is_proof,
+    new_nonce,
+    replica_proof,
 )
-from springtide.serving.greeting import gateway_proof, is_proof, new_nonce, replica_proof
 from springtide.serving.schema import ServiceSchema
 
 _FIRST_BACKOFF_S = 0.02
@@ -42,7 +45,7 @@ class ReplicaClient:
     it ends; `on_lost` gets the ids of the batches that a broken connection left without an answer.
     `is_retired` is the owner's word: nothing new goes there, and the connection is not opened again.
 
-    With a `token` each side proves to the other that it knows that (serving/greeting.py), before anything is asked.
+    With a `token` each side proves to the other that it knows that (serving/frames.py), before anything is asked.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A request inside the gateway: what is known of it, when it ends by itself, and what it was answered."""
+"""A request inside the gateway: what is known of it, when it ends by itself, its answer or why there is none."""
 
 from __future__ import annotations
 
@@ -7,12 +7,25 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
+from springtide.core.errors import SpringtideError
 from springtide.core.workload import ReplicaId
-from springtide.service.gateway.errors import ClientGone
 from springtide.serving.frames import BatchOutcome
 from springtide.serving.schema import Call, ServiceSchema
 
 _WATCH_AFTER_S = 0.02
+
+
+class RequestRefused(SpringtideError):
+    """The request was not answered by the model: too busy (429), no replica (502, 503), too late (504)."""
+
+    def __init__(self, status: int, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
+class ClientGone(SpringtideError):
+    """The client closed its connection; its answer has no reader."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,13 @@
-"""The platform's own figures for Prometheus, read from the view and the history at each scrape. No label is a job's."""
+"""The platform's own figures for Prometheus, read from the view and the history at each scrape.
+
+No label is a job's, a node's or a pod's.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import get_args
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -11,19 +15,17 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from springtide.control.records import JobRecord, ServiceRecord, ServiceState
 from springtide.core.decision import Overheads
+from springtide.core.status.pods import ClusterStatus, PodPhase
 from springtide.core.workload import JobState
 from springtide.service.api.pool_routes import PoolDesk
 from springtide.service.contract import PlatformLike, ViewLike
 from springtide.service.histogram import Histogram
 from springtide.service.history.history import PAUSE_BOUNDS_S, HistoryIndex
-from springtide.service.metrics.cluster import cluster_families
 from springtide.service.metrics.functions import function_families
-from springtide.service.metrics.gpu import gpu_families
 from springtide.service.metrics.pools import pool_families
-from springtide.service.metrics.shares import ShareMetrics
+from springtide.service.metrics.shares import ShareMetrics, gpu_families
 
 DIRECTIONS = ("grow", "shrink", "replace", "recover")
-
 REPLICA_STATES = ("STARTING", "READY", "STOPPING")
 
 
@@ -137,3 +139,26 @@ def _by_label(name: str, text: str, values: list[str] | tuple[str, ...], counts:
 
 def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
     return CounterMetricFamily(f"springtide_{name}", text, value=value)
+
+
+def cluster_families(cluster: ClusterStatus | None) -> Iterator[Metric]:
+    """Every figure of this moment; none where there is no cluster."""
+    if cluster is None:
+        return
+    for name, text, value in (
+        ("nodes", "Nodes whose devices the platform may use.", cluster.num_nodes),
+        ("pending_writes", "Writes to the API server that wait or run.", cluster.pending_writes),
+        ("term", "How often a control plane has taken the journal over.", cluster.term),
+        ("watch_age_seconds", "How long ago the API server last said anything.", cluster.watch_age_s),
+        ("problem", "Whether something keeps the platform from its cluster.", 1.0 if cluster.problem else 0.0),
+    ):
+        yield GaugeMetricFamily(f"springtide_kubernetes_{name}", text, value=value)
+    pods = GaugeMetricFamily("springtide_kubernetes_pods", "Pods of replicas in each phase.", labels=("phase",))
+    counts = Counter(pod.phase for pod in cluster.pods)
+    for phase in get_args(PodPhase):
+        pods.add_metric((phase,), counts[phase])
+    yield pods
+    hindered = sum(bool(pod.reason) for pod in cluster.pods)
+    yield GaugeMetricFamily(
+        "springtide_kubernetes_hindered_pods", "Pods that something keeps from running.", value=hindered
+    )

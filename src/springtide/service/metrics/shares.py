@@ -1,19 +1,51 @@
-"""The figures of shared devices for Prometheus, by kind of workload and state of control. No label is a workload's."""
+"""The figures of shared devices for Prometheus: by kind of workload and state of control, and of each sharer of a GPU.
+
+Only the second name the workload: the platform alone can tell which sharer uses what of a GPU, and no more are shown
+than sit on the devices, each for as long as it shares.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import get_args
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from springtide.core.status.shares import ShareState, SharingStatus
+from springtide.core.resources import DeviceId
+from springtide.core.status.shares import ShareState, SharingStatus, TenantStatus
 from springtide.core.workload import WorkloadId
 
 KINDS = ("training", "inference")
+_MB = 1_000_000
+_GAUGES: tuple[tuple[str, str, dict[str, Callable[[TenantStatus], float]]], ...] = (
+    (
+        "gpu_share",
+        "Fractions of the GPU: what it is sure of, may use at most, is granted now and used over the last second.",
+        {
+            "request": lambda tenant: tenant.request,
+            "limit": lambda tenant: tenant.limit,
+            "granted": lambda tenant: tenant.granted,
+            "used": lambda tenant: tenant.used,
+        },
+    ),
+    (
+        "gpu_memory_bytes",
+        "What it holds of the GPU's memory, and may hold at most (0: no limit).",
+        {
+            "limit": lambda tenant: tenant.memory_mb * _MB,
+            "used": lambda tenant: tenant.memory_used_mb * _MB,
+        },
+    ),
+)
+_COUNTERS: tuple[tuple[str, str, Callable[[TenantStatus], float]], ...] = (
+    ("gpu_launches", "Kernels and graphs launched since it started.", lambda tenant: tenant.num_launches),
+    ("gpu_open_launches", "Of these, those that nothing held back.", lambda tenant: tenant.num_open),
+    ("gpu_denied_allocations", "Allocations refused for its memory limit.", lambda tenant: tenant.num_denied),
+    ("gpu_throttled_seconds", "For how long its threads were held back.", lambda tenant: tenant.throttled_s),
+)
 
 
 class ShareMetrics:
@@ -77,3 +109,21 @@ class ShareMetrics:
 
 def _kind(workload_id: str, job_ids: Collection[WorkloadId]) -> str:
     return "training" if workload_id in job_ids else "inference"
+
+
+def gpu_families(sharing: SharingStatus, gpu_ids: Collection[DeviceId]) -> Iterator[Metric]:
+    """Every figure of this moment; nothing on a machine without GPUs."""
+    if not gpu_ids:
+        return
+    tenants = [tenant for tenant in sharing.tenants if tenant.device_id in gpu_ids]
+    for name, text, figures in _GAUGES:
+        gauge = GaugeMetricFamily(f"springtide_{name}", text, labels=("device", "workload", "what"))
+        for tenant in tenants:
+            for what, value in figures.items():
+                gauge.add_metric((tenant.device_id, tenant.workload_id, what), value(tenant))
+        yield gauge
+    for name, text, count in _COUNTERS:
+        counter = CounterMetricFamily(f"springtide_{name}", text, labels=("device", "workload"))
+        for tenant in tenants:
+            counter.add_metric((tenant.device_id, tenant.workload_id), count(tenant))
+        yield counter

@@ -7,8 +7,7 @@ import msgspec
 from springtide.control.records import JobRecord
 from springtide.core.decision import GradientNoise
 from springtide.core.workload import TrainingJob
-from springtide.perf.goodput import efficiency, noise_scale
-from springtide.perf.learning_rate import learning_rate_factor
+from springtide.perf.goodput import efficiency, learning_rate_factor, noise_scale
 
 
 class Adaptation(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from springtide.core.decision import PlannedRun, Snapshot
 from springtide.core.errors import InvalidRequest
 from springtide.core.quantities import format_duration, parse_duration_s
 from springtide.core.workload import Goal
-from springtide.perf.scaling import fit_scaling
+from springtide.perf.curve import fit_scaling
 from springtide.scheduling.functions.plan_text import above
 from springtide.service.contract import PlatformLike
 

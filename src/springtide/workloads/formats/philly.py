@@ -7,9 +7,8 @@ from typing import Any, NoReturn
 
 from springtide.core.errors import InvalidRequest
 from springtide.workloads.collecting import Collected
-from springtide.workloads.moments import parse_moment_s
 from springtide.workloads.objects import read_objects
-from springtide.workloads.rows import read_rows, shorten
+from springtide.workloads.rows import parse_moment_s, read_rows, shorten
 from springtide.workloads.trace import MAX_DEVICES, MAX_TIME_S, Trace, TraceJob
 
 COLUMNS = ("timestamp", "duration", "num_gpus")

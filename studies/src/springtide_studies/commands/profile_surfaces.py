@@ -9,7 +9,7 @@ import msgspec
 
 from springtide.cli.profiles.trials import chosen_text, ms_text, rate_text, trials_table
 from springtide.cli.session import Session, refuse
-from springtide.cli.tables.statuses import align
+from springtide.cli.tables.columns import align
 from springtide.core.quantities import parse_duration_s
 from springtide.perf.share_profile import EXECUTION_FRACTION, unreachable
 from springtide.solvers.search.share_search import EfficacyOptimum, ShareTrial, limit_of, search_efficacy

@@ -16,7 +16,7 @@ import click
 import msgspec
 
 from springtide.cli.session import Session, complain, refuse
-from springtide.cli.tables.statuses import UNKNOWN, align, duration, number, percent
+from springtide.cli.tables.columns import UNKNOWN, align, duration, number, percent
 
 STUDY_OPTIONS = ("n_r_max", "days", "training", "ablations")
 # What belongs to a trace, hence not to a study, which brings its own jobs, tide and costs.

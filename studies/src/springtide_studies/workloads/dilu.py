@@ -12,7 +12,7 @@ import numpy as np
 
 from springtide.core.errors import InvalidRequest
 from springtide.core.shares import Share, make_share
-from springtide.workloads.moments import parse_moment_s
+from springtide.workloads.rows import parse_moment_s
 
 Kind = Literal["training", "inference", "llm-inference"]
 _KINDS: tuple[Kind, ...] = ("training", "llm-inference", "inference")

@@ -1,4 +1,4 @@
-"""The routes that ask what would be: quotes, and the live state for those who play it forward elsewhere."""
+"""The REST routes of the platform's state: quotes and an export of it, shared devices, the cluster it stands on."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from springtide.core.errors import NotFound
+from springtide.core.status.pods import ClusterStatus
 from springtide.core.status.quote import Quote
+from springtide.core.status.shares import SharingStatus
 from springtide.service.api import openapi
 from springtide.service.api.routes import JOB_EXAMPLE, encoded, read_body
 from springtide.service.contract import PlatformLike
 from springtide.service.export import live_state
 from springtide.service.quotes.quote import QuoteDesk
 from springtide.service.submission.schemas import JobIn
+from springtide.service.submission.shares import ShareDesk
 
 
 def quote_routes(platform: PlatformLike, desk: QuoteDesk) -> APIRouter:
@@ -36,5 +40,38 @@ def quote_routes(platform: PlatformLike, desk: QuoteDesk) -> APIRouter:
     )
     async def export() -> Response:
         return encoded(await run_in_threadpool(live_state, platform))
+
+    return router
+
+
+def share_routes(desk: ShareDesk) -> APIRouter:
+    """Return the route."""
+    router = APIRouter(prefix="/v1", tags=["platform"])
+
+    @router.get(
+        "/sharing",
+        summary="Who shares which device, what is granted to each, and what enforces it",
+        responses=openapi.answers(openapi.reference(SharingStatus), "Shared devices at this instant."),
+    )
+    async def get_sharing() -> Response:
+        return encoded(await run_in_threadpool(desk.report))
+
+    return router
+
+
+def cluster_routes(platform: PlatformLike) -> APIRouter:
+    """Return the route."""
+    router = APIRouter(prefix="/v1", tags=["platform"])
+
+    @router.get(
+        "/cluster",
+        summary="How the platform stands with its Kubernetes cluster, and the pods of all replicas",
+        responses=openapi.answers(openapi.reference(ClusterStatus), "The cluster at this instant.", 404),
+    )
+    async def get_cluster() -> Response:
+        found = await run_in_threadpool(platform.cluster)
+        if found is None:
+            raise NotFound("this platform stands on one machine, not on a cluster; `springtide devices` shows it")
+        return encoded(found)
 
     return router
