@@ -12,7 +12,7 @@ from kits.nvidia_smi import STUB_UUIDS, install_nvidia_smi
 from springtide.backends.local.devices import Gpu
 from springtide.backends.sharing.gpu import enforcement
 from springtide.backends.sharing.gpu.enforcement import Enforcement, choose_enforcement, is_mps_there
-from springtide.cli.doctor import gpu as doctor_gpu
+from springtide.cli.doctor import shares as doctor_shares
 from springtide.cli.doctor.functions import Check
 from springtide.cli.doctor.shares import check_gpu_shares, check_shares
 from springtide.core.errors import BackendError
@@ -31,7 +31,7 @@ def plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def _doctor(library: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
     chosen = Enforcement(mechanism="cuda-preload", enforced="held by a test", library=library)
-    monkeypatch.setattr(doctor_gpu, "choose_enforcement", lambda *asked, **options: chosen)
+    monkeypatch.setattr(doctor_shares, "choose_enforcement", lambda *asked, **options: chosen)
     (check,) = check_gpu_shares(GPUS)
     assert check.name == "shares"
     return check

@@ -47,7 +47,7 @@ REPLICA = ReplicaId("s1-r1")
 RUNNER = """
 import sys, msgspec
 from springtide.core.wire.workers import WorkerSpec
-from springtide.runtime.serving.listeners import Guard, GuardedDoor, tcp_address
+from springtide.runtime.serving.listeners import GuardedDoor, HandshakeGuard, tcp_address
 from springtide.runtime.serving.pod import run_serving_pod
 spec = msgspec.json.decode(sys.stdin.buffer.read(), type=WorkerSpec)
 code = run_serving_pod(spec, sys.argv[1])
