@@ -9,6 +9,7 @@ from springtide.core.decision import Plan, PoolAllocation
 from springtide.core.errors import PolicyError
 from springtide.core.resources import make_node
 from springtide.core.workload import JobState
+from springtide.scheduling.decisions.cache import DecisionCache
 
 
 def test_a_job_starts_warms_forms_a_group_and_ends(stage, job):
@@ -232,7 +233,7 @@ def test_a_plan_that_cannot_be_is_refused(stage, job, wish, told):
         def decide(self, snapshot):
             return Plan(allocations={name: PoolAllocation(device_ids=tuple(ids)) for name, ids in wish.items()})
 
-    stage.controller._policy = Wrong()
+    stage.controller._decisions = DecisionCache(Wrong())
     with pytest.raises(PolicyError, match=told):
         stage.tell(events.JobSubmitted(job=job("a")))
 
@@ -296,7 +297,7 @@ def test_a_policy_that_raises_takes_nobody_down_and_forgets_what_it_could_not_re
     stage.running("a", "01")
     told = []
     stage.controller.state.memory = {"format": 1}
-    stage.controller._policy, stage.controller._on_policy_error = Confused(), told.append
+    stage.controller._decisions, stage.controller._on_policy_error = DecisionCache(Confused()), told.append
     assert stage.tell() == []
     assert "the policy raised KeyError" in str(told[0])
     assert set(stage.controller.state.holders()) == {"n/0", "n/1"}

@@ -14,7 +14,7 @@ from springtide.perf.curve import curve_of
 from springtide.scheduling.admission import OwnerQuota
 from springtide.simulator.simulate import simulate
 from springtide.workloads.trace import Trace, TraceJob
-from springtide_studies.rivals.policies.elastic_jobs import JobBook, JobRow
+from springtide_studies.rivals.policies.elastic_jobs import CurveTable, ElasticRow
 from springtide_studies.rivals.policies.elastic_plan import SLOT_S
 from springtide_studies.rivals.policies.elasticflow import ElasticFlow, ElasticFlowArtifact
 
@@ -324,15 +324,15 @@ def test_rows_are_kept_while_the_view_is_the_same_and_tables_grow():
     from springtide.core.decision import Snapshot
     from springtide.core.resources import Topology
 
-    book = JobBook()
+    curves = CurveTable()
     views = tuple(make_view(f"j{n}", steps=100, deadline_s=400.0, most=1 + n % 8, profile=LINEAR) for n in range(100))
-    first = book.rows(Snapshot(now_s=0.0, cluster=Topology(), jobs=views))
+    first = curves.rows(Snapshot(now_s=0.0, cluster=Topology(), jobs=views))
     changed = (*views[:50], replace(views[50], step=10), *views[60:])
-    second = book.rows(Snapshot(now_s=0.0, cluster=Topology(), jobs=changed))
+    second = curves.rows(Snapshot(now_s=0.0, cluster=Topology(), jobs=changed))
     assert all(one is other for one, other in zip(first[:50], second[:50], strict=True))
     assert second[50] is not first[50]
-    assert second[50].mark == first[50].mark, "progress is no reason to decide anew"
-    sizes, rates = book.curves(second)
+    assert second[50].speed_bucket == first[50].speed_bucket, "progress is no reason to decide anew"
+    sizes, rates = curves.curves(second)
     for row, row_sizes, row_rates in zip(second, sizes.tolist(), rates.tolist(), strict=True):
         assert tuple(row_sizes[: len(row.sizes)]) == row.sizes
         assert set(row_sizes[len(row.sizes) :]) <= {row.sizes[-1]}
@@ -341,7 +341,7 @@ def test_rows_are_kept_while_the_view_is_the_same_and_tables_grow():
 
 def test_work_left_reckons_with_the_price_of_the_last_change():
     view = make_view("a", steps=1000, done=100, most=4, profile=LINEAR, state=JobState.RUNNING)
-    row = JobRow(replace(view, progress_at_s=50.0, resized_at_s=50.0), 0, only_doublings=True)
+    row = ElasticRow(replace(view, progress_at_s=50.0, resized_at_s=50.0), 0, only_doublings=True)
     overheads = Overheads(change_s=5.0)
     assert row.work_left(53.0, 4, overheads) == 900.0
     assert row.work_left(60.0, 4, overheads) == 880.0
@@ -352,7 +352,7 @@ def test_work_left_reckons_with_the_price_of_the_last_change():
 
 
 def test_goals_without_a_known_length_are_best_effort():
-    row = JobRow(replace(make_view("a", deadline_s=100.0), total_steps=None), 0, only_doublings=True)
+    row = ElasticRow(replace(make_view("a", deadline_s=100.0), total_steps=None), 0, only_doublings=True)
     assert not row.is_hard
     assert row.deadline_s == float("inf")
     assert Goal(deadline_s=1.0).is_hard

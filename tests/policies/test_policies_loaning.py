@@ -10,6 +10,7 @@ from kits.cheap_policies import cheap_names
 from springtide.core.actions import PreemptJob, ResizeJob
 from springtide.core.decision import Capacity, Plan, PoolAllocation, Relabel, Snapshot
 from springtide.core.resources import Topology
+from springtide.scheduling.decisions.cache import DecisionCache
 from springtide.scheduling.loans.policy import Loaning
 from springtide.scheduling.loans.pools import LabelVerdict
 from springtide.scheduling.registry import make_policy
@@ -261,7 +262,7 @@ def test_a_cordon_is_over_when_the_last_job_has_ended():
     world.submit("second", low=4, high=4)
     world.deliver()
     world.make = lambda: Loaning(strategy=Fixed(pools={"t1": "inference"}), training=make_policy("fifo"))
-    world.controller._policy = world.make()
+    world.controller._decisions = DecisionCache(world.make())
     world.deploy("search", low=0, high=8)
     world.submit("third", low=1, high=1)
     world.load("search", 20)

@@ -110,7 +110,12 @@ def test_nobody_takes_up_the_memory_of_another():
     first = decide_once("rule", snapshot(A), decide)
     decide_once("other", snapshot(A, memory=first.memory), decide)
     decide_once("rule", snapshot(A, memory=[1, 2]), decide)
-    older = {**first.memory, "rule": first.memory["rule"].replace("1 ", "0 ", 1), "mark": "", "state": {"gone": 1}}
+    older = {
+        **first.memory,
+        "rule": first.memory["rule"].replace("1 ", "0 ", 1),
+        "fingerprint": "",
+        "state": {"gone": 1},
+    }
     decide_once("rule", snapshot(A, memory=older), decide)
     assert decide.seen == [{}, {}, {}, {}]
 

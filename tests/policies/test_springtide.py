@@ -14,7 +14,7 @@ from rival_platform import make_view
 from springtide.core.decision import Overheads, Plan, Snapshot
 from springtide.core.resources import Topology, make_node
 from springtide.core.workload import Entrypoint, Goal, JobState, TrainingJob
-from springtide.scheduling.policies.springtide.policy import Springtide
+from springtide.scheduling.policies.springtide.policy import DerivedPromises, Springtide
 from springtide.simulator.fluid.play import FluidRunResult, play
 from springtide.simulator.fluid.rules import OverheadRule, Speeds, overhead_rule
 from springtide.solvers.reservations.reservation_table import verify
@@ -41,7 +41,7 @@ class Watched:
     """Checks the book after every decision, and that a policy built anew from the memory alone says the same."""
 
     def __init__(self, *, doubts: bool = True) -> None:
-        self.policy = Springtide()
+        self.policy, self.derived = Springtide(), DerivedPromises()
         self.doubts = doubts
         self.plans = 0
 
@@ -49,7 +49,7 @@ class Watched:
         if self.doubts:
             memory = msgspec.json.decode(msgspec.json.encode(snapshot.memory))
             other = Springtide().decide(msgspec.structs.replace(snapshot, memory=memory))
-        plan = self.policy.decide(snapshot)
+        plan = self.policy.decide(snapshot, self.derived)
         if self.doubts:
             assert other.allocations == plan.allocations
             assert other.memory == plan.memory
@@ -57,7 +57,7 @@ class Watched:
             assert other.rejected == plan.rejected
             assert other.reasons == plan.reasons
             assert other.revisit_at_s == plan.revisit_at_s
-        state = self.policy._seen.state
+        state = self.derived.state
         assert state is not None
         faults = verify(state.book)
         assert not faults, faults

@@ -10,10 +10,11 @@ from rival_platform import make_view
 from springtide.core.decision import Capacity, Drain, Overheads, PoolAllocation, Snapshot
 from springtide.core.resources import Topology, make_node
 from springtide.core.workload import JobState
+from springtide.scheduling.decisions.fingerprint import nodes_fingerprint
 from springtide.scheduling.policies.springtide.capacity import NOBODY, Guests, counted_on, falls_told, is_roomier
-from springtide.scheduling.policies.springtide.memory import State, costs_of, mark_cluster
+from springtide.scheduling.policies.springtide.memory import State, costs_of
 from springtide.scheduling.policies.springtide.moves import delays, detours
-from springtide.scheduling.policies.springtide.policy import Springtide
+from springtide.scheduling.policies.springtide.policy import DerivedPromises, Springtide
 from springtide.solvers.reservations.reservation_table import ReservationTable, verify
 
 NODES = tuple(make_node(f"n{index}", 4) for index in range(3))
@@ -256,18 +257,18 @@ def test_parts_of_a_node_are_told_apart() -> None:
         node = replace(NODES[0], devices=tuple(NODES[0].devices[index] for index in indices))
         return Topology(nodes=(node,))
 
-    marks = {mark_cluster(cluster(*indices)) for indices in ((0, 1), (0, 2), (1, 2), (0, 1, 2, 3))}
-    assert len(marks) == 4
-    assert mark_cluster(cluster(0, 1, 2, 3)) == mark_cluster(Topology(nodes=(NODES[0],)))
+    fingerprints = {nodes_fingerprint(cluster(*indices)) for indices in ((0, 1), (0, 2), (1, 2), (0, 1, 2, 3))}
+    assert len(fingerprints) == 4
+    assert nodes_fingerprint(cluster(0, 1, 2, 3)) == nodes_fingerprint(Topology(nodes=(NODES[0],)))
 
 
 def test_after_any_of_this_the_book_is_sound() -> None:
-    policy = Springtide()
+    policy, derived = Springtide(), DerivedPromises()
     views = tuple(make_view(f"j{index}", steps=400, deadline_s=600.0 + index, most=4) for index in range(6))
     memory = None
     for now_s, count in ((0.0, 12), (10.0, 8), (20.0, 0), (30.0, 12)):
         snapshot = Snapshot(now_s=now_s, cluster=WHOLE, jobs=views, overheads=COSTS, memory=memory)
-        memory = policy.decide(replace(snapshot, capacity=_capacity((0.0, count), (50.0, 8)))).memory
-        state = policy._seen.state
+        memory = policy.decide(replace(snapshot, capacity=_capacity((0.0, count), (50.0, 8))), derived).memory
+        state = derived.state
         assert state is not None
         assert verify(state.book) == []

@@ -9,6 +9,8 @@ from rival_platform import make_view
 
 from springtide.core.decision import PoolAllocation, Snapshot
 from springtide.core.resources import Topology, make_node
+from springtide.scheduling.decisions.cache import RowTable
+from springtide.scheduling.decisions.fingerprint import nodes_fingerprint
 from springtide.scheduling.placement.topology import layout_of
 from springtide.scheduling.policies.springtide.blocks import is_used, mark_used, pin, remember
 from springtide.scheduling.policies.springtide.memory import (
@@ -18,13 +20,12 @@ from springtide.scheduling.policies.springtide.memory import (
     costs_of,
     decode,
     entry_of,
-    mark_cluster,
 )
 from springtide.scheduling.policies.springtide.moves import detours
 from springtide.scheduling.policies.springtide.packing import Packing
 from springtide.scheduling.policies.springtide.places import retime
 from springtide.scheduling.policies.springtide.reasons import why_impossible, why_no_room
-from springtide.scheduling.policies.springtide.rows import PromiseRow, Rows
+from springtide.scheduling.policies.springtide.rows import PromiseRow
 from springtide.scheduling.policies.springtide.spare import share_spare
 from springtide.solvers.reservations.fit import Costs, PlannedStretch
 from springtide.solvers.reservations.reservation_table import ReservationTable
@@ -139,22 +140,22 @@ def test_a_hurried_job_is_let_in_on_a_block_that_was_used() -> None:
 
 def test_the_memory_gives_the_state_back() -> None:
     view = make_view("a", steps=1000, deadline_s=500.0)
-    rows = Rows()
+    rows = RowTable(lambda view, _: PromiseRow(view))
     snapshot = Snapshot(now_s=0.0, cluster=FOUR_NODES, jobs=(view,))
-    (row,), _, _ = rows.read(snapshot)
+    (row,) = rows.read(snapshot)
     state = _state()
     entry = entry_of(row, 1000.0, since_s=0.0)
     assert state.book.admit(entry)
     state.book.commit()
-    state.used, state.cluster = [0, 5], mark_cluster(FOUR_NODES)
+    state.used, state.cluster = [0, 5], nodes_fingerprint(FOUR_NODES)
     remember(state, 0.0, {"a": PoolAllocation(device_ids=_devices(2, 3))})
     index_of = {device_id: number for number, device_id in enumerate(FOUR_NODES.device_ids())}
     memory = msgspec.json.decode(msgspec.json.encode(state.encode(index_of)))
-    again = decode(memory, rows.by_id(), snapshot, state.cluster, FOUR_NODES.device_ids())
+    again = decode(memory, rows.by_id, snapshot, state.cluster, FOUR_NODES.device_ids())
     assert again.encode(index_of) == memory
     assert again.book.entries["a"].runs == entry.runs
     assert again.book.profile.free == state.book.profile.free
-    empty = decode({"rule": "somebody else's"}, {}, snapshot, 0, FOUR_NODES.device_ids())
+    empty = decode({"rule": "somebody else's"}, {}, snapshot, "", FOUR_NODES.device_ids())
     assert not empty.book.entries
     gone = decode(memory, {}, snapshot, state.cluster, FOUR_NODES.device_ids())
     assert gone.num_gone == 1

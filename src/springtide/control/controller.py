@@ -30,6 +30,7 @@ from springtide.core.resources import DeviceId, NodeId, Pool
 from springtide.core.shares import has_room, load_of
 from springtide.core.tide import Tide
 from springtide.core.workload import WorkloadId
+from springtide.scheduling.decisions.cache import DecisionCache
 
 # A plan reaches its fixed point in a few rounds (release, start, form); more means that reconcile chases its tail.
 MAX_ROUNDS = 16
@@ -53,7 +54,8 @@ class Controller:
         what is believed before changes are seen, and what they took counts then. `tide` says in what seasons the
         services' need is remembered; by default in days.
         """
-        self._policy = policy
+        # Plans are the same without it: a journal replays alike with a cache that is warm or empty.
+        self._decisions = DecisionCache(policy)
         self._prior = self._overheads = overheads or Overheads()
         self._learns_overheads = learns_overheads
         self._learnt_from: tuple[float, ...] = ()
@@ -189,7 +191,7 @@ class Controller:
 
     def _decide(self, snapshot: Snapshot) -> Plan:
         try:
-            plan = self._policy.decide(snapshot)
+            plan = self._decisions.decide(snapshot)
             check_plan(snapshot, plan)
         except PolicyError as error:
             if self._on_policy_error is None:

@@ -173,6 +173,20 @@ class Forecaster:
         return model
 
 
+class Forecasters:
+    """One forecaster for each quantile and season asked for. Whoever holds it keeps what they have fitted."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[float, bool], Forecaster] = {}
+
+    def of(self, quantile: float, *, weekly: bool) -> Forecaster:
+        """The forecaster for that quantile, with seasons of weeks or without."""
+        found = self._known.get((quantile, weekly))
+        if found is None:
+            found = self._known[quantile, weekly] = Forecaster(quantile, weekly=weekly)
+        return found
+
+
 def forecast(
     tide: Tide,
     now_s: float,

@@ -9,6 +9,7 @@ from springtide.core.decision import JobView, Plan, Policy, Refusal, Schedule, S
 from springtide.core.quantities import format_duration
 from springtide.core.workload import Goal, WorkloadId
 from springtide.perf.curve import curve_of
+from springtide.scheduling.decisions.cache import DecisionCache
 
 
 def cost_usd(schedule: Schedule, usd_per_device_hour: float) -> float:
@@ -28,9 +29,14 @@ class WithinBudget(msgspec.Struct, frozen=True):
     policy: Policy
     usd_per_device_hour: float
 
-    def decide(self, snapshot: Snapshot) -> Plan:
+    def make_derived(self) -> DecisionCache:
+        """An empty cache for the inner policy."""
+        return DecisionCache(self.policy)
+
+    def decide(self, snapshot: Snapshot, derived: DecisionCache | None = None) -> Plan:
         """Return the inner policy's plan, without the jobs that are too dear."""
-        plan = self.policy.decide(snapshot)
+        decisions = derived or DecisionCache(self.policy)
+        plan = decisions.decide(snapshot)
         refusals: dict[WorkloadId, Refusal] = {}
         for view in reversed(snapshot.jobs):
             # They come in order of arrival. Later changes of the plan are the platform's doing: they do not take back
@@ -50,7 +56,7 @@ class WithinBudget(msgspec.Struct, frozen=True):
         if not refusals:
             return plan
         others = tuple(view for view in snapshot.jobs if view.job.job_id not in refusals)
-        plan = self.policy.decide(replace(snapshot, jobs=others))
+        plan = decisions.decide(replace(snapshot, jobs=others))
         return replace(plan, rejected={**plan.rejected, **refusals})
 
     def _planned_usd(self, view: JobView, plan: Plan, snapshot: Snapshot) -> float | None:

@@ -27,6 +27,7 @@ from springtide.core.resources import DeviceId
 from springtide.core.shares import Share, has_room, load_of
 from springtide.core.workload import JobState, WorkloadId
 from springtide.perf.curve import SpeedCurve
+from springtide.scheduling.decisions.cache import DecisionCache
 from springtide.scheduling.functions.ask import entry_of, pace_of
 from springtide.scheduling.functions.settled import settled
 
@@ -118,7 +119,7 @@ class _Play:
 
     def __init__(self, snapshot: Snapshot, policy: Policy, until: WorkloadId | None) -> None:
         snapshot = settled(snapshot)
-        self._policy = policy
+        self._decisions = DecisionCache(policy)
         self._until = until
         self._began_s = snapshot.now_s
         self._now_s = snapshot.now_s
@@ -142,7 +143,7 @@ class _Play:
             self._retire()
             if not self._views or (self._until is not None and self._until not in self._views):
                 break
-            plan = self._policy.decide(self._as_snapshot())
+            plan = self._decisions.decide(self._as_snapshot())
             self._take(plan)
             next_s = self._next_moment(plan)
             if next_s is None:
@@ -157,7 +158,7 @@ class _Play:
         )
 
     def one_turn(self) -> Snapshot:
-        self._take(self._policy.decide(self._as_snapshot()))
+        self._take(self._decisions.decide(self._as_snapshot()))
         return self._as_snapshot()
 
     def _done_by_now(self, view: JobView) -> float:

@@ -15,6 +15,7 @@ from springtide.core.resources import Device, DeviceId, Node, NodeId, Pool, Topo
 from springtide.core.shares import Share
 from springtide.core.workload import MAX_VIRTUAL_SHARDS, Goal, JobState, TrainingJob
 from springtide.perf.curve import SpeedCurve
+from springtide.scheduling.decisions.cache import DecisionCache
 from springtide.scheduling.functions.policy import machines_only
 
 Options = Mapping[str, float | int | None]
@@ -54,6 +55,7 @@ class Inquiry:
         # Jobs on functions take no machine from anybody.
         self.snapshot = machines_only(snapshot)
         self.policy = WithinBudget(policy, usd_per_device_hour)
+        self._decisions = DecisionCache(self.policy)
         self.usd_per_device_hour = usd_per_device_hour
         self._on_larger: dict[int, tuple[Snapshot, Snapshot]] = {}
         self._forecasts: dict[tuple[Goal, int, int, int, Share | None], Schedule | None] = {}
@@ -73,7 +75,7 @@ class Inquiry:
     def _ask(self, job: TrainingJob, before: Snapshot) -> InquiryResult:
         view = arriving(job, before.now_s)
         snapshot = replace(before, jobs=(*before.jobs, view))
-        return InquiryResult(view=view, snapshot=snapshot, plan=self.policy.decide(snapshot))
+        return InquiryResult(view=view, snapshot=snapshot, plan=self._decisions.decide(snapshot))
 
     def _larger(self, num_devices: int) -> tuple[Snapshot, Snapshot]:
         """The moment after new devices joined: the policy has given them to those who are here already, and they have

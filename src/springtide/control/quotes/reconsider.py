@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from springtide.core.decision import Policy, Snapshot
 from springtide.core.workload import Goal, JobState, WorkloadId
+from springtide.scheduling.decisions.cache import DecisionCache
 from springtide.scheduling.functions.policy import goal_offer
 
 # Longer times are tried one after the other, each so much longer, until one would be promised.
@@ -67,9 +68,10 @@ def soonest_s(snapshot: Snapshot, policy: Policy, job_id: WorkloadId, goal: Goal
     """A later deadline that would be promised, and none that is much sooner would be; None where none was found."""
     assert goal.deadline_s is not None
     left_s = max(1.0, goal.deadline_s - snapshot.now_s)
+    decisions = DecisionCache(policy)
     for _ in range(MOST_TRIES):
         left_s *= STEP
         later = replace(goal, deadline_s=snapshot.now_s + left_s)
-        if reconsider(snapshot, policy, job_id, later).finish_s is not None:
+        if reconsider(snapshot, decisions, job_id, later).finish_s is not None:
             return later.deadline_s
     return None

@@ -5,7 +5,6 @@ A plan takes several turns to come true, and progress is reported all the time; 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,10 +12,10 @@ from msgspec.structs import replace
 
 from springtide.core.decision import Plan, PoolAllocation, Snapshot
 from springtide.core.workload import WorkloadId
+from springtide.scheduling.decisions.fingerprint import BOUNDS, LENGTH, NODES, SERVICES, Fingerprints, Reads
 from springtide.scheduling.placement.allocation_ledger import AllocationLedger
-from springtide.scheduling.placement.layout import shape_of
 from springtide.scheduling.placement.topology import layout_of
-from springtide.scheduling.replicas import next_idle_at_s, wanted_replicas
+from springtide.scheduling.replicas import next_idle_at_s
 
 # Counts the shapes of what is remembered: a journal of an older shape is not taken up, like that of another policy.
 _FORMAT = 1
@@ -25,17 +24,26 @@ State = Mapping[str, Any]
 Decide = Callable[[AllocationLedger, State], tuple[float | None, dict[str, Any]]]
 
 
-def decide_once(rule: str, snapshot: Snapshot, decide: Decide) -> Plan:
+# What is material to these policies: who is there within which bounds, the nodes, and what the services want.
+MATERIAL = Reads(jobs=(BOUNDS, LENGTH), services=SERVICES, nodes=NODES)
+
+
+def recall_fingerprints(rule: str) -> Fingerprints:
+    """The fingerprints that `decide_once` compares, for a policy to keep from one decision to the next."""
+    return Fingerprints(MATERIAL, f"{_FORMAT} {rule}")
+
+
+def decide_once(rule: str, snapshot: Snapshot, decide: Decide, fingerprints: Fingerprints | None = None) -> Plan:
     """Return the plan that still stands, or ask `decide` for a new one.
 
     `rule` names the policy with its parameters: nobody takes up the memory of another. `decide` fills the ledger
     from what it remembers and returns its next moment (None: only when something changes) and what to remember, in
-    plain values. What is material: who is there within which bounds, the nodes, and what the services want.
+    plain values. `fingerprints` are those that the caller keeps (`recall_fingerprints` of the same rule).
     """
+    fingerprint = (fingerprints or recall_fingerprints(rule)).of(snapshot)
     rule = f"{_FORMAT} {rule}"
-    mark = _mark(rule, snapshot)
     memory = snapshot.memory if isinstance(snapshot.memory, dict) else {}
-    if memory.get("mark") == mark and (memory["until_s"] is None or snapshot.now_s < memory["until_s"]):
+    if memory.get("fingerprint") == fingerprint and (memory["until_s"] is None or snapshot.now_s < memory["until_s"]):
         return _recalled(snapshot, memory)
     shares = AllocationLedger(snapshot)
     until_s, state = decide(shares, memory["state"] if memory.get("rule") == rule else {})
@@ -51,7 +59,14 @@ def decide_once(rule: str, snapshot: Snapshot, decide: Decide) -> Plan:
     }
     return replace(
         plan,
-        memory={"rule": rule, "mark": mark, "until_s": until_s, "devices": devices, "why": why, "state": state},
+        memory={
+            "rule": rule,
+            "fingerprint": fingerprint,
+            "until_s": until_s,
+            "devices": devices,
+            "why": why,
+            "state": state,
+        },
     )
 
 
@@ -76,16 +91,3 @@ def _recalled(snapshot: Snapshot, memory: Mapping[str, Any]) -> Plan:
         revisit_at_s=min(moments, default=None),
         memory=memory,
     )
-
-
-def _mark(rule: str, snapshot: Snapshot) -> str:
-    parts = [rule, *_nodes(snapshot)]
-    for service in snapshot.services:
-        parts.append(f"{service.service.service_id} {service.min_replicas} {wanted_replicas(service)}")
-    for view in snapshot.jobs:
-        parts.append(f"{view.job.job_id} {view.min_workers} {view.max_workers} {view.total_steps}")
-    return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
-
-
-def _nodes(snapshot: Snapshot) -> list[str]:
-    return [f"{node.node_id} {shape_of(node)}" for node in snapshot.cluster.nodes]

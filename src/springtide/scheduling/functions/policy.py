@@ -28,6 +28,7 @@ from springtide.core.decision import (
 from springtide.core.functions import FunctionMenu, FunctionOption, FunctionPlan, FunctionService
 from springtide.core.resources import DeviceId, Node
 from springtide.core.workload import Goal, WorkloadId
+from springtide.scheduling.decisions.cache import DecisionCache
 from springtide.scheduling.functions.ask import Ask
 from springtide.scheduling.functions.goal_search import SearchStep, search_step
 from springtide.scheduling.functions.plan_text import words
@@ -67,12 +68,17 @@ class WithFunctions(msgspec.Struct, frozen=True):
 
     policy: Policy
 
-    def decide(self, snapshot: Snapshot) -> Plan:
+    def make_derived(self) -> DecisionCache:
+        """An empty cache for the inner policy."""
+        return DecisionCache(self.policy)
+
+    def decide(self, snapshot: Snapshot, derived: DecisionCache | None = None) -> Plan:
         """Return the inner policy's plan with those of the jobs on functions."""
+        decisions = derived or DecisionCache(self.policy)
         mine = [view for view in snapshot.jobs if view.job.is_on_functions]
         if not mine and not snapshot.cluster.function_services:
-            return self.policy.decide(snapshot)
-        plan = self.policy.decide(machines_only(snapshot))
+            return decisions.decide(snapshot)
+        plan = decisions.decide(machines_only(snapshot))
         if not mine:
             return plan
         joined = plan

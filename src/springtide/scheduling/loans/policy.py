@@ -15,6 +15,8 @@ from msgspec.structs import replace
 from springtide.core.decision import Drain, Plan, Policy, PoolAllocation, Snapshot
 from springtide.core.resources import Device, DeviceId, Node, NodeId, Pool, Topology
 from springtide.core.workload import WorkloadId
+from springtide.perf.tide import Forecasters
+from springtide.scheduling.decisions.cache import DecisionCache
 from springtide.scheduling.loans.inference import Served, serve, told_names, wanted_label
 from springtide.scheduling.loans.pools import LabelVerdict, NodeView, PoolState, Strategy, pool_state
 from springtide.scheduling.replicas import next_idle_at_s
@@ -24,30 +26,43 @@ MAX_QUESTIONS = 4
 Allocations = Mapping[WorkloadId, PoolAllocation]
 
 
+class DerivedLoans:
+    """What a policy under a strategy of loans keeps between two decisions."""
+
+    def __init__(self, training: Policy) -> None:
+        self.training = DecisionCache(training)
+        self.forecasters = Forecasters()
+
+
 class Loaning(msgspec.Struct, frozen=True, kw_only=True):
     """A training policy under a strategy of loans."""
 
     strategy: Strategy
     training: Policy
 
-    def decide(self, snapshot: Snapshot) -> Plan:
+    def make_derived(self) -> DerivedLoans:
+        """An empty object to keep derived values in."""
+        return DerivedLoans(self.training)
+
+    def decide(self, snapshot: Snapshot, derived: DerivedLoans | None = None) -> Plan:
         """Return the plan for this snapshot."""
+        derived = derived or self.make_derived()
         if not snapshot.jobs and not snapshot.services:
             # Nobody is there to gain from a loan, and a platform that is going down changes no labels.
             return Plan(memory=snapshot.memory)
-        pools = pool_state(snapshot)
+        pools = pool_state(snapshot, derived.forecasters)
         verdict = self.strategy.choose(pools)
         served = serve(pools, verdict)
-        ground = TrainingView(pools, verdict, served)
+        left = TrainingView(pools, verdict, served)
         memory = snapshot.memory.get("training") if isinstance(snapshot.memory, dict) else None
         capacity = self.strategy.capacity(pools, verdict) or snapshot.capacity
-        plan, given = ground.ask(self.training, replace(snapshot, memory=memory, capacity=capacity))
+        plan, given = left.ask(derived.training, replace(snapshot, memory=memory, capacity=capacity))
         idle_at_s = next_idle_at_s(snapshot.services, snapshot.now_s)
         moments = [at for at in (plan.revisit_at_s, verdict.revisit_at_s, idle_at_s) if at is not None]
         return replace(
             plan,
             allocations={**given, **served.allocations},
-            reasons={**plan.reasons, **ground.waits(given), **ground.reasons(given), **served.reasons},
+            reasons={**plan.reasons, **left.waits(given), **left.reasons(given), **served.reasons},
             revisit_at_s=min(moments, default=None),
             memory={"training": plan.memory},
             pools=verdict.pools,

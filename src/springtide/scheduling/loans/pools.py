@@ -15,6 +15,7 @@ import msgspec
 from springtide.core.decision import EMPTY, Capacity, Drain, JobView, Relabel, ServiceView, Snapshot
 from springtide.core.resources import DeviceId, NodeId, Pool, Topology
 from springtide.core.workload import WorkloadId
+from springtide.perf.tide import Forecasters
 from springtide.scheduling.replicas import SHRINK_BELOW_FRACTION, wanted_replicas
 
 # How services grow beyond what they need: up to their maximum on idle devices, or not.
@@ -79,12 +80,14 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
 class PoolState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The nodes in the order in which they joined, and the services in order of priority (the earlier the higher).
 
-    `snapshot` is everything else: the tide, the clock, jobs with their checkpoints and deadlines.
+    `snapshot` is everything else: the tide, the clock, jobs with their checkpoints and deadlines. `forecasters` only
+    save time: they forecast the same however often they were asked.
     """
 
     snapshot: Snapshot
     nodes: tuple[NodeView, ...]
     needs: tuple[Need, ...]
+    forecasters: Forecasters = msgspec.field(default_factory=Forecasters)
 
     @property
     def now_s(self) -> float:
@@ -156,7 +159,7 @@ class Strategy(Protocol):
         ...
 
 
-def pool_state(snapshot: Snapshot) -> PoolState:
+def pool_state(snapshot: Snapshot, forecasters: Forecasters | None = None) -> PoolState:
     """Look at a snapshot by nodes."""
     cluster = snapshot.cluster
     job_ids = {view.job.job_id for view in snapshot.jobs}
@@ -187,7 +190,12 @@ def pool_state(snapshot: Snapshot) -> PoolState:
         )
         for node in cluster.nodes
     )
-    return PoolState(snapshot=snapshot, nodes=nodes, needs=tuple(_need(view) for view in snapshot.services))
+    return PoolState(
+        snapshot=snapshot,
+        nodes=nodes,
+        needs=tuple(_need(view) for view in snapshot.services),
+        forecasters=forecasters or Forecasters(),
+    )
 
 
 def _need(view: ServiceView) -> Need:

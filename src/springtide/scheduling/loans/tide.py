@@ -7,7 +7,7 @@ where least work is lost, from jobs that can shrink before any is stopped. See d
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from springtide.core.decision import Capacity, JobView, Relabel
@@ -56,14 +56,11 @@ class TideStrategy:
     shrink: bool = True
     fractions: bool = True
     weekly: bool = True
-    # It only saves time: the same snapshot gives the same verdict.
-    _forecaster: Forecaster = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Raises InvalidRequest for a quantile that is no chance of being enough."""
         if not 0.5 <= self.quantile < 1.0:
             raise InvalidRequest(f"a quantile of {self.quantile:g} leaves no band; give 0.5 to less than 1, like 0.95")
-        object.__setattr__(self, "_forecaster", Forecaster(self.quantile, weekly=self.weekly))
 
     def choose(self, pools: PoolState) -> LabelVerdict:
         """Return the labels that nodes are to change to."""
@@ -80,7 +77,7 @@ class TideStrategy:
         forecast = None
         if pools.needs:
             # Whoever is deployed later may need more than the maximum of those who are deployed now.
-            forecast = self._forecaster.forecast(tide, pools.now_s, tide.day_s * PROMISED_DAYS)
+            forecast = self._forecaster(pools).forecast(tide, pools.now_s, tide.day_s * PROMISED_DAYS)
         largest = max((node.num_devices for node in pools.nodes), default=1)
         granularity = 1 if all(node.isolates_devices or node.owner == "shared" for node in pools.nodes) else largest
         lead_s = pools.snapshot.tide.day_s * PATIENCE_FRACTION if self.ahead else 0.0
@@ -91,7 +88,10 @@ class TideStrategy:
         if not pools.needs:
             return None
         tide = pools.snapshot.tide
-        return self._forecaster.forecast(tide, pools.now_s, tide.day_s * PROMISED_DAYS, pools.maximum)
+        return self._forecaster(pools).forecast(tide, pools.now_s, tide.day_s * PROMISED_DAYS, pools.maximum)
+
+    def _forecaster(self, pools: PoolState) -> Forecaster:
+        return pools.forecasters.of(self.quantile, weekly=self.weekly)
 
 
 def is_common(node: NodeView) -> bool:

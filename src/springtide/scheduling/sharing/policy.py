@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from springtide.core.decision import Allocation, Capacity, Plan, Policy, Snapshot
 from springtide.core.resources import DeviceId, Node, Topology
 from springtide.core.workload import JobState, WorkloadId
+from springtide.scheduling.decisions.cache import DecisionCache
 from springtide.scheduling.replicas import next_idle_at_s
 from springtide.scheduling.sharing.packing import DiluPacker, Packer
 from springtide.scheduling.sharing.plan import Claims, SharePlan
@@ -29,16 +30,21 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
     inner: Policy
     packer: Packer = msgspec.field(default_factory=DiluPacker)
 
-    def decide(self, snapshot: Snapshot) -> Plan:
+    def make_derived(self) -> DecisionCache:
+        """An empty cache for the inner policy."""
+        return DecisionCache(self.inner)
+
+    def decide(self, snapshot: Snapshot, derived: DecisionCache | None = None) -> Plan:
         """Return the plan for this snapshot."""
+        decisions = derived or DecisionCache(self.inner)
         memory, claims = _split(snapshot.memory)
         if not has_shares(snapshot):
-            return self.inner.decide(snapshot if memory is snapshot.memory else replace(snapshot, memory=memory))
+            return decisions.decide(snapshot if memory is snapshot.memory else replace(snapshot, memory=memory))
         if any(node.pool != "shared" or node.owner != "shared" for node in snapshot.cluster.nodes):
-            return self._one_each(snapshot, memory)
+            return self._one_each(snapshot, memory, decisions)
         parts = SharePlan(snapshot, self.packer, claims)
         shown = _shown(snapshot, parts, memory)
-        plan = self.inner.decide(shown)
+        plan = decisions.decide(shown)
         idle_at_s = next_idle_at_s([view for view in parts.services if view.wanted_replicas is None], snapshot.now_s)
         moments = [at for at in (plan.revisit_at_s, idle_at_s) if at is not None]
         return replace(
@@ -51,12 +57,12 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
             memory={_CLAIMS: dict(parts.claims), "inner": plan.memory} if parts.claims else plan.memory,
         )
 
-    def _one_each(self, snapshot: Snapshot, memory: Any) -> Plan:
+    def _one_each(self, snapshot: Snapshot, memory: Any, decisions: DecisionCache) -> Plan:
         """The plan where nodes have labels: everyone with a share is held to it, on a device of its own.
 
         Who may be where is for a strategy of loans to say, which plans whole devices.
         """
-        plan = self.inner.decide(replace(snapshot, allocations=_one_holder_each(snapshot), memory=memory))
+        plan = decisions.decide(replace(snapshot, allocations=_one_holder_each(snapshot), memory=memory))
         shares = {view.job.job_id: view.job.share for view in snapshot.jobs if not view.job.is_on_functions}
         shares |= {view.service.service_id: view.service.share for view in snapshot.services}
         return replace(

@@ -14,6 +14,7 @@ from springtide.core.ports import Journal, Step
 from springtide.core.resources import Node
 from springtide.core.tide import Tide
 from springtide.core.workload import DEFAULT_GRACE_S, JobState, TrainingJob, WorkloadId
+from springtide.scheduling.decisions.cache import DecisionCache
 from springtide.simulator.clock import VirtualClock
 from springtide.simulator.fluid.executor import FluidExecutor
 from springtide.simulator.fluid.faults import NodeFaults
@@ -46,7 +47,7 @@ class WatchedPolicy:
     """Hands the reasons of each plan to the invariants, and measures decisions where the caller brought a timer."""
 
     def __init__(self, policy: Policy, invariants: FluidInvariants, timer: Callable[[], float] | None) -> None:
-        self._policy = policy
+        self._decisions = DecisionCache(policy)
         self._invariants = invariants
         self._timer = timer
         self.decisions_s = array("d")
@@ -56,10 +57,10 @@ class WatchedPolicy:
         """What the policy says."""
         self.num_decisions += 1
         if self._timer is None:
-            plan = self._policy.decide(snapshot)
+            plan = self._decisions.decide(snapshot)
         else:
             began_s = self._timer()
-            plan = self._policy.decide(snapshot)
+            plan = self._decisions.decide(snapshot)
             self.decisions_s.append(self._timer() - began_s)
         self._invariants.reasons = plan.reasons
         return plan

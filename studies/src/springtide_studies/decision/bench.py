@@ -14,6 +14,7 @@ from springtide.core.decision import Plan, Policy, Snapshot
 from springtide.core.events import JobSubmitted, ProgressReported
 from springtide.core.resources import Node, make_node
 from springtide.core.workload import Entrypoint, Goal, TrainingJob, WorkloadId
+from springtide.scheduling.decisions.cache import DecisionCache
 from springtide.scheduling.registry import make_policy
 from springtide.simulator.clock import VirtualClock
 from springtide.simulator.fluid.executor import FluidExecutor
@@ -65,13 +66,13 @@ class _Timed:
     """Adds up how long the policy thinks."""
 
     def __init__(self, policy: Policy, timer: Callable[[], float]) -> None:
-        self._policy = policy
+        self._decisions = DecisionCache(policy)
         self._timer = timer
         self.spent_s = 0.0
 
     def decide(self, snapshot: Snapshot) -> Plan:
         began_s = self._timer()
-        plan = self._policy.decide(snapshot)
+        plan = self._decisions.decide(snapshot)
         self.spent_s += self._timer() - began_s
         return plan
 

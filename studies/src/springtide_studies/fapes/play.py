@@ -13,6 +13,7 @@ from springtide.core.events import Event
 from springtide.core.resources import Node, Topology
 from springtide.core.workload import WorkloadId
 from springtide.perf.communication.fabric import Links
+from springtide.scheduling.decisions.cache import DecisionCache
 from springtide.scheduling.registry import make_policy
 from springtide.simulator.fluid.play import FluidRunResult, play
 from springtide.simulator.fluid.rules import OverheadRule, Times
@@ -53,7 +54,7 @@ class _Waiting:
     """Adds up for how long jobs hold nothing."""
 
     def __init__(self, policy: Policy) -> None:
-        self._policy = policy
+        self._decisions = DecisionCache(policy)
         self._at_s = 0.0
         self._waits: tuple[WorkloadId, ...] = ()
         self.waited_s: dict[WorkloadId, float] = {}
@@ -67,7 +68,7 @@ class _Waiting:
         self._at_s = snapshot.now_s
         held = snapshot.allocations
         self._waits = tuple(view.job.job_id for view in snapshot.jobs if view.job.job_id not in held)
-        return self._policy.decide(snapshot)
+        return self._decisions.decide(snapshot)
 
 
 def training_of(policy: str) -> str:

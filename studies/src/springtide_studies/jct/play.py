@@ -18,6 +18,7 @@ import numpy as np
 from springtide.core.decision import Plan, Policy, Snapshot
 from springtide.core.errors import InvalidRequest
 from springtide.core.workload import JobState
+from springtide.scheduling.decisions.cache import DecisionCache
 from springtide.scheduling.registry import make_policy
 from springtide.simulator.adaptive.jobs import BatchRule
 from springtide.simulator.adaptive.play import GoodputSetting, play_workload
@@ -51,14 +52,14 @@ class _Timed:
     """A policy whose decisions are timed: by instant, the longest of those that the loop asks for at once."""
 
     def __init__(self, policy: Policy, timer: Callable[[], float]) -> None:
-        self._policy = policy
+        self._decisions = DecisionCache(policy)
         self._timer = timer
         self.longest_s: dict[float, float] = {}
 
     def decide(self, snapshot: Snapshot) -> Plan:
         """What the policy says."""
         began_s = self._timer()
-        plan = self._policy.decide(snapshot)
+        plan = self._decisions.decide(snapshot)
         took_s = self._timer() - began_s
         self.longest_s[snapshot.now_s] = max(took_s, self.longest_s.get(snapshot.now_s, 0.0))
         return plan

@@ -7,7 +7,6 @@ Zhao et al., "FaPES: Enabling Efficient Elastic Scaling for Serverless Machine L
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -16,11 +15,11 @@ import msgspec
 import numpy as np
 
 from springtide.core.decision import JobView, Plan, PlannedRun, PoolAllocation, Schedule, Snapshot
-from springtide.core.resources import DeviceId, Topology
+from springtide.core.resources import DeviceId
 from springtide.core.workload import WorkloadId
+from springtide.scheduling.decisions.fingerprint import nodes_fingerprint
 from springtide.scheduling.decisions.rounds import Round, RoundDecision, decide_in_rounds
 from springtide.scheduling.placement.allocation_ledger import most_workers
-from springtide.scheduling.placement.layout import shape_of
 from springtide.scheduling.policies.fapes import board as boards
 from springtide.scheduling.policies.fapes.filter import Candidate, Running, in_priority, select_running
 from springtide.scheduling.policies.fapes.performance import Expectations, Settings, SpeedTable
@@ -91,11 +90,6 @@ def _is_due(snapshot: Snapshot, state: Any) -> bool:
     return len(known) != len(snapshot.jobs) or any(view.job.job_id not in known for view in snapshot.jobs)
 
 
-def _nodes_mark(cluster: Topology) -> str:
-    parts = [f"{node.node_id} {shape_of(node)}" for node in cluster.nodes]
-    return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
-
-
 class _Deciding:
     """One decision: the plans that stand, the cohort that is planned, the devices that this means now."""
 
@@ -125,9 +119,9 @@ class _Deciding:
         self.held = {job_id: devices for job_id, devices in this_round.held.items() if devices}
         self.placed = {job_id: self.seats.counts(devices) for job_id, devices in self.held.items()}
         self._outlooks: dict[WorkloadId, SpeedTable] = {}
-        self.mark = _nodes_mark(snapshot.cluster)
+        self.nodes = nodes_fingerprint(snapshot.cluster)
         state = this_round.state
-        is_same = state is not None and state["nodes"] == self.mark
+        is_same = state is not None and state["nodes"] == self.nodes
         self.known: Mapping[str, Any] = state["jobs"] if is_same else {}
         self.plans: dict[WorkloadId, boards.Plan] = {}
         self.finish_s: dict[WorkloadId, float] = {}
@@ -373,7 +367,7 @@ class _Deciding:
                 for job_id, devices in seats.items()
             },
             reasons=reasons,
-            state={"nodes": self.mark, "jobs": jobs},
+            state={"nodes": self.nodes, "jobs": jobs},
         )
 
     def _batch(self, view: JobView, placed: Placed, planned: int | None, *, stands: bool) -> int | None:

@@ -5,21 +5,20 @@ Springtide's own policy for training without promises. See docs/policies/goodput
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 import numpy as np
 
-from springtide.core.decision import Plan, PlannedRun, PoolAllocation, Schedule, Snapshot
+from springtide.core.decision import JobView, Plan, PlannedRun, PoolAllocation, Schedule, Snapshot
 from springtide.core.resources import DeviceId, Node, Topology
 from springtide.core.workload import TrainingJob, WorkloadId
+from springtide.scheduling.decisions.fingerprint import BOUNDS, NODES, SERVICES, Fingerprints, Projection, Reads
 from springtide.scheduling.decisions.rounds import Round, RoundDecision, decide_in_rounds
 from springtide.scheduling.placement.allocation_ledger import most_workers
-from springtide.scheduling.placement.layout import shape_of
 from springtide.scheduling.placement.placing import place
 from springtide.scheduling.policies.goodput.families import (
     FamilySpeed,
@@ -30,7 +29,6 @@ from springtide.scheduling.policies.goodput.families import (
 )
 from springtide.scheduling.policies.goodput.jobs import JobCandidates, is_waiting, read_rows, size_grid
 from springtide.scheduling.policies.goodput.reasons import reasons_of
-from springtide.scheduling.replicas import wanted_replicas
 from springtide.solvers.share_dp import best_shares, work_weights
 
 Counts = Mapping[WorkloadId, int]
@@ -43,14 +41,35 @@ SAME_BATCH = 1.2
 MOVE_PAYS = 60.0
 
 
-class _Known:
-    """What is derived from the memory, by identity of its state: it only saves time."""
+class JobNews(NamedTuple):
+    """What of a job is a reason to decide anew. `has_news`: it is the first of its family that was measured."""
+
+    job_id: WorkloadId
+    view: JobView
+    has_news: bool
+    is_waiting: bool
+
+
+READS = Reads(
+    jobs=(
+        BOUNDS.of_rows(),
+        Projection("family", ("job", "step_times"), lambda news: news.has_news),
+        Projection("back-off", ("runnable_at_s", "num_replicas"), lambda news: news.is_waiting),
+    ),
+    services=SERVICES,
+    nodes=NODES,
+    also=(),
+)
+
+
+class DerivedFamilies:
+    """What follows from the memory and the snapshots seen, kept for the next decision (see decisions/cache.py)."""
 
     def __init__(self) -> None:
+        self.fingerprints = Fingerprints(READS)
         self.state: Any = None
         self.families: dict[str, JobFamily] = {}
         self.paces: dict[str, FamilySpeed] = {}
-        self.topology: tuple[Topology | None, str] = (None, "")
 
     def read(self, state: Any) -> dict[str, JobFamily]:
         """The families of a state."""
@@ -97,52 +116,58 @@ class Goodput:
     learns: bool = True
     adapts_batch: bool = True
     by_remaining: bool = True
-    _known: _Known = field(init=False, repr=False, compare=False, default_factory=_Known)
 
-    def decide(self, snapshot: Snapshot) -> Plan:
+    reads: ClassVar[Reads] = READS
+
+    def make_derived(self) -> DerivedFamilies:
+        """An empty object to keep derived values in."""
+        return DerivedFamilies()
+
+    def decide(self, snapshot: Snapshot, derived: DerivedFamilies | None = None) -> Plan:
         """Return the plan for this snapshot."""
+        known = derived or DerivedFamilies()
+
+        def is_due(snapshot: Snapshot, state: Any) -> bool:
+            """Whether something has changed that the last decision did not know of."""
+            return state is None or state["fingerprint"] != self._fingerprint(snapshot, known.read(state), known)
+
         return decide_in_rounds(
             repr(self),
             self.round_s or self.revisit_s,
             snapshot,
-            self._decide,
+            lambda this_round: self._decide(this_round, known),
             foresee=_foresee,
-            is_due=None if self.round_s else self._is_due,
+            is_due=None if self.round_s else is_due,
         )
 
-    def _is_due(self, snapshot: Snapshot, state: Any) -> bool:
-        """Whether something has changed that the last decision did not know of."""
-        return state is None or state["mark"] != self._mark(snapshot, self._known.read(state))
-
-    def _mark(self, snapshot: Snapshot, families: Mapping[str, JobFamily]) -> str:
-        """Everything that is a reason to decide anew, as one text."""
-        if self._known.topology[0] is not snapshot.cluster:
-            names = " ".join(f"{node.node_id}:{shape_of(node)}" for node in snapshot.cluster.nodes)
-            self._known.topology = (snapshot.cluster, names)
-        parts = [self._known.topology[1]]
-        for service in snapshot.services:
-            parts.append(f"{service.service.service_id} {service.min_replicas} {wanted_replicas(service)}")
-        for view in snapshot.jobs:
-            has_news = bool(view.step_times) and self._key(view.job) not in families
-            waits = is_waiting(view, snapshot.now_s)
-            parts.append(f"{view.job.job_id} {view.min_workers} {view.max_workers} {has_news} {waits}")
-        return hashlib.blake2b("\n".join(parts).encode(), digest_size=12).hexdigest()
+    def _fingerprint(self, snapshot: Snapshot, families: Mapping[str, JobFamily], known: DerivedFamilies) -> str:
+        news = [
+            JobNews(
+                job_id=view.job.job_id,
+                view=view,
+                has_news=bool(view.step_times) and self._key(view.job) not in families,
+                is_waiting=is_waiting(view, snapshot.now_s),
+            )
+            for view in snapshot.jobs
+        ]
+        return known.fingerprints.of(snapshot, news)
 
     def _key(self, job: TrainingJob) -> str:
         return family_key(job, alone=not self.learns)
 
-    def _decide(self, now: Round) -> RoundDecision:
+    def _decide(self, now: Round, known: DerivedFamilies) -> RoundDecision:
         snapshot, state = now.snapshot, now.state
-        families = self._learn(snapshot, state)
+        families = self._learn(snapshot, state, known)
         capacity = len(now.devices)
-        rows = read_rows(snapshot, now.held, self._key, families, self._paces(snapshot, families, capacity), capacity)
+        paces = self._paces(snapshot, families, capacity, known)
+        rows = read_rows(snapshot, now.held, self._key, families, paces, capacity)
         counts = self._share_out(rows, snapshot, capacity)
         placed = _place(counts, now, _movable(rows, counts, snapshot))
         allocations = {
             row.job_id: self._with_batch(row, placed[row.job_id], snapshot) for row in rows if row.job_id in placed
         }
         kept = {
-            "mark": self._mark(snapshot, families),
+            "fingerprint": self._fingerprint(snapshot, families, known),
             "families": {key: write_family(family) for key, family in families.items()},
             "jobs": {view.job.job_id: [self._key(view.job), view.progress] for view in snapshot.jobs},
             "runs": {
@@ -154,16 +179,16 @@ class Goodput:
                 if counts.get(row.job_id)
             },
         }
-        self._known.state, self._known.families = kept, families
+        known.state, known.families = kept, families
         return RoundDecision(
             allocations=allocations,
             reasons=reasons_of(rows, counts, {who: given.device_ids for who, given in placed.items()}, now),
             state=kept,
         )
 
-    def _learn(self, snapshot: Snapshot, state: Any) -> dict[str, JobFamily]:
+    def _learn(self, snapshot: Snapshot, state: Any, known: DerivedFamilies) -> dict[str, JobFamily]:
         """Fold what jobs have shown since into what is remembered of their families."""
-        families = self._known.read(state)
+        families = known.read(state)
         live = {view.job.job_id for view in snapshot.jobs}
         for job_id, (key, progress) in (state["jobs"] if state is not None else {}).items():
             if job_id not in live and key in families and progress > 0.0:
@@ -179,7 +204,9 @@ class Goodput:
         kept = {*used, *named[:NUM_FAMILIES]}
         return {key: family for key, family in families.items() if key in kept}
 
-    def _paces(self, snapshot: Snapshot, families: Mapping[str, JobFamily], capacity: int) -> dict[str, FamilySpeed]:
+    def _paces(
+        self, snapshot: Snapshot, families: Mapping[str, JobFamily], capacity: int, known: DerivedFamilies
+    ) -> dict[str, FamilySpeed]:
         wanted: dict[str, set[int]] = {}
         job_of: dict[str, TrainingJob] = {}
         for view in snapshot.jobs:
@@ -191,7 +218,7 @@ class Goodput:
             job_of[key] = view.job
         per_node = max((len(node.devices) for node in snapshot.cluster.nodes), default=1)
         return {
-            key: self._known.pace(key, families[key], sorted(sizes - {0}), per_node, job_of[key], self.adapts_batch)
+            key: known.pace(key, families[key], sorted(sizes - {0}), per_node, job_of[key], self.adapts_batch)
             for key, sizes in wanted.items()
         }
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from springtide.core.decision import Overheads, Snapshot
-from springtide.core.resources import DeviceId, Topology
+from springtide.core.resources import DeviceId
 from springtide.core.workload import WorkloadId
-from springtide.scheduling.placement.layout import shape_of
 from springtide.scheduling.placement.topology import Layout
-from springtide.scheduling.policies.springtide.rows import MARK_SPACE, PromiseRow
+from springtide.scheduling.policies.springtide.rows import PromiseRow
 from springtide.solvers.reservations.capacity import Steps, constant
 from springtide.solvers.reservations.fit import Costs, PlannedStretch
 from springtide.solvers.reservations.reservation_table import Entry, ReservationTable
@@ -41,8 +39,9 @@ class State:
         self.num_surplus = 0
         self.formed_s: dict[WorkloadId, float] = {}
         self.used: list[int] = []
-        self.cluster = 0
-        self.mark = 0
+        # The fingerprints of the nodes, and of all that the last decision was made from.
+        self.cluster = ""
+        self.fingerprint = ""
         self.until_s: float | None = None
         self.scales: dict[str, float] = {}
         self.change_s = 0.0
@@ -66,7 +65,7 @@ class State:
             self.coded[who] = known
         return {
             "rule": RULE,
-            "mark": self.mark,
+            "fingerprint": self.fingerprint,
             "cluster": self.cluster,
             "capacity": _encoded(self.book.steps),
             **({"told": _encoded(self.told)} if self.told != self.book.steps else {}),
@@ -93,26 +92,26 @@ class State:
         }
 
 
-RULE = "springtide-1"
+RULE = "springtide-2"
 
 
 def decode(
-    memory: Any, rows: Mapping[WorkloadId, PromiseRow], snapshot: Snapshot, cluster_mark: int, device_ids: Devices
+    memory: Any, rows: Mapping[WorkloadId, PromiseRow], snapshot: Snapshot, cluster: str, device_ids: Devices
 ) -> State:
     """The state that was encoded; a fresh one if the memory is somebody else's. Jobs that are gone are left out."""
     is_ours = isinstance(memory, dict) and memory.get("rule") == RULE
     now_s = snapshot.now_s
     capacity = _decoded(memory["capacity"] if is_ours else len(device_ids))
     state = State(ReservationTable(capacity, now_s, costs_of(snapshot.overheads, 1)))
-    state.cluster = cluster_mark
+    state.cluster = cluster
     if not is_ours:
         return state
     state.told = _decoded(memory.get("told", memory["capacity"]))
-    state.mark, state.until_s = memory["mark"], memory["until_s"]
+    state.fingerprint, state.until_s = memory["fingerprint"], memory["until_s"]
     state.waiting = set(memory["waiting"])
     state.notes = {WorkloadId(who): text for who, text in memory["notes"].items()}
     state.trials = {WorkloadId(who): (size, number) for who, (size, number) in memory.get("trials", {}).items()}
-    if memory["cluster"] == cluster_mark:
+    if memory["cluster"] == cluster:
         state.used = [int(bits, 16) for bits in memory["used"]]
         state.devices = {
             WorkloadId(who): tuple([device_ids[number] for number in numbers])
@@ -220,12 +219,6 @@ def costs_of(overheads: Overheads, largest: int, falls: Sequence[float] = ()) ->
     """What changes cost in plans: always as on a set of devices that nobody has used, and a little more."""
     later = (0.0, *(overheads.cost_s(n) + PAD_S for n in range(1, largest + 1)))
     return Costs(later.__getitem__, later, later, falls)
-
-
-def mark_cluster(cluster: Topology) -> int:
-    """The nodes of a cluster as one number."""
-    names = " ".join(f"{node.node_id}:{shape_of(node)}" for node in cluster.nodes)
-    return int.from_bytes(hashlib.blake2b(names.encode(), digest_size=8).digest()) % MARK_SPACE
 
 
 def block_of(layout: Layout, devices: Devices) -> tuple[int, int] | None:

@@ -8,80 +8,51 @@ gains most. See docs/policies/springtide.md.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
-from springtide.core.decision import EMPTY, Plan, PoolAllocation, Refusal, Snapshot
+import msgspec
+from msgspec.structs import replace
+
+from springtide.core.decision import EMPTY, Allocation, Plan, PoolAllocation, Refusal, Snapshot
 from springtide.core.resources import DeviceId, Topology
 from springtide.core.workload import WorkloadId
-from springtide.scheduling.placement.allocation_ledger import AllocationLedger, serve_demand, serve_minimum
-from springtide.scheduling.placement.topology import layout_of
-from springtide.scheduling.policies.springtide.blocks import mark_used, pin, remember
-from springtide.scheduling.policies.springtide.capacity import (
-    Guests,
-    counted_on,
-    falls_told,
-    guests_of,
-    is_roomier,
-    matters,
-    note_taken,
-)
-from springtide.scheduling.policies.springtide.memory import State, costs_of, decode, entry_of, mark_cluster, renew
-from springtide.scheduling.policies.springtide.moves import detours
-from springtide.scheduling.policies.springtide.places import settle
-from springtide.scheduling.policies.springtide.reasons import (
-    ReservedFuture,
-    reasons_of,
-    same_reasons,
-    why_impossible,
-    why_no_room,
-)
-from springtide.scheduling.policies.springtide.rows import MARK_SPACE, PromiseRow, Rows
-from springtide.scheduling.policies.springtide.spare import owed_to, share_spare
-from springtide.scheduling.policies.springtide.trials import Trials, is_cut_short
-from springtide.scheduling.replicas import next_idle_at_s, wanted_replicas
-from springtide.solvers.reservations.capacity import Steps, at
-from springtide.solvers.reservations.fit import work_done
-from springtide.solvers.reservations.reservation_table import Entry, ReservationTable
-from springtide.solvers.reservations.spare import make_way, use_spare
-
-# A job is where the plan says as long as what it reports differs by no more than this part of what it has done since.
-DEVIATION_FRACTION = 0.02
-# ... and by no more than this many steps, since only whole steps are reported.
-DEVIATION_STEPS = 2.0
-# Who should have ended by its plan and has not is taken to have this much still to do.
-OVERDUE_S = 1.0
-# A cluster of so many nodes keeps one free of what is only spare.
-MANY_NODES = 8
+from springtide.scheduling.decisions.cache import RowTable
+from springtide.scheduling.decisions.fingerprint import Fingerprints, Reads
+from springtide.scheduling.policies.springtide.capacity import matters
+from springtide.scheduling.policies.springtide.decision import Decision, deviates
+from springtide.scheduling.policies.springtide.memory import State, decode, renew
+from springtide.scheduling.policies.springtide.reasons import ReservedFuture, reasons_of, same_reasons
+from springtide.scheduling.policies.springtide.rows import READS, PromiseRow
+from springtide.scheduling.replicas import next_idle_at_s
+from springtide.solvers.reservations.reservation_table import Entry
 
 
-class _Seen:
-    """What is known from the last call. It only saves time: everything in it follows from snapshot and memory."""
+class DerivedPromises:
+    """What follows from the snapshots seen and the memory, kept for the next decision (see decisions/cache.py)."""
 
     def __init__(self) -> None:
-        self.rows = Rows()
+        self.table: RowTable[PromiseRow] = RowTable(lambda view, _: PromiseRow(view))
+        self.fingerprints = Fingerprints(READS)
+        # The last plan with the memory in it, as the state that it stands for.
         self.memory: Any = None
         self.state: State | None = None
         self.plan: Plan | None = None
-        # Before anyone was asked to let go of its devices first.
-        self.wanted: Mapping[WorkloadId, PoolAllocation] | None = None
-        self.topology: Topology | None = None
-        self.device_ids: tuple[DeviceId, ...] = ()
-        self.index_of: dict[DeviceId, int] = {}
-        self.cluster = 0
+        # Before any job was asked to let go of its devices first.
+        self.wanted: Mapping[WorkloadId, PoolAllocation] = EMPTY
+        # What was held when the plan was said.
+        self.held: Mapping[WorkloadId, Allocation] = EMPTY
         self.is_checked = False
+        self._topology: Topology | None = None
+        self.index_of: dict[DeviceId, int] = {}
 
-    def look_at(self, topology: Topology) -> None:
+    def number_devices(self, topology: Topology) -> None:
         """Number the devices of a cluster that was not seen before."""
-        if self.topology is not topology:
-            self.topology = topology
-            self.device_ids = topology.device_ids()
-            self.index_of = {device_id: number for number, device_id in enumerate(self.device_ids)}
-            self.cluster = mark_cluster(topology)
+        if self._topology is not topology:
+            self._topology = topology
+            self.index_of = {device_id: number for number, device_id in enumerate(topology.device_ids())}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Springtide:
+class Springtide(msgspec.Struct, frozen=True, kw_only=True):
     """`reserve_fraction` of the devices is promised to nobody, for failures (the devices still run what is spare).
 
     `effort` bounds how long a decision looks for room by planning others anew: so many intervals of time are looked
@@ -90,342 +61,98 @@ class Springtide:
 
     reserve_fraction: float = 0.0
     effort: int = 240_000
-    _seen: _Seen = field(init=False, repr=False, compare=False, default_factory=_Seen)
 
-    def decide(self, snapshot: Snapshot) -> Plan:
+    reads: ClassVar[Reads] = READS
+
+    def make_derived(self) -> DerivedPromises:
+        """An empty object to keep derived values in."""
+        return DerivedPromises()
+
+    def decide(self, snapshot: Snapshot, derived: DerivedPromises | None = None) -> Plan:
         """Return the plan for this snapshot."""
-        seen = self._seen
-        seen.look_at(snapshot.cluster)
-        rows, fresh, total = seen.rows.read(snapshot)
-        memory = snapshot.memory
-        is_seen = seen.state is not None and seen.memory is memory and seen.state.cluster == seen.cluster
-        if is_seen and seen.state is not None:
-            state = seen.state
-            for row in fresh:
+        derived = derived or DerivedPromises()
+        table, memory = derived.table, snapshot.memory
+        rows = table.read(snapshot)
+        cluster = derived.fingerprints.nodes(snapshot.cluster)
+        fingerprint = derived.fingerprints.of(snapshot, rows, table.changed)
+        is_seen = derived.state is not None and derived.memory is memory and derived.state.cluster == cluster
+        if is_seen and derived.state is not None:
+            state = derived.state
+            for row in table.fresh:
                 renew(state, row)
         else:
-            state = decode(memory, seen.rows.by_id(), snapshot, seen.cluster, seen.device_ids)
-        mark = self.mark(snapshot, total, seen.cluster)
-        is_quiet = (
-            state.mark == mark
+            state = decode(memory, table.by_id, snapshot, cluster, snapshot.cluster.device_ids())
+        stands = (
+            state.fingerprint == fingerprint
             and memory is not None
             and (state.until_s is None or snapshot.now_s < state.until_s)
-            and not any(_deviates(row, state) for row in (fresh if is_seen and seen.is_checked else rows))
+            and not any(deviates(row, state) for row in (table.fresh if is_seen and derived.is_checked else rows))
             and not (
                 (snapshot.capacity or len(state.book.steps) > 1)
-                and matters(state, snapshot, self.reserve_fraction, seen.rows.by_id())
+                and matters(state, snapshot, self.reserve_fraction, table.by_id)
             )
         )
-        # Who has not reported anew since then says the same again, as long as the plan is the same.
-        seen.is_checked = is_quiet
-        if is_quiet:
-            if is_seen and seen.plan is not None and not (fresh or snapshot.services or seen.plan.rejected):
-                return seen.plan
-            plan = self._standing(snapshot, state, rows, fresh if is_seen and seen.plan is not None else None)
+        # A job that has not reported anew since then says the same again, as long as the plan is the same.
+        derived.is_checked = stands
+        if not stands:
+            plan = self._decide_anew(snapshot, derived, state, cluster)
+        elif not is_seen or derived.plan is None:
+            plan = _recalled(snapshot, derived, state)
         else:
-            plan = _Decision(self, snapshot, state, rows, seen).plan()
-        seen.memory, seen.state, seen.plan = plan.memory, state, plan
+            plan = _continued(snapshot, derived, state, derived.plan)
+        derived.memory, derived.state, derived.plan, derived.held = plan.memory, state, plan, snapshot.allocations
         return plan
 
-    def mark(self, snapshot: Snapshot, total: int, cluster: int) -> int:
-        """Everything that is a reason to decide anew, as one number."""
-        for view in snapshot.services:
-            text = f"{view.service.service_id} {view.min_replicas} {wanted_replicas(view)}"
-            total += int.from_bytes(text.encode()) % MARK_SPACE
-        return (total + cluster) % MARK_SPACE
-
-    def _standing(
-        self, snapshot: Snapshot, state: State, rows: list[PromiseRow], fresh: list[PromiseRow] | None
-    ) -> Plan:
-        """What was decided before, said again. `fresh` are the rows that are new since it was last said, if it was."""
-        seen = self._seen
-        if fresh is not None and seen.wanted is not None and seen.plan is not None:
-            allocations = _without_detours(snapshot, state, seen.wanted)
-            return Plan(
-                allocations=allocations,
-                admitted=_admitted(rows, state.book.entries),
-                future=seen.plan.future,
-                reasons=same_reasons(seen.plan.reasons, fresh, snapshot, allocations, rows, state.book, state.notes),
-                revisit_at_s=_revisit_at_s(snapshot, state),
-                memory=snapshot.memory,
-            )
-        batch_of = {row.job_id: row.view.job.global_batch_size for row in rows}
-        wanted: dict[WorkloadId, PoolAllocation] = {}
-        for who, devices in state.devices.items():
-            held = snapshot.allocations.get(who)
-            batch = batch_of.get(who)
-            if held is not None and held.device_ids == tuple(devices) and held.global_batch_size == batch:
-                wanted[who] = held
-            else:
-                wanted[who] = PoolAllocation(device_ids=tuple(devices), global_batch_size=batch)
-        seen.wanted = wanted
-        return _say(snapshot, state, wanted, rows, state.notes, EMPTY, snapshot.memory)
+    def _decide_anew(self, snapshot: Snapshot, derived: DerivedPromises, state: State, cluster: str) -> Plan:
+        rows = derived.table.rows
+        decision = Decision(
+            snapshot, state, rows, cluster=cluster, reserve_fraction=self.reserve_fraction, effort=self.effort
+        )
+        decision.run()
+        kept = [row for row in rows if row.job_id not in decision.rejected]
+        # A job that is refused will not be there the next time.
+        state.fingerprint = derived.fingerprints.of(snapshot, kept, None if decision.rejected else ())
+        derived.number_devices(snapshot.cluster)
+        memory = state.encode(derived.index_of)
+        derived.wanted = decision.allocations
+        return _say(snapshot, state, derived.wanted, kept, decision.rejected, memory)
 
 
-class _Decision:
-    """One decision: the book is brought up to date, newcomers are let in, spare devices are shared, all is placed."""
-
-    def __init__(
-        self,
-        policy: Springtide,
-        snapshot: Snapshot,
-        state: State,
-        rows: list[PromiseRow],
-        seen: _Seen,
-    ) -> None:
-        self.policy, self.snapshot, self.state, self.rows, self.seen = policy, snapshot, state, rows, seen
-        self.by_id = seen.rows.by_id()
-        self.book: ReservationTable = state.book
-        self.now_s = snapshot.now_s
-        self.notes: dict[WorkloadId, str] = {}
-        self.rejected: dict[WorkloadId, Refusal] = {}
-        self.latest_s: list[float] = []
-        self.newcomers: dict[WorkloadId, tuple[float, Entry]] = {}
-        self.guests = Guests()
-        self.trials = Trials(state, self.by_id, self.now_s)
-        largest = max((len(row.rates) - 1 for row in rows), default=1)
-        state.change_s = snapshot.overheads.change_s
-        costs = costs_of(snapshot.overheads, largest, falls_told(snapshot))
-        self.book.begin(self.now_s, costs, policy.effort, state.held)
-
-    def plan(self) -> Plan:
-        """Decide."""
-        state, snapshot, seen = self.state, self.snapshot, self.seen
-        layout = layout_of(snapshot.cluster)
-        if state.cluster != seen.cluster:
-            # Other nodes have other addresses: nothing is known of their blocks.
-            state.used, state.cluster = [], seen.cluster
-        # Whose owner gave its deadline up has no place among the promises any more.
-        for key in [key for key in self.book.entries if not _is_pursued(self.by_id.get(WorkloadId(key)))]:
-            self.book.drop(key)
-            state.scales.pop(key, None)
-            state.slowed.pop(key, None)
-            state.num_gone += 1
-        has_left, state.num_gone = state.num_gone > 0, 0
-        before = state.told
-        note_taken(state, self.by_id, self.now_s)
-        self._see_guests()
-        services = self._serve()
-        self._catch_up()
-        outside = self._admit(has_left or is_roomier(before, state.told, self.now_s))
-        owed = max(0, owed_to(outside, snapshot) - state.num_surplus)
-        if self.book.profile.at(self.now_s) < owed:
-            make_way(self.book, owed)
-        use_spare(self.book, _elbow_room(snapshot.cluster), owed)
-        spare = self._share(outside)
-        placed = settle(state, self.guests, snapshot, spare, services, self.policy.effort // 2)
-        for row in self.rows:
-            if row.job_id in state.newcomers and row.job_id not in self.book.entries:
-                self._turn_away(self.newcomers[row.job_id][0], row, self.newcomers[row.job_id][1])
-        self.notes = self.trials.note(self.rows, snapshot, placed) | self.notes
-        state.newcomers.clear()
-        state.pinned.clear()
-        mark_used(state, layout, self.now_s, {who: given.device_ids for who, given in placed.items()})
-        remember(state, self.now_s, placed)
-        state.detours = sorted(detours(snapshot, placed))
-        self.book.commit()
-        kept = [row for row in self.rows if row.job_id not in self.rejected]
-        state.mark = self.policy.mark(snapshot, sum(row.mark for row in kept), seen.cluster)
-        state.until_s = self._next_moment_s()
-        state.notes = self.notes
-        memory = state.encode(seen.index_of)
-        seen.wanted = placed
-        return _say(snapshot, state, placed, kept, self.notes, self.rejected, memory)
-
-    # --- what is true now -------------------------------------------------------------------------------------------
-
-    def _serve(self) -> dict[WorkloadId, int]:
-        """Devices for services: their minimum come what may, more only as far as every promise stays kept."""
-        shares = AllocationLedger(self.snapshot)
-        serve_minimum(shares)
-        least = dict(shares.counts)
-        serve_demand(shares)
-        wanted = dict(shares.counts)
-        self.notes.update(shares.notes)
-        is_kept = self.book.set_capacity(self._counted_on(wanted))
-        if not is_kept and self.guests.promised:
-            # Where they are not bound to nodes that go there may be room for all.
-            self._let_go()
-            is_kept = self.book.set_capacity(self._counted_on(wanted))
-        if not is_kept:
-            self.book.lift_capacity(self._counted_on(least), self._num_there(least))
-            spare = max(0, min(self.book.profile.free))
-            for who, count in wanted.items():
-                more = min(spare, count - least.get(who, 0))
-                least[who] = least.get(who, 0) + more
-                spare -= more
-            if not self.book.set_capacity(self._counted_on(least)):
-                self.book.lift_capacity(self._counted_on(least), self._num_there(least))
-            wanted = least
-        self.state.told = self._counted_on(wanted)
-        self.state.num_surplus = self._num_there(wanted) - at(self.book.steps, self.now_s)
-        return wanted
-
-    def _num_there(self, services: Mapping[WorkloadId, int]) -> int:
-        """The devices that jobs can have now, counted on or not."""
-        guests = sum(count for count, _ in self.guests.promised.values())
-        return len(self.seen.device_ids) - len(self.guests.leaving) + guests - sum(services.values())
-
-    def _counted_on(self, services: Mapping[WorkloadId, int]) -> Steps:
-        return counted_on(self.snapshot, self.policy.reserve_fraction, sum(services.values()), self.guests)
-
-    # --- who is on nodes that are being emptied ---------------------------------------------------------------------
-
-    def _see_guests(self) -> None:
-        """Whoever is where it was decided, on a node that is being emptied, stays there as it is if that can be."""
-        for entry in self.book.entries.values():
-            entry.is_fixed = False
-        if not self.snapshot.drains:
-            return
-        guests = guests_of(self.state, self.snapshot)
-        amiss = {row.job_id for row in self.rows if row.job_id in guests.promised and _deviates(row, self.state)}
-        self.guests = guests._replace(promised={k: v for k, v in guests.promised.items() if k not in amiss})
-        for key in self.guests.promised:
-            self.book.entries[key].is_fixed = True
-
-    def _let_go(self) -> None:
-        for key in self.guests.promised:
-            self.book.entries[key].is_fixed = False
-        self.guests = self.guests.without_promised()
-
-    def _share(self, outside: list[PromiseRow]) -> dict[WorkloadId, int]:
-        """Devices for those outside of the book. Who is on a node that is being emptied keeps what it has."""
-        state, snapshot, leaving = self.state, self.snapshot, self.guests.leaving
-        left = self.book.profile.at(self.now_s) + state.num_surplus
-        others: dict[WorkloadId, int] = {}
-        for row in outside if leaving else ():
-            given = snapshot.allocations.get(row.job_id)
-            if given is None or leaving.isdisjoint(given.device_ids):
-                continue
-            num_lasting = sum(device not in leaving for device in given.device_ids)
-            if num_lasting <= left and row.sizes[0] <= given.num_devices <= row.sizes[-1]:
-                others[row.job_id] = given.num_devices
-                left -= num_lasting
-                state.num_surplus += given.num_devices - num_lasting
-        self.guests = self.guests._replace(others=others)
-        rest = [row for row in outside if row.job_id not in others]
-        num_surplus = state.num_surplus - sum(others.values())
-        counts = others | share_spare(self.book, rest, snapshot, num_surplus, self.trials.kept)
-        # Where nodes are being emptied nobody is tried on what is left.
-        self.trials.share([] if leaving else self.rows, snapshot, counts, state.num_surplus)
-        return counts
-
-    def _catch_up(self) -> None:
-        """Bring the entries of jobs that are not where their plan says up to what is known of them."""
-        now_s, state = self.now_s, self.state
-        entries = self.book.entries
-        amiss: list[Entry] = []
-        for row in self.rows:
-            entry = entries.get(row.job_id)
-            if entry is None:
-                continue
-            # Its owner may have changed its bounds; or it waits out a back-off after a crash.
-            is_moved = any(run.num_devices not in row.sizes for run in entry.was) or (
-                entry.was and row.view.runnable_at_s > now_s
-            )
-            is_lost = (
-                bool(entry.held) and entry.was and entry.was[0].start_s < now_s and row.job_id not in state.devices
-            )
-            is_overdue = bool(entry.was) and entry.was[-1].end_s <= now_s
-            # There was no device for it at all, on a cluster that has lost its nodes, say.
-            is_nowhere = not entry.was
-            # Its owner wants it sooner than it is planned to end.
-            is_hurried = (
-                bool(row.view.num_edits and entry.was) and not entry.is_late and entry.was[-1].end_s > row.deadline_s
-            )
-            is_amiss = is_moved or _deviates(row, state)
-            if is_amiss and not entry.is_promised and row.view.runnable_at_s <= now_s:
-                is_amiss = not is_cut_short(row, state, now_s)
-            if not (is_amiss or is_lost or is_overdue or is_nowhere or is_hurried):
-                continue
-            held = 0 if row.view.runnable_at_s > now_s else _held(self.snapshot, row)
-            left = row.steps_left(now_s, held)
-            if is_overdue:
-                left = max(left, OVERDUE_S * row.rates[row.sizes[0]])
-            anew = entry_of(row, left, since_s=now_s, ready_s=row.view.runnable_at_s, scale=row.scale, held=held)
-            anew.is_promised, anew.is_late = entry.is_promised, False
-            state.scales[row.job_id] = row.scale
-            self.book.drop(row.job_id)
-            amiss.append(anew)
-        for entry in sorted(amiss, key=lambda entry: (entry.deadline_s - entry.fastest_s, entry.key)):
-            if entry.is_promised:
-                self.book.put(entry)
-            else:
-                self.book.admit(entry)
-            if entry.is_late:
-                self.notes[WorkloadId(entry.key)] = (
-                    "behind its plan: its deadline is in danger, it ends as soon as it can"
-                )
-
-    # --- who comes in -----------------------------------------------------------------------------------------------
-
-    def _admit(self, is_roomier: bool) -> list[PromiseRow]:
-        """Let in who is new or waits, one after the other; returns who stays outside of the book.
-
-        For those who wait others are planned anew only if somebody has left: nothing else makes room.
-        """
-        waiting, self.state.waiting = self.state.waiting, set()
-        outside: list[PromiseRow] = []
-        candidates: list[tuple[float, PromiseRow, Entry]] = []
-        for row in self.rows:
-            if row.job_id in self.book.entries:
-                continue
-            if not (row.can_promise or row.is_pursued):
-                outside.append(row)
-                continue
-            held = _held(self.snapshot, row)
-            entry = entry_of(
-                row, row.steps_left(self.now_s, held), since_s=self.now_s, ready_s=row.view.runnable_at_s, held=held
-            )
-            if row.scale != 1.0:
-                entry.rates = tuple([rate * row.scale for rate in row.rates])
-                self.state.scales[row.job_id] = row.scale
-            if row.view.admitted_at_s is not None:
-                self.book.put(entry)
-                continue
-            candidates.append((self.book.latest_start_s(entry), row, entry))
-        # Who waits longest for its last chance comes first only among those who wait: newcomers come in turn.
-        candidates.sort(key=lambda item: (item[1].view.submitted_at_s, item[0]))
-        for latest_s, row, entry in candidates:
-            if self.book.admit(entry, repairs=is_roomier or row.job_id not in waiting):
-                self.newcomers[row.job_id] = (latest_s, entry)
-                self.state.newcomers.add(row.job_id)
-                continue
-            if row.is_pursued:
-                outside.append(row)
-            elif latest_s < self.now_s and pin(self.state, layout_of(self.snapshot.cluster), self.snapshot, entry):
-                self.newcomers[row.job_id] = (latest_s, entry)
-                self.state.newcomers.add(row.job_id)
-            else:
-                self._turn_away(latest_s, row, entry)
-        return outside
-
-    def _turn_away(self, latest_s: float, row: PromiseRow, entry: Entry) -> None:
-        can_be = latest_s >= self.now_s and any(n <= self.book.capacity for n in entry.sizes)
-        why = why_no_room(entry, self.book, self.by_id) if can_be else why_impossible(entry, row, self.book)
-        if can_be and row.view.job.goal.waits:
-            self.latest_s.append(latest_s)
-            self.state.waiting.add(row.job_id)
-            self.notes[row.job_id] = f"in line while its deadline can still be made: {why}"
+def _recalled(snapshot: Snapshot, derived: DerivedPromises, state: State) -> Plan:
+    """The plan that stands, from what is remembered of it."""
+    rows = derived.table.rows
+    batch_of = {row.job_id: row.view.job.global_batch_size for row in rows}
+    wanted: dict[WorkloadId, PoolAllocation] = {}
+    for who, devices in state.devices.items():
+        held = snapshot.allocations.get(who)
+        batch = batch_of.get(who)
+        if held is not None and held.device_ids == tuple(devices) and held.global_batch_size == batch:
+            wanted[who] = held
         else:
-            self.rejected[row.job_id] = Refusal(reason=why)
+            wanted[who] = PoolAllocation(device_ids=tuple(devices), global_batch_size=batch)
+    derived.wanted = wanted
+    return _say(snapshot, state, wanted, rows, EMPTY, snapshot.memory)
 
-    def _next_moment_s(self) -> float | None:
-        """When something is planned to change, a last chance passes, or somebody should have ended."""
-        now_s = self.now_s
-        moments = [moment_s + 1e-3 for moment_s in self.latest_s]
-        for entry in self.book.entries.values():
-            for run in entry.runs:
-                if run.start_s > now_s:
-                    moments.append(run.start_s)
-                    break
-            else:
-                if entry.runs:
-                    # Who ends in time says so; this is for who does not.
-                    moments.append(max(entry.runs[-1].end_s, now_s + 1e-3) + OVERDUE_S)
-        moments += self.trials.moments_s
-        moments += [row.view.runnable_at_s for row in self.rows if row.view.runnable_at_s > now_s]
-        return min(moments, default=None)
+
+def _continued(snapshot: Snapshot, derived: DerivedPromises, state: State, plan: Plan) -> Plan:
+    """The plan that stands, from the last plan: only some rows are fresh, or hold something else now."""
+    assert isinstance(plan.future, ReservedFuture)
+    rows, before, now = derived.table.rows, derived.held, snapshot.allocations
+    future = plan.future.at(snapshot.now_s)
+    changed = derived.table.fresh
+    if now is not before:
+        changed = changed + [row for row in rows if now.get(row.job_id) is not before.get(row.job_id)]
+    if not (changed or snapshot.services or plan.rejected):
+        return replace(plan, future=future)
+    allocations = _without_detours(snapshot, state, derived.wanted)
+    return Plan(
+        allocations=allocations,
+        admitted=_admitted(rows, state.book.entries),
+        future=future,
+        reasons=same_reasons(plan.reasons, changed, snapshot, allocations, rows, state.book, state.notes),
+        revisit_at_s=_revisit_at_s(snapshot, state),
+        memory=snapshot.memory,
+    )
 
 
 def _say(
@@ -433,7 +160,6 @@ def _say(
     state: State,
     allocations: Mapping[WorkloadId, PoolAllocation],
     rows: list[PromiseRow],
-    notes: Mapping[WorkloadId, str],
     rejected: Mapping[WorkloadId, Refusal],
     memory: Any,
 ) -> Plan:
@@ -442,8 +168,10 @@ def _say(
         allocations=allocations,
         admitted=_admitted(rows, state.book.entries),
         rejected=rejected,
-        future=ReservedFuture(state.book),
-        reasons=reasons_of(snapshot, allocations, rows, state.book, notes),
+        future=ReservedFuture(
+            {WorkloadId(key): entry.runs for key, entry in state.book.entries.items()}, snapshot.now_s
+        ),
+        reasons=reasons_of(snapshot, allocations, rows, state.book, state.notes),
         revisit_at_s=_revisit_at_s(snapshot, state),
         memory=memory,
     )
@@ -472,30 +200,3 @@ def _admitted(rows: Sequence[PromiseRow], entries: Mapping[str, Entry]) -> dict[
 def _revisit_at_s(snapshot: Snapshot, state: State) -> float | None:
     idle_at_s = next_idle_at_s(snapshot.services, snapshot.now_s) if snapshot.services else None
     return min([moment for moment in (state.until_s, idle_at_s) if moment is not None], default=None)
-
-
-def _elbow_room(cluster: Topology) -> int:
-    """Devices that promises do not need are left idle up to one node of many: what has to lie close together is then
-    placed without asking others to move."""
-    sizes = [len(node.devices) for node in cluster.nodes]
-    return max(sizes) if len(sizes) >= MANY_NODES else 0
-
-
-def _is_pursued(row: PromiseRow | None) -> bool:
-    return row is not None and row.view.job.goal.is_hard
-
-
-def _deviates(row: PromiseRow, state: State) -> bool:
-    """Whether a job has reported that it is not where its plan says."""
-    entry = state.book.entries.get(row.job_id)
-    view = row.view
-    if entry is None or view.total_steps is None or not entry.was or view.progress_at_s <= entry.since_s:
-        return False
-    done = work_done(entry.was, entry.rates, view.progress_at_s)
-    expected = view.total_steps - entry.work + done
-    return abs(expected - view.step) > DEVIATION_STEPS + DEVIATION_FRACTION * done
-
-
-def _held(snapshot: Snapshot, row: PromiseRow) -> int:
-    given = snapshot.allocations.get(row.job_id)
-    return given.num_devices if given is not None else 0

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from springtide.core.decision import PlannedRun, PoolAllocation, Schedule, Snapshot
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.policies.springtide.rows import PromiseRow
+from springtide.solvers.reservations.fit import PlannedStretch
 from springtide.solvers.reservations.reservation_table import Entry, ReservationTable
 
 NUM_NAMED = 3
@@ -69,25 +70,26 @@ def reasons_of(
                 reasons[who] = reason
     for view in snapshot.services:
         who = view.service.service_id
-        if allocations.get(who) is not held_by.get(who):
+        if allocations.get(who) != held_by.get(who):
             reasons[who] = notes.get(who, "its load")
     return reasons
 
 
 def same_reasons(
     before: Mapping[WorkloadId, str],
-    fresh: list[PromiseRow],
+    changed: Iterable[PromiseRow],
     snapshot: Snapshot,
     allocations: Mapping[WorkloadId, PoolAllocation],
     rows: list[PromiseRow],
     book: ReservationTable,
     notes: Mapping[WorkloadId, str],
 ) -> Mapping[WorkloadId, str]:
-    """What `reasons_of` would say of a plan that stands: only the rows in `fresh` have changed since `before`."""
+    """What `reasons_of` would say of a plan that stands: only `changed` rows, or what they hold, are others
+    than when `before` was said."""
     if snapshot.services:
         return reasons_of(snapshot, allocations, rows, book, notes)
     told: dict[WorkloadId, str] = {}
-    for row in fresh:
+    for row in changed:
         who = row.job_id
         told[who] = _reason_of(who, allocations.get(who), snapshot.allocations.get(who), book, notes)
     if all(before.get(who, "") == reason for who, reason in told.items()):
@@ -140,11 +142,15 @@ def _why(before: int, after: int, entry: Entry | None, book: ReservationTable) -
 
 
 class ReservedFuture(Mapping[WorkloadId, Schedule]):
-    """The schedules in a book, made into the platform's words when somebody looks."""
+    """The reserved schedules as seen from `now_s`, made into planned runs only when they are asked for."""
 
-    def __init__(self, book: ReservationTable) -> None:
-        self._now_s = book.now_s
-        self._runs = {WorkloadId(key): entry.runs for key, entry in book.entries.items()}
+    def __init__(self, runs: Mapping[WorkloadId, Sequence[PlannedStretch]], now_s: float) -> None:
+        self._runs = runs
+        self._now_s = now_s
+
+    def at(self, now_s: float) -> ReservedFuture:
+        """The same schedules as seen from another moment."""
+        return ReservedFuture(self._runs, now_s)
 
     def __iter__(self) -> Iterator[WorkloadId]:
         return iter(self._runs)

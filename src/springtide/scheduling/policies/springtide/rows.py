@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from springtide.core.decision import JobView, Snapshot
+from springtide.core.decision import JobView
 from springtide.core.workload import JobState, WorkloadId
 from springtide.perf.curve import curve_of, interpolate
+from springtide.scheduling.decisions.fingerprint import (
+    BOUNDS,
+    CURVE_FIELDS,
+    LENGTH,
+    NODES,
+    RESTARTS,
+    SERVICES,
+    Projection,
+    Reads,
+)
 from springtide.scheduling.placement.allocation_ledger import most_workers
 
-# Sums of marks stay below this, so that they fit into a journal's integers.
-MARK_SPACE = 1 << 62
 # Measured speeds that differ by less than this are the same: noise is no reason to decide anew.
 SPEED_STEP_FRACTION = 0.1
 # What a job reports of a new size counts as measured from this long after the change: one moment decides nothing.
@@ -29,7 +36,7 @@ class PromiseRow:
     when it came, so its hard deadline is promised or it is refused. `is_pursued`: it has a hard deadline, but its
     speed was learnt only while it ran. `reach` are the numbers of devices it may be tried on whatever was measured
     there: none for a job with a profile or a promise. `is_settled`: it has reported for a while at its present size.
-    `mark` stands for everything that is a reason to decide anew.
+    `speed_bucket` is its speed on its smallest size, in steps of a tenth; None where it is not known.
     """
 
     __slots__ = (
@@ -39,11 +46,11 @@ class PromiseRow:
         "is_pursued",
         "is_settled",
         "job_id",
-        "mark",
         "rates",
         "reach",
         "scale",
         "sizes",
+        "speed_bucket",
         "view",
     )
 
@@ -80,16 +87,9 @@ class PromiseRow:
             _granted(range(view.min_workers, most_workers(view) + 1)) if is_tried and has_speed else ()
         )
         self.is_settled = view.resized_at_s is not None and view.progress_at_s >= view.resized_at_s + SETTLE_S
-        speed = round(math.log(self.rates[self.sizes[0]] * self.scale) / SPEED_STEP_FRACTION) if has_speed else None
-        facts = (
-            f"{job.job_id} {view.min_workers} {view.max_workers} {view.total_steps} {view.num_restarts} {speed}"
-            f" {view.runnable_at_s} {self.sizes if job.elastic else None}"
+        self.speed_bucket = (
+            round(math.log(self.rates[self.sizes[0]] * self.scale) / SPEED_STEP_FRACTION) if has_speed else None
         )
-        if self.reach:
-            facts += f" {view.resized_at_s} {self.is_settled}"
-        if view.num_edits:
-            facts += f" {view.num_edits} {job.goal.deadline_s} {job.goal.is_hard}"
-        self.mark = int.from_bytes(hashlib.blake2b(facts.encode(), digest_size=8).digest()) % MARK_SPACE
 
     def steps_left(self, now_s: float, num_held: int) -> float:
         """Steps left by what was reported, and by what the devices held have done since then."""
@@ -110,54 +110,28 @@ def _granted(sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(n for n in sizes if n in (sizes[0], sizes[-1]) or n & (n - 1) == 0)
 
 
-class Rows:
-    """The rows of the live jobs, kept by the identity of their views. Derived from snapshots alone."""
+def _edited_goal(row: PromiseRow) -> object:
+    """The goal is the one that the job came with until its owner changes it."""
+    goal, num_edits = row.view.job.goal, row.view.num_edits
+    return (num_edits, goal.deadline_s, goal.is_hard) if num_edits else None
 
-    def __init__(self) -> None:
-        self._rows: dict[WorkloadId, PromiseRow] = {}
-        self._views: tuple[JobView, ...] = ()
-        self._current: list[PromiseRow] = []
-        self._total = 0
 
-    def read(self, snapshot: Snapshot) -> tuple[list[PromiseRow], list[PromiseRow], int]:
-        """All rows in the snapshot's order, those that are new since the last call, and the sum of all marks."""
-        views = snapshot.jobs
-        before = self._views
-        if views is before:
-            return self._current, [], self._total
-        if len(views) == len(before):
-            changed = [at for at, (view, old) in enumerate(zip(views, before, strict=True)) if view is not old]
-            if all(views[at].job.job_id == before[at].job.job_id for at in changed):
-                return self._replace(views, changed)
-        rows = self._rows
-        current: list[PromiseRow] = []
-        fresh: list[PromiseRow] = []
-        for view in views:
-            row = rows.get(view.job.job_id)
-            if row is None or row.view is not view:
-                row = rows[view.job.job_id] = PromiseRow(view)
-                fresh.append(row)
-            current.append(row)
-        if len(rows) > len(current):
-            self._rows = {row.job_id: row for row in current}
-        self._views, self._current = views, current
-        self._total = sum([row.mark for row in current])
-        return current, fresh, self._total
-
-    def _replace(
-        self, views: tuple[JobView, ...], changed: Sequence[int]
-    ) -> tuple[list[PromiseRow], list[PromiseRow], int]:
-        """The same jobs as before, some of them with another view."""
-        fresh = [PromiseRow(views[at]) for at in changed]
-        if fresh:
-            current = list(self._current)
-            for at, row in zip(changed, fresh, strict=True):
-                self._total += row.mark - current[at].mark
-                current[at] = self._rows[row.job_id] = row
-            self._current = current
-        self._views = views
-        return self._current, fresh, self._total
-
-    def by_id(self) -> Mapping[WorkloadId, PromiseRow]:
-        """The rows of the last snapshot by job."""
-        return self._rows
+READS = Reads(
+    jobs=(
+        BOUNDS.of_rows(),
+        LENGTH.of_rows(),
+        RESTARTS.of_rows(),
+        Projection("speed", CURVE_FIELDS, lambda row: row.speed_bucket),
+        Projection("back-off", ("runnable_at_s",), lambda row: row.view.runnable_at_s),
+        Projection("sizes", CURVE_FIELDS, lambda row: row.sizes if row.view.job.elastic else None),
+        Projection(
+            "trials",
+            ("job", "admitted_at_s", "resized_at_s", "progress_at_s"),
+            lambda row: (row.view.resized_at_s, row.is_settled) if row.reach else None,
+        ),
+        Projection("goal", ("job", "num_edits"), _edited_goal),
+    ),
+    services=SERVICES,
+    nodes=NODES,
+    also=("state", "step", "started_at_s", "submitted_at_s"),
+)

@@ -6,35 +6,56 @@ EDF itself gives each job, in the order of deadlines, as many devices as it can 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
+import msgspec
 import numpy as np
 
 from springtide.core.decision import Plan, Snapshot
 from springtide.scheduling.admission import Hook, review_all
-from springtide_studies.rivals.policies.elastic_jobs import JobRow, LiveJobs
-from springtide_studies.rivals.policies.elastic_memory import DecisionCache, ElasticVerdict, own_memory, service_shares
+from springtide.scheduling.decisions.fingerprint import Reads
+from springtide_studies.rivals.policies.elastic_decisions import (
+    DerivedShares,
+    ElasticVerdict,
+    own_memory,
+    service_shares,
+)
+from springtide_studies.rivals.policies.elastic_jobs import READS, ElasticRow, LiveJobs
 from springtide_studies.rivals.policies.elastic_plan import Rules
-from springtide_studies.rivals.policies.elasticflow import ElasticFlow
+from springtide_studies.rivals.policies.elasticflow import decide_elastically, derived_shares
 from springtide_studies.rivals.solvers.minimum_share import play_in_turn
 
 
-@dataclass(frozen=True, kw_only=True)
-class EdfElastic(ElasticFlow):
-    """EDF with elastic scaling: ElasticFlow's shares and spare devices for everybody, nobody is turned away.
+class EdfElastic(msgspec.Struct, frozen=True, kw_only=True):
+    """EDF with elastic scaling: ElasticFlow's shares and spare devices for all jobs, none is turned away.
 
     A job that can no longer be in time keeps its turn among the deadlines and takes all it can use, as under EDF.
-    Soft deadlines count like hard ones.
+    Soft deadlines count like hard ones. The parameters are those of ElasticFlow.
     """
+
+    levels: Literal["doubling", "all"] = "doubling"
+    reserves_overhead: bool = False
+    slot_s: float | None = None
+    reserve_fraction: float = 0.0
+    hooks: tuple[Hook, ...] = ()
+
+    reads: ClassVar[Reads] = READS
 
     @property
     def rules(self) -> Rules:
         """Every deadline is claimed, none promised."""
         return Rules(admits=False, late_jobs_claim=True, reserves_overhead=self.reserves_overhead)
 
+    def make_derived(self) -> DerivedShares:
+        """An empty object to keep derived values in."""
+        return derived_shares(self)
 
-@dataclass(frozen=True, kw_only=True)
-class EdfAdmission:
+    def decide(self, snapshot: Snapshot, derived: DerivedShares | None = None) -> Plan:
+        """Return the plan for this snapshot."""
+        return decide_elastically(self, snapshot, derived)
+
+
+class EdfAdmission(msgspec.Struct, frozen=True, kw_only=True):
     """EDF that plays itself forward before it promises a deadline, and turns the job away if one would be missed.
 
     Each arrival on its own; a job that is late already only stands in the way of who would make it later. Sizes are
@@ -43,20 +64,25 @@ class EdfAdmission:
     """
 
     hooks: tuple[Hook, ...] = ()
-    _desk: DecisionCache = field(init=False, repr=False, compare=False, default_factory=DecisionCache)
 
-    def decide(self, snapshot: Snapshot) -> Plan:
+    reads: ClassVar[Reads] = READS
+
+    def make_derived(self) -> DerivedShares:
+        """An empty object to keep derived values in."""
+        return DerivedShares(repr(self))
+
+    def decide(self, snapshot: Snapshot, derived: DerivedShares | None = None) -> Plan:
         """Return the plan for this snapshot."""
-        desk, rule = self._desk, repr(self)
-        rows = desk.book.rows(snapshot)
-        standing = desk.recall(rule, snapshot, rows, None)
-        return standing or desk.plan(rule, snapshot, rows, self._decide(snapshot, rows))
+        derived = derived or self.make_derived()
+        rows = derived.curves.rows(snapshot)
+        standing = derived.recall(snapshot, rows, None)
+        return standing or derived.plan(snapshot, rows, self._decide(snapshot, rows, derived))
 
-    def _decide(self, snapshot: Snapshot, rows: list[JobRow]) -> ElasticVerdict:
+    def _decide(self, snapshot: Snapshot, rows: list[ElasticRow], derived: DerivedShares) -> ElasticVerdict:
         num_devices = service_shares(snapshot).left
-        remembered = own_memory(snapshot, repr(self))
+        remembered = own_memory(snapshot, derived.rule)
         ledgers = dict(remembered["ledgers"]) if remembered is not None else {}
-        live = LiveJobs(self._desk.book, rows, snapshot)
+        live = LiveJobs(derived.curves, rows, snapshot)
         known = [index for index, row in enumerate(rows) if row.is_hard]
         promised = live.by_deadline([index for index in known if rows[index].view.admitted_at_s is not None])
         ends_s = self._play(live, promised, num_devices)
@@ -112,7 +138,7 @@ class EdfAdmission:
         return counts
 
 
-def _why_not(rows: Sequence[JobRow], broken: Sequence[int], index: int) -> str:
+def _why_not(rows: Sequence[ElasticRow], broken: Sequence[int], index: int) -> str:
     if index in broken:
         return "in the order of deadlines it would not end by its own"
     return f"in the order of deadlines '{rows[broken[0]].view.job.name}', which was promised its own, would miss it"

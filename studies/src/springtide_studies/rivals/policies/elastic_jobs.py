@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 
@@ -11,6 +10,17 @@ import numpy as np
 from springtide.core.decision import JobView, Overheads, Snapshot
 from springtide.core.workload import JobState, WorkloadId
 from springtide.perf.curve import curve_of
+from springtide.scheduling.decisions.cache import RowTable
+from springtide.scheduling.decisions.fingerprint import (
+    BOUNDS,
+    CURVE_FIELDS,
+    LENGTH,
+    NODES,
+    RESTARTS,
+    SERVICES,
+    Projection,
+    Reads,
+)
 from springtide.scheduling.placement.allocation_ledger import most_workers
 from springtide_studies.rivals.solvers.minimum_share import Demands, Floats, Ints
 
@@ -18,23 +28,21 @@ from springtide_studies.rivals.solvers.minimum_share import Demands, Floats, Int
 UNKNOWN_RUN_S = 3600.0
 # A job that should have ended by now is about to: this much is still reckoned with.
 LEAST_RUN_S = 1.0
-# Sums of marks stay below this, so that they fit into a journal's integers.
-MARK_SPACE = 1 << 62
 # Measured speeds that differ by less than this are the same: noise is no reason to decide anew.
 SPEED_STEP_FRACTION = 0.1
 
 
-class JobRow:
-    """One job as the planners see it. `mark` stands for everything about it that is a reason to decide anew."""
+class ElasticRow:
+    """One job as the planners see it. `speed_bucket` is its speed in steps of a tenth; None where it is not known."""
 
     __slots__ = (
         "deadline_s",
         "is_known",
         "job_id",
-        "mark",
         "rates",
         "sizes",
         "slot",
+        "speed_bucket",
         "total_steps",
         "view",
     )
@@ -64,12 +72,7 @@ class JobRow:
             self.rates, self.is_known = (1.0,) * len(self.sizes), False
         deadline_s = job.goal.deadline_s
         self.deadline_s = math.inf if deadline_s is None or not self.is_known else deadline_s
-        speed = round(math.log(self.rates[0]) / SPEED_STEP_FRACTION) if has_speed else None
-        facts = (
-            f"{job.job_id} {view.min_workers} {view.max_workers} {view.total_steps} {view.num_restarts} {speed}"
-            f" {self.sizes if job.elastic else None}"
-        )
-        self.mark = int.from_bytes(hashlib.blake2b(facts.encode(), digest_size=8).digest()) % MARK_SPACE
+        self.speed_bucket = round(math.log(self.rates[0]) / SPEED_STEP_FRACTION) if has_speed else None
 
     @property
     def is_hard(self) -> bool:
@@ -101,48 +104,44 @@ class JobRow:
         return max(self.total_steps - done, LEAST_RUN_S * self.rates[0])
 
 
-class JobBook:
-    """The rows of the live jobs, kept by the identity of their views, and their curves as one table.
+READS = Reads(
+    jobs=(
+        BOUNDS.of_rows(),
+        LENGTH.of_rows(),
+        RESTARTS.of_rows(),
+        Projection("speed", CURVE_FIELDS, lambda row: row.speed_bucket),
+        Projection("sizes", CURVE_FIELDS, lambda row: row.sizes if row.view.job.elastic else None),
+    ),
+    services=SERVICES,
+    nodes=NODES,
+    also=("state", "step", "progress_at_s", "resized_at_s", "started_at_s", "admitted_at_s"),
+)
 
-    Derived from snapshots alone: a new book gives the same rows.
-    """
+
+class CurveTable:
+    """The rows of the live jobs, and their curves as one table. Derived from snapshots alone."""
 
     def __init__(self, *, only_doublings: bool = True) -> None:
         self._only_doublings = only_doublings
-        self._rows: dict[WorkloadId, JobRow] = {}
-        self._views: tuple[JobView, ...] = ()
-        self._current: list[JobRow] = []
+        self._table: RowTable[ElasticRow] = RowTable(self._read)
         self._free_slots: list[int] = []
         self._sizes: Ints = np.ones((64, 1), dtype=np.int64)
         self._rates: Floats = np.ones((64, 1))
         self._num_slots = 0
 
-    def rows(self, snapshot: Snapshot) -> list[JobRow]:
+    def rows(self, snapshot: Snapshot) -> list[ElasticRow]:
         """One row for every job of the snapshot, in its order. The list is not to be changed."""
-        views = snapshot.jobs
-        if views is self._views:
-            return self._current
-        rows = self._rows
-        current: list[JobRow] = []
-        for view in views:
-            row = rows.get(view.job.job_id)
-            if row is None or row.view is not view:
-                row = rows[view.job.job_id] = self._read(view, row)
-            current.append(row)
-        if len(rows) > len(current):
-            live = {row.job_id for row in current}
-            for job_id in [job_id for job_id in rows if job_id not in live]:
-                self._free_slots.append(rows.pop(job_id).slot)
-        self._views, self._current = views, current
-        return current
+        rows = self._table.read(snapshot)
+        self._free_slots += [row.slot for row in self._table.gone]
+        return rows
 
-    def curves(self, rows: Sequence[JobRow]) -> tuple[Ints, Floats]:
+    def curves(self, rows: Sequence[ElasticRow]) -> tuple[Ints, Floats]:
         """Sizes and steps a second, (rows, levels); fewer levels are filled up with the last one."""
         slots = [row.slot for row in rows]
         width = max((len(row.sizes) for row in rows), default=1)
         return self._sizes[slots, :width], self._rates[slots, :width]
 
-    def _read(self, view: JobView, before: JobRow | None) -> JobRow:
+    def _read(self, view: JobView, before: ElasticRow | None) -> ElasticRow:
         if before is not None:
             slot = before.slot
         elif self._free_slots:
@@ -150,12 +149,12 @@ class JobBook:
         else:
             slot = self._num_slots
             self._num_slots += 1
-        row = JobRow(view, slot, only_doublings=self._only_doublings)
+        row = ElasticRow(view, slot, only_doublings=self._only_doublings)
         if before is None or before.sizes != row.sizes or before.rates != row.rates:
             self._write(row)
         return row
 
-    def _write(self, row: JobRow) -> None:
+    def _write(self, row: ElasticRow) -> None:
         num_slots, width = self._sizes.shape
         more = num_slots if row.slot >= num_slots else 0
         wider = max(0, len(row.sizes) - width)
@@ -170,7 +169,7 @@ class JobBook:
 class LiveJobs:
     """The rows of one snapshot with the work that is left, as arrays."""
 
-    def __init__(self, book: JobBook, rows: Sequence[JobRow], snapshot: Snapshot) -> None:
+    def __init__(self, curves: CurveTable, rows: Sequence[ElasticRow], snapshot: Snapshot) -> None:
         held = snapshot.allocations
         now_s, overheads = snapshot.now_s, snapshot.overheads
         self.now_s = now_s
@@ -179,7 +178,7 @@ class LiveJobs:
         left = [row.work_left(now_s, num, overheads) for row, num in zip(rows, self.held, strict=True)]
         self.work: Floats = np.array(left)
         self.deadlines_s: Floats = np.array([row.deadline_s for row in rows])
-        self.sizes, self.rates = book.curves(rows)
+        self.sizes, self.rates = curves.curves(rows)
 
     def demands(self, chosen: Sequence[int], deadlines_s: Floats | None = None) -> Demands:
         """The demands of the chosen rows, in that order."""

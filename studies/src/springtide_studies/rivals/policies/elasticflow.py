@@ -6,71 +6,86 @@ The paper's design (§4), and beside it the published artifact's with its known 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Protocol
+
+import msgspec
 
 from springtide.core.decision import Plan, Snapshot
 from springtide.scheduling.admission import Hook, review_all
-from springtide_studies.rivals.policies.elastic_jobs import JobRow, LiveJobs
-from springtide_studies.rivals.policies.elastic_memory import DecisionCache, ElasticVerdict, own_memory, service_shares
+from springtide.scheduling.decisions.fingerprint import Reads
+from springtide_studies.rivals.policies.elastic_decisions import (
+    DerivedShares,
+    ElasticVerdict,
+    own_memory,
+    service_shares,
+)
+from springtide_studies.rivals.policies.elastic_jobs import READS, LiveJobs
 from springtide_studies.rivals.policies.elastic_plan import ElasticFuture, ElasticOutcome, Rules, decide_elastic
 
 
-@dataclass(frozen=True, kw_only=True)
-class ElasticFlow:
-    """The paper's policy: Algorithms 1 and 2 at every arrival, end and planned switch, one arrival after the other.
+class ElasticParameters(Protocol):
+    """What the policies of this family are set to; `rules` is what tells them apart."""
 
-    A hard deadline is promised at once or its job is dropped: the paper has no waiting line (a goal that `waits` is
-    refused like any other). Soft deadlines and best effort have no share and take part in Algorithm 2 (§4.4). Sizes
-    are powers of two (§4.3) unless `levels` is "all". `reserves_overhead` keeps the price of one change free before
-    every deadline; the paper's test knows no overhead. `slot_s`: newcomers wait for the end of a slot of that length.
-    `reserve_fraction` of the devices are not promised to anybody, for failures (policies.admission). `hooks` are asked
-    before line 9 of Algorithm 1.
-    """
+    @property
+    def levels(self) -> Literal["doubling", "all"]:
+        """The sizes that jobs are given."""
+        ...
 
-    levels: Literal["doubling", "all"] = "doubling"
-    reserves_overhead: bool = False
-    slot_s: float | None = None
-    reserve_fraction: float = 0.0
-    hooks: tuple[Hook, ...] = ()
-    _desk: DecisionCache = field(init=False, repr=False, compare=False)
+    @property
+    def reserves_overhead(self) -> bool:
+        """Whether the price of one change is kept free before every deadline."""
+        ...
 
-    def __post_init__(self) -> None:
-        """Every policy has a desk of its own."""
-        object.__setattr__(self, "_desk", DecisionCache(only_doublings=self.levels == "doubling"))
+    @property
+    def slot_s(self) -> float | None:
+        """How long newcomers wait for the end of a slot."""
+        ...
+
+    @property
+    def reserve_fraction(self) -> float:
+        """The part of the devices that is not promised."""
+        ...
+
+    @property
+    def hooks(self) -> tuple[Hook, ...]:
+        """The operator's rules of admission."""
+        ...
 
     @property
     def rules(self) -> Rules:
-        """What makes it the paper's."""
-        return Rules(reserves_overhead=self.reserves_overhead)
-
-    def decide(self, snapshot: Snapshot) -> Plan:
-        """Return the plan for this snapshot."""
-        desk, rule = self._desk, repr(self)
-        rows = desk.book.rows(snapshot)
-        standing = desk.recall(rule, snapshot, rows, self.slot_s)
-        if standing is not None:
-            return standing
-        return desk.plan(rule, snapshot, rows, self._decide(snapshot, rows), self.slot_s)
-
-    def _decide(self, snapshot: Snapshot, rows: list[JobRow]) -> ElasticVerdict:
-        num_devices = service_shares(snapshot).left
-        reserved = int(len(self._desk.device_ids(snapshot.cluster)) * self.reserve_fraction)
-        remembered = own_memory(snapshot, repr(self))
-        ledgers = dict(remembered["ledgers"]) if remembered is not None else {}
-
-        def review(index: int) -> str | None:
-            objection, after = review_all(self.hooks, rows[index].view, snapshot, ledgers)
-            ledgers.update(after)
-            return objection
-
-        live = LiveJobs(self._desk.book, rows, snapshot)
-        reserves_s = [snapshot.overheads.cost_s(row.sizes[-1]) for row in rows] if self.reserves_overhead else ()
-        outcome = decide_elastic(live, num_devices, max(0, num_devices - reserved), self.rules, reserves_s, review)
-        return verdict_of(live, outcome, ledgers)
+        """Where the policy departs from the paper."""
+        ...
 
 
-def verdict_of(live: LiveJobs, outcome: ElasticOutcome, ledgers: Mapping[str, Any]) -> ElasticVerdict:
+def derived_shares(policy: ElasticParameters) -> DerivedShares:
+    """An empty object for a policy of this family to keep derived values in."""
+    return DerivedShares(repr(policy), only_doublings=policy.levels == "doubling")
+
+
+def decide_elastically(policy: ElasticParameters, snapshot: Snapshot, derived: DerivedShares | None) -> Plan:
+    """The plan of a policy of this family."""
+    derived = derived or derived_shares(policy)
+    rows = derived.curves.rows(snapshot)
+    standing = derived.recall(snapshot, rows, policy.slot_s)
+    if standing is not None:
+        return standing
+    num_devices = service_shares(snapshot).left
+    reserved = int(len(snapshot.cluster.device_ids()) * policy.reserve_fraction)
+    remembered = own_memory(snapshot, derived.rule)
+    ledgers = dict(remembered["ledgers"]) if remembered is not None else {}
+
+    def review(index: int) -> str | None:
+        objection, after = review_all(policy.hooks, rows[index].view, snapshot, ledgers)
+        ledgers.update(after)
+        return objection
+
+    live = LiveJobs(derived.curves, rows, snapshot)
+    reserves_s = [snapshot.overheads.cost_s(row.sizes[-1]) for row in rows] if policy.reserves_overhead else ()
+    outcome = decide_elastic(live, num_devices, max(0, num_devices - reserved), policy.rules, reserves_s, review)
+    return derived.plan(snapshot, rows, _verdict_of(live, outcome, ledgers), policy.slot_s)
+
+
+def _verdict_of(live: LiveJobs, outcome: ElasticOutcome, ledgers: Mapping[str, Any]) -> ElasticVerdict:
     """From rows to names."""
     rows = live.rows
     return ElasticVerdict(
@@ -83,8 +98,40 @@ def verdict_of(live: LiveJobs, outcome: ElasticOutcome, ledgers: Mapping[str, An
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ElasticFlowArtifact(ElasticFlow):
+class ElasticFlow(msgspec.Struct, frozen=True, kw_only=True):
+    """The paper's policy: Algorithms 1 and 2 at every arrival, end and planned switch, one arrival after the other.
+
+    A hard deadline is promised at once or its job is dropped: the paper has no waiting line (a goal that `waits` is
+    refused like any other). Soft deadlines and best effort have no share and take part in Algorithm 2 (§4.4). Sizes
+    are powers of two (§4.3) unless `levels` is "all". `reserves_overhead` keeps the price of one change free before
+    every deadline; the paper's test knows no overhead. `slot_s`: newcomers wait for the end of a slot of that length.
+    `reserve_fraction` of the devices are not promised, for failures (scheduling.admission). `hooks` are asked before
+    line 9 of Algorithm 1.
+    """
+
+    levels: Literal["doubling", "all"] = "doubling"
+    reserves_overhead: bool = False
+    slot_s: float | None = None
+    reserve_fraction: float = 0.0
+    hooks: tuple[Hook, ...] = ()
+
+    reads: ClassVar[Reads] = READS
+
+    @property
+    def rules(self) -> Rules:
+        """What makes it the paper's."""
+        return Rules(reserves_overhead=self.reserves_overhead)
+
+    def make_derived(self) -> DerivedShares:
+        """An empty object to keep derived values in."""
+        return derived_shares(self)
+
+    def decide(self, snapshot: Snapshot, derived: DerivedShares | None = None) -> Plan:
+        """Return the plan for this snapshot."""
+        return decide_elastically(self, snapshot, derived)
+
+
+class ElasticFlowArtifact(ElasticFlow, frozen=True, kw_only=True):
     """The published artifact's way, where it departs from the paper (pkusys/ElasticFlow, `ef-accessctrl`).
 
     From the artifact: arrivals wait for the end of a slot (60 s, 240 s on the testbed) and are admitted together or

@@ -24,7 +24,8 @@ import msgspec
 from springtide.core.decision import JobView, Plan, Snapshot
 from springtide.core.workload import JobState
 from springtide.perf.curve import SpeedCurve, curve_of
-from springtide.scheduling.decisions.recall import State, decide_once
+from springtide.scheduling.decisions.fingerprint import Fingerprints
+from springtide.scheduling.decisions.recall import State, decide_once, recall_fingerprints
 from springtide.scheduling.placement.allocation_ledger import AllocationLedger, serve_demand, serve_minimum
 from springtide.scheduling.placement.gangs import Gangs, remaining_s, told
 
@@ -34,9 +35,13 @@ class Optimus(msgspec.Struct, frozen=True, kw_only=True):
 
     interval_s: float = 600.0
 
-    def decide(self, snapshot: Snapshot) -> Plan:
+    def make_derived(self) -> Fingerprints:
+        """The fingerprints to keep between two decisions."""
+        return recall_fingerprints(repr(self))
+
+    def decide(self, snapshot: Snapshot, derived: Fingerprints | None = None) -> Plan:
         """Return the plan for this snapshot."""
-        return decide_once(repr(self), snapshot, self._decide)
+        return decide_once(repr(self), snapshot, self._decide, derived)
 
     def _decide(self, shares: AllocationLedger, state: State) -> tuple[float | None, dict[str, Any]]:
         gangs = Gangs(shares)

@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 
 from springtide.core.decision import Plan, Snapshot
-from springtide.scheduling.decisions.recall import State, decide_once
+from springtide.scheduling.decisions.fingerprint import Fingerprints
+from springtide.scheduling.decisions.recall import State, decide_once, recall_fingerprints
 from springtide.scheduling.placement.allocation_ledger import AllocationLedger, serve_demand, serve_minimum
 from springtide.scheduling.placement.gangs import Gangs, told
 
@@ -23,9 +24,13 @@ class ShortestJobFirst(msgspec.Struct, frozen=True, kw_only=True):
 
     preemptive: bool = False
 
-    def decide(self, snapshot: Snapshot) -> Plan:
+    def make_derived(self) -> Fingerprints:
+        """The fingerprints to keep between two decisions."""
+        return recall_fingerprints(repr(self))
+
+    def decide(self, snapshot: Snapshot, derived: Fingerprints | None = None) -> Plan:
         """Return the plan for this snapshot."""
-        return decide_once(repr(self), snapshot, self._decide)
+        return decide_once(repr(self), snapshot, self._decide, derived)
 
     def _decide(self, shares: AllocationLedger, state: State) -> tuple[float | None, dict[str, Any]]:
         gangs = Gangs(shares)

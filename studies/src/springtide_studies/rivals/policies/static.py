@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from springtide.core.decision import JobView, Plan, Snapshot
-from springtide.scheduling.decisions.recall import State, decide_once
+from springtide.scheduling.decisions.fingerprint import Fingerprints
+from springtide.scheduling.decisions.recall import State, decide_once, recall_fingerprints
 from springtide.scheduling.placement.allocation_ledger import (
     AllocationLedger,
     most_workers,
@@ -29,9 +30,13 @@ class Static(msgspec.Struct, frozen=True, kw_only=True):
 
     num_workers: int | None = None
 
-    def decide(self, snapshot: Snapshot) -> Plan:
+    def make_derived(self) -> Fingerprints:
+        """The fingerprints to keep between two decisions."""
+        return recall_fingerprints(repr(self))
+
+    def decide(self, snapshot: Snapshot, derived: Fingerprints | None = None) -> Plan:
         """Return the plan for this snapshot."""
-        return decide_once(repr(self), snapshot, self._decide)
+        return decide_once(repr(self), snapshot, self._decide, derived)
 
     def _decide(self, shares: AllocationLedger, state: State) -> tuple[float | None, dict[str, Any]]:
         gangs = _StaticGangs(shares, self.num_workers, state.get("sizes", {}))

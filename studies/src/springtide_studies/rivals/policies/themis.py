@@ -24,7 +24,8 @@ import msgspec
 from springtide.core.decision import JobView, Plan, Snapshot
 from springtide.core.workload import WorkloadId
 from springtide.perf.curve import curve_of
-from springtide.scheduling.decisions.recall import State, decide_once
+from springtide.scheduling.decisions.fingerprint import Fingerprints
+from springtide.scheduling.decisions.recall import State, decide_once, recall_fingerprints
 from springtide.scheduling.placement.allocation_ledger import AllocationLedger, serve_demand, serve_minimum
 from springtide.scheduling.placement.gangs import Gangs, told
 
@@ -38,9 +39,13 @@ class Themis(msgspec.Struct, frozen=True, kw_only=True):
     lease_s: float = 1200.0
     fairness_fraction: float = 0.8
 
-    def decide(self, snapshot: Snapshot) -> Plan:
+    def make_derived(self) -> Fingerprints:
+        """The fingerprints to keep between two decisions."""
+        return recall_fingerprints(repr(self))
+
+    def decide(self, snapshot: Snapshot, derived: Fingerprints | None = None) -> Plan:
         """Return the plan for this snapshot."""
-        return decide_once(repr(self), snapshot, self._decide)
+        return decide_once(repr(self), snapshot, self._decide, derived)
 
     def _decide(self, shares: AllocationLedger, state: State) -> tuple[float | None, dict[str, Any]]:
         gangs = Gangs(shares)

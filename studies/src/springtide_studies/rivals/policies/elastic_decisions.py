@@ -5,28 +5,26 @@ A plan takes several turns to come true and progress is reported all the time; n
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from springtide.core.decision import EMPTY, Plan, PoolAllocation, Refusal, Schedule, Snapshot
-from springtide.core.resources import DeviceId, Topology
 from springtide.core.workload import WorkloadId
+from springtide.scheduling.decisions.fingerprint import Fingerprints
 from springtide.scheduling.placement.allocation_ledger import (
     AllocationLedger,
     most_workers,
     serve_demand,
     serve_minimum,
 )
-from springtide.scheduling.placement.layout import shape_of
 from springtide.scheduling.placement.placing import place
-from springtide.scheduling.replicas import next_idle_at_s, wanted_replicas
-from springtide_studies.rivals.policies.elastic_jobs import MARK_SPACE, JobBook, JobRow
+from springtide.scheduling.replicas import next_idle_at_s
+from springtide_studies.rivals.policies.elastic_jobs import READS, CurveTable, ElasticRow
 
 Allocations = Mapping[WorkloadId, PoolAllocation]
-_KEYS = ("rule", "mark", "cluster", "at_s", "until_s", "devices", "ledgers")
+_KEYS = ("rule", "fingerprint", "cluster", "at_s", "until_s", "devices", "ledgers")
 _NOTHING = PoolAllocation(device_ids=())
 
 
@@ -41,48 +39,33 @@ class ElasticVerdict(msgspec.Struct, frozen=True, kw_only=True):
     ledgers: Mapping[str, Any] = EMPTY
 
 
-class DecisionCache:
-    """One policy's view of a snapshot over time: rows of jobs, what was decided last, and whether it still stands.
+class DerivedShares:
+    """What follows from the snapshots of one policy: rows of jobs, what was decided last, and whether it still stands.
 
-    What it keeps is derived from the snapshots it has seen and only saves time: a new desk says the same.
+    It only saves time (see springtide.scheduling.decisions.cache): an empty one says the same. `rule` names the policy
+    with its parameters; no policy takes up the memory of another.
     """
 
-    def __init__(self, *, only_doublings: bool = True) -> None:
-        self.book = JobBook(only_doublings=only_doublings)
-        self._cluster: tuple[Topology | None, int, tuple[DeviceId, ...]] = (None, 0, ())
+    def __init__(self, rule: str, *, only_doublings: bool = True) -> None:
+        self.rule = rule
+        self.curves = CurveTable(only_doublings=only_doublings)
+        self._fingerprints = Fingerprints(READS, rule)
         self._placed: tuple[Any, Allocations] | None = None
 
-    def device_ids(self, cluster: Topology) -> tuple[DeviceId, ...]:
-        """All devices that are alive."""
-        return self._known(cluster)[2]
-
-    def _known(self, cluster: Topology) -> tuple[Topology | None, int, tuple[DeviceId, ...]]:
-        if self._cluster[0] is not cluster:
-            names = " ".join(f"{node.node_id}:{shape_of(node)}" for node in cluster.nodes)
-            self._cluster = (cluster, _digest(names), cluster.device_ids())
-        return self._cluster
-
-    def mark(self, rule: str, snapshot: Snapshot, rows: Sequence[JobRow]) -> int:
-        """Everything that is a reason to decide anew, as one number: jobs, their bounds, nodes, services' needs."""
-        total = _digest(rule) + self._known(snapshot.cluster)[1] + sum([row.mark for row in rows])
-        for view in snapshot.services:
-            total += _digest(f"{view.service.service_id} {view.min_replicas} {wanted_replicas(view)}")
-        return total % MARK_SPACE
-
-    def recall(self, rule: str, snapshot: Snapshot, rows: Sequence[JobRow], slot_s: float | None) -> Plan | None:
+    def recall(self, snapshot: Snapshot, rows: Sequence[ElasticRow], slot_s: float | None) -> Plan | None:
         """The plan that still stands, or None if it is time to decide.
 
         With `slot_s` newcomers and freed devices wait until that long after the last decision; lost nodes do not.
         """
-        memory = own_memory(snapshot, rule)
+        memory = own_memory(snapshot, self.rule)
         if memory is None:
             return None
         until_s, now_s = memory["until_s"], snapshot.now_s
-        if memory["mark"] == self.mark(rule, snapshot, rows):
+        if memory["fingerprint"] == self._fingerprints.of(snapshot, rows):
             if until_s is None or now_s < until_s:
                 return self._plan(snapshot, self._allocations(snapshot, memory), memory, until_s)
         elif slot_s is not None and now_s < memory["at_s"] + slot_s and not snapshot.services:
-            if memory["cluster"] != self._known(snapshot.cluster)[1]:
+            if memory["cluster"] != self._fingerprints.nodes(snapshot.cluster):
                 return None
             most = {row.job_id: most_workers(row.view) for row in rows}
             kept = {job_id: given for job_id, given in self._allocations(snapshot, memory).items() if job_id in most}
@@ -94,37 +77,36 @@ class DecisionCache:
 
     def plan(
         self,
-        rule: str,
         snapshot: Snapshot,
-        rows: Sequence[JobRow],
+        rows: Sequence[ElasticRow],
         verdict: ElasticVerdict,
         slot_s: float | None = None,
     ) -> Plan:
         """Place what was decided and remember it."""
         counts = {**service_shares(snapshot).counts, **verdict.counts}
-        before = own_memory(snapshot, rule)
+        before = own_memory(snapshot, self.rule)
         wanted: Allocations = EMPTY if before is None else self._allocations(snapshot, before)
         elastic = [row.job_id for row in rows if row.view.job.elastic and row.job_id in counts]
         allocations = place(
             counts,
             snapshot,
             movable=frozenset(elastic),
-            # What came true is held by now; who is still on the way should not be sent elsewhere.
+            # What came true is held by now; a job that is still on the way should not be sent elsewhere.
             wanted={
                 job_id: given.device_ids
                 for job_id, given in wanted.items()
                 if given.device_ids != snapshot.allocations.get(job_id, _NOTHING).device_ids
             },
         )
-        index = {device_id: number for number, device_id in enumerate(self.device_ids(snapshot.cluster))}
+        index = {device_id: number for number, device_id in enumerate(snapshot.cluster.device_ids())}
         until_s = verdict.until_s
         if until_s is not None and slot_s is not None:
             until_s = max(until_s, snapshot.now_s + slot_s)
         kept = [row for row in rows if row.job_id not in verdict.refused]
         memory = {
-            "rule": rule,
-            "mark": self.mark(rule, snapshot, kept),
-            "cluster": self._known(snapshot.cluster)[1],
+            "rule": self.rule,
+            "fingerprint": self._fingerprints.of(snapshot, kept),
+            "cluster": self._fingerprints.nodes(snapshot.cluster),
             "at_s": snapshot.now_s,
             "until_s": until_s,
             "devices": {
@@ -140,12 +122,11 @@ class DecisionCache:
 
     def _allocations(self, snapshot: Snapshot, memory: Mapping[str, Any]) -> Allocations:
         """The devices in a memory, or nothing if the nodes are others now."""
-        known = self._known(snapshot.cluster)
-        if memory["cluster"] != known[1]:
+        if memory["cluster"] != self._fingerprints.nodes(snapshot.cluster):
             # Numbers of devices mean nothing among other nodes.
             return EMPTY
         if self._placed is None or self._placed[0] is not memory:
-            device_ids = known[2]
+            device_ids = snapshot.cluster.device_ids()
             batch_of = {view.job.job_id: view.job.global_batch_size for view in snapshot.jobs}
             placed = {
                 WorkloadId(workload_id): PoolAllocation(
@@ -207,7 +188,3 @@ def _reasons(snapshot: Snapshot, allocations: Allocations) -> dict[WorkloadId, s
         elif given.device_ids != held.device_ids:
             reasons[workload_id] = "moved aside, so that all lie close together"
     return reasons
-
-
-def _digest(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) % MARK_SPACE

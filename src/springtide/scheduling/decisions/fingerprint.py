@@ -1,0 +1,177 @@
+"""One fingerprint for all policies: what a policy declares to read of a snapshot, hashed.
+
+A plan stands while the fingerprint under which it was made is that of the present snapshot.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from springtide.core.decision import JobView, ServiceView, Snapshot
+from springtide.core.resources import Topology
+from springtide.scheduling.placement.layout import shape_of
+from springtide.scheduling.replicas import wanted_replicas
+
+_DIGEST_BYTES = 16
+
+
+class Projection(msgspec.Struct, frozen=True):
+    """One thing that a policy reads of a job, a service or a node.
+
+    `value` of the item is what counts; its repr must tell values apart. `fields` are those of the view (JobView,
+    ServiceView, Node) that it is made from.
+    """
+
+    name: str
+    fields: tuple[str, ...]
+    value: Callable[[Any], object]
+
+    def of_rows(self) -> Projection:
+        """The same of what a policy derived from a view, which it keeps as `view`."""
+        value = self.value
+        return Projection(self.name, self.fields, lambda row: value(row.view))
+
+
+class Reads(msgspec.Struct, frozen=True, kw_only=True):
+    """What a policy reads of a snapshot.
+
+    A change of a projection is a reason to decide anew. `also` names fields of JobView that a decision reads, too, but
+    whose change alone is none: progress, say, which is reported all the time. What a policy reads of a view beyond both
+    is a mistake that the tests find.
+    """
+
+    jobs: tuple[Projection, ...] = ()
+    services: tuple[Projection, ...] = ()
+    nodes: tuple[Projection, ...] = ()
+    also: tuple[str, ...] = ()
+
+    @property
+    def job_fields(self) -> frozenset[str]:
+        """The fields of JobView that the policy may read."""
+        return frozenset(self.also).union(*[projection.fields for projection in self.jobs])
+
+    @property
+    def service_fields(self) -> frozenset[str]:
+        """The fields of ServiceView that the policy may read."""
+        return frozenset().union(*[projection.fields for projection in self.services])
+
+
+BOUNDS = Projection("bounds", ("min_workers", "max_workers"), lambda view: (view.min_workers, view.max_workers))
+LENGTH = Projection("length", ("total_steps",), lambda view: view.total_steps)
+RESTARTS = Projection("restarts", ("num_restarts",), lambda view: view.num_restarts)
+# What the curve of a job, and the sizes worth having, are made from (perf.curve).
+CURVE_FIELDS = ("job", "min_workers", "max_workers", "throughput_samples_per_s", "num_replicas")
+MINIMUM = Projection("minimum", ("min_replicas",), lambda view: view.min_replicas)
+DEMAND = Projection(
+    "demand",
+    (
+        "service",
+        "min_replicas",
+        "max_replicas",
+        "num_ready",
+        "num_starting",
+        "in_flight",
+        "queued",
+        "idle_s",
+        "latency_p99_s",
+        "wanted_replicas",
+    ),
+    wanted_replicas,
+)
+SHAPE = Projection("shape", ("devices",), shape_of)
+# What every policy reads of services, and of nodes.
+SERVICES = (MINIMUM, DEMAND)
+NODES = (SHAPE,)
+
+
+class Fingerprints:
+    """Fingerprints of the snapshots that one policy is shown, each a text of 32 characters.
+
+    Digests are kept by the identity of the items, so that a fingerprint costs only what has changed; they follow from
+    the snapshots alone: a new object gives the same. Every job and service is hashed with its name, then all digests
+    together in the order of the names, nodes in that of the cluster, since devices are counted in it.
+    """
+
+    def __init__(self, reads: Reads, rule: str = "") -> None:
+        self._jobs = _Digests(reads.jobs, _job_name)
+        self._services = _Digests(reads.services, _service_name)
+        self._nodes = reads.nodes
+        self._rule = rule.encode()
+        self._cluster: Topology | None = None
+        self._cluster_text = ""
+        self._parts: tuple[bytes, ...] = ()
+        self._text = ""
+
+    def of(self, snapshot: Snapshot, items: Sequence[Any] | None = None, changed: Sequence[Any] | None = None) -> str:
+        """The fingerprint of a snapshot.
+
+        `items` stand for its jobs where the projections are of something else than views; each has the `job_id` it is
+        for. With `changed` they are those of the last call but for these.
+        """
+        jobs = self._jobs.of(snapshot.jobs if items is None else items, changed)
+        services = self._services.of(snapshot.services) if snapshot.services else b""
+        parts = (jobs, services, self.nodes(snapshot.cluster).encode(), self._rule)
+        if parts != self._parts:
+            self._parts, self._text = parts, _hash(repr(parts).encode()).hex()
+        return self._text
+
+    def nodes(self, cluster: Topology) -> str:
+        """The fingerprint of the nodes alone."""
+        if self._cluster is not cluster:
+            facts = [(node.node_id, *[each.value(node) for each in self._nodes]) for node in cluster.nodes]
+            self._cluster, self._cluster_text = cluster, _hash(repr(facts).encode()).hex()
+        return self._cluster_text
+
+
+class _Digests:
+    """The digests of the jobs or of the services, and the digest of all of them together."""
+
+    def __init__(self, projections: tuple[Projection, ...], name_of: Callable[[Any], str]) -> None:
+        self._values = [projection.value for projection in projections]
+        self._name_of = name_of
+        self._known: dict[str, tuple[object, str, bytes]] = {}
+        self._together: bytes | None = None
+
+    def of(self, items: Sequence[Any], changed: Sequence[Any] | None = None) -> bytes:
+        known, name_of = self._known, self._name_of
+        if changed is not None and len(known) != len(items):
+            changed = None
+        for item in items if changed is None else changed:
+            name = name_of(item)
+            before = known.get(name)
+            if before is not None and before[0] is item:
+                continue
+            text = repr((name, *[value(item) for value in self._values]))
+            if before is not None and before[1] == text:
+                known[name] = (item, text, before[2])
+            else:
+                known[name] = (item, text, _hash(text.encode()))
+                self._together = None
+        if changed is None and len(known) > len(items):
+            names = {name_of(item) for item in items}
+            self._known = known = {name: kept for name, kept in known.items() if name in names}
+            self._together = None
+        if self._together is None:
+            self._together = _hash(b"".join([known[name][2] for name in sorted(known)]))
+        return self._together
+
+
+def _job_name(item: Any) -> str:
+    return item.job.job_id if isinstance(item, JobView) else item.job_id
+
+
+def _service_name(view: ServiceView) -> str:
+    return view.service.service_id
+
+
+def _hash(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()
+
+
+def nodes_fingerprint(cluster: Topology, projections: tuple[Projection, ...] = NODES) -> str:
+    """The fingerprint of the nodes, for those who have no other."""
+    return Fingerprints(Reads(nodes=projections)).nodes(cluster)

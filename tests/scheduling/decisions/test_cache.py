@@ -1,0 +1,180 @@
+"""Decisions cached outside of the policy: the same as those of a policy that has never seen anything."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from springtide.control.controller import Controller
+from springtide.core.actions import StartReplica
+from springtide.core.decision import JobView, Plan, Policy, ServiceView, Snapshot
+from springtide.core.events import LoadObserved, NodeJoined, ReplicaReady, ServiceDeployed
+from springtide.core.resources import make_node
+from springtide.core.workload import Entrypoint, InferenceService, WorkloadId
+from springtide.scheduling.decisions.cache import CacheablePolicy, DecisionCache
+from springtide.scheduling.registry import POLICY_NAMES, make_policy
+from springtide.testing.policy import draw_snapshot, encode_plan
+
+COMPOSED = ("dilu/springtide", "tide/springtide", "tide/goodput", "two-way/fapes", "dilu/tide/edf")
+
+
+@pytest.mark.parametrize("name", ["springtide", "goodput", "elasticflow", "edf+admission", "edf", *COMPOSED])
+def test_these_have_something_to_keep(name: str) -> None:
+    assert isinstance(make_policy(name), CacheablePolicy)
+
+
+def changed(snapshot: Snapshot, plan: Plan, rng: np.random.Generator) -> Snapshot:
+    """The snapshot some time later: the plan came true or not, jobs got on, were changed, came and went."""
+    drawn = draw_snapshot(rng)
+    jobs: list[JobView] = []
+    for view in snapshot.jobs:
+        fate = rng.integers(0, 10)
+        if view.job.job_id in plan.rejected or fate == 0:
+            continue
+        if fate <= 2:
+            view = replace(view, step=view.step + int(rng.integers(0, 3)), progress_at_s=snapshot.now_s)
+        elif fate == 3:
+            view = replace(view, max_workers=view.min_workers + int(rng.integers(0, 3)))
+        elif fate == 4:
+            view = replace(view, num_restarts=view.num_restarts + 1, runnable_at_s=snapshot.now_s + 3.0)
+        if view.job.job_id in plan.admitted:
+            view = replace(view, admitted_at_s=snapshot.now_s, promised_finish_s=plan.admitted[view.job.job_id])
+        jobs.append(view)
+    services: list[ServiceView] = [
+        replace(view, in_flight=int(rng.integers(0, 5))) if rng.integers(0, 2) else view for view in snapshot.services
+    ]
+    now_s = snapshot.now_s + float(rng.choice([0.0, 0.5, 30.0, 700.0]))
+    if rng.integers(0, 5) == 0:
+        names = {view.job.job_id for view in jobs}
+        jobs += [
+            replace(view, submitted_at_s=now_s, admitted_at_s=None)
+            for view in drawn.jobs
+            if view.job.job_id not in names
+        ][:2]
+    cluster = drawn.cluster if rng.integers(0, 8) == 0 else snapshot.cluster
+    if rng.integers(0, 8) == 0:
+        # Equal nodes, another object.
+        cluster = msgspec.structs.replace(cluster)
+    return replace(
+        snapshot,
+        now_s=now_s,
+        cluster=cluster,
+        jobs=tuple(jobs),
+        services=tuple(services),
+        allocations=plan.allocations if rng.integers(0, 4) else snapshot.allocations,
+        memory=plan.memory if rng.integers(0, 6) else msgspec.json.decode(msgspec.json.encode(plan.memory)),
+    )
+
+
+@pytest.mark.parametrize("name", [*POLICY_NAMES, *COMPOSED])
+@settings(max_examples=12, deadline=None)
+@given(seed=st.integers(0, 10_000))
+def test_a_sequence_of_cached_decisions_is_that_of_fresh_policies(name: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    cached = DecisionCache(make_policy(name))
+    snapshot = draw_snapshot(rng)
+    for _ in range(8):
+        plan = cached.decide(snapshot)
+        assert encode_plan(plan) == encode_plan(make_policy(name).decide(snapshot))
+        snapshot = changed(snapshot, plan, rng)
+
+
+class Failing:
+    """A policy whose second decision fails half way."""
+
+    def make_derived(self) -> list[float]:
+        return []
+
+    def decide(self, snapshot: Snapshot, derived: list[float] | None = None) -> Plan:
+        assert derived is not None
+        derived.append(snapshot.now_s)
+        if snapshot.now_s == 2.0:
+            raise ValueError
+        return Plan(memory=list(derived))
+
+
+def test_what_a_failed_decision_derived_is_dropped() -> None:
+    cache = DecisionCache(Failing())
+    at = [Snapshot(now_s=now_s, cluster=draw_snapshot(np.random.default_rng(0)).cluster) for now_s in (0.0, 1.0, 2.0)]
+    assert cache.decide(at[0]).memory == [0.0]
+    assert cache.decide(at[1]).memory == [0.0, 1.0]
+    with pytest.raises(ValueError):
+        cache.decide(at[2])
+    assert cache.decide(at[1]).memory == [1.0]
+
+
+class Stateless:
+    def decide(self, snapshot: Snapshot) -> Plan:
+        return Plan(memory=snapshot.now_s)
+
+
+def test_a_policy_that_keeps_nothing_needs_no_more_than_decide() -> None:
+    policy: Policy = Stateless()
+    assert DecisionCache(policy).decide(draw_snapshot(np.random.default_rng(1))).memory is not None
+
+
+# --- changes of two services that cancel each other out -------------------------------------------------------------
+
+
+def service(name: str) -> InferenceService:
+    return InferenceService(
+        service_id=WorkloadId(name),
+        name=name,
+        entrypoint=Entrypoint(source_path="a.py"),
+        max_replicas=4,
+        target_in_flight=1,
+        idle_s=5.0,
+    )
+
+
+def load(name: str, in_flight: int, *, queued: int = 0, idle_s: float = 0.0) -> LoadObserved:
+    return LoadObserved(
+        service_id=WorkloadId(name), arrivals_per_s=0.0, in_flight=in_flight, queued=queued, idle_s=idle_s
+    )
+
+
+def controller_with_two_services(policy: str) -> Controller:
+    controller = Controller(make_policy(policy))
+    services = [ServiceDeployed(service=service(name)) for name in ("alpha", "omega")]
+    controller.step(0.0, [NodeJoined(node=make_node("n0", 8)), *services])
+    return controller
+
+
+@pytest.mark.parametrize("policy", ["springtide", "elasticflow", "goodput", "edf"])
+def test_two_services_that_exchange_their_load_exchange_replicas(policy: str) -> None:
+    controller = controller_with_two_services(policy)
+    step = controller.step(1.0, [load("alpha", 1), load("omega", 3)])
+    ready = [
+        ReplicaReady(workload_id=action.workload_id, replica_id=action.replica_id)
+        for action in step.actions
+        if isinstance(action, StartReplica)
+    ]
+    assert sorted(event.workload_id for event in ready) == ["alpha", "omega", "omega", "omega"]
+    controller.step(2.0, ready)
+    started = [
+        action.workload_id
+        for action in controller.step(3.0, [load("alpha", 3), load("omega", 1)]).actions
+        if isinstance(action, StartReplica)
+    ]
+    assert started == ["alpha", "alpha"]
+
+
+@pytest.mark.parametrize("policy", ["springtide", "elasticflow", "goodput", "edf"])
+def test_a_first_request_is_served_though_another_service_falls_asleep_at_the_same_moment(policy: str) -> None:
+    controller = controller_with_two_services(policy)
+    step = controller.step(1.0, [load("alpha", 1)])
+    controller.step(
+        2.0,
+        [
+            ReplicaReady(workload_id=action.workload_id, replica_id=action.replica_id)
+            for action in step.actions
+            if isinstance(action, StartReplica)
+        ],
+    )
+    controller.step(3.0, [load("alpha", 0)])
+    step = controller.step(9.0, [load("alpha", 0, idle_s=6.0), load("omega", 0, queued=1)])
+    assert [action.workload_id for action in step.actions if isinstance(action, StartReplica)] == ["omega"]
