@@ -70,10 +70,7 @@ INHERITANCE_TO_BE_REPLACED = frozenset(
         "simulator/adaptive/speeds.py:GoodputSpeeds <- Speeds",
         "studies/src/springtide_studies/exchange/member.py:MarkedStore <- LinkedStore",
         "studies/src/springtide_studies/fapes/truth.py:TopologySpeeds <- Speeds",
-        "studies/src/springtide_studies/jct/goodput_optimus.py:PublishedOptimus <- OptimusOracle",
         "studies/src/springtide_studies/kubernetes/plane.py:TimedExecutor <- KubernetesExecutor",
-        "studies/src/springtide_studies/rivals/policies/edf_variants.py:EdfElastic <- ElasticFlow",
-        "studies/src/springtide_studies/rivals/policies/static.py:_StaticGangs <- Gangs",
     }
 )
 PRODUCT_FILES = sorted(SOURCE.rglob("*.py"))
@@ -209,6 +206,40 @@ def test_no_class_inherits_behaviour_from_another_file() -> None:
     assert not unknown, f"hold one instead of being one: {unknown}"
     done = sorted(INHERITANCE_TO_BE_REPLACED - set(found))
     assert not done, f"take these off the list: {done}"
+
+
+def is_frozen(node: ast.ClassDef) -> bool:
+    """Whether a class is declared as a frozen struct or a frozen dataclass."""
+    calls = [call.keywords for call in node.decorator_list if isinstance(call, ast.Call)]
+    keywords = [keyword for group in (node.keywords, *calls) for keyword in group]
+    return any(each.arg == "frozen" and isinstance(each.value, ast.Constant) and each.value.value for each in keywords)
+
+
+def test_policies_are_values() -> None:
+    """A class that decides is frozen, says all its fields when it is made, and writes to none of them."""
+    rooms = [
+        *(SOURCE / "scheduling" / room for room in ("policies", "loans", "sharing")),
+        STUDIES / "rivals" / "policies",
+    ]
+    mutable: list[str] = []
+    for path in (path for room in rooms for path in sorted(room.rglob("*.py"))):
+        if "object.__setattr__" in path.read_text(encoding="utf-8"):
+            mutable.append(f"{name_of(path)} writes to a frozen object")
+        for node in ast.walk(tree_of(path)):
+            methods = {each.name for each in ast.iter_child_nodes(node) if isinstance(each, ast.FunctionDef)}
+            if not isinstance(node, ast.ClassDef) or not methods & {"decide", "choose"} or "Protocol" in bases_of(node):
+                continue
+            fields = [each for each in node.body if isinstance(each, ast.AnnAssign)]
+            hidden = [
+                each for each in fields if "init=False" in ast.unparse(each) or "compare=False" in ast.unparse(each)
+            ]
+            if "__init__" in methods or hidden or (fields and not is_frozen(node)):
+                mutable.append(f"{name_of(path)}:{node.lineno} {node.name}")
+    assert not mutable, f"what a policy remembers is in Plan.memory, what it derives in a DecisionCache: {mutable}"
+
+
+def bases_of(node: ast.ClassDef) -> set[str]:
+    return {ast.unparse(base) for base in node.bases}
 
 
 def is_error(name: str) -> bool:

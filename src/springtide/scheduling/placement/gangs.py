@@ -11,22 +11,26 @@ from springtide.perf.curve import curve_of
 from springtide.scheduling.placement.allocation_ledger import AllocationLedger, most_workers
 from springtide.scheduling.placement.placing import held_counts
 
-Size = Callable[[JobView], int]
+Wanted = Callable[[JobView], int]
 
 
 class Gangs:
-    """The fixed sizes of all jobs against one ledger, and the two ways to give them devices."""
+    """The fixed sizes of all jobs against one ledger, and the two ways to give them devices.
 
-    def __init__(self, shares: AllocationLedger) -> None:
+    `wanted` says how many workers an elastic job is to have, within its bounds; by default what its owner asked for.
+    """
+
+    def __init__(self, shares: AllocationLedger, wanted: Wanted | None = None) -> None:
         self.shares = shares
+        self._wanted = wanted
         self.views = shares.snapshot.jobs
         self.now_s = shares.snapshot.now_s
         self.total = len(shares.snapshot.cluster.device_ids())
         self.held = held_counts(shares.snapshot)
 
     def size(self, view: JobView) -> int:
-        """How many devices the job gets: what its owner asked for, within its bounds and the cluster; 0 if never."""
-        return fixed_size(view, self.total)
+        """How many devices the job gets: what is wanted for it, within its bounds and the cluster; 0 if never."""
+        return fixed_size(view, self.total, None if self._wanted is None else self._wanted(view))
 
     def remaining_s(self, view: JobView) -> float:
         """Seconds of work left on its fixed size; infinite while its length or its speed is not known."""
@@ -80,16 +84,16 @@ class Gangs:
                 self.shares.notes[view.job.job_id] = text
 
 
-def fixed_size(view: JobView, total: int) -> int:
-    """How many devices a job gets that is never resized: what its owner asked for, else all it can use.
+def fixed_size(view: JobView, total: int, wanted: int | None = None) -> int:
+    """How many devices a job gets that is never resized: `wanted`, else what its owner asked for, else all it can use.
 
-    Within the job's bounds and clipped to the `total` of the cluster; 0 if its minimum is more than there is.
+    Within the job's bounds and clipped to the `total` of the cluster; 0 if its minimum is more than there is. A job
+    that is not elastic has one size only.
     """
     most = most_workers(view)
-    wanted = most if view.job.requested_workers is None or not view.job.elastic else view.job.requested_workers
     if not view.job.elastic:
-        return wanted if wanted <= total else 0
-    size = max(view.min_workers, min(wanted, most, total))
+        return most if most <= total else 0
+    size = max(view.min_workers, min(wanted or view.job.requested_workers or most, most, total))
     return size if size <= total else 0
 
 

@@ -5,28 +5,32 @@ from __future__ import annotations
 import bisect
 from collections.abc import Mapping
 
+import msgspec
 import numpy as np
 
 from springtide.core.decision import JobView, Plan, Snapshot
 from springtide.scheduling.decisions.rounds import decide_in_rounds
 from springtide.simulator.adaptive.speeds import lengths
 from springtide.simulator.adaptive.truth import AppTruth
-from springtide_studies.rivals.policies.tuned import OptimusOracle
+from springtide_studies.rivals.policies.tuned import share_by_gain
 
 
-class PublishedOptimus(OptimusOracle, frozen=True, kw_only=True, eq=False):
+class PublishedOptimus(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """`optimus-oracle` with the artifact's count of steps left: those of the trained epochs after the present one.
 
     The present epoch is not in it, so that a job in its last one counts as nearly done.
     """
 
     truths: Mapping[str, AppTruth]
+    round_s: float = 60.0
 
     def decide(self, snapshot: Snapshot) -> Plan:
         """Return the plan for this snapshot."""
-        return decide_in_rounds("published optimus", self.round_s, snapshot, self._decide)
+        return decide_in_rounds(
+            "published optimus", self.round_s, snapshot, lambda now: share_by_gain(now, self._steps_left)
+        )
 
-    def steps_left(self, view: JobView, num_held: int, now_s: float) -> float:
+    def _steps_left(self, view: JobView, num_held: int, now_s: float) -> float:
         """Optimizer steps of the validation runs at the job's batch from the end of the present epoch on."""
         truth = self.truths[view.job.family]
         size = view.job.global_batch_size

@@ -8,21 +8,17 @@ gets its minimum, because nobody chose more for it. A job that lost a device get
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from springtide.core.decision import JobView, Plan, Snapshot
+from springtide.core.workload import JobState
 from springtide.scheduling.decisions.fingerprint import Fingerprints
 from springtide.scheduling.decisions.recall import State, decide_once, recall_fingerprints
-from springtide.scheduling.placement.allocation_ledger import (
-    AllocationLedger,
-    most_workers,
-    serve_demand,
-    serve_minimum,
-)
+from springtide.scheduling.placement.allocation_ledger import AllocationLedger, serve_demand, serve_minimum
 from springtide.scheduling.placement.gangs import Gangs
+from springtide.scheduling.placement.placing import held_counts
 
 
 class Static(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,28 +35,17 @@ class Static(msgspec.Struct, frozen=True, kw_only=True):
         return decide_once(repr(self), snapshot, self._decide, derived)
 
     def _decide(self, shares: AllocationLedger, state: State) -> tuple[float | None, dict[str, Any]]:
-        gangs = _StaticGangs(shares, self.num_workers, state.get("sizes", {}))
+        sizes, held = state.get("sizes", {}), held_counts(shares.snapshot)
+
+        def wanted(view: JobView) -> int:
+            """What the job started on; else the one number for all, what its owner asked for, or its minimum."""
+            job_id = view.job.job_id
+            running = 0 if view.state is JobState.PREEMPTING else held.get(job_id, 0)
+            return sizes.get(job_id) or running or self.num_workers or view.job.requested_workers or view.min_workers
+
+        gangs = Gangs(shares, wanted)
         serve_minimum(shares)
         gangs.keep(view for view in gangs.views if gangs.holds(view))
         serve_demand(shares)
         gangs.fill((view for view in gangs.views if not gangs.holds(view)), passes_over=False)
         return None, {"sizes": {v.job.job_id: gangs.size(v) for v in gangs.views if shares.of(v.job.job_id)}}
-
-
-class _StaticGangs(Gangs):
-    """Sizes that were chosen once: `sizes` are those of the jobs that run."""
-
-    def __init__(self, shares: AllocationLedger, num_workers: int | None, sizes: Mapping[str, int]) -> None:
-        super().__init__(shares)
-        self._num_workers = num_workers
-        self._sizes = sizes
-
-    def size(self, view: JobView) -> int:
-        """What the job started on; else the one number for all, what its owner asked for, or its minimum."""
-        if not view.job.elastic:
-            return super().size(view)
-        job_id = view.job.job_id
-        chosen = self._sizes.get(job_id) or (self.held.get(job_id) if self.holds(view) else None)
-        wanted = chosen or self._num_workers or view.job.requested_workers or view.min_workers
-        size = max(view.min_workers, min(wanted, most_workers(view), self.total))
-        return size if size <= self.total else 0

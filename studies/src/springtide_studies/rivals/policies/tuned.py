@@ -8,7 +8,7 @@ ones; `tiresias` and `optimus` are the papers'.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -19,6 +19,9 @@ from springtide.perf.curve import curve_of, interpolate
 from springtide.scheduling.decisions.rounds import Devices, Round, RoundDecision, decide_in_rounds
 from springtide.scheduling.placement.allocation_ledger import most_workers
 from springtide.scheduling.placement.gangs import fixed_size
+
+# The job, the devices that it holds and the present moment -> its steps left.
+StepsLeft = Callable[[JobView, int, float], float]
 
 
 class TiresiasTuned(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,47 +75,50 @@ class OptimusOracle(msgspec.Struct, frozen=True, kw_only=True):
 
     def decide(self, snapshot: Snapshot) -> Plan:
         """Return the plan for this snapshot."""
-        return decide_in_rounds(repr(self), self.round_s, snapshot, self._decide)
+        return decide_in_rounds(repr(self), self.round_s, snapshot, lambda now: share_by_gain(now, told_steps_left))
 
-    def steps_left(self, view: JobView, num_held: int, now_s: float) -> float:
-        """Steps left, with those since the last report taken off; one where the length is not known or is over."""
-        if view.total_steps is None:
-            return 1.0
-        steps = view.total_steps - (view.progress or view.step)
-        if num_held and view.state is JobState.RUNNING:
-            rates = _told_steps_per_s(view)
-            steps -= rates[min(num_held, len(rates) - 1)] * max(0.0, now_s - view.progress_at_s)
-        return max(1.0, steps)
 
-    def _decide(self, now: Round) -> RoundDecision:
-        left = len(now.devices)
-        counts: dict[WorkloadId, int] = {}
-        gains: dict[WorkloadId, float] = {}
-        views = {view.job.job_id: view for view in now.snapshot.jobs}
-        rates_of = {who: _told_steps_per_s(view) for who, view in views.items()}
-        steps = {who: self.steps_left(view, len(now.held[who]), now.snapshot.now_s) for who, view in views.items()}
+def told_steps_left(view: JobView, num_held: int, now_s: float) -> float:
+    """Steps left, with those since the last report taken off; one where the length is not known or is over."""
+    if view.total_steps is None:
+        return 1.0
+    steps = view.total_steps - (view.progress or view.step)
+    if num_held and view.state is JobState.RUNNING:
+        rates = _told_steps_per_s(view)
+        steps -= rates[min(num_held, len(rates) - 1)] * max(0.0, now_s - view.progress_at_s)
+    return max(1.0, steps)
 
-        def gain(who: WorkloadId) -> float:
-            count, rates = counts[who], rates_of[who]
-            if not views[who].job.elastic or count + 1 >= len(rates) or left < 1:
-                return 0.0
-            # On fewer workers than it runs on a job gains without end.
-            return steps[who] * (1.0 / rates[count] - 1.0 / rates[count + 1]) if rates[count] > 0.0 else math.inf
 
-        for who, view in views.items():
-            least = view.min_workers if view.job.elastic else fixed_size(view, len(now.devices))
-            counts[who] = least if 0 < least <= left else 0
-            left -= counts[who]
-            gains[who] = gain(who) if counts[who] else 0.0
-        while left > 0 and gains:
-            who = max(gains, key=gains.__getitem__)
-            if gains[who] <= 0.0:
-                break
-            counts[who] += 1
-            gains[who] = gain(who)
-            left -= 1
-        order = sorted((who for who in counts if counts[who]), key=counts.__getitem__)
-        return RoundDecision(allocations=_spread_out(now, counts, order), state=None)
+def share_by_gain(now: Round, steps_left: StepsLeft) -> RoundDecision:
+    """A worker for each job, by arrival, then one more at a time to the job that it helps most."""
+    left = len(now.devices)
+    counts: dict[WorkloadId, int] = {}
+    gains: dict[WorkloadId, float] = {}
+    views = {view.job.job_id: view for view in now.snapshot.jobs}
+    rates_of = {who: _told_steps_per_s(view) for who, view in views.items()}
+    steps = {who: steps_left(view, len(now.held[who]), now.snapshot.now_s) for who, view in views.items()}
+
+    def gain(who: WorkloadId) -> float:
+        count, rates = counts[who], rates_of[who]
+        if not views[who].job.elastic or count + 1 >= len(rates) or left < 1:
+            return 0.0
+        # On fewer workers than it runs on a job gains without end.
+        return steps[who] * (1.0 / rates[count] - 1.0 / rates[count + 1]) if rates[count] > 0.0 else math.inf
+
+    for who, view in views.items():
+        least = view.min_workers if view.job.elastic else fixed_size(view, len(now.devices))
+        counts[who] = least if 0 < least <= left else 0
+        left -= counts[who]
+        gains[who] = gain(who) if counts[who] else 0.0
+    while left > 0 and gains:
+        who = max(gains, key=gains.__getitem__)
+        if gains[who] <= 0.0:
+            break
+        counts[who] += 1
+        gains[who] = gain(who)
+        left -= 1
+    order = sorted((who for who in counts if counts[who]), key=counts.__getitem__)
+    return RoundDecision(allocations=_spread_out(now, counts, order), state=None)
 
 
 def _told_steps_per_s(view: JobView) -> tuple[float, ...]:
