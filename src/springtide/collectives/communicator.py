@@ -183,7 +183,6 @@ class _Sweeper:
         self._thread.start()
 
     def join(self) -> None:
-        """Wait for it."""
         self._thread.join()
 
     def is_done(self) -> bool:
@@ -262,7 +261,6 @@ class _Walk:
             self._changed.notify_all()
 
     def missing(self) -> str:
-        """What it waits for, in words."""
         with self._changed:
             gets = [self._steps[index] for index in sorted(self._under_way)]
         keys = [step.key for step in gets if isinstance(step, Get)]

@@ -79,7 +79,6 @@ class StepList:
     def put(
         self, key: str, where: tuple[int, int], *, num_readers: int, after: Iterable[int | None] = ()
     ) -> int | None:
-        """Append a put of those elements."""
         if where[0] == where[1] or num_readers == 0:
             return None
         return self._append(Put(key=key, start=where[0], stop=where[1], num_readers=num_readers, after=_present(after)))
@@ -94,7 +93,6 @@ class StepList:
         is_final: bool,
         after: Iterable[int | None] = (),
     ) -> int | None:
-        """Append a get of those elements."""
         if where[0] == where[1]:
             return None
         return self._append(
@@ -118,7 +116,6 @@ class StepList:
         )
 
     def steps(self) -> tuple[Step, ...]:
-        """What was collected."""
         return tuple(self._steps)
 
     def _append(self, step: Step) -> int:

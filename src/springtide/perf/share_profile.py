@@ -151,7 +151,6 @@ def _is_consistent(trials: Sequence[ShareTrial]) -> bool:
 
 
 def training_profile(subject: Subject, pair: SharePair) -> TrainingShareProfile:
-    """The profile that follows from a bisection."""
     return TrainingShareProfile(
         name=subject.name,
         object_name=subject.object_name,

@@ -176,7 +176,6 @@ class PodLog:
             return
 
     def read(self) -> bytes:
-        """All that is kept."""
         return b"".join(path.read_bytes() for path in (self._older, self._path) if path.exists())
 
     def last_line(self) -> str:
@@ -185,7 +184,6 @@ class PodLog:
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
     def close(self) -> None:
-        """Let go of the file."""
         self._file.close()
 
 

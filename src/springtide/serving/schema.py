@@ -54,7 +54,6 @@ class ServiceSchema(msgspec.Struct, frozen=True, kw_only=True):
         return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
     def answer_schema(self) -> dict[str, Any]:
-        """The JSON schema of its answer."""
         return {"type": "object", "properties": {"outputs": self.returns.json_schema}, "required": ["outputs"]}
 
 

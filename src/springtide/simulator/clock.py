@@ -13,7 +13,6 @@ class VirtualClock:
         self._now_s = now_s
 
     def now_s(self) -> float:
-        """The present instant."""
         return self._now_s
 
     def advance_to(self, at_s: float) -> None:
@@ -45,7 +44,6 @@ class Agenda:
         return self._heap[0][0] if self._heap else None
 
     def run_next(self) -> None:
-        """Move the clock to the next entry and let it happen."""
         at_s, _, happen = heapq.heappop(self._heap)
         self.clock.advance_to(at_s)
         happen()

@@ -101,7 +101,6 @@ class SharedDevices:
         return self._rates.get(replica_id, 1.0)
 
     def slowest(self, replica_ids: Iterable[ReplicaId]) -> float:
-        """The rate of a group, which is that of its slowest member."""
         return min([self._rates.get(replica_id, 1.0) for replica_id in replica_ids], default=1.0)
 
     def hold(self, replica_id: ReplicaId, device_id: DeviceId, share: Share, demand: float = 0.0) -> None:
@@ -111,7 +110,6 @@ class SharedDevices:
         self._divide(device_id, replica_id)
 
     def let_go(self, replica_id: ReplicaId) -> None:
-        """A replica is gone, and its share free."""
         device_id = self._place.pop(replica_id, None)
         if device_id is None:
             return
@@ -126,7 +124,6 @@ class SharedDevices:
         self._set(replica_id, share=share)
 
     def set_demand(self, replica_ids: Iterable[ReplicaId], demand: float) -> None:
-        """These replicas could use so much of their devices from now on."""
         for replica_id in replica_ids:
             self._set(replica_id, demand=demand)
 

@@ -14,7 +14,6 @@ STDOUT, STDERR = 1, 2
 
 
 def is_available() -> bool:
-    """Whether the solver is installed."""
     return importlib.util.find_spec("scipy") is not None
 
 

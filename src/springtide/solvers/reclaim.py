@@ -238,7 +238,6 @@ class _Taking:
         ]
 
     def is_enough(self, choice: ReclaimChoice) -> bool:
-        """Whether a choice has as many devices as are needed."""
         return sum(self.servers[number].num_devices for number in choice.servers) >= self.num_needed
 
     def neighbours(self, chosen: Sequence[int]) -> Iterable[tuple[tuple[int, ...], frozenset[int]]]:

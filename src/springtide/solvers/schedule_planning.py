@@ -36,7 +36,6 @@ class Servers(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def num_levels(self) -> int:
-        """How many levels of switches there are."""
         return int(self.switches.shape[1])
 
 
@@ -145,7 +144,6 @@ class Board:
         self._rekey(number, chosen)
 
     def book(self, schedule: DevicePlan, sign: int = 1) -> None:
-        """Load every round of a schedule."""
         for stretch in schedule.stretches:
             for number in range(stretch.first, stretch.last + 1):
                 self.take(number, stretch.placed, sign)

@@ -26,7 +26,6 @@ class ClusterShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_nodes(self) -> int:
-        """Nodes under all switches."""
         return self.num_switches * self.nodes_per_switch
 
 

@@ -52,7 +52,6 @@ class Collected:
             self._pair_places[job.pair] = f"{self.path.name} line {line}, column {model_column}"
 
     def skip(self, reason: str) -> None:
-        """Count something that is left out."""
         self.skipped[reason] = self.skipped.get(reason, 0) + 1
 
     def finish(self, format: str, drawn: tuple[str, ...] = ()) -> Trace:

@@ -71,7 +71,6 @@ class _Window:
         self._take(self.position + 1)
 
     def decode(self) -> Any:
-        """Take one value."""
         while True:
             try:
                 value, end = self._json.raw_decode(self.text, self.position)

@@ -22,7 +22,6 @@ class FunctionCalls(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_calls(self) -> int:
-        """Calls in the whole trace."""
         return sum(self.counts)
 
 

@@ -139,7 +139,6 @@ class TextRow:
             self.refuse(column, f"{shorten(text)} is not a date after 1970 like 2017-10-09 07:01:55")
 
     def devices(self, column: str, *, lowest: int = 1) -> int:
-        """A number of devices."""
         return self.count(column, lowest=lowest, highest=MAX_DEVICES)
 
     def flag(self, column: str) -> bool:

@@ -84,7 +84,6 @@ class TraceJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_own_curve(self) -> bool:
-        """Whether the trace itself says how fast the job runs."""
         return self.samples_per_s_1 is not None and self.parallel_fraction is not None
 
     def own_steps_per_s(self, num_workers: int) -> float:

@@ -53,7 +53,6 @@ class FixedShare:
         return self._enforcer.enforced if self._enforcer is not None else "nothing is held yet"
 
     def __enter__(self) -> FixedShare:
-        """Hold the process from now on."""
         name = f"springtide-fixed-{os.getpid()}-{secrets.token_hex(4)}"
         self._enforcer = enforcer = choose_enforcer(name, self._only)
         try:
@@ -73,7 +72,6 @@ class FixedShare:
         return self
 
     def set(self, rate: float) -> None:
-        """From now on the process is held to another rate."""
         assert self._enforcer is not None, "a share is set inside its context"
         self._rate = rate
         with self._lock:
@@ -86,7 +84,6 @@ class FixedShare:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Hold it no longer."""
         self._let_go()
 
     def _tick(self) -> None:

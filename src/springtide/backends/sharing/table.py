@@ -76,7 +76,6 @@ def slots_path(run_directory: Path) -> Path:
 
 
 def group_name(run_directory: Path) -> str:
-    """The name of the control group of the platform with these sockets."""
     return f"springtide-{hashlib.sha256(os.fsencode(run_directory)).hexdigest()[:16]}"
 
 

@@ -99,7 +99,6 @@ class ShareTrials:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """End the process with all that it started."""
         self._stack.close()
 
     def latency_s(self, batch_size: int, share: float, bound_s: float = math.inf) -> float:

@@ -19,7 +19,6 @@ class BytesOverBandwidth:
     name = "bytes/bandwidth"
 
     def predict_s(self, queries: Sequence[Query]) -> NDArray[np.float64]:
-        """Seconds for each query."""
         return np.array([_ring_bytes(query) / query.subgraph.narrowest_bytes_per_s for query in queries])
 
 
@@ -36,7 +35,6 @@ class AlphaBeta:
         self._fits = _fit_groups(groups, queries, measured_s, self._row)
 
     def predict_s(self, queries: Sequence[Query]) -> NDArray[np.float64]:
-        """Seconds for each query."""
         answer = np.zeros(len(queries))
         for index, query in enumerate(queries):
             if query.subgraph.num_devices < 2:
@@ -70,7 +68,6 @@ class PolluxForm:
         self._fits = _fit_groups(groups, queries, measured_s, self._row)
 
     def predict_s(self, queries: Sequence[Query]) -> NDArray[np.float64]:
-        """Seconds for each query."""
         answer = np.zeros(len(queries))
         for index, query in enumerate(queries):
             if query.subgraph.num_devices < 2:

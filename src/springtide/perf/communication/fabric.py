@@ -165,12 +165,10 @@ class Subgraph(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def num_devices(self) -> int:
-        """How many devices take part."""
         return sum(len(part.slots) for part in self.servers)
 
     @property
     def num_servers(self) -> int:
-        """On how many servers they are."""
         return len(self.servers)
 
     @cached_property

@@ -30,12 +30,10 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_features(self) -> int:
-        """How many features a node has."""
         return len(self.device_types) + NUM_PLAIN_FEATURES
 
 
 def vocabulary_of(subgraphs: Sequence[Subgraph]) -> Vocabulary:
-    """The vocabulary of the subgraphs that are trained on."""
     fastest = np.zeros(len(EDGE_KINDS))
     for subgraph in subgraphs:
         edges = subgraph.edges

@@ -55,7 +55,6 @@ class SyncTable(msgspec.Struct, frozen=True, kw_only=True):
     num_gets: NDArray[np.int64]
 
     def at(self, *index: int) -> SyncChoice:
-        """The choice for one place."""
         name: Collective = str(self.collectives[index])  # type: ignore[assignment]
         return SyncChoice(
             collective=name,

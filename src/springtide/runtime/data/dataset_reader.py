@@ -49,7 +49,6 @@ class SampleReader:
 
     @property
     def num_samples(self) -> int:
-        """How many samples are known of."""
         return self._reader.num_samples
 
     @property
@@ -69,12 +68,10 @@ class SampleReader:
 
     @property
     def served(self) -> ServedSamples:
-        """Which samples this reader has handed out."""
         return self._reader.served
 
     @property
     def num_fetched(self) -> int:
-        """How many shards were fetched from the store."""
         return self._reader.num_fetched
 
     def refresh(self) -> int:

@@ -43,7 +43,6 @@ class Samples:
         return self.reader.name if self.reader is not None and self.reader.is_stream else ""
 
     def close(self) -> None:
-        """Let go of what was read."""
         if self.reader is not None:
             self.reader.close()
 

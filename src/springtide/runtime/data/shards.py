@@ -57,7 +57,6 @@ class GlobalBatch:
         return shard_bounds(len(self.ids), shard, num_shards, self.global_batch_size)
 
     def num_filled(self, num_shards: int) -> int:
-        """How many of the virtual shards have samples."""
         return sum(high > low for low, high in (self.shard_bounds(shard, num_shards) for shard in range(num_shards)))
 
 
@@ -227,7 +226,6 @@ class StreamSchedule:
         return 0
 
     def global_batch_size_at(self, step: int) -> int:
-        """What a full batch has."""
         return self._global_batch_size
 
 

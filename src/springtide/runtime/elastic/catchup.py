@@ -73,12 +73,10 @@ class Lease:
         self._lock = threading.Lock()
 
     def retain(self) -> None:
-        """One more holder."""
         with self._lock:
             self._num_holders += 1
 
     def release(self) -> None:
-        """One holder less."""
         with self._lock:
             self._num_holders -= 1
             is_free = self._num_holders == 0
@@ -278,7 +276,6 @@ class CatchupSources:
             source.before_update(step, lease, has_gradient, factor)
 
     def after_update(self, step: int) -> None:
-        """A step is committed."""
         for source in self._sources:
             source.after_update(step)
 
@@ -289,7 +286,6 @@ class CatchupSources:
             source.switch(cursor, steps)
 
     def close(self) -> None:
-        """End all streams."""
         for source in self._sources:
             source.close()
         self._sources = []

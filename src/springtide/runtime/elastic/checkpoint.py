@@ -49,7 +49,6 @@ class StateSnapshot:
 
     @property
     def step(self) -> int:
-        """How many steps are in it."""
         return self.cursor.step
 
     def take(self, state: TrainingState, cursor: Cursor, epoch: int) -> None:
@@ -264,7 +263,6 @@ class CheckpointWriter:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a write is under way."""
         return self._thread is not None and self._thread.is_alive()
 
     def write_in_background(self, state: TrainingState, cursor: Cursor, epoch: int, generation: int) -> None:
@@ -283,7 +281,6 @@ class CheckpointWriter:
         return checkpoint
 
     def wait(self) -> None:
-        """Wait for a write that is under way."""
         if self._thread is not None:
             self._thread.join()
 

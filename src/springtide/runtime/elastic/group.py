@@ -87,7 +87,6 @@ def _host_and_port(rendezvous: str) -> tuple[str, int]:
 
 
 def is_on_one_machine(rendezvous: str) -> bool:
-    """Whether the members of this rendezvous share a machine."""
     return rendezvous.startswith(("file://", "tcp://127.", "tcp://localhost:"))
 
 

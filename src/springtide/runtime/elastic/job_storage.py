@@ -82,7 +82,6 @@ class LocalStorage:
         return load_newest(self._work_dir, state)
 
     def artifact_path(self, name: str, generation: int, step: int) -> str:
-        """The file of an artifact."""
         return str(self._work_dir / "artifacts" / name)
 
     def publish_artifact(self, name: str, data: bytes, generation: int, step: int) -> str:
@@ -149,7 +148,6 @@ class RemoteStorage:
         return None
 
     def artifact_path(self, name: str, generation: int, step: int) -> str:
-        """The key of an artifact."""
         return self._store.artifact_key(name, generation, step)
 
     def publish_artifact(self, name: str, data: bytes, generation: int, step: int) -> str:

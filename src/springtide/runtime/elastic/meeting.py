@@ -35,7 +35,6 @@ class MeetingPlace(c10d.Store):
         self._timeout_s = timeout_s
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Make the key, or replace its value."""
         data = value.encode() if isinstance(value, str) else bytes(value)
         path = self._path(key)
         temporary = f"{path}{_PRIVATE}{os.getpid()}.{threading.get_ident()}"
@@ -53,7 +52,6 @@ class MeetingPlace(c10d.Store):
             return file.read()
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all keys are there."""
         return all(os.path.exists(self._path(key)) for key in keys)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:

@@ -70,7 +70,6 @@ class Formation:
         self._is_prepared.wait()
 
     def wait_done(self, timeout_s: float) -> bool:
-        """Wait for the end of the making."""
         return self._done.wait(timeout_s)
 
     def is_wanted(self) -> bool:

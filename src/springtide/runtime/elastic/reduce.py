@@ -128,7 +128,6 @@ class Accumulator:
         self.blocks.append(whole)
 
     def clear(self) -> None:
-        """Forget everything that was added."""
         for _, vector in self.blocks:
             self._pool.give(vector)
         self.blocks.clear()

@@ -59,7 +59,6 @@ class RemoteStepLog(StepMemory):
         self._thread: threading.Thread | None = None
 
     def remember(self, record: StepRecord) -> None:
-        """Note a committed step."""
         with self._lock:
             super().remember(record)
             self._unspooled.append(record)

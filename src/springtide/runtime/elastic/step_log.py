@@ -45,7 +45,6 @@ class StepMemory(ABC):
         self._num_handed_over = num_handed_over
 
     def remember(self, record: StepRecord) -> None:
-        """Note a committed step."""
         self._remembered.append(record)
 
     def newest(self) -> list[dict[str, Any]]:

@@ -63,7 +63,6 @@ class StepVector:
         self.pool.warm(num_vectors(run.start, run.stop) + feeds_joiners)
 
     def forget_views(self) -> None:
-        """Let go of vectors that the pool has given up."""
         self._views.clear()
 
     def gradient_views(self, vector: torch.Tensor) -> list[torch.Tensor]:
@@ -164,7 +163,6 @@ class StepVector:
         return float(vector[self._square_at]), float(torch.dot(gradients, gradients))
 
     def set_flags(self, vector: torch.Tensor, *, ready: int, needs_sync: bool, preempt: int) -> None:
-        """Write this member's flags into one of its vectors."""
         assert max(ready, preempt) < _MAX_EXACT_INTEGER
         vector[self._flags_at : self.num_elements] = torch.tensor(
             [float(ready), -float(ready), float(needs_sync), float(preempt)]

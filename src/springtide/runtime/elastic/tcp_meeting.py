@@ -116,7 +116,6 @@ class TcpMeeting(c10d.Store):
             self._link.close()
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Make the key, or replace its value."""
         self._ask("set", [key], value.encode() if isinstance(value, str) else bytes(value))
 
     def get(self, key: str) -> bytes:
@@ -129,7 +128,6 @@ class TcpMeeting(c10d.Store):
             self._pause(end_s, [key])
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all keys are there."""
         return not keys or self._ask("check", list(keys))[0]
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:

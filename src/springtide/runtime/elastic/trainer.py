@@ -104,7 +104,6 @@ class Trainer:
 
     @property
     def step(self) -> int:
-        """How many optimizer steps are committed."""
         return self.course.step
 
     @property
@@ -119,12 +118,10 @@ class Trainer:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What is attached to the next progress report."""
         return self._reporter.metrics
 
     @property
     def rank(self) -> int:
-        """This worker's rank in the present group."""
         return self._group.rank if self._group is not None else 0
 
     def next_shard(self) -> tuple[GlobalBatch, int, tuple[int, int]] | None:
@@ -461,7 +458,6 @@ class Trainer:
     # --- leaving ----------------------------------------------------------------------------------------------
 
     def _leave(self, generation: int) -> None:
-        """Out of the group for good."""
         self._writer.wait()
         self._sources.close()
         self._step_log.leave(self.membership.generation, is_leader=self.rank == 0)

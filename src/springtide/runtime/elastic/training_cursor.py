@@ -75,7 +75,6 @@ class TrainingCursor:
 
     @property
     def step(self) -> int:
-        """How many optimizer steps are committed."""
         return self.cursor.step
 
     def start(self, num_samples: int, reader: SampleReader | None = None) -> None:
@@ -116,7 +115,6 @@ class TrainingCursor:
 
     @property
     def is_over(self) -> bool:
-        """Whether all there is to train has been trained."""
         if self._job.length_unit == "progress":
             return self.cursor.progress >= self.total_progress
         return self.num_seen >= self._known_schedule.num_samples * self._job.num_epochs
@@ -172,7 +170,6 @@ class TrainingCursor:
         return self.measures_noise and _stride(self.cursor.step) > 0
 
     def next_batch(self) -> GlobalBatch:
-        """The samples of the next step."""
         cursor = self.cursor
         return self._known_schedule.batch_at(cursor.step, self.num_seen, cursor.global_batch_size)
 

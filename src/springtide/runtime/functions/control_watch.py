@@ -51,7 +51,6 @@ class ControlWatch:
 
     @property
     def attempt(self) -> int:
-        """The attempt that this function works in."""
         return self._attempt
 
     @property
@@ -78,7 +77,6 @@ class ControlWatch:
             self.look()
 
     def look(self) -> None:
-        """Look at the record now, and act on it."""
         self.record = self._read()
         self._act()
 

@@ -226,7 +226,6 @@ def task_worker(
 
 
 def _alone(num_layers: int) -> FunctionPlan:
-    """Everything in one place."""
     stage = FunctionStage(first_layer=0, end_layer=num_layers, memory_mb=1024)
     return FunctionPlan(stages=(stage,), micro_batch_size=_LARGEST_PASS)
 

@@ -143,5 +143,4 @@ class FunctionReporter:
 
 
 def peak_memory_bytes() -> int:
-    """The most that this process has held in memory."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -77,7 +77,6 @@ def chain_of_metas(store: Store, keys: Keys, step: int, end_layer: int) -> list[
 
 
 def state_words(meta: StageState) -> str:
-    """Which state it is, for errors."""
     return f"the state of stage {meta.stage} after step {meta.step}"
 
 

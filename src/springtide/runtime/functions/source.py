@@ -34,7 +34,6 @@ class UserSource:
 
     @property
     def path(self) -> str:
-        """Where the user's file is."""
         return str(self._path)
 
     def load(self) -> Any:

@@ -24,12 +24,10 @@ class StepTimer:
         self._is_first = True
 
     def skip(self, seconds: float) -> None:
-        """So long there was nothing to do."""
         if self._committed_at_s is not None:
             self._committed_at_s += seconds
 
     def committed(self, now_s: float, lanes: LaneTimes, global_batch_size: int, gradient_bytes: int) -> None:
-        """A step of that size was committed."""
         computed_s = lanes.forward_s + lanes.backward_s + lanes.update_s
         before_s, self._committed_at_s = self._committed_at_s, now_s
         if self._is_first:

@@ -21,41 +21,33 @@ class WireStore:
         self._store = store
 
     def put(self, key: str, data: Any) -> None:
-        """As Store.put."""
         with _told():
             self._store.put(key, data)
 
     def put_if_absent(self, key: str, data: Any) -> bool:
-        """As Store.put_if_absent."""
         with _told():
             return self._store.put_if_absent(key, data)
 
     def get(self, key: str) -> bytes:
-        """As Store.get."""
         with _told():
             return self._store.get(key)
 
     def wait(self, key: str, timeout_s: float) -> bytes:
-        """As Store.wait."""
         with _told():
             return self._store.wait(key, timeout_s)
 
     def delete(self, keys: Sequence[str]) -> None:
-        """As Store.delete."""
         with _told():
             self._store.delete(keys)
 
     def keys(self, prefix: str) -> list[str]:
-        """As Store.keys."""
         with _told():
             return self._store.keys(prefix)
 
     def requests(self) -> StoreRequests:
-        """As Store.requests."""
         return self._store.requests()
 
     def close(self) -> None:
-        """As Store.close."""
         self._store.close()
 
 

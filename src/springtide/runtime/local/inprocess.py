@@ -42,7 +42,6 @@ class _OneWorker:
         self._shards: list[int] = []
 
     def attach(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Take over the model and its optimizer."""
         self.state = TrainingState(model, optimizer, self._device)
         self.payload = StepVector(self.state, 1, measures_noise=self.course.measures_noise)
         self._accumulator = Accumulator(self.payload.pool, self.payload.num_summed)
@@ -53,7 +52,6 @@ class _OneWorker:
 
     @property
     def step(self) -> int:
-        """How many optimizer steps are done."""
         return self.course.step
 
     @property

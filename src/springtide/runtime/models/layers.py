@@ -38,7 +38,6 @@ class Stage(torch.nn.Module):
         self.layers = torch.nn.ModuleDict({str(index): layers[index].module for index in range(first_layer, end_layer)})
 
     def forward(self, x: Any) -> Any:
-        """The composition of its layers."""
         for layer in self.layers.values():
             x = layer(x)
         return x

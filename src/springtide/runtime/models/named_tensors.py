@@ -161,7 +161,6 @@ class TrainingState:
                     group["lr"] = rate
 
     def pack_groups(self) -> tuple[Packed, dict[str, torch.Tensor]]:
-        """The hyperparameters of every parameter group."""
         tensors: dict[str, torch.Tensor] = {}
         groups = [
             {key: pack(value, f"group.{index}.{key}", tensors) for key, value in group.items() if key != "params"}

@@ -50,11 +50,9 @@ class ErrandFiles:
         _replace(self.progress, text.encode())
 
     def fail(self, error: ErrandError) -> None:
-        """Say why the member failed."""
         _replace(self.error, msgspec.json.encode(error))
 
     def finish(self, value: object) -> None:
-        """Hand over the result."""
         _replace(self.result, msgspec.json.encode(value))
 
 
@@ -92,7 +90,6 @@ class Errand:
         self._folder.cleanup()
 
     def files(self, name: str) -> ErrandFiles:
-        """Where the member of that name reports."""
         return ErrandFiles(self.directory, name)
 
     def start(

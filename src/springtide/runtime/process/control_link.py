@@ -156,7 +156,6 @@ class ControlLink:
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a control plane at this moment."""
         return self._is_connected
 
     def close(self) -> None:

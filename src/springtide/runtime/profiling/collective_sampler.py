@@ -50,7 +50,6 @@ class CollectiveTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def count_gpus() -> int:
-    """How many GPUs the driver of this machine lists."""
     try:
         listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
     except OSError:

@@ -85,7 +85,6 @@ class MeasuredExchange:
 
 
 def backend_of(device: torch.device) -> str:
-    """The collective library for that kind of device."""
     return "nccl" if device.type == "cuda" else "gloo"
 
 

@@ -32,7 +32,6 @@ class RackNetwork(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_nodes(self) -> int:
-        """How many nodes there are."""
         return sum(self.racks)
 
     def rack_of(self, node: int) -> int:
@@ -97,7 +96,6 @@ class NamespaceNetwork:
 
     @staticmethod
     def address(node: int) -> str:
-        """The node's address in its network."""
         return f"10.213.0.{node + 1}"
 
     def _build(self) -> None:

@@ -28,7 +28,6 @@ def fixed_part_s(small: int, small_s: float, large: int, large_s: float) -> floa
 
 
 def resident_bytes() -> int:
-    """The memory that this process holds now."""
     return status_bytes("VmRSS")
 
 

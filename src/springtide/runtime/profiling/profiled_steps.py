@@ -46,7 +46,6 @@ class _Whole(nn.Module):
         self._forward: Callable[..., Any] = model.forward
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
-        """The model's own forward."""
         return self._forward(*arguments, **keywords)
 
 
@@ -96,7 +95,6 @@ class ProfiledSteps:
         return float(self.step)
 
     def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Take over the model and its optimizer."""
         self._model = model
         self._optimizer = optimizer
 

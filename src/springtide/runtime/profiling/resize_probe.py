@@ -182,7 +182,6 @@ class Driver:
         self._until(lambda: self._workers[name].has_exited, "the killed worker's exit")
 
     def close(self) -> None:
-        """End every worker."""
         for worker in self._workers.values():
             if worker.pid and not worker.has_exited:
                 with contextlib.suppress(OSError):

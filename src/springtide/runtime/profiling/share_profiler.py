@@ -65,7 +65,6 @@ class RunAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def send(descriptor: int, message: msgspec.Struct) -> None:
-    """Write one message as a line."""
     data = memoryview(msgspec.json.encode(message) + b"\n")
     while data:
         data = data[os.write(descriptor, data) :]

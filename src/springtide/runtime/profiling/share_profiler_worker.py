@@ -44,7 +44,6 @@ class ProfilerOrders:
         self._is_too_large = True
 
     def answer(self, answer: RunAnswer) -> None:
-        """Tell the parent."""
         send(self._answers_fd, msgspec.structs.replace(answer, peak_mb=status_bytes("VmHWM") // _MIB))
 
     def iterations(self, num_samples: int, is_batchable: bool) -> Iterator[RunOrder]:

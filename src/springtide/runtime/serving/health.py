@@ -45,7 +45,6 @@ class HealthServer:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the replica takes work."""
         serving = self._serving
         return serving is not None and not serving.is_draining
 
@@ -75,7 +74,6 @@ class HealthServer:
         return self._serving.schema if self._serving is not None else None
 
     def close(self) -> None:
-        """Answer no more."""
         self._server.shutdown()
         self._server.server_close()
 
@@ -108,7 +106,6 @@ class _Server(ThreadingHTTPServer):
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer one request."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -129,7 +126,6 @@ class _Handler(BaseHTTPRequestHandler):
         raise NotImplementedError
 
     def do_GET(self) -> None:
-        """Answer with JSON, and close."""
         self._answer(with_body=True)
 
     def do_HEAD(self) -> None:

@@ -56,7 +56,6 @@ class PrivateDoor:
             raise
 
     def remove(self) -> None:
-        """Remove the socket."""
         self._path.unlink(missing_ok=True)
         if self._own_directory is not None:
             self._own_directory.cleanup()

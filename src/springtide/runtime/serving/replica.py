@@ -321,7 +321,6 @@ class _Stopping:
                 self._watchdog.cancel()
 
     def left_s(self) -> float:
-        """How much of the grace is left."""
         return 1.0 if self._deadline_s is None else max(0.0, self._deadline_s - time.monotonic())
 
     def _expire(self) -> None:

@@ -84,7 +84,6 @@ class ReplicaServer:
 
     @property
     def is_draining(self) -> bool:
-        """Whether nothing new is taken any more."""
         return self._is_draining
 
     def run(self) -> None:
@@ -117,7 +116,6 @@ class ReplicaServer:
         self._batches.put(None)
 
     def close(self) -> None:
-        """Close every connection and listen no more."""
         with self._lock:
             self._is_draining = True
             peers = [*self._peers, *self._strangers]
@@ -245,7 +243,6 @@ class _Peer:
         self.send_bytes(frame)
 
     def send_bytes(self, frame: bytes) -> None:
-        """Send a whole frame."""
         try:
             with self._lock:
                 self.connection.sendall(frame)

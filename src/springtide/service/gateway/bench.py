@@ -123,7 +123,6 @@ class _Phase:
 
     @property
     def p50_us(self) -> float:
-        """The median latency."""
         return statistics.median(self.latencies_s) * 1e6
 
     @property
@@ -309,7 +308,6 @@ class _Direct:
                     assert isinstance(reply, Welcome)
 
     async def close(self) -> None:
-        """Hang up."""
         self._task.cancel()
         self._writer.close()
         await asyncio.gather(self._task, return_exceptions=True)
@@ -332,11 +330,9 @@ class _Http:
         self._writer = writer
 
     async def call(self) -> None:
-        """Call the service through the gateway."""
         await self._exchange(f"/f/{_NAME}")
 
     async def constant(self) -> None:
-        """Call the route that answers a constant."""
         await self._exchange("/constant")
 
     async def _exchange(self, path: str) -> None:

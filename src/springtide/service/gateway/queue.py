@@ -80,7 +80,6 @@ class ServiceQueue:
 
     @property
     def num_ready(self) -> int:
-        """How many replicas can take work now."""
         return sum(1 for client in self._clients.values() if client.is_connected and not client.is_draining)
 
     @property
@@ -188,7 +187,6 @@ class ServiceQueue:
             self._forget(pending)
 
     def observe(self, now_s: float) -> LoadObserved:
-        """Return the load as of now."""
         return self.window.observe(
             now_s,
             in_flight=self._num_in_flight,

@@ -115,7 +115,6 @@ class ReplicaClient:
                 backoff_s = min(backoff_s * 2, _LAST_BACKOFF_S)
 
     def take(self, reply: Reply) -> None:
-        """Handle one message of the replica."""
         if isinstance(reply, Answered | Draining):
             if isinstance(reply, Draining):
                 self.is_draining = True

@@ -86,7 +86,6 @@ class DisconnectWatch:
             self._pending.future.set_exception(ClientGone("the client closed the connection"))
 
     def cancel(self) -> None:
-        """The request is over."""
         self._timer.cancel()
         if self._task is not None:
             self._task.cancel()

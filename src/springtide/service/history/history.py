@@ -83,7 +83,6 @@ class HistoryIndex:
         self._pools = PoolHistory()
 
     def add(self, seq: int, step: Step) -> None:
-        """Take in the journal's next step."""
         with self._lock:
             if seq <= self._seq:
                 return

@@ -39,7 +39,6 @@ class PlatformCollector(Collector):
         self._shares = ShareMetrics()
 
     def register(self, registry: CollectorRegistry) -> None:
-        """Add the figures to what the registry answers."""
         registry.register(self)
 
     def describe(self) -> Iterator[Metric]:
@@ -54,7 +53,6 @@ class PlatformCollector(Collector):
         yield from cluster_families(self._platform.cluster())
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every figure as it is now."""
         view, totals, now_s = self._platform.view(), self._history.totals(), self._platform.now_s()
         records: list[JobRecord | ServiceRecord] = [*view.jobs.values(), *view.services.values()]
         yield _by_label(

@@ -124,6 +124,5 @@ def lengths(truth: AppTruth, initial_batch_size: int) -> tuple[tuple[float, ...]
 
 
 def _within(run: FluidRun) -> int:
-    """The batch of a run, within its job's bounds."""
     bounds = run.job.batch
     return run.batch_size if bounds is None else min(max(run.batch_size, bounds.min_size), bounds.max_size)

@@ -414,7 +414,6 @@ class FluidExecutor:
         self._inbox.append(ReplicaStopped(workload_id=action.workload_id, replica_id=replica_id))
 
     def _release(self, run: FluidRun, replica_id: ReplicaId) -> None:
-        """The replica is gone and its device free."""
         replica = run.replicas.pop(replica_id, None)
         if replica is None:
             return

@@ -31,9 +31,7 @@ class NodeFaults:
             yield node_id, self.draw_life_s(node_id)
 
     def draw_life_s(self, node_id: NodeId) -> float:
-        """How long the node lives now."""
         return float(self._rngs[node_id].exponential(self._mtbf_s))
 
     def draw_repair_s(self, node_id: NodeId) -> float:
-        """How long its repair takes now."""
         return float(self._rngs[node_id].exponential(self._repair_s))

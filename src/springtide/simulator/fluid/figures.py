@@ -55,7 +55,6 @@ def figures_of(
 
 
 def met_deadlines(played: FluidRunResult) -> frozenset[WorkloadId]:
-    """The jobs that met their deadlines."""
     return frozenset(job_id for job_id, run in played.runs.items() if run.met_deadline(DEADLINE_TOLERANCE_S))
 
 

@@ -44,7 +44,6 @@ class Shortage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def waited_s(self) -> float:
-        """How long it was missing."""
         return self.until_s - self.demanded_s
 
 
@@ -120,7 +119,6 @@ class Minimums:
     # --- what happens ------------------------------------------------------------------------------------------------
 
     def note(self, step: Step) -> None:
-        """Take in one step of the journal."""
         for event in step.events:
             self._happen(event, step.now_s)
         # A drain and what it makes others do are of one step, in whatever order they are told.

@@ -30,24 +30,19 @@ class FluidNodes:
 
     @property
     def any_down(self) -> bool:
-        """Whether any node is away."""
         return bool(self._down)
 
     def is_down(self, device_id: DeviceId) -> bool:
-        """Whether the device's node is away."""
         return self.node_of.get(device_id) in self._down
 
     def lose(self, node_id: NodeId) -> None:
-        """The node is away from now on."""
         self._down.add(node_id)
 
     def bring_back(self, node_id: NodeId) -> Node:
-        """The node is here again."""
         self._down.discard(node_id)
         return self._nodes[node_id]
 
     def label(self, node_id: NodeId, pool: Pool) -> None:
-        """The node carries this label from now on."""
         node = self._nodes.get(node_id)
         if node is not None and node.pool != pool:
             self._nodes[node_id] = replace(node, pool=pool, home=node.owner)

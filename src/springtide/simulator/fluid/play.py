@@ -54,7 +54,6 @@ class WatchedPolicy:
         self.num_decisions = 0
 
     def decide(self, snapshot: Snapshot) -> Plan:
-        """What the policy says."""
         self.num_decisions += 1
         if self._timer is None:
             plan = self._decisions.decide(snapshot)

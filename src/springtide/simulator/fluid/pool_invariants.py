@@ -46,7 +46,6 @@ class PoolBooks:
         self._reclaimed_s.pop(node_id, None)
 
     def start(self, action: StartReplica, now_s: float) -> None:
-        """A replica takes a device of a living node."""
         self._longest_grace_s = max(self._longest_grace_s, action.workload.grace_s)
         node_id = self._home[action.device_id]
         is_job = isinstance(action.workload, TrainingJob)
@@ -59,7 +58,6 @@ class PoolBooks:
             self._complain("cordon", detail, now_s)
 
     def drain(self, action: DrainNode, now_s: float) -> None:
-        """A node is on its way to another pool."""
         if action.node_id not in self._alive:
             self._complain("one-label", f"{action.node_id} is drained, and is not there", now_s)
         self._drains[action.node_id] = action.pool

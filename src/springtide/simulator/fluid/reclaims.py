@@ -55,7 +55,6 @@ class _Disturbed:
 
 
 def nothing_lost(job_id: WorkloadId) -> float:
-    """Nobody has had to do anything again."""
     return 0.0
 
 
@@ -103,7 +102,6 @@ class Reclaims:
             reclaim.is_called_off = True
 
     def lose(self, node_id: NodeId) -> None:
-        """A node is lost, and whatever was on its way there."""
         self._labelled.pop(node_id, None)
         reclaim = self._open.pop(node_id, None)
         if reclaim is not None:
@@ -114,7 +112,6 @@ class Reclaims:
     def start(
         self, replica_id: ReplicaId, workload_id: WorkloadId, node_id: NodeId, now_s: float, *, is_job: bool
     ) -> None:
-        """A replica starts on a node."""
         if is_job:
             self._workers[replica_id] = (workload_id, node_id)
             return
@@ -124,7 +121,6 @@ class Reclaims:
             self._starting[replica_id] = reclaim
 
     def serve(self, replica_id: ReplicaId, now_s: float) -> None:
-        """A serving replica is ready."""
         reclaim = self._starting.pop(replica_id, None)
         if reclaim is not None:
             reclaim.num_starting -= 1
@@ -169,7 +165,6 @@ class Reclaims:
             _charge(disturbed.reclaims.values(), event.pause_s * event.world_size + again_s)
 
     def leave(self, replica_id: ReplicaId, now_s: float) -> None:
-        """A replica is gone."""
         self._workers.pop(replica_id, None)
         reclaim = self._starting.pop(replica_id, None)
         if reclaim is not None:
@@ -248,7 +243,6 @@ class Loans:
         self._note(now_s)
 
     def label(self, action: LabelNode, now_s: float) -> None:
-        """A node has this label from now on."""
         known = self._nodes.get(action.node_id)
         if known is None or known[0] == action.pool:
             return
@@ -258,7 +252,6 @@ class Loans:
         self._note(now_s)
 
     def finish(self, now_s: float) -> None:
-        """The run ends here."""
         self._end_s = now_s
 
     def _note(self, now_s: float) -> None:

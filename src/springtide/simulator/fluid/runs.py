@@ -97,7 +97,6 @@ class FluidRun:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has reached its terminal state."""
         return self.ended_s is not None
 
     @property
@@ -163,7 +162,6 @@ class FluidRun:
         return CheckpointCommitted(job_id=job_id, generation=self.generation, step=step, path=f"{job_id}/{step}")
 
     def resized_news(self, pause_s: float, direction: Direction) -> JobResized:
-        """Its group has formed."""
         return JobResized(
             job_id=self.job.job_id,
             generation=self.generation,
@@ -174,7 +172,6 @@ class FluidRun:
         )
 
     def met_deadline(self, tolerance_s: float) -> bool:
-        """Whether it succeeded by its deadline."""
         deadline_s = self.job.goal.deadline_s
         return (
             deadline_s is not None

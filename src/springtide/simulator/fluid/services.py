@@ -81,7 +81,6 @@ class FluidServices:
                 self._spread(service_id)
 
     def note_load(self, event: LoadObserved) -> None:
-        """So many requests are there from now on."""
         self._load[event.service_id] = event.in_flight + event.queued
         if event.service_id in self._services:
             self._spread(event.service_id)

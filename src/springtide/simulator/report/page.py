@@ -54,7 +54,6 @@ def clean(text: str) -> str:
 
 
 def document(title: str, *content: Content) -> str:
-    """The whole page as text."""
     head = element(
         "head",
         element("meta", charset="utf-8"),
@@ -83,7 +82,6 @@ def section(title: str, *content: Content, note: str = "") -> Element:
 
 
 def facts(pairs: Sequence[tuple[str, Content]]) -> Element:
-    """Names and values."""
     return element(
         "dl", *(element("div", element("dt", name), element("dd", value)) for name, value in pairs), class_="facts"
     )

@@ -64,7 +64,6 @@ def write_report(path: Path, answer: Mapping[str, Any], *, command: str = "") ->
 
 
 def render(answer: Mapping[str, Any], *, command: str = "") -> str:
-    """The report as text."""
     found: Mapping[str, Figures] = answer.get("policies", {})
     name = Path(str(answer.get("trace", "a trace"))).name
     title = f"{name} on {answer.get('cluster', 'a cluster')}"
@@ -90,7 +89,6 @@ def render(answer: Mapping[str, Any], *, command: str = "") -> str:
 
 
 def _lead(found: Mapping[str, Figures]) -> str:
-    """The result in a sentence."""
     ranked = sorted(
         (figures["deadline_satisfactory_ratio"], name)
         for name, figures in found.items()

@@ -38,7 +38,6 @@ class Labels:
     num_stages: Indices
 
     def __len__(self) -> int:
-        """How many."""
         return len(self.forward)
 
     def take(self, chosen: Indices | Bools) -> Labels:

@@ -126,7 +126,6 @@ class _Enumeration:
                 self._below(self._extended(plans, first, end, sizes), first, num_stages + 1)
 
     def _sizes(self, first: int, end: int) -> Indices:
-        """The sizes that hold the stage."""
         problem = self.problem
         known = np.isfinite(problem.forward_s[first:end] + problem.backward_s[first:end]).all(axis=0)
         return np.nonzero(known & (problem.needed_bytes(first, end, self.degree) <= problem.memory_mb * 2.0**20))[0]

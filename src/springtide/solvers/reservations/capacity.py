@@ -31,12 +31,10 @@ def trimmed(steps: Iterable[tuple[float, int]], now_s: float) -> Steps:
 
 
 def at(steps: Steps, moment_s: float) -> int:
-    """How many there are at a moment."""
     return steps[max(0, bisect_right(steps, (moment_s, math.inf)) - 1)][1]
 
 
 def largest(steps: Steps) -> int:
-    """The most there are at any moment."""
     return max([count for _, count in steps])
 
 

@@ -70,7 +70,6 @@ class Entry:
 
     @property
     def end_s(self) -> float:
-        """When it ends by its schedule."""
         return self.runs[-1].end_s if self.runs else math.inf
 
     @property

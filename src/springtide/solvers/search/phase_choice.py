@@ -69,7 +69,6 @@ class Aim(msgspec.Struct, frozen=True, kw_only=True):
         return self.usd_weight == 0.0
 
     def value(self, seconds: Floats, usd: Floats) -> Floats:
-        """The objective."""
         return np.asarray(self.usd_weight * usd + self.second_weight * seconds)
 
 
@@ -84,7 +83,6 @@ class SwitchCosts(msgspec.Struct, frozen=True, kw_only=True):
     usd: Floats
 
     def objective(self, aim: Aim) -> Floats:
-        """Both in the objective."""
         return aim.value(self.seconds, self.usd)
 
 

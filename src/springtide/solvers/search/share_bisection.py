@@ -51,7 +51,6 @@ class SharePair(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_trials(self) -> int:
-        """How often something was run."""
         return sum(trial.num_runs for trial in self.trials)
 
 
@@ -113,7 +112,6 @@ def _run(measure: MeasureThroughput, runs: dict[float, list[float]], share: floa
 
 
 def _means(runs: dict[float, list[float]]) -> dict[float, float]:
-    """The mean throughput of each share, by rising share."""
     return {share: math.fsum(values) / len(values) for share, values in sorted(runs.items())}
 
 

@@ -153,7 +153,6 @@ class EfficacySearch:
         self._choose()
 
     def result(self) -> EfficacyOptimum:
-        """What is known now."""
         return EfficacyOptimum(
             bound_s=self._bound_s,
             best=self._best,

@@ -52,7 +52,6 @@ class LatencyModel(msgspec.Struct, frozen=True, kw_only=True):
     share_power: float
 
     def latency_s(self, batch_size: int, share: float) -> float:
-        """Seconds of a batch of that size on that share."""
         usable = self.usable + self.usable_growth * math.log2(batch_size)
         part = (min(share, usable) / min(self.usable, 1.0)) ** self.share_power
         grown = self.fixed_fraction + (1.0 - self.fixed_fraction) * batch_size**self.batch_power

@@ -42,16 +42,13 @@ class ShardCache:
 
     @property
     def memory_used_bytes(self) -> int:
-        """What is held in memory."""
         return sum(len(data) for data, _, _ in self._memory.values())
 
     @property
     def disk_used_bytes(self) -> int:
-        """What lies on the disk."""
         return sum(num_bytes for num_bytes, _ in self._disk.values())
 
     def get(self, sha256: str) -> Arrays | None:
-        """The shard's arrays, if they are here."""
         if sha256 in self._memory:
             self._memory.move_to_end(sha256)
             return self._memory[sha256][1]

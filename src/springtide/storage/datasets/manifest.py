@@ -133,12 +133,10 @@ def check_alike(name: str, held: tuple[DatasetArray, ...], arrays: tuple[Dataset
 
 
 def manifest_key(name: str) -> str:
-    """Where a dataset's manifest lies."""
     return f"datasets/{name}/manifest"
 
 
 def part_key(name: str, version: int) -> str:
-    """Where the part of that version lies."""
     return f"{parts_prefix(name)}{version:09d}"
 
 
@@ -274,7 +272,6 @@ class DatasetStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def status_of(manifest: DatasetManifest, now_unix_s: float | None = None) -> DatasetStatus:
-    """The dataset as users are told of it."""
     is_open = manifest.is_growing and not manifest.is_closed
     return DatasetStatus(
         name=manifest.name,

@@ -34,7 +34,6 @@ class ServedSamples:
         self.num_reads = 0
 
     def add(self, ids: Ids) -> None:
-        """Note samples by their numbers."""
         if not len(ids):
             return
         needed = (int(ids.max()) >> 3) + 1
@@ -87,7 +86,6 @@ class DatasetReader:
 
     @property
     def num_samples(self) -> int:
-        """How many samples are known of."""
         return self.manifest.num_samples
 
     def refresh(self) -> int:

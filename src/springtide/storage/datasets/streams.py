@@ -20,7 +20,6 @@ def read_stream_view(store: Store, name: str, now_unix_s: float | None = None) -
 
 
 def view_of(manifest: DatasetManifest, now_unix_s: float | None = None) -> StreamView:
-    """What a manifest says of the stream."""
     return StreamView(
         name=manifest.name,
         num_samples=manifest.num_samples,

@@ -34,7 +34,6 @@ COLUMNS = ("submit_time", "iteration", "ddl", *_PLAIN)
 
 
 def spell(column: str) -> str:
-    """The name by which this module knows a column."""
     return next((name for name, spellings in _SPELLINGS.items() if column in spellings), column)
 
 

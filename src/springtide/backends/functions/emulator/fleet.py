@@ -122,7 +122,6 @@ class Fleet:
         self._injected += [fate] * injection.num_times
 
     def set_faults(self, faults: EmulatorFaults) -> None:
-        """From now on chance works like this."""
         self.faults = faults
 
     def kill(self, instance_id: str) -> bool:

@@ -40,7 +40,6 @@ class Function(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def group(self) -> str:
-        """Its log group."""
         return f"/aws/lambda/{self.name}"
 
 
@@ -74,7 +73,6 @@ class EmulatedInvocation:
         self.answer("Unhandled", json.dumps({"errorType": kind, "errorMessage": text}).encode())
 
     def note(self, line: str) -> None:
-        """Keep a line for the tail."""
         self.lines.append(line)
         while sum(len(one) + 1 for one in self.lines) > 4 * TAIL_BYTES:
             self.lines.popleft()
@@ -117,12 +115,10 @@ class Instance:
 
     @property
     def is_alive(self) -> bool:
-        """Whether its process has not ended and nobody ended it."""
         return not self.ending and (self.process is None or not self.process.exited.done())
 
     @property
     def is_idle(self) -> bool:
-        """Whether it is warm and waits for work."""
         return self.is_alive and self.current is None and self.is_warm.done() and not self.is_warm.cancelled()
 
     def say(self, line: str) -> None:
@@ -130,7 +126,6 @@ class Instance:
         self._on_line(line)
 
     def give(self, invocation: EmulatedInvocation, cpu_factor: float) -> None:
-        """The next thing it gets to do."""
         self.current = invocation
         self.share.set_vcpus(self.vcpus * cpu_factor)
         invocation.begun_at_s = time.monotonic()

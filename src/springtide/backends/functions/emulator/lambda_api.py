@@ -74,7 +74,6 @@ class LambdaApi:
         self.routes = [Route(path, self._guarded(handler), methods=[method]) for path, method, handler in table]
 
     def app(self) -> Starlette:
-        """The application of these routes alone."""
         return Starlette(routes=self.routes)
 
     def _guarded(self, handler: Handler) -> Handler:

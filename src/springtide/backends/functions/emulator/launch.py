@@ -48,7 +48,6 @@ class EmulatorAddress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_emulator(state_dir: Path) -> EmulatorAddress | None:
-    """The emulator that runs on this directory, if one does."""
     try:
         address = msgspec.json.decode((state_dir / RECORD_NAME).read_bytes(), type=EmulatorAddress)
     except (OSError, msgspec.DecodeError):

@@ -58,7 +58,6 @@ class NoShare:
         return descendants(leader)
 
     def remove(self) -> bool:
-        """There is nothing."""
         return True
 
 
@@ -73,7 +72,6 @@ class GroupShare:
         self.procs_path = str(group / "cgroup.procs")
 
     def set_vcpus(self, vcpus: float | None) -> None:
-        """Write the quota."""
         quota_us = None if vcpus is None else max(_MIN_QUOTA_US, round(vcpus * _PERIOD_US))
         if self._is_unified:
             (self._group / "cpu.max").write_text(f"{quota_us or 'max'} {_PERIOD_US}")
@@ -143,12 +141,10 @@ class StopAndGo:
             self._signal(signal.SIGCONT)
 
     def pids(self, leader: int) -> list[int]:
-        """The leader and who descends from it."""
         self._leader = leader
         return descendants(leader)
 
     def remove(self) -> bool:
-        """There is nobody left to stop."""
         self._leader = 0
         return True
 

@@ -34,7 +34,6 @@ class LogBook:
         self._num_events = 0
 
     def add(self, group: str, stream: str, text: str) -> None:
-        """Keep a line."""
         self._num_events += 1
         event = LogEvent(number=self._num_events, at_ms=self._clock_ms(), group=group, stream=stream, text=text)
         self._events.append(event)
@@ -67,7 +66,6 @@ class OutputPipe:
         self.writer = -1
 
     def drain(self) -> None:
-        """Take what is there."""
         while self._is_open:
             try:
                 data = os.read(self._reader, 1 << 16)

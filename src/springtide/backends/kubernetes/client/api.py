@@ -144,7 +144,6 @@ class KubeApi:
         )
 
     async def close(self) -> None:
-        """Close every connection."""
         await self.wire.close()
 
     # --- objects -----------------------------------------------------------------------------------------------------
@@ -409,7 +408,6 @@ class KubeApi:
         silence_s: float | None,
         on_open: Callable[[], None] | None = None,
     ) -> AsyncIterator[bytes]:
-        """The lines of an answer as they come."""
         sent = {"Accept": _JSON}
         await self._prove(sent)
         target, is_proven_anew = target_of(path, params), False

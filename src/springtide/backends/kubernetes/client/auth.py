@@ -44,7 +44,6 @@ class Fixed:
         self._header = header
 
     async def said(self, refused: str = "") -> str:
-        """See Authorization."""
         return self._header
 
 
@@ -57,7 +56,6 @@ class TokenFile:
         self._read_at_s = float("-inf")
 
     async def said(self, refused: str = "") -> str:
-        """See Authorization."""
         if refused or time.monotonic() - self._read_at_s > FILE_BELIEVED_S:
             self._read()
         return self._bearer
@@ -92,7 +90,6 @@ class TokenCommand:
         self._lock = asyncio.Lock()
 
     async def said(self, refused: str = "") -> str:
-        """See Authorization."""
         async with self._lock:
             is_stale = time.time() > self._expires_at_s - _EXPIRY_MARGIN_S
             if not self._bearer or is_stale or self._bearer == refused:

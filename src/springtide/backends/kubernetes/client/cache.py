@@ -118,7 +118,6 @@ class Cache:
             return list(self._objects.values())
 
     def keys(self) -> list[Key]:
-        """Where every object is."""
         with self._lock:
             return list(self._objects)
 

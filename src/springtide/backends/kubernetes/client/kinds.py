@@ -75,7 +75,6 @@ INFERENCE_FUNCTION = Kind(GROUP, VERSION, "inferencefunctions", "InferenceFuncti
 
 
 def key_of(obj: Object) -> Key:
-    """Where an object is."""
     metadata = obj["metadata"]
     return Key(metadata.get("namespace", ""), metadata["name"])
 

@@ -93,7 +93,6 @@ class Leadership:
 
     @property
     def is_leading(self) -> bool:
-        """Whether it was elected and has not lost that."""
         return self._role == "leading"
 
     @property

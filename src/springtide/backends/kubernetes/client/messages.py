@@ -54,7 +54,6 @@ class ResponseHead(msgspec.Struct, gc=False):
 
     @property
     def key(self) -> Key:
-        """Where it is."""
         return Key(self.metadata.namespace, self.metadata.name)
 
     @property

@@ -230,7 +230,6 @@ class ApiThread:
 
     @property
     def num_pending(self) -> int:
-        """How many writes wait or run."""
         return self._num_handed + self.writes.num_pending
 
     @property

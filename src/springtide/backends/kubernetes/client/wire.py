@@ -136,7 +136,6 @@ class Wire:
         self._retired, self._session = self._session, None
 
     async def close(self) -> None:
-        """End every connection."""
         for session in (self._session, self._retired):
             if session is not None:
                 await session.close()
@@ -199,7 +198,6 @@ class Wire:
 
 
 def unreachable(server: str, error: BaseException) -> Unreachable:
-    """What a call is told that got no answer."""
     return Unreachable(f"the API server {server} does not answer: {str(error) or type(error).__name__}")
 
 

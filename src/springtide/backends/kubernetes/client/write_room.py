@@ -51,7 +51,6 @@ class WriteRoom:
             raise
 
     def leave(self) -> None:
-        """Make room again."""
         self._num_inside -= 1
         while self._waiting and self._num_inside < int(self.allowed):
             turn = self._waiting.popleft()

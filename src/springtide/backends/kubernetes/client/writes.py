@@ -71,7 +71,6 @@ class Writes:
 
     @property
     def num_pending(self) -> int:
-        """How many writes wait or run."""
         return sum(len(queue) for queue in self._queues.values())
 
     def put(

@@ -69,7 +69,6 @@ class CpuShares:
         )
 
     def ensure(self) -> None:
-        """Have the daemon come up."""
         self.keeper.ensure()
 
     def hold(self, entries: Sequence[SharerEntry]) -> None:

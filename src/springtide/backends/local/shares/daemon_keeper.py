@@ -77,7 +77,6 @@ class Keeper(Generic[T]):
 
     @property
     def is_up(self) -> bool:
-        """Whether a daemon is connected."""
         return self._connection is not None
 
     def ensure(self) -> None:
@@ -87,7 +86,6 @@ class Keeper(Generic[T]):
             self._try_connect()
 
     def send(self, table: T) -> None:
-        """Tell it how things stand."""
         assert self._connection is not None, "nobody listens"
         try:
             self._connection.send(table)

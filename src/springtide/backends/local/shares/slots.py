@@ -95,7 +95,6 @@ class ShareSlots:
         return str(self._slots_path), replica.handle.share_slot
 
     def gpu_of(self, device_id: DeviceId) -> Gpu | None:
-        """The GPU that a device is, as far as the driver told."""
         return self._gpus.get(device_id)
 
     def take(self, replica: Worker) -> None:
@@ -120,7 +119,6 @@ class ShareSlots:
         self._changed()
 
     def release(self, replica: Worker) -> None:
-        """The replica is gone."""
         if any(entry.replica_id == replica.replica_id for entry in self._table):
             self._changed()
 

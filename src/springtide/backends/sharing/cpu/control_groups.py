@@ -66,7 +66,6 @@ class GroupEnforcer:
         self._move(path, pid)
 
     def set_weight(self, tenant: str, weight: float) -> None:
-        """Weigh the tenant among those of its device."""
         self._weigh(self._tenants[tenant], weight)
 
     def hold(self, tenant: str, cpus: float, *, is_calm: bool = False) -> None:
@@ -74,7 +73,6 @@ class GroupEnforcer:
         self._write_quota(self._tenants[tenant], cpus, CALM_PERIOD_S if is_calm else PERIOD_S)
 
     def lift(self, tenant: str) -> None:
-        """No quota for the tenant."""
         self._write(*self._no_quota(self._tenants[tenant]))
         self._quotas.pop(self._tenants[tenant], None)
 
@@ -95,11 +93,9 @@ class GroupEnforcer:
         """Nothing to do: the kernel holds the quotas by itself."""
 
     def pids(self, tenant: str) -> list[int]:
-        """Read the group's processes."""
         return read_pids(self._tenants[tenant])
 
     def throttled_s(self, tenant: str) -> float:
-        """Read the group's statistics."""
         for line in read(self._tenants[tenant] / "cpu.stat").splitlines():
             name, _, value = line.partition(" ")
             if name == "throttled_usec":

@@ -56,7 +56,6 @@ class CpuSharing:
 
     @property
     def is_sharing(self) -> bool:
-        """Whether there is a sharer."""
         return bool(self._ticks.sharers)
 
     @property
@@ -76,7 +75,6 @@ class CpuSharing:
         self._guard.watch(self._enforcer.undo_files(), groups)
 
     def tick(self, due_s: float) -> None:
-        """Observe, decide, put in force."""
         self._ticks.tick(due_s)
 
     def handle(self, descriptor: int) -> None:
@@ -113,7 +111,6 @@ class CpuSharing:
         )
 
     def close(self) -> None:
-        """Lift every limit."""
         self._ticks.close()
         self._guard.close()
 

@@ -113,15 +113,12 @@ class NoEnforcer:
         """Nothing to do."""
 
     def pids(self, tenant: str) -> list[int]:
-        """Not known."""
         return []
 
     def throttled_s(self, tenant: str) -> float:
-        """Never."""
         return 0.0
 
     def undo_files(self) -> list[tuple[str, str]]:
-        """There are none."""
         return []
 
     def close(self) -> None:

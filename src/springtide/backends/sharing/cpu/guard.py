@@ -35,7 +35,6 @@ class LimitGuard:
             self._send()
 
     def ensure(self) -> None:
-        """Replace a guard that was ended."""
         if self._process is not None and self._process.poll() is not None:
             self._let_go()
             self._send()

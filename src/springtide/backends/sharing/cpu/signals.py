@@ -67,13 +67,11 @@ class SignalEnforcer:
         self._tenants[tenant].cpus = cpus
 
     def lift(self, tenant: str) -> None:
-        """Continue it for good."""
         held = self._tenants[tenant]
         held.cpus = None
         self._go_on(held, held.at_s)
 
     def remove(self, tenant: str) -> None:
-        """Continue it and forget it."""
         held = self._tenants.pop(tenant, None)
         if held is not None:
             self._go_on(held, held.at_s)
@@ -93,7 +91,6 @@ class SignalEnforcer:
             held.used_s, held.at_s = used, now_s
 
     def pids(self, tenant: str) -> list[int]:
-        """The processes of the group."""
         leader = self._tenants[tenant].pid
         found = []
         for entry in os.listdir("/proc"):
@@ -103,7 +100,6 @@ class SignalEnforcer:
         return sorted(found)
 
     def throttled_s(self, tenant: str) -> float:
-        """How long it was stopped."""
         held = self._tenants[tenant]
         running_s = time.monotonic() - held.stopped_at_s if held.stopped_at_s is not None else 0.0
         return held.throttled_s + running_s
@@ -113,7 +109,6 @@ class SignalEnforcer:
         return []
 
     def close(self) -> None:
-        """Continue every process."""
         for name in list(self._tenants):
             self.remove(name)
 

@@ -108,7 +108,6 @@ class CpuTicks:
 
     @property
     def sharers(self) -> Mapping[ReplicaId, Sharer]:
-        """Who holds a share now."""
         return self._sharers
 
     @property
@@ -155,7 +154,6 @@ class CpuTicks:
         self._enforcer.tick(self._use_of, now_s)
 
     def statuses(self) -> tuple[TenantStatus, ...]:
-        """What people are told of every sharer."""
         told = []
         for sharer in self._sharers.values():
             entry = sharer.entry

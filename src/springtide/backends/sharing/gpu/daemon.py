@@ -84,7 +84,6 @@ class GpuSharing:
 
     @property
     def is_sharing(self) -> bool:
-        """Whether there is a tenant."""
         return bool(self._tenants.by_key)
 
     @property
@@ -101,7 +100,6 @@ class GpuSharing:
             write_whole(self._directory / TABLE_NAME, table)
 
     def tick(self, due_s: float) -> None:
-        """Observe, decide, put in force."""
         self._ticks.tick(due_s)
 
     def handle(self, descriptor: int) -> None:

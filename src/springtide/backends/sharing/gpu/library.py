@@ -84,7 +84,6 @@ def why_not_preloaded(library: Path) -> str:
 
 
 def cache_directory() -> Path:
-    """Where this user's caches are."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "springtide" / "gpu"
 
 

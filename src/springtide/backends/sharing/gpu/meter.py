@@ -41,7 +41,6 @@ class Meter:
         self._has_slot = False
 
     def is_active(self, now_s: float) -> bool:
-        """Whether it has launched anything in the last moments."""
         return self._backlog_ns > 0 or now_s - self._used_at_s < _LAST_USE_S
 
     def used_fraction(self) -> float:

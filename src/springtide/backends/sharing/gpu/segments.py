@@ -155,7 +155,6 @@ class UsageSegment:
         return begun, ended, started_ns, tuple(durations)
 
     def process(self, slot: int) -> ProcessUsage:
-        """What the process in this slot says."""
         _, waiting, _, memory, launches = _PROCESS_HEAD.unpack_from(self.data, _PROCESSES_AT + PROCESS.size * slot)
         return ProcessUsage(waiting, memory, launches)
 
@@ -217,7 +216,6 @@ class Segments:
         self.granted_ns = max(self.granted_ns, min(used_ns, _MAX_NS))
 
     def wake(self) -> None:
-        """Let every process that waits look at the grant again."""
         _LIBC.syscall(_FUTEX_CALL, self._address, _FUTEX_WAKE, 0x7FFFFFFF, None, None, 0)
 
     def read(self) -> UsageSegment | None:

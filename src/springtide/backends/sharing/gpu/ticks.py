@@ -104,11 +104,9 @@ class GpuTicks:
             self._look(device, due_s)
 
     def statuses(self) -> tuple[TenantStatus, ...]:
-        """What people are told of every tenant."""
         return tuple(_status(tenant) for tenant in self._tenants.by_key.values())
 
     def close(self) -> None:
-        """Let go of the slots' file."""
         if self.reader is not None:
             self.reader.close()
             self.reader = None

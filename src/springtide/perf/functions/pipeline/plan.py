@@ -129,7 +129,6 @@ def plan_of(
     num_chunks: int = NUM_CHUNKS,
     num_in_flight: int = NUM_IN_FLIGHT,
 ) -> FunctionPlan:
-    """The solver's stages as a plan that can be run."""
     return FunctionPlan(
         stages=tuple(
             FunctionStage(first_layer=first, end_layer=end, memory_mb=profile.memory_mb[size])

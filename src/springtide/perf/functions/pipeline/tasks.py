@@ -30,7 +30,6 @@ class Message(msgspec.Struct, frozen=True, order=True):
 
     @property
     def reader(self) -> Place:
-        """Who alone reads it."""
         return Place(self.place.stage + (1 if self.kind == "a" else -1), self.place.replica)
 
     @property

@@ -59,7 +59,6 @@ class NetStep(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def step_s(self) -> float:
-        """Both parts."""
         return self.compute_s + self.sync_s
 
 
@@ -96,7 +95,6 @@ class PlanModel(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def step_s(self) -> float:
-        """Both parts."""
         return self.compute_s + self.sync_s
 
 
@@ -191,7 +189,6 @@ class Prediction:
 
     @property
     def step_usd(self) -> Floats:
-        """What a step costs at its predicted time."""
         return np.asarray(self.base_usd + self.step_s * self.usd_per_s)
 
     def beside(self, row: int, column: int) -> Floats:
@@ -332,7 +329,6 @@ class Belief:
             price.add(point, measured.usd / max(expected_usd, 1e-12), _PRICE_NOISE, is_own)
 
     def predict(self, settings: WorkSettings) -> Prediction:
-        """Every configuration in one situation."""
         surface = Surface(self.service, self.search.space, self.search.model, settings)
         coordinates = _grid_coordinates(surface)
         compute_log, compute_deviation = self.compute.at(coordinates)

@@ -115,7 +115,6 @@ class _Curve:
         self.least_mb = STEP_MB if self._is_lambda_cpu else named[0].memory_mb
 
     def size(self, memory_mb: int) -> MemorySize:
-        """The size of that much memory."""
         if self._is_lambda_cpu:
             vcpus = min(lambda_vcpus(memory_mb), self._most_vcpus)
         else:

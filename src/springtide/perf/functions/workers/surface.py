@@ -151,7 +151,6 @@ class Surface:
         )
 
     def option(self, row: int, column: int) -> FunctionOption:
-        """The plan there with its predictions."""
         return FunctionOption(
             plan=self.plan(row, column),
             step_s=float(self.step_s[row, column]),

@@ -39,16 +39,13 @@ class GradientLayout:
 
     @property
     def num_elements(self) -> int:
-        """How many numbers the vector has."""
         return sum(math.prod(shape) for shape in self.shapes) + 1
 
     @property
     def dtype(self) -> npt.DTypeLike:
-        """The type of the vector."""
         return np.float64 if "float64" in self.dtypes else np.float32
 
     def zeros(self) -> Vector:
-        """A vector with nothing in it."""
         return np.zeros(self.num_elements, dtype=self.dtype)
 
     def add(self, vector: Vector, gradients: Mapping[str, Any], weight: float) -> None:

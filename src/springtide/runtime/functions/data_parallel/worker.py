@@ -78,7 +78,6 @@ class ReplicaWorker:
 
     @property
     def is_over(self) -> bool:
-        """Whether all steps are done."""
         return self.total_steps is not None and self.position.step >= self.total_steps
 
     @property
@@ -123,7 +122,6 @@ class ReplicaWorker:
         self.plan, self.place, self.exchange = plan, place, None
 
     def close(self) -> None:
-        """Let go of what was read."""
         self.samples.close()
 
     # --- a step -----------------------------------------------------------------------------------------------

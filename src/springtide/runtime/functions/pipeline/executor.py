@@ -85,13 +85,11 @@ class _Run:
         self.took_s: defaultdict[str, float] = defaultdict(float)
 
     def end(self) -> None:
-        """Let go of everything that still waits."""
         with self._changed:
             self._is_ended = True
             self._changed.notify_all()
 
     def has_ended(self) -> bool:
-        """Whether nobody is interested any more."""
         return self._is_ended
 
     def compute(self, check: Callable[[], None]) -> None:

@@ -54,7 +54,6 @@ class GradientVector:
 
     @property
     def array(self) -> npt.NDArray[Any]:
-        """The vector's memory, for the exchange."""
         array: npt.NDArray[Any] = self.vector.numpy()
         return array
 

@@ -64,7 +64,6 @@ class StageTraining:
         return found
 
     def frame_tensors(self) -> dict[str, FrameTensor]:
-        """Everything, as a frame's tensors."""
         tensors: dict[str, torch.Tensor] = {}
         groups: list[Any] = []
         states: dict[str, Any] = {}
@@ -82,7 +81,6 @@ class StageTraining:
         return {**framed, "values": values}
 
     def frame(self) -> bytes:
-        """Everything as one frame."""
         return encode(self.frame_tensors())
 
     def take_frame(self, frame: Frame) -> None:

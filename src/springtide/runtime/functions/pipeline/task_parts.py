@@ -32,12 +32,10 @@ class TaskParts:
 
     @property
     def fetch(self) -> Fetch:
-        """Inputs and targets of samples by their numbers."""
         return self.samples.fetch
 
     @property
     def num_samples(self) -> int:
-        """The length of the dataset."""
         return self.samples.num_samples
 
 

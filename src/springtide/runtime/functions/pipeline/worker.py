@@ -116,7 +116,6 @@ class PipelineWorker:
 
     @property
     def is_over(self) -> bool:
-        """Whether all steps are done."""
         return self.total_steps is not None and self.position.step >= self.total_steps
 
     @property
