@@ -66,7 +66,6 @@ INHERITANCE_TO_BE_REPLACED = frozenset(
         "runtime/elastic/remote_steps.py:RemoteStepLog <- StepMemory",
         "runtime/local/inprocess.py:_LocalContext <- ElasticContext",
         "runtime/profiling/step_worker.py:_ProfilingContext <- ElasticContext",
-        "service/reconciler/submission.py:ResourceSubmission <- SubmissionService",
         "simulator/adaptive/speeds.py:GoodputSpeeds <- Speeds",
         "studies/src/springtide_studies/exchange/member.py:MarkedStore <- LinkedStore",
         "studies/src/springtide_studies/fapes/truth.py:TopologySpeeds <- Speeds",

@@ -1,4 +1,4 @@
-"""A platform whose workers are played, with its door to the objects of one namespace of a real API server."""
+"""A platform whose workers are played, with its reconciler to the objects of one namespace of a real API server."""
 
 from __future__ import annotations
 
@@ -114,16 +114,16 @@ class ObjectPlatform:
             advertise="127.0.0.1",
             finished_ttl_s=finished_ttl_s,
         )
-        self.door = ResourceReconciler(self.platform, self.thread, settings, quota_caps=quota_caps)
-        self.desk = self.door.desk
+        self.reconciler = ResourceReconciler(self.platform, self.thread, settings, quota_caps=quota_caps)
+        self.submissions = self.reconciler.submissions
 
     def __enter__(self) -> ObjectPlatform:
         self.platform.start(lambda: None)
-        self.door.start()
+        self.reconciler.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.door.stop()
+        self.reconciler.stop()
         self.platform.request_shutdown(stop_workers=False)
         self.platform.join(10.0)
         self.thread.close()

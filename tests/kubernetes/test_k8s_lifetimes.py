@@ -18,7 +18,7 @@ from springtide.client.kubernetes import training_object
 from springtide.client.source import read_source
 from springtide.core.events import JobFinished
 from springtide.core.workload import ReplicaId, WorkloadId
-from springtide.service.submission.source_stores import StoreShelf
+from springtide.service.submission.source_stores import ObjectSources
 from springtide.storage.stores.checked import CheckedStore
 from springtide.storage.stores.files import FileStore
 from springtide.storage.workloads.store import WorkloadStore
@@ -38,7 +38,7 @@ class Kept(ObjectPlatform):
     def __init__(self, folder: Path, kube: Kube, namespace: str, **more: Any) -> None:
         super().__init__(folder, kube, namespace, **more)
         self.store = CheckedStore(FileStore(folder.parent / "objects", is_durable=False))
-        self.platform.shelf = StoreShelf(self.store, folder)
+        self.platform.source_store = ObjectSources(self.store, folder)
 
     def id_of(self, name: str) -> WorkloadId:
         return WorkloadId(self.status(name)["workloadId"])

@@ -240,7 +240,7 @@ def test_one_address_is_one_services(up: ObjectPlatform, cluster: Cluster, tmp_p
     with cluster.namespace("other") as other:
         folder = tmp_path / "both"
         with ObjectPlatform(folder, up.kube, up.namespace, name="both", namespaces=(up.namespace, other)) as both:
-            up.door.stop()
+            up.reconciler.stop()
             both.kube.apply(inference("echo", up.namespace))
             wait_for("the first", lambda: both.status("echo", "inferencefunctions").get("state") == "READY")
             both.kube.apply(inference("echo", other))
@@ -271,7 +271,7 @@ def test_an_object_of_another_platform_is_left_alone(up: ObjectPlatform):
 
 
 def test_a_job_over_rest_has_its_object_before_it_has_a_pod(up: ObjectPlatform):
-    record, is_new = up.desk.submit_job(job_in(num_epochs=3, max_workers=2, deadline_s=600.0), "key 1")
+    record, is_new = up.submissions.submit_job(job_in(num_epochs=3, max_workers=2, deadline_s=600.0), "key 1")
     assert is_new
     owner = record.job.container
     assert owner.owner_kind == "TrainingFunction"
@@ -279,43 +279,43 @@ def test_a_job_over_rest_has_its_object_before_it_has_a_pod(up: ObjectPlatform):
     assert obj["metadata"]["uid"] == owner.owner_uid
     assert (obj["spec"]["epochs"], obj["spec"]["workers"], obj["spec"]["deadline"]) == (3, "1..2", "600s")
     up.wait_state(owner.owner_name, "RUNNING")
-    again, is_new = up.desk.submit_job(job_in(num_epochs=3, max_workers=2, deadline_s=600.0), "key 1")
+    again, is_new = up.submissions.submit_job(job_in(num_epochs=3, max_workers=2, deadline_s=600.0), "key 1")
     assert not is_new
     assert again.workload_id == record.workload_id
     with pytest.raises(Conflict, match="with another body"):
-        up.desk.submit_job(job_in(num_epochs=4), "key 1")
+        up.submissions.submit_job(job_in(num_epochs=4), "key 1")
     assert len(up.jobs()) == 1
     assert up.condition(owner.owner_name, "Applied")["status"] == "True"
 
 
 def test_what_is_done_over_rest_is_said_by_the_object(up: ObjectPlatform):
-    record, _ = up.desk.submit_job(job_in(max_workers=2), None)
+    record, _ = up.submissions.submit_job(job_in(max_workers=2), None)
     name, job_id = record.job.container.owner_name, record.workload_id
     path = up.path("trainingfunctions", name)
     up.wait_state(name, "RUNNING")
-    up.desk.pause_job(job_id)
+    up.submissions.pause_job(job_id)
     up.wait_state(name, "PAUSED")
     assert up.kube.get(path)["spec"]["suspend"] is True
-    up.desk.resume_job(job_id, 9.0)
+    up.submissions.resume_job(job_id, 9.0)
     up.wait_state(name, "RUNNING")
     spec = up.kube.get(path)["spec"]
     assert (spec["suspend"], spec["budget"]) == (False, "$9")
-    up.desk.scale(job_id, ScaleIn(minimum=1, maximum=1))
+    up.submissions.scale(job_id, ScaleIn(minimum=1, maximum=1))
     wait_for("one worker", lambda: up.status(name).get("workers") == "1/1")
     assert up.kube.get(path)["spec"]["workers"] == 1
-    up.desk.cancel_job(job_id)
+    up.submissions.cancel_job(job_id)
     up.wait_state(name, "CANCELLED")
     assert up.kube.find(path) is not None
 
 
 def test_a_service_over_rest_is_an_object_and_goes_with_it(up: ObjectPlatform):
-    up.desk.deploy_service("echo", service_in(min_replicas=1, max_replicas=2))
+    up.submissions.deploy_service("echo", service_in(min_replicas=1, max_replicas=2))
     up.wait_state("echo", "READY", "inferencefunctions")
-    up.desk.deploy_service("echo", service_in(min_replicas=1, max_replicas=3))
+    up.submissions.deploy_service("echo", service_in(min_replicas=1, max_replicas=3))
     path = up.path("inferencefunctions", "echo")
     assert up.kube.get(path)["spec"]["scale"] == "1..3"
     wait_for("the bounds", lambda: up.status("echo", "inferencefunctions").get("workers", "").endswith("1..3"))
-    up.desk.remove_service("echo")
+    up.submissions.remove_service("echo")
     assert up.kube.find(path) is None
     wait_for("the end", lambda: up.platform.view().services["echo"].is_removed)
 
@@ -324,11 +324,11 @@ def test_a_submission_that_is_refused_leaves_no_object(up: ObjectPlatform):
     # Of a platform that knows no device yet nothing is refused for their number.
     wait_for("its node", lambda: up.platform.view().nodes)
     with pytest.raises(InvalidRequest, match="9 workers at once"):
-        up.desk.submit_job(job_in(min_workers=9, max_workers=9, share={"request": 0.5}), None)
+        up.submissions.submit_job(job_in(min_workers=9, max_workers=9, share={"request": 0.5}), None)
     body = {**job_in().model_dump(mode="json"), "container": {"namespace": "elsewhere"}}
     elsewhere = parse_body(msgspec.json.encode(body), JobIn)
     with pytest.raises(InvalidRequest, match="is not this platform's"):
-        up.desk.submit_job(elsewhere, None)
+        up.submissions.submit_job(elsewhere, None)
     assert up.kube.items(up.path("trainingfunctions")) == []
     assert up.jobs() == []
 

@@ -13,7 +13,7 @@ from springtide.core.errors import BackendError
 from springtide.core.events import JobResized, NodeJoined, ReplicaReady, ReplicaStopped
 from springtide.core.resources import make_node
 from springtide.core.status.shares import SharingStatus
-from springtide.service.submission.source_stores import DirectoryShelf
+from springtide.service.submission.source_stores import DirectorySources
 from springtide.storage.datasets.place import data_store_url
 
 
@@ -64,7 +64,7 @@ class PlatformDouble:
 
     def __init__(self, state_dir: Path, num_devices: int = 2, policy=ArrivalOrder) -> None:
         self.state_dir = state_dir
-        self.shelf = DirectoryShelf(state_dir)
+        self.source_store = DirectorySources(state_dir)
         self.cluster_status = None
         self.clock_s = 100.0
         self.make_policy = policy

@@ -13,7 +13,7 @@ from springtide.core.errors import ObjectMissing, StorageError
 from springtide.core.workload import ReplicaId
 from springtide.service.logs.upload import PATIENCE_S, LogHandIn
 from springtide.service.reconciler.admission import ResourceAdmission
-from springtide.service.submission.source_stores import StoreShelf
+from springtide.service.submission.source_stores import ObjectSources
 from springtide.service.submission.submission import SubmissionService
 from springtide.storage.step_lines import gap_line, say_lines
 from springtide.storage.stores.checked import CheckedStore
@@ -29,12 +29,12 @@ class House:
     def __init__(self, platform, folder):
         self.platform = platform
         self.store = CheckedStore(FileStore(folder, is_durable=False))
-        platform.shelf = StoreShelf(self.store, platform.state_dir)
+        platform.source_store = ObjectSources(self.store, platform.state_dir)
         self.cluster = ClusterDouble()
-        self.room = SubmissionService(platform)
-        intake = ResourceAdmission(self.room, platform, self.cluster, KubernetesSettings(name="ml-platform"))
+        self.submissions = SubmissionService(platform)
+        admission = ResourceAdmission(self.submissions, platform, self.cluster, KubernetesSettings(name="ml-platform"))
         obj = self.cluster.put(workers="1..2", epochs=3)
-        self.job_id = intake.take_job(self.cluster.read("TrainingFunction", key_of(obj))).workload_id
+        self.job_id = admission.take_job(self.cluster.read("TrainingFunction", key_of(obj))).workload_id
         platform.run_job(self.job_id)
         self.kept = WorkloadStore(self.store, self.job_id)
         self.hand_in = LogHandIn(platform)
@@ -56,7 +56,7 @@ class House:
         return path
 
     def end(self):
-        self.room.cancel_job(self.job_id)
+        self.submissions.cancel_job(self.job_id)
         self.platform.stop_replicas(self.job_id)
 
     def waits(self, replica="job.0"):
@@ -182,7 +182,7 @@ def test_a_job_that_was_retired_meanwhile_comes_back_with_nothing(house):
 
 
 def test_the_news_of_an_end_begins_it_and_the_journal_of_the_past_does_not(house):
-    house.room.cancel_job(house.job_id)
+    house.submissions.cancel_job(house.job_id)
     replicas = {(house.job_id, replica.replica_id) for replica in house.platform.view().jobs[house.job_id].replicas}
     assert replicas
     house.platform.stop_replicas(house.job_id)

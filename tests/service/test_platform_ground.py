@@ -20,7 +20,7 @@ from springtide.core.status.pods import ClusterStatus
 from springtide.core.status.shares import SharingStatus
 from springtide.service.platform import Platform, PlatformBuild
 from springtide.service.submission.schemas import JobIn, ServiceIn
-from springtide.service.submission.source_stores import StoreShelf
+from springtide.service.submission.source_stores import ObjectSources
 from springtide.service.submission.submission import SubmissionService
 from springtide.storage.stores.checked import CheckedStore
 from springtide.storage.stores.files import FileStore
@@ -80,7 +80,7 @@ class Control:
             make,
             ground=PlatformBuild(
                 journal=open_journal(journal_url, folder, holder=folder.name),
-                shelf=StoreShelf(store, folder),
+                source_store=ObjectSources(store, folder),
                 nodes=lambda: self.machines.nodes(),
                 store_url=f"file://{store_url}",
                 overheads=Overheads(change_s=6.0),
@@ -170,10 +170,10 @@ def test_sources_survive_a_control_plane_that_comes_back_with_an_empty_directory
     first.end()
 
     second = make("second", (make_node("a", 1),)).start()
-    shelf = second.platform.shelf
-    assert shelf.holds(entrypoint.source_path, body["source"]["text"])
-    assert not shelf.holds(entrypoint.source_path, "something else")
-    assert not shelf.holds("workloads/nobody/source/x.py", "")
+    source_store = second.platform.source_store
+    assert source_store.holds(entrypoint.source_path, body["source"]["text"])
+    assert not source_store.holds(entrypoint.source_path, "something else")
+    assert not source_store.holds("workloads/nobody/source/x.py", "")
     keys = CheckedStore(FileStore(tmp_path / "objects", is_durable=False)).keys(f"workloads/{record.workload_id}/")
     assert [key.rpartition("/")[2] for key in keys] == ["digits.py", "net.py"]
     # The same request under the same key is the same job, whichever control plane is asked.
@@ -214,7 +214,7 @@ def test_a_superseded_platform_says_so_and_begins_nothing_more(make):
 
 def test_the_logs_of_pods_that_are_gone_are_found_in_the_store(tmp_path):
     store = CheckedStore(FileStore(tmp_path / "objects", is_durable=False))
-    shelf = StoreShelf(store, tmp_path / "state")
+    source_store = ObjectSources(store, tmp_path / "state")
     store.put("workloads/a/logs/a.0.log", b"one\n")
     store.put("workloads/a/logs/a.1.log", b"two\n")
     store.put("workloads/a/logs/other.txt", b"no log\n")
@@ -223,21 +223,21 @@ def test_the_logs_of_pods_that_are_gone_are_found_in_the_store(tmp_path):
     (folder / "a.1.log").write_text("what was followed while it r")
     (folder / "a.2.log").write_text("still runs\n")
     num_gets = store.requests().num_gets
-    shelf.fetch_logs("a")
-    shelf.fetch_logs("a")
+    source_store.fetch_logs("a")
+    source_store.fetch_logs("a")
     assert store.requests().num_gets == num_gets + 2
     assert {path.name: path.read_text() for path in folder.iterdir()} == {
         "a.0.log": "one\n",
         "a.1.log": "two\n",
         "a.2.log": "still runs\n",
     }
-    shelf.fetch_logs("nobody")
+    source_store.fetch_logs("nobody")
     assert not (tmp_path / "state" / "workloads" / "nobody").exists()
 
 
 def test_what_functions_wrote_elsewhere_is_found_unless_more_of_it_is_here(tmp_path):
     store = CheckedStore(FileStore(tmp_path / "objects", is_durable=False))
-    shelf = StoreShelf(store, tmp_path / "state")
+    source_store = ObjectSources(store, tmp_path / "state")
     for name in ("a.0.0.log", "a.0.1.log", "a.coordinator.log"):
         store.put(f"workloads/a/functions/logs/{name}", b"one\ntwo\n")
     store.put("workloads/a/functions/losses.jsonl", b"[1, 0.5, 8]\n")
@@ -245,7 +245,7 @@ def test_what_functions_wrote_elsewhere_is_found_unless_more_of_it_is_here(tmp_p
     folder.mkdir(parents=True)
     (folder / "a.0.0.log").write_text("one\ntwo\nthree\n")
     (folder / "a.0.1.log").write_text("one\n")
-    shelf.fetch_logs("a")
+    source_store.fetch_logs("a")
     assert {path.name: path.read_text() for path in folder.iterdir()} == {
         "a.0.0.log": "one\ntwo\nthree\n",
         "a.0.1.log": "one\ntwo\n",
@@ -253,7 +253,7 @@ def test_what_functions_wrote_elsewhere_is_found_unless_more_of_it_is_here(tmp_p
     }
     # It is written on here from now on.
     (folder / "a.0.1.log").write_text("")
-    shelf.fetch_logs("a")
+    source_store.fetch_logs("a")
     assert (folder / "a.0.1.log").read_text() == ""
 
 
@@ -266,7 +266,7 @@ def test_what_a_job_on_functions_has_left_goes_with_the_rest_of_it(tmp_path):
         "jobs/b/job",
     ):
         store.put(key, b"1")
-    assert StoreShelf(store, tmp_path / "state").retire("a", keeps_artifacts=True) == 3
+    assert ObjectSources(store, tmp_path / "state").retire("a", keeps_artifacts=True) == 3
     assert store.keys("") == ["jobs/b/job", "workloads/a/head"]
 
 
@@ -274,7 +274,7 @@ def test_a_long_log_is_fetched_by_its_end(tmp_path, monkeypatch):
     monkeypatch.setattr("springtide.service.submission.source_stores.MAX_FETCHED_LOG_BYTES", 8)
     store = CheckedStore(FileStore(tmp_path / "objects", is_durable=False))
     store.put("workloads/a/logs/a.0.log", b"first line\nlast\n")
-    StoreShelf(store, tmp_path / "state").fetch_logs("a")
+    ObjectSources(store, tmp_path / "state").fetch_logs("a")
     assert (tmp_path / "state" / "workloads" / "a" / "logs" / "a.0.log").read_bytes() == b"ne\nlast\n"
 
 
@@ -286,5 +286,5 @@ def test_a_store_that_is_away_hides_no_log_that_is_here(tmp_path, caplog):
         raise StorageError("the store does not answer")
 
     store.keys = fail
-    StoreShelf(store, tmp_path / "state").fetch_logs("a")
+    ObjectSources(store, tmp_path / "state").fetch_logs("a")
     assert "the store does not answer" in caplog.text

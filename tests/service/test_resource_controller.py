@@ -91,15 +91,15 @@ class House:
     def __init__(self, platform):
         self.platform = platform
         self.cluster = ClusterDouble()
-        self.room = SubmissionService(platform)
+        self.submissions = SubmissionService(platform)
         settings = KubernetesSettings(name="ml-platform", store_secret="store")
-        self.intake = ResourceAdmission(self.room, platform, self.cluster, settings)
+        self.admission = ResourceAdmission(self.submissions, platform, self.cluster, settings)
         self.caps = {}
-        self.jobs = JobReconciler(platform, self.cluster, self.intake, self.room, lambda: self.caps)
-        self.services = ServiceObjects(platform, self.cluster, self.intake, self.room)
+        self.jobs = JobReconciler(platform, self.cluster, self.admission, self.submissions, lambda: self.caps)
+        self.services = ServiceObjects(platform, self.cluster, self.admission, self.submissions)
 
     def job(self, obj):
-        return self.intake.job_of(uid_of(obj))
+        return self.admission.job_of(uid_of(obj))
 
     def compare(self, obj):
         return self.jobs.compare(self.cluster.see(obj), self.job(obj))
@@ -131,7 +131,7 @@ def test_hands_that_take_the_same_object_in_at_once_make_one_job_of_it(house):
 
     def take(_):
         barrier.wait()
-        return house.intake.take_job(house.cluster.read("TrainingFunction", key_of(obj))).workload_id
+        return house.admission.take_job(house.cluster.read("TrainingFunction", key_of(obj))).workload_id
 
     with ThreadPoolExecutor(8) as hands:
         assert len(set(hands.map(take, range(8)))) == 1
@@ -163,7 +163,7 @@ def test_a_wish_of_the_past_is_not_acted_upon(house):
     obj = house.cluster.put(workers="1..2", suspend=False)
     house.jobs.take_in(obj)
     house.cluster.change(obj, suspend=True)
-    house.room.pause_job(house.job(obj).workload_id)
+    house.submissions.pause_job(house.job(obj).workload_id)
     house.jobs.compare(obj, house.job(obj))
     assert house.job(obj).is_paused
     house.cluster.change(obj, suspend=False)
@@ -175,7 +175,7 @@ def test_bounds_of_the_past_are_not_set_again(house):
     obj = house.cluster.put(workers="1..2")
     house.jobs.take_in(obj)
     house.cluster.change(obj, workers=1)
-    house.room.scale(house.job(obj).workload_id, ScaleIn(minimum=1, maximum=1))
+    house.submissions.scale(house.job(obj).workload_id, ScaleIn(minimum=1, maximum=1))
     house.jobs.compare(obj, house.job(obj))
     assert house.job(obj).max_workers == 1
 
@@ -393,7 +393,7 @@ def test_progress_alone_waits_its_turn_and_a_change_of_state_does_not(house, tel
     house.now.at_s += 1.0
     assert not teller.tell_job(obj, house.job(obj), [])
     assert not teller.is_due(uid_of(obj))
-    house.room.pause_job(house.job(obj).workload_id)
+    house.submissions.pause_job(house.job(obj).workload_id)
     assert teller.tell_job(obj, house.job(obj), [])
     assert house.cluster.told[-1][1]["state"] in ("PREEMPTING", "PAUSED")
     assert house.cluster.told[-1][1]["step"] == 5

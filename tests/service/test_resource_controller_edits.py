@@ -263,11 +263,11 @@ def test_an_edit_of_the_past_is_not_brought_and_a_server_that_is_away_is_asked_a
 
 def test_a_job_that_has_ended_is_edited_no_more(house):
     obj = begin(house, **KNOWN)
-    house.room.cancel_job(house.job(obj).workload_id)
+    house.submissions.cancel_job(house.job(obj).workload_id)
     house.cluster.change(obj, budget="$5", retries=2, ttlSecondsAfterFinished=5)
     assert "spec.budget, spec.retries cannot change any more: it has ended (CANCELLED)" in house.compare(obj).message
     with pytest.raises(Conflict):
-        house.room.edit_job(house.job(obj).workload_id, goal=Goal(budget_usd=5.0))
+        house.submissions.edit_job(house.job(obj).workload_id, goal=Goal(budget_usd=5.0))
 
 
 def test_an_edit_is_a_line_of_its_story(house):
@@ -300,7 +300,7 @@ def test_a_journal_that_does_not_answer_leaves_all_as_it_was(house):
     assert house.compare(obj).is_true
     house.platform.is_broken = True
     with pytest.raises(BackendError):
-        house.room.edit_job(house.job(obj).workload_id, max_restarts=9)
+        house.submissions.edit_job(house.job(obj).workload_id, max_restarts=9)
 
 
 def test_an_edit_of_a_job_that_nobody_knows_changes_nothing(house):

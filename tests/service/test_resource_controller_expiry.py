@@ -15,7 +15,7 @@ from springtide.core.workload import ReplicaId
 from springtide.service.reconciler.admission import ResourceAdmission
 from springtide.service.reconciler.expiry import RETRY_S, Expiry
 from springtide.service.reconciler.status import StatusTeller
-from springtide.service.submission.source_stores import StoreShelf
+from springtide.service.submission.source_stores import ObjectSources
 from springtide.service.submission.submission import SubmissionService
 from springtide.storage.stores.checked import CheckedStore
 from springtide.storage.stores.files import FileStore
@@ -41,35 +41,35 @@ class House:
     def __init__(self, platform: PlatformDouble, folder):
         self.platform = platform
         self.store = CheckedStore(FileStore(folder, is_durable=False))
-        platform.shelf = StoreShelf(self.store, platform.state_dir)
+        platform.source_store = ObjectSources(self.store, platform.state_dir)
         self.cluster = Cluster()
-        self.room = SubmissionService(platform)
+        self.submissions = SubmissionService(platform)
         settings = KubernetesSettings(name="ml-platform")
-        self.intake = ResourceAdmission(self.room, platform, self.cluster, settings)
+        self.admission = ResourceAdmission(self.submissions, platform, self.cluster, settings)
         self.expiry = Expiry(platform, self.cluster, "ml-platform")
 
     def ended(self, **spec):
         obj = self.cluster.put(**spec)
-        job = self.intake.take_job(self.cluster.read("TrainingFunction", key_of(obj)))
+        job = self.admission.take_job(self.cluster.read("TrainingFunction", key_of(obj)))
         kept = WorkloadStore(self.store, job.workload_id)
         kept.publish_artifact("model.pt", b"the model", 1, 5)
         kept.put_log(ReplicaId(f"{job.workload_id}.0"), b"said")
-        self.room.cancel_job(job.workload_id)
+        self.submissions.cancel_job(job.workload_id)
         self.platform.stop_replicas(job.workload_id)
         return obj
 
     def look(self, obj):
-        record = self.intake.job_of(uid_of(obj))
+        record = self.admission.job_of(uid_of(obj))
         return self.expiry.look(self.cluster.see(obj), record)
 
     def settle(self):
         """Wait until whoever was on his way has gone."""
-        self.expiry._hands.submit(lambda: None).result(10.0)
-        self.expiry._hands.shutdown(wait=True)
-        self.expiry._hands = type(self.expiry._hands)(1)
+        self.expiry._pool.submit(lambda: None).result(10.0)
+        self.expiry._pool.shutdown(wait=True)
+        self.expiry._pool = type(self.expiry._pool)(1)
 
     def kept(self, obj):
-        prefix = f"workloads/{self.intake.job_of(uid_of(obj)).workload_id}/"
+        prefix = f"workloads/{self.admission.job_of(uid_of(obj)).workload_id}/"
         return [key.removeprefix(prefix) for key in self.store.keys(prefix)]
 
     def is_there(self, obj):
@@ -120,7 +120,7 @@ def test_without_a_time_it_stays_and_while_it_runs_it_has_none(house):
     house.platform.clock_s += 1e6
     assert house.look(forever) is None
     running = house.cluster.put(name="runs", ttlSecondsAfterFinished=0)
-    house.intake.take_job(house.cluster.read("TrainingFunction", key_of(running)))
+    house.admission.take_job(house.cluster.read("TrainingFunction", key_of(running)))
     house.platform.clock_s += 1e6
     assert house.look(running) is None
     assert house.expiry.due() == []
@@ -128,10 +128,10 @@ def test_without_a_time_it_stays_and_while_it_runs_it_has_none(house):
 
 def test_a_job_whose_worker_still_leaves_has_not_ended(house):
     obj = house.cluster.put(ttlSecondsAfterFinished=0)
-    job = house.intake.take_job(house.cluster.read("TrainingFunction", key_of(obj)))
-    house.room.cancel_job(job.workload_id)
+    job = house.admission.take_job(house.cluster.read("TrainingFunction", key_of(obj)))
+    house.submissions.cancel_job(job.workload_id)
     house.platform.clock_s += 100.0
-    assert house.intake.job_of(uid_of(obj)).state == "CANCELLED"
+    assert house.admission.job_of(uid_of(obj)).state == "CANCELLED"
     assert house.look(obj) is None
     house.platform.stop_replicas(job.workload_id)
     assert house.look(obj).is_true
@@ -143,7 +143,7 @@ def test_who_is_given_more_time_meanwhile_stays(house):
     house.platform.clock_s += 11.0
     seen = house.cluster.see(obj)
     house.cluster.change(obj, ttlSecondsAfterFinished=1000)
-    assert house.expiry.look(seen, house.intake.job_of(uid_of(obj))).is_true
+    assert house.expiry.look(seen, house.admission.job_of(uid_of(obj))).is_true
     house.settle()
     assert house.is_there(obj)
     assert "source/train.py" in house.kept(obj)
@@ -152,7 +152,7 @@ def test_who_is_given_more_time_meanwhile_stays(house):
 
 def test_another_object_of_its_name_is_left_alone(house):
     obj = house.ended(ttlSecondsAfterFinished=10)
-    record = house.intake.job_of(uid_of(obj))
+    record = house.admission.job_of(uid_of(obj))
     house.platform.clock_s += 11.0
     seen = house.cluster.see(obj)
     house.cluster.put(ttlSecondsAfterFinished=10)
@@ -190,12 +190,12 @@ def test_cut_off_between_store_and_object_it_is_taken_away_by_whoever_comes_next
     obj = house.ended(ttlSecondsAfterFinished=10)
     house.look(obj)
     house.platform.clock_s += 11.0
-    record = house.intake.job_of(uid_of(obj))
-    house.platform.shelf.retire(record.workload_id, keeps_artifacts=True)
+    record = house.admission.job_of(uid_of(obj))
+    house.platform.source_store.retire(record.workload_id, keeps_artifacts=True)
     assert house.is_there(obj)
     after = Expiry(house.platform, house.cluster, "ml-platform")
     after.look(house.cluster.see(obj), record)
-    after._hands.shutdown(wait=True)
+    after._pool.shutdown(wait=True)
     assert not house.is_there(obj)
     assert house.kept(obj) == [ARTIFACT, "head"]
 
@@ -204,7 +204,7 @@ def test_its_status_says_until_when(house):
     obj = house.ended(ttlSecondsAfterFinished=60)
     told = house.look(obj)
     teller = StatusTeller(house.platform, house.cluster, "ml-platform", "http://x", lambda: ClusterStatus())
-    assert teller.tell_job(house.cluster.see(obj), house.intake.job_of(uid_of(obj)), [told])
+    assert teller.tell_job(house.cluster.see(obj), house.admission.job_of(uid_of(obj)), [told])
     _, status = house.cluster.told[-1]
     assert status["expiresAt"] > status["endedAt"]
     expired = next(each for each in status["conditions"] if each["type"] == "Expired")
@@ -216,7 +216,7 @@ def test_a_platform_may_have_a_time_for_all_who_say_nothing(house):
     silent, longer = house.ended(), house.ended(name="longer", ttlSecondsAfterFinished=600)
     assert house.look(silent).reason is house.look(longer).reason is Reason.KEPT
     teller = StatusTeller(house.platform, house.cluster, "x", "http://x", lambda: ClusterStatus(), usual_ttl_s=60.0)
-    teller.tell_job(house.cluster.see(silent), house.intake.job_of(uid_of(silent)), [])
+    teller.tell_job(house.cluster.see(silent), house.admission.job_of(uid_of(silent)), [])
     assert "expiresAt" in house.cluster.told[-1][1]
     house.platform.clock_s += 61.0
     for obj in (silent, longer):

@@ -31,11 +31,11 @@ class Widow(House):
         return obj
 
     def record(self, obj):
-        return self.intake.job_of(uid_of(obj))
+        return self.admission.job_of(uid_of(obj))
 
     def look_at(self, obj):
         self.remains.look(self.record(obj))
-        self.remains._hands.submit(lambda: None).result(10.0)
+        self.remains._pool.submit(lambda: None).result(10.0)
 
 
 @pytest.fixture
@@ -85,10 +85,10 @@ def test_one_that_said_nothing_leaves_by_the_platforms_time_and_stays_where_ther
 
 def test_a_job_that_has_not_ended_and_one_whose_worker_still_leaves_keep_what_they_have(house):
     obj = house.cluster.put(ttlSecondsAfterFinished=0)
-    job = house.intake.take_job(house.cluster.read("TrainingFunction", key_of(obj)))
+    job = house.admission.take_job(house.cluster.read("TrainingFunction", key_of(obj)))
     house.deleted(obj)
     house.look_at(obj)
-    house.room.cancel_job(job.workload_id)
+    house.submissions.cancel_job(job.workload_id)
     house.platform.clock_s += 100.0
     house.look_at(obj)
     assert house.kept(obj) == ["source/train.py"]

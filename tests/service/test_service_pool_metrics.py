@@ -9,8 +9,8 @@ from prometheus_client.registry import Collector
 
 from springtide.core.status.pools import TideBand
 from springtide.core.tide import Tide
-from springtide.service.api.pool_routes import PoolDesk
 from springtide.service.history.history import HistoryIndex
+from springtide.service.history.pool_reports import PoolReports
 from springtide.service.history.pools import RECLAIM_BOUNDS_S, Histogram, PoolTotals
 from springtide.service.metrics.platform import PlatformCollector
 from springtide.service.metrics.pools import pool_families
@@ -30,7 +30,7 @@ def history_of(tidal):
 
 def scrape(tidal):
     registry, history = CollectorRegistry(), history_of(tidal)
-    PlatformCollector(tidal.platform, history, PoolDesk(tidal.platform, history)).register(registry)
+    PlatformCollector(tidal.platform, history, PoolReports(tidal.platform, history)).register(registry)
     return generate_latest(registry).decode()
 
 

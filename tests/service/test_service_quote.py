@@ -198,7 +198,7 @@ def test_other_code_tells_nothing(asking, promising, changes):
 def test_what_was_never_measured_is_less_sure(asking, promising):
     run_once(asking, promising, workers=(1,), rates=(640.0,))
     request = JobIn.model_validate(job_body(options__max_workers=2), strict=False)
-    known = experience_of(promising.view(), request, promising.shelf.holds)
+    known = experience_of(promising.view(), request, promising.source_store.holds)
     assert known.spread.fast_on[1] == pytest.approx((1 + MEASURED_SPREAD) ** -2)
     assert known.spread.fast_on[2] == pytest.approx((1 + FITTED_SPREAD) ** -2)
 
@@ -207,7 +207,7 @@ def test_many_runs_tell_their_own_spread(asking, promising):
     for rate in (512.0, 640.0, 640.0, 640.0, 650.0):
         run_once(asking, promising, workers=(1,), rates=(rate,))
     request = JobIn.model_validate(job_body(options__max_workers=1), strict=False)
-    known = experience_of(promising.view(), request, promising.shelf.holds)
+    known = experience_of(promising.view(), request, promising.source_store.holds)
     assert known.spread.source == "history of 5 runs"
     assert known.spread.fast_on[1] == pytest.approx(1.25**-2)
     assert known.steps_per_s[1] == pytest.approx(512.0 / 64)

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from springtide.core.decision import JobView, ServiceView
 from springtide.core.status.export import LiveState
 from springtide.core.workload import Entrypoint
-from springtide.service.contract import PlatformLike
+from springtide.service.ports import PlatformLike
 
 _NOWHERE = Entrypoint(source_path="")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from springtide.control.records import JobRecord, ServiceRecord
 from springtide.core.errors import Conflict, NotFound
 from springtide.core.workload import WorkloadId
-from springtide.service.contract import ViewLike
+from springtide.service.ports import ViewLike
 
 
 def find_job(view: ViewLike, called: str) -> JobRecord:

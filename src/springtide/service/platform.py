@@ -36,7 +36,8 @@ from springtide.core.workload import WorkloadId
 from springtide.scheduling.functions.policy import WithFunctions
 from springtide.scheduling.registry import make_live_policy
 from springtide.service.assembly.pool_settings import midnight_before_s
-from springtide.service.submission.source_stores import DirectoryShelf, SourceStore
+from springtide.service.ports import SourceStore
+from springtide.service.submission.source_stores import DirectorySources
 from springtide.storage.datasets.place import data_store_url
 
 LOG = logging.getLogger("springtide.platform")
@@ -69,7 +70,7 @@ class PlatformBuild(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     journal: DurableJournal
-    shelf: SourceStore
+    source_store: SourceStore
     nodes: Callable[[], Sequence[Node]]
     store_url: str
     overheads: Overheads
@@ -134,7 +135,7 @@ class Platform:
         self.usd_per_device_hour = usd_per_device_hour
         self._ground = ground
         self._nodes = {node.node_id: node for node in nodes}
-        self.shelf: SourceStore = DirectoryShelf(state_dir) if ground is None else ground.shelf
+        self.source_store: SourceStore = DirectorySources(state_dir) if ground is None else ground.source_store
         self._crash_point = crash_point or (lambda name: None)
         self._function_status = function_status
         self._sharing = sharing

@@ -20,15 +20,16 @@ from springtide.service.api.auth import AccessControl
 from springtide.service.api.limits import RequestLimits
 from springtide.service.api.live_updates import LiveStreams
 from springtide.service.api.state_routes import cluster_routes, quote_routes, share_routes
-from springtide.service.contract import PlatformLike
 from springtide.service.history.history import HistoryIndex
+from springtide.service.history.pool_reports import PoolReports
 from springtide.service.history.series import SeriesIndex
 from springtide.service.metrics.platform import PlatformCollector
+from springtide.service.ports import PlatformLike, Submissions
 from springtide.service.quotes.quote import QuoteDesk
 from springtide.service.status.search_reports import SearchDesk
+from springtide.service.status.sharing import SharingReports
 from springtide.service.submission.function_menus import service_of
 from springtide.service.submission.problems import add_problem_handlers
-from springtide.service.submission.shares import ShareDesk
 from springtide.service.submission.submission import SubmissionService
 
 
@@ -43,7 +44,7 @@ def build_api(
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None = None,
     first_answer_s: Callable[[str], float | None] = lambda name: None,
     token_place: str = "",
-    desk: SubmissionService | None = None,
+    submissions: Submissions | None = None,
 ) -> FastAPI:
     """Return the application. Call it before the platform starts: it subscribes to the journal's steps.
 
@@ -51,14 +52,14 @@ def build_api(
     and answers /metrics. `function_paths` describes the calls of the deployed services for /openapi.json. A `history`
     that is given must be fed by the caller. `lifespan` runs around the serving. `first_answer_s` says for the name of a
     service how long its first answer took after its last start from nothing. With a `token_place`, which says where
-    users find the token, the platform may be called by other machines, under any name. `desk` takes requests otherwise
-    than by handing them to the platform.
+    users find the token, the platform may be called by other machines, under any name. `submissions` takes
+    requests otherwise than by handing them to the platform.
     """
     if history is None:
         history = HistoryIndex()
         index = history
         platform.subscribe(lambda seq, step, view: index.add(seq, step))
-    pools = pool_routes.PoolDesk(platform, history)
+    pools = PoolReports(platform, history)
     PlatformCollector(platform, history, pools).register(registry)
     app = FastAPI(
         title="Springtide", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan
@@ -67,13 +68,13 @@ def build_api(
     series = SeriesIndex()
     platform.subscribe(series.add)
     searches = SearchDesk(lambda: service_of(platform.view()))
-    shares = ShareDesk(platform, first_answer_s)
+    shares = SharingReports(platform, first_answer_s)
     streams = LiveStreams(platform, searches, shares)
-    counter = routes.ApiContext(
-        platform, history, series, desk or SubmissionService(platform), streams, quotes, pools, searches, shares
+    context = routes.ApiContext(
+        platform, history, series, submissions or SubmissionService(platform), streams, quotes, pools, searches, shares
     )
     for group in (routes.platform_routes, routes.job_routes, routes.service_routes, routes.workload_routes):
-        app.include_router(group(counter))
+        app.include_router(group(context))
     app.include_router(quote_routes(platform, quotes))
     app.include_router(pool_routes.pool_routes(pools))
     app.include_router(share_routes(shares))

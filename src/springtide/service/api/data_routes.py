@@ -24,7 +24,7 @@ from springtide.core.quantities import validate_name
 from springtide.core.workload import WorkloadId
 from springtide.service.api import openapi
 from springtide.service.api.routes import read_nothing
-from springtide.service.contract import PlatformLike
+from springtide.service.ports import PlatformLike
 from springtide.service.submission.problems import Malformed, TooLarge, UnsupportedMediaType
 from springtide.storage.datasets.cut import shard_contents
 from springtide.storage.datasets.log import DatasetLog

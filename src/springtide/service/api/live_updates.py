@@ -12,11 +12,11 @@ import anyio.to_thread
 import msgspec
 
 from springtide.core.errors import CapacityError
-from springtide.service.contract import PlatformLike
+from springtide.service.ports import PlatformLike
 from springtide.service.status.cluster_evidence import with_cluster
 from springtide.service.status.search_reports import SearchDesk
+from springtide.service.status.sharing import SharingReports
 from springtide.service.status.status import platform_status
-from springtide.service.submission.shares import ShareDesk
 
 MAX_STREAMS = 32
 SHORTEST_GAP_S = 0.25
@@ -30,7 +30,12 @@ class LiveStreams:
     """Hands out streams, each with a thread to wait in; so many that answering requests never waits for one."""
 
     def __init__(
-        self, platform: PlatformLike, searches: SearchDesk, shares: ShareDesk, *, keep_alive_s: float = KEEP_ALIVE_S
+        self,
+        platform: PlatformLike,
+        searches: SearchDesk,
+        shares: SharingReports,
+        *,
+        keep_alive_s: float = KEEP_ALIVE_S,
     ) -> None:
         self._platform = platform
         self._searches = searches

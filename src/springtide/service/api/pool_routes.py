@@ -9,54 +9,13 @@ from fastapi import APIRouter, Query
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from springtide.core.status.pools import PoolsReport, TideBand
+from springtide.core.status.pools import PoolsReport
 from springtide.core.tide import MAX_DAYS
 from springtide.service.api import openapi
-from springtide.service.contract import PlatformLike
-from springtide.service.history.history import HistoryIndex
-from springtide.service.status.pools import TideDesk, most_needed, node_statuses, pool_statuses, tide_status
-
-MAX_HANDOVERS = 50
+from springtide.service.history.pool_reports import PoolReports
 
 
-class PoolDesk:
-    """Answers what there is to say of pools, from the platform's present state and its history."""
-
-    def __init__(self, platform: PlatformLike, history: HistoryIndex) -> None:
-        self._platform = platform
-        self._history = history
-        self._tides = TideDesk()
-
-    def report(self, past_days: int = 1) -> PoolsReport:
-        """Everything at this instant, with the tide of so many past days and half as many to come, at most one."""
-        platform = self._platform
-        view, shown, now_s = platform.view(), platform.snapshot(), platform.now_s()
-        nodes = node_statuses(view, shown.drains)
-        tide = shown.tide
-        horizon_s = tide.day_s * min(1.0, past_days / 2)
-        told = tide_status(
-            tide,
-            past_days,
-            self._history.pool_sizes(now_s - past_days * tide.day_s) if nodes else (),
-            self._tides.bands(tide, now_s, horizon_s, most_needed(view)),
-        )
-        return PoolsReport(
-            now_s=now_s,
-            wall_clock_offset_s=platform.wall_clock_offset_s,
-            pools=pool_statuses(nodes),
-            nodes=nodes,
-            tide=told,
-            handovers=self._history.handovers()[-MAX_HANDOVERS:],
-        )
-
-    def coming(self, horizon_s: float) -> tuple[TideBand, ...]:
-        """The forecast up to `horizon_s` from now; nothing before a day is known."""
-        platform = self._platform
-        tide = platform.snapshot().tide
-        return self._tides.bands(tide, platform.now_s(), horizon_s, most_needed(platform.view()))
-
-
-def pool_routes(desk: PoolDesk) -> APIRouter:
+def pool_routes(reports: PoolReports) -> APIRouter:
     """Return the route of pools."""
     router = APIRouter(prefix="/v1", tags=["platform"])
 
@@ -66,7 +25,7 @@ def pool_routes(desk: PoolDesk) -> APIRouter:
         responses=openapi.answers(openapi.reference(PoolsReport), "Pools at this instant.", 422),
     )
     async def get_pools(past_days: Annotated[int, Query(ge=1, le=MAX_DAYS)] = 1) -> Response:
-        report = await run_in_threadpool(desk.report, past_days)
+        report = await run_in_threadpool(reports.report, past_days)
         return Response(
             msgspec.json.encode(report), media_type="application/json", headers={"Cache-Control": "no-store"}
         )

@@ -25,12 +25,12 @@ from springtide.core.status.platform import (
 from springtide.core.workload import JobState, WorkloadId
 from springtide.service.api import openapi
 from springtide.service.api.live_updates import LiveStreams
-from springtide.service.api.pool_routes import PoolDesk
-from springtide.service.contract import PlatformLike
 from springtide.service.history.history import HistoryIndex
+from springtide.service.history.pool_reports import PoolReports
 from springtide.service.history.series import SeriesIndex, planned_of
 from springtide.service.logs import reading as logs
 from springtide.service.lookup import find_job, find_service, find_workload
+from springtide.service.ports import PlatformLike, Submissions
 from springtide.service.quotes.quote import QuoteDesk
 from springtide.service.status.cluster_evidence import (
     PodsByWorkload,
@@ -42,6 +42,7 @@ from springtide.service.status.cluster_evidence import (
 from springtide.service.status.explain import explain
 from springtide.service.status.outlook import outlook_of
 from springtide.service.status.search_reports import SearchDesk
+from springtide.service.status.sharing import SharingReports
 from springtide.service.status.status import job_status, listed_services, platform_status, service_status
 from springtide.service.submission.option_models import JobChangeIn
 from springtide.service.submission.problems import UnsupportedMediaType
@@ -54,8 +55,6 @@ from springtide.service.submission.schemas import (
     ShutdownIn,
     parse_body,
 )
-from springtide.service.submission.shares import ShareDesk
-from springtide.service.submission.submission import SubmissionService
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 JOB_EXAMPLE = {
@@ -79,12 +78,12 @@ class ApiContext:
     platform: PlatformLike
     history: HistoryIndex
     series: SeriesIndex
-    desk: SubmissionService
+    submissions: Submissions
     streams: LiveStreams
     quotes: QuoteDesk
-    pools: PoolDesk
+    pools: PoolReports
     searches: SearchDesk
-    shares: ShareDesk
+    shares: SharingReports
 
     def jobs(self) -> list[JobStatus]:
         """Every job's status at this instant."""
@@ -165,14 +164,14 @@ class ApiContext:
         return with_pods(status, pods_by_workload(self.platform.cluster()) if pods is None else pods)
 
 
-def job_routes(counter: ApiContext) -> APIRouter:
+def job_routes(context: ApiContext) -> APIRouter:
     """Return the routes of training jobs."""
     router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
-    platform, desk = counter.platform, counter.desk
+    platform, submissions = context.platform, context.submissions
 
     @router.get("", summary="Every job", responses=openapi.answers(openapi.list_of(JobStatus), "In order of arrival."))
     async def list_jobs() -> Response:
-        return encoded(await run_in_threadpool(counter.jobs))
+        return encoded(await run_in_threadpool(context.jobs))
 
     @router.post(
         "",
@@ -186,8 +185,8 @@ def job_routes(counter: ApiContext) -> APIRouter:
     )
     async def submit_job(request: Request, idempotency_key: Annotated[str | None, Header()] = None) -> Response:
         body = await read_body(request, JobIn)
-        record, is_new = await run_in_threadpool(desk.submit_job, body, idempotency_key)
-        return encoded(counter.job(record), 201 if is_new else 200)
+        record, is_new = await run_in_threadpool(submissions.submit_job, body, idempotency_key)
+        return encoded(context.job(record), 201 if is_new else 200)
 
     @router.get(
         "/{id}/series",
@@ -196,20 +195,20 @@ def job_routes(counter: ApiContext) -> APIRouter:
     )
     async def get_series(id: str) -> Response:
         job_id = find_job(platform.view(), id).workload_id
-        return encoded(counter.series.series(job_id, platform.now_s()))
+        return encoded(context.series.series(job_id, platform.now_s()))
 
     @router.get("/{id}", summary="One job, by id or unique name", responses=openapi.answers(_JOB, "The job.", 404, 409))
     async def get_job(id: str) -> Response:
         record = find_job(platform.view(), id)
-        return encoded(await run_in_threadpool(counter.job, record, with_map=True))
+        return encoded(await run_in_threadpool(context.job, record, with_map=True))
 
-    _add_changes(router, counter)
+    _add_changes(router, context)
     return router
 
 
-def _add_changes(router: APIRouter, counter: ApiContext) -> None:
+def _add_changes(router: APIRouter, context: ApiContext) -> None:
     """What changes a job that was submitted."""
-    desk = counter.desk
+    submissions = context.submissions
     changed = openapi.answers(_JOB, "The job as it is now.", 400, 404, 409, 413, 415, 422, 503)
 
     @router.patch(
@@ -220,17 +219,17 @@ def _add_changes(router: APIRouter, counter: ApiContext) -> None:
     )
     async def change_job(request: Request, id: str) -> Response:
         wish = await read_body(request, JobChangeIn)
-        return encoded(counter.job(await run_in_threadpool(desk.change_job, id, wish)))
+        return encoded(context.job(await run_in_threadpool(submissions.change_job, id, wish)))
 
     @router.post("/{id}/cancel", summary="End a job", responses=changed)
     async def cancel_job(request: Request, id: str) -> Response:
         await read_nothing(request)
-        return encoded(counter.job(await run_in_threadpool(desk.cancel_job, id)))
+        return encoded(context.job(await run_in_threadpool(submissions.cancel_job, id)))
 
     @router.post("/{id}/pause", summary="Checkpoint a job and give its devices back", responses=changed)
     async def pause_job(request: Request, id: str) -> Response:
         await read_nothing(request)
-        return encoded(counter.job(await run_in_threadpool(desk.pause_job, id)))
+        return encoded(context.job(await run_in_threadpool(submissions.pause_job, id)))
 
     @router.post(
         "/{id}/resume",
@@ -240,23 +239,23 @@ def _add_changes(router: APIRouter, counter: ApiContext) -> None:
     )
     async def resume_job(request: Request, id: str) -> Response:
         wish = await read_body(request, ResumeIn) if await request.body() else ResumeIn()
-        return encoded(counter.job(await run_in_threadpool(desk.resume_job, id, wish.budget_usd)))
+        return encoded(context.job(await run_in_threadpool(submissions.resume_job, id, wish.budget_usd)))
 
 
-def service_routes(counter: ApiContext) -> APIRouter:
+def service_routes(context: ApiContext) -> APIRouter:
     """Return the routes of inference services."""
     router = APIRouter(prefix="/v1/services", tags=["services"])
-    platform, desk = counter.platform, counter.desk
+    platform, submissions = context.platform, context.submissions
 
     @router.get(
         "", summary="Every service", responses=openapi.answers(openapi.list_of(ServiceStatus), "In order of arrival.")
     )
     async def list_services(request: Request) -> Response:
-        return encoded(await run_in_threadpool(counter.services, request))
+        return encoded(await run_in_threadpool(context.services, request))
 
     @router.get("/{name}", summary="One service", responses=openapi.answers(_SERVICE, "The service.", 404))
     async def get_service(request: Request, name: str) -> Response:
-        return encoded(counter.service(find_service(platform.view(), name), request))
+        return encoded(context.service(find_service(platform.view(), name), request))
 
     @router.put(
         "/{name}",
@@ -266,7 +265,7 @@ def service_routes(counter: ApiContext) -> APIRouter:
     )
     async def deploy_service(request: Request, name: str) -> Response:
         body = await read_body(request, ServiceIn)
-        return encoded(counter.service(await run_in_threadpool(desk.deploy_service, name, body), request))
+        return encoded(context.service(await run_in_threadpool(submissions.deploy_service, name, body), request))
 
     @router.delete(
         "/{name}",
@@ -275,15 +274,15 @@ def service_routes(counter: ApiContext) -> APIRouter:
     )
     async def remove_service(request: Request, name: str) -> Response:
         await read_nothing(request)
-        return encoded(counter.service(await run_in_threadpool(desk.remove_service, name), request))
+        return encoded(context.service(await run_in_threadpool(submissions.remove_service, name), request))
 
     return router
 
 
-def workload_routes(counter: ApiContext) -> APIRouter:
+def workload_routes(context: ApiContext) -> APIRouter:
     """Return the routes that jobs and services share."""
     router = APIRouter(prefix="/v1/workloads", tags=["workloads"])
-    platform = counter.platform
+    platform = context.platform
 
     @router.post(
         "/{id}/scale",
@@ -295,10 +294,10 @@ def workload_routes(counter: ApiContext) -> APIRouter:
     )
     async def scale_workload(request: Request, id: str) -> Response:
         body = await read_body(request, ScaleIn)
-        record = await run_in_threadpool(counter.desk.scale, id, body)
+        record = await run_in_threadpool(context.submissions.scale, id, body)
         if isinstance(record, JobRecord):
-            return encoded(counter.job(record))
-        return encoded(counter.service(record, request))
+            return encoded(context.job(record))
+        return encoded(context.service(record, request))
 
     @router.get(
         "/{id}/why",
@@ -306,7 +305,7 @@ def workload_routes(counter: ApiContext) -> APIRouter:
         responses=openapi.answers(openapi.reference(Explanation), "The one dominant reason.", 404, 409),
     )
     async def why(id: str) -> Response:
-        return encoded(await run_in_threadpool(counter.why, id))
+        return encoded(await run_in_threadpool(context.why, id))
 
     @router.get(
         "/{id}/history",
@@ -314,7 +313,7 @@ def workload_routes(counter: ApiContext) -> APIRouter:
         responses=openapi.answers(openapi.list_of(HistoryEntry), "The newest lines.", 404, 409),
     )
     async def get_history(id: str) -> Response:
-        return encoded(list(counter.history.entries(find_workload(platform.view(), id).workload_id)))
+        return encoded(list(context.history.entries(find_workload(platform.view(), id).workload_id)))
 
     @router.get(
         "/{id}/logs",
@@ -330,25 +329,25 @@ def workload_routes(counter: ApiContext) -> APIRouter:
     ) -> Response:
         workload_id = find_workload(platform.view(), id).workload_id
         folder = platform.workload_dir(workload_id) / "logs"
-        await run_in_threadpool(platform.shelf.fetch_logs, workload_id)
+        await run_in_threadpool(platform.source_store.fetch_logs, workload_id)
         media_type = "text/plain; charset=utf-8"
         if not follow:
             lines, _ = await run_in_threadpool(logs.read_tail, folder, tail, replica)
             return Response(logs.as_text(lines), media_type=media_type)
         await run_in_threadpool(logs.list_logs, folder, replica)
-        counter.streams.check_room()
+        context.streams.check_room()
         chunks = logs.follow(folder, tail, replica, lambda: is_over(platform, workload_id))
         return StreamingResponse(
-            counter.streams.counted(chunks), media_type=media_type, headers={"Cache-Control": "no-store"}
+            context.streams.counted(chunks), media_type=media_type, headers={"Cache-Control": "no-store"}
         )
 
     return router
 
 
-def platform_routes(counter: ApiContext) -> APIRouter:
+def platform_routes(context: ApiContext) -> APIRouter:
     """Return the routes of the platform as a whole."""
     router = APIRouter(prefix="/v1", tags=["platform"])
-    platform = counter.platform
+    platform = context.platform
 
     @router.get(
         "/status",
@@ -356,7 +355,7 @@ def platform_routes(counter: ApiContext) -> APIRouter:
         responses=openapi.answers(openapi.reference(PlatformStatus), "Devices, jobs and services."),
     )
     async def get_status(request: Request) -> Response:
-        return encoded(await run_in_threadpool(counter.everything, request))
+        return encoded(await run_in_threadpool(context.everything, request))
 
     @router.get(
         "/timeline",
@@ -364,7 +363,7 @@ def platform_routes(counter: ApiContext) -> APIRouter:
         responses=openapi.answers(openapi.reference(Timeline), "Intervals and marks.", 422),
     )
     async def get_timeline(since_s: Annotated[float, Query(ge=0, le=1e12, allow_inf_nan=False)] = 0.0) -> Response:
-        timeline = await run_in_threadpool(counter.history.timeline, platform.now_s(), since_s)
+        timeline = await run_in_threadpool(context.history.timeline, platform.now_s(), since_s)
         return encoded(replace(timeline, planned=planned_of(platform.view(), timeline.now_s)))
 
     @router.get(
@@ -384,11 +383,11 @@ def platform_routes(counter: ApiContext) -> APIRouter:
         after_seq: Annotated[int, Query(ge=-1, le=2**62)] = -1,
         last_event_id: Annotated[str, Header()] = "",
     ) -> Response:
-        counter.streams.check_room()
+        context.streams.check_room()
         if last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) < 18:
             after_seq = max(after_seq, int(last_event_id))
         return StreamingResponse(
-            counter.streams.counted(counter.streams.stream(after_seq, base_url(request))),
+            context.streams.counted(context.streams.stream(after_seq, base_url(request))),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
         )

@@ -12,11 +12,11 @@ from springtide.core.status.quote import Quote
 from springtide.core.status.shares import SharingStatus
 from springtide.service.api import openapi
 from springtide.service.api.routes import JOB_EXAMPLE, encoded, read_body
-from springtide.service.contract import PlatformLike
 from springtide.service.export import live_state
+from springtide.service.ports import PlatformLike
 from springtide.service.quotes.quote import QuoteDesk
+from springtide.service.status.sharing import SharingReports
 from springtide.service.submission.schemas import JobIn
-from springtide.service.submission.shares import ShareDesk
 
 
 def quote_routes(platform: PlatformLike, desk: QuoteDesk) -> APIRouter:
@@ -44,7 +44,7 @@ def quote_routes(platform: PlatformLike, desk: QuoteDesk) -> APIRouter:
     return router
 
 
-def share_routes(desk: ShareDesk) -> APIRouter:
+def share_routes(reports: SharingReports) -> APIRouter:
     """Return the route."""
     router = APIRouter(prefix="/v1", tags=["platform"])
 
@@ -54,7 +54,7 @@ def share_routes(desk: ShareDesk) -> APIRouter:
         responses=openapi.answers(openapi.reference(SharingStatus), "Shared devices at this instant."),
     )
     async def get_sharing() -> Response:
-        return encoded(await run_in_threadpool(desk.report))
+        return encoded(await run_in_threadpool(reports.report))
 
     return router
 

@@ -54,7 +54,7 @@ from springtide.service.platform import EventExecutor, Platform, PlatformBuild, 
 from springtide.service.reconciler.controller import ResourceReconciler
 from springtide.service.server import CRASH_AT, LOOPBACK, bind, crash_point_of, lifespan_of, server_of, signals_end
 from springtide.service.standby import Standby
-from springtide.service.submission.source_stores import StoreShelf
+from springtide.service.submission.source_stores import ObjectSources
 from springtide.storage.files import write_durable
 from springtide.storage.stores.open import open_store
 
@@ -194,7 +194,7 @@ class _ControlPlane:
             )
 
         platform.subscribe(lambda seq, step, view: update(view))
-        door = ResourceReconciler(
+        reconciler = ResourceReconciler(
             platform,
             self._thread,
             settings,
@@ -204,7 +204,7 @@ class _ControlPlane:
         app = build_api(
             platform,
             token=token,
-            desk=door.desk,
+            submissions=reconciler.submissions,
             extra_routes=[*gateway.routes(), *dashboard_routes()],
             registry=registry,
             function_paths=gateway.openapi_paths,
@@ -215,10 +215,10 @@ class _ControlPlane:
         server = server_of(app)
         platform.start(on_stop=lambda: setattr(server, "should_exit", True))
         update(platform.view())
-        door.start()
+        reconciler.start()
         threading.Thread(target=self._watch_term, args=(journal,), name="springtide-term", daemon=True).start()
         try:
-            return self._serve(platform, door, server, token, standby)
+            return self._serve(platform, reconciler, server, token, standby)
         finally:
             functions.close(stop_workers=platform.stop_workers)
 
@@ -269,7 +269,7 @@ class _ControlPlane:
             sharing=self._sharing,
             ground=PlatformBuild(
                 journal=journal,
-                shelf=StoreShelf(store, state_dir),
+                source_store=ObjectSources(store, state_dir),
                 nodes=nodes,
                 store_url=settings.store_url,
                 overheads=KUBERNETES_OVERHEADS,
@@ -280,7 +280,7 @@ class _ControlPlane:
         )
 
     def _serve(
-        self, platform: Platform, door: ResourceReconciler, server: uvicorn.Server, token: str, standby: Standby
+        self, platform: Platform, reconciler: ResourceReconciler, server: uvicorn.Server, token: str, standby: Standby
     ) -> int:
         state_dir = self._options.state_dir
         port = self._listener.getsockname()[1]
@@ -304,7 +304,7 @@ class _ControlPlane:
                 gc.freeze()
                 server.run(sockets=[self._listener.dup()])
             self._is_asked_to_end.set()
-            door.stop()
+            reconciler.stop()
             # Workers train on: whoever leads next finds them. Only `springtide down` takes them along.
             platform.request_shutdown(stop_workers=False)
             platform.join(timeout_s=60.0)

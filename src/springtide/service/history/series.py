@@ -9,7 +9,7 @@ from springtide.core.events import JobFinished, JobSubmitted, ProgressReported
 from springtide.core.ports import Step
 from springtide.core.status.platform import Planned, ProgressPoint, ProgressSeries
 from springtide.core.workload import TrainingJob, WorkloadId
-from springtide.service.contract import ViewLike
+from springtide.service.ports import ViewLike
 from springtide.service.status.adaptation import adaptation_of
 from springtide.service.status.status import planned_moments, predict_eta_s
 

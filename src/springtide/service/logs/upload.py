@@ -17,8 +17,8 @@ from springtide.core.errors import StorageError
 from springtide.core.events import ReplicaLost, ReplicaStopped
 from springtide.core.ports import Step
 from springtide.core.workload import ReplicaId, WorkloadId
-from springtide.service.contract import PlatformLike
-from springtide.service.submission.source_stores import StoreShelf
+from springtide.service.ports import PlatformLike
+from springtide.service.submission.source_stores import ObjectSources
 
 LOG = logging.getLogger("springtide.logs")
 RETRY_S = 5.0
@@ -107,15 +107,15 @@ class LogHandIn:
 
     def _hand_in(self, replica: Replica, since_s: float) -> bool:
         """Whether nothing is to be done for a replica any more. Raises StorageError."""
-        (workload_id, replica_id), shelf = replica, self._platform.shelf
+        (workload_id, replica_id), source_store = replica, self._platform.source_store
         path = self._folder(workload_id) / f"{replica_id}.log"
         marker, steps = path.with_suffix(ENDED_SUFFIX), path.with_suffix(STEPS_SUFFIX)
-        if not isinstance(shelf, StoreShelf):
+        if not isinstance(source_store, ObjectSources):
             return True
         if not marker.exists():
             return self._platform.now_s() - since_s > PATIENCE_S
         if replica not in self._sent and path.exists():
-            if shelf.keep_log(workload_id, replica_id, path):
+            if source_store.keep_log(workload_id, replica_id, path):
                 LOG.info("handed in what %s wrote", replica_id)
             self._sent.add(replica)
         if steps.exists():
@@ -125,7 +125,7 @@ class LogHandIn:
                 return False
             if job is not None:
                 said = steps.read_text("ascii", "replace").splitlines()
-                shelf.keep_steps(workload_id, said, job.generation)
+                source_store.keep_steps(workload_id, said, job.generation)
             steps.unlink(missing_ok=True)
         marker.unlink(missing_ok=True)
         return True

@@ -17,13 +17,13 @@ from springtide.control.records import JobRecord, ServiceRecord, ServiceState
 from springtide.core.decision import Overheads
 from springtide.core.status.pods import ClusterStatus, PodPhase
 from springtide.core.workload import JobState
-from springtide.service.api.pool_routes import PoolDesk
-from springtide.service.contract import PlatformLike, ViewLike
 from springtide.service.histogram import Histogram
 from springtide.service.history.history import PAUSE_BOUNDS_S, HistoryIndex
+from springtide.service.history.pool_reports import PoolReports
 from springtide.service.metrics.functions import function_families
 from springtide.service.metrics.pools import pool_families
 from springtide.service.metrics.shares import ShareMetrics, gpu_families
+from springtide.service.ports import PlatformLike, ViewLike
 
 DIRECTIONS = ("grow", "shrink", "replace", "recover")
 REPLICA_STATES = ("STARTING", "READY", "STOPPING")
@@ -32,7 +32,7 @@ REPLICA_STATES = ("STARTING", "READY", "STOPPING")
 class PlatformCollector(Collector):
     """A collector of figures that exist already; scraping it costs one walk over the records."""
 
-    def __init__(self, platform: PlatformLike, history: HistoryIndex, pools: PoolDesk) -> None:
+    def __init__(self, platform: PlatformLike, history: HistoryIndex, pools: PoolReports) -> None:
         self._platform = platform
         self._history = history
         self._pools = pools

@@ -13,14 +13,15 @@ from springtide.control.records import JobRecord
 from springtide.core.errors import CapacityError
 from springtide.core.status.quote import Quote
 from springtide.core.workload import Entrypoint, WorkloadId
-from springtide.service.contract import PlatformLike
+from springtide.service.ports import PlatformLike
 from springtide.service.quotes.function_quote import compared, quote_on_functions
+from springtide.service.status.sharing import SharingReports
 from springtide.service.submission import sources
 from springtide.service.submission.experience import experience_of
 from springtide.service.submission.function_checks import check_functions, check_machines
 from springtide.service.submission.function_menus import menus_of, service_of
 from springtide.service.submission.schemas import JobIn, check_job
-from springtide.service.submission.shares import ShareDesk, check_share
+from springtide.service.submission.shares import check_share
 from springtide.service.submission.submission import family_of, make_job
 
 # Quotes are worked out one at a time, so that many who ask never take the loop's time from it; so long one waits.
@@ -32,7 +33,7 @@ class QuoteDesk:
 
     def __init__(self, platform: PlatformLike) -> None:
         self._platform = platform
-        self._shares = ShareDesk(platform)
+        self._shares = SharingReports(platform)
         self._one_at_a_time = threading.Lock()
 
     def quote(self, request: JobIn) -> Quote:
@@ -40,10 +41,10 @@ class QuoteDesk:
         check_job(request)
         check_functions(request)
         sources.check_source(request.source)
-        self._platform.shelf.import_root(request.source.import_root)
+        self._platform.source_store.import_root(request.source.import_root)
         with self._turn(PATIENCE_S):
             view = self._platform.view()
-            known = experience_of(view, request, self._platform.shelf.holds)
+            known = experience_of(view, request, self._platform.source_store.holds)
             snapshot = self._platform.snapshot()
             entrypoint = Entrypoint(source_path="", object_name=request.source.object_name, kind=request.source.kind)
             job_id = WorkloadId(f"{request.name}-asked")

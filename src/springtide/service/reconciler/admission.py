@@ -22,7 +22,7 @@ from springtide.core.containers import ContainerSettings
 from springtide.core.errors import Conflict, InvalidRequest
 from springtide.core.quantities import validate_name
 from springtide.core.workload import WorkloadId
-from springtide.service.contract import PlatformLike
+from springtide.service.ports import PlatformLike
 from springtide.service.submission.schemas import JobIn, ScaleIn, ServiceIn, check_service, parse_body
 from springtide.service.submission.shares import num_devices_of
 from springtide.service.submission.submission import SubmissionService
@@ -38,14 +38,14 @@ class SourceMissing(InvalidRequest):
 class ResourceAdmission:
     """Takes objects in, each once: the key of a submission is the object's uid.
 
-    `room` is the desk where every request ends, through whichever door it came. Not for the decision loop: it waits
+    `submissions` is where every request ends, whichever way it came. Not for the decision loop: it waits
     for the cluster and for the journal.
     """
 
     def __init__(
-        self, room: SubmissionService, platform: PlatformLike, objects: Objects, settings: KubernetesSettings
+        self, submissions: SubmissionService, platform: PlatformLike, objects: Objects, settings: KubernetesSettings
     ) -> None:
-        self._room = room
+        self._submissions = submissions
         self._platform = platform
         self._objects = objects
         self._own_secrets = {
@@ -71,7 +71,7 @@ class ResourceAdmission:
         asked = job_request(name, obj["spec"], self.files_of(obj), created=created, now=now, devices=devices)
         request = parse_body(msgspec.json.encode(asked), JobIn)
         try:
-            record, _ = self._room.submit_job(request, f"object {uid}", self._container(obj))
+            record, _ = self._submissions.submit_job(request, f"object {uid}", self._container(obj))
         except Conflict:
             # Somebody was faster with the same object: what he handed over counts.
             found = self.job_of(uid)
@@ -99,10 +99,10 @@ class ResourceAdmission:
                 "max_replicas": known.service.max_replicas,
             }
             request = parse_body(msgspec.json.encode(asked), ServiceIn)
-        record = self._room.deploy_service(name, request, self._container(obj))
+        record = self._submissions.deploy_service(name, request, self._container(obj))
         if (record.min_replicas, record.max_replicas) == wanted:
             return record
-        scaled = self._room.scale(name, ScaleIn(minimum=wanted[0], maximum=wanted[1]))
+        scaled = self._submissions.scale(name, ScaleIn(minimum=wanted[0], maximum=wanted[1]))
         assert isinstance(scaled, ServiceRecord)
         return scaled
 

@@ -1,5 +1,6 @@
-"""The controller of TrainingFunctions and InferenceFunctions: what the cluster's objects say, brought to the platform
-and told of there. `kubectl apply`, `springtide run --on k8s` and the REST API are doors to one room.
+"""The controller of TrainingFunctions and InferenceFunctions: carries out what the cluster's objects say.
+
+It writes their status, too. `kubectl apply`, `springtide run --on k8s` and the REST API lead to the same submissions.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from springtide.core.errors import SpringtideError
 from springtide.core.ports import Step
 from springtide.core.status.pods import ClusterStatus
 from springtide.core.workload import WorkloadId
-from springtide.service.contract import PlatformLike
 from springtide.service.logs.upload import LogHandIn
+from springtide.service.ports import PlatformLike
 from springtide.service.reconciler.admission import ResourceAdmission
 from springtide.service.reconciler.events import EventTeller, loud_news, owner_of, quiet_news
 from springtide.service.reconciler.expiry import Expiry
@@ -51,7 +52,7 @@ RESYNC_S = 30.0
 GATHER_S = 0.1
 LOOK_S = 1.0
 # How many objects are taken in at once: each waits for the server, and for the journal.
-HANDS = 16
+MAX_ADMISSIONS = 16
 # And how many in one round.
 MOST_AT_ONCE = 128
 # Nothing of its own tells an object when the address that it wants is free, or when the platform is well again.
@@ -61,10 +62,10 @@ Place = tuple[str, Key]
 
 
 class ResourceReconciler:
-    """One thread that compares objects with workloads, and the desk for requests over REST.
+    """One thread that compares objects with workloads, and the submissions of the REST API.
 
-    `desk` goes to the API. Make it before the platform starts (it subscribes to its steps), `start` it after, `stop` it
-    before the API thread closes. Only the leader's runs.
+    `submissions` goes to the API. Make it before the platform starts (it subscribes to its steps), `start` it after,
+    `stop` it before the API thread closes. Only the leader's runs.
     """
 
     def __init__(
@@ -79,18 +80,18 @@ class ResourceReconciler:
     ) -> None:
         self._platform = platform
         self.objects = objects = Objects(api_thread, settings.namespaces, settings.name)
-        room = SubmissionService(platform)
-        intake = ResourceAdmission(room, platform, objects, settings)
-        self.desk = ResourceSubmission(platform, room, intake, objects, settings)
-        self._intake = intake
-        self._jobs = JobReconciler(platform, objects, intake, room, quota_caps)
-        self._services = ServiceObjects(platform, objects, intake, room)
+        submissions = SubmissionService(platform)
+        admission = ResourceAdmission(submissions, platform, objects, settings)
+        self.submissions = ResourceSubmission(platform, submissions, admission, objects, settings)
+        self._admission = admission
+        self._jobs = JobReconciler(platform, objects, admission, submissions, quota_caps)
+        self._services = ServiceObjects(platform, objects, admission, submissions)
         url = base_url or f"http://{settings.advertise}:{settings.port}"
         self._statuses = StatusTeller(
             platform, objects, settings.name, url, cluster_status, usual_ttl_s=settings.finished_ttl_s
         )
         self._expiry = Expiry(platform, objects, settings.name, settings.finished_ttl_s)
-        self._remains = OrphanCollector(platform, objects, settings.finished_ttl_s)
+        self._orphans = OrphanCollector(platform, objects, settings.finished_ttl_s)
         self._hand_in = LogHandIn(platform)
         self._events = EventTeller(settings.name, platform.wall_clock_offset_s, objects.tell_event)
         self._changed = threading.Condition()
@@ -103,7 +104,7 @@ class ResourceReconciler:
         self._ids: dict[str, WorkloadId] = {}
         self._num_indexed = 0
         self._unfinished: dict[Place, None] = {}
-        self._hands = ThreadPoolExecutor(HANDS, thread_name_prefix="springtide-intake")
+        self._pool = ThreadPoolExecutor(MAX_ADMISSIONS, thread_name_prefix="springtide-admission")
         self._thread = threading.Thread(target=self._main, name="springtide-objects", daemon=True)
         platform.subscribe(self._on_step)
 
@@ -121,9 +122,9 @@ class ResourceReconciler:
             self._changed.notify_all()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
-        self._hands.shutdown(wait=False, cancel_futures=True)
+        self._pool.shutdown(wait=False, cancel_futures=True)
         self._expiry.close()
-        self._remains.close()
+        self._orphans.close()
         self._hand_in.stop(timeout_s)
 
     # --- what it hears, on other threads ----------------------------------------------------------------------------
@@ -212,7 +213,7 @@ class ResourceReconciler:
         # The others come in the next rounds, so that those who are in are told of meanwhile.
         self._unfinished |= {(obj["kind"], key_of(obj)): None for obj in waiting[MOST_AT_ONCE:]}
         if waiting and not self._is_over:
-            list(self._hands.map(self._take_in_one, waiting[:MOST_AT_ONCE]))
+            list(self._pool.map(self._take_in_one, waiting[:MOST_AT_ONCE]))
 
     def _untaken(self, place: Place, is_due: bool) -> Object | None:
         """The TrainingFunction at that place, if it has no job and is worth asking for one."""
@@ -245,7 +246,7 @@ class ResourceReconciler:
         else:
             job = self._job_of(obj)
             if job is not None:
-                self._remains.heed(obj)
+                self._orphans.heed(obj)
                 expired = self._expiry.look(obj, job)
                 self._conditions[uid] = [self._jobs.compare(obj, job), *((expired,) if expired else ())]
         if any(each.reason in _ASKED_AGAIN for each in self._conditions.get(uid, ())):
@@ -295,7 +296,7 @@ class ResourceReconciler:
             if container is None or not self._is_orphan(container, there):
                 continue
             if job.state.is_terminal:
-                self._remains.look(job)
+                self._orphans.look(job)
             else:
                 self._ended(self._jobs.end_orphan, job)
         for service in list(view.services.values()):

@@ -15,9 +15,9 @@ from springtide.core import actions, events
 from springtide.core.containers import ContainerSettings
 from springtide.core.ports import Step
 from springtide.core.workload import WorkloadId
-from springtide.service.contract import ViewLike
 from springtide.service.history.history import MAX_WORKLOADS, HistoryIndex
 from springtide.service.history.pools import PoolHistory
+from springtide.service.ports import ViewLike
 
 # After a restart what was decided so shortly before is told once more: it may have been left unsaid.
 TOLD_AGAIN_S = 60.0

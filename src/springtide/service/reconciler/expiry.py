@@ -15,14 +15,14 @@ from springtide.backends.kubernetes.resources.status import Condition, stamp
 from springtide.backends.kubernetes.resources.status_schema import ConditionType, Reason
 from springtide.control.records import JobRecord
 from springtide.core.errors import SpringtideError
-from springtide.service.contract import PlatformLike
+from springtide.service.ports import PlatformLike
 
 LOG = logging.getLogger("springtide.objects")
 KIND = TRAINING_FUNCTION.name
 # Who could not be taken away is tried again after so long.
 RETRY_S = 10.0
 # A store takes its time over many objects; meanwhile nobody else waits.
-HANDS = 2
+MAX_THREADS = 2
 
 
 class Expiry:
@@ -42,11 +42,11 @@ class Expiry:
         self._lock = threading.Lock()
         self._going: set[str] = set()
         self._troubles: dict[str, str] = {}
-        self._hands = ThreadPoolExecutor(HANDS, thread_name_prefix="springtide-expiry")
+        self._pool = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="springtide-expiry")
 
     def close(self) -> None:
         """Begin nothing new."""
-        self._hands.shutdown(wait=False, cancel_futures=True)
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def look(self, obj: Object, record: JobRecord) -> Condition | None:
         """What is told of an object's time after its end, None where it has none; and, once that is over, its end."""
@@ -68,7 +68,7 @@ class Expiry:
             is_new = uid not in self._going
             self._going.add(uid)
         if is_new:
-            self._hands.submit(self._take_away, obj, record)
+            self._pool.submit(self._take_away, obj, record)
         if trouble:
             return Condition(ConditionType.EXPIRED, True, Reason.STORE_UNAVAILABLE, f"it cannot go yet: {trouble}")
         return Condition(ConditionType.EXPIRED, True, Reason.TIME_OVER, "its time after its end is over: it goes now")
@@ -111,7 +111,7 @@ class Expiry:
         if end_s is None or now_s < end_s:
             # Whoever owns it gave it more time.
             return
-        num = self._platform.shelf.retire(record.workload_id, keeps_artifacts=keeps_artifacts(found))
+        num = self._platform.source_store.retire(record.workload_id, keeps_artifacts=keeps_artifacts(found))
         container = record.job.container
         if container is not None:
             text = f"its time after its end is over: it goes, with {num} of its objects in the store"

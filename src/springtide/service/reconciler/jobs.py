@@ -19,7 +19,7 @@ from springtide.core.errors import BackendError, InvalidRequest, SpringtideError
 from springtide.core.options.jobs import JOB_OPTIONS
 from springtide.core.quantities import parse_money_usd
 from springtide.core.workload import Goal, WorkloadId
-from springtide.service.contract import PlatformLike
+from springtide.service.ports import PlatformLike
 from springtide.service.reconciler.admission import ResourceAdmission, SourceMissing
 from springtide.service.submission.option_models import JobOptionsIn
 from springtide.service.submission.schemas import ScaleIn
@@ -66,7 +66,7 @@ def refusal_of(error: SpringtideError) -> Condition:
 class JobReconciler:
     """Compares one TrainingFunction at a time, by level: what it says, as it is now, against the platform's record.
 
-    Nothing counts here that is not in the journal. `room` is the desk of every door; `quota_caps` says which
+    Nothing counts here that is not in the journal. `submissions` takes every request; `quota_caps` says which
     jobs a quota holds down, and to how many workers: those are not raised above it. Before anything is changed for an
     object's sake the server is asked for the object once more: what is cached may be of the past.
     """
@@ -75,21 +75,21 @@ class JobReconciler:
         self,
         platform: PlatformLike,
         objects: Objects,
-        intake: ResourceAdmission,
-        room: SubmissionService,
+        admission: ResourceAdmission,
+        submissions: SubmissionService,
         quota_caps: Callable[[], Mapping[WorkloadId, int]],
     ) -> None:
         self._platform = platform
         self._objects = objects
-        self._intake = intake
-        self._room = room
+        self._admission = admission
+        self._submissions = submissions
         self._quota_caps = quota_caps
         # A policy is asked about one wish once, and again after a while: by uid, the parts wished for, and until when.
         self._refused: dict[str, tuple[dict[str, str], float, InvalidRequest]] = {}
 
     def take_in(self, obj: Object) -> tuple[JobRecord | None, Condition | None]:
         """The job of an object that has none yet, or what is told instead; neither where the object is gone."""
-        known = self._intake.job_of(uid_of(obj))
+        known = self._admission.job_of(uid_of(obj))
         if known is not None:
             return known, None
         found = self._as_it_is(obj)
@@ -98,7 +98,7 @@ class JobReconciler:
         if found["spec"].get("suspend"):
             return None, Condition(ConditionType.ACCEPTED, False, Reason.SUSPENDED, "spec.suspend is true")
         try:
-            return self._intake.take_job(found), None
+            return self._admission.take_job(found), None
         except SpringtideError as error:
             return None, refusal_of(error)
 
@@ -136,20 +136,20 @@ class JobReconciler:
             return
         found = self._objects.read(KIND, Key(container.namespace, container.owner_name))
         if found is None or uid_of(found) != container.owner_uid:
-            self._room.cancel_job(record.workload_id)
+            self._submissions.cancel_job(record.workload_id)
 
     def _suspend(self, obj: Object, record: JobRecord) -> None:
         is_wanted = bool(obj["spec"].get("suspend"))
         if is_wanted and not record.is_paused:
             if self._still(obj, "suspend") is not None:
-                self._room.pause_job(record.workload_id)
+                self._submissions.pause_job(record.workload_id)
         elif record.is_paused and not is_wanted:
             budget_usd = self._new_budget(obj, record)
             if record.pause_reason and budget_usd is None:
                 # Not its owner's pause: it takes more than an owner who did not ask for one.
                 return
             if self._still(obj, "suspend", "budget") is not None:
-                self._room.resume_job(record.workload_id, budget_usd)
+                self._submissions.resume_job(record.workload_id, budget_usd)
 
     def _edit(self, obj: Object, record: JobRecord) -> None:
         """Bring what its owner wants of the job now to the platform: its goal, and how often it may begin again."""
@@ -165,12 +165,12 @@ class JobReconciler:
             # Whatever becomes of the goal.
             accepted = _taken_over(accepted, parts, {"retries"})
             retries = int(obj["spec"].get("retries", DEFAULT_RETRIES))
-            self._room.edit_job(record.workload_id, max_restarts=retries, accepted=accepted)
+            self._submissions.edit_job(record.workload_id, max_restarts=retries, accepted=accepted)
         if wished & _GOAL:
             try:
                 goal = self._goal(obj["spec"], record, wished)
                 accepted = _taken_over(accepted, parts, _GOAL)
-                self._room.edit_job(record.workload_id, goal=goal, accepted=accepted)
+                self._submissions.edit_job(record.workload_id, goal=goal, accepted=accepted)
             except InvalidRequest as error:
                 self._refused[uid] = (parts, self._platform.now_s() + ASKED_AGAIN_S, error)
                 raise
@@ -200,7 +200,7 @@ class JobReconciler:
             return
         wanted = self._bounds(obj["spec"], record)
         if wanted != (record.min_workers, record.max_workers) and self._still(obj, "workers", "replicas") is not None:
-            self._room.scale(record.workload_id, ScaleIn(minimum=wanted[0], maximum=wanted[1]))
+            self._submissions.scale(record.workload_id, ScaleIn(minimum=wanted[0], maximum=wanted[1]))
 
     def _bounds(self, spec: Mapping[str, Any], record: JobRecord) -> tuple[int, int]:
         is_auto = spec.get("workers", "auto") == "auto"

@@ -12,8 +12,8 @@ from springtide.backends.kubernetes.resources.from_object import keeps_artifacts
 from springtide.control.records import JobRecord
 from springtide.core.errors import SpringtideError
 from springtide.core.workload import WorkloadId
-from springtide.service.contract import PlatformLike
-from springtide.service.submission.source_stores import StoreShelf
+from springtide.service.ports import PlatformLike
+from springtide.service.submission.source_stores import ObjectSources
 from springtide.storage.workloads.head import NOBODYS_GENERATION, Departure, WorkloadHead
 
 LOG = logging.getLogger("springtide.objects")
@@ -46,11 +46,11 @@ class OrphanCollector:
         self._lock = threading.Lock()
         # When, on the platform's clock, a job without an object is looked at next.
         self._next_s: dict[WorkloadId, float] = {}
-        self._hands = ThreadPoolExecutor(1, thread_name_prefix="springtide-remains")
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="springtide-orphans")
 
     def close(self) -> None:
         """Begin nothing new."""
-        self._hands.shutdown(wait=False, cancel_futures=True)
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def heed(self, obj: Object) -> None:
         """Remember what an object wants for the time after its job's end, should it be gone by then."""
@@ -73,7 +73,7 @@ class OrphanCollector:
             # Not again while it is being looked at.
             self._next_s[record.workload_id] = now_s + RETRY_S
             wish = self._wishes.get(container.owner_uid)
-        self._hands.submit(self._look, record, wish)
+        self._pool.submit(self._look, record, wish)
 
     # --- on the other thread ----------------------------------------------------------------------------------------
 
@@ -94,12 +94,13 @@ class OrphanCollector:
 
     def _look_now(self, record: JobRecord, wish: tuple[float | None, bool] | None) -> float:
         """Take away what is due; returns when it is to be looked at again. Raises StorageError, BackendError."""
-        now_s, shelf = self._platform.now_s(), self._platform.shelf
-        if not isinstance(shelf, StoreShelf):
+        now_s, source_store = self._platform.now_s(), self._platform.source_store
+        if not isinstance(source_store, ObjectSources):
             return NEVER
-        head = shelf.head(record.workload_id)
+        head = source_store.head(record.workload_id)
         is_retired = head.generation == NOBODYS_GENERATION
-        if (is_retired and head.departure is None) or (head == WorkloadHead() and not shelf.has(record.workload_id)):
+        is_empty = head == WorkloadHead() and not source_store.has(record.workload_id)
+        if (is_retired and head.departure is None) or is_empty:
             return NEVER
         if head.generation > record.generation and not is_retired:
             LOG.warning(
@@ -119,10 +120,10 @@ class OrphanCollector:
         is_due = now_s + offset_s >= departure.at_unix_s
         if head.departure is None and (is_due or wish is not None):
             # Also of what goes now: should this end in between, whoever comes next knows that it is not done.
-            shelf.set_departure(record.workload_id, departure)
+            source_store.set_departure(record.workload_id, departure)
         if not is_due:
             return departure.at_unix_s - offset_s
-        num = shelf.retire(record.workload_id, keeps_artifacts=departure.keeps_artifacts)
+        num = source_store.retire(record.workload_id, keeps_artifacts=departure.keeps_artifacts)
         LOG.info("%s, whose object is gone, went with %d of its objects in the store", record.workload_id, num)
         return NEVER
 

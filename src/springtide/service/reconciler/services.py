@@ -10,7 +10,7 @@ from springtide.backends.kubernetes.resources.status_schema import ConditionType
 from springtide.control.records import ServiceRecord
 from springtide.core.errors import SpringtideError
 from springtide.core.workload import WorkloadId
-from springtide.service.contract import PlatformLike
+from springtide.service.ports import PlatformLike
 from springtide.service.reconciler.admission import ResourceAdmission
 from springtide.service.reconciler.jobs import refusal_of
 from springtide.service.submission.submission import SubmissionService
@@ -26,12 +26,12 @@ class ServiceObjects:
     """
 
     def __init__(
-        self, platform: PlatformLike, objects: Objects, intake: ResourceAdmission, room: SubmissionService
+        self, platform: PlatformLike, objects: Objects, admission: ResourceAdmission, submissions: SubmissionService
     ) -> None:
         self._platform = platform
         self._objects = objects
-        self._intake = intake
-        self._room = room
+        self._admission = admission
+        self._submissions = submissions
         # By uid: the generation that was deployed, or refused, here.
         self._deployed: dict[str, int] = {}
         self._refused: dict[str, tuple[int, Condition]] = {}
@@ -62,7 +62,7 @@ class ServiceObjects:
             return
         found = self._objects.read(KIND, Key(container.namespace, container.owner_name))
         if found is None or uid_of(found) != container.owner_uid:
-            self._room.remove_service(record.service.name)
+            self._submissions.remove_service(record.service.name)
 
     def forget(self, uids: set[str]) -> None:
         """Of all objects but these nothing is remembered."""
@@ -78,7 +78,7 @@ class ServiceObjects:
             found = self._objects.read(KIND, key_of(obj))
             if found is None or uid_of(found) != uid or is_ending(found) or found["spec"].get("suspend"):
                 return None
-            self._intake.take_service(found)
+            self._admission.take_service(found)
         except SpringtideError as error:
             refused = refusal_of(error)
             self._refused[uid] = (generation, refused)
@@ -91,7 +91,7 @@ class ServiceObjects:
         if record is not None:
             found = self._objects.read(KIND, key_of(obj))
             if found is not None and uid_of(found) == uid_of(obj) and found["spec"].get("suspend"):
-                self._room.remove_service(record.service.name)
+                self._submissions.remove_service(record.service.name)
         self._deployed.pop(uid_of(obj), None)
         return None, [Condition(ConditionType.ACCEPTED, False, Reason.SUSPENDED, "spec.suspend is true")]
 

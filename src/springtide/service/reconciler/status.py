@@ -22,7 +22,7 @@ from springtide.backends.kubernetes.resources.status_schema import ConditionType
 from springtide.control.records import JobRecord, ServiceRecord
 from springtide.core.status.pods import ClusterStatus, PodStatus
 from springtide.core.workload import WorkloadId
-from springtide.service.contract import PlatformLike
+from springtide.service.ports import PlatformLike
 from springtide.service.reconciler.expiry import expires_s
 from springtide.service.status.status import job_status, service_status
 

@@ -1,4 +1,4 @@
-"""The REST API's desk on a platform whose workloads are objects of a cluster: each request goes through its object.
+"""Submissions on a platform whose workloads are objects of a cluster: each request goes through its object.
 
 A workload has its object before it has a pod, so that every pod has an owner; and a pause, a scale or a removal is
 written into the object first or at once after, so that what the object says stays what is wanted.
@@ -33,11 +33,12 @@ from springtide.core.containers import ContainerSettings
 from springtide.core.errors import Conflict, InvalidRequest, SpringtideError
 from springtide.core.quantities import validate_name
 from springtide.core.workload import WorkloadId
-from springtide.service.contract import PlatformLike
 from springtide.service.lookup import find_job, find_service, find_workload
+from springtide.service.ports import PlatformLike, Submissions
 from springtide.service.reconciler.admission import ResourceAdmission
 from springtide.service.submission import sources
 from springtide.service.submission.function_checks import check_functions
+from springtide.service.submission.option_models import RequestModel
 from springtide.service.submission.schemas import (
     ContainerIn,
     JobIn,
@@ -48,23 +49,23 @@ from springtide.service.submission.schemas import (
     check_job,
     check_service,
 )
-from springtide.service.submission.submission import MAX_KEY_CHARS, SubmissionService
+from springtide.service.submission.submission import MAX_KEY_CHARS
 
 
-class ResourceSubmission(SubmissionService):
-    """Takes REST requests and makes them objects; `room` is the desk where what an object says is taken in."""
+class ResourceSubmission:
+    """The port Submissions for the REST API: makes objects of requests; `direct` submits what the objects say."""
 
     def __init__(
         self,
         platform: PlatformLike,
-        room: SubmissionService,
-        intake: ResourceAdmission,
+        direct: Submissions,
+        admission: ResourceAdmission,
         objects: Objects,
         settings: KubernetesSettings,
     ) -> None:
-        super().__init__(platform)
-        self._room = room
-        self._intake = intake
+        self._platform = platform
+        self._direct = direct
+        self._admission = admission
         self._objects = objects
         self._settings = settings
 
@@ -91,9 +92,9 @@ class ResourceSubmission(SubmissionService):
                 return self.submit_job(request, None)
             return self._known(obj, digest), False
         try:
-            return self._intake.take_job(made), True
+            return self._admission.take_job(made), True
         except InvalidRequest:
-            # Nobody asked for an object that is only there to say no.
+            # The request is refused in its answer: no object is needed to say so.
             self._objects.delete(TRAINING_FUNCTION.name, key_of(made), uid=uid_of(made))
             raise
 
@@ -123,7 +124,7 @@ class ResourceSubmission(SubmissionService):
         made = self._objects.create(INFERENCE_FUNCTION.name, obj)
         if made is not None:
             try:
-                return self._intake.take_service(made)
+                return self._admission.take_service(made)
             except InvalidRequest:
                 self._objects.delete(INFERENCE_FUNCTION.name, key_of(made), uid=uid_of(made))
                 raise
@@ -132,20 +133,20 @@ class ResourceSubmission(SubmissionService):
         if before is None or changed is None:
             raise Conflict(f"the object of {name} went away meanwhile; deploy it once more")
         try:
-            return self._intake.take_service(changed)
+            return self._admission.take_service(changed)
         except InvalidRequest:
             self._objects.replace_spec(INFERENCE_FUNCTION.name, key_of(before), before)
             raise
 
     def remove_service(self, name: str) -> ServiceRecord:
-        """Take a service and its object away. Raises NotFound."""
+        """Remove a service and its object. Raises NotFound."""
         record = find_service(self._platform.view(), name)
         container = record.service.container
         if container is not None:
             key = Key(container.namespace, container.owner_name)
             self._objects.delete(INFERENCE_FUNCTION.name, key, uid=container.owner_uid)
         try:
-            return self._room.remove_service(name)
+            return self._direct.remove_service(name)
         except SpringtideError:
             # Its object's end was seen, and acted upon, in between.
             now = self._platform.view().services[record.workload_id]
@@ -154,15 +155,15 @@ class ResourceSubmission(SubmissionService):
             return now
 
     def cancel_job(self, called: str) -> JobRecord:
-        """End a job; its object stays, and says so. Raises NotFound, Conflict."""
-        return self._room.cancel_job(called)
+        """End a job; its object stays, with the end in its status. Raises NotFound, Conflict."""
+        return self._direct.cancel_job(called)
 
     def pause_job(self, called: str) -> JobRecord:
-        """Have a job checkpoint and hold nothing; its object says so, too. Raises NotFound, Conflict."""
+        """Have a job checkpoint and release its devices, and note that in its object. Raises NotFound, Conflict."""
         record = find_job(self._platform.view(), called)
         if not record.state.is_terminal and record.outcome is None:
             self._change(record, {"suspend": True})
-        return self._room.pause_job(called)
+        return self._direct.pause_job(called)
 
     def resume_job(self, called: str, budget_usd: float | None = None) -> JobRecord:
         """Let a paused job go on. Raises NotFound, Conflict, InvalidRequest."""
@@ -174,11 +175,15 @@ class ResourceSubmission(SubmissionService):
             if not now.is_paused:
                 # The change was seen, and acted upon, in between.
                 return now
-        return self._room.resume_job(called, budget_usd)
+        return self._direct.resume_job(called, budget_usd)
+
+    def change_job(self, called: str, wish: RequestModel) -> JobRecord:
+        """Change a job that has not ended; its object stays. Raises NotFound, Conflict, InvalidRequest."""
+        return self._direct.change_job(called, wish)
 
     def scale(self, called: str, bounds: ScaleIn) -> JobRecord | ServiceRecord:
         """Set new bounds, in the object, too. Raises NotFound, Conflict, InvalidRequest."""
-        record = self._room.scale(called, bounds)
+        record = self._direct.scale(called, bounds)
         low, high = bounds.minimum, bounds.maximum
         span: int | str = low if low == high and low else f"{low}..{high}"
         word = "workers" if isinstance(record, JobRecord) else "scale"
@@ -196,11 +201,11 @@ class ResourceSubmission(SubmissionService):
         found = self._objects.read(TRAINING_FUNCTION.name, key_of(obj))
         if found is None:
             raise Conflict("the object of this Idempotency-Key is just going away; use a new key")
-        job = self._intake.job_of(uid_of(found))
+        job = self._admission.job_of(uid_of(found))
         if found["metadata"].get("annotations", {}).get(REQUEST_ANNOTATION) != digest:
             name = found["metadata"]["name"] if job is None else job.workload_id
             raise Conflict(f"this Idempotency-Key was used for {name} with another body; use a new key")
-        return job or self._intake.take_job(found)
+        return job or self._admission.take_job(found)
 
     def _check_source(self, source: JobSourceIn | ServiceSourceIn) -> None:
         sources.check_source(source)

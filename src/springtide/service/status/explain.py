@@ -11,7 +11,7 @@ from springtide.core.status.search import SearchStatus
 from springtide.core.status.shares import SharingStatus
 from springtide.core.workload import JobState
 from springtide.scheduling.functions.plan_text import words
-from springtide.service.contract import ViewLike
+from springtide.service.ports import ViewLike
 from springtide.service.status.function_evidence import function_evidence, function_next_steps
 from springtide.service.status.outlook import JobForecast
 from springtide.service.status.pool_evidence import graces_by_node, job_pool_evidence, service_pool_evidence

@@ -9,7 +9,7 @@ from springtide.control.quotes.inquiry import known_curve
 from springtide.control.records import JobRecord
 from springtide.core.decision import Schedule
 from springtide.core.workload import JobState
-from springtide.service.contract import PlatformLike
+from springtide.service.ports import PlatformLike
 
 _WAITING = frozenset({JobState.PENDING, JobState.PREEMPTING})
 

@@ -11,7 +11,7 @@ from springtide.core.quantities import format_duration
 from springtide.core.resources import Pool, admits
 from springtide.core.status.pools import AffectedJob, Handover, NodeStatus, PoolsReport
 from springtide.core.workload import JobState
-from springtide.service.contract import ViewLike
+from springtide.service.ports import ViewLike
 
 MAX_NODES_NAMED = 3
 

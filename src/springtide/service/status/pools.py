@@ -18,7 +18,7 @@ from springtide.core.status.pools import (
 )
 from springtide.core.tide import MAX_DAYS, Tide
 from springtide.perf.tide import Forecaster
-from springtide.service.contract import ViewLike
+from springtide.service.ports import ViewLike
 
 POOLS: tuple[Pool, ...] = ("training", "shared", "inference")
 # A picture of the past is made of so many bins at most; of a longer past several bins become one, the highest of them.

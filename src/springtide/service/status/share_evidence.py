@@ -5,7 +5,7 @@ from __future__ import annotations
 from springtide.control.records import JobRecord, ReplicaRecord, ServiceRecord
 from springtide.core.shares import Share, load_of
 from springtide.core.status.shares import SharingStatus, TenantStatus
-from springtide.service.contract import ViewLike
+from springtide.service.ports import ViewLike
 from springtide.service.status.status import name_of
 from springtide.service.submission.shares import devices_of
 

@@ -22,11 +22,11 @@ from springtide.core.status.platform import (
 )
 from springtide.core.status.search import SearchStatus
 from springtide.core.workload import JobState, ReplicaId, WorkloadId
-from springtide.service.contract import ViewLike
+from springtide.service.ports import ViewLike
 from springtide.service.status.adaptation import adaptation_of, num_samples_left, progress_of
 from springtide.service.status.pools import node_statuses, pool_statuses
 from springtide.service.status.search_reports import stream_status
-from springtide.service.submission.shares import ShareDesk
+from springtide.service.status.sharing import SharingReports
 
 # So long the places of a job on functions are told with all others after its end.
 _JUST_ENDED_S = 300.0
@@ -267,7 +267,7 @@ def platform_status(
     drains: Mapping[NodeId, Drain] = EMPTY,
     live_of: Callable[[WorkloadId], FunctionRunStatus | None] = lambda workload_id: None,
     search_of: Callable[[JobRecord, float], SearchStatus | None] = lambda record, now_s: None,
-    shares: ShareDesk | None = None,
+    shares: SharingReports | None = None,
 ) -> PlatformStatus:
     """Return the whole platform at this instant. Removed services are left out once nothing of them runs.
 

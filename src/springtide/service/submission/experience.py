@@ -13,7 +13,7 @@ from springtide.control.records import JobRecord
 from springtide.core.function_search import BatchPhase, steps_of
 from springtide.core.workload import JobState
 from springtide.perf.curve import fit_scaling
-from springtide.service.contract import ViewLike
+from springtide.service.ports import ViewLike
 from springtide.service.submission.option_models import JobOptionsIn
 from springtide.service.submission.schemas import JobIn, adaptive_batch
 

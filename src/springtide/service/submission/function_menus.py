@@ -10,7 +10,7 @@ from springtide.core.errors import InvalidRequest
 from springtide.core.function_search import FunctionSearch, batch_at
 from springtide.core.functions import FunctionMenu, FunctionService, ModelProfile
 from springtide.perf.functions.bill import StepHabits
-from springtide.service.contract import ViewLike
+from springtide.service.ports import ViewLike
 from springtide.service.submission.experience import declared_steps, phases_of
 from springtide.service.submission.function_searches import is_clearly_better, search_of
 from springtide.service.submission.option_models import JobOptionsIn, goal_of

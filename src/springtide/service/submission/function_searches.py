@@ -12,7 +12,7 @@ from springtide.core.errors import InvalidRequest
 from springtide.core.function_search import MAX_MEASUREMENTS, FunctionMeasurement, FunctionSearch
 from springtide.core.functions import FunctionMenu, FunctionOption, FunctionService, ModelProfile
 from springtide.core.workload import Goal, TrainingJob
-from springtide.service.contract import ViewLike
+from springtide.service.ports import ViewLike
 from springtide.service.submission.option_models import JobOptionsIn
 
 # A pipeline is taken instead where it is predicted to reach the goal for so much less: more than predictions are off.

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from springtide.core.errors import InvalidRequest
 from springtide.core.shares import TOLERANCE, Share
 from springtide.core.workload import WorkloadId
-from springtide.service.contract import ViewLike
+from springtide.service.ports import ViewLike
 
 
 def check_guarantee(view: ViewLike, service_id: WorkloadId, minimum: int, share: Share | None = None) -> None:

@@ -13,7 +13,7 @@ from springtide.core.quantities import format_duration, parse_duration_s
 from springtide.core.workload import Goal
 from springtide.perf.curve import fit_scaling
 from springtide.scheduling.functions.plan_text import above
-from springtide.service.contract import PlatformLike
+from springtide.service.ports import PlatformLike
 
 
 def check_goal(platform: PlatformLike, record: JobRecord, goal: Goal) -> float | None:

@@ -1,14 +1,13 @@
-"""Shares in requests and in answers: what can never fit is refused, and what holds people to a share is told."""
+"""Shares in requests: what can never fit is refused."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from springtide.core.errors import InvalidRequest
 from springtide.core.resources import Device
 from springtide.core.shares import Share, make_share
-from springtide.core.status.shares import SharingStatus
-from springtide.service.contract import PlatformLike, ViewLike
+from springtide.service.ports import ViewLike
 from springtide.service.submission.option_models import ShareIn
 
 
@@ -50,25 +49,3 @@ def devices_of(view: ViewLike) -> Sequence[Device]:
 def num_devices_of(view: ViewLike) -> int:
     """How many devices machines have; asked for each of thousands of jobs."""
     return sum(len(node.devices) for node in view.nodes if node.functions is None)
-
-
-class ShareDesk:
-    """Says what holds people to their shares, and what the gateway has seen of starts.
-
-    `first_answer_s` is asked for the name of a service: how long its first answer took after its last start from
-    nothing, None where nobody knows.
-    """
-
-    def __init__(
-        self, platform: PlatformLike, first_answer_s: Callable[[str], float | None] = lambda name: None
-    ) -> None:
-        self._platform = platform
-        self.first_answer_s = first_answer_s
-
-    def enforced(self, share: Share | None) -> str:
-        """What holds the holder of a share to it; nothing where it holds the whole."""
-        return "" if share is None else self._platform.sharing().enforced
-
-    def report(self) -> SharingStatus:
-        """Everything there is to say of shared devices at this instant."""
-        return self._platform.sharing()

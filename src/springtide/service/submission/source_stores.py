@@ -14,66 +14,24 @@ import shutil
 import stat
 from collections.abc import Container, Iterable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import Protocol
 
 from springtide.backends.functions.coordinator.copies import copies_prefix
 from springtide.core.errors import Fenced, ObjectMissing, StorageError
 from springtide.core.workload import ReplicaId, WorkloadId
+from springtide.service.ports import Source
 from springtide.service.submission import sources
-from springtide.service.submission.schemas import JobSourceIn, ServiceSourceIn
 from springtide.storage.files import fsync_directory, write_durable
 from springtide.storage.step_lines import hear_lines, lines_above
 from springtide.storage.stores.checked import CheckedStore
 from springtide.storage.workloads.head import Departure, WorkloadHead
 from springtide.storage.workloads.store import WorkloadStore
 
-LOG = logging.getLogger("springtide.shelves")
+LOG = logging.getLogger("springtide.sources")
 MAX_FETCHED_LOGS = 64
 MAX_FETCHED_LOG_BYTES = 8 * 1024 * 1024
 
-Source = JobSourceIn | ServiceSourceIn
 
-
-class SourceStore(Protocol):
-    """Keeps sources, and finds the logs of those who are gone. Thread-safe; all but `fetch_logs` raise StorageError."""
-
-    def address(self, place: PurePosixPath) -> str:
-        """What workers are told of where the file is."""
-        ...
-
-    def holds(self, address: str, text: str) -> bool:
-        """Whether the file at an address is this text; False if it is not there any more."""
-        ...
-
-    def may_write(self, place: PurePosixPath, source: Source) -> bool:
-        """Whether there is no source at that place yet, or this very one."""
-        ...
-
-    def write(self, place: PurePosixPath, source: Source) -> None:
-        """Keep the main file at that place and the others beside it. They are durable when this returns."""
-        ...
-
-    def has(self, workload_id: WorkloadId) -> bool:
-        """Whether anything is kept of a workload of that id."""
-        ...
-
-    def import_root(self, asked: str) -> str:
-        """The directory that workers import neighbours from, asked for one. Raises InvalidRequest."""
-        ...
-
-    def fetch_logs(self, workload_id: WorkloadId) -> None:
-        """Bring the logs that are kept elsewhere to where they are read, as far as they are not there."""
-        ...
-
-    def retire(self, workload_id: WorkloadId, *, keeps_artifacts: bool) -> int:
-        """Take away what is kept of a workload that has ended; returns of how many files. May be done again.
-
-        What it made stays where `keeps_artifacts` says so.
-        """
-        ...
-
-
-class DirectoryShelf:
+class DirectorySources:
     """The state directory, which workers see, too."""
 
     def __init__(self, state_dir: Path) -> None:
@@ -126,7 +84,7 @@ class DirectoryShelf:
             raise StorageError(f"cannot read {path}: {error.strerror}") from error
 
 
-class StoreShelf:
+class ObjectSources:
     """An object store, which workers fetch from; `state_dir` is a copy that may be lost at any time.
 
     An address is the object's key, the place itself, so that it holds wherever the control plane runs next.

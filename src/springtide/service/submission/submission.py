@@ -42,8 +42,8 @@ from springtide.core.workload import (
     TrainingJob,
     WorkloadId,
 )
-from springtide.service.contract import PlatformLike, ViewLike
 from springtide.service.lookup import find_job, find_service, find_workload
+from springtide.service.ports import PlatformLike, ViewLike
 from springtide.service.submission import sources
 from springtide.service.submission.experience import Experience, experience_of, phases_of
 from springtide.service.submission.function_checks import check_functions, check_no_container
@@ -97,7 +97,7 @@ class SubmissionService:
                 "options.layer_profile is for a job on functions: send on 'functions', or leave it out"
             )
         sources.check_source(request.source)
-        import_root = self._platform.shelf.import_root(request.source.import_root)
+        import_root = self._platform.source_store.import_root(request.source.import_root)
         submit_key = _submit_key(key, request)
         with self._turn(f"key {submit_key.partition('.')[0]}" if submit_key else ""), self._drawing() as draw_job_id:
             view = self._platform.view()
@@ -121,13 +121,13 @@ class SubmissionService:
                 )
                 menu, search = menus.menu, menus.search
             job_id = draw_job_id(request.name, submit_key)
-            shelf, place = self._platform.shelf, sources.job_place(job_id, request.source)
-            if not shelf.may_write(place, request.source):
+            source_store, place = self._platform.source_store, sources.job_place(job_id, request.source)
+            if not source_store.may_write(place, request.source):
                 # A submission that was given up on may still be on its way in: its source must stay as it is.
                 raise Conflict(f"this Idempotency-Key was used for {job_id} with another source; use a new key")
-            shelf.write(place, request.source)
-            entrypoint = sources.entrypoint_of(request.source, shelf.address(place), import_root)
-            experience = experience_of(view, request, shelf.holds)
+            source_store.write(place, request.source)
+            entrypoint = sources.entrypoint_of(request.source, source_store.address(place), import_root)
+            experience = experience_of(view, request, source_store.holds)
             job = make_job(request, job_id, entrypoint, self._platform.now_s(), experience, submit_key, menu, search)
             job = replace(job, container=container)
             record = self._hand_over(JobSubmitted(job=job)).jobs[job_id]
@@ -148,7 +148,7 @@ class SubmissionService:
         check_service(request)
         _check_container(request.container, container)
         sources.check_source(request.source)
-        import_root = self._platform.shelf.import_root(request.source.import_root)
+        import_root = self._platform.source_store.import_root(request.source.import_root)
         service_id = WorkloadId(name)
         # What is guaranteed to services is counted over all of them.
         with self._turn("services"):
@@ -158,14 +158,14 @@ class SubmissionService:
             share = share_of(request.options.share)
             check_share(view, share, 1, name)
             check_guarantee(view, service_id, request.options.min_replicas, share)
-            shelf, place = self._platform.shelf, sources.service_place(service_id, request.source)
-            shelf.write(place, request.source)
+            source_store, place = self._platform.source_store, sources.service_place(service_id, request.source)
+            source_store.write(place, request.source)
             options = request.options
             old = view.services.get(service_id)
             service = InferenceService(
                 service_id=service_id,
                 name=name,
-                entrypoint=sources.entrypoint_of(request.source, shelf.address(place), import_root),
+                entrypoint=sources.entrypoint_of(request.source, source_store.address(place), import_root),
                 # The controller raises it if anything else has changed.
                 revision=old.service.revision if old is not None else 1,
                 share=share,
@@ -341,7 +341,7 @@ class SubmissionService:
             job_id = WorkloadId(f"{name}-{digits[: min(6, 4 + draw)]}")
             is_taken = job_id in view.jobs or job_id in view.services or job_id in self._taken
             # Without a key what is kept under that name belongs to somebody else's attempt.
-            if not is_taken and (key or not self._platform.shelf.has(job_id)):
+            if not is_taken and (key or not self._platform.source_store.has(job_id)):
                 return job_id
             draw += 1
 

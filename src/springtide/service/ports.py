@@ -1,12 +1,13 @@
-"""What the API needs of the running platform, as protocols: service.platform satisfies them, tests bring a double."""
+"""The protocols between the parts of the service. `service.platform` implements the platform's, tests use a double."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from springtide.control.records import JobRecord, ServiceRecord
+from springtide.core.containers import ContainerSettings
 from springtide.core.decision import Policy, Schedule, Snapshot
 from springtide.core.events import Event
 from springtide.core.ports import Step
@@ -15,7 +16,10 @@ from springtide.core.status.functions import FunctionRunStatus
 from springtide.core.status.pods import ClusterStatus
 from springtide.core.status.shares import SharingStatus
 from springtide.core.workload import WorkloadId
-from springtide.service.submission.source_stores import SourceStore
+from springtide.service.submission.option_models import RequestModel
+from springtide.service.submission.schemas import JobIn, JobSourceIn, ScaleIn, ServiceIn, ServiceSourceIn
+
+Source = JobSourceIn | ServiceSourceIn
 
 
 class ViewLike(Protocol):
@@ -54,6 +58,94 @@ class ViewLike(Protocol):
     @property
     def future(self) -> Mapping[WorkloadId, Schedule]:
         """What the policy plans for the time to come, as far as it does."""
+        ...
+
+
+class SourceStore(Protocol):
+    """Keeps sources, and fetches the logs of replicas that have ended.
+
+    Thread-safe; all methods except `fetch_logs` raise StorageError.
+    """
+
+    def address(self, place: PurePosixPath) -> str:
+        """What workers are told of where the file is."""
+        ...
+
+    def holds(self, address: str, text: str) -> bool:
+        """Whether the file at an address is this text; False if it is not there any more."""
+        ...
+
+    def may_write(self, place: PurePosixPath, source: Source) -> bool:
+        """Whether there is no source at that place yet, or this very one."""
+        ...
+
+    def write(self, place: PurePosixPath, source: Source) -> None:
+        """Keep the main file at that place and the others beside it. They are durable when this returns."""
+        ...
+
+    def has(self, workload_id: WorkloadId) -> bool:
+        """Whether anything is kept of a workload of that id."""
+        ...
+
+    def import_root(self, asked: str) -> str:
+        """The directory that workers import neighbours from, asked for one. Raises InvalidRequest."""
+        ...
+
+    def fetch_logs(self, workload_id: WorkloadId) -> None:
+        """Bring the logs that are kept elsewhere to where they are read, as far as they are not there."""
+        ...
+
+    def retire(self, workload_id: WorkloadId, *, keeps_artifacts: bool) -> int:
+        """Take away what is kept of a workload that has ended; returns of how many files. May be done again.
+
+        What it made stays where `keeps_artifacts` says so.
+        """
+        ...
+
+
+class Submissions(Protocol):
+    """Takes users' requests and answers once they are durable. Thread-safe.
+
+    All methods raise InvalidRequest, NotFound, Conflict, BackendError or StorageError where they apply.
+    """
+
+    def submit_job(
+        self, request: JobIn, key: str | None, container: ContainerSettings | None = None
+    ) -> tuple[JobRecord, bool]:
+        """Submit a job. Returns its record and whether it is new; False: the key was used for it before.
+
+        `container` is what its pods are made of, where workloads are pods and have no object yet.
+        """
+        ...
+
+    def deploy_service(
+        self, name: str, request: ServiceIn, container: ContainerSettings | None = None
+    ) -> ServiceRecord:
+        """Deploy a service, or a new revision of it. The same request again changes nothing."""
+        ...
+
+    def remove_service(self, name: str) -> ServiceRecord:
+        """Drain a service and remove it."""
+        ...
+
+    def cancel_job(self, called: str) -> JobRecord:
+        """End a job; cancelling a cancelled one changes nothing."""
+        ...
+
+    def pause_job(self, called: str) -> JobRecord:
+        """Have a job checkpoint and release its devices; pausing a paused one changes nothing."""
+        ...
+
+    def resume_job(self, called: str, budget_usd: float | None = None) -> JobRecord:
+        """Let a paused job continue, with a new budget where one is given."""
+        ...
+
+    def change_job(self, called: str, wish: RequestModel) -> JobRecord:
+        """Give a job that has not ended what `wish`, a JobChangeIn, names."""
+        ...
+
+    def scale(self, called: str, bounds: ScaleIn) -> JobRecord | ServiceRecord:
+        """Set new bounds on workers or replicas."""
         ...
 
 
@@ -108,8 +200,8 @@ class PlatformLike(Protocol):
         ...
 
     @property
-    def shelf(self) -> SourceStore:
-        """Where sources are kept, and logs of those who are gone."""
+    def source_store(self) -> SourceStore:
+        """Where sources are kept, and logs of replicas that have ended."""
         ...
 
     def data_store_url(self) -> str:

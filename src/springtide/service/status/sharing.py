@@ -1,0 +1,31 @@
+"""How devices are shared, and what enforces a share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from springtide.core.shares import Share
+from springtide.core.status.shares import SharingStatus
+from springtide.service.ports import PlatformLike
+
+
+class SharingReports:
+    """How shares are enforced, and how long services take to start.
+
+    `first_answer_s` is asked for the name of a service: how long its first answer took after its last start from
+    nothing, None where that is not known.
+    """
+
+    def __init__(
+        self, platform: PlatformLike, first_answer_s: Callable[[str], float | None] = lambda name: None
+    ) -> None:
+        self._platform = platform
+        self.first_answer_s = first_answer_s
+
+    def enforced(self, share: Share | None) -> str:
+        """What enforces a share; empty for a whole device."""
+        return "" if share is None else self._platform.sharing().enforced
+
+    def report(self) -> SharingStatus:
+        """All shared devices at this instant."""
+        return self._platform.sharing()
