@@ -5,9 +5,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(RERUNS)
 STAMP := $(VENV)/.installed
-COMPUTING := tests/control tests/sim tests/simulation tests/solvers tests/perf tests/policies tests/native
+COMPUTING := tests/control tests/simulator tests/simulation tests/solvers tests/perf tests/scheduling tests/native \
+	studies/tests
 # What only computes says the same again; and asking about reruns costs each of its thousands of tests some milliseconds.
-SURE := $(addprefix tests/,conformance core golden perf policies replay serving sim simulation solvers testing workloads)
+SURE := $(addprefix tests/,conformance core golden perf replay scheduling serving simulation simulator solvers testing \
+	workloads) studies/tests
 # What measures, holds a running service to its objective, or needs most of the memory, has the machine to itself.
 ALONE := $(addprefix tests/end_to_end/test_,tide_live.py sharing_live.py sharing_bench_live.py gpu_sharing_live.py \
 	report_latency.py goodput_live.py quote_live.py functions.py)

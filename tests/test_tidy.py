@@ -15,6 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "springtide"
 STUDIES = ROOT / "studies" / "src" / "springtide_studies"
+STUDY_TESTS = ROOT / "studies" / "tests"
 DOCS = ROOT / "docs"
 MAX_FILE_LINES = 500
 # One cohesive class may be longer than a file of several things.
@@ -31,15 +32,9 @@ BANNED_CALLS = {("torch", "load"), ("torch", "save")}
 RECORD_HEADINGS = ["Context", "Decision", "Why not the others", "How we will know it was wrong"]
 # What is tested through something else than a test file, a test's import, or the face of its room; and through what.
 WITHOUT_A_TEST_OF_THEIR_OWN = {
-    # These six until the tests mirror the new rooms.
-    "backends/functions/coordinator/parameter_store.py": "tests/backends/functions",
-    "backends/functions/coordinator/stream.py": "tests/backends/functions",
-    "backends/local/shares/cpu.py": "tests/backends",
-    "backends/local/shares/daemon_keeper.py": "tests/backends",
-    "backends/local/shares/gpu.py": "tests/backends",
-    "studies/src/springtide_studies/commands/profile_surfaces.py": "tests/cli",
-    "studies/src/springtide_studies/rows.py": "tests/sim",
     "backends/control_channel/driver.py": "a protocol: both drivers' tests",
+    "studies/src/springtide_studies/commands/profile_surfaces.py": "springtide profile --surface: tests/cli/profiles",
+    "studies/src/springtide_studies/rows.py": "the rows of the benches: studies/tests",
     "cli/samples/serving.py": "springtide hello deploys it: tests/end_to_end",
     "cli/samples/training.py": "springtide hello trains it: tests/end_to_end",
     "cli/platform/platform_process.py": "springtide up and down: tests/end_to_end",
@@ -74,6 +69,12 @@ INHERITANCE_TO_BE_REPLACED = frozenset(
 )
 PRODUCT_FILES = sorted(SOURCE.rglob("*.py"))
 PYTHON_FILES = [*PRODUCT_FILES, *sorted(STUDIES.rglob("*.py"))]
+TEST_FILES = sorted([*(ROOT / "tests").rglob("*.py"), *STUDY_TESTS.rglob("*.py")])
+# Folders of tests that belong to no single file: whole platforms, clusters, devices, and the rules themselves.
+TESTS_OF_THE_WHOLE = {
+    *("benchmarks", "conformance", "end_to_end", "examples", "golden", "gpu", "kits", "kubernetes", "native", "replay"),
+    *("simulation",),
+}
 DOCUMENTS = sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md")])
 
 
@@ -378,14 +379,12 @@ def test_no_bytes_become_objects_or_code() -> None:
     assert not found, f"safetensors for tensors, msgspec for messages: {found}"
 
 
-def homes_of_tests(path: Path) -> list[Path]:
-    """Where the tests of a source file may be: tests/<room>/test_<file>.py, with or without the folders in its name."""
+def home_of_tests(path: Path) -> Path:
+    """Where the tests of a source file are: the tests mirror the source tree, folder by folder."""
+    tests = ROOT / "tests" if SOURCE in path.parents else STUDY_TESTS
     inside = path.relative_to(package_of(path))
-    room = ROOT / "tests" / (inside.parts[0] if len(inside.parts) > 1 else "core")
-    stem = path.stem if path.stem != "__init__" else path.parent.name
-    names = [stem, "_".join([*inside.parts[:1], stem]), "_".join([*inside.parts[:-1], stem])]
-    names += ["_".join([*inside.parts[1:-1], stem])]
-    return [folder / f"test_{name}.py" for folder in (room, room.joinpath(*inside.parts[1:-1])) for name in names]
+    name = path.stem if path.stem != "__init__" else path.parent.name
+    return tests / inside.parent / f"test_{name}.py"
 
 
 def modules_named_in(path: Path) -> Iterator[str]:
@@ -411,12 +410,11 @@ def modules_with_tests() -> frozenset[str]:
 
     A part is a module of the same room that a tested module imports: it is tested through the face it belongs to.
     """
-    asked_for = {name for path in (ROOT / "tests").rglob("*.py") for name in modules_named_in(path)}
+    asked_for = {name for path in TEST_FILES for name in modules_named_in(path)}
     tested = {
         path
         for path in PYTHON_FILES
-        if dotted_name(path).removesuffix(".__main__") in asked_for
-        or any(home.is_file() for home in homes_of_tests(path))
+        if dotted_name(path).removesuffix(".__main__") in asked_for or home_of_tests(path).is_file()
     }
     parts = {name for path in tested for name in modules_named_in(path) if name.split(".")[1:2] == [room_of(path)]}
     return frozenset({dotted_name(path) for path in tested} | parts)
@@ -430,7 +428,20 @@ def test_every_module_with_code_has_its_tests() -> None:
         and name_of(path) not in WITHOUT_A_TEST_OF_THEIR_OWN
         and dotted_name(path) not in modules_with_tests()
     ]
-    assert not untested, f"neither a tests/<room>/test_<file>.py nor a test that imports it: {untested}"
+    assert not untested, (
+        f"neither a test_<file>.py in the same folder of the tests nor a test that imports it: {untested}"
+    )
+
+
+def test_tests_stand_where_their_source_stands() -> None:
+    """Every folder of tests is one of the source tree, or one of those that test the whole."""
+    lost = []
+    for path in TEST_FILES:
+        tests, package = (ROOT / "tests", SOURCE) if ROOT / "tests" in path.parents else (STUDY_TESTS, STUDIES)
+        inside = path.parent.relative_to(tests)
+        if inside.parts and inside.parts[0] not in TESTS_OF_THE_WHOLE and not (package / inside).is_dir():
+            lost.append(path.relative_to(ROOT).as_posix())
+    assert not lost, f"no folder of the source tree is called like theirs: {lost}"
 
 
 def test_no_exception_to_the_rules_is_stale() -> None:

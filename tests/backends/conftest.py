@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from local_platform import Platform, children, living_workers, open_descriptors
 
+from kits.local.local_platform import Platform, children, living_workers, open_descriptors
 from springtide.core.ports import Standing
 
 

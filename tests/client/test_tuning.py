@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from study_double import NUM_STEPS, Course, Platform
 
+from kits.client.study_double import NUM_STEPS, Course, Platform
 from springtide.client.studies import Study, Trial
 from springtide.client.tuning import Tuner, tune
 from springtide.core.errors import BackendError, InvalidRequest

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from test_dashboard_browser import (
+
+from kits.end_to_end.browser import (
     CHROMIUM,
     DRAWN,
     EVIL,
@@ -18,8 +19,7 @@ from test_dashboard_browser import (
     serving,
     text,
 )
-from test_dashboard_sharing import keep_picture
-
+from kits.end_to_end.pictures import keep_picture
 from springtide.core.status.platform import JobStatus, PlatformStatus
 from springtide.core.status.pods import ClusterStatus, PodStatus
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from test_dashboard_browser import (
+
+from kits.end_to_end.browser import (
     CHROMIUM,
     DRAWN,
     EVIL,
@@ -22,7 +23,6 @@ from test_dashboard_browser import (
     serving,
     text,
 )
-
 from springtide.core.functions import Bill, FunctionPlan, FunctionStage
 from springtide.core.status.functions import FunctionRunStatus, PlaceStatus
 from springtide.core.status.platform import DeviceStatus, PlatformStatus

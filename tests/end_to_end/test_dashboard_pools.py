@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from test_dashboard_browser import (
+
+from kits.end_to_end.browser import (
     CHROMIUM,
     DRAWN,
     EVIL,
@@ -25,7 +26,6 @@ from test_dashboard_browser import (
     serving,
     text,
 )
-
 from springtide.core.status.platform import DeviceStatus, Interval, Mark, PlatformStatus, Timeline
 from springtide.core.status.pools import (
     AffectedJob,

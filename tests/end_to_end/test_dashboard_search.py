@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from test_dashboard_browser import (
+
+from kits.end_to_end.browser import (
     CHROMIUM,
     DRAWN,
     NOW_S,
@@ -24,7 +25,6 @@ from test_dashboard_browser import (
     serving,
     text,
 )
-
 from springtide.core.function_search import BatchPhase
 from springtide.core.functions import Bill, FunctionPlan, FunctionStage
 from springtide.core.status.functions import FunctionRunStatus, PlaceStatus, PlanChange

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import time
 from pathlib import Path
 
 import pytest
@@ -12,11 +10,11 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from test_dashboard_browser import (
+
+from kits.end_to_end.browser import (
     CHROMIUM,
     DRAWN,
     EVIL,
-    Browser,
     PlatformDouble,
     browsing,
     busy_status,
@@ -25,7 +23,7 @@ from test_dashboard_browser import (
     serving,
     text,
 )
-
+from kits.end_to_end.pictures import keep_picture
 from springtide.core.shares import Share
 from springtide.core.status.platform import DeviceHolder, Interval, PlatformStatus
 from springtide.core.status.shares import SharingStatus, TenantStatus
@@ -34,9 +32,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install -y chromium"),
 ]
-PICTURES = os.environ.get("SPRINGTIDE_PICTURES", "")
-# How long the last minutes are before somebody looks at the pictures.
-PICTURES_S = float(os.environ.get("SPRINGTIDE_PICTURES_S", "5"))
 SHARES = {
     "s1": ("sentiment-7c1d", "sentiment", 0.3, 0.5),
     "d1": ("digits-3f2a", "digits", 0.4, 0.5),
@@ -119,13 +114,6 @@ def _on_gpu(told: SharingStatus) -> SharingStatus:
 
 
 SHARED = f"{DRAWN} && document.querySelectorAll('#shared-devices .sharer').length"
-
-
-def keep_picture(browser: Browser, name: str, place: str = "#sharing") -> None:
-    if PICTURES:
-        time.sleep(PICTURES_S)
-        browser.evaluate(f"document.querySelector('{place}').scrollIntoView()")
-        browser.screenshot(Path(PICTURES) / f"{name}.png")
 
 
 @pytest.mark.parametrize("dark", [False, True])

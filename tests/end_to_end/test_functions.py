@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from functions_run import Run, job_of, plan_of, reference, service_of
 from safetensors.torch import load_file
 
-from springtide.backends.functions.coordinator.notes import NOTES_FILE, Notes
+from kits.end_to_end.functions_equal import check_equal
+from kits.end_to_end.functions_run import Run, job_of, plan_of, service_of
 from springtide.backends.functions.emulator.config import EmulatorFaults
 from springtide.core import events
 from springtide.core.workload import Entrypoint
@@ -35,29 +35,6 @@ def run_of(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     yield build
     for run in runs:
         run.close()
-
-
-def check_equal(run: Run, example: str) -> None:
-    """The same loss as in one process, every sample once in its place.
-
-    One bit more or less in one weight grows with every step of a network with kinks, in one process, too, to the
-    third digit of the loss after some fifty: beyond twenty only the steps and the samples are compared here.
-    """
-    losses, model, digest = reference(run.job, example, is_whole=False)
-    whole, _, _ = reference(run.job, example, is_whole=True)
-    told = run.losses()
-    notes = msgspec.json.decode((run.work_dir / NOTES_FILE).read_bytes(), type=Notes)
-    assert notes.ids_digest == digest
-    assert [step for step, _, _ in told] == list(range(1, len(losses) + 1))
-    worst = max(abs(loss - expected) for (_, loss, _), expected in zip(told[:20], losses, strict=False))
-    assert worst < 1e-6, f"a step's loss differs by {worst}"
-    worst = max(abs(loss - expected) for (_, loss, _), expected in zip(told[:20], whole, strict=False))
-    assert worst < 1e-6, f"a step's loss differs by {worst} from that on whole batches"
-    saved = load_file(run.of(events.JobFinished)[0].artifact_path)
-    assert saved.keys() == model.keys()
-    for name, tensor in model.items():
-        assert saved[name].shape == tensor.shape
-        assert saved[name].isfinite().all()
 
 
 def check_nothing_shows(run: Run, quiet: Run) -> None:

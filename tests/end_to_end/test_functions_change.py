@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from functions_run import Run, job_of, plan_of, reference, service_of
 
+from kits.end_to_end.functions_run import Run, job_of, plan_of, reference, service_of
 from springtide.backends.functions.coordinator.notes import NOTES_FILE, Notes
 from springtide.backends.functions.emulator.launch import inject
 from springtide.core import events

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from functions_run import Run, job_of, plan_of, service_of
-from test_functions import check_equal
 
+from kits.end_to_end.functions_equal import check_equal
+from kits.end_to_end.functions_run import Run, job_of, plan_of, service_of
 from kits.servers import missing_redis, running_redis, running_s3
 from springtide.backends.functions.emulator.config import EmulatorFaults
 from springtide.backends.functions.emulator.launch import inject, set_faults
@@ -163,7 +163,7 @@ CONTROL = """
 import sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from functions_run import Run, job_of, plan_of, service_of
+from kits.end_to_end.functions_run import Run, job_of, plan_of, service_of
 from springtide.core import events
 plan = plan_of((5, 10), num_micro_batches=3, micro_batch_size=20)
 run = Run(Path(sys.argv[2]), job_of("functions_digits", plan, global_batch_size=60, num_epochs=4),
@@ -178,9 +178,9 @@ time.sleep(600)
 def test_a_control_plane_that_is_killed_takes_the_functions_over_again(
     run_of: Callable[..., Run], tmp_path: Path
 ) -> None:
-    folder = Path(__file__).parent
+    tests = Path(__file__).parents[1]
     first = subprocess.Popen(
-        [sys.executable, "-c", CONTROL, str(folder), str(tmp_path)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", CONTROL, str(tests), str(tmp_path)], stdout=subprocess.PIPE, text=True
     )
     assert first.stdout is not None
     assert first.stdout.readline() == "ten steps\n"

@@ -6,8 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from goals_platform import GoalsPlatform, check_losses, load_file, reference, seed_that_kills, write_softmax
 
+from kits.end_to_end.goals_platform import (
+    GoalsPlatform,
+    check_losses,
+    load_file,
+    reference,
+    seed_that_kills,
+    write_softmax,
+)
 from kits.servers import missing_redis
 
 pytestmark = [

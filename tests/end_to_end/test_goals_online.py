@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import wait_for
-from goals_platform import (
+
+from kits.end_to_end.goals_platform import (
     LIMIT_S,
     GoalsPlatform,
     check_losses,
@@ -18,7 +18,7 @@ from goals_platform import (
     stream_reference,
     write_softmax,
 )
-
+from kits.end_to_end.live_platform import wait_for
 from kits.servers import missing_redis
 
 pytestmark = [

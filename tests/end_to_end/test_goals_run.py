@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from goals_platform import (
+
+from kits.end_to_end.goals_platform import (
     GoalsPlatform,
     check_losses,
     load_file,
@@ -17,7 +18,6 @@ from goals_platform import (
     write_profile,
     write_softmax,
 )
-
 from kits.servers import missing_redis
 
 pytestmark = [

@@ -9,8 +9,8 @@ import signal
 import time
 
 import pytest
-from conftest import wait_for
 
+from kits.end_to_end.live_platform import wait_for
 from springtide.control.controller import Controller
 from springtide.control.journal.sqlite import SqliteJournal
 from springtide.control.loop import verify

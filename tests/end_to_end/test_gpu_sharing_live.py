@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import LivePlatform, wait_for
 
+from kits.end_to_end.live_platform import LivePlatform, wait_for
 from kits.nvidia_smi import STUB_UUIDS, install_nvidia_smi
 from springtide.backends.sharing.gpu.table import STATUS_NAME, GpuDaemonStatus
 from springtide.backends.sharing.table import read_whole
@@ -83,9 +83,7 @@ with open(sys.argv[1], "a", buffering=1) as file:
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a machine with two GPUs, and a user's cache, into which the platform builds the library."""
-    sys.path.append(str(Path(__file__).parents[1] / "native"))
-    from native_build import Native
-
+    from kits.native.native_build import Native
     from springtide.backends.sharing.gpu.build import find_compiler, find_headers
 
     folder = tmp_path_factory.mktemp("machine")

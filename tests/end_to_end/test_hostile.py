@@ -15,8 +15,8 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from conftest import ECHO, TINY, LivePlatform, artifact_digest, assert_exactly_once, wait_for
 
+from kits.end_to_end.live_platform import ECHO, TINY, LivePlatform, artifact_digest, assert_exactly_once, wait_for
 from springtide.backends.sockets import socket_directory
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

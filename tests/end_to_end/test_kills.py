@@ -12,8 +12,8 @@ import time
 import httpx2
 import numpy as np
 import pytest
-from conftest import ECHO, artifact_digest, assert_exactly_once, wait_for
 
+from kits.end_to_end.live_platform import ECHO, artifact_digest, assert_exactly_once, wait_for
 from springtide.backends.local import CRASH_POINTS
 from springtide.control.journal.sqlite import SqliteJournal
 from springtide.core.actions import EndJob

@@ -9,8 +9,8 @@ import subprocess
 
 import httpx2
 import pytest
-from conftest import ECHO, assert_exactly_once, wait_for
 
+from kits.end_to_end.live_platform import ECHO, assert_exactly_once, wait_for
 from springtide.control.controller import Controller
 from springtide.control.journal.sqlite import SqliteJournal
 from springtide.control.loop import recover

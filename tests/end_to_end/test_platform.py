@@ -8,8 +8,8 @@ import time
 
 import httpx2
 import pytest
-from conftest import ECHO, artifact_digest, assert_exactly_once, wait_for
 
+from kits.end_to_end.live_platform import ECHO, artifact_digest, assert_exactly_once, wait_for
 from springtide.control.controller import Controller
 from springtide.control.journal.sqlite import SqliteJournal
 from springtide.control.loop import verify

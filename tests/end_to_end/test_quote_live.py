@@ -9,8 +9,8 @@ import sys
 import time
 
 import pytest
-from conftest import TINY, wait_for
 
+from kits.end_to_end.live_platform import TINY, wait_for
 from springtide.scheduling.registry import POLICY_NAMES
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TINY, LivePlatform, wait_for
+
+from kits.end_to_end.live_platform import TINY, LivePlatform, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from conftest import assert_exactly_once
-from open_loop import Answer, Tidal, ask_at, attained_fraction
 
+from kits.end_to_end.live_platform import assert_exactly_once
+from kits.end_to_end.open_loop import Answer, Tidal, ask_at, attained_fraction
 from springtide.control.controller import Controller
 from springtide.control.journal.sqlite import SqliteJournal
 from springtide.control.loop import verify

@@ -12,30 +12,9 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from kits.examples.terminal import EXAMPLES, Terminal
+
 pytestmark = [pytest.mark.examples, pytest.mark.timeout(600)]
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-class Terminal:
-    """`springtide --state DIR ...` in a process of its own."""
-
-    def __init__(self, state: Path) -> None:
-        self.state = state
-
-    def type(self, *words: str, expect: int = 0) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "springtide", "--state", str(self.state), *words],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        assert done.returncode == expect, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
-        return done.stdout
-
-    def ask(self, *words: str) -> dict:
-        return json.loads(self.type(*words, "--json"))
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ from typing import Any
 
 import httpx2
 import pytest
-from test_examples import LocalContext, fell, load
-from test_examples_live import EXAMPLES, Terminal
 
+from kits.examples.local_context import LocalContext, fell, load
+from kits.examples.terminal import EXAMPLES, Terminal
 from springtide.core.shares import has_room, load_of, make_share
 
 

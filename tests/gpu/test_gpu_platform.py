@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
-import sys
-from pathlib import Path
 
 import pytest
+
+from kits.end_to_end import live_platform
 
 pytestmark = [
     pytest.mark.gpu,
@@ -27,21 +26,8 @@ def fit(ctx):
 """
 
 
-def load_live() -> type:
-    """The live platform of the end-to-end tests."""
-    path = Path(__file__).parents[1] / "end_to_end" / "conftest.py"
-    spec = importlib.util.spec_from_file_location("end_to_end_for_gpu", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["end_to_end_for_gpu"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_a_job_trains_on_every_gpu_there_is(tmp_path):
-    live_module = load_live()
-    live = live_module.LivePlatform(tmp_path / "state", slots=None)
+    live = live_platform.LivePlatform(tmp_path / "state", slots=None)
     live.start()
     try:
         devices = live.request("GET", "/v1/status")["devices"]
@@ -50,6 +36,6 @@ def test_a_job_trains_on_every_gpu_there_is(tmp_path):
         assert live.wait_job(job_id)["state"] == "SUCCEEDED"
         logs = live.http.get(f"/v1/workloads/{job_id}/logs").text
         assert logs.count("trains on cuda") == len(devices)
-        live_module.assert_exactly_once(live.workload(job_id), num_samples=96, batch=16, num_epochs=4)
+        live_platform.assert_exactly_once(live.workload(job_id), num_samples=96, batch=16, num_epochs=4)
     finally:
         live.stop()

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_gpu_platform import load_live
+
+from kits.end_to_end import live_platform
 
 pytestmark = [
     pytest.mark.gpu,
@@ -51,8 +52,7 @@ while True:
 
 
 def test_torch_is_held_to_its_share_of_a_gpu(tmp_path: Path) -> None:
-    live_module = load_live()
-    live = live_module.LivePlatform(tmp_path / "state", slots=1)
+    live = live_platform.LivePlatform(tmp_path / "state", slots=1)
     live.start(policy="springtide")
 
     def tenant(name: str) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def test_torch_is_held_to_its_share_of_a_gpu(tmp_path: Path) -> None:
         live.request(
             "POST", "/v1/jobs", {"name": "burn", "source": source, "options": {"max_workers": 1, "share": share}}
         )
-        live_module.wait_for(
+        live_platform.wait_for(
             lambda: log.exists() and len(log.read_text().splitlines()) > 20, 180.0, "rounds of the job"
         )
         source = {"filename": "matrix.py", "text": SERVICE, "object_name": "Matrix", "kind": "class"}
@@ -81,10 +81,10 @@ def test_torch_is_held_to_its_share_of_a_gpu(tmp_path: Path) -> None:
         assert live.request("GET", "/v1/sharing")["mechanism"] == "cuda-preload"
         assert ask(-3000) == [0.0]
         assert ask(-3000) == [2.0]
-        live_module.wait_for(lambda: tenant("matrix").get("num_denied", 0) > 0, 60.0, "the refusal to be told")
+        live_platform.wait_for(lambda: tenant("matrix").get("num_denied", 0) > 0, 60.0, "the refusal to be told")
         assert 3000 <= tenant("matrix")["memory_used_mb"] <= 4000
         assert tenant("matrix")["num_launches"] >= 10
-        live_module.wait_for(lambda: tenant("burn").get("throttled_s", 0.0) > 0.0, 60.0, "the job to be held back")
+        live_platform.wait_for(lambda: tenant("burn").get("throttled_s", 0.0) > 0.0, 60.0, "the job to be held back")
         assert tenant("burn")["used"] <= 0.4 * 1.25
     finally:
         live.stop()

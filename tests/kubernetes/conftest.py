@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab import Cluster, Lab, missing_lab, running
-from lab_nodes import NodeLab, missing_nodes
-from serving_kit import NODE, ThisMachine
+
+from kits.kubernetes.lab.lab import Cluster, Lab, missing_lab, running
+from kits.kubernetes.lab.nodes import NodeLab, missing_nodes
+from kits.kubernetes.serving_kit import NODE, ThisMachine
 
 # The files with tests on real nodes. A machine has room for one lab with nodes: they are one worker's.
 NODE_FILES = ("deployment", "executor_kit", "serving", "shares", "story", "trouble")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from kube_http import wait_for
-from lab import Cluster
 
+from kits.kubernetes.kube_http import wait_for
+from kits.kubernetes.lab.lab import Cluster
 from springtide.backends.kubernetes.client import api as api_module
 from springtide.backends.kubernetes.client import auth as api_auth
 from springtide.backends.kubernetes.client.api import KubeApi

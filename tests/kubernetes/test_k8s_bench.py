@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from lab import Cluster, lab_folder, missing_lab
 
+from kits.kubernetes.lab.lab import Cluster, lab_folder, missing_lab
 from springtide.backends.kubernetes.client.api import KubeApi
 from springtide.backends.kubernetes.client.kinds import NODE
 from springtide.core.errors import BackendError

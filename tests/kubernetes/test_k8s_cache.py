@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from api_proxy import ApiProxy
-from kube_http import wait_for
-from lab import Cluster
 
+from kits.kubernetes.api_proxy import ApiProxy
+from kits.kubernetes.kube_http import wait_for
+from kits.kubernetes.lab.lab import Cluster
 from springtide.backends.kubernetes.client import cache as cache_module
 from springtide.backends.kubernetes.client.kinds import CONFIG_MAP, POD, Key
 from springtide.backends.kubernetes.client.thread import ApiThread

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from kube_http import wait_for
-from lab import Cluster
-from service_account import apply, install_definitions, installed, kubeconfig_of
 
+from kits.kubernetes.kube_http import wait_for
+from kits.kubernetes.lab.lab import Cluster
+from kits.kubernetes.service_account import apply, install_definitions, installed, kubeconfig_of
 from springtide.backends.kubernetes.client.api import KubeApi
 from springtide.backends.kubernetes.install.cluster_check import ClusterFinding, check_cluster
 from springtide.backends.kubernetes.install.settings_file import settings_from

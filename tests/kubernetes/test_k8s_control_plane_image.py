@@ -11,9 +11,18 @@ import venv
 from pathlib import Path
 
 import pytest
-from kube_http import wait_for
-from lab import Cluster
-from served_platform import bound, environment, events_of, functions_in, served, still_node, training_function
+
+from kits.kubernetes.kube_http import wait_for
+from kits.kubernetes.lab.lab import Cluster
+from kits.kubernetes.served_platform import (
+    bound,
+    environment,
+    events_of,
+    functions_in,
+    served,
+    still_node,
+    training_function,
+)
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]

@@ -17,10 +17,10 @@ from typing import Any
 import psycopg
 import pytest
 import yaml
-from api_proxy import ApiProxy
-from kube_http import Refused, wait_for
-from lab import Cluster, free_ports
 
+from kits.kubernetes.api_proxy import ApiProxy
+from kits.kubernetes.kube_http import Refused, wait_for
+from kits.kubernetes.lab.lab import Cluster, free_ports
 from kits.servers import missing_postgres, running_postgres
 from springtide.backends.kubernetes.resources.definitions import custom_resource_definitions
 from springtide.backends.kubernetes.settings import NODE_LABEL

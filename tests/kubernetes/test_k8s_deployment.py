@@ -16,12 +16,12 @@ from typing import Any
 
 import psycopg
 import pytest
-from deployed_platform import LONG_S, DeployedPlatform, deployed_on
-from kube_http import wait_for
-from lab_nodes import NodeLab
-from live_cluster import CREDENTIALS, Witness
-from paced_job import Pace, apply, each_step_once, paced_function
 
+from kits.kubernetes.deployed_platform import LONG_S, DeployedPlatform, deployed_on
+from kits.kubernetes.kube_http import wait_for
+from kits.kubernetes.lab.nodes import NodeLab
+from kits.kubernetes.live_cluster import CREDENTIALS, Witness
+from kits.kubernetes.paced_job import Pace, apply, each_step_once, paced_function
 from kits.servers import missing_postgres
 
 pytestmark = [

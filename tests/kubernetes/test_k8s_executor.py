@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from api_proxy import ApiProxy
-from lab import Cluster
 from msgspec.structs import replace
-from pod_platform import PodPlatform
 
+from kits.kubernetes.api_proxy import ApiProxy
+from kits.kubernetes.lab.lab import Cluster
+from kits.kubernetes.pod_platform import PodPlatform
 from springtide.backends.kubernetes import settings as names
 from springtide.backends.kubernetes.pods import machines as pod_machines
 from springtide.backends.kubernetes.pods import quota

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from api_proxy import ApiProxy
-from lab import Cluster
-from pod_platform import PodPlatform
 
+from kits.kubernetes.api_proxy import ApiProxy
+from kits.kubernetes.lab.lab import Cluster
+from kits.kubernetes.pod_platform import PodPlatform
 from springtide.backends.kubernetes.pods.driver import CRASH_POINTS
 from springtide.core.actions import ResizeJob, StartReplica, StopReplica
 from springtide.core.events import JobResized, ReplicaLost, ReplicaReady, ReplicaStopped

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from kube_http import wait_for
-from lab import free_ports
-from lab_nodes import DEVICE_RESOURCE, NODES, NodeLab
-from lab_pods import pod_settings
-from live_cluster import BUCKET, CREDENTIALS
 from msgspec.structs import replace
 
+from kits.kubernetes.kube_http import wait_for
+from kits.kubernetes.lab.lab import free_ports
+from kits.kubernetes.lab.nodes import DEVICE_RESOURCE, NODES, NodeLab
+from kits.kubernetes.lab.pods import pod_settings
+from kits.kubernetes.live_cluster import BUCKET, CREDENTIALS
 from kits.servers import RunningServer, running_s3
 from springtide.backends.kubernetes.client.api import KubeApi
 from springtide.backends.kubernetes.client.thread import ApiThread

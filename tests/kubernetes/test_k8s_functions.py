@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from functions_platform import (
+
+from kits.kubernetes.functions_platform import (
     EXAMPLES,
     STORE_KEYS,
     FunctionsPlatform,
@@ -23,9 +24,8 @@ from functions_platform import (
     surroundings,
     wait_until,
 )
-from kube_http import GROUP, wait_for
-from lab import Cluster
-
+from kits.kubernetes.kube_http import GROUP, wait_for
+from kits.kubernetes.lab.lab import Cluster
 from kits.servers import missing_postgres, missing_redis
 from springtide.backends.kubernetes.client.api import KubeApi
 from springtide.backends.kubernetes.install.cluster_check import ClusterFinding, check_cluster

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from kube_http import GROUP
-from lab import Cluster
-from service_account import install_definitions, path_of
 
-sys.path.append(str(Path(__file__).parents[1] / "backends" / "kubernetes"))
-from chart_cases import CHART, in_order
-from real_helm import Helm, HelmError, found_helm
-
+from kits.kubernetes.chart_cases import CHART, in_order
+from kits.kubernetes.kube_http import GROUP
+from kits.kubernetes.lab.lab import Cluster
+from kits.kubernetes.real_helm import Helm, HelmError, found_helm
+from kits.kubernetes.service_account import install_definitions, path_of
 from springtide.backends.kubernetes.client.yaml_text import read_yaml
 from springtide.backends.kubernetes.install.manifests import render
 from springtide.backends.kubernetes.install.settings_file import settings_from

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from api_proxy import ApiProxy
-from kube_http import wait_for
-from lab import Cluster
 
+from kits.kubernetes.api_proxy import ApiProxy
+from kits.kubernetes.kube_http import wait_for
+from kits.kubernetes.lab.lab import Cluster
 from springtide.backends.kubernetes.client.kinds import Key
 from springtide.backends.kubernetes.client.leases import Leadership, boot_s
 from springtide.backends.kubernetes.client.thread import ApiThread

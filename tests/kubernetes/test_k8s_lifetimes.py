@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kube_http import Kube, Refused, wait_for
-from lab import Cluster
-from object_platform import ObjectPlatform, install_definitions, training
 
+from kits.kubernetes.kube_http import Kube, Refused, wait_for
+from kits.kubernetes.lab.lab import Cluster
+from kits.kubernetes.object_platform import ObjectPlatform, install_definitions, training
 from springtide.client.goals import TrainOptions
 from springtide.client.kubernetes import ClusterClient as Client
 from springtide.client.kubernetes import training_object

@@ -8,10 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kube_http import wait_for
-from lab import Cluster
-from served_platform import DEVICE, Served, bound, events_of, functions_in, served, still_node, training_function
 
+from kits.kubernetes.kube_http import wait_for
+from kits.kubernetes.lab.lab import Cluster
+from kits.kubernetes.served_platform import (
+    DEVICE,
+    Served,
+    bound,
+    events_of,
+    functions_in,
+    served,
+    still_node,
+    training_function,
+)
 from springtide.backends.kubernetes.settings import PLATFORM_LABEL
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(240)]

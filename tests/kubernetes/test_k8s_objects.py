@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 import pytest
-from kube_http import Kube, Refused, wait_for
-from lab import Cluster
-from object_platform import SERVE, TRAIN, ObjectPlatform, inference, install_definitions, training
 
+from kits.kubernetes.kube_http import Kube, Refused, wait_for
+from kits.kubernetes.lab.lab import Cluster
+from kits.kubernetes.object_platform import SERVE, TRAIN, ObjectPlatform, inference, install_definitions, training
 from springtide.client.kubernetes import ClusterClient as Client
 from springtide.client.kubernetes import check_object
 from springtide.core.errors import Conflict, InvalidRequest

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kube_http import GROUP, PATCHES, Kube, Refused, wait_for
-from lab import Cluster
-from service_account import RIGHTS, install_definitions, installed, is_refused, kubeconfig_of, token_of
 
+from kits.kubernetes.kube_http import GROUP, PATCHES, Kube, Refused, wait_for
+from kits.kubernetes.lab.lab import Cluster
+from kits.kubernetes.service_account import RIGHTS, install_definitions, installed, is_refused, kubeconfig_of, token_of
 from springtide.backends.kubernetes.client import kinds
 from springtide.backends.kubernetes.client.api import KubeApi
 from springtide.backends.kubernetes.client.errors import KubeApiError

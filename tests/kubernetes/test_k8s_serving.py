@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kube_http import wait_for
-from lab_nodes import NodeLab
-from serving_kit import LIMIT_S, RESOURCE, Answer, Serving, ThisMachine, serving_on
+
+from kits.kubernetes.kube_http import wait_for
+from kits.kubernetes.lab.nodes import NodeLab
+from kits.kubernetes.serving_kit import LIMIT_S, RESOURCE, Answer, Serving, ThisMachine, serving_on
 
 pytestmark = pytest.mark.kubernetes
 

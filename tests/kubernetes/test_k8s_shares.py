@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import socket
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -21,13 +20,11 @@ from typing import Any
 
 import pytest
 import yaml
-from kube_http import Kube, wait_for
-from lab_pods import PYTHON, plain_pod, pod_settings
-from serving_kit import RESOURCE, serving_on
 
-sys.path.append(str(Path(__file__).parents[1] / "native"))
-from native_build import Native
-
+from kits.kubernetes.kube_http import Kube, wait_for
+from kits.kubernetes.lab.pods import PYTHON, plain_pod, pod_settings
+from kits.kubernetes.serving_kit import RESOURCE, serving_on
+from kits.native.native_build import Native
 from kits.nvidia_smi import install_nvidia_smi
 from springtide.backends.kubernetes import settings as names
 from springtide.backends.kubernetes.pods.shares import SHARE_ANNOTATION, share_parts, share_patch, share_text

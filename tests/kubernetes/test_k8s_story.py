@@ -16,11 +16,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from kube_http import Refused, wait_for
-from lab_nodes import DEVICE_RESOURCE, NODES
-from live_cluster import CREDENTIALS, LivePlatform, Witness, platform_on
-from paced_job import Pace, apply, each_step_once, paced_function
 
+from kits.kubernetes.kube_http import Refused, wait_for
+from kits.kubernetes.lab.nodes import DEVICE_RESOURCE, NODES
+from kits.kubernetes.live_cluster import CREDENTIALS, LivePlatform, Witness, platform_on
+from kits.kubernetes.paced_job import Pace, apply, each_step_once, paced_function
 from springtide.control.journal.sqlite import SqliteJournal
 from springtide.core.events import JobResized, ReplicaLost
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kube_http import GROUP, wait_for
-from live_cluster import CREDENTIALS, LivePlatform, platform_on
 
+from kits.kubernetes.kube_http import GROUP, wait_for
+from kits.kubernetes.live_cluster import CREDENTIALS, LivePlatform, platform_on
 from springtide.core.errors import ObjectMissing
 from springtide.core.workload import ReplicaId, WorkloadId
 from springtide.storage.workloads.store import open_workload_store

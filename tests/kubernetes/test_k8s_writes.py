@@ -8,10 +8,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from api_proxy import ApiProxy, Request
-from kube_http import wait_for
-from lab import Cluster
 
+from kits.kubernetes.api_proxy import ApiProxy, Request
+from kits.kubernetes.kube_http import wait_for
+from kits.kubernetes.lab.lab import Cluster
 from springtide.backends.kubernetes.client.api import KubeApi
 from springtide.backends.kubernetes.client.errors import (
     AlreadyExists,

@@ -44,7 +44,7 @@ def test_a_server_takes_the_object(cluster, namespace, name):
     def taken():
         return cluster.api.post(f"{path}?dryRun=All", item)
 
-    from kube_http import wait_for
+    from kits.kubernetes.kube_http import wait_for
 
     # A definition is served a moment after it was made.
     assert wait_for("the definition to be served", taken, 20.0)["spec"]["source"] == item["spec"]["source"]

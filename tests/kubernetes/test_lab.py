@@ -7,16 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from kube_http import wait_for
-from lab import missing_lab
-from lab_nodes import NODES
-from lab_pods import plain_pod
-from lab_remains import CGROUPS, REGISTRY, mounts_below, processes_of
 
+from kits.kubernetes.kube_http import wait_for
+from kits.kubernetes.lab.lab import missing_lab
+from kits.kubernetes.lab.nodes import NODES
+from kits.kubernetes.lab.pods import plain_pod
+from kits.kubernetes.lab.remains import CGROUPS, REGISTRY, mounts_below, processes_of
 from kits.servers import running_s3
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(300)]
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 ALL_REDUCE = """
 import os, torch, torch.distributed as dist
 dist.init_process_group(
@@ -37,8 +37,8 @@ print("store", store.get("from-a-pod"))
 """
 VICTIM = """
 import sys, time
-sys.path.insert(0, {here!r})
-from lab import Lab
+sys.path.insert(0, "{tests}")
+from kits.kubernetes.lab.lab import Lab
 lab = Lab()
 lab.start()
 print(lab.folder, flush=True)
@@ -60,7 +60,7 @@ def ended(lab, namespace, name):
 
 @pytest.fixture
 def place(node_lab):
-    from lab import Cluster
+    from kits.kubernetes.lab.lab import Cluster
 
     with Cluster(node_lab.kubeconfig, node_lab).namespace("lab") as name:
         yield name
@@ -70,7 +70,10 @@ def test_a_killed_test_leaves_nothing_behind():
     if why := missing_lab():
         pytest.skip(why)
     child = subprocess.Popen(
-        [sys.executable, "-c", VICTIM.format(here=str(HERE))], stdout=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "-c", VICTIM.format(tests=TESTS)],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     assert child.stdout is not None
     folder = Path(child.stdout.readline().strip())

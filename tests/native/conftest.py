@@ -10,8 +10,8 @@ import os
 from pathlib import Path
 
 import pytest
-from native_build import BROKEN_TREE, SHARED_BUILD, Native, RunProgram
 
+from kits.native.native_build import BROKEN_TREE, SHARED_BUILD, Native, RunProgram
 from springtide.backends.sharing.gpu.build import find_compiler, find_headers
 from springtide.core.errors import BackendError
 

@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gpu_daemon_kit import (
+from msgspec.structs import replace
+
+from kits.native.gpu_daemon_kit import (
     HANGS_NS,
     LIMIT_S,
     MS,
@@ -29,9 +31,7 @@ from gpu_daemon_kit import (
     running_daemon,
     until,
 )
-from msgspec.structs import replace
-from native_build import Native
-
+from kits.native.native_build import Native
 from springtide.backends.sharing.gpu.segments import (
     BAD,
     CLOSED,
@@ -94,7 +94,7 @@ def test_a_process_gets_the_grant_of_its_replica_on_its_device_and_nothing_else(
 
 ASKS = """
 import os, sys
-from gpu_daemon_kit import ask
+from kits.native.gpu_daemon_kit import ask
 if sys.argv[2] == "session": os.setsid()
 if sys.argv[2] == "orphan" and os.fork(): os._exit(0)
 while sys.argv[2] == "orphan" and os.getppid() == int(sys.argv[3]): pass

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gpu_daemon_kit import (
+
+from kits.native.gpu_daemon_kit import (
     HANGS_NS,
     LIMIT_S,
     UUIDS,
@@ -23,8 +24,7 @@ from gpu_daemon_kit import (
     running_daemon,
     until,
 )
-from native_build import Native
-
+from kits.native.native_build import Native
 from springtide.backends.sharing.gpu.segments import OK
 
 SANITIZED = False

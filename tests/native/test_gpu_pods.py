@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gpu_daemon_kit import LIMIT_S, UUIDS, Daemon, ask, running_daemon, until
 
+from kits.native.gpu_daemon_kit import LIMIT_S, UUIDS, Daemon, ask, running_daemon, until
 from springtide.backends.sharing.gpu.pods import pod_of, pods_seen, uids_of
 from springtide.backends.sharing.gpu.segments import HELLO, LAYOUT, MAGIC, OK, UNKNOWN, WELCOME
 from springtide.backends.sharing.gpu.table import TENANT_SOCKET_NAME, GpuTenantEntry, uuid_bytes

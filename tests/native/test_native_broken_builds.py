@@ -1,13 +1,12 @@
 """A test that cannot fail proves nothing: each build here is broken on purpose, and the test named must fail on it.
 
-Every broken_*.py in this folder has a tuple BROKEN: what is broken in words, the file, the text that stands there once,
-the text put in its place, and the test that must see it. The stub driver and the programs are those of the whole tree.
-The first of each file is built in the slow lane; all of them, which takes a quarter of an hour, by `make broken`.
+Every module of kits.native.broken has a tuple BROKEN: what is broken in words, the file, the text that stands there
+once, the text put in its place, and the test that must see it. The stub driver and the programs are those of the whole
+tree. The first of each file is built in the slow lane; all of them, which takes a quarter of an hour, by `make broken`.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import shutil
 import subprocess
@@ -15,34 +14,17 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-from native_build import BROKEN_TREE, ROOT, SHARED_BUILD, Native
+
+from kits.native.broken_builds import ALL_BROKEN, BROKEN_BY_FILE, Broken
+from kits.native.native_build import BROKEN_TREE, ROOT, SHARED_BUILD, Native
 
 SANITIZED = False
 LIMIT_S = 240.0
 FAILED = 1  # pytest's exit code where tests ran and one failed; anything else is no verdict
 
 
-class Broken(NamedTuple):
-    """One point of the source and the test that guards it."""
-
-    what: str
-    file: str
-    old: str
-    new: str
-    test: str
-
-
-def all_broken() -> list[list[Broken]]:
-    """Those of each file."""
-    modules = sorted(path.stem for path in Path(__file__).parent.glob("broken_*.py"))
-    return [[Broken(*each) for each in importlib.import_module(name).BROKEN] for name in modules]
-
-
-BROKEN_BY_FILE = all_broken()
-ALL_BROKEN = [broken for of_file in BROKEN_BY_FILE for broken in of_file]
 MARKED = [
     pytest.param(broken, marks=pytest.mark.slow if broken is of_file[0] else pytest.mark.broken)
     for of_file in BROKEN_BY_FILE

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gate_scene import HANGS_NS, MS, UUID, Scene, ask_until, open_scene, slowly, wait_for_waiting
-from native_build import Native
 
+from kits.native.gate_scene import HANGS_NS, MS, UUID, Scene, ask_until, open_scene, slowly, wait_for_waiting
+from kits.native.native_build import Native
 from springtide.backends.sharing.gpu.segments import CLOSED, FULL, UNKNOWN, UNLIMITED
 from springtide.backends.sharing.gpu.tenants import STALE_AFTER_NS
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from native_build import NATIVE, STUB, STUB_FLAGS
 
+from kits.native.native_build import NATIVE, STUB, STUB_FLAGS
 from springtide.backends.sharing.gpu import build
 from springtide.backends.sharing.gpu.build import (
     build_interposer,

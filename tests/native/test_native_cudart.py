@@ -9,8 +9,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from native_build import Native
-from resolve_kit import DRIVER, hooks, symbols_of
+
+from kits.native.native_build import Native
+from kits.native.resolve_kit import DRIVER, hooks, symbols_of
 
 LAUNCHES = {
     f"{name}{twin}"

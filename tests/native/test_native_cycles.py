@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from grant_stand_in import Segment, now_ns
-from memory_scene import MemoryProbe, MemoryScene, open_memory_scene
-from native_build import Native
+
+from kits.native.grant_stand_in import Segment, now_ns
+from kits.native.memory_scene import MemoryProbe, MemoryScene, open_memory_scene
+from kits.native.native_build import Native
 
 MS = 1_000_000
 NOT_READY = 600

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gate_scene import DeviceScene, open_devices
-from native_build import Native
+
+from kits.native.gate_scene import DeviceScene, open_devices
+from kits.native.native_build import Native
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from native_build import Native
 
+from kits.native.native_build import Native
 from kits.nvidia_smi import STUB_UUIDS, install_nvidia_smi
 from springtide.backends.local.devices import Gpu
 from springtide.backends.sharing.gpu import enforcement

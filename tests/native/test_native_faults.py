@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_table import TABLE
-from native_build import ROOT, Native
-from test_native_broken_builds import ALL_BROKEN
+
+from kits.native.broken_builds import ALL_BROKEN
+from kits.native.fault_table import TABLE
+from kits.native.native_build import ROOT, Native
 
 PATHS = [
     "cuLaunchKernel",

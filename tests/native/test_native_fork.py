@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gate_scene import UUID as GATE_UUID
-from gate_scene import DeviceScene, Scene, open_devices, open_scene, stub_uuid, wait_for_waiting
-from native_build import Native
+
+from kits.native.gate_scene import UUID as GATE_UUID
+from kits.native.gate_scene import DeviceScene, Scene, open_devices, open_scene, stub_uuid, wait_for_waiting
+from kits.native.native_build import Native
 
 HANGS_S = 1.5
 

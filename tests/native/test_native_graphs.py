@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from native_build import Native
-from work_scene import play
+
+from kits.native.native_build import Native
+from kits.native.work_scene import play
 
 BRIEF_NS = 100_000
 LENGTHY_NS = 1_000_000

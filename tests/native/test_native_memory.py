@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from memory_scene import MIB, OUT_OF_MEMORY, WAYS, MemoryScene, num_denied, open_memory_scene, slot_bytes
-from native_build import Native
+
+from kits.native.memory_scene import MIB, OUT_OF_MEMORY, WAYS, MemoryScene, num_denied, open_memory_scene, slot_bytes
+from kits.native.native_build import Native
 
 
 @pytest.fixture

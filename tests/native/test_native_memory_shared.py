@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from grant_stand_in import now_ns
-from memory_scene import (
+
+from kits.native.grant_stand_in import now_ns
+from kits.native.memory_scene import (
     ATTACH_S,
     MIB,
     OUT_OF_MEMORY,
@@ -21,7 +22,7 @@ from memory_scene import (
     open_memory_scene,
     slot_bytes,
 )
-from native_build import Native
+from kits.native.native_build import Native
 
 _TURN_AT = 112
 PATIENCE_NS = 500_000_000

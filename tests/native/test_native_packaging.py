@@ -10,8 +10,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from native_build import Native
 
+from kits.native.native_build import Native
 from springtide.backends.sharing.gpu import build, library
 from springtide.backends.sharing.gpu.enforcement import choose_enforcement
 from springtide.backends.sharing.gpu.library import LIBRARY_NAME, find_library, preload, why_not_preloaded

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from native_build import NATIVE, Native
-from resolve_kit import DRIVER, OURS, Entry, ask, build_shared, hooks, read_table, symbols_of
 
+from kits.native.native_build import NATIVE, Native
+from kits.native.resolve_kit import DRIVER, OURS, Entry, ask, build_shared, hooks, read_table, symbols_of
 from springtide.backends.sharing.gpu.build import headers_version
 
 VERSIONS = (

@@ -9,7 +9,8 @@ import re
 from pathlib import Path
 
 import pytest
-from native_build import STUB, Native
+
+from kits.native.native_build import STUB, Native
 
 LAUNCHES = """
 #include <stdio.h>

@@ -12,8 +12,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from native_build import NATIVE, Native
-from work_scene import play
+
+from kits.native.native_build import NATIVE, Native
+from kits.native.work_scene import play
 
 CALLS_NS = 3_000
 

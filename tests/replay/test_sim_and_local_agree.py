@@ -7,8 +7,6 @@ needed depends on who is faster.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from kits.end_to_end import live_platform
 from springtide.control.controller import Controller
 from springtide.control.journal.sqlite import SqliteJournal
 from springtide.control.loop import verify
@@ -29,18 +28,6 @@ from springtide_studies.fault_seeds.seeds import FaultRun
 from springtide_studies.fault_seeds.workload import OwnerRequest, Workload, make_job, make_service, make_submission
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
-
-def load_live() -> type:
-    """The live platform of the end-to-end tests."""
-    path = Path(__file__).parents[1] / "end_to_end" / "conftest.py"
-    spec = importlib.util.spec_from_file_location("end_to_end_conftest", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["end_to_end_conftest"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def decisions(steps: Iterator[tuple[int, Step]], name_of: dict[str, str]) -> dict[str, list[str]]:
@@ -85,9 +72,8 @@ def num_free(live: Any) -> int:
 
 
 def play_live(tmp_path: Path, policy: str) -> dict[str, list[str]]:
-    live_module = load_live()
-    live = live_module.LivePlatform(tmp_path / "state")
-    wait_for = live_module.wait_for
+    live = live_platform.LivePlatform(tmp_path / "state")
+    wait_for = live_platform.wait_for
     live.start(policy=policy)
     try:
         a = live.submit("a", num_epochs=60, shard_s=0.02, max_workers=4)
@@ -159,12 +145,11 @@ def _asked(share: Share) -> dict[str, float]:
 
 def play_shares_live(tmp_path: Path) -> dict[str, list[str]]:
     """One device: a service and a job on parts of it, a second job that has room once the service has less."""
-    live_module = load_live()
-    live = live_module.LivePlatform(tmp_path / "state", slots=1)
-    wait_for = live_module.wait_for
+    live = live_platform.LivePlatform(tmp_path / "state", slots=1)
+    wait_for = live_platform.wait_for
 
     def deploy(share: Share) -> None:
-        source = {"filename": "echo.py", "text": live_module.ECHO, "object_name": "Echo", "kind": "class"}
+        source = {"filename": "echo.py", "text": live_platform.ECHO, "object_name": "Echo", "kind": "class"}
         options = {"min_replicas": 1, "max_replicas": 1, "share": _asked(share)}
         live.request("PUT", "/v1/services/s", {"source": source, "options": options})
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from runtime_plane import TRAIN, Plane, ZygoteProcess, make_job
+
+from kits.runtime.runtime_plane import TRAIN, Plane, ZygoteProcess, make_job
 
 
 @pytest.fixture(scope="session")

@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from function_plane import KEYS, SOURCE, Context, FunctionPlane, plan_of
 from safetensors.torch import load
 
 import springtide
+from kits.runtime.function_plane import KEYS, SOURCE, Context, FunctionPlane, plan_of
 from springtide.core.errors import InvalidRequest, ObjectMissing
 from springtide.core.wire.functions import FunctionOrder, FunctionReport, FunctionResult, Place, ProfileOrder
 from springtide.runtime.function_handler import ProfileResult, handler, open_stores, read_order

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import pytest
-from api_fixtures import HEADERS, TOKEN
-from platform_double import PlatformDouble
 from prometheus_client import CollectorRegistry
 from starlette.testclient import TestClient
 
+from kits.service.api_fixtures import HEADERS, TOKEN
+from kits.service.platform_double import PlatformDouble
 from springtide.service.api.application import build_api
 
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 import pytest
-from misread_plays import RULE, SLOW, Curve, Misread, Misreading, amdahl, make, play_drawn, slow_moments
 
+from kits.simulation.misread_plays import RULE, SLOW, Curve, Misread, Misreading, amdahl, make, play_drawn, slow_moments
 from springtide.core.actions import ResizeJob
 from springtide.core.decision import Plan, Policy, Snapshot
 from springtide.core.ports import Step

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 
 import pytest
-from moving import Moving
-from test_determinism import story
 
 from kits.cheap_policies import cheap_names
+from kits.simulation.moving import Moving
+from kits.simulation.story import story
 from springtide.core.events import CancelRequested, JobSubmitted, ScaleRequested, ServiceDeployed
 from springtide.core.ports import Step
 from springtide.core.resources import Node, NodeId, make_node

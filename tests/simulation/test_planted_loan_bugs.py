@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from moving import Moving
 from msgspec.structs import replace
 
+from kits.simulation.moving import Moving
 from springtide.control import controller as controller_module
 from springtide.control import pools, reconcile, runs
 from springtide.core import actions, events

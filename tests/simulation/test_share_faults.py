@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 from msgspec.structs import replace
-from sharers import FirstFit, Restless
 
+from kits.simulation.sharers import FirstFit, Restless
 from springtide.control import controller as controller_module
 from springtide.control import room
 from springtide.control.controller import Controller

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tide_deadlines import kept_of, play_by_hand, play_tide
+
+from kits.simulation.tide_deadlines import kept_of, play_by_hand, play_tide
 
 
 @pytest.mark.parametrize("seed", [0, 2, 16])

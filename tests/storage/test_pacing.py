@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from virtual_pace import VirtualTime
 
+from kits.storage.virtual_pace import VirtualTime
 from springtide.core.errors import ObjectMissing
 from springtide.storage.pacing import Intervals, ask_until, real_pace
 from springtide.storage.stores.checked import CheckedStore

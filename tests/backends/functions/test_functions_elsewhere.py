@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from scripted_functions import ScriptedFunctions
 
+from kits.functions.scripted_functions import ScriptedFunctions
 from springtide.backends.functions.coordinator.notes import Notes
 from springtide.backends.functions.executor import FunctionsExecutor
 from springtide.core import events

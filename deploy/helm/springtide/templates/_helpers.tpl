@@ -1,4 +1,4 @@
-{{- /* What the templates share. Kept equal to `springtide k8s render` by tests/backends/kubernetes/test_helm_chart.py. */ -}}
+{{- /* What the templates share. Kept equal to `springtide k8s render` by tests/backends/kubernetes/install/test_helm_chart.py. */ -}}
 
 {{- /* The settings as the control plane reads them, as JSON: filled in as settings_file.complete does it. */ -}}
 {{- define "springtide.settings" -}}

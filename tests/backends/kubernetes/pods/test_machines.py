@@ -1,0 +1,63 @@
+"""Which devices of a node count as held, before and after workers were adopted."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from kits.kubernetes.pod_stage import stand_still
+from springtide.backends.control_channel.members import MemberPhase
+from springtide.backends.kubernetes import settings as names
+from springtide.backends.kubernetes.client.cache import Cache
+from springtide.backends.kubernetes.client.kinds import POD
+from springtide.backends.kubernetes.pods import machines as pod_machines
+from springtide.backends.kubernetes.pods.machines import PodMachines
+from springtide.backends.kubernetes.settings import KubernetesSettings
+
+
+def pod(number: int, node: str, phase: str = "Running") -> dict:
+    return {
+        "metadata": {
+            "name": f"p{number}",
+            "namespace": "ml",
+            "uid": f"u{number}",
+            "resourceVersion": str(number + 1),
+            "annotations": {names.DEVICE_ANNOTATION: f"{node}/{number}"},
+        },
+        "spec": {"nodeName": node},
+        "status": {"phase": phase},
+    }
+
+
+def replica(
+    number: int, *, heard_at_s: float, phase: MemberPhase = MemberPhase.RUNNING, lost: str | None = None
+) -> SimpleNamespace:
+    body = SimpleNamespace(node_id="a", device_id=f"a/{number}", uid="", is_over=False)
+    return SimpleNamespace(handle=SimpleNamespace(pod=body), heard_at_s=heard_at_s, phase=phase, lost_reason=lost)
+
+
+def test_who_holds_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    reactor = stand_still(monkeypatch, pod_machines)
+    cache = Cache(POD)
+    machines = PodMachines(cache, KubernetesSettings(worker_lost_after_s=10.0))
+    for each in (pod(0, "a"), pod(1, "a", "Failed"), pod(2, "b")):
+        cache.put(each)
+    # Nobody has been adopted yet: whoever has a pod that is not over may well live.
+    assert machines.held("a") == {"a/0"}
+    assert machines.held("b") == {"b/2"}
+    assert machines.held("c") == frozenset()
+    now_s = reactor.now_s
+    replicas = [
+        replica(0, heard_at_s=now_s - 1),
+        replica(1, heard_at_s=now_s - 11),
+        replica(2, heard_at_s=0.0, phase=MemberPhase.SPAWNING),
+        replica(3, heard_at_s=now_s - 11, phase=MemberPhase.ADOPTING),
+        replica(4, heard_at_s=now_s, lost="it is lost"),
+    ]
+    pods = SimpleNamespace(replicas=dict(enumerate(replicas)), reactor=reactor)
+    machines.join(pods, SimpleNamespace(bodies={}), SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
+    machines.start()
+    assert machines.held("a") == {"a/0", "a/3"}
+    reactor.pass_time(9.5)
+    assert machines.held("a") == {"a/3"}

@@ -1,0 +1,135 @@
+"""Workers that come from a zygote (a double of it), its death, and its life past the executor's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kits.local.local_platform import FAKE_ZYGOTE, Platform, start
+from springtide.backends.control_channel.reactor import Reactor
+from springtide.backends.local.zygote import ZygoteClient
+from springtide.core.actions import StopReplica
+from springtide.core.events import ReplicaLost, ReplicaReady, ReplicaStopped
+from springtide.core.ports import Standing
+from springtide.core.workload import ReplicaId, WorkloadId
+
+
+@pytest.fixture
+def zygote_platform_of(platform_of: Callable[..., Platform]) -> Iterator[Callable[..., Platform]]:
+    def build(command: list[str] = FAKE_ZYGOTE) -> Platform:
+        return platform_of(worker_command=None, zygote_command=command)
+
+    return build
+
+
+def zygote_pid(platform: Platform) -> int:
+    process = platform.executor._launcher.zygote.process
+    assert process is not None
+    return process.pid
+
+
+def test_a_worker_is_forked_and_its_exit_code_is_known(zygote_platform_of: Callable[..., Platform]) -> None:
+    platform = zygote_platform_of()
+    platform.executor.recover(Standing())
+    platform.executor.start(start("r0"))
+    platform.until(ReplicaReady)
+    platform.executor.start(StopReplica(workload_id=WorkloadId("job"), replica_id=ReplicaId("r0")))
+    platform.until(ReplicaStopped)
+    platform.executor.start(start("r1", say="exit:4"))
+    assert platform.until(ReplicaLost).exit_code == 4
+
+
+def test_a_dead_zygote_is_replaced_and_its_workers_live_on(zygote_platform_of: Callable[..., Platform]) -> None:
+    platform = zygote_platform_of()
+    platform.executor.recover(Standing())
+    platform.executor.start(start("r0"))
+    platform.until(ReplicaReady)
+    first = zygote_pid(platform)
+    os.kill(first, signal.SIGKILL)
+    platform.executor.start(start("r1"))
+    platform.until(ReplicaReady, lambda event: event.replica_id == "r1")
+    assert zygote_pid(platform) != first
+    assert not platform.of(ReplicaLost)
+    os.kill(platform.pid("r0"), signal.SIGKILL)
+    assert platform.until(ReplicaLost).replica_id == "r0"
+
+
+def test_a_request_that_kills_the_zygote_is_given_up(zygote_platform_of: Callable[..., Platform]) -> None:
+    platform = zygote_platform_of()
+    platform.executor.recover(Standing())
+    platform.executor.start(start("r0", zygote="die"))
+    assert "died" in platform.until(ReplicaLost).reason
+    platform.executor.start(start("r1"))
+    platform.until(ReplicaReady)
+
+
+def test_a_zygote_that_does_not_come_up_loses_the_start(zygote_platform_of: Callable[..., Platform]) -> None:
+    platform = zygote_platform_of(["sh", "-c", "echo no torch here; exit 1"])
+    platform.executor.recover(Standing())
+    platform.executor.start(start("r0"))
+    lost = platform.until(ReplicaLost)
+    assert lost.reason == "the process that starts workers does not come up: no torch here"
+
+
+def test_the_next_executor_takes_over_the_zygote(zygote_platform_of: Callable[..., Platform]) -> None:
+    platform = zygote_platform_of()
+    platform.executor.recover(Standing())
+    action = start("r0")
+    platform.executor.start(action)
+    platform.until(ReplicaReady)
+    first = zygote_pid(platform)
+    platform.executor.close()
+    second = zygote_platform_of()
+    second.executor.recover(Standing(replicas=(action,)))
+    second.until(ReplicaReady)
+    end_s = time.monotonic() + 10
+    while second.executor._launcher.zygote.process is None and time.monotonic() < end_s:
+        time.sleep(0.01)
+    assert zygote_pid(second) == first
+
+
+def test_a_zygote_that_does_not_fit_is_looked_for_again_only_after_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes its time to die, and its socket accepts until then."""
+    looks: list[int] = []
+
+    def is_fit(pid: int) -> bool:
+        looks.append(pid)
+        return False
+
+    monkeypatch.setattr(ZygoteClient, "kill", lambda self: None)
+    reactor = Reactor()
+    told = dict.fromkeys(("on_spawned", "on_exited", "on_failed", "on_forgotten", "on_stray"), looks.append)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(tmp_path / "zygote.sock"))
+        listener.listen()
+        zygote = ZygoteClient(reactor, ["true"], {}, tmp_path / "zygote.sock", tmp_path / "log", is_fit=is_fit, **told)
+        zygote.ensure()
+        assert looks == [os.getpid()]
+        assert not zygote.is_connected
+        zygote.close()
+    reactor.close()
+
+
+def test_the_end_of_an_earlier_process_of_the_same_replica_is_no_loss(
+    zygote_platform_of: Callable[..., Platform],
+) -> None:
+    platform = zygote_platform_of(["sh", "-c", "sleep 60; true"])
+    platform.executor.recover(Standing())
+    platform.executor.start(start("r0"))
+    platform.barrier()
+    launcher = platform.executor._launcher
+    platform.executor._reactor.call(lambda: launcher.exited(ReplicaId("r0"), os.getpid(), 3))
+    platform.barrier()
+    platform.take()
+    assert not platform.events
+    assert ReplicaId("r0") in platform.executor._table.replicas
+    platform.executor.start(StopReplica(workload_id=WorkloadId("job"), replica_id=ReplicaId("r0"), grace_s=0.2))
+    platform.until(ReplicaStopped)

@@ -1,0 +1,190 @@
+"""A real platform: real processes, a real socket, a real journal on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+# So much longer than anything should take it is waited for, since other things may keep the machine busy.
+PATIENCE_S = 45.0
+TINY = '''
+"""A linear model on 96 seeded samples; every step can be stretched, to leave time for trouble."""
+import time
+import torch
+
+def fit(ctx):
+    torch.manual_seed(7)
+    x = torch.randn(96, 6)
+    y = x @ torch.randn(6, 1) + 0.1 * torch.randn(96, 1)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Dropout(0.1), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+    model, optimizer = ctx.prepare(model, lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9))
+    for batch in ctx.batches((x, y)):
+        time.sleep(float(ctx.params.get("shard_s", "0")))
+        ctx.step(torch.nn.functional.mse_loss(model(batch.x), batch.y))
+'''
+ECHO = """
+class Echo:
+    def predict(self, numbers: list[float]) -> list[float]:
+        return [2 * number for number in numbers]
+"""
+
+
+class LivePlatform:
+    """`python -m springtide.service` on a state directory of its own, which may be killed and started again."""
+
+    def __init__(self, state_dir: Path, slots: int | None = 4) -> None:
+        self.state_dir = state_dir
+        self.slots = slots
+        self.process: subprocess.Popen[bytes] | None = None
+        self.http: httpx2.Client | None = None
+        self.num_starts = 0
+
+    def start(self, crash_at: str = "", policy: str = "elastic", options: tuple[str, ...] = ()) -> None:
+        self.num_starts += 1
+        address = self.state_dir / "platform.json"
+        address.unlink(missing_ok=True)
+        self.state_dir.mkdir(parents=True, exist_ok=True)
+        with open(self.state_dir.parent / f"platform-{self.num_starts}.log", "wb") as log:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "springtide.service", "--state", str(self.state_dir)),
+                    *("--port", "0", "--policy", policy, *options),
+                    *(() if self.slots is None else ("--slots", str(self.slots))),
+                ],
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "SPRINGTIDE_CRASH_AT": crash_at, "OMP_NUM_THREADS": "1"},
+            )
+        wait_for(lambda: address.exists() or self.process.poll() is not None, 60.0, "the platform to come up")
+        if self.http is not None:
+            self.http.close()
+            self.http = None
+        if self.process.poll() is None and address.exists():
+            url = json.loads(address.read_text())["url"]
+            token = (self.state_dir / "token").read_text().strip()
+            self.http = httpx2.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=30.0)
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        """End in order; what does not end within its time is a failure of the test."""
+        if self.http is not None:
+            self.http.close()
+            self.http = None
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            self.process.wait(90.0)
+
+    def log(self) -> str:
+        return "\n".join(path.read_text() for path in sorted(self.state_dir.parent.glob("platform-*.log")))
+
+    def request(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Any:
+        assert self.http is not None
+        answer = self.http.request(method, path, json=body, headers=headers)
+        assert answer.status_code < 400, f"{method} {path}: {answer.status_code} {answer.text}"
+        return answer.json()
+
+    def submit(self, name: str, *, text: str = TINY, key: str = "", shard_s: float = 0.0, **options: Any) -> str:
+        body = {
+            "name": name,
+            "source": {"filename": "job.py", "text": text, "object_name": "fit", "kind": "function"},
+            "options": {
+                "global_batch_size": 16,
+                "num_epochs": 3,
+                "min_workers": 1,
+                "max_workers": 4,
+                "max_restarts": 50,
+                "params": {"shard_s": str(shard_s)},
+                **options,
+            },
+        }
+        headers = {"Idempotency-Key": key} if key else None
+        return str(self.request("POST", "/v1/jobs", body, headers)["job_id"])
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.request("GET", f"/v1/jobs/{job_id}")
+        return found
+
+    def wait_job(self, job_id: str, timeout_s: float = 120.0, states: tuple[str, ...] = ()) -> dict[str, Any]:
+        wanted = states or ("SUCCEEDED", "FAILED", "CANCELLED", "REJECTED")
+        last: dict[str, Any] = {}
+
+        def arrived() -> bool:
+            last.update(self.job(job_id))
+            return last["state"] in wanted
+
+        wait_for(arrived, timeout_s, lambda: f"{job_id} to be one of {wanted}; now {last.get('state')}: {last}")
+        return last
+
+    def worker_pids(self) -> dict[str, int]:
+        """The living worker processes by replica id, from their records."""
+        found = {}
+        for path in (self.state_dir / "workers").glob("*.json"):
+            try:
+                pid = int(json.loads(path.read_text())["process"]["pid"])
+                os.kill(pid, 0)
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
+            found[path.stem] = pid
+        return found
+
+    def workload(self, job_id: str) -> Path:
+        return self.state_dir / "workloads" / job_id
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float, what: str | Callable[[], str]) -> None:
+    end = time.monotonic() + PATIENCE_S + timeout_s
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError(f"waited {PATIENCE_S + timeout_s:.0f} s for {what() if callable(what) else what}")
+        time.sleep(0.05)
+
+
+def committed_steps(workload: Path) -> list[dict[str, Any]]:
+    """The lineage of committed steps.
+
+    A job whose every worker died goes back to its checkpoint: what it commits again, under a higher generation,
+    replaces the steps that died with it, and must be made of the same samples.
+    """
+    lineage: list[dict[str, Any]] = []
+    digests: dict[int, str] = {}
+    for line in (workload / "steps.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        assert digests.setdefault(record["step"], record["ids_digest"]) == record["ids_digest"]
+        if lineage and record["step"] <= lineage[-1]["step"]:
+            assert record["generation"] > lineage[-1]["generation"], "a step was committed twice by one generation"
+            del lineage[record["step"] - 1 :]
+        lineage.append(record)
+    return lineage
+
+
+def artifact_digest(workload: Path) -> str:
+    return hashlib.sha256((workload / "artifacts" / "model.safetensors").read_bytes()).hexdigest()
+
+
+def assert_exactly_once(workload: Path, *, num_samples: int, batch: int, num_epochs: int) -> None:
+    """Every step committed once, in order, generations never falling, and every sample of every epoch used once."""
+    steps = committed_steps(workload)
+    per_epoch = -(-num_samples // batch)
+    assert [record["step"] for record in steps] == list(range(1, per_epoch * num_epochs + 1))
+    generations = [record["generation"] for record in steps]
+    assert generations == sorted(generations)
+    for epoch in range(num_epochs):
+        assert sum(record["num_samples"] for record in steps if record["epoch"] == epoch) == num_samples

@@ -1,0 +1,43 @@
+"""Jobs with measured speeds and noise, in snapshots for the goodput policy."""
+
+from __future__ import annotations
+
+import msgspec
+
+from springtide.core.decision import JobView, Overheads, PoolAllocation, Snapshot
+from springtide.core.resources import Topology, make_node
+from springtide.core.workload import AdaptiveBatch, Entrypoint, JobState, TrainingJob
+
+BATCH = AdaptiveBatch(min_size=32, max_size=2048, min_local_size=8, max_local_size=256)
+
+
+def view(name, *, family="net", progress=0.0, total=10_000.0, steps=(), noise=None, batch=BATCH, high=16, **fields):
+    job = TrainingJob(
+        job_id=name,
+        name=name,
+        entrypoint=Entrypoint(source_path="a.py"),
+        global_batch_size=32,
+        max_workers=high,
+        num_virtual_shards=16,
+        batch=batch,
+        length_unit="progress",
+        family=family,
+    )
+    known = {"state": JobState.PENDING, "submitted_at_s": 0.0, "min_workers": 1, "max_workers": high} | fields
+    return JobView(job=job, progress=progress, total_progress=total, step_times=tuple(steps), noise=noise, **known)
+
+
+def snapshot(*views, held=None, memory=None, now_s=0.0, nodes=4, overheads=30.0):
+    held = held or {}
+    return Snapshot(
+        now_s=now_s,
+        cluster=Topology(nodes=tuple(make_node(f"n{index}", 4) for index in range(nodes))),
+        jobs=tuple(msgspec.structs.replace(each, num_replicas=len(held.get(each.job.job_id, ()))) for each in views),
+        allocations={name: PoolAllocation(device_ids=devices, global_batch_size=32) for name, devices in held.items()},
+        memory=memory,
+        overheads=Overheads(change_s=overheads),
+    )
+
+
+def devices(*names):
+    return tuple(names)

@@ -1,0 +1,281 @@
+"""The quote over HTTP: from the live state, with the platform's own policy, and the same verdict as a submission."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+from starlette.testclient import TestClient
+
+from kits.control.quoting import Reserving, training_job
+from kits.service.api_fixtures import HEADERS, TOKEN, job_body
+from kits.service.platform_double import PlatformDouble
+from springtide.core.errors import CapacityError
+from springtide.core.events import JobFinished, JobSubmitted, ProgressReported
+from springtide.core.status.export import LiveState
+from springtide.core.status.quote import Quote
+from springtide.service.api.application import build_api
+from springtide.service.export import live_state
+from springtide.service.quotes import quote as quote_module
+from springtide.service.quotes.quote import QuoteDesk
+from springtide.service.submission.experience import FITTED_SPREAD, MEASURED_SPREAD, declared_steps, experience_of
+from springtide.service.submission.option_models import JobOptionsIn
+from springtide.service.submission.schemas import JobIn
+
+
+def known_body(**changes):
+    """A job of 600 steps that takes ten minutes on one worker."""
+    options = {"num_samples": 64 * 200, "num_epochs": 3, "profile_steps_per_s": {"1": 1.0, "2": 1.8, "4": 3.0}}
+    return job_body(**{f"options__{name}": value for name, value in {**options, **changes}.items()})
+
+
+@pytest.fixture
+def promising(tmp_path):
+    return PlatformDouble(tmp_path, num_devices=4, policy=Reserving)
+
+
+@pytest.fixture
+def asking(promising):
+    app = build_api(promising, token=TOKEN, registry=CollectorRegistry())
+    with TestClient(app, base_url="http://127.0.0.1:8787", headers=HEADERS, raise_server_exceptions=False) as client:
+        yield client
+
+
+def ask(http, body):
+    answer = http.post("/v1/quote", json=body)
+    assert answer.status_code == 200, answer.text
+    return msgspec.json.decode(answer.content, type=Quote)
+
+
+def test_the_answer_has_the_keys_that_scripts_read(asking):
+    answer = asking.post("/v1/quote", json=known_body(deadline_s=400)).json()
+    assert answer["verdict"] == "accepted"
+    assert answer["is_promised"]
+    assert answer["workers"] == 2
+    assert answer["minimum_share"] == 2
+    assert set(answer["finish_s"]) == {"p10", "p90"}
+    # 333 s on two devices at 0.36 dollars an hour.
+    assert answer["cost_usd"]["p90"] == pytest.approx(1.1 * 2 * (600 / 1.8) / 3600 * 0.36)
+    assert answer["policy"] == "arrival-order"
+
+
+def test_a_refusal_has_alternatives_that_a_submission_confirms(asking, promising):
+    refused = ask(asking, known_body(deadline_s=150, max_workers=4))
+    assert refused.verdict == "refused"
+    assert {offer.change for offer in refused.alternatives} >= {"--best-effort"}
+    for number, offer in enumerate(refused.alternatives):
+        if offer.num_devices is not None:
+            continue
+        body = known_body(**{"deadline_s": 150, "max_workers": 4, **offer.options})
+        body["name"] = f"offer-{number}"
+        job = asking.post("/v1/jobs", json=body).json()
+        assert job["state"] != "REJECTED", offer.change
+        assert asking.post(f"/v1/jobs/{job['job_id']}/cancel").status_code == 200
+        promising.stop_replicas(job["job_id"])
+
+
+@pytest.mark.parametrize("deadline_s", [150, 199, 205, 400, 1000])
+def test_the_quote_and_the_submission_say_the_same(asking, deadline_s):
+    body = known_body(deadline_s=deadline_s, max_workers=4)
+    quoted = ask(asking, body)
+    job = asking.post("/v1/jobs", json=body).json()
+    assert (quoted.verdict == "refused") == (job["state"] == "REJECTED")
+    if quoted.verdict == "refused":
+        why = asking.get(f"/v1/workloads/{job['job_id']}/why").json()
+        assert why["reason"] in "".join(quoted.evidence)
+
+
+def test_why_of_a_refused_job_names_what_would_be_accepted_now(asking):
+    job = asking.post("/v1/jobs", json=known_body(deadline_s=150, max_workers=4)).json()
+    why = asking.get(f"/v1/workloads/{job['job_id']}/why").json()
+    assert why["state"] == "REJECTED"
+    assert "--best-effort" in why["next_steps"]
+    assert any(step.startswith("--deadline ") for step in why["next_steps"])
+
+
+def test_why_says_so_if_the_same_would_be_accepted_now(asking, promising):
+    full = asking.post("/v1/jobs", json=known_body(deadline_s=250, max_workers=4)).json()
+    refused = asking.post("/v1/jobs", json={**known_body(deadline_s=250, max_workers=4), "name": "late"}).json()
+    assert refused["state"] == "REJECTED"
+    asking.post(f"/v1/jobs/{full['job_id']}/cancel")
+    promising.stop_replicas(full["job_id"])
+    why = asking.get(f"/v1/workloads/{refused['job_id']}/why").json()
+    assert why["next_steps"] == ["submit it again: now it would be accepted"]
+
+
+def test_asking_changes_nothing(asking, promising):
+    before = promising.current.seq
+    ask(asking, known_body(deadline_s=400))
+    assert promising.current.seq == before
+    assert not promising.current.jobs
+    assert not (promising.state_dir / "workloads").exists()
+
+
+def test_what_was_never_run_is_not_known(asking):
+    quoted = ask(asking, job_body())
+    assert quoted.verdict == "accepted"
+    assert quoted.finish_s.p90 is None
+    assert quoted.speed_source == "unknown"
+    assert "--profile" in quoted.reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"options__profile_steps_per_s": {"0": 1.0}}, "profile_steps_per_s"),
+        ({"options__profile_steps_per_s": {"1": 0.0}}, "profile_steps_per_s"),
+        ({"options__num_samples": 0}, "num_samples"),
+        ({"source__text": "def ("}, "not valid Python"),
+        ({"name": "NO"}, "name"),
+    ],
+)
+def test_what_cannot_be_asked_is_said(asking, changes, sentence):
+    answer = asking.post("/v1/quote", json=job_body(**changes))
+    assert answer.status_code == 422
+    assert sentence in answer.json()["error"]["message"]
+
+
+def run_once(asking, promising, *, workers=(1, 2), rates=(640.0, 1000.0), steps=600, end=True):
+    """Submit a job and play what its workers report, on each number of workers in turn."""
+    job = asking.post("/v1/jobs", json=job_body()).json()
+    promising.run_job(job["job_id"])
+    for count, rate in zip(workers, rates, strict=True):
+        generation = promising.current.jobs[job["job_id"]].generation
+        promising.play(
+            ProgressReported(
+                job_id=job["job_id"],
+                generation=generation,
+                step=10,
+                total_steps=steps,
+                world_size=count,
+                samples_per_s=rate,
+            )
+        )
+    if end:
+        asking.post(f"/v1/jobs/{job['job_id']}/cancel")
+        promising.stop_replicas(job["job_id"])
+    return job["job_id"]
+
+
+def test_earlier_runs_of_the_same_code_tell_length_and_speed(asking, promising):
+    run_once(asking, promising)
+    quoted = ask(asking, job_body(options__deadline_s=None, options__max_workers=1))
+    assert quoted.speed_source == "history of 1 run"
+    # 600 steps of 64 samples at 640 samples/s, told at the slow end of what was measured.
+    assert quoted.finish_s.p90 == pytest.approx(60 * 1.1)
+    assert quoted.finish_s.p10 == pytest.approx(60 / 1.1)
+
+
+def test_a_submission_knows_what_earlier_runs_tell(asking, promising):
+    run_once(asking, promising)
+    job_id = asking.post("/v1/jobs", json=job_body(options__num_epochs=6)).json()["job_id"]
+    job = promising.current.jobs[job_id].job
+    assert job.total_steps == 1200
+    assert job.profile_steps_per_s[1] == pytest.approx(10 / 1.1)
+    assert promising.current.jobs[job_id].admitted_at_s is not None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"source__text": "def fit(ctx):\n    pass\n"},
+        {"options__params": {"width": "96"}},
+        {"options__global_batch_size": 32},
+        {"source__object_name": "other"},
+        {"name": "another"},
+    ],
+)
+def test_other_code_tells_nothing(asking, promising, changes):
+    run_once(asking, promising)
+    assert ask(asking, job_body(**changes)).speed_source == "unknown"
+
+
+def test_what_was_never_measured_is_less_sure(asking, promising):
+    run_once(asking, promising, workers=(1,), rates=(640.0,))
+    request = JobIn.model_validate(job_body(options__max_workers=2), strict=False)
+    known = experience_of(promising.view(), request, promising.source_store.holds)
+    assert known.spread.fast_on[1] == pytest.approx((1 + MEASURED_SPREAD) ** -2)
+    assert known.spread.fast_on[2] == pytest.approx((1 + FITTED_SPREAD) ** -2)
+
+
+def test_many_runs_tell_their_own_spread(asking, promising):
+    for rate in (512.0, 640.0, 640.0, 640.0, 650.0):
+        run_once(asking, promising, workers=(1,), rates=(rate,))
+    request = JobIn.model_validate(job_body(options__max_workers=1), strict=False)
+    known = experience_of(promising.view(), request, promising.source_store.holds)
+    assert known.spread.source == "history of 5 runs"
+    assert known.spread.fast_on[1] == pytest.approx(1.25**-2)
+    assert known.steps_per_s[1] == pytest.approx(512.0 / 64)
+
+
+def test_a_run_that_went_through_tells_its_average(asking, promising):
+    job_id = run_once(asking, promising, workers=(1,), rates=(6400.0,), end=False)
+    promising.clock_s += 60.0
+    generation = promising.current.jobs[job_id].generation
+    promising.play(JobFinished(job_id=job_id, generation=generation, step=600))
+    promising.stop_replicas(job_id)
+    assert promising.current.jobs[job_id].state == "SUCCEEDED"
+    # 600 steps in 60 s, whatever single steps took.
+    quoted = ask(asking, job_body(options__deadline_s=None, options__max_workers=1))
+    assert quoted.finish_s.p90 == pytest.approx(60 * 1.1)
+
+
+def test_a_declared_length_is_counted_in_whole_batches():
+    assert declared_steps(JobOptionsIn(num_samples=100, global_batch_size=64, num_epochs=3)) == 6
+    assert declared_steps(JobOptionsIn()) is None
+
+
+def test_a_soft_deadline_is_not_refused(asking):
+    assert ask(asking, known_body(deadline_s=10, is_soft=True)).verdict == "accepted"
+
+
+def test_the_export_holds_what_a_policy_is_shown_and_no_code(asking, promising):
+    run_once(asking, promising, end=False)
+    answer = asking.get("/v1/export")
+    live = msgspec.json.decode(answer.content, type=LiveState)
+    (view,) = live.snapshot.jobs
+    assert view.throughput_samples_per_s == {1: 640.0, 2: 1000.0}
+    assert live.snapshot.allocations[view.job.job_id].num_devices == view.num_replicas
+    assert len(live.snapshot.cluster.device_ids()) == 4
+    assert b"fit" not in answer.content
+    assert live.usd_per_device_hour == 0.36
+
+
+def test_the_live_state_leaves_parameters_and_keys_behind(asking, promising):
+    asking.post("/v1/jobs", json=job_body(options__params={"secret": "s3"}), headers={"Idempotency-Key": "k3y"})
+    live = live_state(promising)
+    assert live.policy == "arrival-order"
+    (view,) = live.snapshot.jobs
+    assert (view.job.params, view.job.submit_key, view.job.entrypoint.source_path) == ({}, "", "")
+    assert promising.snapshot().jobs[0].job.params == {"secret": "s3"}
+
+
+def test_why_tells_when_a_waiting_job_is_expected_to_start(asking, promising):
+    first = asking.post("/v1/jobs", json=known_body(deadline_s=None, max_workers=1)).json()
+    bodies = [known_body(deadline_s=None, max_workers=1) for _ in range(4)]
+    ids = [asking.post("/v1/jobs", json=body).json()["job_id"] for body in bodies]
+    why = asking.get(f"/v1/workloads/{ids[-1]}/why").json()
+    assert why["state"] == "PENDING"
+    assert why["expected_start_at_s"] == pytest.approx(promising.clock_s + 600, rel=0.01)
+    assert any(line.startswith("expected start in 10m") for line in why["evidence"])
+    assert asking.get(f"/v1/workloads/{first['job_id']}/why").json()["expected_start_at_s"] is None
+
+
+def test_why_says_when_nobody_knows(asking):
+    for _ in range(5):
+        job_id = asking.post("/v1/jobs", json=job_body(options__deadline_s=None)).json()["job_id"]
+    why = asking.get(f"/v1/workloads/{job_id}/why").json()
+    assert any("nobody knows" in line and "'digits'" in line for line in why["evidence"])
+
+
+def test_who_asks_while_another_quote_takes_too_long_is_told_to_come_back(promising, monkeypatch):
+    monkeypatch.setattr(quote_module, "PATIENCE_S", 0.0)
+    desk = QuoteDesk(promising)
+    request = JobIn.model_validate(known_body(deadline_s=400), strict=False)
+    with desk._turn(0.0):
+        with pytest.raises(CapacityError, match="ask again"):
+            desk.quote(request)
+        job = promising.submit(JobSubmitted(job=training_job("a", deadline_s=1.0)))
+        assert job
+        assert desk.offers(promising.current.jobs["a"]) == ()
+    assert desk.quote(request).verdict == "accepted"

@@ -1,0 +1,205 @@
+"""Records as users are told them: what is not known is None, never a guess."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from kits.service.platform_double import View
+from springtide.control.records import JobRecord, ReplicaRecord, ReplicaState, ServiceRecord, ServiceState
+from springtide.core.decision import GradientNoise, PlannedRun
+from springtide.core.resources import make_node
+from springtide.core.status.platform import HistoryEntry
+from springtide.core.workload import (
+    AdaptiveBatch,
+    Checkpoint,
+    Entrypoint,
+    Goal,
+    InferenceService,
+    JobState,
+    TrainingJob,
+)
+from springtide.service.status.explain import explain
+from springtide.service.status.outlook import JobForecast
+from springtide.service.status.status import job_status, platform_status, service_status
+
+CODE = Entrypoint(source_path="/fit.py", object_name="fit")
+
+
+def record(state=JobState.RUNNING, deadline_s=None, **known):
+    job = TrainingJob(
+        job_id="fit-1", name="fit", entrypoint=CODE, global_batch_size=10, goal=Goal(deadline_s=deadline_s)
+    )
+    given = {"reason": "", "submitted_at_s": 1.0, "min_workers": 1, "max_workers": 2, **known}
+    return JobRecord(job=job, state=state, **given)
+
+
+def service(**known):
+    given = {"state": ServiceState.IDLE, "reason": "nobody has asked yet", "min_replicas": 0, "max_replicas": 2}
+    inference = InferenceService(service_id="s", name="s", entrypoint=CODE, slo_s=0.1)
+    return ServiceRecord(service=inference, deployed_at_s=1.0, **{**given, **known})
+
+
+def replica(number=0, state=ReplicaState.READY):
+    return ReplicaRecord(replica_id=f"fit-1.{number}", device_id=f"local/{number}", state=state, started_at_s=2.0)
+
+
+@pytest.mark.parametrize(
+    ("known", "eta_s", "slack_s"),
+    [
+        ({"samples_per_s": 20.0, "step": 60, "total_steps": 100}, 20.0, 30.0),
+        ({"samples_per_s": None, "step": 60, "total_steps": 100}, None, None),
+        ({"samples_per_s": 20.0, "step": 60, "total_steps": None}, None, None),
+        ({"throughput_samples_per_s": {1: 40.0}, "members": ("fit-1.0",), "step": 60, "total_steps": 100}, 10.0, 40.0),
+        ({"throughput_samples_per_s": {2: 40.0}, "members": ("fit-1.0",), "step": 60, "total_steps": 100}, None, None),
+        ({"samples_per_s": 20.0, "step": 120, "total_steps": 100}, 0.0, 50.0),
+        ({"state": JobState.PENDING, "samples_per_s": 20.0, "step": 60, "total_steps": 100}, None, None),
+        ({"state": JobState.SUCCEEDED, "ended_at_s": 90.0, "step": 100, "total_steps": 100}, None, 60.0),
+        ({"state": JobState.FAILED, "ended_at_s": 90.0, "step": 60, "total_steps": 100}, None, None),
+    ],
+)
+def test_eta_and_slack_rest_on_what_was_measured(known, eta_s, slack_s):
+    status = job_status(record(deadline_s=150.0, **known), now_s=100.0)
+    assert (status.eta_s, status.slack_s) == (eta_s, slack_s)
+
+
+def test_progress_is_bounded_and_unknown_without_a_length():
+    assert job_status(record(step=5), 2.0).progress_fraction is None
+    assert job_status(record(step=12, total_steps=10), 2.0).progress_fraction == 1.0
+
+
+def adaptive(**known):
+    base = record(**known)
+    bounds = AdaptiveBatch(min_size=10, max_size=80, learning_rate="sqrt")
+    return replace(base, job=replace(base.job, batch=bounds))
+
+
+def test_a_job_whose_batch_never_changes_says_nothing_of_noise():
+    status = job_status(record(step=5, total_steps=10, noise=GradientNoise(grad_sqr=1.0, grad_var=3.0)), 2.0)
+    assert (status.global_batch_size, status.batch_bounds, status.noise_scale) == (10, None, None)
+
+
+def test_a_batch_that_changes_is_told_with_its_noise_and_its_goodput():
+    known = adaptive(
+        step=40,
+        total_steps=70,
+        progress=50.0,
+        total_progress=100.0,
+        global_batch_size=40,
+        noise=GradientNoise(grad_sqr=1.0, grad_var=3.0),
+        samples_per_s=100.0,
+        members=("fit-1.0",),
+    )
+    status = job_status(known, 2.0)
+    assert (status.global_batch_size, status.initial_batch_size, status.batch_bounds) == (40, 10, (10, 80))
+    assert (status.progress, status.total_progress, status.progress_fraction) == (50.0, 100.0, 0.5)
+    # Four times the batch: gain (3 + 1) / (3 / 4 + 1) of a step, so 4 / 7 of four times the samples.
+    assert status.noise_scale == 30.0
+    assert status.efficiency_fraction == pytest.approx(4 / 7)
+    assert status.goodput_samples_per_s == pytest.approx(400 / 7)
+    assert status.learning_rate_factor == 2.0
+    # 50 steps of 10 samples are left, whatever the steps are made of now.
+    assert status.eta_s == 5.0
+    told = explain(known, view_of(known), (), 2.0).evidence
+    assert "batch 40 of 10..80, 10 at first, learning rate x2" in told
+    assert any("noise scale 30 samples" in line and "57 %" in line for line in told)
+
+
+def test_where_progress_is_the_length_a_large_batch_has_more_samples_left():
+    known = adaptive(
+        total_steps=70,
+        progress=50.0,
+        total_progress=100.0,
+        global_batch_size=40,
+        noise=GradientNoise(grad_sqr=1.0, grad_var=3.0),
+        samples_per_s=100.0,
+        members=("fit-1.0",),
+    )
+    known = replace(known, job=replace(known.job, length_unit="progress"))
+    assert job_status(known, 2.0).eta_s == pytest.approx(5.0 * 7 / 4)
+
+
+def test_a_service_counts_its_replicas_and_names_its_address():
+    known = service(replicas=(replica(0), replica(1, ReplicaState.STARTING), replica(2, ReplicaState.STOPPING)))
+    status = service_status(known, 4.0, "http://127.0.0.1:1")
+    assert (status.num_ready, status.num_starting) == (1, 1)
+    assert status.url == "http://127.0.0.1:1/f/s"
+    assert status.device_seconds == 6.0
+
+
+def view_of(*records):
+    jobs = {r.workload_id: r for r in records if isinstance(r, JobRecord)}
+    services = {r.workload_id: r for r in records if isinstance(r, ServiceRecord)}
+    return View(3, 5.0, jobs, services, (make_node("local", 2),), "p")
+
+
+def test_a_removed_service_is_listed_until_its_last_replica_is_gone():
+    draining = service(is_removed=True, state=ServiceState.REMOVED, replicas=(replica(0),))
+    assert len(platform_status(view_of(draining), 5.0, 0.0).services) == 1
+    assert len(platform_status(view_of(service(is_removed=True)), 5.0, 0.0).services) == 0
+
+
+def test_devices_name_their_holder():
+    first, second = platform_status(view_of(record(replicas=(replica(0),))), 5.0, 0.0).devices
+    assert (first.workload_name, first.replica_id) == ("fit", "fit-1.0")
+    assert (second.workload_id, second.replica_id) == (None, None)
+
+
+@pytest.mark.parametrize("state", list(JobState))
+def test_why_always_has_a_reason_and_a_next_step(state):
+    known = record(state, deadline_s=3.0, step=4, total_steps=8, checkpoint=Checkpoint(generation=1, step=4, path="p"))
+    why = explain(known, view_of(known), (), 5.0)
+    assert why.reason
+    assert why.evidence
+    assert why.next_steps
+    if not state.is_terminal:
+        assert any("passed 2.0 s ago" in sentence for sentence in why.evidence)
+
+
+def test_why_tells_the_last_resize_and_preemption_and_what_they_were_for():
+    history = (
+        HistoryEntry(seq=1, at_s=1.0, kind="preempt", text="checkpoints and gives its devices back: 'b' needs them"),
+        HistoryEntry(seq=2, at_s=2.0, kind="shrink", text="resized 4 -> 2 workers ('c' needs the devices)"),
+        HistoryEntry(seq=3, at_s=3.0, kind="checkpoint", text="checkpoint of step 4 is durable"),
+    )
+    known = record(JobState.RUNNING, admitted_at_s=0.0, promised_finish_s=9.0)
+    evidence = explain(known, view_of(known), history, 5.0).evidence
+    assert "last change, 3.0 s ago: resized 4 -> 2 workers ('c' needs the devices)" in evidence
+    assert "last time it gave way, 4.0 s ago: checkpoints and gives its devices back: 'b' needs them" in evidence
+    assert "its deadline was promised 5.0 s ago" in evidence
+
+
+def test_why_tells_what_is_planned():
+    known = record(JobState.PENDING)
+    planned = JobForecast(start_at_s=65.0, finish_at_s=125.0, is_planned=True)
+    why = explain(known, view_of(known), (), 5.0, planned)
+    assert "expected start in 1m00, as planned" in why.evidence
+    assert "expected end in 2m00, as planned" in why.evidence
+    assert (why.expected_start_at_s, why.expected_finish_at_s) == (65.0, 125.0)
+    nobody = explain(known, view_of(known), (), 5.0, JobForecast(unknown=("other",)))
+    assert "expected start: nobody knows, because nobody knows how long 'other' will take" in nobody.evidence
+
+
+def test_what_is_promised_and_planned_is_in_the_status():
+    known = record(JobState.PENDING, admitted_at_s=1.0, total_steps=8, throughput_samples_per_s={1: 2.0})
+    runs = (PlannedRun(start_s=10.0, end_s=20.0, num_devices=1),)
+    status = job_status(known, 5.0, planned=runs)
+    assert (status.is_promised, status.planned_start_at_s, status.planned_finish_at_s) == (True, 10.0, 20.0)
+    guess = record(JobState.PENDING)
+    assert job_status(guess, 5.0, planned=runs).planned_finish_at_s is None
+    dear = record(JobState.SUCCEEDED, finished_service_s=1800.0)
+    assert job_status(dear, 5.0, usd_per_device_hour=2.0).cost_usd == 1.0
+
+
+def test_a_refused_job_is_told_what_would_be_accepted():
+    known = record(JobState.REJECTED, alternatives=("--deadline 8m30",), reason="cannot finish in time")
+    assert explain(known, view_of(known), (), 5.0).next_steps == ("--deadline 8m30",)
+
+
+@pytest.mark.parametrize("state", list(ServiceState))
+def test_why_of_a_service(state):
+    known = service(state=state, load_at_s=4.0, arrivals_per_s=3.0, latency_p99_s=0.25, idle_s=2.0, crashes_at_s=(1.0,))
+    why = explain(known, view_of(known), (), 5.0)
+    assert why.next_steps
+    assert any("250 ms, the objective is 100 ms" in sentence for sentence in why.evidence)
+    assert any("1 crash lately" in sentence for sentence in why.evidence)
