@@ -67,6 +67,7 @@ class DerivedFamilies:
 
     def __init__(self) -> None:
         self.fingerprints = Fingerprints(READS)
+        self.news: dict[WorkloadId, JobNews] = {}
         self.state: Any = None
         self.families: dict[str, JobFamily] = {}
         self.paces: dict[str, FamilySpeed] = {}
@@ -141,16 +142,16 @@ class Goodput:
         )
 
     def _fingerprint(self, snapshot: Snapshot, families: Mapping[str, JobFamily], known: DerivedFamilies) -> str:
-        news = [
-            JobNews(
-                job_id=view.job.job_id,
-                view=view,
-                has_news=bool(view.step_times) and self._key(view.job) not in families,
-                is_waiting=is_waiting(view, snapshot.now_s),
-            )
-            for view in snapshot.jobs
-        ]
-        return known.fingerprints.of(snapshot, news)
+        news: dict[WorkloadId, JobNews] = {}
+        for view in snapshot.jobs:
+            job_id = view.job.job_id
+            has_news = bool(view.step_times) and self._key(view.job) not in families
+            waits, before = is_waiting(view, snapshot.now_s), known.news.get(job_id)
+            if before is None or before.view is not view or before[2:] != (has_news, waits):
+                before = JobNews(job_id, view, has_news, waits)
+            news[job_id] = before
+        known.news = news
+        return known.fingerprints.of(snapshot, list(news.values()))
 
     def _key(self, job: TrainingJob) -> str:
         return family_key(job, alone=not self.learns)
