@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import msgspec
 import numpy as np
 import pytest
@@ -81,6 +84,62 @@ def test_a_sequence_of_cached_decisions_is_that_of_fresh_policies(name: str, see
         plan = cached.decide(snapshot)
         assert encode_plan(plan) == encode_plan(make_policy(name).decide(snapshot))
         snapshot = changed(snapshot, plan, rng)
+
+
+# --- what a policy reads is what it declares ------------------------------------------------------------------------
+
+
+def watched(kind: type[Any], allowed: frozenset[str]) -> Callable[[Any], Any]:
+    """Views of this kind that cannot be asked for a field that is not in `allowed`."""
+    fields = frozenset(kind.__struct_fields__)
+
+    class Watched(kind, frozen=True, kw_only=True):  # type: ignore[misc]
+        def __getattribute__(self, name: str) -> Any:
+            assert name not in fields or name in allowed, f"the policy reads {kind.__name__}.{name} undeclared"
+            return super().__getattribute__(name)
+
+    return lambda view: Watched(**{field: getattr(view, field) for field in fields})
+
+
+DECLARED = [name for name in POLICY_NAMES if hasattr(make_policy(name), "reads")]
+
+
+@pytest.mark.parametrize("name", DECLARED)
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10_000))
+def test_a_policy_reads_nothing_that_it_does_not_declare(name: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    policy: Any = make_policy(name)
+    watch_job = watched(JobView, policy.reads.job_fields)
+    watch_service = watched(ServiceView, policy.reads.service_fields)
+    snapshot = draw_snapshot(rng)
+    for _ in range(4):
+        jobs, services = tuple(map(watch_job, snapshot.jobs)), tuple(map(watch_service, snapshot.services))
+        plan = policy.decide(replace(snapshot, jobs=jobs, services=services))
+        snapshot = changed(snapshot, plan, rng)
+
+
+def test_an_undeclared_read_is_found() -> None:
+    view = watched(JobView, frozenset({"job"}))(draw_snapshot(np.random.default_rng(0)).jobs[0])
+    assert view.job
+    with pytest.raises(AssertionError, match=r"JobView\.step undeclared"):
+        view.step  # noqa: B018
+
+
+def test_every_policy_with_fingerprints_declares_what_it_reads() -> None:
+    assert [name for name in POLICY_NAMES if isinstance(make_policy(name), CacheablePolicy)] == DECLARED
+
+
+@pytest.mark.parametrize("name", [*POLICY_NAMES, *COMPOSED])
+def test_a_policy_is_a_value(name: str) -> None:
+    one, two = make_policy(name), make_policy(name)
+    one.decide(draw_snapshot(np.random.default_rng(3)))
+    assert one == two
+    assert hash(one) == hash(two)
+    assert repr(one) == repr(two)
+
+
+# --- what fails, and what keeps nothing -----------------------------------------------------------------------------
 
 
 class Failing:

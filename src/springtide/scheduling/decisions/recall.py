@@ -28,6 +28,11 @@ Decide = Callable[[AllocationLedger, State], tuple[float | None, dict[str, Any]]
 MATERIAL = Reads(jobs=(BOUNDS, LENGTH), services=SERVICES, nodes=NODES)
 
 
+def recall_reads(*also: str) -> Reads:
+    """What a policy reads that decides by `decide_once`: what is material to all, and `also` these fields of jobs."""
+    return replace(MATERIAL, also=also)
+
+
 def recall_fingerprints(rule: str) -> Fingerprints:
     """The fingerprints that `decide_once` compares, for a policy to keep from one decision to the next."""
     return Fingerprints(MATERIAL, f"{_FORMAT} {rule}")

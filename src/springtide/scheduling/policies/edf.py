@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import bisect
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 from springtide.core.decision import JobView, Plan, Snapshot
 from springtide.perf.curve import curve_of
-from springtide.scheduling.decisions.fingerprint import Fingerprints
-from springtide.scheduling.decisions.recall import State, decide_once, recall_fingerprints
+from springtide.scheduling.decisions.fingerprint import Fingerprints, Reads
+from springtide.scheduling.decisions.recall import State, decide_once, recall_fingerprints, recall_reads
 from springtide.scheduling.placement.allocation_ledger import (
     AllocationLedger,
     most_workers,
@@ -35,6 +35,8 @@ class EarliestDeadlineFirst(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     caps: bool = True
+
+    reads: ClassVar[Reads] = recall_reads("job", "submitted_at_s")
 
     def make_derived(self) -> Fingerprints:
         """The fingerprints to keep between two decisions."""

@@ -58,7 +58,19 @@ READS = Reads(
     ),
     services=SERVICES,
     nodes=NODES,
-    also=(),
+    also=(
+        "global_batch_size",
+        "noise",
+        "progress",
+        "progress_at_s",
+        "resized_at_s",
+        "state",
+        "step",
+        "submitted_at_s",
+        "throughput_samples_per_s",
+        "total_progress",
+        "total_steps",
+    ),
 )
 
 

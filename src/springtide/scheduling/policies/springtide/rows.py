@@ -133,5 +133,5 @@ READS = Reads(
     ),
     services=SERVICES,
     nodes=NODES,
-    also=("state", "step", "started_at_s", "submitted_at_s"),
+    also=("state", "step", "submitted_at_s"),
 )

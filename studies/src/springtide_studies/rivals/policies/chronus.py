@@ -15,15 +15,15 @@ is the authors' own scheduler with Gurobi for the program, without noise toleran
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 from springtide.core.decision import JobView, Plan, Snapshot
 from springtide.core.errors import InvalidRequest
 from springtide.core.workload import WorkloadId
-from springtide.scheduling.decisions.fingerprint import Fingerprints
-from springtide.scheduling.decisions.recall import State, decide_once, recall_fingerprints
+from springtide.scheduling.decisions.fingerprint import Fingerprints, Reads
+from springtide.scheduling.decisions.recall import State, decide_once, recall_fingerprints, recall_reads
 from springtide.scheduling.placement.allocation_ledger import AllocationLedger, serve_demand, serve_minimum
 from springtide.scheduling.placement.gangs import Gangs, told
 from springtide_studies.rivals.solvers.lease_milp import LeaseJob, is_available, plan_leases
@@ -44,6 +44,10 @@ class Chronus(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not is_available():
             raise InvalidRequest("the policy chronus needs SciPy's solver: pip install 'springtide[solvers]'")
+
+    reads: ClassVar[Reads] = recall_reads(
+        "job", "progress_at_s", "state", "step", "submitted_at_s", "throughput_samples_per_s"
+    )
 
     def make_derived(self) -> Fingerprints:
         """The fingerprints to keep between two decisions."""

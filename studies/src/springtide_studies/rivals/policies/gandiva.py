@@ -14,15 +14,15 @@ and charges its largest overhead at every event; we follow the paper, where over
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 from springtide.core.decision import JobView, Plan, Snapshot
 from springtide.core.workload import WorkloadId
 from springtide.perf.curve import curve_of
-from springtide.scheduling.decisions.fingerprint import Fingerprints
-from springtide.scheduling.decisions.recall import State, decide_once, recall_fingerprints
+from springtide.scheduling.decisions.fingerprint import Fingerprints, Reads
+from springtide.scheduling.decisions.recall import State, decide_once, recall_fingerprints, recall_reads
 from springtide.scheduling.placement.allocation_ledger import AllocationLedger, serve_demand, serve_minimum
 from springtide.scheduling.placement.gangs import Gangs, told
 
@@ -35,6 +35,8 @@ class Gandiva(msgspec.Struct, frozen=True, kw_only=True):
 
     quantum_s: float = 60.0
     grows: bool = False
+
+    reads: ClassVar[Reads] = recall_reads("job", "state")
 
     def make_derived(self) -> Fingerprints:
         """The fingerprints to keep between two decisions."""

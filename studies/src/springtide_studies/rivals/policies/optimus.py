@@ -17,15 +17,15 @@ import bisect
 import heapq
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 from springtide.core.decision import JobView, Plan, Snapshot
 from springtide.core.workload import JobState
 from springtide.perf.curve import SpeedCurve, curve_of
-from springtide.scheduling.decisions.fingerprint import Fingerprints
-from springtide.scheduling.decisions.recall import State, decide_once, recall_fingerprints
+from springtide.scheduling.decisions.fingerprint import Fingerprints, Reads
+from springtide.scheduling.decisions.recall import State, decide_once, recall_fingerprints, recall_reads
 from springtide.scheduling.placement.allocation_ledger import AllocationLedger, serve_demand, serve_minimum
 from springtide.scheduling.placement.gangs import Gangs, remaining_s, told
 
@@ -34,6 +34,10 @@ class Optimus(msgspec.Struct, frozen=True, kw_only=True):
     """Services first, by load; then jobs by marginal gain, anew every `interval_s` (the paper's ten minutes)."""
 
     interval_s: float = 600.0
+
+    reads: ClassVar[Reads] = recall_reads(
+        "job", "progress_at_s", "state", "step", "submitted_at_s", "throughput_samples_per_s"
+    )
 
     def make_derived(self) -> Fingerprints:
         """The fingerprints to keep between two decisions."""

@@ -8,13 +8,13 @@ that are known, in order of arrival. `preemptive` makes it shortest remaining ti
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 from springtide.core.decision import Plan, Snapshot
-from springtide.scheduling.decisions.fingerprint import Fingerprints
-from springtide.scheduling.decisions.recall import State, decide_once, recall_fingerprints
+from springtide.scheduling.decisions.fingerprint import Fingerprints, Reads
+from springtide.scheduling.decisions.recall import State, decide_once, recall_fingerprints, recall_reads
 from springtide.scheduling.placement.allocation_ledger import AllocationLedger, serve_demand, serve_minimum
 from springtide.scheduling.placement.gangs import Gangs, told
 
@@ -23,6 +23,8 @@ class ShortestJobFirst(msgspec.Struct, frozen=True, kw_only=True):
     """Services first, by load; then jobs by the time they have left. `preemptive`: also against running ones."""
 
     preemptive: bool = False
+
+    reads: ClassVar[Reads] = recall_reads("job", "progress_at_s", "state", "step", "throughput_samples_per_s")
 
     def make_derived(self) -> Fingerprints:
         """The fingerprints to keep between two decisions."""

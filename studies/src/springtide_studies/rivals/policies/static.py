@@ -8,14 +8,14 @@ gets its minimum, because nobody chose more for it. A job that lost a device get
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 from springtide.core.decision import JobView, Plan, Snapshot
 from springtide.core.workload import JobState
-from springtide.scheduling.decisions.fingerprint import Fingerprints
-from springtide.scheduling.decisions.recall import State, decide_once, recall_fingerprints
+from springtide.scheduling.decisions.fingerprint import Fingerprints, Reads
+from springtide.scheduling.decisions.recall import State, decide_once, recall_fingerprints, recall_reads
 from springtide.scheduling.placement.allocation_ledger import AllocationLedger, serve_demand, serve_minimum
 from springtide.scheduling.placement.gangs import Gangs
 from springtide.scheduling.placement.placing import held_counts
@@ -25,6 +25,8 @@ class Static(msgspec.Struct, frozen=True, kw_only=True):
     """`num_workers` is the size of every job, within its bounds; None: what its owner asked for, else its minimum."""
 
     num_workers: int | None = None
+
+    reads: ClassVar[Reads] = recall_reads("job", "state")
 
     def make_derived(self) -> Fingerprints:
         """The fingerprints to keep between two decisions."""

@@ -17,15 +17,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 from springtide.core.decision import JobView, Plan, Snapshot
 from springtide.core.workload import WorkloadId
 from springtide.perf.curve import curve_of
-from springtide.scheduling.decisions.fingerprint import Fingerprints
-from springtide.scheduling.decisions.recall import State, decide_once, recall_fingerprints
+from springtide.scheduling.decisions.fingerprint import Fingerprints, Reads
+from springtide.scheduling.decisions.recall import State, decide_once, recall_fingerprints, recall_reads
 from springtide.scheduling.placement.allocation_ledger import AllocationLedger, serve_demand, serve_minimum
 from springtide.scheduling.placement.gangs import Gangs, told
 
@@ -38,6 +38,17 @@ class Themis(msgspec.Struct, frozen=True, kw_only=True):
 
     lease_s: float = 1200.0
     fairness_fraction: float = 0.8
+
+    reads: ClassVar[Reads] = recall_reads(
+        "job",
+        "num_replicas",
+        "progress_at_s",
+        "service_offset_s",
+        "state",
+        "step",
+        "submitted_at_s",
+        "throughput_samples_per_s",
+    )
 
     def make_derived(self) -> Fingerprints:
         """The fingerprints to keep between two decisions."""

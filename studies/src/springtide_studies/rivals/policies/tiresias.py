@@ -16,14 +16,14 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 from springtide.core.decision import JobView, Plan, Snapshot
 from springtide.core.workload import WorkloadId
-from springtide.scheduling.decisions.fingerprint import Fingerprints
-from springtide.scheduling.decisions.recall import State, decide_once, recall_fingerprints
+from springtide.scheduling.decisions.fingerprint import Fingerprints, Reads
+from springtide.scheduling.decisions.recall import State, decide_once, recall_fingerprints, recall_reads
 from springtide.scheduling.placement.allocation_ledger import AllocationLedger, serve_demand, serve_minimum
 from springtide.scheduling.placement.gangs import Gangs, told
 
@@ -41,6 +41,10 @@ class Tiresias(msgspec.Struct, frozen=True, kw_only=True):
     thresholds_s: tuple[float, ...] = (3250.0,)
     promotion_factor: float = 0.0
     history_device_s: tuple[float, ...] = ()
+
+    reads: ClassVar[Reads] = recall_reads(
+        "job", "num_replicas", "service_offset_s", "started_at_s", "state", "submitted_at_s"
+    )
 
     def make_derived(self) -> Fingerprints:
         """The fingerprints to keep between two decisions."""
