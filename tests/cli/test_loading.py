@@ -67,7 +67,7 @@ def test_what_the_file_declares(tmp_path: Path) -> None:
     module = import_file(path)
     training = find_training(module, path, "")
     assert training is not None
-    assert training.options.epochs == 2
+    assert training.options.values["epochs"] == 2
     assert find_service(module, path, "").cls.__name__ == "Score"
     with pytest.raises(InvalidRequest, match="no training function 'fitt'; it has fit"):
         find_training(module, path, "fitt")

@@ -15,10 +15,11 @@ import pytest
 
 import springtide as st
 from springtide.client.functions import TrainFunction
-from springtide.client.goals import TrainOptions, deadline_in_s, workers_range
-from springtide.client.serving_goals import ServeOptions, objective_s
+from springtide.client.goals import TrainOptions, workers_range
+from springtide.client.serving_goals import ServeOptions
 from springtide.client.source import IMPORTING_VARIABLE, name_from
 from springtide.core.errors import InvalidRequest
+from springtide.core.options.kinds import deadline_in_s, objective_s
 from springtide.core.shards import shards_for
 
 FILE = '''
@@ -106,7 +107,7 @@ def test_with_and_without_parentheses() -> None:
         ({"global_batch": (64, 32)}, "global_batch"),
         ({"global_batch": (32, 64), "max_local_batch": 0}, "max_local_batch"),
         ({"global_batch": (32, 64), "learning_rate": "cubic"}, "one of 'linear', 'sqrt'"),
-        ({"global_batch": (32, 64), "length": "hours"}, "one of 'epochs', 'progress'"),
+        ({"global_batch": (32, 64), "length": "hours"}, "must be 'epochs' or 'progress'"),
         ({"global_batch": 32, "max_local_batch": 16}, r"needs a batch that may change.*global_batch=\(32, 512\)"),
         ({"learning_rate": "sqrt"}, "learning_rate needs a batch that may change"),
         ({"length": "progress"}, "length needs a batch that may change"),

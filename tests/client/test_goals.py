@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from springtide.client.goals import TrainOptions, batch_phases
+from springtide.client.goals import TrainOptions
 from springtide.core.errors import InvalidRequest
 from springtide.core.function_search import BatchPhase
+from springtide.core.options.kinds import batch_phases
 
 PHASES_TEXT = "0:64,4:256"
 NOON = datetime(2026, 1, 1, 12)

@@ -90,8 +90,8 @@ def test_what_its_owner_names_stands(source: SourceFile) -> None:
 
 
 def test_a_job_takes_its_share_from_its_profile(source: SourceFile) -> None:
-    found = job_as_profiled(TrainOptions(share="auto", epochs=3), job_source(source))
-    assert (found.share, found.memory, found.epochs) == ((0.5, 0.8), None, 3)
+    found = job_as_profiled(TrainOptions(share="auto", epochs=3), job_source(source)).values
+    assert (found["share"], found["memory"], found["epochs"]) == ((0.5, 0.8), None, 3)
 
 
 def test_a_share_that_is_named_needs_no_profile(source: SourceFile) -> None:
@@ -133,9 +133,9 @@ def test_memory_of_a_processor_is_no_limit_on_a_gpu(source: SourceFile, mechanis
     told: list[str] = []
     gpus = SharingStatus(mechanism=mechanism)
     options = service_as_profiled(ServeOptions(share="auto"), source, told.append, gpus)
-    assert options.memory is None
+    assert options.values["memory"] is None
     assert any("profiled on processors" in line for line in told)
     named = job_as_profiled(TrainOptions(share="auto", memory="2GB"), job_source(source), told.append, gpus)
-    assert named.memory == "2GB"
+    assert named.values["memory"] == "2GB"
     on_cpu = service_as_profiled(ServeOptions(share="auto"), source, told.append, SharingStatus(mechanism="cgroup-v1"))
-    assert on_cpu.memory == "700MB"
+    assert on_cpu.values["memory"] == "700MB"

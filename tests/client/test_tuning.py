@@ -278,7 +278,7 @@ def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def asked(source: Any, options: Any, name: str, client: Any, **_: Any) -> dict[str, Any]:
         request = options.as_request(1, None)
-        return {"name": options.name or name, "source": source, "options": request}
+        return {"name": options.values["name"] or name, "source": source, "options": request}
 
     monkeypatch.setattr("springtide.client.tuning.job_request", asked)
     return module.task

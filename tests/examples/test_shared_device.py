@@ -34,7 +34,7 @@ def test_it_learns_and_scores_without_a_platform(example):
 
 def test_both_fit_on_one_device(example):
     job, service = (make_share(*part) for part in ((0.4, 0.9), (0.3, 0.6)))
-    assert (example.fit.options.share, example.Scorer.options.share) == ((0.4, 0.9), (0.3, 0.6))
+    assert (example.fit.options.values["share"], example.Scorer.options.values["share"]) == ((0.4, 0.9), (0.3, 0.6))
     assert has_room(load_of([job]), service)
 
 

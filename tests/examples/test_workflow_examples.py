@@ -36,9 +36,9 @@ def test_dynamic_batching_declares_its_schedule(load) -> None:
     pytest.importorskip("sklearn")
     module = load("dynamic_batching")
     task = module.dynamic_batching
-    assert task.options.batch_schedule == module.SCHEDULE
-    assert task.options.global_batch == module.SCHEDULE[0][1]
-    assert all(epoch < task.options.epochs for epoch, _ in module.SCHEDULE)
+    assert task.options.values["batch_schedule"] == module.SCHEDULE
+    assert task.options.values["global_batch"] == module.SCHEDULE[0][1]
+    assert all(epoch < task.options.values["epochs"] for epoch, _ in module.SCHEDULE)
     images, digits = module.load_images()
     torch.manual_seed(0)
     model = module.make_model()

@@ -11,13 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 
-from springtide.client.goals import (
-    Auto,
-    TrainKeywords,
-    TrainOptions,
-    auto,
-    unknown_keyword,
-)
+from springtide.client.goals import Auto, TrainKeywords, TrainOptions, auto
 from springtide.client.handles import JobHandle, ServiceHandle
 from springtide.client.layer_profiles import ONLY_DECLARED, with_layers
 from springtide.client.serving_goals import ServeKeywords, ServeOptions
@@ -36,6 +30,8 @@ from springtide.client.source import (
 from springtide.core.context import TrainContext
 from springtide.core.errors import InvalidRequest, SpringtideError
 from springtide.core.model import ONLY_ON_FUNCTIONS, called_with
+from springtide.core.options.jobs import JOB_OPTIONS
+from springtide.core.options.option import check_names
 from springtide.core.quantities import validate_name
 from springtide.core.status.quote import Quote
 
@@ -62,7 +58,7 @@ class TrainFunction:
             raise InvalidRequest(f"st.train decorates a function that takes a TrainContext, not {function!r:.80}")
         self.function = function
         self.options = options
-        self.name = options.name or name_from(function.__name__)
+        self.name = options.values["name"] or name_from(function.__name__)
         functools.update_wrapper(self, function)
 
     def __call__(self, context: TrainContext) -> Any:
@@ -91,7 +87,7 @@ class TrainFunction:
         return quote_job(self.source(), options, self.name, client)
 
     def _refuse_functions(self, options: TrainOptions) -> None:
-        if options.on == "functions":
+        if options.values["on"] == "functions":
             raise InvalidRequest(f"{self.name} is a training function, and {ONLY_DECLARED}")
 
     def local(self, out: str | Path | None = None, **overrides: Unpack[TrainKeywords]) -> LocalResult:
@@ -114,7 +110,7 @@ class ServeFunction(Generic[ServedT]):
             raise InvalidRequest(f"{cls.__name__} has no method predict; define `def predict(self, ...)` on it")
         self.cls = cls
         self.options = options
-        self.name = options.name or name_from(cls.__name__)
+        self.name = options.values["name"] or name_from(cls.__name__)
         self.__doc__ = cls.__doc__
         self.__module__ = cls.__module__
         self.__wrapped__ = cls
@@ -139,8 +135,8 @@ class ServeFunction(Generic[ServedT]):
     def local(self) -> ServedT:
         """An instance in this process, loaded: what a replica would answer with."""
         instance = self.cls()
-        if self.options.params and not hasattr(instance, "params"):
-            instance.params = {key: str(value) for key, value in self.options.params.items()}  # type: ignore[attr-defined]
+        if self.options.values["params"] and not hasattr(instance, "params"):
+            instance.params = {key: str(value) for key, value in self.options.values["params"].items()}  # type: ignore[attr-defined]
         load = getattr(instance, "load", None)
         if callable(load):
             load()
@@ -175,7 +171,6 @@ def serve(
 
     Raises InvalidRequest for options that cannot be.
     """
-    unknown_keyword(set(options), set(ServeKeywords.__annotations__), "st.serve")
     checked = ServeOptions(**options)
     if cls is not None:
         return ServeFunction(cls, checked)
@@ -210,7 +205,7 @@ class Task:
         self.loss = loss
         self.optimizer = optimizer
         self.options = _train_options("st.Task", options)
-        self.name = self.options.name
+        self.name = self.options.values["name"]
         # The object has no name of its own, so the file that creates it is remembered: workers look it up there.
         self._namespace = sys._getframe(1).f_globals
 
@@ -221,7 +216,7 @@ class Task:
 
     def check_place(self, options: TrainOptions) -> None:
         """Raise InvalidRequest where the model cannot be trained in the place that the options name."""
-        if self.brings_update and options.on != "functions":
+        if self.brings_update and options.values["on"] != "functions":
             raise InvalidRequest(ONLY_ON_FUNCTIONS)
 
     def function(self, context: TrainContext) -> None:
@@ -281,11 +276,16 @@ class Task:
     def runs_as_on_functions(self, options: TrainOptions) -> bool:
         """Whether a run here takes the way of functions: no other has its model, its batches or its data."""
         is_stream = bool(getattr(self.dataset, "is_stream", False))
-        return self.brings_update or bool(options.batch_schedule) or is_stream or hasattr(self.model, "begin_epoch")
+        return (
+            self.brings_update
+            or bool(options.values["batch_schedule"])
+            or is_stream
+            or hasattr(self.model, "begin_epoch")
+        )
 
 
 def _train_options(where: str, options: TrainKeywords) -> TrainOptions:
-    unknown_keyword(set(options), set(TrainKeywords.__annotations__), where)
+    check_names(JOB_OPTIONS, options, where)
     return TrainOptions(**options)
 
 
@@ -294,7 +294,7 @@ def train_locally(
 ) -> LocalResult:
     """Train in this process, printing progress as plain lines. Raises InvalidRequest; also where torch is missing."""
     changed = options.override(overrides, "local()")
-    job = changed.as_local_job(validate_name(changed.name or name))
+    job = changed.as_local_job(validate_name(changed.values["name"] or name))
     directory = None if out is None else Path(out).expanduser()
     try:
         if isinstance(function, Task) and function.runs_as_on_functions(changed):
@@ -318,7 +318,7 @@ def submit_job(
     profile: str | Path | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> JobHandle:
-    """Submit any source file as a job; `options.name` wins over `name`.
+    """Submit any source file as a job; the name in the options wins over `name`.
 
     For one on functions `profile` is a profile of its layers; without one they are measured. `tell` gets progress.
     """
@@ -337,7 +337,7 @@ def quote_job(
     tell: Callable[[str], None] = lambda _: None,
     compares: bool = False,
 ) -> Quote:
-    """Ask what submitting any source file as a job would meet; `options.name` wins over `name`.
+    """Ask what submitting any source file as a job would meet; the name in the options wins over `name`.
 
     With `compares` a quote for the cluster says what the same job would meet on functions, where there are any.
     """
@@ -357,7 +357,7 @@ def job_request(
     compares: bool = False,
 ) -> dict[str, Any]:
     """The keywords of Client.submit_job and Client.quote. Raises InvalidRequest, also where there are no functions."""
-    if is_auto(options.share):
+    if is_auto(options.values["share"]):
         from springtide.client.share_profiles import job_as_profiled
 
         options = job_as_profiled(options, source, tell, client.sharing())
@@ -367,10 +367,10 @@ def job_request(
     # What `auto` may grow to: a place at a function service is no device for a worker.
     num_machines = sum(device.kind != "function" for device in devices)
     request = options.as_request(num_machines, datetime.now())
-    called = validate_name(options.name or name)
-    if options.on == "functions" and not has_functions:
+    called = validate_name(options.values["name"] or name)
+    if options.values["on"] == "functions" and not has_functions:
         raise InvalidRequest(NO_FUNCTIONS)
-    if options.on == "functions" or (compares and has_functions):
+    if options.values["on"] == "functions" or (compares and has_functions):
         request = with_layers(
             request,
             source,
@@ -393,16 +393,19 @@ def deploy_service(
     *,
     tell: Callable[[str], None] = lambda _: None,
 ) -> ServiceHandle:
-    """Deploy any source file as a service; `options.name` wins over `name`. `tell` gets what is to be known of it."""
+    """Deploy any source file as a service; the name in the options wins over `name`.
+
+    `tell` gets what is to be known of it.
+    """
     connected = _connect() if client is None else client
-    if is_auto(options.share):
+    if is_auto(options.values["share"]):
         from springtide.client.share_profiles import service_as_profiled
 
         options = service_as_profiled(options, source, tell, connected.sharing())
     if connected.status().cluster is not None:
         source = for_pods(source)
     status = connected.deploy_service(
-        name=validate_name(options.name or name), source=source, options=options.as_request()
+        name=validate_name(options.values["name"] or name), source=source, options=options.as_request()
     )
     return ServiceHandle(connected, status.name)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from springtide.client.changes import as_change
+from springtide.client.changes import ChangeKeywords, as_change
 from springtide.core.errors import BackendError
 from springtide.core.quantities import parse_duration_s, parse_money_usd, parse_range
 from springtide.core.status.platform import Explanation, JobStatus, ServiceStatus
@@ -67,22 +67,12 @@ class JobHandle:
         self._client.scale(self.id, minimum, maximum)
         return self.status()
 
-    def change(
-        self,
-        *,
-        deadline: str | float | None = None,
-        budget: str | float | None = None,
-        soft: bool | None = None,
-        wait: bool | None = None,
-        retries: int | None = None,
-    ) -> JobStatus:
+    def change(self, **wish: Unpack[ChangeKeywords]) -> JobStatus:
         """Change what it is to keep while it runs: "90m" from now, "$5" in all; "none" takes a deadline or budget away.
 
         Raises InvalidRequest if a new deadline cannot be promised, with one that could; what was promised then holds.
         """
-        now = datetime.now().astimezone()
-        wish = as_change(now, deadline=deadline, budget=budget, soft=soft, wait=wait, retries=retries)
-        return self._client.change(self.id, wish)
+        return self._client.change(self.id, as_change(datetime.now().astimezone(), **wish))
 
     def pause(self) -> JobStatus:
         """Commit a checkpoint and give the devices back until `resume`."""

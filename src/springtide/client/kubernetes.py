@@ -143,13 +143,13 @@ def training_object(
     now: datetime | None = None,
 ) -> Object:
     """The TrainingFunction of a training function or script, under a name of its own. Raises InvalidRequest."""
-    if options.on == "functions":
+    if options.values["on"] == "functions":
         raise InvalidRequest(NO_FUNCTIONS)
-    called = validate_name(options.name or name)
+    called = validate_name(options.values["name"] or name)
     request = options.as_request(1, now or datetime.now())
     digits = secrets.token_hex(3)
     obj = training_function(f"{called}-{digits}", namespace, _source(source), request, container or {})
-    if workers_range(options.workers) is None:
+    if workers_range(options.values["workers"]) is None:
         obj["spec"]["workers"] = "auto"
     obj["metadata"]["annotations"] = {NAME_ANNOTATION: called}
     return obj
@@ -164,7 +164,7 @@ def inference_object(
     container: Mapping[str, Any] | None = None,
 ) -> Object:
     """The InferenceFunction of an inference class. Raises InvalidRequest."""
-    called = validate_name(options.name or name)
+    called = validate_name(options.values["name"] or name)
     return inference_function(called, namespace, _source(source), options.as_request(), container or {})
 
 

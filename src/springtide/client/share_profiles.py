@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from springtide.client.goals import TrainOptions
-from springtide.client.serving_goals import DEFAULT_MAX_BATCH, ServeOptions, objective_s
+from springtide.client.serving_goals import ServeOptions
 from springtide.client.shares import NO_PROFILE, is_auto, share_text
 from springtide.client.source import SourceFile
 from springtide.core.errors import InvalidRequest
+from springtide.core.options.kinds import objective_s
+from springtide.core.options.services import DEFAULT_MAX_BATCH
 from springtide.core.quantities import format_duration
 from springtide.core.status.shares import SharingStatus
 from springtide.perf.share_profile import (
@@ -38,7 +39,7 @@ def service_as_profiled(
     What the owner names beside it stands: an objective, a batch size, a capacity. `tell` gets a line where the profile
     is of something else, `sharing` says what devices are here. Raises InvalidRequest where there is no profile.
     """
-    if not is_auto(options.share):
+    if not is_auto(options.values["share"]):
         return options
     profile = _profile_of(source, InferenceShareProfile, "a service")
     tell(
@@ -47,22 +48,25 @@ def service_as_profiled(
     )
     for line in _differences(profile, source, sharing):
         tell(line)
-    if options.slo is not None and objective_s(options.slo) < profile.slo_s * (1.0 - 1e-9):
+    values = options.values
+    slo = values["slo"]
+    if slo is not None and objective_s(slo) < profile.slo_s * (1.0 - 1e-9):
         tell(
             f"{source.object_name} was profiled for {format_duration(profile.slo_s)}, longer than its "
-            f"objective of {format_duration(objective_s(options.slo))}; profile it anew with --slo "
-            f"{objective_s(options.slo) * 1000:g}ms"
+            f"objective of {format_duration(objective_s(slo))}; profile it anew with --slo "
+            f"{objective_s(slo) * 1000:g}ms"
         )
-    is_free = options.max_batch == DEFAULT_MAX_BATCH
-    if not is_free and options.max_batch != profile.batch_size:
-        tell(f"its share was profiled in batches of {profile.batch_size}, and max_batch says {options.max_batch}")
-    return replace(
-        options,
-        share=(profile.share.request, profile.share.limit),
-        memory=_memory(profile, sharing) if options.memory is None else options.memory,
-        slo=profile.slo_s if options.slo is None else options.slo,
-        max_batch=profile.batch_size if is_free else options.max_batch,
-        capacity=profile.capacity_per_s if options.capacity is None else options.capacity,
+    is_free = values["max_batch"] == DEFAULT_MAX_BATCH
+    if not is_free and values["max_batch"] != profile.batch_size:
+        tell(f"its share was profiled in batches of {profile.batch_size}, and max_batch says {values['max_batch']}")
+    return options.override(
+        {
+            "share": (profile.share.request, profile.share.limit),
+            "memory": _memory(profile, sharing) if values["memory"] is None else values["memory"],
+            "slo": profile.slo_s if slo is None else slo,
+            "max_batch": profile.batch_size if is_free else values["max_batch"],
+            "capacity": profile.capacity_per_s if values["capacity"] is None else values["capacity"],
+        }
     )
 
 
@@ -70,7 +74,7 @@ def job_as_profiled(
     options: TrainOptions, source: SourceFile, tell: Tell = lambda _: None, sharing: SharingStatus = UNKNOWN
 ) -> TrainOptions:
     """As `service_as_profiled`, for a training job."""
-    if not is_auto(options.share):
+    if not is_auto(options.values["share"]):
         return options
     profile = _profile_of(source, TrainingShareProfile, "a training job")
     tell(
@@ -79,10 +83,12 @@ def job_as_profiled(
     )
     for line in _differences(profile, source, sharing):
         tell(line)
-    return replace(
-        options,
-        share=(profile.share.request, profile.share.limit),
-        memory=_memory(profile, sharing) if options.memory is None else options.memory,
+    memory = options.values["memory"]
+    return options.override(
+        {
+            "share": (profile.share.request, profile.share.limit),
+            "memory": _memory(profile, sharing) if memory is None else memory,
+        }
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from springtide.client.functions import Task, job_request
-from springtide.client.goals import TrainOptions, check_count, check_params
+from springtide.client.goals import TrainOptions
 from springtide.client.layer_profiles import ONLY_DECLARED
 from springtide.client.source import SourceFile, default_state_directory, name_from
 from springtide.client.studies import (
@@ -29,6 +29,7 @@ from springtide.client.studies import (
     write_study,
 )
 from springtide.core.errors import BackendError, CapacityError, Conflict, InvalidRequest, NotFound, SpringtideError
+from springtide.core.options.kinds import check_count, check_params
 from springtide.core.quantities import parse_money_usd, validate_name
 from springtide.core.status.platform import JobStatus
 from springtide.core.workload import JobState
@@ -88,7 +89,7 @@ def tune(
             f"{source.filename} has no function search_space(trial); write one that returns the job's parameters, like "
             '{"width": trial.suggest_int("width", 16, 128)}'
         )
-    name = validate_name(study or options.name or name_from(source.object_name), "study")[:_MAX_NAME_CHARS]
+    name = validate_name(study or options.values["name"] or name_from(source.object_name), "study")[:_MAX_NAME_CHARS]
     path = (Path(folder) if folder is not None else default_state_directory() / "studies") / f"{name}.json"
     wanted = Study(
         name=name,
@@ -111,7 +112,7 @@ def tune(
             num_parallel=check_count(parallel, "parallel", 2),
             prunes=(metric == "loss" and direction == "minimize") if prunes is None else prunes,
             sampler=sampler,
-            seed=options.seed,
+            seed=options.values["seed"],
             on_change=on_change,
         )
         return tuner.run()
@@ -134,7 +135,7 @@ class _Asked:
         changed = self._options.override(
             {"on": "functions", "budget": trial.cap_usd, "params": trial.params, "name": f"{self._name}-{trial.number}"}
         )
-        asked = job_request(self._source, changed, changed.name, self.client, tell=self._tell)
+        asked = job_request(self._source, changed, changed.values["name"], self.client, tell=self._tell)
         asked["options"]["study"] = self._name
         return asked
 

@@ -7,9 +7,11 @@ from typing import Any
 
 import click
 
+from springtide.cli.jobs.flags import option_flags
 from springtide.cli.session import Session, common_options, find, find_job
 from springtide.cli.tables.columns import bounds
 from springtide.client.changes import as_change
+from springtide.core.options.jobs import JOB_OPTIONS
 from springtide.core.quantities import format_duration, parse_money_usd, parse_range
 from springtide.core.status.platform import JobStatus
 
@@ -43,11 +45,7 @@ def scale(session: Session, identifier: str, size: str) -> None:
 
 @click.command()
 @click.argument("identifier", metavar="ID")
-@click.option("--deadline", metavar="WHEN", help="90m from now, or the next 18:00; none takes it away.")
-@click.option("--budget", metavar="MONEY", help="What all of it may cost, from its submission on; none takes it away.")
-@click.option("--soft/--hard", default=None, help="Whether the deadline is one to aim at, or a promise.")
-@click.option("--wait/--no-wait", default=None, help="Whether it stays in line while its deadline cannot be promised.")
-@click.option("--retries", type=click.IntRange(min=0), help="How often it may be begun again after faults.")
+@option_flags(JOB_OPTIONS, "change")
 @common_options
 @click.pass_obj
 def change(session: Session, /, identifier: str, **wishes: Any) -> None:

@@ -10,12 +10,13 @@ from typing import Any
 
 import click
 
+from springtide.cli.jobs.flags import given_keywords, option_flags
 from springtide.cli.jobs.in_cluster import K8S, check_cluster_options, cluster_options, deploy_in_cluster
-from springtide.cli.jobs.job_options import parse_params
 from springtide.cli.loading import find_service, import_file, split_target
 from springtide.cli.session import Session, common_options
 from springtide.cli.tables.shares import held_line
 from springtide.client.functions import ServeFunction, deploy_service
+from springtide.core.options.services import SERVICE_OPTIONS
 from springtide.core.status.platform import ServiceStatus
 from springtide.core.workload import DEFAULT_GRACE_S
 
@@ -28,41 +29,23 @@ _EXAMPLES: dict[str, Any] = {"string": "good", "number": 0.5, "integer": 1, "boo
 
 @click.command()
 @click.argument("target", metavar="FILE[:CLASS]")
-@click.option("--name", help="The service's name: its address is /f/NAME.")
-@click.option("--scale", metavar="N|MIN..MAX", help="Replicas: guaranteed, and at most. 0 lets it sleep.")
-@click.option("--slo", metavar="TIME", help="The latency to keep: 200ms (the 99th percentile).")
-@click.option("--max-batch", type=click.IntRange(min=1), help="Items that may be predicted together.")
-@click.option("--in-flight", type=click.IntRange(min=1), help="Requests at once that call for one replica more.")
-@click.option(
-    "--share",
-    metavar="N|MIN..MAX|auto",
-    help="What each replica holds of its device: sure of MIN, at most MAX (0.3..0.6, 30%). auto: as profiled.",
-)
-@click.option("--memory", metavar="SIZE", help="With --share: what it holds of the device's memory: 4GB.")
-@click.option(
-    "--capacity", type=float, metavar="N", help="Requests/s that one replica answers: replicas then follow the load."
-)
-@click.option("--idle", metavar="TIME", help="How long without requests until it sleeps.")
+@option_flags(SERVICE_OPTIONS, "deploy")
 @click.option("--on", "place", type=click.Choice([K8S]), help="As an object of a Kubernetes cluster.")
 @cluster_options
-@click.option("--param", "params", multiple=True, metavar="K=V", help="For the class: self.params[K]. Repeatable.")
 @common_options
 @click.pass_obj
-def deploy(session: Session, /, target: str, params: tuple[str, ...], **options: Any) -> None:
+def deploy(session: Session, /, target: str, **options: Any) -> None:
     """Serve FILE's class; replaces the service of that name without dropping a request."""
     path, object_name = split_target(target)
     served = find_service(import_file(path), path, object_name)
-    where = {key: options.pop(key) for key in ("place", "namespace", "image")}
-    check_cluster_options(where, where["place"])
-    given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
-    if params:
-        given["params"] = parse_params(params)
+    check_cluster_options(options, options["place"])
+    given = given_keywords(SERVICE_OPTIONS, "deploy", options)
     if "share" in given:
         # Another share than the file's, whichever way that is written there.
         given["gpu"] = 1.0
-    if where["place"] == K8S:
+    if options["place"] == K8S:
         asked = served.options.override(given)
-        deploy_in_cluster(session, served, asked, namespace=where["namespace"] or "", image=where["image"] or "")
+        deploy_in_cluster(session, served, asked, namespace=options["namespace"] or "", image=options["image"] or "")
         return
     handle = deploy_service(
         served.source(), served.options.override(given), served.name, session.client, tell=session.note

@@ -47,7 +47,7 @@ def quote(session: Session, /, target: str, script_args: tuple[str, ...], profil
     """
     asked = read_asked(target, script_args, options)
     check_place(asked)
-    on_functions = asked.options.on == "functions"
+    on_functions = asked.options.values["on"] == "functions"
     if profile == MEASURE and not on_functions:
         measure(session, asked)
     if profile is None or profile == MEASURE or on_functions:
@@ -75,7 +75,7 @@ def measure(session: Session, asked: JobRequest) -> None:
         refuse(
             f"{asked.source.filename} is a plain script, whose steps nobody sees; --profile needs a training function"
         )
-    bounds = workers_range(asked.options.workers)
+    bounds = workers_range(asked.options.values["workers"])
     devices = session.client.status().devices
     least, most = bounds or (1, sum(device.kind != "function" for device in devices))
     counts = [n for n in (1, 2) if least <= n <= most] or [least]

@@ -43,14 +43,14 @@ def run(session: Session, /, target: str, script_args: tuple[str, ...], profile:
     """
     asked = read_asked(target, script_args, options)
     check_place(asked)
-    check_cluster_options(options, options["place"])
-    if options["place"] == K8S:
+    check_cluster_options(options, options["on"])
+    if options["on"] == K8S:
         if profile is not None:
             refuse("--profile is for a platform that is asked over REST; leave it out with --on k8s")
         where, image = options["namespace"] or "", options["image"] or ""
         run_in_cluster(session, asked, namespace=where, image=image, is_detached=options["detach"])
         return
-    if profile is None or asked.options.on == "functions":
+    if profile is None or asked.options.values["on"] == "functions":
         client = session.client
         handle = submit_job(asked.source, asked.options, asked.name, client, profile=profile, tell=session.note)
     else:
@@ -58,7 +58,7 @@ def run(session: Session, /, target: str, script_args: tuple[str, ...], profile:
         handle = JobHandle(session.client, submitted.job_id)
     job = handle.status()
     if job.state == JobState.REJECTED:
-        tell_refusal(session, job, asked, profile if asked.options.on == "functions" else None)
+        tell_refusal(session, job, asked, profile if asked.options.values["on"] == "functions" else None)
         raise click.exceptions.Exit(1)
     if options["detach"]:
         held = held_line(job.share, job.enforced).rstrip("\n")

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import click
 
-from springtide.cli.jobs.job_options import parse_params
+from springtide.cli.jobs.flags import given_keywords, option_flags
 from springtide.cli.jobs.progress import can_redraw
 from springtide.cli.loading import as_typed, find_training, import_file, split_target
 from springtide.cli.session import Session, common_options, refuse
@@ -21,9 +21,9 @@ from springtide.client.layer_profiles import ONLY_DECLARED
 from springtide.client.studies import Direction, Study, Trial
 from springtide.client.tuning import Metric
 from springtide.client.tuning import tune as run_study
+from springtide.core.options.jobs import JOB_OPTIONS
 
 _MAX_ROWS = 20
-_KEYWORDS = {"epochs": "epochs", "batch": "global_batch", "deadline": "deadline", "seed": "seed", "workers": "workers"}
 
 
 @click.command()
@@ -37,15 +37,10 @@ _KEYWORDS = {"epochs": "epochs", "batch": "global_batch", "deadline": "deadline"
 @click.option("--direction", type=click.Choice(get_args(Direction)), default="minimize", show_default=True)
 @click.option("--study", default="", help="The study's name; another call with it goes on.  [default: the task's name]")
 @click.option("--prune/--no-prune", default=None, help="End trials worse than the median.  [default: for the loss]")
-@click.option("--epochs", type=click.IntRange(min=1), help="Passes over the dataset.")
-@click.option("--batch", type=click.IntRange(min=1), help="The global batch size.")
-@click.option("--deadline", metavar="TIME", help="Of each job: 10m.")
-@click.option("--workers", metavar="N|MIN..MAX", help="Functions that each job may have.")
-@click.option("--seed", type=click.IntRange(min=0), help="Where all chance comes from.")
-@click.option("--param", "params", multiple=True, metavar="K=V", help="For every trial. Repeatable.")
+@option_flags(JOB_OPTIONS, "tune")
 @common_options
 @click.pass_obj
-def tune(session: Session, /, target: str, params: tuple[str, ...], **options: Any) -> None:
+def tune(session: Session, /, target: str, **options: Any) -> None:
     """Search over jobs on functions: trials of FILE's task with the parameters that its search_space(trial) suggests.
 
     All trials together cost at most the budget. Ctrl-C detaches; the same command goes on.
@@ -55,11 +50,6 @@ def tune(session: Session, /, target: str, params: tuple[str, ...], **options: A
     task = find_training(module, path, object_name)
     if not isinstance(task, Task):
         refuse(f"{path.name} declares no task to try: {ONLY_DECLARED}")
-    overrides: dict[str, Any] = {
-        keyword: options[flag] for flag, keyword in _KEYWORDS.items() if options[flag] is not None
-    }
-    if params:
-        overrides["params"] = parse_params(params)
     metric = _metric_of(module, path, options["metric"])
     live = not session.as_json and can_redraw()
     try:
@@ -77,7 +67,7 @@ def tune(session: Session, /, target: str, params: tuple[str, ...], **options: A
                 folder=session.state_dir / "studies",
                 on_change=show,
                 tell=session.note,
-                **overrides,
+                **given_keywords(JOB_OPTIONS, "tune", options),
             )
     except KeyboardInterrupt:
         session.note("\ndetached; trials that run go on, and the same command takes them up")

@@ -40,7 +40,7 @@ def profiled_request(session: Session, asked: JobRequest, path: Path) -> dict[st
         refuse(f"{path} is a profile of {profile.object_name!r}, {source.filename} has {found!r}; profile that one")
     if hashlib.sha256(source.text.encode()).hexdigest() != profile.source_sha256:
         session.note(f"{source.filename} has changed since it was profiled; its speed may be another")
-    if is_auto(asked.options.share):
+    if is_auto(asked.options.values["share"]):
         from springtide.client.share_profiles import job_as_profiled
 
         settled = job_as_profiled(asked.options, source, session.note, session.client.sharing())
@@ -56,4 +56,4 @@ def profiled_request(session: Session, asked: JobRequest, path: Path) -> dict[st
     options["step_profile"] = msgspec.to_builtins(profile.step)
     options.setdefault("num_samples", profile.num_samples)
     sent = source if status.cluster is None else for_pods(source)
-    return {"name": validate_name(asked.options.name or asked.name), "source": sent, "options": options}
+    return {"name": validate_name(asked.options.values["name"] or asked.name), "source": sent, "options": options}

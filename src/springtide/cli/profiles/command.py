@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from springtide.cli.jobs.job_options import parse_params
+from springtide.cli.jobs.flags import parse_params
 from springtide.cli.loading import as_typed, find_training, import_file, split_target, uses_springtide
 from springtide.cli.session import Session, common_options, refuse
 from springtide.cli.tables.columns import count

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from springtide.cli.jobs.job_options import parse_params
+from springtide.cli.jobs.flags import parse_params
 from springtide.cli.loading import as_typed, find_service, find_training, import_file, split_target, uses_springtide
 from springtide.cli.profiles.trials import chosen_text, ms_text, rate_text, trials_table
 from springtide.cli.session import Session, refuse
@@ -111,13 +111,12 @@ def _profile_service(
     limit_s: float | None,
     options: Mapping[str, Any],
 ) -> None:
-    from springtide.client.goals import check_params
-    from springtide.client.serving_goals import objective_s
+    from springtide.core.options.kinds import check_params, objective_s
     from springtide.perf.share_profile import EXECUTION_FRACTION, inference_profile, settled_trial
     from springtide.runtime.profiling.share_profiler import ShareSpec
     from springtide.solvers.search.share_search import BATCH_SIZES, limit_of, search_efficacy
 
-    declared = found.options.slo
+    declared = found.options.values["slo"]
     if len(options["slos"]) > 1:
         refuse("a service has one SLO; give --slo once")
     if not options["slos"] and declared is None:
@@ -131,7 +130,7 @@ def _profile_service(
             source_path=str(path), object_name=source.object_name, kind="class", import_root=source.import_root
         ),
         kind="inference",
-        params={**check_params(found.options.params), **parse_params(options["params"])},
+        params={**check_params(found.options.values["params"]), **parse_params(options["params"])},
         call=_call(options["call"]),
         directory="",
         name="",

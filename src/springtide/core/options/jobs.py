@@ -129,7 +129,7 @@ JOB_OPTIONS: Final[Table] = (
                 metavar="N|MIN..MAX",
                 help="The global batch size, or bounds to choose it in as it runs.",
             ),
-            "tune": FlagText(flag="--batch", metavar="N", help="The global batch size."),
+            "tune": FlagText(flag="--batch", kind=Count(1, _MILLION, 32), help="The global batch size."),
         },
         parts=(
             RestField(path="global_batch_size", kind=Count(1, _MILLION, 32), default=32),
@@ -438,3 +438,4 @@ JOB_OPTIONS: Final[Table] = (
         object=ObjectField(path="stepProfile", help="The timeline of a step, as springtide profile writes it."),
     ),
 )
+CHANGEABLE_OPTIONS: Final[Table] = tuple(option for option in JOB_OPTIONS if option.is_changeable)

@@ -123,8 +123,9 @@ class Choice(OptionKind):
     def sent(self, value: Any, name: str, now: datetime) -> str:
         """Raises InvalidRequest."""
         if value not in self.values:
-            known = ", ".join(repr(word) for word in self.values)
-            raise InvalidRequest(f"{name} must be one of {known}, got {value!r:.80}")
+            words = [repr(word) for word in self.values]
+            known = " or ".join(words) if len(words) == 2 else f"one of {', '.join(words)}"
+            raise InvalidRequest(f"{name} must be {known}, got {value!r:.80}")
         return str(value)
 
 

@@ -15,11 +15,15 @@ Face = Literal["python", "cli", "rest", "object"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlagText:
-    """How a command's flag is written. `choices` are words that only the command line knows."""
+    """How a command's flag is written. `kind` is that of the option unless it is named.
+
+    `choices` are words that only the command line knows.
+    """
 
     flag: str
     help: str
     metavar: str | None = None
+    kind: OptionKind | None = None
     choices: tuple[str, ...] = ()
 
 
@@ -122,23 +126,25 @@ def inner_fields(table: Table, outer: str) -> dict[str, str]:
     }
 
 
-def keyword_values(table: Table, given: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """All keywords, those that were not given at their defaults. Raises InvalidRequest for one that there is not."""
-    known = {option.name: option.default for option in table if option.is_keyword}
-    unknown = sorted(given.keys() - known.keys())
+def check_names(table: Table, given: Mapping[str, Any], where: str) -> None:
+    """Raise InvalidRequest for a keyword that no row has, naming those that there are."""
+    known = {option.name for option in table if option.is_keyword}
+    unknown = sorted(given.keys() - known)
     if unknown:
         raise InvalidRequest(f"{where} does not know {unknown[0]!r}; it knows {', '.join(sorted(known))}")
-    return known | dict(given)
+
+
+def keyword_values(table: Table, given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """All keywords, those that were not given at their defaults. Raises InvalidRequest for a name that no row has."""
+    check_names(table, given, where)
+    return {option.name: option.default for option in table if option.is_keyword} | dict(given)
 
 
 def overridden(table: Table, values: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The keywords with some of them changed; `params` are merged. Raises InvalidRequest."""
-    changed = keyword_values(table, changes, where)
-    merged = {name: changed[name] for name in changes}
-    for option in table:
-        if isinstance(option.kind, Params) and option.name in changes:
-            merged[option.name] = {**values[option.name], **changes[option.name]}
-    return {**values, **merged}
+    check_names(table, changes, where)
+    merged = [option.name for option in table if isinstance(option.kind, Params) and option.name in changes]
+    return {**values, **changes, **{name: {**values[name], **changes[name]} for name in merged}}
 
 
 def check_keywords(table: Table, values: Mapping[str, Any]) -> None:

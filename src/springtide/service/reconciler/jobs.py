@@ -16,7 +16,7 @@ from springtide.backends.kubernetes.resources.status import Condition
 from springtide.backends.kubernetes.resources.status_schema import ConditionType, Reason
 from springtide.control.records import JobRecord
 from springtide.core.errors import BackendError, InvalidRequest, SpringtideError
-from springtide.core.options.jobs import JOB_OPTIONS
+from springtide.core.options.jobs import CHANGEABLE_OPTIONS
 from springtide.core.quantities import parse_money_usd
 from springtide.core.workload import Goal, WorkloadId
 from springtide.service.ports import PlatformLike
@@ -30,7 +30,7 @@ KIND = TRAINING_FUNCTION.name
 # Parts of a spec that say what is wanted now, not what the job is.
 _WISHES = frozenset({"suspend", "workers", "replicas"})
 # Parts of which the platform keeps by its own record what is in force: those that may change, and the goal of them.
-_EDITS = frozenset(option.object.name for option in JOB_OPTIONS if option.is_changeable and option.object is not None)
+_EDITS = frozenset(option.object.name for option in CHANGEABLE_OPTIONS if option.object is not None)
 _GOAL = _EDITS - {"retries"}
 # What is read when the job has ended.
 _AFTERWARDS = frozenset({"ttlSecondsAfterFinished", "ttlKeeps"})

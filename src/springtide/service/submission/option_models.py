@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from springtide.core.functions import MAX_LAYERS, MIB
-from springtide.core.options.jobs import JOB_OPTIONS, Where
+from springtide.core.options.jobs import CHANGEABLE_OPTIONS, JOB_OPTIONS, Where
 from springtide.core.options.kinds import (
     TEN_YEARS_S,
     Choice,
@@ -270,5 +270,5 @@ else:
 JobChangeIn = options_model(
     "JobChangeIn",
     "The body of PATCH /v1/jobs/{id}: what is left out stays as it is, null takes a deadline or budget away.",
-    tuple(option for option in JOB_OPTIONS if option.is_changeable),
+    CHANGEABLE_OPTIONS,
 )

@@ -1,0 +1,60 @@
+"""The flags of commands that are made of the tables of options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import click
+
+from springtide.cli.session import refuse
+from springtide.core.options.kinds import Choice, Count, Number, Params, Toggle
+from springtide.core.options.option import FlagText, Option, Table
+
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+
+
+def option_flags(table: Table, command: str) -> Callable[[CommandT], CommandT]:
+    """Add the flags that the options have for this command, under the names of their keywords."""
+
+    def added(function: CommandT) -> CommandT:
+        for option in reversed(table):
+            if command in option.flags:
+                function = _flag(option, option.flags[command])(function)
+        return function
+
+    return added
+
+
+def given_keywords(table: Table, command: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords that were given as flags of this command. Raises InvalidRequest."""
+    names = [option.name for option in table if command in option.flags and given[option.name] not in (None, ())]
+    return {name: parse_params(given[name]) if name == "params" else given[name] for name in names}
+
+
+def parse_params(given: tuple[str, ...]) -> dict[str, str]:
+    """`("lr=0.1",)` as a mapping. Raises InvalidRequest."""
+    params = {}
+    for item in given:
+        key, separator, value = item.partition("=")
+        if not separator or not key:
+            refuse(f"--param {item!r} is not a parameter; write it like --param lr=0.1")
+        params[key] = value
+    return params
+
+
+def _flag(option: Option, text: FlagText) -> Callable[[CommandT], CommandT]:
+    settings: dict[str, Any] = {"help": text.help, "metavar": text.metavar}
+    match text.kind or option.kind:
+        case Toggle():
+            # Without the flag the option stays as the file has it.
+            settings = {"help": text.help, "default": None, "is_flag": True}
+        case Choice(values):
+            settings["type"] = click.Choice([*values, *text.choices])
+        case Count(lowest):
+            settings["type"] = click.IntRange(min=lowest)
+        case Number():
+            settings["type"] = float
+        case Params():
+            settings["multiple"] = True
+    return click.option(text.flag, option.name, **settings)
