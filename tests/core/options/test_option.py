@@ -68,9 +68,7 @@ def test_defaults_are_values_that_may_be_given(table):
 def test_a_row_is_a_keyword_with_its_default():
     values = keyword_values(MADE_UP, {"effort": 5}, "st.make")
     assert values == {"effort": 5, "mood": "calm", "patience": None, "extras": {}}
-    with pytest.raises(
-        InvalidRequest, match=r"st\.make does not know 'inner'; it knows effort, extras, mood"
-    ):
+    with pytest.raises(InvalidRequest, match=r"st\.make does not know 'inner'; it knows effort, extras, mood"):
         keyword_values(MADE_UP, {"inner": 5}, "st.make")
 
 
