@@ -110,7 +110,10 @@ class _Problem(msgspec.Struct):
 
 
 class Client:
-    """A connection to one platform. Use it in a `with` block, or call `close`; not from several threads at once."""
+    """A connection to one platform. Use it in a `with` block, or call `close`; not from several threads at once.
+
+    Every call raises BackendError where the platform does not answer; moments are seconds on the platform's clock.
+    """
 
     def __init__(
         self, url: str, token: str, *, state_dir: str = "", transport: httpx2.BaseTransport | None = None
@@ -143,29 +146,29 @@ class Client:
     # --- the platform -----------------------------------------------------------------------------------------------
 
     def status(self) -> PlatformStatus:
-        """Everything at this instant."""
+        """Jobs, services, nodes and devices at this instant."""
         return self._ask("GET", "/v1/status", PlatformStatus)
 
     def stream(self, after_seq: int = -1) -> Iterator[PlatformStatus]:
-        """Yield the platform's status at once and after every change, until the platform ends."""
+        """Yield the status at once and after every change, until the platform ends; `after_seq`: the last known."""
         with self._open("/v1/stream", {"after_seq": after_seq}) as response, _transport_errors():
             for event in _events(response):
                 yield _decode(event, PlatformStatus)
 
     def series(self, job_id: str) -> ProgressSeries:
-        """How a job's training went over time. Raises NotFound."""
+        """Loss, speed and workers of a job over time, the oldest point first. Raises NotFound."""
         return self._ask("GET", f"/v1/jobs/{_part(job_id)}/series", ProgressSeries)
 
     def timeline(self, since_s: float = 0.0) -> Timeline:
-        """Who held which device since then, and what happened."""
+        """Which workload held which device since `since_s`, seconds on the platform's clock, and what happened."""
         return self._ask("GET", "/v1/timeline", Timeline, params={"since_s": since_s})
 
     def pools(self, past_days: int = 1) -> PoolsReport:
-        """Pools, loans, reclaims and the tide of the last days."""
+        """Pools, loans, reclaims, and what services needed over the last `past_days` with the forecast."""
         return self._ask("GET", "/v1/pools", PoolsReport, params={"past_days": past_days})
 
     def sharing(self) -> SharingStatus:
-        """Who shares which device, what is granted to each, and what enforces it."""
+        """The sharers of each device, the fraction of it that each is granted, and what enforces it."""
         return self._ask("GET", "/v1/sharing", SharingStatus)
 
     def cluster(self) -> ClusterStatus:
@@ -177,7 +180,7 @@ class Client:
         return self._ask("GET", "/v1/export", LiveState)
 
     def shutdown(self, *, stop_workers: bool = True) -> None:
-        """Ask the platform to end; with `stop_workers` false its workers go on training until it is back."""
+        """Ask the platform to end; with `stop_workers` False its workers go on training until it is back."""
         self._ask("POST", "/v1/shutdown", dict[str, bool], body={"stop_workers": stop_workers})
 
     # --- jobs -------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ _PATIENCE_S = 30.0
 
 
 class JobHandle:
-    """A submitted job."""
+    """A submitted job: what can be asked of it and done to it while it runs, and after it has ended."""
 
     def __init__(self, client: Client, job_id: str) -> None:
         self._client = client
@@ -33,7 +33,7 @@ class JobHandle:
         return f"<JobHandle {self.id}>"
 
     def status(self) -> JobStatus:
-        """Where the job is now."""
+        """State, progress, workers and reason at this instant. Raises NotFound."""
         return self._client.job(self.id)
 
     def wait(self, timeout: str | float | None = None) -> JobStatus:
@@ -97,7 +97,7 @@ class JobHandle:
 
 
 class ServiceHandle:
-    """A deployed service."""
+    """A deployed service: its address, what can be asked of it, and calls of its `predict`."""
 
     def __init__(self, client: Client, name: str) -> None:
         self._client = client
@@ -113,11 +113,11 @@ class ServiceHandle:
         return self.status().url
 
     def status(self) -> ServiceStatus:
-        """Where the service is now."""
+        """State, replicas, load and reason at this instant. Raises NotFound."""
         return self._client.service(self.name)
 
     def infer(self, **inputs: Any) -> Any:
-        """Call `predict` with these arguments; starts a replica if there is none."""
+        """Call `predict` with these arguments and return its outputs; starts a replica if there is none."""
         return self._client.infer(self.name, **inputs)
 
     def why(self) -> Explanation:

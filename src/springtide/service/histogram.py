@@ -15,7 +15,6 @@ class Histogram:
     sum_s: float = 0.0
 
     def plus(self, span_s: float) -> Histogram:
-        """With one more span."""
         before = self.up_to or (0,) * len(self.bounds_s)
         up_to = tuple(n + (span_s <= bound_s) for n, bound_s in zip(before, self.bounds_s, strict=True))
         return Histogram(self.bounds_s, up_to, self.count + 1, self.sum_s + span_s)

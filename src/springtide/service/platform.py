@@ -103,7 +103,6 @@ class PlatformClock:
         self._started_at = time.monotonic()
 
     def now_s(self) -> float:
-        """The present instant."""
         return self._start_s + time.monotonic() - self._started_at
 
 
@@ -210,7 +209,6 @@ class Platform:
                 self._executor.post(NodeJoined(node=node))
 
     def now_s(self) -> float:
-        """The present instant on the platform's clock."""
         return self.clock.now_s()
 
     def view(self) -> PlatformView:
@@ -263,7 +261,6 @@ class Platform:
             return self._view.seq
 
     def workload_dir(self, workload_id: WorkloadId) -> Path:
-        """Where everything of one workload lives."""
         return self.state_dir / "workloads" / workload_id
 
     def data_store_url(self) -> str:

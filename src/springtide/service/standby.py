@@ -46,7 +46,6 @@ class Standby:
         )
 
     def start(self) -> None:
-        """Begin to answer."""
         self._thread.start()
 
     def stop(self) -> None:

@@ -160,7 +160,6 @@ def study_table(study: Study, width: int | None = None) -> str:
 
 
 def study_text(study: Study) -> str:
-    """How a study ended."""
     best = study.best
     if best is None:
         told = "no trial has come through"

@@ -30,7 +30,6 @@ def dollars(cost_usd: Range) -> str:
 
 
 def options_table(options: Sequence[QuoteOption]) -> str:
-    """Cheapest, chosen and fastest, one line each."""
     rows = [
         (
             f"{option.name} ->" if option.name == "chosen" else option.name,
@@ -65,7 +64,6 @@ def refusal_text(reason: str, alternatives: Sequence[str]) -> str:
 
 
 def quote_text(quote: Quote) -> str:
-    """The whole answer."""
     parts = [options_table(quote.options)] if quote.options else []
     if quote.on and quote.function_options:
         parts = [function_options_table(quote.function_options)]

@@ -110,7 +110,6 @@ class PlainDisplay:
         self._last = ""
 
     def update(self, job: JobStatus) -> None:
-        """Print the progress if it is due."""
         line = progress_line(job)
         now_s = self._monotonic_s()
         if now_s >= self._due_s and line != self._last:
@@ -143,7 +142,6 @@ class _LiveDisplay:
         self._live.stop()
 
     def update(self, job: JobStatus) -> None:
-        """Change the line."""
         line = progress_line(job, self._console.width)
         self._live.update(self._text(line, no_wrap=True, overflow="ellipsis"))
 

@@ -30,7 +30,6 @@ _DOWN_TIMEOUT_S = 60.0
 
 
 def login_url(platform: PlatformFile, state_dir: Path) -> str:
-    """The address that logs a browser in."""
     return f"{platform.url.rstrip('/')}/login?token={read_token(state_dir)}"
 
 

@@ -41,7 +41,6 @@ def read_token(state_dir: Path) -> str:
 
 
 def is_healthy(url: str, timeout_s: float = 1.0) -> bool:
-    """Whether the platform answers on its port."""
     import httpx2
 
     try:
@@ -54,7 +53,6 @@ def is_healthy(url: str, timeout_s: float = 1.0) -> bool:
 
 
 def running_platform(state_dir: Path) -> PlatformFile | None:
-    """The platform of that state directory if it answers."""
     platform = read_platform(state_dir)
     return platform if platform is not None and is_healthy(platform.url) else None
 

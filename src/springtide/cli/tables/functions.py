@@ -241,7 +241,6 @@ def changes(last: FunctionRunStatus, run: FunctionRunStatus, *, has_search: bool
 
 
 def function_options_table(options: Sequence[FunctionQuoteOption]) -> str:
-    """Cheapest, chosen and fastest, one line each."""
     rows = [
         (
             f"{option.name} ->" if option.name == "chosen" else option.name,

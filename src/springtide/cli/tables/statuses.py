@@ -135,7 +135,6 @@ def _slack_cell(job: JobStatus) -> str:
 
 
 def services_table(services: Sequence[ServiceStatus], width: int | None = None) -> str:
-    """One line for each service."""
     rows = [
         (
             service.name,
@@ -391,7 +390,6 @@ def _checkpoint_text(job: JobStatus) -> str:
 
 
 def service_details(service: ServiceStatus) -> str:
-    """Everything that is worth knowing of one service."""
     allowed = bounds(service.min_replicas, service.max_replicas)
     pairs = [
         ("url", service.url),

@@ -172,7 +172,6 @@ class DataDesk:
 
 
 def data_routes(desk: DataDesk) -> APIRouter:
-    """Return the routes of datasets."""
     router = APIRouter(prefix="/v1/data", tags=["platform"])
     told = openapi.answers(_schema(DatasetStatus), "The dataset as it is now.", 400, 404, 409, 413, 422, 503)
 

@@ -16,7 +16,6 @@ from springtide.service.history.pool_reports import PoolReports
 
 
 def pool_routes(reports: PoolReports) -> APIRouter:
-    """Return the route of pools."""
     router = APIRouter(prefix="/v1", tags=["platform"])
 
     @router.get(

@@ -86,12 +86,10 @@ class ApiContext:
     shares: SharingReports
 
     def jobs(self) -> list[JobStatus]:
-        """Every job's status at this instant."""
         pods = pods_by_workload(self.platform.cluster())
         return [self.job(record, pods=pods) for record in self.platform.view().jobs.values()]
 
     def services(self, request: Request) -> list[ServiceStatus]:
-        """The status of every deployed service at this instant."""
         pods = pods_by_workload(self.platform.cluster())
         return [self.service(record, request, pods=pods) for record in listed_services(self.platform.view())]
 
@@ -117,7 +115,6 @@ class ApiContext:
         return with_pods(status, pods_by_workload(self.platform.cluster()) if pods is None else pods)
 
     def everything(self, request: Request) -> PlatformStatus:
-        """The platform's status at this instant."""
         platform = self.platform
         offset_s, price = platform.wall_clock_offset_s, platform.usd_per_device_hour
         drains = platform.snapshot().drains
@@ -153,7 +150,6 @@ class ApiContext:
         return replace(found, evidence=(*found.evidence, *cluster_evidence(record.workload_id, cluster)))
 
     def service(self, record: ServiceRecord, request: Request, *, pods: PodsByWorkload | None = None) -> ServiceStatus:
-        """The service's status at this instant."""
         status = service_status(
             record,
             self.platform.now_s(),
@@ -165,7 +161,6 @@ class ApiContext:
 
 
 def job_routes(context: ApiContext) -> APIRouter:
-    """Return the routes of training jobs."""
     router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
     platform, submissions = context.platform, context.submissions
 
@@ -243,7 +238,6 @@ def _add_changes(router: APIRouter, context: ApiContext) -> None:
 
 
 def service_routes(context: ApiContext) -> APIRouter:
-    """Return the routes of inference services."""
     router = APIRouter(prefix="/v1/services", tags=["services"])
     platform, submissions = context.platform, context.submissions
 
@@ -280,7 +274,6 @@ def service_routes(context: ApiContext) -> APIRouter:
 
 
 def workload_routes(context: ApiContext) -> APIRouter:
-    """Return the routes that jobs and services share."""
     router = APIRouter(prefix="/v1/workloads", tags=["workloads"])
     platform = context.platform
 
@@ -345,7 +338,6 @@ def workload_routes(context: ApiContext) -> APIRouter:
 
 
 def platform_routes(context: ApiContext) -> APIRouter:
-    """Return the routes of the platform as a whole."""
     router = APIRouter(prefix="/v1", tags=["platform"])
     platform = context.platform
 
@@ -433,7 +425,6 @@ async def read_nothing(request: Request) -> None:
 
 
 def encoded(value: Any, status: int = 200) -> Response:
-    """Return a JSON answer."""
     return Response(
         msgspec.json.encode(value), status, media_type="application/json", headers={"Cache-Control": "no-store"}
     )

@@ -20,7 +20,6 @@ from springtide.service.submission.schemas import JobIn
 
 
 def quote_routes(platform: PlatformLike, desk: QuoteDesk) -> APIRouter:
-    """Return the routes."""
     router = APIRouter(prefix="/v1", tags=["platform"])
 
     @router.post(
@@ -45,7 +44,6 @@ def quote_routes(platform: PlatformLike, desk: QuoteDesk) -> APIRouter:
 
 
 def share_routes(reports: SharingReports) -> APIRouter:
-    """Return the route."""
     router = APIRouter(prefix="/v1", tags=["platform"])
 
     @router.get(
@@ -60,7 +58,6 @@ def share_routes(reports: SharingReports) -> APIRouter:
 
 
 def cluster_routes(platform: PlatformLike) -> APIRouter:
-    """Return the route."""
     router = APIRouter(prefix="/v1", tags=["platform"])
 
     @router.get(

@@ -106,7 +106,6 @@ class Ways:
         return self._around(option.start_s, self.num_steps * option.step_s)
 
     def cost_usd(self, option: FunctionOption) -> Range:
-        """What all of it costs."""
         if self.num_steps is None:
             return UNKNOWN
         return self._around(option.start_usd, self.num_steps * option.step_usd)
@@ -138,7 +137,6 @@ class Ways:
         return self.menu.options[self.menu.recommended]
 
     def of_plan(self, plan: FunctionPlan) -> FunctionOption | None:
-        """The menu's entry of that plan."""
         return next((option for option in self.menu.options if option.plan == plan), None)
 
     def table(self, chosen: FunctionOption | None) -> tuple[FunctionQuoteOption, ...]:

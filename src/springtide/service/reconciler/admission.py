@@ -107,7 +107,6 @@ class ResourceAdmission:
         return scaled
 
     def job_of(self, uid: str) -> JobRecord | None:
-        """The job of the object with that uid."""
         records = self._platform.view().jobs.values()
         return next((job for job in records if job.job.container and job.job.container.owner_uid == uid), None)
 

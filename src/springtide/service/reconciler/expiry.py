@@ -74,7 +74,6 @@ class Expiry:
         return Condition(ConditionType.EXPIRED, True, Reason.TIME_OVER, "its time after its end is over: it goes now")
 
     def due(self) -> list[Key]:
-        """The objects whose time is over by now."""
         now_s = self._platform.now_s()
         return [key for key, (_, due_s) in self._due_s.items() if due_s <= now_s]
 

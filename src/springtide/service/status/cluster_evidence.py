@@ -30,7 +30,6 @@ def pods_by_workload(cluster: ClusterStatus | None) -> PodsByWorkload:
 
 
 def with_pods(status: StatusT, pods: PodsByWorkload) -> StatusT:
-    """The status with the pods of its replicas."""
     workload_id = status.job_id if isinstance(status, JobStatus) else status.service_id
     own = pods.get(WorkloadId(workload_id))
     return replace(status, pods=own) if own else status

@@ -325,7 +325,6 @@ def listed_services(view: ViewLike) -> list[ServiceRecord]:
 
 
 def name_of(record: JobRecord | ServiceRecord) -> str:
-    """Return what its owner calls a workload."""
     return record.job.name if isinstance(record, JobRecord) else record.service.name
 
 

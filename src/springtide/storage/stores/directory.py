@@ -36,7 +36,6 @@ class ObjectDirectory:
             raise StorageError(f"cannot make the store's directory {root}: {error.strerror}; name another") from error
 
     def path_of(self, key: str) -> str:
-        """The file of an object."""
         *folders, name = key.split("/")
         return os.path.join(self.root, *(folder + FOLDER_MARK for folder in folders), name)
 

@@ -166,7 +166,6 @@ class RedisStore:
         return f"{self.title} answered: {text[:200]}"
 
     def close(self) -> None:
-        """Close the connections."""
         self._client.close()
 
 

@@ -29,7 +29,6 @@ class RequestCount:
             )
 
     def add_bytes(self, *, up: int = 0, down: int = 0) -> None:
-        """Count what was carried."""
         with self._lock:
             old = self._total
             self._total = StoreRequests(
@@ -43,6 +42,5 @@ class RequestCount:
             )
 
     def total(self) -> StoreRequests:
-        """What was counted so far."""
         with self._lock:
             return self._total

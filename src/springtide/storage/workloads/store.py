@@ -59,17 +59,14 @@ class WorkloadStore:
         self._known: tuple[WorkloadHead, str] | None = None
 
     def close(self) -> None:
-        """Let go of the store."""
         self.store.close()
 
     def key(self, *parts: str) -> str:
-        """The key of one of the workload's objects."""
         return self.prefix + "/".join(parts)
 
     # --- the head ----------------------------------------------------------------------------------------------------
 
     def head(self) -> WorkloadHead:
-        """What counts now."""
         with self._lock:
             return self._read_head()[0]
 
@@ -255,7 +252,6 @@ class WorkloadStore:
     # --- artifacts and logs ------------------------------------------------------------------------------------------
 
     def artifact_key(self, name: str, generation: int, step: int) -> str:
-        """The key of one version of an artifact."""
         return self.key("artifacts", version_name(generation, step), name)
 
     def publish_artifact(self, name: str, data: bytes, generation: int, step: int) -> str:
@@ -283,7 +279,6 @@ class WorkloadStore:
         return self.store.get(key)
 
     def put_log(self, replica_id: ReplicaId, data: bytes) -> None:
-        """Keep a replica's output."""
         self.store.put(self.log_key(replica_id), data)
 
     def put_log_if_absent(self, replica_id: ReplicaId, data: bytes) -> bool:
@@ -297,7 +292,6 @@ class WorkloadStore:
         return self.store.get(self.log_key(replica_id))
 
     def log_key(self, replica_id: ReplicaId) -> str:
-        """The key of a replica's output."""
         return self.key("logs", f"{replica_id}.log")
 
     def set_departure(self, departure: Departure) -> None:
@@ -333,7 +327,6 @@ class WorkloadStore:
         return len(doomed)
 
     def remove(self) -> None:
-        """Take everything of this workload away."""
         with self._lock:
             self._known = None
             self.store.delete(self.store.keys(self.prefix))

@@ -123,13 +123,11 @@ class FixedHost:
         self._used_s: dict[str, float] = {}
 
     def acquire(self, job_id: str) -> str:
-        """Its address."""
         with self._lock:
             self._since_s.setdefault(job_id, self._now_s())
         return self.url
 
     def is_alive(self, job_id: str) -> bool:
-        """Whether it answers."""
         return self._ping(self.url, PING_LIMIT_S)
 
     def renew(self, job_id: str) -> str:

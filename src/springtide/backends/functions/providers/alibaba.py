@@ -86,11 +86,9 @@ class AlibabaProvider:
 
     @property
     def service(self) -> FunctionService:
-        """What is offered."""
         return self._service
 
     def function_name(self, memory_mb: int) -> str:
-        """The function of that size."""
         return f"{self._settings.function_prefix}-{memory_mb}"
 
     def deploy(self, memory_mb: Collection[int], environment: Mapping[str, str] | None = None) -> None:

@@ -119,5 +119,4 @@ class Explained:
 
 
 def code_of(error: Any) -> str:
-    """The code of an error that the service answered with."""
     return str(error.response.get("Error", {}).get("Code", ""))

@@ -28,7 +28,6 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     names: tuple[str, ...] = ()
 
     def manifest(self) -> dict[str, Any]:
-        """The rule as a Role's or ClusterRole's manifest has it."""
         rule: dict[str, Any] = {"apiGroups": [self.group], "resources": list(self.resources)}
         if self.names:
             rule["resourceNames"] = list(self.names)
