@@ -12,107 +12,80 @@ import msgspec
 
 from springtide.core.decision import Policy
 from springtide.core.errors import InvalidRequest
+from springtide.core.plugins import load_from_studies, offered
 
-
-class _Entry(msgspec.Struct, frozen=True):
-    """Where a policy is ("package.module:Class"), and its line if it is not its module's first."""
-
-    target: str
-    line: str = ""
-
-
-# Modules are imported when they are asked for, so that a control plane loads the one policy that it runs.
-_POLICIES: Mapping[str, _Entry] = MappingProxyType(
+# In place of a class: springtide-studies brings it, under the same name in the entry point group of its kind.
+OF_STUDIES = ""
+# Where each class is, "package.module:Class"; modules are imported when they are asked for, so that a control plane
+# loads the one policy that it runs. What other distributions offer in the groups stands behind these.
+_POLICIES: Mapping[str, str] = MappingProxyType(
     {
-        "springtide": _Entry("springtide.scheduling.policies.springtide.policy:Springtide"),
-        "elastic": _Entry("springtide.scheduling.policies.elastic:Elastic"),
-        "edf": _Entry("springtide.scheduling.policies.edf:EarliestDeadlineFirst"),
-        "fifo": _Entry("springtide.scheduling.policies.fifo:Fifo"),
-        "elasticflow": _Entry("springtide_studies.rivals.policies.elasticflow:ElasticFlow"),
-        "elasticflow-artifact": _Entry(
-            "springtide_studies.rivals.policies.elasticflow:ElasticFlowArtifact",
-            line="ElasticFlow as its published artifact decides, with its known faults.",
-        ),
-        "edf+admission": _Entry(
-            "springtide_studies.rivals.policies.edf_variants:EdfAdmission",
-            line="EDF that turns away deadlines it cannot make (ElasticFlow's variant).",
-        ),
-        "edf+elastic": _Entry(
-            "springtide_studies.rivals.policies.edf_variants:EdfElastic",
-            line="ElasticFlow's allocation without its admission (its EDF + elastic scaling).",
-        ),
-        "fapes": _Entry("springtide.scheduling.policies.fapes.policy:Fapes"),
-        "goodput": _Entry("springtide.scheduling.policies.goodput.policy:Goodput"),
-        "pollux": _Entry("springtide_studies.rivals.policies.pollux:Pollux"),
-        "sia": _Entry("springtide_studies.rivals.policies.sia:Sia"),
-        "chronus": _Entry("springtide_studies.rivals.policies.chronus:Chronus"),
-        "gandiva": _Entry("springtide_studies.rivals.policies.gandiva:Gandiva"),
-        "optimus": _Entry("springtide_studies.rivals.policies.optimus:Optimus"),
-        "sjf": _Entry("springtide_studies.rivals.policies.sjf:ShortestJobFirst"),
-        "static": _Entry("springtide_studies.rivals.policies.static:Static"),
-        "themis": _Entry("springtide_studies.rivals.policies.themis:Themis"),
-        "tiresias": _Entry("springtide_studies.rivals.policies.tiresias:Tiresias"),
-        "optimus-oracle": _Entry(
-            "springtide_studies.rivals.policies.tuned:OptimusOracle",
-            line="Optimus as Pollux's published artifact plays it, every minute, told all speeds.",
-        ),
-        "tiresias-tuned": _Entry(
-            "springtide_studies.rivals.policies.tuned:TiresiasTuned",
-            line="Tiresias as Pollux's published artifact plays it, every minute, on tuned requests.",
-        ),
+        "springtide": "springtide.scheduling.policies.springtide.policy:Springtide",
+        "elastic": "springtide.scheduling.policies.elastic:Elastic",
+        "edf": "springtide.scheduling.policies.edf:EarliestDeadlineFirst",
+        "fifo": "springtide.scheduling.policies.fifo:Fifo",
+        "elasticflow": OF_STUDIES,
+        "elasticflow-artifact": OF_STUDIES,
+        "edf+admission": OF_STUDIES,
+        "edf+elastic": OF_STUDIES,
+        "fapes": "springtide.scheduling.policies.fapes.policy:Fapes",
+        "goodput": "springtide.scheduling.policies.goodput.policy:Goodput",
+        "pollux": OF_STUDIES,
+        "sia": OF_STUDIES,
+        "chronus": OF_STUDIES,
+        "gandiva": OF_STUDIES,
+        "optimus": OF_STUDIES,
+        "sjf": OF_STUDIES,
+        "static": OF_STUDIES,
+        "themis": OF_STUDIES,
+        "tiresias": OF_STUDIES,
+        "optimus-oracle": OF_STUDIES,
+        "tiresias-tuned": OF_STUDIES,
     }
 )
 # Which servers serve and which train; each stands before a policy for training, as in `two-way/fapes`.
-_STRATEGIES: Mapping[str, _Entry] = MappingProxyType(
+_STRATEGIES: Mapping[str, str] = MappingProxyType(
     {
-        "tide": _Entry("springtide.scheduling.loans.tide:TideStrategy"),
-        "two-way": _Entry(
-            "springtide.scheduling.loans.reclaim:TwoWay",
-            line="Loans with any server taken back by gain and cost (FaPES-Manager).",
-        ),
-        "one-way": _Entry(
-            "springtide.scheduling.loans.reclaim:OneWay",
-            line="Loans of which only what was loaned is taken back (FaPES, 7.1).",
-        ),
-        "dedicated": _Entry(
-            "springtide.scheduling.loans.reclaim:Dedicated", line="Two pools of fixed size, without loans (FaPES, 7.1)."
-        ),
+        "tide": "springtide.scheduling.loans.tide:TideStrategy",
+        "two-way": "springtide.scheduling.loans.reclaim:TwoWay",
+        "one-way": "springtide.scheduling.loans.reclaim:OneWay",
+        "dedicated": "springtide.scheduling.loans.reclaim:Dedicated",
     }
 )
-# Who sits beside whom on a device that is held in parts; each stands before any policy, as in `dilu/springtide`.
-_PACKERS: Mapping[str, _Entry] = MappingProxyType(
+# Which shares are put together on one device; each stands before any policy, as in `dilu/springtide`.
+_PACKERS: Mapping[str, str] = MappingProxyType(
     {
-        "dilu": _Entry(
-            "springtide.scheduling.sharing.packing:DiluPacker",
-            line="Shares packed on few devices within bounds (Dilu, 3.3).",
-        ),
-        "infless-l": _Entry(
-            "springtide_studies.rivals.policies.share_rivals:InflessLimit",
-            line="Shares booked at their limit (INFless+-l in Dilu, 5.1).",
-        ),
-        "infless-r": _Entry(
-            "springtide_studies.rivals.policies.share_rivals:InflessRequest",
-            line="Shares held to their request (INFless+-r, 5.1).",
-        ),
-        "fast-gs": _Entry(
-            "springtide_studies.rivals.policies.share_rivals:FastGsPacker",
-            line="Shares booked at their limit, first fit (FaST-GS+, 5.1).",
-        ),
-        "exclusive": _Entry(
-            "springtide_studies.rivals.policies.share_rivals:ExclusivePacker",
-            line="A device of its own for everyone with a share.",
-        ),
+        "dilu": "springtide.scheduling.sharing.packing:DiluPacker",
+        "infless-l": OF_STUDIES,
+        "infless-r": OF_STUDIES,
+        "fast-gs": OF_STUDIES,
+        "exclusive": OF_STUDIES,
     }
 )
 _Kind = Literal["policy", "strategy of loans", "packer of shares"]
-_ENTRIES: Mapping[_Kind, Mapping[str, _Entry]] = MappingProxyType(
+_KNOWN: Mapping[_Kind, Mapping[str, str]] = MappingProxyType(
     {"policy": _POLICIES, "strategy of loans": _STRATEGIES, "packer of shares": _PACKERS}
+)
+_GROUPS: Mapping[_Kind, str] = MappingProxyType(
+    {
+        "policy": "springtide.policies",
+        "strategy of loans": "springtide.strategies",
+        "packer of shares": "springtide.packers",
+    }
 )
 
 
-POLICY_NAMES: tuple[str, ...] = tuple(_POLICIES)
-STRATEGY_NAMES: tuple[str, ...] = tuple(_STRATEGIES)
-PACKER_NAMES: tuple[str, ...] = tuple(_PACKERS)
+def _installed(kind: _Kind) -> tuple[str, ...]:
+    known, others = _KNOWN[kind], offered(_GROUPS[kind])
+    return (
+        *(name for name, target in known.items() if target != OF_STUDIES or name in others),
+        *(name for name in others if name not in known),
+    )
+
+
+POLICY_NAMES: tuple[str, ...] = _installed("policy")
+STRATEGY_NAMES: tuple[str, ...] = _installed("strategy of loans")
+PACKER_NAMES: tuple[str, ...] = _installed("packer of shares")
 
 
 def make_policy(name: str, **parameters: Any) -> Policy:
@@ -125,7 +98,7 @@ def make_policy(name: str, **parameters: Any) -> Policy:
     Raises InvalidRequest naming the known policies, or the parameters of this one.
     """
     first, _, rest = name.partition("/")
-    if rest and first.partition(":")[0] in PACKER_NAMES:
+    if rest and first.partition(":")[0] in {*_PACKERS, *PACKER_NAMES}:
         from springtide.scheduling.sharing.packing import Packer
         from springtide.scheduling.sharing.policy import Sharing
 
@@ -173,7 +146,10 @@ def check_policy_name(name: str) -> None:
 
 
 def describe_policy(name: str) -> str:
-    """One line about the policy, the strategy of loans or the packer of shares. Raises InvalidRequest."""
+    """One line about the policy, the strategy of loans or the packer of shares. Raises InvalidRequest.
+
+    It is the `summary` of its class, else the first line of its module.
+    """
     first, slash, rest = name.partition("/")
     if slash:
         return f"{describe_policy(rest)} {describe_policy(first)}"
@@ -181,18 +157,23 @@ def describe_policy(name: str) -> str:
     kind: _Kind = "policy"
     if plain in STRATEGY_NAMES or plain in PACKER_NAMES:
         kind = "strategy of loans" if plain in STRATEGY_NAMES else "packer of shares"
-    module = inspect.getmodule(_class_of(plain, kind))
-    return _ENTRIES[kind][plain].line or ((module and module.__doc__) or "").strip().splitlines()[0]
+    found = _class_of(plain, kind)
+    module = inspect.getmodule(found)
+    return getattr(found, "summary", "") or ((module and module.__doc__) or "").strip().splitlines()[0]
 
 
 def _class_of(name: str, kind: _Kind) -> type:
     names = {"policy": POLICY_NAMES, "strategy of loans": STRATEGY_NAMES, "packer of shares": PACKER_NAMES}[kind]
-    if name not in names:
+    target = _KNOWN[kind].get(name)
+    if target is None and name not in names:
         if kind == "policy" and (name in STRATEGY_NAMES or name in PACKER_NAMES):
             what = "strategy of loans" if name in STRATEGY_NAMES else "packer of shares"
             raise InvalidRequest(f"{name} is a {what}: write {name}/POLICY, as in {name}/{names[0]}")
         raise InvalidRequest(f"there is no {kind} {name!r}; choose one of {', '.join(names)}")
-    module, _, class_name = _ENTRIES[kind][name].target.partition(":")
+    if not target:
+        offer: type = load_from_studies(_GROUPS[kind], name, f"the {kind} {name}")
+        return offer
+    module, _, class_name = target.partition(":")
     found: type = getattr(importlib.import_module(module), class_name)
     return found
 

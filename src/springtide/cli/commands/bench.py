@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 import msgspec
@@ -18,7 +17,11 @@ import msgspec
 from springtide.cli.session import Session, common_options, refuse
 from springtide.cli.tables.columns import align, number
 from springtide.core.errors import BackendError
+from springtide.core.plugins import load_from_studies
 
+Report = dict[str, Any]
+Tell = Callable[[str], None]
+# Listed without an import; all but gateway and resize come with springtide-studies.
 BENCHES: Mapping[str, str] = MappingProxyType(
     {
         "communication": "how far predictors of communication time are off on placements that none has seen",
@@ -41,190 +44,91 @@ BENCHES: Mapping[str, str] = MappingProxyType(
         "sync": "how long replicas take to exchange a gradient through a store, beside the bound of separate links",
     }
 )
-# Which options belong to which benches.
-_OPTIONS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "small": ("kubernetes", "resize", "sharing", "smlt-sync", "sync"),
-        "traces": ("deadlines", "figures", "jct"),
-        "only": ("deadlines", "fapes", "figures", "funcpipe", "goals", "smlt"),
-        "policies": ("deadlines", "decision", "jct", "kubernetes"),
-        "cluster": ("deadlines",),
-        "profiles": ("deadlines", "figures"),
-        "overhead": ("deadlines", "figures", "jct"),
-        "cache": ("deadlines", "figures", "jct"),
-        "processes": ("deadlines", "figures", "jct"),
-        "html": ("deadlines", "figures", "smlt"),
-        "sizes": ("decision", "packing", "pipeline-plan"),
-        "events": ("decision",),
-        "samples": ("communication",),
-        "seed": (
-            "communication",
-            "deadlines",
-            "decision",
-            "fapes",
-            "figures",
-            "funcpipe",
-            "goals",
-            "interpose",
-            "packing",
-            "pipeline-plan",
-            "sharing",
-            "smlt",
-            "smlt-sync",
-            "sync",
-        ),
-        "markdown": (
-            "communication",
-            "deadlines",
-            "decision",
-            "fapes",
-            "figures",
-            "funcpipe",
-            "goals",
-            "jct",
-            "packing",
-            "pipeline-plan",
-            "smlt",
-        ),
-        "data": ("jct", "packing"),
-        "workloads": ("jct",),
-        "load": ("jct",),
-        "rounds": ("jct",),
-        "length": ("jct",),
-        "tables": ("jct",),
-        "without_bound": ("jct",),
-        "seeds": ("goals", "smlt"),
-        "scenario": ("goals",),
-        "launches": ("interpose",),
-    }
-)
-# Where the measurements are.
-_MODULES: Mapping[str, str] = MappingProxyType(
-    {
-        "communication": "springtide_studies.communication.bench",
-        "deadlines": "springtide_studies.deadlines.bench",
-        "decision": "springtide_studies.decision.bench",
-        "fapes": "springtide_studies.fapes.bench",
-        "figures": "springtide_studies.deadlines.figures",
-        "funcpipe": "springtide_studies.funcpipe.bench",
-        "goals": "springtide_studies.goals.bench",
-        "interpose": "springtide_studies.interposition.bench",
-        "jct": "springtide_studies.jct.bench",
-        "kubernetes": "springtide_studies.kubernetes.bench",
-        "packing": "springtide_studies.dilu.packing_bench",
-        "pipeline-plan": "springtide_studies.funcpipe.pipeline_plan",
-        "sharing": "springtide_studies.sharing.bench",
-        "smlt": "springtide_studies.goals.smlt",
-    }
-)
-_PAGES: Mapping[str, str] = MappingProxyType(
-    {
-        "deadlines": "springtide_studies.deadlines.deadlines_page",
-        "figures": "springtide_studies.deadlines.figures_page",
-        "smlt": "springtide_studies.goals.smlt_page",
-    }
-)
 
 
-@click.command()
-@click.argument("name", required=False)
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """One measurement, as the command offers it: its own options, how it runs, and how its report is shown.
+
+    `run` takes the options by name and what is told of progress, and returns a report: `bench`, `machine`, `rows`,
+    `passed`, and more of its own. `markdown` makes tables of the report, `write_page` a page with charts; without them
+    the command has no --markdown or --html. `heading` gives lines above the table of rows.
+    """
+
+    run: Callable[[Mapping[str, Any], Tell], Report]
+    options: Sequence[click.Option] = ()
+    markdown: Callable[[Report], str] | None = None
+    write_page: Callable[[Path, Report], None] | None = None
+    heading: Callable[[Report], Sequence[str]] = lambda report: ()
+
+
+class _BenchGroup(click.Group):
+    """Imports a bench when it is named; each has its own options."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(BENCHES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
+        if cmd_name not in BENCHES:
+            _refuse_name(f"there is no bench {cmd_name!r}")
+        own = _OF_THE_PRODUCT.get(cmd_name)
+        return _command(cmd_name, own or load_from_studies("springtide.benches", cmd_name, f"bench {cmd_name}"))
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Benches"):
+            formatter.write_dl(list(BENCHES.items()))
+
+
+@click.group(cls=_BenchGroup, invoke_without_command=True, subcommand_metavar="NAME [OPTIONS]")
 @click.option("--list", "is_listed", is_flag=True, help="List what can be measured.")
-@click.option(
-    "--small",
-    is_flag=True,
-    help="kubernetes, resize, sharing, smlt-sync, sync: leave the large out; a minute instead of several.",
-)
-@click.option(
-    "--traces", multiple=True, metavar="DIR", help="deadlines, figures, jct: where the traces are (more than once)."
-)
-@click.option(
-    "--only",
-    metavar="A,B",
-    help="deadlines: these traces; fapes: of table,ablations,gap,scale these; figures: of 6b,8a,8b,9,10,11 these; "
-    "funcpipe: of 5,8,9,11,walk these; goals: of bert-medium,resnet50,small; smlt: these parts.",
-)
-@click.option(
-    "--policies", metavar="P,P", help="deadlines, decision, jct: these instead of the usual ones; kubernetes: this one."
-)
-@click.option("--cluster", metavar="NODESxDEVICES", help="deadlines: for traces whose cluster is not known.")
-@click.option("--profiles", metavar="DIR", help="deadlines, figures: scaling tables, if not those near the traces.")
-@click.option(
-    "--overhead",
-    metavar="RULE",
-    help="deadlines, figures, jct: elasticflow (default), measured, pollux (default of jct) or none.",
-)
-@click.option(
-    "--cache", metavar="DIR", help="deadlines, figures, jct: keep each result, so that a cut-off run goes on."
-)
-@click.option(
-    "--processes", type=click.IntRange(min=1), metavar="N", help="deadlines, figures, jct: policies at a time."
-)
-@click.option("--html", metavar="OUT", help="deadlines, figures: draw them into this file.")
-@click.option(
-    "--sizes",
-    metavar="N,N",
-    help="decision: these numbers of devices; packing: of instances; pipeline-plan: of layers.",
-)
-@click.option("--events", type=click.IntRange(min=1), help="decision: so many arrivals and endings. [default: 500]")
-@click.option("--samples", metavar="FILE", help="communication: measured samples instead of the analytic model's.")
-@click.option(
-    "--seed",
-    type=click.IntRange(min=0),
-    help="All but gateway, jct, kubernetes and resize: where chance comes from.",
-)
-@click.option(
-    "--markdown",
-    is_flag=True,
-    help="All but gateway, interpose, kubernetes, resize, sharing and sync: print tables for a page of results.",
-)
-@click.option("--data", metavar="DIR", help="jct: the folder with profiles/ and workloads-osdi21/; packing: workload/.")
-@click.option("--workloads", metavar="N,N", help="jct: these of the folder instead of all.")
-@click.option("--load", metavar="X", help="jct: 0.5, 1 (default), 1.5 or 2 times the published arrivals.")
-@click.option("--rounds", type=click.FloatRange(min=1.0), metavar="S", help="jct: rounds of so many seconds.")
-@click.option("--length", metavar="RULE", help="jct: known (default) or unknown, what policies are told of lengths.")
-@click.option("--tables", metavar="RULE", help="jct: raw (default), or packed: no layout beats the compact one.")
-@click.option("--seeds", type=click.IntRange(min=1), metavar="N", help="goals, smlt: so many worlds. [default: 20, 5]")
-@click.option("--scenario", metavar="NAME", help="goals: cheapest (within a deadline) or fastest (within a budget).")
-@click.option("--launches", type=click.IntRange(min=1), metavar="N", help="interpose: on each path. [default: 1000000]")
-@click.option("--without-bound", is_flag=True, help="jct: do not look for the bound, which takes a minute a workload.")
 @common_options
-@click.pass_obj
-def bench(session: Session, /, name: str | None, is_listed: bool, **options: Any) -> None:
-    """Measure NAME against a named baseline, side by side in one run. Exit code 1 if a bound is missed."""
-    if is_listed:
-        answer = [{"name": known, "description": line} for known, line in BENCHES.items()]
-        session.answer(answer, align(("BENCH", "WHAT IT MEASURES"), list(BENCHES.items())), "springtide bench resize")
+@click.pass_context
+def bench(ctx: click.Context, /, is_listed: bool) -> None:
+    """Measure NAME against a named baseline, side by side in one run. Exit code 1 if a bound is missed.
+
+    `springtide bench NAME --help` shows the options of one. All but gateway and resize come with springtide[studies].
+    """
+    if ctx.invoked_subcommand is not None:
         return
-    if name is None or name not in BENCHES:
-        said = "name what to measure" if name is None else f"there is no bench {name!r}"
-        refuse(f"{said}; known are {', '.join(BENCHES)}, and `springtide bench --list` says what they measure")
-    for option, value in options.items():
-        if value and name not in _OPTIONS_OF[option]:
-            refuse(f"--{option} is for {' and '.join(_OPTIONS_OF[option])}; leave it out for {name}")
-    if options["html"] and not Path(options["html"]).absolute().parent.is_dir():
-        refuse(f"{options['html']} cannot be written: there is no folder {Path(options['html']).parent}")
-    session.note(f"measuring {name}; other work on this machine makes the numbers worse ...")
-    if name == "gateway":
-        report = _gateway_bench()
-    elif name in ("interpose", "kubernetes", "sharing"):
-        report = _client_bench(session, name, options)
-    elif name == "resize":
-        report = _probe(["springtide.runtime", "probe-resize"], small=options["small"])
-    elif name in ("smlt-sync", "sync"):
-        report = _probe(["springtide_studies.exchange", name], small=options["small"], seed=options["seed"])
-    else:
-        module = importlib.import_module(_MODULES[name])
-        report = _RUN[name](session, module, options)
-        if options["html"]:
-            drawn = importlib.import_module(_PAGES[name])
-            getattr(drawn, f"write_{name}")(Path(options["html"]), report)
-        if options["markdown"]:
-            click.echo(module.markdown(report))
+    if not is_listed:
+        _refuse_name("name what to measure")
+    answer = [{"name": known, "description": line} for known, line in BENCHES.items()]
+    text = align(("BENCH", "WHAT IT MEASURES"), list(BENCHES.items()))
+    ctx.ensure_object(Session).answer(answer, text, "springtide bench resize")
+
+
+def _refuse_name(said: str) -> NoReturn:
+    refuse(f"{said}; known are {', '.join(BENCHES)}, and `springtide bench --list` says what they measure")
+
+
+def _command(name: str, bench: Bench) -> click.Command:
+    """The command of one bench: its own options and those that follow from what it can show."""
+    options = list(bench.options)
+    if bench.markdown is not None:
+        options.append(click.Option(["--markdown"], is_flag=True, help="Print tables for a page of results."))
+    if bench.write_page is not None:
+        options.append(click.Option(["--html"], metavar="OUT", help="Draw the charts into this file."))
+
+    def measure(**given: Any) -> None:
+        session = click.get_current_context().ensure_object(Session)
+        page = given.get("html")
+        if page and not Path(page).absolute().parent.is_dir():
+            refuse(f"{page} cannot be written: there is no folder {Path(page).parent}")
+        session.note(f"measuring {name}; other work on this machine makes the numbers worse ...")
+        report = bench.run(given, session.note)
+        if page and bench.write_page is not None:
+            bench.write_page(Path(page), report)
+        if given.get("markdown") and bench.markdown is not None:
+            click.echo(bench.markdown(report))
             return
-    _answer(session, report)
+        _answer(session, report, bench.heading(report))
+
+    line = BENCHES[name]
+    text = f"{line[0].upper()}{line[1:]}."
+    return common_options(click.Command(name, params=list[click.Parameter](options), callback=measure, help=text))
 
 
-def _answer(session: Session, report: Mapping[str, Any]) -> None:
+def _answer(session: Session, report: Report, heading: Sequence[str]) -> None:
     """Print the report and end with what it says."""
     rows = [
         [
@@ -238,235 +142,48 @@ def _answer(session: Session, report: Mapping[str, Any]) -> None:
         ]
         for row in report["rows"]
     ]
-    tables = []
-    if report["bench"] == "sharing":
-        table = importlib.import_module("springtide_studies.sharing.report").arms_table(report)
-        tables = [align(*table), *report["problems"], ""]
     text = align(("CASE", "OURS", "BASELINE", "BASELINE NAME", "RATIO", "BOUND", "UNIT"), rows)
     criterion = [report["criterion"]] if "criterion" in report else []
     machine = ", ".join(
         f"{key} {number(value) if isinstance(value, float) else value}" for key, value in report["machine"].items()
     )
     verdict = "passed" if report["passed"] else "NOT PASSED"
-    session.answer(report, "\n".join([*tables, text, *criterion, f"{verdict}   on {machine}"]))
+    session.answer(report, "\n".join([*heading, text, *criterion, f"{verdict}   on {machine}"]))
     if not report["passed"]:
         raise click.exceptions.Exit(1)
 
 
-def _names(text: str | None) -> list[str]:
-    return [name.strip() for name in (text or "").split(",") if name.strip()]
-
-
-def _run_communication(session: Session, module: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    report: dict[str, Any] = module.run_bench(
-        seed=options["seed"] or 0,
-        timer=time.process_time,
-        tell=session.note,
-        samples=Path(options["samples"]) if options["samples"] else None,
-    )
-    return report
-
-
-def _run_decision(session: Session, module: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    sizes = _names(options["sizes"])
-    wrong = [size for size in sizes if not size.isdecimal() or int(size) % module.DEVICES_PER_NODE or not int(size)]
-    if wrong:
-        refuse(f"--sizes {wrong[0]!r} is no number of devices; give multiples of {module.DEVICES_PER_NODE}, as 64,512")
-    report: dict[str, Any] = module.run_bench(
-        _names(options["policies"]) or None,
-        sizes=[int(size) for size in sizes] or module.SIZES,
-        seed=options["seed"] or 0,
-        num_events=options["events"] or module.NUM_EVENTS,
-        timer=time.process_time,
-        tell=session.note,
-    )
-    return report
-
-
-def _run_pipeline_plan(session: Session, module: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    sizes = _names(options["sizes"])
-    wrong = [size for size in sizes if not size.isdecimal() or not 1 <= int(size) <= 64]
-    if wrong:
-        refuse(f"--sizes {wrong[0]!r} is no number of layers from 1 to 64; give them as 8,12,40")
-    report: dict[str, Any] = module.run_bench(
-        sizes=[int(size) for size in sizes] or module.SIZES,
-        seed=options["seed"] or 0,
-        timer=time.process_time,
-        tell=session.note,
-    )
-    return report
-
-
-def _run_packing(session: Session, module: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    if not options["data"] or not Path(options["data"]).is_dir():
-        refuse("name the folder that holds workload/instances-*.txt with --data DIR")
-    sizes = _names(options["sizes"])
-    wrong = [size for size in sizes if not size.isdecimal() or not 1 <= int(size) <= 100_000]
-    if wrong:
-        refuse(f"--sizes {wrong[0]!r} is no number of instances; give them as 100,3200")
-    report: dict[str, Any] = module.run_bench(
-        Path(options["data"]),
-        sizes=[int(size) for size in sizes],
-        seed=options["seed"] or 0,
-        timer=time.process_time,
-        tell=session.note,
-    )
-    return report
-
-
-def _run_funcpipe(session: Session, module: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    report: dict[str, Any] = module.run_bench(
-        only=_names(options["only"]), seed=options["seed"] or 0, timer=time.process_time, tell=session.note
-    )
-    return report
-
-
-def _run_goals(session: Session, module: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    report: dict[str, Any] = module.run_bench(
-        num_seeds=options["seeds"] or module.NUM_SEEDS,
-        first_seed=options["seed"] or 0,
-        scenarios=_names(options["scenario"]),
-        cases=_names(options["only"]),
-        timer=time.process_time,
-        tell=session.note,
-    )
-    return report
-
-
-def _run_smlt(session: Session, module: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    report: dict[str, Any] = module.run_bench(
-        num_seeds=options["seeds"] or module.NUM_SEEDS,
-        first_seed=options["seed"] or 0,
-        only=_names(options["only"]),
-        timer=time.process_time,
-        tell=session.note,
-    )
-    return report
-
-
-def _run_deadlines(session: Session, module: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    report: dict[str, Any] = module.run_bench(
-        _folders(options),
-        _runs(session, options),
-        policies=_names(options["policies"]) or module.POLICIES,
-        only=_names(options["only"]),
-        cluster=options["cluster"],
-    )
-    return report
-
-
-def _run_jct(session: Session, module: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    data = Path(options["data"] or "")
-    if not options["data"] or not (data / "profiles").is_dir():
-        refuse("name the folder that holds profiles/ and workloads-osdi21/ with --data DIR")
-    for name, known in (("load", module.LOADS), ("length", module.LENGTHS), ("tables", module.TABLES)):
-        if options[name] and options[name] not in known:
-            refuse(f"--{name} {options[name]!r} is not known; choose one of {', '.join(known)}")
-    report: dict[str, Any] = module.run_bench(
-        module.JctOptions(
-            data=data,
-            traces=_folders(options)[0] if options["traces"] else None,
-            only=tuple(_names(options["workloads"])),
-            load=options["load"] or "1",
-            overhead=options["overhead"] or "pollux",
-            round_s=options["rounds"],
-            length=options["length"] or "known",
-            tables=options["tables"] or "raw",
-            has_bound=not options["without_bound"],
-            cache=Path(options["cache"]) if options["cache"] else None,
-            num_processes=options["processes"] or 1,
-        ),
-        _names(options["policies"]) or module.POLICIES,
-        timer=time.process_time,
-        tell=session.note,
-    )
-    return report
-
-
-def _run_fapes(session: Session, module: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    report: dict[str, Any] = module.run_bench(
-        parts=_names(options["only"]) or module.PARTS,
-        seed=options["seed"] or 0,
-        timer=time.process_time,
-        tell=session.note,
-    )
-    return report
-
-
-def _run_figures(session: Session, module: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    report: dict[str, Any] = module.run_bench(_folders(options), _runs(session, options), only=_names(options["only"]))
-    return report
-
-
-_RUN: Mapping[str, Callable[[Session, Any, Mapping[str, Any]], dict[str, Any]]] = MappingProxyType(
-    {
-        "communication": _run_communication,
-        "deadlines": _run_deadlines,
-        "decision": _run_decision,
-        "fapes": _run_fapes,
-        "figures": _run_figures,
-        "funcpipe": _run_funcpipe,
-        "goals": _run_goals,
-        "jct": _run_jct,
-        "packing": _run_packing,
-        "pipeline-plan": _run_pipeline_plan,
-        "smlt": _run_smlt,
-    }
-)
-
-
-def _folders(options: Mapping[str, Any]) -> list[Path]:
-    named = list(options["traces"]) or [
-        name for name in os.environ.get("SPRINGTIDE_TRACES", "").split(os.pathsep) if name
-    ]
-    missing = [name for name in named if not Path(name).is_dir()]
-    if missing:
-        refuse(f"there is no folder {missing[0]!r}; name one that holds traces with --traces DIR")
-    return [Path(name) for name in named]
-
-
-def _runs(session: Session, options: Mapping[str, Any]) -> Any:
-    return importlib.import_module("springtide_studies.deadlines.runs").Runs(
-        timer=time.process_time,
-        seed=options["seed"] or 0,
-        overhead=options["overhead"] or "elasticflow",
-        profiles=Path(options["profiles"]) if options["profiles"] else None,
-        cache=Path(options["cache"]) if options["cache"] else None,
-        num_processes=options["processes"] or 1,
-        tell=session.note,
-    )
-
-
-def _gateway_bench() -> dict[str, Any]:
-    measured = importlib.import_module("springtide.service.gateway.bench").run_gateway_bench()
-    plain: dict[str, Any] = msgspec.to_builtins(measured)
+def _run_gateway(options: Mapping[str, Any], tell: Tell) -> Report:
+    plain: Report = msgspec.to_builtins(importlib.import_module("springtide.service.gateway.bench").run_gateway_bench())
     return plain
 
 
-def _client_bench(session: Session, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    module, seed = importlib.import_module(_MODULES[name]), options["seed"] or 0
-    measured: dict[str, Any]
-    if name == "sharing":
-        measured = module.run_sharing_bench(seed=seed, is_small=options["small"], tell=session.note)
-    elif name == "kubernetes":
-        policy = next(iter(_names(options["policies"])), "springtide")
-        measured = module.run_bench(policy=policy, is_small=options["small"], tell=session.note)
-    else:
-        num_launches = options["launches"] or module.NUM_LAUNCHES
-        measured = module.run_interpose_bench(num_launches=num_launches, seed=seed, tell=session.note)
-    return measured
+def _run_resize(options: Mapping[str, Any], tell: Tell) -> Report:
+    # Its own process: it needs torch.
+    return measure_apart(["springtide.runtime", "probe-resize"], small=options["small"])
 
 
-def _probe(started: Sequence[str], *, small: bool, seed: int | None = None) -> dict[str, Any]:
-    """The runtime measures itself in a process of its own, because it needs torch."""
+def measure_apart(started: Sequence[str], *, small: bool, seed: int | None = None) -> Report:
+    """Run `python -m STARTED`, a measurement in a process of its own, and return its report. Raises BackendError."""
     command = [sys.executable, "-m", *started, "--json", *(["--small"] if small else [])]
     command += [] if seed is None else ["--seed", str(seed)]
     measured = subprocess.run(command, stdout=subprocess.PIPE, check=False)
     try:
-        report: dict[str, Any] = msgspec.json.decode(measured.stdout, type=dict[str, Any])
+        report: Report = msgspec.json.decode(measured.stdout, type=Report)
     except ValueError:
         raise BackendError(
             f"the measurement ended with code {measured.returncode} and no numbers; `springtide doctor` may say why"
         ) from None
     # Whether the numbers are good enough is said by what measured them; numbers without a verdict have not passed.
     return {"passed": False, **report}
+
+
+_OF_THE_PRODUCT: Mapping[str, Bench] = MappingProxyType(
+    {
+        "gateway": Bench(run=_run_gateway),
+        "resize": Bench(
+            run=_run_resize,
+            options=[click.Option(["--small"], is_flag=True, help="Without the large model; a minute, not several.")],
+        ),
+    }
+)

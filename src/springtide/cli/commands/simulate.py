@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,12 @@ import msgspec
 from springtide.cli.jobs.progress import can_redraw
 from springtide.cli.session import Session, complain, refuse, state_option
 from springtide.cli.tables.columns import align, duration, number, percent
+from springtide.core.plugins import load_from_studies, offered
 
 PLAIN_LINE_S = 10.0
-STUDY_OPTIONS = ("n_r_max", "days", "training", "ablations")
-SHARING_STUDIES = ("dilu-packing", "dilu-coscaling", "dilu-collocation")
+# What springtide-studies brings, in this entry point group.
+STUDIES = ("loaning", "dilu-packing", "dilu-coscaling", "dilu-collocation")
+_GROUP = "springtide.studies"
 _SHOWN: tuple[tuple[str, str], ...] = (
     ("deadlines_met", "DEADLINES MET"),
     ("deadline_satisfactory_ratio", "SATISFIED"),
@@ -39,22 +41,44 @@ _SHOWN: tuple[tuple[str, str], ...] = (
 )
 
 
-@click.command()
+@dataclass(frozen=True, kw_only=True)
+class SimulatedStudy:
+    """One of `STUDIES`: the options that only studies have, and what plays it and answers.
+
+    `run` is given all options of the command by name, and a context that yields what is told of progress.
+    """
+
+    run: Callable[[Session, Mapping[str, Any], AbstractContextManager[Any]], None]
+    options: Sequence[click.Option] = ()
+
+
+class _SimulateCommand(click.Command):
+    """Has the options of the studies that are installed, too."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        of_studies = {option.name: option for study in _installed_studies().values() for option in study.options}
+        return [*super().get_params(ctx), *of_studies.values()]
+
+
+def _installed_studies() -> dict[str, SimulatedStudy]:
+    return {name: _load_study(name) for name in STUDIES if name in offered(_GROUP)}
+
+
+def _load_study(name: str) -> SimulatedStudy:
+    study: SimulatedStudy = load_from_studies(_GROUP, name, f"study {name}")
+    return study
+
+
+@click.command(cls=_SimulateCommand)
 @click.option("--trace", metavar="generated:N|FILE", help="The jobs that arrive.")
 @click.option("--cluster", metavar="NODESxDEVICES", help="What they share: 16x8.")
 @click.option("--from-live", is_flag=True, help="Play the running platform forward instead of a trace.")
 @click.option("--policy", metavar="P[,P..]", help="See `springtide policies`. With --study: these of its rows.")
 @click.option(
     "--study",
-    type=click.Choice(("loaning", *SHARING_STUDIES)),
-    help="loaning: servers lent between inference and training; dilu-...: devices that workloads share.",
+    type=click.Choice(STUDIES),
+    help="loaning: servers lent between inference and training; dilu-...: shared devices. Of springtide[studies].",
 )
-@click.option("--data", type=click.Path(path_type=Path), metavar="DIR", help="dilu-...: the published workloads.")
-@click.option("--small", is_flag=True, help="dilu-...: a part of it, in seconds.")
-@click.option("--n-r-max", metavar="N,N", help="loaning: servers that inference needs at most. [default: 2,4,6,8]")
-@click.option("--days", type=click.IntRange(min=1), metavar="N", help="loaning: days of the tide. [default: 3]")
-@click.option("--training", metavar="P", help="loaning: who schedules the training jobs. [default: fifo]")
-@click.option("--ablations", is_flag=True, help="loaning: our strategy without one of its parts, too.")
 @click.option(
     "--overhead",
     type=click.Choice(("elasticflow", "measured", "pollux", "none")),
@@ -86,19 +110,14 @@ def simulate(session: Session, /, **options: Any) -> None:
     """Ask the same scheduler that runs the platform what it would do with a trace of jobs."""
     names = list(dict.fromkeys(name.strip() for name in (options["policy"] or "").split(",") if name.strip()))
     _check_places(options)
-    if options["study"] in SHARING_STUDIES:
-        _study().run_sharing_study(session, options, shown_progress((), live=_is_live()))
-        return
-    for option in ("data", "small"):
-        if options[option]:
-            refuse(f"--{option} belongs to a study of shared devices; add --study {SHARING_STUDIES[0]} or another")
     if options["study"]:
         # A run is a row at a size; which ones there are is told as they are played.
-        _study().run_study(session, names, options, shown_progress((), live=_is_live()), num_cores())
+        _load_study(options["study"]).run(session, options, shown_progress((), live=_is_live()))
         return
-    for option in STUDY_OPTIONS:
-        if options[option]:
-            refuse(f"--{option.replace('_', '-')} belongs to a study; add --study loaning")
+    for name, study in _installed_studies().items():
+        for option in study.options:
+            if options[str(option.name)]:
+                refuse(f"{option.opts[0]} belongs to a study; add --study {name}")
     if options["policy"] is None:
         refuse("name who decides: --policy springtide,fifo; `springtide policies` lists them")
     if options["from_live"]:
@@ -107,10 +126,6 @@ def simulate(session: Session, /, **options: Any) -> None:
         play_live(session, names, options["output"])
         return
     _play(session, names, options)
-
-
-def _study() -> Any:
-    return importlib.import_module("springtide_studies.commands.study")
 
 
 def _check_places(options: Mapping[str, Any]) -> None:

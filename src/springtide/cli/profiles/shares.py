@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from springtide.cli.loading import as_typed, find_service, find_training, import
 from springtide.cli.profiles.trials import chosen_text, ms_text, rate_text, trials_table
 from springtide.cli.session import Session, refuse
 from springtide.cli.tables.columns import align
+from springtide.core.plugins import load_from_studies
 from springtide.core.quantities import parse_duration_s
 from springtide.core.workload import Entrypoint
 
@@ -50,7 +50,7 @@ def profile_share_of(
 ) -> None:
     """Play the search on recorded surfaces, or measure FILE. Raises InvalidRequest, BackendError."""
     if options["surfaces"]:
-        profile_surfaces = importlib.import_module("springtide_studies.commands.profile_surfaces").profile_surfaces
+        profile_surfaces = load_from_studies("springtide.profiles", "surface", "profile --surface")
         _refuse(options, _NOT_OF_SURFACES, "--surface plays on what was recorded, so --{} says nothing; leave it out")
         if target is not None or out is not None or limit_s is not None:
             refuse("--surface runs nothing and writes nothing; leave out FILE, --out and --limit")

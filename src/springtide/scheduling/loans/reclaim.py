@@ -6,6 +6,7 @@ FaPES (SoCC'24), section 3.4 and Figures 5 and 6; the baselines are those of sec
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import msgspec
 
@@ -18,6 +19,8 @@ from springtide.solvers.reclaim import Server, Victim, reclaim_by_cost, reclaim_
 
 class Dedicated(msgspec.Struct, frozen=True, kw_only=True):
     """Labels never change: every server stays in the pool that it is labelled for (FaPES, section 7.1)."""
+
+    summary: ClassVar[str] = "Two pools of fixed size, without loans (FaPES, 7.1)."
 
     def choose(self, pools: PoolState) -> LabelVerdict:
         """No node changes its label."""
@@ -33,6 +36,8 @@ class Dedicated(msgspec.Struct, frozen=True, kw_only=True):
 class OneWay(msgspec.Struct, frozen=True, kw_only=True):
     """Idle inference servers are loaned, and only those are taken back, in the order in which they joined."""
 
+    summary: ClassVar[str] = "Loans of which only what was loaned is taken back (FaPES, 7.1)."
+
     def choose(self, pools: PoolState) -> LabelVerdict:
         """Loan what is idle, take back what minimums need."""
         return _settle(pools, [node for node in pools.nodes if node.owner == "inference"], _enough)
@@ -45,6 +50,8 @@ class OneWay(msgspec.Struct, frozen=True, kw_only=True):
 
 class TwoWay(msgspec.Struct, frozen=True, kw_only=True):
     """FaPES-Manager: minimums may take any training server, those with the best reclaim gain and cost (section 3.4)."""
+
+    summary: ClassVar[str] = "Loans with any server taken back by gain and cost (FaPES-Manager)."
 
     def choose(self, pools: PoolState) -> LabelVerdict:
         """Loan what is idle, take back what minimums need."""

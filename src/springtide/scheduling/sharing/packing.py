@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import msgspec
 import numpy as np
@@ -63,6 +63,8 @@ class DiluPacker(msgspec.Struct, frozen=True, kw_only=True):
     is opened on the node with the most idle ones, so that a group of workers can join it there; otherwise where whole
     nodes are spared. Without foresight this is Algorithm 1 as printed: a new device only where no shared one has room.
     """
+
+    summary: ClassVar[str] = "Shares packed on few devices within bounds (Dilu, 3.3)."
 
     alpha: float = 0.6
     beta: float = 0.4

@@ -6,7 +6,7 @@ import importlib
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType
@@ -15,10 +15,12 @@ from typing import Any
 import click
 import msgspec
 
+from springtide.cli.commands.simulate import SimulatedStudy, num_cores
 from springtide.cli.session import Session, complain, refuse
 from springtide.cli.tables.columns import UNKNOWN, align, duration, number, percent
+from springtide_studies.options import names_of, small_option
 
-STUDY_OPTIONS = ("n_r_max", "days", "training", "ablations")
+_LOANING_OPTIONS = ("n_r_max", "days", "training", "ablations")
 # What belongs to a trace, hence not to a study, which brings its own jobs, tide and costs.
 _NOT_FOR_STUDIES = ("trace", "from_live", "jobs", "profiles", "draw", "error", "mtbf", "adaptive", "series")
 # Each is a module of its own, with `run_study` and `study_text`.
@@ -30,7 +32,7 @@ _SHARING_MODULES: Mapping[str, str] = MappingProxyType(
     }
 )
 SHARING_STUDIES = tuple(_SHARING_MODULES)
-_NOT_FOR_SHARING = (*STUDY_OPTIONS, *_NOT_FOR_STUDIES, "cluster", "policy", "processes", "report")
+_NOT_FOR_SHARING = (*_LOANING_OPTIONS, *_NOT_FOR_STUDIES, "cluster", "policy", "processes", "report")
 _SHOWN: tuple[tuple[str, str], ...] = (
     ("queueing_mean_s", "MEAN WAIT"),
     ("jct_mean_s", "MEAN TIME"),
@@ -49,14 +51,11 @@ _SHOWN: tuple[tuple[str, str], ...] = (
 _PERCENT = frozenset(("utilisation", "training_utilisation", "need_missed_fraction"))
 
 
-def run_study(
-    session: Session,
-    names: Sequence[str],
-    options: Mapping[str, Any],
-    shown_progress: AbstractContextManager[Any],
-    num_cores: int,
-) -> None:
-    """Play the study and answer. `names` are the rows that are wanted (none: all). Exit code 1 if a row failed."""
+def run_loaning(session: Session, options: Mapping[str, Any], shown_progress: AbstractContextManager[Any]) -> None:
+    """Play the study and answer. `policy` names the rows that are wanted (none: all). Exit code 1 if a row failed."""
+    for option in ("data", "small"):
+        if options[option]:
+            refuse(f"--{option} belongs to a study of shared devices; add --study {SHARING_STUDIES[0]} or another")
     for option in _NOT_FOR_STUDIES:
         if options[option]:
             refuse(f"--study brings its own jobs and tide; leave --{_flag(option)} out")
@@ -70,8 +69,8 @@ def run_study(
             training=options["training"] or "fifo",
             cluster=options["cluster"] or loaning.CLUSTER,
             ablations=options["ablations"],
-            only=names,
-            num_processes=options["processes"] or num_cores,
+            only=list(dict.fromkeys(names_of(options["policy"]))),
+            num_processes=options["processes"] or num_cores(),
             timer=time.process_time,
             on_progress=on_progress,
         )
@@ -166,3 +165,32 @@ def _cell(key: str, value: Any) -> str:
     if key.endswith("_s"):
         return duration(value)
     return number(value) if isinstance(value, float) else str(value)
+
+
+LOANING = SimulatedStudy(
+    run=run_loaning,
+    options=[
+        click.Option(
+            ["--n-r-max"], metavar="N,N", help="loaning: servers that inference needs at most. [default: 2,4,6,8]"
+        ),
+        click.Option(
+            ["--days"], type=click.IntRange(min=1), metavar="N", help="loaning: days of the tide. [default: 3]"
+        ),
+        click.Option(
+            ["--training"], metavar="P", help="loaning: the policy that schedules training jobs. [default: fifo]"
+        ),
+        click.Option(["--ablations"], is_flag=True, help="loaning: our strategy without one of its parts, too."),
+    ],
+)
+SHARING = SimulatedStudy(
+    run=run_sharing_study,
+    options=[
+        click.Option(
+            ["--data"],
+            type=click.Path(path_type=Path),
+            metavar="DIR",
+            help="dilu-...: the published workloads.",
+        ),
+        small_option("dilu-...: a part of it, in seconds."),
+    ],
+)

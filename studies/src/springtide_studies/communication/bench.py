@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import click
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from springtide.cli.commands.bench import Bench, Report, Tell
 from springtide.core.errors import InvalidRequest
 from springtide.perf.communication.baselines import AlphaBeta, BytesOverBandwidth, PolluxForm
 from springtide.perf.communication.fabric import Subgraph
@@ -19,6 +22,7 @@ from springtide.perf.communication.query import CommunicationModel, Query, read_
 from springtide_studies.communication.communication_trees import TreeModel
 from springtide_studies.communication.gnn_training import Training, train
 from springtide_studies.fapes.nccl_samples import Drawn, draw_sets
+from springtide_studies.options import folder_of, seed_option
 from springtide_studies.rows import machine_facts, machine_load, markdown_table, ratio
 
 # The aims: mean error on unseen placements, and beside the best baseline's; time for a list of candidates.
@@ -302,3 +306,17 @@ def markdown(report: Mapping[str, Any]) -> str:
 
 def _percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f}"
+
+
+def _run(options: Mapping[str, Any], tell: Tell) -> Report:
+    return run_bench(seed=options["seed"], timer=time.process_time, tell=tell, samples=folder_of(options, "samples"))
+
+
+BENCH = Bench(
+    run=_run,
+    options=[
+        click.Option(["--samples"], metavar="FILE", help="Measured samples instead of the analytic model's."),
+        seed_option(),
+    ],
+    markdown=markdown,
+)

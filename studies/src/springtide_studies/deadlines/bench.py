@@ -6,8 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import click
+
+from springtide.cli.commands.bench import Bench, Report, Tell
 from springtide_studies.deadlines.references import PublishedArtifact, References, read_references
 from springtide_studies.deadlines.runs import BenchCase, Runs, find_cases, trace_files
+from springtide_studies.options import names_of, only_option, policies_option, seed_option, trace_folders, trace_options
 from springtide_studies.rows import machine_facts, machine_load, markdown_table, ratio
 
 OURS, BASELINE = "springtide", "elasticflow"
@@ -165,3 +169,34 @@ def _said(value: float | None, *, digits: int = 0, error: str | None = None) -> 
 
 def _percent(value: float | None) -> str:
     return "" if value is None else f"{value * 100:.1f} %"
+
+
+def _run(options: Mapping[str, Any], tell: Tell) -> Report:
+    return run_bench(
+        trace_folders(options),
+        Runs.of(options, tell),
+        policies=names_of(options["policies"]) or POLICIES,
+        only=names_of(options["only"]),
+        cluster=options["cluster"],
+    )
+
+
+def _write_page(path: Path, report: Report) -> None:
+    from springtide_studies.deadlines.deadlines_page import write_deadlines
+
+    write_deadlines(path, report)
+
+
+BENCH = Bench(
+    run=_run,
+    options=[
+        *trace_options("elasticflow"),
+        only_option("the traces"),
+        policies_option(),
+        click.Option(["--cluster"], metavar="NODESxDEVICES", help="For traces whose cluster is not known."),
+        click.Option(["--profiles"], metavar="DIR", help="Scaling tables, if not those near the traces."),
+        seed_option(),
+    ],
+    markdown=markdown,
+    write_page=_write_page,
+)

@@ -8,12 +8,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import click
 import msgspec
 
+from springtide.cli.commands.bench import Bench, Report, Tell
 from springtide.core.errors import InvalidRequest
 from springtide.scheduling.registry import POLICY_NAMES
 from springtide_studies.deadlines.references import References, read_references
 from springtide_studies.deadlines.runs import BenchCase, Runs, trace_files
+from springtide_studies.options import names_of, only_option, seed_option, trace_folders, trace_options
 from springtide_studies.rows import machine_facts, machine_load, markdown_table, ratio
 
 OURS, PAPERS = "springtide", "elasticflow"
@@ -354,3 +357,26 @@ def remarks(finding: Mapping[str, Any]) -> str:
 def _cell(value: float | None, published: float | None) -> str:
     said = "" if value is None else f"{value:.3f}"
     return said if published is None else f"{said} ({published:.3f})"
+
+
+def _run(options: Mapping[str, Any], tell: Tell) -> Report:
+    return run_bench(trace_folders(options), Runs.of(options, tell), only=names_of(options["only"]))
+
+
+def _write_page(path: Path, report: Report) -> None:
+    from springtide_studies.deadlines.figures_page import write_figures
+
+    write_figures(path, report)
+
+
+BENCH = Bench(
+    run=_run,
+    options=[
+        *trace_options("elasticflow"),
+        only_option(", ".join(FIGURES)),
+        click.Option(["--profiles"], metavar="DIR", help="Scaling tables, if not those near the traces."),
+        seed_option(),
+    ],
+    markdown=markdown,
+    write_page=_write_page,
+)

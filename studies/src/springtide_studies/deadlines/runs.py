@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+import importlib
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,6 +16,7 @@ import springtide
 from springtide.core.errors import InvalidRequest
 from springtide.simulator import simulate as figures
 from springtide.workloads.cluster import parse_cluster
+from springtide_studies.options import folder_of
 
 # The clusters on which the authors ran these traces (figures 6b, 8, 9, 10, 11); the last is a demonstration.
 KNOWN_CLUSTERS = MappingProxyType(
@@ -31,8 +34,13 @@ KNOWN_CLUSTERS = MappingProxyType(
     }
 )
 # What shows results, and decides none.
-_SHOWS = ("bench_", "page", "chart", "report")
-_ROOMS = ("core", "control", "perf", "policies", "sim", "solvers", "workloads")
+_SHOWS = frozenset({"bench", "report"})
+_ROOMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "springtide": ("core", "control", "perf", "scheduling", "simulator", "solvers", "workloads"),
+        "springtide_studies": ("jct", "rivals", "workloads"),
+    }
+)
 
 
 class BenchCase(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,13 +105,13 @@ def find_cases(files: Iterable[Path], only: Sequence[str] = (), cluster: str | N
 
 
 def source_digest() -> str:
-    """What decides results, in a few characters: the package's version and the text of all its rooms that decide."""
-    root = Path(springtide.__file__).parent
+    """A hash of what decides results: the version and the source of every room that does, of product and studies."""
     hashed = hashlib.sha256(springtide.__version__.encode())
-    for room in _ROOMS:
-        for path in sorted((root / room).glob("*.py")):
-            if not path.name.startswith(_SHOWS):
-                hashed.update(f"{room}/{path.name}".encode() + path.read_bytes())
+    for package, rooms in _ROOMS.items():
+        root = Path(str(importlib.import_module(package).__file__)).parent
+        for path in sorted(path for room in rooms for path in (root / room).rglob("*.py")):
+            if not _SHOWS & {path.stem, path.parent.name}:
+                hashed.update(f"{package}/{path.relative_to(root).as_posix()}".encode() + path.read_bytes())
     return hashed.hexdigest()[:16]
 
 
@@ -138,6 +146,19 @@ class Runs:
                 cache.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise InvalidRequest(f"results cannot be kept in {cache}: {error}; name another --cache DIR") from error
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], tell: Callable[[str], None]) -> Runs:
+        """As a bench's options say; see `trace_options`."""
+        return cls(
+            timer=time.process_time,
+            seed=options["seed"],
+            overhead=options["overhead"],
+            profiles=folder_of(options, "profiles"),
+            cache=folder_of(options, "cache"),
+            num_processes=options["processes"],
+            tell=tell,
+        )
 
     def all(self, cases: Sequence[BenchCase], policies: Sequence[str]) -> dict[tuple[BenchCase, str], dict[str, Any]]:
         """The figures of every case under every policy (see `sim.figures.simulate`).

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import click
 import msgspec
 import numpy as np
 
+from springtide.cli.commands.bench import Bench, Report, Tell
 from springtide.control.controller import Controller
 from springtide.core.actions import EndJob
 from springtide.core.decision import Plan, Policy, Snapshot
@@ -20,6 +23,7 @@ from springtide.simulator.clock import VirtualClock
 from springtide.simulator.fluid.executor import FluidExecutor
 from springtide.simulator.fluid.rules import Speeds, overhead_rule
 from springtide_studies.decision.goodput import GoodputCrowd, is_goodput_policy, rows_of
+from springtide_studies.options import names_of, policies_option, seed_option, sizes_of, sizes_option
 from springtide_studies.rows import machine_facts, machine_load, markdown_table, ratio
 
 DEVICES_PER_NODE = 8
@@ -27,6 +31,7 @@ SIZES: tuple[int, ...] = (64, 512, 1024, 2048, 4096, 8192)
 # At the largest size 2,000 jobs live; smaller clusters have as many for each device.
 DEVICES_PER_JOB = 8192 / 2000
 BOUND_MS = 100.0
+_MOST_DEVICES = 1 << 20
 NUM_EVENTS = 500
 OURS, OTHERS = "springtide", ("elasticflow", "edf")
 # The warm state comes about in this many batches, a second apart.
@@ -328,3 +333,33 @@ def markdown(report: Mapping[str, Any]) -> str:
             for row in rows
         ],
     )
+
+
+def _run(options: Mapping[str, Any], tell: Tell) -> Report:
+    example = f"multiples of {DEVICES_PER_NODE}, as 64,512"
+    sizes = sizes_of(options["sizes"], DEVICES_PER_NODE, _MOST_DEVICES, "devices", example, DEVICES_PER_NODE)
+    return run_bench(
+        names_of(options["policies"]) or None,
+        sizes=sizes or SIZES,
+        seed=options["seed"],
+        num_events=options["events"],
+        timer=time.process_time,
+        tell=tell,
+    )
+
+
+BENCH = Bench(
+    run=_run,
+    options=[
+        policies_option(),
+        sizes_option("devices"),
+        click.Option(
+            ["--events"],
+            type=click.IntRange(min=1),
+            default=NUM_EVENTS,
+            help=f"So many arrivals and endings. [default: {NUM_EVENTS}]",
+        ),
+        seed_option(),
+    ],
+    markdown=markdown,
+)

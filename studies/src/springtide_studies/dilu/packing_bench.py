@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
+import click
+
+from springtide.cli.commands.bench import Bench, Report, Tell
 from springtide.core.errors import InvalidRequest
 from springtide_studies.dilu.packing import SIZES, highest_bound, volume_bound
 from springtide_studies.dilu.packing_play import CONTENDERS, Contender, PackingRun, paper_cluster, play_packing
+from springtide_studies.options import folder_of, seed_option, sizes_of, sizes_option
 from springtide_studies.rows import machine_facts, machine_load, markdown_table, ratio
 from springtide_studies.workloads.dilu import (
     SharingWorkload,
@@ -234,3 +239,22 @@ def _cell(value: Any) -> str:
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _run(options: Mapping[str, Any], tell: Tell) -> Report:
+    data = folder_of(options, "data")
+    if data is None or not data.is_dir():
+        raise InvalidRequest("name the folder that holds workload/instances-*.txt with --data DIR")
+    sizes = sizes_of(options["sizes"], 1, 100_000, "instances", "them as 100,3200")
+    return run_bench(data, sizes=sizes, seed=options["seed"], timer=time.process_time, tell=tell)
+
+
+BENCH = Bench(
+    run=_run,
+    options=[
+        click.Option(["--data"], metavar="DIR", help="The folder that holds workload/."),
+        sizes_option("instances"),
+        seed_option(),
+    ],
+    markdown=markdown,
+)

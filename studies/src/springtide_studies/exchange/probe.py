@@ -14,17 +14,20 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgspec
 
+from springtide.cli.commands.bench import Bench, Report, Tell, measure_apart
 from springtide.core.errors import BackendError
 from springtide.core.functions import Collective
 from springtide.perf.functions.collective_time import enough_chunks, lower_bound_s, sync_time_s
 from springtide.storage.stores.open import open_store
 from springtide_studies.exchange.member import Done, MemberTask, expected_sha256
 from springtide_studies.exchange.stores import S3_ENVIRONMENT, missing, running_store
+from springtide_studies.options import seed_option, small_option
 
 BOUND_LIMIT = 1.25
 IN_FLIGHT = 4
@@ -374,3 +377,10 @@ def table_of(timings: Sequence[Timing]) -> str:
             f"{timing.num_chunks:6d} {timing.over_bound:8.3f} {timing.predicted_s / timing.bound_s:6.3f}  {times}"
         )
     return "\n".join(lines)
+
+
+def _run(options: Mapping[str, Any], tell: Tell) -> Report:
+    return measure_apart(["springtide_studies.exchange", "sync"], small=options["small"], seed=options["seed"])
+
+
+BENCH = Bench(run=_run, options=[small_option("Two stores, up to four workers."), seed_option()])

@@ -16,10 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
+from springtide.cli.commands.bench import Bench, Report, Tell, measure_apart
 from springtide.core.functions import Collective
 from springtide.perf.functions.collective_choice import PARAMETER_STORE_BYTES_PER_S, PARAMETER_STORE_LATENCY_S
 from springtide.perf.functions.collective_time import enough_chunks, sync_time_s
@@ -28,6 +29,7 @@ from springtide.storage.stores.open import open_store
 from springtide_studies.exchange.member import Done, MemberTask, expected_sha256
 from springtide_studies.exchange.probe import IN_FLIGHT, Members, client_environment, running_members, took_s
 from springtide_studies.exchange.stores import missing, running_store
+from springtide_studies.options import seed_option, small_option
 
 StoreKind = Literal["s3", "redis"]
 # What a request to S3 takes from a function before its first byte: FuncPipe measures up to 40 ms, quotes 30 to 40.
@@ -187,7 +189,7 @@ def predict(plan: SmltPlan, workers: Sequence[int]) -> list[Predicted]:
     return [Predicted(n=n, seconds={name: seconds(system, n) for name, system in both.items()}) for n in workers]
 
 
-class Bench:
+class ExchangeMeasurements:
     """Measures on running ranks and stores. `urls` are the stores' addresses by kind."""
 
     def __init__(self, members: Members, urls: Mapping[str, str], plan: SmltPlan) -> None:
@@ -318,7 +320,7 @@ def measure_all(plan: SmltPlan) -> tuple[list[SmltTimes], list[SmltTimes]]:
         members = stack.enter_context(running_members(max(plan.workers)))
         urls = {kind: stack.enter_context(running_store(kind)) for kind in ("redis", "s3")}
         stack.enter_context(client_environment())
-        bench = Bench(members, urls, plan)
+        bench = ExchangeMeasurements(members, urls, plan)
         stack.callback(bench.close)
         return list(map(_told, bench.systems())), list(map(_told, bench.stores()))
 
@@ -378,3 +380,10 @@ def table_of(systems: Sequence[SmltTimes], stores: Sequence[SmltTimes]) -> str:
             f"{one.best_s:7.3f} {one.predicted_s:7.3f}  {parts}"
         )
     return "\n".join(lines) + "\n"
+
+
+def _run(options: Mapping[str, Any], tell: Tell) -> Report:
+    return measure_apart(["springtide_studies.exchange", "smlt-sync"], small=options["small"], seed=options["seed"])
+
+
+BENCH = Bench(run=_run, options=[small_option("Up to four workers, once."), seed_option()])

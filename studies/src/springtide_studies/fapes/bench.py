@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from springtide.cli.commands.bench import Bench, Report, Tell
 from springtide.core.errors import InvalidRequest
 from springtide.core.resources import Node
 from springtide.perf.communication.fabric import V100_SERVER
@@ -24,6 +26,7 @@ from springtide_studies.fapes.jobs import FapesRequest, draw_requests
 from springtide_studies.fapes.nccl_samples import draw_sets
 from springtide_studies.fapes.play import MIGRATION_S, FapesRun, play_requests, pooled, table_row
 from springtide_studies.fapes.scale import run_scale
+from springtide_studies.options import names_of, only_option, seed_option
 from springtide_studies.rows import machine_facts, machine_load, markdown_table, ratio
 
 PARTS: tuple[str, ...] = ("table", "ablations", "gap", "scale")
@@ -84,8 +87,6 @@ _HEADER = (
     "utilisation",
     "decision p90 ms",
 )
-
-Tell = Callable[[str], None]
 
 
 def requests_of(seed: int, *, num: float = NUM_REQUESTS, hours: float = HOURS) -> tuple[FapesRequest, ...]:
@@ -308,3 +309,11 @@ def _line(row: Mapping[str, Any]) -> tuple[str, ...]:
         f"{row['utilisation']:.2f}",
         "" if taken is None else f"{taken:.2f}",
     )
+
+
+def _run(options: Mapping[str, Any], tell: Tell) -> Report:
+    parts = names_of(options["only"]) or PARTS
+    return run_bench(parts=parts, seed=options["seed"], timer=time.process_time, tell=tell)
+
+
+BENCH = Bench(run=_run, options=[only_option(", ".join(PARTS)), seed_option()], markdown=markdown)

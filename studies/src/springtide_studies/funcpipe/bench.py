@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
+from springtide.cli.commands.bench import Bench, Report, Tell
 from springtide.core.errors import InvalidRequest
 from springtide.perf.functions.pipeline.plan import WEIGHTS, PipelinePlanner, recommended, with_deltas
 from springtide.perf.functions.pipeline.step_time import estimate_step, sync_rule
@@ -31,6 +33,7 @@ from springtide_studies.funcpipe.model import (
     rival_points,
 )
 from springtide_studies.funcpipe.walk import walk
+from springtide_studies.options import names_of, only_option, seed_option
 from springtide_studies.rows import machine_facts, machine_load, markdown_table, ratio
 
 PARTS = ("table1", "5", "5-table1", "5-half", "8", "9", "11", "walk")
@@ -307,3 +310,10 @@ def markdown(report: Mapping[str, Any]) -> str:
         )
         texts.append(f"## {part}\n\n{f'Published: {said}.' if said else ''}\n\n{table}")
     return "\n\n".join(texts)
+
+
+def _run(options: Mapping[str, Any], tell: Tell) -> Report:
+    return run_bench(only=names_of(options["only"]), seed=options["seed"], timer=time.process_time, tell=tell)
+
+
+BENCH = Bench(run=_run, options=[only_option(", ".join(PARTS)), seed_option()], markdown=markdown)

@@ -6,6 +6,7 @@ are planned with all their layers. Optima are set beside those of trying every p
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from springtide.cli.commands.bench import Bench, Report, Tell
 from springtide.core.functions import MIB, LayerProfile, ModelProfile
 from springtide.perf.functions.pipeline.merge import merged
 from springtide.perf.functions.pipeline.plan import DEGREES, WEIGHTS, PipelinePlanner, problem_of
@@ -23,6 +25,7 @@ from springtide.solvers.pipeline.exhaustive import best_of, every_memory
 from springtide.solvers.pipeline.milp import solve_milp
 from springtide.solvers.pipeline.problem import PipelineProblem
 from springtide_studies.funcpipe.model import MODELS, TABLE_1, lambda_profile
+from springtide_studies.options import seed_option, sizes_of, sizes_option
 from springtide_studies.rows import machine_facts, machine_load, markdown_table, ratio
 
 SIZES = (8, 12, 20, 30, 40)
@@ -283,3 +286,11 @@ def markdown(report: Mapping[str, Any]) -> str:
             for row in report["table"]
         ],
     )
+
+
+def _run(options: Mapping[str, Any], tell: Tell) -> Report:
+    sizes = sizes_of(options["sizes"], 1, 64, "layers from 1 to 64", "them as 8,12,40")
+    return run_bench(sizes=sizes or SIZES, seed=options["seed"], timer=time.process_time, tell=tell)
+
+
+BENCH = Bench(run=_run, options=[sizes_option("layers"), seed_option()], markdown=markdown)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import click
+
+from springtide.cli.commands.bench import Bench, Report, Tell
 from springtide.core.errors import InvalidRequest
 from springtide.core.workload import Goal, JobState
 from springtide_studies.goals.errors import GoalErrors, errors_of, mean_errors
@@ -32,6 +36,7 @@ from springtide_studies.goals.world.cases import (
 from springtide_studies.goals.world.executor import JobArrival
 from springtide_studies.goals.world.play import GoalPlayed, outcome_of, play_world
 from springtide_studies.goals.world.truth import draw_truth
+from springtide_studies.options import names_of, only_option, seed_option, seeds_option
 from springtide_studies.rows import machine_facts, machine_load, markdown_table, ratio
 
 NUM_SEEDS = 20
@@ -275,3 +280,26 @@ def _text(value: object) -> str:
         if isinstance(value, float)
         else str(value)
     )
+
+
+def _run(options: Mapping[str, Any], tell: Tell) -> Report:
+    return run_bench(
+        num_seeds=options["seeds"],
+        first_seed=options["seed"],
+        scenarios=names_of(options["scenario"]),
+        cases=names_of(options["only"]),
+        timer=time.process_time,
+        tell=tell,
+    )
+
+
+BENCH = Bench(
+    run=_run,
+    options=[
+        only_option(", ".join(CASES)),
+        click.Option(["--scenario"], metavar="NAME", help="cheapest (within a deadline) or fastest (within a budget)."),
+        seeds_option(NUM_SEEDS),
+        seed_option(),
+    ],
+    markdown=markdown,
+)

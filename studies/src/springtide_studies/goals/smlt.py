@@ -5,10 +5,13 @@ batches that grow, data that arrives for a day, models of changing size.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from springtide.cli.commands.bench import Bench, Report, Tell
 from springtide.core.errors import InvalidRequest
 from springtide_studies.goals.smlt_parts import (
     PartResult,
@@ -17,6 +20,7 @@ from springtide_studies.goals.smlt_parts import (
     play_online,
     play_shrinking,
 )
+from springtide_studies.options import names_of, only_option, seed_option, seeds_option
 from springtide_studies.rows import machine_facts, machine_load, markdown_table, ratio
 
 NUM_SEEDS = 5
@@ -150,3 +154,27 @@ def markdown(report: Mapping[str, Any]) -> str:
         )
         texts.append(f"## {part}\n\nPublished: {report['published'][part]}.\n\n{table}")
     return "\n\n".join(texts)
+
+
+def _run(options: Mapping[str, Any], tell: Tell) -> Report:
+    return run_bench(
+        num_seeds=options["seeds"],
+        first_seed=options["seed"],
+        only=names_of(options["only"]),
+        timer=time.process_time,
+        tell=tell,
+    )
+
+
+def _write_page(path: Path, report: Report) -> None:
+    from springtide_studies.goals.smlt_page import write_smlt
+
+    write_smlt(path, report)
+
+
+BENCH = Bench(
+    run=_run,
+    options=[only_option(", ".join(PARTS)), seeds_option(NUM_SEEDS), seed_option()],
+    markdown=markdown,
+    write_page=_write_page,
+)

@@ -19,12 +19,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import click
 import msgspec
 
 from springtide.backends.sharing.gpu.build import build_library, find_compiler, find_headers
 from springtide.backends.sharing.gpu.library import find_library, preload, sources_directory
+from springtide.cli.commands.bench import Bench, Report, Tell
 from springtide.core.errors import BackendError
 from springtide_studies.interposition.daemon import BenchTenant, RunningDaemon
+from springtide_studies.options import seed_option
 
 # Asked for at which name of the driver each path's launches arrive is up to native/bench/interpose.c.
 # "shapes" is the legacy path with 256 kernels by turns.
@@ -283,3 +286,22 @@ def _build(folder: Path) -> tuple[Path, Path]:
 def _compiler_version() -> str:
     said = subprocess.run([str(find_compiler()), "--version"], capture_output=True, text=True, check=False).stdout
     return said.splitlines()[0] if said else "unknown"
+
+
+def _run(options: Mapping[str, Any], tell: Tell) -> Report:
+    return run_interpose_bench(num_launches=options["launches"], seed=options["seed"], tell=tell)
+
+
+BENCH = Bench(
+    run=_run,
+    options=[
+        click.Option(
+            ["--launches"],
+            type=click.IntRange(min=1),
+            metavar="N",
+            default=NUM_LAUNCHES,
+            help=f"On each path. [default: {NUM_LAUNCHES}]",
+        ),
+        seed_option(),
+    ],
+)

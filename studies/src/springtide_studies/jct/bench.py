@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import click
 import msgspec
 
+from springtide.cli.commands.bench import Bench, Report, Tell
 from springtide.core.errors import InvalidRequest
 from springtide.scheduling.registry import make_policy
 from springtide_studies.deadlines.runs import source_digest
 from springtide_studies.jct.bound import find_bound
 from springtide_studies.jct.play import JctCase, play_cases
 from springtide_studies.jct.published import compare, read_published
+from springtide_studies.options import folder_of, names_of, policies_option, trace_folders, trace_options
 from springtide_studies.rows import machine_facts, machine_load, markdown_table, ratio
 
 OURS, BASELINE = "goodput", "pollux"
@@ -299,3 +303,58 @@ def _figures_table(row: Mapping[str, Any]) -> str:
         cells = [f"{figures[key]:,.{1 if key in small else 0}f}" if key in figures else "failed" for key in columns]
         lines.append([policy, *cells])
     return markdown_table([row["case"], *columns.values()], lines)
+
+
+def _run(options: Mapping[str, Any], tell: Tell) -> Report:
+    data = Path(options["data"] or "")
+    if not options["data"] or not (data / "profiles").is_dir():
+        raise InvalidRequest("name the folder that holds profiles/ and workloads-osdi21/ with --data DIR")
+    return run_bench(
+        JctOptions(
+            data=data,
+            traces=trace_folders(options)[0] if options["traces"] else None,
+            only=tuple(names_of(options["workloads"])),
+            load=options["load"],
+            overhead=options["overhead"],
+            round_s=options["rounds"],
+            length=options["length"],
+            tables=options["tables"],
+            has_bound=not options["without_bound"],
+            cache=folder_of(options, "cache"),
+            num_processes=options["processes"],
+        ),
+        names_of(options["policies"]) or POLICIES,
+        timer=time.process_time,
+        tell=tell,
+    )
+
+
+BENCH = Bench(
+    run=_run,
+    options=[
+        click.Option(["--data"], metavar="DIR", help="The folder with profiles/ and workloads-osdi21/."),
+        *trace_options("pollux"),
+        policies_option(),
+        click.Option(["--workloads"], metavar="N,N", help="These of the folder instead of all."),
+        click.Option(
+            ["--load"], type=click.Choice(LOADS), default="1", help="Times the published arrivals. [default: 1]"
+        ),
+        click.Option(["--rounds"], type=click.FloatRange(min=1.0), metavar="S", help="Rounds of so many seconds."),
+        click.Option(
+            ["--length"],
+            type=click.Choice(LENGTHS),
+            default="known",
+            help="What policies are told of lengths. [default: known]",
+        ),
+        click.Option(
+            ["--tables"],
+            type=click.Choice(TABLES),
+            default="raw",
+            help="packed: no layout of a job beats the compact one. [default: raw]",
+        ),
+        click.Option(
+            ["--without-bound"], is_flag=True, help="Do not look for the bound, which takes a minute a workload."
+        ),
+    ],
+    markdown=markdown,
+)

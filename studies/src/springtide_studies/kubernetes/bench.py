@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +50,11 @@ from springtide.backends.kubernetes.settings import (
     REPLICA_LABEL,
     KubernetesSettings,
 )
+from springtide.cli.commands.bench import Bench, Report, Tell
 from springtide.core.errors import BackendError
 from springtide_studies.kubernetes.cluster import SlowWire, api_server, free_port
 from springtide_studies.kubernetes.report import DEVICES_PER_NODE, SLOW_WAY_S, BenchRun, BindRates, make_report
+from springtide_studies.options import names_of, policies_option, small_option
 
 NUM_NODES = 1000
 NUM_JOBS = 2000
@@ -76,7 +78,6 @@ LONGEST_S = 1800.0
 RESOURCE = "springtide.dev/device"
 _SOURCE = "import springtide as st\n\n\n@st.train\ndef bench(ctx):\n    pass\n"
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-Tell = Callable[[str], None]
 
 
 def run_bench(
@@ -96,15 +97,15 @@ def run_bench(
         binds = _bind_rates(kubeconfig)
         small_nodes, small_jobs = min(SMALL[0], num_nodes), min(SMALL[1], num_jobs)
         tell(f"decisions on {small_nodes} nodes and {small_jobs} jobs, with a quick API server ...")
-        quick = _run(kubeconfig, "quick", small_nodes, small_jobs, policy, 0.0, tell)
+        quick = _run_plane(kubeconfig, "quick", small_nodes, small_jobs, policy, 0.0, tell)
         tell(f"the same with {2 * SLOW_WAY_S * 1000:g} ms a call ...")
-        slow = _run(kubeconfig, "slow", small_nodes, small_jobs, policy, SLOW_WAY_S, tell)
+        slow = _run_plane(kubeconfig, "slow", small_nodes, small_jobs, policy, SLOW_WAY_S, tell)
         tell(f"{num_nodes} nodes and {num_jobs} jobs ...")
-        whole = _run(kubeconfig, "whole", num_nodes, num_jobs, policy, 0.0, tell)
+        whole = _run_plane(kubeconfig, "whole", num_nodes, num_jobs, policy, 0.0, tell)
     return make_report(whole, quick, slow, binds, num_nodes, num_jobs, policy)
 
 
-def _run(
+def _run_plane(
     kubeconfig: Path, which: str, num_nodes: int, num_jobs: int, policy: str, delay_s: float, tell: Tell
 ) -> BenchRun:
     """One control plane, from its start to the last pod it binds, and a while after."""
@@ -472,3 +473,11 @@ def _plane(kubeconfig: Path, folder: Path, name: str, policy: str) -> Iterator[_
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def _run(options: Mapping[str, Any], tell: Tell) -> Report:
+    policy = next(iter(names_of(options["policies"])), "springtide")
+    return run_bench(policy=policy, is_small=options["small"], tell=tell)
+
+
+BENCH = Bench(run=_run, options=[small_option("100 nodes and 200 jobs."), policies_option("This one.")])

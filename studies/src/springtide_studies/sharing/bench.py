@@ -9,13 +9,16 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from springtide.cli.commands.bench import Bench, Report, Tell
+from springtide.cli.tables.columns import align
 from springtide.core.errors import BackendError
 from springtide.core.shares import Share
+from springtide_studies.options import seed_option, small_option
 from springtide_studies.sharing.load import Surge
-from springtide_studies.sharing.report import SharingFigures, make_report
+from springtide_studies.sharing.report import SharingFigures, arms_table, make_report
 from springtide_studies.sharing.trial import NUM_SLOTS, SERVICE_SOURCE, OfferedLoad, SharingTrial, TrialArm, run_trial
 
 # What a request takes of a whole device when it goes alone. A batch of four takes about half of the objective on the
@@ -134,3 +137,14 @@ def _calibrate() -> tuple[float, float]:
             f"the services' network cannot be measured (exit code {done.returncode}); its output says why"
         ) from None
     return one, four
+
+
+def _run(options: Mapping[str, Any], tell: Tell) -> Report:
+    return run_sharing_bench(seed=options["seed"], is_small=options["small"], tell=tell)
+
+
+def _heading(report: Report) -> list[str]:
+    return [align(*arms_table(report)), *report["problems"], ""]
+
+
+BENCH = Bench(run=_run, options=[small_option("One repetition of half the length."), seed_option()], heading=_heading)

@@ -40,6 +40,7 @@ class EdfElastic(msgspec.Struct, frozen=True, kw_only=True):
     hooks: tuple[Hook, ...] = ()
 
     reads: ClassVar[Reads] = READS
+    summary: ClassVar[str] = "ElasticFlow's allocation without its admission (its EDF + elastic scaling)."
 
     @property
     def rules(self) -> Rules:
@@ -62,6 +63,8 @@ class EdfAdmission(msgspec.Struct, frozen=True, kw_only=True):
     powers of two. Soft deadlines and best effort come after all promised ones, the former first. `hooks` as for
     ElasticFlow.
     """
+
+    summary: ClassVar[str] = "EDF that turns away deadlines it cannot make (ElasticFlow's variant)."
 
     hooks: tuple[Hook, ...] = ()
 

@@ -140,6 +140,8 @@ class ElasticFlowArtifact(ElasticFlow, frozen=True, kw_only=True):
     best effort. Not reproduced: whole seconds, and the price of a change charged to jobs that do not change.
     """
 
+    summary: ClassVar[str] = "ElasticFlow as its published artifact decides, with its known faults."
+
     slot_s: float | None = 60.0
 
     @property

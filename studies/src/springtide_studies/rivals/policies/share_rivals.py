@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -21,6 +22,8 @@ _WHOLE: Rectangle = (0, 0, UNITS, UNITS)
 class ExclusivePacker(msgspec.Struct, frozen=True, kw_only=True):
     """Everybody gets whole devices: the first node with enough idle ones, as few as possible left there."""
 
+    summary: ClassVar[str] = "A device of its own for everyone with a share."
+
     def booked(self, share: Share) -> Share:
         """The whole device, whatever part of it is asked for; its memory is nobody else's either."""
         return Share(request=1.0, limit=1.0, memory_mb=share.memory_mb)
@@ -37,6 +40,8 @@ class InflessLimit(msgspec.Struct, frozen=True, kw_only=True):
     Groups take the first node with room (INFless extended to training, Dilu section 5.1 and its artifact).
     """
 
+    summary: ClassVar[str] = "Shares booked at their limit (INFless+-l in Dilu, 5.1)."
+
     def booked(self, share: Share) -> Share:
         """The limit as request and limit."""
         return Share(request=share.limit, limit=share.limit, memory_mb=share.memory_mb)
@@ -48,6 +53,8 @@ class InflessLimit(msgspec.Struct, frozen=True, kw_only=True):
 
 class InflessRequest(msgspec.Struct, frozen=True, kw_only=True):
     """INFless+-r: as INFless+-l, but everybody gets the request and never more."""
+
+    summary: ClassVar[str] = "Shares held to their request (INFless+-r, 5.1)."
 
     def booked(self, share: Share) -> Share:
         """The request as request and limit."""
@@ -65,6 +72,8 @@ class FastGsPacker(msgspec.Struct, frozen=True, kw_only=True):
     A device has room where one of its maximal free rectangles holds it; the one that fits most tightly is best
     (FaST-GShare, ICPP 2023: maximal rectangles; extended to training as Dilu's section 5.1 says).
     """
+
+    summary: ClassVar[str] = "Shares booked at their limit, first fit (FaST-GS+, 5.1)."
 
     def booked(self, share: Share) -> Share:
         """The share itself: its request is the area of its rectangle."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from typing import ClassVar
 
 import msgspec
 
@@ -30,6 +31,8 @@ class TiresiasTuned(msgspec.Struct, frozen=True, kw_only=True):
     A job that has held `threshold_s` device-seconds since it was submitted (the artifact's 16 hours of one device)
     goes to the second queue. Who does not fit is passed over; nobody is promoted.
     """
+
+    summary: ClassVar[str] = "Tiresias as Pollux's published artifact plays it, every minute, on tuned requests."
 
     round_s: float = 60.0
     threshold_s: float = 57600.0
@@ -70,6 +73,8 @@ class OptimusOracle(msgspec.Struct, frozen=True, kw_only=True):
     What helps is the seconds that the steps left would take less; speeds are those that the job came with. Who keeps
     its number keeps its devices.
     """
+
+    summary: ClassVar[str] = "Optimus as Pollux's published artifact plays it, every minute, told all speeds."
 
     round_s: float = 60.0
 
