@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+import tomllib
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 DOTTED = re.compile(r"springtide(?:_studies)?(?:\.[A-Za-z_]\w*)+(?::[A-Za-z_]\w*)?")
 # Names in the same form that are not Python's: of objects in a cluster and in object stores, of entry point groups.
-NOT_MODULES = re.compile(r"springtide\.dev\b|springtide\.(?:policies|benches|studies)$")
+NOT_MODULES = re.compile(r"springtide\.dev\b|springtide\.(?:policies|strategies|packers|benches|studies|profiles)$")
 # Where commands name modules to start: the tables of the program, its images and its charts.
 DEPLOYED = sorted(
     path
@@ -77,3 +79,16 @@ def test_modules_named_in_images_charts_and_targets_exist(path: Path) -> None:
     started += re.findall(r"springtide\.(?:runtime|service|backends|testing)(?:\.\w+)+", text)
     lost = sorted({name for name in started if not leads_somewhere(name)})
     assert not lost, lost
+
+
+OFFERED = tomllib.loads((ROOT / "studies" / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
+
+
+@pytest.mark.parametrize("group", OFFERED)
+def test_what_the_studies_offer_is_there_and_installed(group: str) -> None:
+    lost = sorted(target for target in OFFERED[group].values() if not leads_somewhere(target))
+    assert not lost, lost
+    installed = {
+        point.name: point.value for point in distribution("springtide-studies").entry_points if point.group == group
+    }
+    assert installed == OFFERED[group], "install again: .venv/bin/python -m pip install --no-deps -e ./studies"

@@ -14,6 +14,7 @@ from springtide.scheduling.policies.edf import EarliestDeadlineFirst
 from springtide.scheduling.policies.elastic import Elastic
 from springtide.scheduling.policies.fapes.policy import Fapes
 from springtide.scheduling.registry import (
+    PACKER_NAMES,
     POLICY_NAMES,
     STRATEGY_NAMES,
     check_policy_name,
@@ -115,3 +116,18 @@ def test_the_list_loads_no_policy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[] False"
+
+
+def test_a_rival_without_the_studies_says_how_to_get_them(monkeypatch):
+    monkeypatch.setattr("springtide.core.plugins.offered", lambda group: {})
+    for name, what in (("sia", "the policy sia"), ("exclusive/fifo", "the packer of shares exclusive")):
+        with pytest.raises(InvalidRequest, match="pip install 'springtide\\[studies\\]'") as error:
+            make_policy(name)
+        assert str(error.value).startswith(f"{what} comes with springtide[studies]")
+
+
+def test_the_names_are_those_of_the_product_and_of_what_is_installed():
+    assert len(POLICY_NAMES) == 21
+    assert POLICY_NAMES[:6] == ("springtide", "elastic", "edf", "fifo", "elasticflow", "elasticflow-artifact")
+    assert STRATEGY_NAMES == ("tide", "two-way", "one-way", "dedicated")
+    assert PACKER_NAMES == ("dilu", "infless-l", "infless-r", "fast-gs", "exclusive")

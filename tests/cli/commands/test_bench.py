@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,11 +39,62 @@ def test_benches_are_listed_and_named(springtide: Run) -> None:
 def test_options_belong_to_benches(springtide: Run) -> None:
     refused = springtide("bench", "gateway", "--small")
     assert refused.exit_code == 2
-    belongs = "kubernetes and resize and sharing and smlt-sync and sync"
-    assert f"--small is for {belongs}; leave it out for gateway" in refused.stderr
-    assert "--traces is for deadlines and figures" in springtide("bench", "decision", "--traces", ".").stderr
+    assert "No such option '--small'" in refused.stderr
+    assert "No such option '--traces'" in springtide("bench", "decision", "--traces", ".").stderr
     assert "give multiples of 8" in springtide("bench", "decision", "--sizes", "64,100").stderr
     assert "no number of layers" in springtide("bench", "pipeline-plan", "--sizes", "8,900").stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("communication", "markdown samples seed"),
+        ("deadlines", "cache cluster html markdown only overhead policies processes profiles seed traces"),
+        ("decision", "events markdown policies seed sizes"),
+        ("fapes", "markdown only seed"),
+        ("figures", "cache html markdown only overhead processes profiles seed traces"),
+        ("funcpipe", "markdown only seed"),
+        ("gateway", ""),
+        ("goals", "markdown only scenario seed seeds"),
+        ("interpose", "launches seed"),
+        (
+            "jct",
+            "cache data length load markdown overhead policies processes rounds tables traces without-bound workloads",
+        ),
+        ("kubernetes", "policies small"),
+        ("packing", "data markdown seed sizes"),
+        ("pipeline-plan", "markdown seed sizes"),
+        ("resize", "small"),
+        ("sharing", "seed small"),
+        ("smlt", "html markdown only seed seeds"),
+        ("smlt-sync", "seed small"),
+        ("sync", "seed small"),
+    ],
+)
+def test_each_bench_shows_its_own_options(springtide: Run, name: str, options: str) -> None:
+    shown = springtide("bench", name, "--help")
+    assert shown.exit_code == 0
+    found = set(re.findall(r"^  (?:-h, )?--([a-z-]+)", shown.stdout, re.MULTILINE)) - {"help", "json", "state"}
+    assert sorted(found) == options.split()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["bench", "jct"], "bench jct"),
+        (["simulate", "--study", "loaning"], "study loaning"),
+        (["profile", "--surface", "some.csv", "--slo", "1s"], "profile --surface"),
+    ],
+)
+def test_without_the_studies_it_is_said_how_to_get_them(
+    springtide: Run, monkeypatch: pytest.MonkeyPatch, arguments: list[str], what: str
+) -> None:
+    for module in ("springtide.core.plugins", "springtide.cli.commands.simulate"):
+        monkeypatch.setattr(f"{module}.offered", lambda group: {})
+    refused = springtide(*arguments)
+    assert refused.exit_code == 2
+    assert f"{what} comes with springtide[studies]: pip install 'springtide[studies]'" in refused.stderr
+    assert json.loads(springtide("bench", "--list", "--json").stdout)[0]["name"] == "communication"
 
 
 def test_deadlines_need_a_folder_of_traces(springtide: Run, monkeypatch: pytest.MonkeyPatch) -> None:
