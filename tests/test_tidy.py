@@ -58,13 +58,6 @@ INHERITANCE_TO_BE_REPLACED = frozenset(
         "backends/functions/coordinator/parameter_store.py:Parameters <- StreamComponent",
         "backends/functions/coordinator/stream.py:StreamComponent <- Changes",
         "backends/functions/coordinator/watchdog.py:Watchdog <- Parameters",
-        "runtime/elastic/remote_steps.py:RemoteStepLog <- StepMemory",
-        "runtime/local/inprocess.py:_LocalContext <- ElasticContext",
-        "runtime/profiling/step_worker.py:_ProfilingContext <- ElasticContext",
-        "simulator/adaptive/speeds.py:GoodputSpeeds <- Speeds",
-        "studies/src/springtide_studies/exchange/member.py:MarkedStore <- LinkedStore",
-        "studies/src/springtide_studies/fapes/truth.py:TopologySpeeds <- Speeds",
-        "studies/src/springtide_studies/kubernetes/plane.py:TimedExecutor <- KubernetesExecutor",
     }
 )
 PRODUCT_FILES = sorted(SOURCE.rglob("*.py"))

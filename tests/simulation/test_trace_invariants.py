@@ -27,7 +27,7 @@ from springtide.core.resources import DeviceId, Node, make_node
 from springtide.core.workload import Entrypoint, Goal, JobState, ReplicaId, TrainingJob, WorkloadId
 from springtide.scheduling.registry import make_policy
 from springtide.simulator.fluid.play import FluidRunResult, play
-from springtide.simulator.fluid.rules import Speeds, overhead_rule
+from springtide.simulator.fluid.rules import ProfiledSpeeds, overhead_rule
 
 # Jobs here take minutes.
 POLICIES = cheap_names(round_s=60.0)
@@ -146,7 +146,9 @@ def played(policy: str, case: Case) -> tuple[FluidRunResult, Story]:
         case.arrivals,
         case.nodes(),
         rule=overhead_rule(case.overhead, sum(case.sizes)),
-        speeds=Speeds(devices_per_node=case.sizes[0], feels_placement=is_regular and policy in KEEPS_EVERY_PROMISE),
+        speeds=ProfiledSpeeds(
+            devices_per_node=case.sizes[0], feels_placement=is_regular and policy in KEEPS_EVERY_PROMISE
+        ),
         keeps_promises=policy in KEEPS_EVERY_PROMISE,
         journal=story,
     )

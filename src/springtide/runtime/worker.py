@@ -25,7 +25,7 @@ from springtide.core.wire.workers import (
 )
 from springtide.core.workload import Entrypoint, TrainingJob
 from springtide.runtime.data.shards import seed_everything
-from springtide.runtime.elastic.context import ElasticContext, cuda_or_cpu, publish_result
+from springtide.runtime.elastic.context import ElasticContext, TrainerArtifacts, cuda_or_cpu, publish_result
 from springtide.runtime.elastic.trainer import Trainer
 from springtide.runtime.process.control_link import ControlLink
 from springtide.runtime.process.entry import as_function, describe_error, load_object
@@ -95,7 +95,9 @@ def _run_trainer(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoint) ->
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda *_: leave())
     link.start()
-    context = ElasticContext(trainer, Path(spec.work_dir), device, job.params, spec.store_url)
+    context = ElasticContext(
+        trainer, TrainerArtifacts(trainer), Path(spec.work_dir), device, job.params, spec.store_url
+    )
     try:
         # The model must come out the same on every worker, so that even a first group of strangers agrees.
         seed_everything(job.seed)

@@ -21,7 +21,7 @@ from springtide.simulator.adaptive.truth import AppTruth
 from springtide.simulator.fluid.faults import NodeFaults
 from springtide.simulator.fluid.figures import RunSetting, figures_of, met_deadlines
 from springtide.simulator.fluid.play import FluidRunResult, play
-from springtide.simulator.fluid.rules import OverheadRule, Speeds, overhead_rule
+from springtide.simulator.fluid.rules import OverheadRule, ProfiledSpeeds, Speeds, overhead_rule
 from springtide.simulator.fluid.trace import TraceJobs, read_jobs
 from springtide.simulator.parallel_runs import Progress, play_in_processes
 from springtide.workloads.cluster import cluster_nodes, parse_cluster
@@ -221,7 +221,7 @@ class _Stage:
     def _speeds(self, options: SimulationOptions) -> Speeds:
         if self._truths is not None:
             return GoodputSpeeds(self._truths)
-        return Speeds(
+        return ProfiledSpeeds(
             devices_per_node=self._setting.devices_per_node,
             error_fraction=options.error_fraction,
             seed=options.seed,

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from springtide.storage.stores.linked import DuplexLink
+from springtide.storage.stores.linked import DuplexLink, LinkedStore
 from springtide.storage.stores.open import memory_store
 from springtide_studies.exchange.member import Done, MarkedStore, Marks
 from springtide_studies.exchange.smlt import (
@@ -84,7 +84,7 @@ def test_the_others_upload_a_gradient_and_download():
 
 def test_marks_are_of_the_last_request_of_each_kind():
     ticks = iter(range(10, 100))
-    store = MarkedStore(memory_store("marks"), DuplexLink(), lambda: float(next(ticks)))
+    store = MarkedStore(LinkedStore(memory_store("marks"), DuplexLink()), lambda: float(next(ticks)))
     store.put("p/raw/0.0", b"x")
     store.put("p/raw/1.0", b"x")
     store.put("p/sum/0", b"x")

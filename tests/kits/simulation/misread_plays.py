@@ -20,7 +20,7 @@ from springtide.core.resources import make_node
 from springtide.core.workload import Entrypoint, Goal, TrainingJob, WorkloadId
 from springtide.scheduling.registry import make_policy
 from springtide.simulator.fluid.play import FluidRunResult, play
-from springtide.simulator.fluid.rules import OverheadRule, Speeds
+from springtide.simulator.fluid.rules import OverheadRule, ProfiledSpeeds
 from springtide.simulator.fluid.runs import FluidRun
 
 Curve = tuple[float, ...]
@@ -31,7 +31,7 @@ RULE = OverheadRule(name="test", pause=Overheads(change_s=0.2), cold_start_s=6.0
 SLOW = 0.3
 
 
-class Misreading(Speeds):
+class Misreading(ProfiledSpeeds):
     """Nobody knows the curves but by reports, the first soon after each change, then every five seconds."""
 
     report_every_s = 5.0

@@ -19,7 +19,7 @@ from springtide.scheduling.policies.springtide.policy import Springtide
 from springtide.scheduling.registry import make_policy
 from springtide.simulator.fluid.invariants import InvariantViolation
 from springtide.simulator.fluid.play import FluidRunResult, play
-from springtide.simulator.fluid.rules import Speeds, Times, overhead_rule
+from springtide.simulator.fluid.rules import ProfiledSpeeds, Times, overhead_rule
 from springtide.solvers.reservations.reservation_table import verify
 from springtide_studies.workloads.tidal import TidalSetting, draw_tidal
 
@@ -222,7 +222,7 @@ def play_by_hand(seed: int, *, doubts: bool = False) -> FluidRunResult:
     arrivals = draw_jobs(rng, 30, 16, 8_000.0)
     rule = overhead_rule(RULES[seed % len(RULES)], 16)
     policy = Tided(Watched(doubts=doubts), coming)
-    return play(policy, arrivals, nodes, rule=rule, speeds=Speeds(devices_per_node=4))
+    return play(policy, arrivals, nodes, rule=rule, speeds=ProfiledSpeeds(devices_per_node=4))
 
 
 def play_tide(seed: int, policy: str = "tide/springtide") -> FluidRunResult:
@@ -245,7 +245,7 @@ def play_tide(seed: int, policy: str = "tide/springtide") -> FluidRunResult:
         draw_jobs(rng, 40, 16, 0.9 * DAYS * day_s),
         nodes,
         rule=overhead_rule(RULES[seed % len(RULES)], 16),
-        speeds=Speeds(devices_per_node=4),
+        speeds=ProfiledSpeeds(devices_per_node=4),
         happenings=draw_tidal(seed, setting).happenings,
         times=Times(service_start_s=3.7, service_stop_s=1.0),
         tide=Tide(day_s=day_s),

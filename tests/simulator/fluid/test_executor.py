@@ -26,7 +26,7 @@ from springtide.core.workload import Checkpoint, Entrypoint, JobState, TrainingJ
 from springtide.simulator.clock import VirtualClock
 from springtide.simulator.fluid.executor import MAX_IDLE_TURNS, FluidExecutor
 from springtide.simulator.fluid.faults import NodeFaults
-from springtide.simulator.fluid.rules import OverheadRule, Speeds
+from springtide.simulator.fluid.rules import OverheadRule, ProfiledSpeeds
 
 JOB = TrainingJob(
     job_id="a",
@@ -193,7 +193,7 @@ def test_scattered_groups_are_slower() -> None:
     driver.form(["a.1.0", "a.1.2"], 1)
     driver.wait(2000.0)
     assert driver.executor.timeline.time_s[-1] == pytest.approx(500.0 * 2.17 ** (1 / 3))
-    compact = Driver(num_nodes=2, num_devices=2, speeds=Speeds(devices_per_node=2, feels_placement=False))
+    compact = Driver(num_nodes=2, num_devices=2, speeds=ProfiledSpeeds(devices_per_node=2, feels_placement=False))
     compact.start(0, 2)
     compact.form(["a.1.0", "a.1.2"], 1)
     compact.wait(2000.0)
@@ -217,7 +217,7 @@ class OneFault(NodeFaults):
 
 
 def test_survivors_of_a_node_go_on_with_every_step() -> None:
-    driver = Driver(num_nodes=2, num_devices=1, faults=OneFault(100.0), speeds=Speeds(devices_per_node=1))
+    driver = Driver(num_nodes=2, num_devices=1, faults=OneFault(100.0), speeds=ProfiledSpeeds(devices_per_node=1))
     driver.start(0, 1)
     driver.form(["a.1.0", "a.1.1"], 1)
     assert kinds(driver.wait(100.0))[-1] is NodeLost
@@ -251,7 +251,7 @@ def test_progress_is_reported_soon_after_a_change_and_every_so_often() -> None:
 
 
 def test_an_estimation_error_is_drawn_from_the_seed_alone() -> None:
-    first, again, other = (Speeds(devices_per_node=8, error_fraction=0.3, seed=seed) for seed in (1, 1, 2))
+    first, again, other = (ProfiledSpeeds(devices_per_node=8, error_fraction=0.3, seed=seed) for seed in (1, 1, 2))
     draws = [first.draw_error() for _ in range(2000)]
     assert draws == [again.draw_error() for _ in range(2000)]
     assert draws[:10] != [other.draw_error() for _ in range(10)]

@@ -20,7 +20,7 @@ from springtide.core.workload import Entrypoint, Goal, JobState, TrainingJob, Wo
 from springtide.scheduling.functions.policy import WithFunctions
 from springtide.scheduling.registry import make_policy
 from springtide.simulator.fluid.play import play
-from springtide.simulator.fluid.rules import Speeds, overhead_rule
+from springtide.simulator.fluid.rules import ProfiledSpeeds, overhead_rule
 
 
 def service(concurrency: int, num_places: int) -> Node:
@@ -60,7 +60,7 @@ def played(*arrivals: tuple[float, TrainingJob], concurrency: int = 8, num_place
         arrivals,
         nodes,
         rule=overhead_rule("none", 2),
-        speeds=Speeds(devices_per_node=2),
+        speeds=ProfiledSpeeds(devices_per_node=2),
         reports_progress=True,
     ).runs
 
@@ -137,7 +137,7 @@ def test_whatever_arrives_promises_are_kept_and_nobody_gets_more_than_there_is(s
         sorted(arrivals, key=lambda arrival: arrival[0]),
         [make_node("n", 2), service(concurrency, num_places)],
         rule=overhead_rule("none", 2),
-        speeds=Speeds(devices_per_node=2),
+        speeds=ProfiledSpeeds(devices_per_node=2),
         reports_progress=True,
     ).runs
     promised = [run for run in runs.values() if run.admitted_s is not None]

@@ -23,7 +23,7 @@ from springtide.scheduling.registry import make_policy
 from springtide.simulator.fluid.faults import NodeFaults
 from springtide.simulator.fluid.invariants import InvariantViolation
 from springtide.simulator.fluid.play import FluidRunResult, NullJournal, play
-from springtide.simulator.fluid.rules import OverheadRule, Speeds, Times
+from springtide.simulator.fluid.rules import OverheadRule, ProfiledSpeeds, Times
 from springtide_studies.workloads.tidal import TidalSetting, draw_tidal
 
 SOURCE = Entrypoint(source_path="main.py", object_name="main")
@@ -115,7 +115,7 @@ def run(policy: str | Policy, case: Case, *, story: Story | None = None, **optio
         case.jobs,
         case.nodes(),
         rule=OverheadRule(name="test", pause=Overheads(change_s=2.0)),
-        speeds=Speeds(devices_per_node=2, feels_placement=False),
+        speeds=ProfiledSpeeds(devices_per_node=2, feels_placement=False),
         happenings=options.pop("happenings", case.happenings()),
         times=replace(TIMES, preempt_s=case.preempt_s),
         keeps_promises=False,
@@ -226,7 +226,7 @@ def test_a_cluster_without_pools_has_no_books_of_them() -> None:
     nodes = [make_node("n0", 4)]
     rule = OverheadRule(name="none")
     jobs = [(0.0, job(0, 4, 10, elastic=False))]
-    played = play(make_policy("fifo"), jobs, nodes, rule=rule, speeds=Speeds(devices_per_node=4))
+    played = play(make_policy("fifo"), jobs, nodes, rule=rule, speeds=ProfiledSpeeds(devices_per_node=4))
     assert played.minimums is None
 
 

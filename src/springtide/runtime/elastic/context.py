@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from safetensors.torch import save
@@ -17,6 +17,7 @@ from springtide.core.context import Batch
 from springtide.core.errors import Fenced, InvalidRequest, StorageError
 from springtide.core.quantities import validate_name
 from springtide.runtime.data.dataset_reader import SampleReader, open_dataset
+from springtide.runtime.data.shards import GlobalBatch
 from springtide.runtime.elastic.trainer import Trainer
 from springtide.storage.datasets.reference import DatasetReference
 from springtide.storage.stores.open import open_store
@@ -28,14 +29,79 @@ _PUBLISH_PATIENCE_S = 600.0
 _PUBLISH_RETRY_S = 1.0
 
 
+class ShardTrainer(Protocol):
+    """The part of a trainer that a context calls: shards out, losses in."""
+
+    @property
+    def step(self) -> int:
+        """How many optimizer steps are committed."""
+
+    @property
+    def progress(self) -> float:
+        """Committed work, in optimizer steps of the first batch size."""
+
+    @property
+    def epoch(self) -> int:
+        """The current pass over the dataset, from 0."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Numbers to report with the progress; the context adds to them."""
+
+    def attach(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Take over the model and its optimizer."""
+
+    def start(self, num_samples: int, reader: SampleReader | None = None) -> None:
+        """The dataset is known. Raises InvalidRequest."""
+
+    def next_shard(self) -> tuple[GlobalBatch, int, tuple[int, int]] | None:
+        """The next shard with the bounds of its samples, seeded; None when all steps are done."""
+
+    def contribute(self, loss: torch.Tensor) -> None:
+        """Backward for the current shard; after the last one of a step, update the model."""
+
+
+class ArtifactWriter(Protocol):
+    """Where a context saves the model's weights."""
+
+    def write(self, file_name: str) -> str:
+        """Write the weights and return the path. Raises Fenced, StorageError."""
+
+    def path(self, file_name: str) -> str:
+        """The path at which the weights would be."""
+
+
+class TrainerArtifacts:
+    """The artifacts of a job: rank 0 writes them."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def write(self, file_name: str) -> str:
+        """Publish the weights if this worker is rank 0; the path. Raises Fenced if a newer generation owns the job."""
+        return write_artifact(file_name, self._trainer) if self._trainer.rank == 0 else self.path(file_name)
+
+    def path(self, file_name: str) -> str:
+        """The path for the present generation and step."""
+        trainer = self._trainer
+        return trainer.storage.artifact_path(file_name, trainer.membership.generation, trainer.step)
+
+
 class ElasticContext:
-    """Implements core.context.TrainContext on one worker of an elastic group."""
+    """Implements core.context.TrainContext over any trainer of shards."""
 
     def __init__(
-        self, trainer: Trainer, work_dir: Path, device: torch.device, params: Mapping[str, str], store_url: str = ""
+        self,
+        trainer: ShardTrainer,
+        artifacts: ArtifactWriter,
+        work_dir: Path,
+        device: torch.device,
+        params: Mapping[str, str],
+        store_url: str = "",
     ) -> None:
         """`store_url` is where named datasets are, for a worker that cannot see the platform's directory."""
         self._trainer = trainer
+        self._artifacts = artifacts
         self._work_dir = work_dir
         self._device = device
         self._params = dict(params)
@@ -56,12 +122,12 @@ class ElasticContext:
 
     @property
     def progress(self) -> float:
-        """What is done, in optimizer steps of the first batch size."""
+        """Committed work, in optimizer steps of the first batch size."""
         return self._trainer.progress
 
     @property
     def epoch(self) -> int:
-        """The pass over the dataset that is under way, from 0."""
+        """The current pass over the dataset, from 0."""
         return self._trainer.epoch
 
     @property
@@ -140,10 +206,7 @@ class ElasticContext:
         Raises Fenced if a newer generation owns the job.
         """
         file_name = f"{validate_name(name, 'artifact name')}.safetensors"
-        trainer = self._trainer
-        if self._is_prepared and trainer.rank == 0:
-            return write_artifact(file_name, trainer)
-        return trainer.storage.artifact_path(file_name, trainer.membership.generation, trainer.step)
+        return self._artifacts.write(file_name) if self._is_prepared else self._artifacts.path(file_name)
 
     @property
     def is_prepared(self) -> bool:

@@ -6,6 +6,7 @@ costs none of them, and neither does the worker's death, as far as anybody is le
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import sys
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from springtide.core.errors import Fenced, StorageError
-from springtide.runtime.elastic.step_log import StepMemory, StepRecord
+from springtide.runtime.elastic.step_log import StepRecord
 from springtide.runtime.elastic.step_spool import SPOOL_NAME, StepSpool
 from springtide.storage.step_lines import Line, is_gap, lines_above, lost_steps
 from springtide.storage.workloads.store import WorkloadStore
@@ -37,11 +38,11 @@ _SPOOLED_AT_ONCE = 256
 _AWAY_S = 20.0
 
 
-class RemoteStepLog(StepMemory):
-    """Remembers steps on the training thread and writes them on one of its own, which ends with the process."""
+class RemoteStepLog:
+    """A StepMemory that remembers on the training thread and writes on one of its own, which ends with the process."""
 
     def __init__(self, store: WorkloadStore, work_dir: Path) -> None:
-        super().__init__(_NUM_REMEMBERED, _NUM_HANDED_OVER)
+        self._remembered: deque[StepRecord] = deque(maxlen=_NUM_REMEMBERED)
         self._store = store
         self._spool = StepSpool(work_dir / SPOOL_NAME)
         self._unspooled: deque[StepRecord] = deque(maxlen=_NUM_REMEMBERED)
@@ -60,7 +61,7 @@ class RemoteStepLog(StepMemory):
 
     def remember(self, record: StepRecord) -> None:
         with self._lock:
-            super().remember(record)
+            self._remembered.append(record)
             self._unspooled.append(record)
             num_now = min(len(self._unspooled), _SPOOLED_AT_ONCE)
             self._spool.add(_line(self._unspooled.popleft()) for _ in range(num_now))
@@ -69,7 +70,7 @@ class RemoteStepLog(StepMemory):
         """The last steps remembered, for a member that takes over this one's state and may come to lead."""
         with self._lock:
             records = list(self._remembered)
-            num_lines = self._num_handed_over
+            num_lines = _NUM_HANDED_OVER
             if self._asked_generation and records:
                 # A leader knows what waits, also where the store has been away for long.
                 num_lines = max(num_lines, records[-1].step - self._written_step)
@@ -78,8 +79,10 @@ class RemoteStepLog(StepMemory):
 
     def take_over(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Remember what the giver of the state remembers. Raises TypeError."""
+        taken = [StepRecord(**record) for record in records]
         with self._lock:
-            super().take_over(records)
+            self._remembered.clear()
+            self._remembered.extend(taken)
             self._spool.clear()
             self._unspooled.clear()
             self._unspooled.extend(self._remembered)
@@ -122,9 +125,10 @@ class RemoteStepLog(StepMemory):
                 self._thread.start()
 
     def leave(self, generation: int, *, is_leader: bool) -> None:
-        """This member leaves: what it was to write is there then, or stays on its disk for the container's keeper."""
-        if time.monotonic() - self._failed_at_s >= _AWAY_S:
-            super().leave(generation, is_leader=is_leader)
+        """What a leader was to write is written, or stays on its disk for the container's keeper."""
+        if is_leader and time.monotonic() - self._failed_at_s >= _AWAY_S:
+            with contextlib.suppress(OSError, StorageError):
+                self.flush(generation)
 
     def flush(self, generation: int) -> None:
         """Write what the log lacks before returning. Raises Fenced, StorageError."""

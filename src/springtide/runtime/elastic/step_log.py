@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from springtide.core.errors import StorageError
 from springtide.storage.fence import Fence
 
 # A full disk must not cost lines: this many steps may pass before there is room for them again.
@@ -34,64 +31,63 @@ class StepRecord:
     took_s: float = 0.0
 
 
-class StepMemory(ABC):
-    """Every member remembers its last steps, so that a new leader can write what the old one did not get to.
+class StepMemory(Protocol):
+    """Every member remembers its last steps, so that a new leader can write what the old one had not written yet.
 
     After a restart from a checkpoint steps are replayed: then the line of the highest generation counts.
     """
 
-    def __init__(self, num_remembered: int = _NUM_REMEMBERED, num_handed_over: int = _NUM_HANDED_OVER) -> None:
-        self._remembered: deque[StepRecord] = deque(maxlen=num_remembered)
-        self._num_handed_over = num_handed_over
-
     def remember(self, record: StepRecord) -> None:
-        self._remembered.append(record)
+        """Note a committed step."""
 
     def newest(self) -> list[dict[str, Any]]:
         """The last steps remembered, for a member that takes over this one's state and may come to lead."""
-        return [asdict(record) for record in list(self._remembered)[-self._num_handed_over :]]
+
+    def take_over(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Remember what the giver of the state remembers. Raises TypeError."""
+
+    def forget_written(self) -> None:
+        """Another member leads and writes: if this one comes to lead, it must look up what the log holds."""
+
+    def restart_at(self, step: int) -> None:
+        """The job continues from a checkpoint of `step`: later lines in the log are to be written again."""
+
+    def write(self, generation: int, *, is_leader: bool = True) -> None:
+        """Write all remembered steps that the log lacks, soon where this member leads, else before returning.
+
+        Raises Fenced if a newer generation owns the job, OSError, StorageError. A member that does not lead does not
+        know what the log holds, and looks.
+        """
+
+    def leave(self, generation: int, *, is_leader: bool) -> None:
+        """Called before this member leaves: what it was to write is written, unless the store fails."""
+
+    def flush(self, generation: int) -> None:
+        """Return when the log holds every step that the leader has asked to write. Raises as `write` does."""
+
+
+class StepLog:
+    """A StepMemory whose log is a file in the job's directory; what is written is in the file at once."""
+
+    def __init__(self, work_dir: Path) -> None:
+        self._remembered: deque[StepRecord] = deque(maxlen=_NUM_REMEMBERED)
+        self._path = work_dir / "steps.jsonl"
+        self._fence = Fence(work_dir)
+        self._written_step: int | None = None
+
+    def remember(self, record: StepRecord) -> None:
+        """Note a committed step."""
+        self._remembered.append(record)
+
+    def newest(self) -> list[dict[str, Any]]:
+        """The last steps remembered."""
+        return [asdict(record) for record in list(self._remembered)[-_NUM_HANDED_OVER:]]
 
     def take_over(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Remember what the giver of the state remembers. Raises TypeError."""
         taken = [StepRecord(**record) for record in records]
         self._remembered.clear()
         self._remembered.extend(taken)
-
-    @abstractmethod
-    def forget_written(self) -> None:
-        """Another member leads and writes: should this one come to lead, it must look up what the log holds."""
-
-    @abstractmethod
-    def restart_at(self, step: int) -> None:
-        """The job goes on from a checkpoint of `step`: later lines in the log are to be written again."""
-
-    @abstractmethod
-    def write(self, generation: int, *, is_leader: bool = True) -> None:
-        """Write all remembered steps that the log lacks, soon where this member leads, else before returning.
-
-        Raises Fenced if a newer generation owns the job, OSError, StorageError. A member that does not lead knows
-        nothing of what the log holds, and looks.
-        """
-
-    def leave(self, generation: int, *, is_leader: bool) -> None:
-        """This member leaves: what it was to write is there then. Where it cannot be any more, others write it."""
-        with contextlib.suppress(OSError, StorageError):
-            if is_leader:
-                self.flush(generation)
-
-    @abstractmethod
-    def flush(self, generation: int) -> None:
-        """Return when the log holds every step that the leader has asked to write. Raises as `write` does."""
-
-
-class StepLog(StepMemory):
-    """The step log as a file of the job's directory; what is written is there at once."""
-
-    def __init__(self, work_dir: Path) -> None:
-        super().__init__()
-        self._path = work_dir / "steps.jsonl"
-        self._fence = Fence(work_dir)
-        self._written_step: int | None = None
 
     def forget_written(self) -> None:
         """Another member leads and writes: should this one come to lead, it must look up what the log holds."""
@@ -120,6 +116,9 @@ class StepLog(StepMemory):
             if lines:
                 _append_whole(self._path, "".join(json.dumps(asdict(record)) + "\n" for record in reversed(lines)))
                 self._written_step = lines[0].step
+
+    def leave(self, generation: int, *, is_leader: bool) -> None:
+        """Nothing waits to be written."""
 
     def flush(self, generation: int) -> None:
         """Nothing waits to be written."""

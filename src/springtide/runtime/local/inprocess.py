@@ -6,20 +6,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from safetensors.torch import save
 
 from springtide.core.errors import InvalidRequest
-from springtide.core.quantities import validate_name
 from springtide.core.workload import TrainingJob
 from springtide.runtime.data.dataset_reader import SampleReader
 from springtide.runtime.data.shards import GlobalBatch, seed_everything
 from springtide.runtime.elastic.context import ElasticContext
 from springtide.runtime.elastic.reduce import Accumulator
 from springtide.runtime.elastic.step_vector import StepVector
-from springtide.runtime.elastic.trainer import Trainer
 from springtide.runtime.elastic.training_cursor import TrainingCursor
 from springtide.runtime.local.function_task import LocalResult, LossLines
 from springtide.runtime.models.named_tensors import TrainingState
@@ -28,12 +26,11 @@ from springtide.storage.files import write_durable
 
 
 class _OneWorker:
-    """The part of the trainer that is left when nobody else is in the group: every virtual shard is this worker's."""
+    """The trainer of a group of one: every virtual shard is this worker's."""
 
     def __init__(self, job: TrainingJob, device: torch.device, report: Callable[[_OneWorker, int], None]) -> None:
         self.job = job
         self.course = TrainingCursor(job)
-        self.rank = 0
         self.loss: float | None = None
         self.metrics: dict[str, float] = {}
         self._device = device
@@ -121,25 +118,24 @@ class _OneWorker:
         self._report(self, len(batch.ids))
 
 
-class _LocalContext(ElasticContext):
-    """The context of a platform run, but what it saves goes into a directory of the caller's choice."""
+class _DirectoryArtifacts:
+    """Writes the weights into a directory of the caller's choice."""
 
-    def __init__(self, worker: _OneWorker, directory: Path, device: torch.device, params: dict[str, str]) -> None:
-        # The context asks its trainer for nothing that one worker alone lacks.
-        super().__init__(cast(Trainer, worker), directory, device, params)
+    def __init__(self, worker: _OneWorker, directory: Path) -> None:
         self._worker = worker
         self._directory = directory
 
-    def save(self, name: str = "model") -> str:
-        """Write the model's weights into the directory as safetensors and return the path."""
-        path = self._directory / f"{validate_name(name, 'artifact name')}.safetensors"
-        if self.is_prepared:
-            # Tied weights share memory, which safetensors refuses: every name gets its own copy.
-            state = self._worker.state.model.state_dict()
-            data = save({key: tensor.detach().cpu().clone().contiguous() for key, tensor in state.items()})
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_durable(path, data, mode=0o644)
+    def write(self, file_name: str) -> str:
+        path = self._directory / file_name
+        # Tied weights share memory, which safetensors refuses: every name gets its own copy.
+        state = self._worker.state.model.state_dict()
+        data = save({key: tensor.detach().cpu().clone().contiguous() for key, tensor in state.items()})
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_durable(path, data, mode=0o644)
         return str(path)
+
+    def path(self, file_name: str) -> str:
+        return str(self._directory / file_name)
 
 
 def _reporter(lines: LossLines) -> Callable[[_OneWorker, int], None]:
@@ -176,7 +172,7 @@ def run_local(
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     worker = _OneWorker(job, device, _reporter(LossLines(job.name, write)))
     chosen = (directory or Path("springtide-out") / job.name).absolute()
-    context = _LocalContext(worker, chosen, device, job.params)
+    context = ElasticContext(worker, _DirectoryArtifacts(worker, chosen), chosen, device, job.params)
     with _as_on_a_worker():
         seed_everything(job.seed)
         as_function(function)(context)

@@ -14,10 +14,8 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from springtide.core.errors import InvalidRequest
-from springtide.core.quantities import validate_name
 from springtide.runtime.data.shards import seed_everything
 from springtide.runtime.elastic.context import ElasticContext
-from springtide.runtime.elastic.trainer import Trainer
 from springtide.runtime.process.child_member import run_member
 from springtide.runtime.process.child_processes import ErrandFiles
 from springtide.runtime.process.entry import as_function, load_object
@@ -42,12 +40,14 @@ _NUM_LADDER_REPEATS = 9
 _WRAPPER = "DistributedDataParallel.forward"
 
 
-class _ProfilingContext(ElasticContext):
-    """The context of a platform run, but nothing is saved: what a profile trains is nobody's model."""
+class _DiscardedArtifacts:
+    """Saves nothing: the model that a profile trains is of no use."""
 
-    def save(self, name: str = "model") -> str:
-        """Return where the model would go."""
-        return f"{validate_name(name, 'artifact name')}.safetensors"
+    def write(self, file_name: str) -> str:
+        return file_name
+
+    def path(self, file_name: str) -> str:
+        return file_name
 
 
 def run_profile_worker(spec: ProfileSpec) -> NoReturn:
@@ -87,8 +87,7 @@ def _measure(spec: ProfileSpec, files: ErrandFiles) -> WorkerProfile:
     turns = turns_of(spec.local_batch_size, spec.num_iterations)
     tell = files.tell if spec.rank == 0 else lambda _: None
     steps = ProfiledSteps(turns, exchange, spec.rank, device, spec.seed, tell)
-    # The context asks its trainer for nothing that the steps under measurement lack.
-    context = _ProfilingContext(cast(Trainer, steps), Path(spec.directory), device, spec.params)
+    context = ElasticContext(steps, _DiscardedArtifacts(), Path(spec.directory), device, spec.params)
     seed_everything(spec.seed)
     function = as_function(load_object(spec.entrypoint, "springtide_user_profiled"))
     seed_everything(spec.seed)

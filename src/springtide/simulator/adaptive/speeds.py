@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from springtide.core.events import ProgressReported
 from springtide.core.workload import TrainingJob, WorkloadId
 from springtide.simulator.adaptive.truth import DEVICES_PER_NODE, AppTruth, Split, compact_placement
-from springtide.simulator.fluid.rules import RunSpeed, Speeds
+from springtide.simulator.fluid.rules import RunSpeed, exact_boundary_s, opened_run
 from springtide.simulator.fluid.runs import FluidRun
 
 # Running jobs say every minute how far they are, as often as the published simulator looks.
@@ -21,7 +21,7 @@ _ROUND_S = 60.0
 
 
 @dataclass(slots=True)
-class _Books:
+class _TrueJob:
     """One job's truth. `ends` are its epochs' ends in steps of its own initial batch size; `worths` what such a step
     brings in each epoch, in steps of the application's initial batch size."""
 
@@ -32,7 +32,7 @@ class _Books:
     epoch: int = 0
 
 
-class GoodputSpeeds(Speeds):
+class GoodputSpeeds:
     """The speed of jobs by their placement, their batch size and the epoch that they are in.
 
     A job's `family` names its application. With `whole_seconds` every epoch ends at a whole second and the nodes of a
@@ -43,60 +43,60 @@ class GoodputSpeeds(Speeds):
     report_every_s = _REPORT_EVERY_S
 
     def __init__(self, truths: Mapping[str, AppTruth], *, whole_seconds: bool = False) -> None:
-        super().__init__(devices_per_node=DEVICES_PER_NODE)
         self._truths = truths
         self._whole_seconds = self.rings_by_rank = whole_seconds
-        self._books: dict[WorkloadId, _Books] = {}
+        self._jobs: dict[WorkloadId, _TrueJob] = {}
 
-    def open(self, job: TrainingJob) -> tuple[tuple[float, ...], float, float]:
-        """No curve: the speed depends on more than a number of workers."""
+    def open_run(self, job: TrainingJob, now_s: float, done_steps: float = 0.0) -> FluidRun:
+        """The run of a job that arrives now; its length is that of all its epochs."""
         truth = self._truths[job.family]
         ends, worths = lengths(truth, job.global_batch_size)
-        self._books[job.job_id] = _Books(truth, ends, worths, truth.split(job.global_batch_size, 1))
+        self._jobs[job.job_id] = _TrueJob(truth, ends, worths, truth.split(job.global_batch_size, 1))
         alone_s = truth.time_alone_s(compact_placement(1), truth.batch_grid())
-        return (), ends[-1] / alone_s if math.isfinite(alone_s) else 0.0, ends[-1]
+        alone_per_s = ends[-1] / alone_s if math.isfinite(alone_s) else 0.0
+        return opened_run(job, now_s, length=ends[-1], single_steps_per_s=alone_per_s, done_steps=done_steps)
 
     def pace(self, run: FluidRun) -> RunSpeed:
         """Progress a second in the present epoch, in steps of the job's initial batch size."""
-        books = self._books[run.job.job_id]
-        epoch = bisect.bisect_right(books.ends, run.done_steps, hi=len(books.ends) - 1)
-        split = books.truth.split(_within(run), len(run.members))
-        books.split, books.epoch = split, epoch
-        gain = books.truth.gain(split.global_batch_size, epoch) / books.worths[epoch]
-        rate = gain / books.truth.total_step_s(run.placement, split)
+        known = self._jobs[run.job.job_id]
+        epoch = bisect.bisect_right(known.ends, run.done_steps, hi=len(known.ends) - 1)
+        split = known.truth.split(_within(run), len(run.members))
+        known.split, known.epoch = split, epoch
+        gain = known.truth.gain(split.global_batch_size, epoch) / known.worths[epoch]
+        rate = gain / known.truth.total_step_s(run.placement, split)
         efficiency = rate / run.single_steps_per_s if run.single_steps_per_s else 0.0
         fewest = -(-len(run.members) // DEVICES_PER_NODE)
-        return RunSpeed(rate, efficiency, books.ends[epoch], len(run.placement) > fewest)
+        return RunSpeed(rate, efficiency, known.ends[epoch], len(run.placement) > fewest)
 
     def boundary_s(self, run: FluidRun) -> float:
         """When the epoch ends."""
-        exact_s = super().boundary_s(run)
+        exact_s = exact_boundary_s(run)
         return run.since_s + round(exact_s - run.since_s) if self._whole_seconds else exact_s
 
     def seen_s(self, run: FluidRun) -> float:
         """When the platform hears of that: after a minute's decisions, if rounding alone puts it before them."""
-        if not self._whole_seconds or run.boundary_s % _ROUND_S or super().boundary_s(run) < run.boundary_s:
+        if not self._whole_seconds or run.boundary_s % _ROUND_S or exact_boundary_s(run) < run.boundary_s:
             return run.boundary_s
         return run.boundary_s + _AFTER_S
 
     def first_report_s(self, run: FluidRun) -> float:
         """A group says how long its first step took as soon as it is done."""
-        books = self._books[run.job.job_id]
-        return books.truth.total_step_s(run.placement, books.split)
+        known = self._jobs[run.job.job_id]
+        return known.truth.total_step_s(run.placement, known.split)
 
     def report(self, run: FluidRun) -> ProgressReported:
         """How far it is, how long its steps take and how noisy its gradient is."""
-        books = self._books[run.job.job_id]
-        split, truth, job = books.split, books.truth, run.job
+        known = self._jobs[run.job.job_id]
+        split, truth, job = known.split, known.truth, run.job
         step_s, sync_s = truth.step_times(run.placement, split.local_batch_size)
-        grad_sqr, grad_var = truth.noise(split.global_batch_size, books.epoch)
+        grad_sqr, grad_var = truth.noise(split.global_batch_size, known.epoch)
         return ProgressReported(
             job_id=job.job_id,
             generation=run.generation,
             step=run.step,
             total_steps=job.total_steps or 0,
             world_size=len(run.members),
-            epoch=books.epoch,
+            epoch=known.epoch,
             samples_per_s=split.global_batch_size / truth.total_step_s(run.placement, split),
             progress=run.done_steps,
             total_progress=run.length if job.total_steps is not None else None,

@@ -34,7 +34,7 @@ from springtide.simulator.clock import VirtualClock
 from springtide.simulator.fluid.agenda import FluidAgenda
 from springtide.simulator.fluid.faults import NodeFaults
 from springtide.simulator.fluid.nodes import FluidNodes
-from springtide.simulator.fluid.rules import OverheadRule, Speeds, Times
+from springtide.simulator.fluid.rules import OverheadRule, ProfiledSpeeds, Speeds, Times
 from springtide.simulator.fluid.runs import FluidReplica, FluidRun, UtilisationTimeline, direction_of
 from springtide.simulator.fluid.services import FluidServices
 from springtide.simulator.shared_devices import SharedDevices
@@ -73,7 +73,7 @@ class FluidExecutor:
         self.agenda = FluidAgenda()
         self._at = self.agenda.at
         self.rule = rule or OverheadRule(name="none")
-        self.speeds = speeds or Speeds(devices_per_node=max((len(node.devices) for node in nodes), default=1))
+        self.speeds = speeds or ProfiledSpeeds(devices_per_node=max((len(node.devices) for node in nodes), default=1))
         self.runs: dict[WorkloadId, FluidRun] = {}
         self.timeline = UtilisationTimeline()
         self.is_over = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -117,14 +117,71 @@ class RunSpeed(NamedTuple):
     is_scattered: bool = False
 
 
-class Speeds:
-    """The truth about how fast jobs are: their profiles, how scattered a group is, and an error nobody knows of.
-
-    `error_fraction` is the standard deviation of a log-normal factor of mean 1 that is drawn for each job from `seed`
-    in order of arrival, so that every policy meets the same truth.
+class Speeds(Protocol):
+    """The true speed of jobs, as the executor of long traces asks for it.
 
     `report_every_s` is how often running jobs say how far they are, where they say it at all. `rings_by_rank` says that
     a group's nodes follow each other as its ranks name them; otherwise in the cluster's order.
+    """
+
+    report_every_s: float
+    rings_by_rank: bool
+
+    def open_run(self, job: TrainingJob, now_s: float, done_steps: float = 0.0) -> FluidRun:
+        """The run of a job that arrives now, `done_steps` of which are done."""
+
+    def pace(self, run: FluidRun) -> RunSpeed:
+        """How fast the group that has just been formed trains, or one that has come to the boundary of its pace."""
+
+    def boundary_s(self, run: FluidRun) -> float:
+        """When a run that keeps its pace comes to its boundary."""
+
+    def seen_s(self, run: FluidRun) -> float:
+        """When the platform hears of that."""
+
+    def first_report_s(self, run: FluidRun) -> float:
+        """How long after a change a group first says how far it is."""
+
+    def report(self, run: FluidRun) -> ProgressReported:
+        """What a running job says of itself (after `settle`)."""
+
+
+def opened_run(
+    job: TrainingJob,
+    now_s: float,
+    *,
+    length: float,
+    single_steps_per_s: float,
+    done_steps: float,
+    curve: tuple[float, ...] = (),
+    error: float = 1.0,
+) -> FluidRun:
+    """A run from `now_s` on; `curve` is empty where the speed depends on more than a number of workers."""
+    return FluidRun(
+        job=job,
+        submitted_s=now_s,
+        curve=curve,
+        single_steps_per_s=single_steps_per_s,
+        total_steps=math.ceil(length),
+        length=length,
+        boundary=length,
+        batch_size=job.global_batch_size,
+        error=error,
+        done_steps=done_steps,
+        saved_steps=done_steps,
+    )
+
+
+def exact_boundary_s(run: FluidRun) -> float:
+    """When a run that keeps its pace comes to its boundary."""
+    return run.since_s + (run.boundary - run.done_steps) / run.rate
+
+
+class ProfiledSpeeds:
+    """Speeds by the jobs' profiles, how scattered a group is, and an error that no policy knows of.
+
+    `error_fraction` is the standard deviation of a log-normal factor of mean 1 that is drawn for each job from `seed`
+    in order of arrival, so that every policy meets the same truth.
     """
 
     report_every_s = _REPORT_EVERY_S
@@ -143,33 +200,24 @@ class Speeds:
         self._rng = np.random.default_rng(np.random.SeedSequence([seed, 1]))
         self._curves: dict[tuple[tuple[int, float], ...], tuple[float, ...]] = {}
 
-    def open(self, job: TrainingJob) -> tuple[tuple[float, ...], float, float]:
-        """Its curve (see `curve`), its speed on one device, and how long it truly is."""
-        curve = self.curve(job)
-        return curve, single_speed(curve), float(job.total_steps or 0)
-
     def open_run(self, job: TrainingJob, now_s: float, done_steps: float = 0.0) -> FluidRun:
-        """The books of a job that arrives now, `done_steps` of which are done. Its true speed is drawn here."""
-        curve, single_steps_per_s, length = self.open(job)
-        return FluidRun(
-            job=job,
-            submitted_s=now_s,
-            curve=curve,
-            single_steps_per_s=single_steps_per_s,
-            total_steps=math.ceil(length),
-            length=length,
-            boundary=length,
-            batch_size=job.global_batch_size,
-            error=self.draw_error(),
+        """The run of a job that arrives now. Its true speed is drawn here."""
+        curve = self.curve(job)
+        return opened_run(
+            job,
+            now_s,
+            length=float(job.total_steps or 0),
+            single_steps_per_s=single_speed(curve),
             done_steps=done_steps,
-            saved_steps=done_steps,
+            curve=curve,
+            error=self.draw_error(),
         )
 
     def pace(self, run: FluidRun) -> RunSpeed:
         """How fast the group that has just been formed trains, or one that has come to the boundary of its pace."""
         entry = run.entry
         if entry is not None:
-            # It takes no machine, so it makes nobody's cluster better used.
+            # It takes no machine, so it adds nothing to the cluster's use.
             return RunSpeed(run.error / entry.step_s, 0.0, run.length)
         size = sum(run.placement)
         fraction = self.placed_fraction(size, len(run.placement))
@@ -179,7 +227,7 @@ class Speeds:
 
     def boundary_s(self, run: FluidRun) -> float:
         """When a run that keeps its pace comes to its boundary."""
-        return run.since_s + (run.boundary - run.done_steps) / run.rate
+        return exact_boundary_s(run)
 
     def seen_s(self, run: FluidRun) -> float:
         """When the platform hears of that."""

@@ -6,7 +6,7 @@ import hashlib
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from springtide.collectives.communicator import Communicator
 from springtide.core.functions import Collective
-from springtide.core.ports import Store
+from springtide.core.ports import Store, StoreRequests
 from springtide.storage.stores.linked import DuplexLink, LinkedStore
 from springtide.storage.stores.open import open_store
 
@@ -82,25 +82,49 @@ def expected_sha256(seed: int, num_ranks: int, num_elements: int, doublings: int
     return hashlib.sha256(total.tobytes()).hexdigest()
 
 
-class MarkedStore(LinkedStore):
-    """A store behind a link that remembers when the last request of each kind ended; puts and waits come in threads."""
+class MarkedStore:
+    """A store that remembers when the last put and the last wait of each kind ended; both come in threads."""
 
-    def __init__(self, store: Store, link: DuplexLink, now_s: Callable[[], float]) -> None:
-        super().__init__(store, link)
+    def __init__(self, store: Store, now_s: Callable[[], float]) -> None:
+        self._store = store
         self._clock = now_s
         self._lock = threading.Lock()
         self._last_s: dict[str, float] = {}
 
     def put(self, key: str, data: bytes | bytearray | memoryview) -> None:
         """Write an object, and mark the end."""
-        super().put(key, data)
+        self._store.put(key, data)
         self._mark("raw_put_s" if "/raw/" in key else "sum_put_s")
 
     def wait(self, key: str, timeout_s: float) -> bytes:
         """Wait for an object, and mark the end."""
-        data = super().wait(key, timeout_s)
+        data = self._store.wait(key, timeout_s)
         self._mark("raw_got_s" if "/raw/" in key else "sum_got_s")
         return data
+
+    def put_if_absent(self, key: str, data: bytes | bytearray | memoryview) -> bool:
+        """Write an object unless there is one; whether it was written."""
+        return self._store.put_if_absent(key, data)
+
+    def get(self, key: str) -> bytes:
+        """Read an object."""
+        return self._store.get(key)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Remove objects."""
+        self._store.delete(keys)
+
+    def keys(self, prefix: str) -> list[str]:
+        """The keys with this prefix."""
+        return self._store.keys(prefix)
+
+    def requests(self) -> StoreRequests:
+        """All requests made so far."""
+        return self._store.requests()
+
+    def close(self) -> None:
+        """Close the store."""
+        self._store.close()
 
     def marks(self, began_s: float) -> Marks:
         """The marks, in seconds from `began_s` on the same clock."""
@@ -115,7 +139,7 @@ class MarkedStore(LinkedStore):
 def run_task(task: MemberTask, store: Store, values: NDArray[Any]) -> Done:
     """Do one all-reduce over a link of the task's rate, in place."""
     link = DuplexLink(up_bytes_per_s=task.bytes_per_s, down_bytes_per_s=task.bytes_per_s, latency_s=task.latency_s)
-    marked = MarkedStore(store, link, time.monotonic)
+    marked = MarkedStore(LinkedStore(store, link), time.monotonic)
     communicator = Communicator(
         marked,
         task.rank,

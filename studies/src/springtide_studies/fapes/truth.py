@@ -16,7 +16,7 @@ from springtide.perf.communication.fabric import Fabric, Links, Subgraph
 from springtide.perf.communication.query import Query
 from springtide.perf.goodput import split_batch
 from springtide.perf.timeline import bucket_bytes, iteration_s, total_s
-from springtide.simulator.fluid.rules import RunSpeed, Speeds
+from springtide.simulator.fluid.rules import RunSpeed, exact_boundary_s, opened_run
 from springtide.simulator.fluid.runs import FluidRun
 from springtide_studies.fapes.jobs import FAMILIES, NUM_PIECES, FapesRequest, gain, progress_ends
 from springtide_studies.fapes.nccl import Nccl
@@ -26,7 +26,7 @@ _REPORT_EVERY_S = 150.0
 
 
 @dataclass(slots=True)
-class _Books:
+class _TrueJob:
     """One job's truth: its ends in its own steps, and what such a step is worth in initial ones."""
 
     request: FapesRequest
@@ -36,18 +36,19 @@ class _Books:
     split: tuple[int, int] = (1, 1)
 
 
-class TopologySpeeds(Speeds):
+class TopologySpeeds:
     """The speed of jobs by the devices that they are on (analytic NCCL over the cluster's graph), batch and noise."""
 
     report_every_s = _REPORT_EVERY_S
+    rings_by_rank = False
 
     def __init__(self, topology: Topology, links: Links, requests: Sequence[FapesRequest]) -> None:
-        super().__init__(devices_per_node=max(len(node.devices) for node in topology.nodes))
+        self._devices_per_node = max(len(node.devices) for node in topology.nodes)
         self._topology = topology
         self._fabric = Fabric(topology, links)
         self._nccl = Nccl()
         self._requests = {request.job_id: request for request in requests}
-        self._books: dict[WorkloadId, _Books] = {}
+        self._jobs: dict[WorkloadId, _TrueJob] = {}
         self._profiles = {name: family.profile() for name, family in FAMILIES.items()}
         self._exchanges: dict[tuple[str, int], tuple[Subgraph, NDArray[np.float64]]] = {}
 
@@ -55,15 +56,15 @@ class TopologySpeeds(Speeds):
         """Another request, whose job is yet to come."""
         self._requests[request.job_id] = request
 
-    def open(self, job: TrainingJob) -> tuple[tuple[float, ...], float, float]:
-        """No curve: the speed depends on more than a number of workers."""
+    def open_run(self, job: TrainingJob, now_s: float, done_steps: float = 0.0) -> FluidRun:
+        """The run of a job that arrives now; its length is that of its request."""
         request = self._requests[job.job_id]
         family = FAMILIES[request.family]
         ends, worths = progress_ends(family, request, job.global_batch_size)
-        self._books[job.job_id] = _Books(request, ends, worths)
+        self._jobs[job.job_id] = _TrueJob(request, ends, worths)
         first = [self._topology.nodes[0].devices[0].device_id]
         alone_s = self.step_total_s(request.family, first, job.global_batch_size)[0]
-        return (), 1.0 / alone_s, ends[-1]
+        return opened_run(job, now_s, length=ends[-1], single_steps_per_s=1.0 / alone_s, done_steps=done_steps)
 
     def step_total_s(
         self, family: str, device_ids: Sequence[DeviceId], batch_size: int
@@ -95,17 +96,25 @@ class TopologySpeeds(Speeds):
 
     def pace(self, run: FluidRun) -> RunSpeed:
         """Steps of the job's own batch a second, in the present piece of its training."""
-        books = self._books[run.job.job_id]
-        family = FAMILIES[books.request.family]
-        books.piece = bisect.bisect_right(books.ends, run.done_steps, hi=NUM_PIECES - 1)
+        known = self._jobs[run.job.job_id]
+        family = FAMILIES[known.request.family]
+        known.piece = bisect.bisect_right(known.ends, run.done_steps, hi=NUM_PIECES - 1)
         devices = [run.replicas[replica_id].device_id for replica_id in run.members]
-        whole_s, _, _, books.split = self.step_total_s(family.name, devices, _within(run))
-        local, passes = books.split
-        worth = gain(family, books.piece, local * passes * len(devices)) / books.worths[books.piece]
+        whole_s, _, _, known.split = self.step_total_s(family.name, devices, _within(run))
+        local, passes = known.split
+        worth = gain(family, known.piece, local * passes * len(devices)) / known.worths[known.piece]
         rate = worth / whole_s
         efficiency = rate / run.single_steps_per_s if run.single_steps_per_s else 0.0
         fewest = -(-len(devices) // self._devices_per_node)
-        return RunSpeed(rate, efficiency, books.ends[books.piece], len(run.placement) > fewest)
+        return RunSpeed(rate, efficiency, known.ends[known.piece], len(run.placement) > fewest)
+
+    def boundary_s(self, run: FluidRun) -> float:
+        """When the present piece of its training ends."""
+        return exact_boundary_s(run)
+
+    def seen_s(self, run: FluidRun) -> float:
+        """At once."""
+        return run.boundary_s
 
     def first_report_s(self, run: FluidRun) -> float:
         """After its first step."""
@@ -113,8 +122,8 @@ class TopologySpeeds(Speeds):
 
     def report(self, run: FluidRun) -> ProgressReported:
         """How far it is, how long its steps take and how noisy its gradient is."""
-        books = self._books[run.job.job_id]
-        family, job = FAMILIES[books.request.family], run.job
+        known = self._jobs[run.job.job_id]
+        family, job = FAMILIES[known.request.family], run.job
         devices = [run.replicas[replica_id].device_id for replica_id in run.members]
         whole_s, step_s, sync_s, (local, passes) = self.step_total_s(family.name, devices, _within(run))
         batch_size = local * passes * len(devices)
@@ -132,7 +141,7 @@ class TopologySpeeds(Speeds):
             step_s=step_s,
             sync_s=sync_s,
             grad_sqr=1.0,
-            grad_var=family.noise_scale(books.piece) / job.global_batch_size,
+            grad_var=family.noise_scale(known.piece) / job.global_batch_size,
         )
 
 

@@ -27,24 +27,28 @@ from springtide.core.events import Event
 from springtide.service.assembly import kubernetes as kubernetes_assembly
 
 
-class TimedExecutor(KubernetesExecutor):
-    """The executor, with each turn of the loop written down in `turns`, and the age of news in `news`."""
+class TimedExecutor:
+    """Holds the executor; writes each turn of the loop to `turns` and the age of news to `news`."""
 
     turns: TextIO
     news: TextIO
     sent_annotation: str
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+        self._executor = KubernetesExecutor(*args, **kwargs)
         self._began: tuple[float, float] | None = None
         self._longest_s = 0.0
         self._num_started = 0
         self._last_sent: dict[Key, str] = {}
 
+    def __getattr__(self, name: str) -> Any:
+        # Everything that is not measured is the executor's own.
+        return getattr(self._executor, name)
+
     def open(self) -> None:
         """Open the executor, and listen to its pods."""
-        super().open()
-        self._pod_cache.listen(self._hear)
+        self._executor.open()
+        self._executor._pod_cache.listen(self._hear)
 
     def _hear(self, change: ObjectChange) -> None:
         if change.before is None or change.now is None:
@@ -65,14 +69,14 @@ class TimedExecutor(KubernetesExecutor):
                 self._longest_s,
             )
             self.turns.write(msgspec.json.encode(turn).decode() + "\n")
-        events = super().wait(deadline_s)
+        events = self._executor.wait(deadline_s)
         self._began, self._longest_s, self._num_started = (time.monotonic(), time.thread_time()), 0.0, 0
         return events
 
     def start(self, action: Action) -> None:
         """Begin an action as the executor does."""
         began_s = time.monotonic()
-        super().start(action)
+        self._executor.start(action)
         self._longest_s = max(self._longest_s, time.monotonic() - began_s)
         self._num_started += 1
 

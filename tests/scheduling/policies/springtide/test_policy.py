@@ -16,7 +16,7 @@ from springtide.core.resources import Topology, make_node
 from springtide.core.workload import Entrypoint, Goal, JobState, TrainingJob
 from springtide.scheduling.policies.springtide.policy import DerivedPromises, Springtide
 from springtide.simulator.fluid.play import FluidRunResult, play
-from springtide.simulator.fluid.rules import OverheadRule, Speeds, overhead_rule
+from springtide.simulator.fluid.rules import OverheadRule, ProfiledSpeeds, overhead_rule
 from springtide.solvers.reservations.reservation_table import verify
 
 LINEAR = {1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0}
@@ -79,7 +79,7 @@ def _play(
         arrivals,
         topology,
         rule=rule or overhead_rule("elasticflow", nodes * per_node),
-        speeds=Speeds(devices_per_node=per_node),
+        speeds=ProfiledSpeeds(devices_per_node=per_node),
     )
 
 
@@ -290,7 +290,7 @@ def test_a_late_job_is_finished_and_stops_nobody() -> None:
         arrivals,
         nodes,
         rule=overhead_rule("none", 8),
-        speeds=Speeds(devices_per_node=8, error_fraction=0.8, seed=3),
+        speeds=ProfiledSpeeds(devices_per_node=8, error_fraction=0.8, seed=3),
         reports_progress=True,
         keeps_promises=False,
     )
