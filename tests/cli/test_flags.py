@@ -12,18 +12,18 @@ from springtide.core.options.option import FlagText, Option
 
 
 def row(name, kind, flag, **text):
-    return Option(name=name, kind=kind, flags={"try": FlagText(flag=flag, help=f"About {name}.", **text)})
+    return Option(name=name, kind=kind, flags={"try": FlagText(flag, f"About {name}.", **text)})
 
 
 MADE_UP = (
     row("effort", Count(1, 9, 3), "--effort"),
     row("mood", Choice(("calm", "bold")), "--temper", choices=("wild",)),
-    row("price", Money(), "--price", metavar="MONEY"),
-    row("ratio", Number("a ratio", 0.5), "--ratio", metavar="N"),
+    row("price", Money(), "--price MONEY"),
+    row("ratio", Number("a ratio", 0.5), "--ratio N"),
     row("quick", Toggle(), "--quick"),
     row("tidy", Toggle(may_be_open=True), "--tidy/--no-tidy"),
-    row("params", Params(), "--param", metavar="K=V"),
-    Option(name="elsewhere", kind=Count(1, 9, 3), flags={"other": FlagText(flag="--elsewhere", help="Not here.")}),
+    row("params", Params(), "--param K=V"),
+    Option(name="elsewhere", kind=Count(1, 9, 3), flags={"other": FlagText("--elsewhere", "Not here.")}),
 )
 
 

@@ -13,21 +13,30 @@ from springtide.core.options.kinds import Choice, Name, OptionKind, Params, Phas
 Face = Literal["python", "cli", "rest", "object"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class FlagText:
-    """How a command's flag is written. `kind` is that of the option unless it is named.
+    """How a command's flag is written, like "--deadline TIME" or "--soft/--hard", and what its help says.
 
-    `choices` are words that only the command line knows.
+    `kind` is that of the option unless it is named. `choices` are words that only the command line knows.
     """
 
-    flag: str
+    text: str
     help: str
-    metavar: str | None = None
     kind: OptionKind | None = None
     choices: tuple[str, ...] = ()
 
+    @property
+    def flag(self) -> str:
+        """The flag without the placeholder of its value."""
+        return self.text.partition(" ")[0]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+    @property
+    def metavar(self) -> str | None:
+        """The placeholder of its value; None: what the command line calls its kind."""
+        return self.text.partition(" ")[2] or None
+
+
+@dataclass(frozen=True, slots=True)
 class RestField:
     """A field of `options` in the REST API: seconds, US dollars, counts. A dot leads into an object of its own.
 
@@ -43,7 +52,7 @@ class RestField:
     examples: tuple[Any, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ObjectField:
     """A field of an object's spec in a cluster. A dot leads into an object of its own.
 

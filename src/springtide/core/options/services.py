@@ -27,57 +27,49 @@ SERVICE_OPTIONS: Final[Table] = (
         name="name",
         kind=Name("name"),
         default="",
-        flags={"deploy": FlagText(flag="--name", help="The service's name: its address is /f/NAME.")},
+        flags={"deploy": FlagText("--name", "The service's name: its address is /f/NAME.")},
     ),
     Option(
         name="scale",
         kind=CountRange(0, MAX_VIRTUAL_SHARDS),
         default=(0, 1),
-        flags={
-            "deploy": FlagText(
-                flag="--scale", metavar="N|MIN..MAX", help="Replicas: guaranteed, and at most. 0 lets it sleep."
-            )
-        },
+        flags={"deploy": FlagText("--scale N|MIN..MAX", "Replicas: guaranteed, and at most. 0 lets it sleep.")},
         parts=(
-            RestField(path="min_replicas", kind=Count(0, MAX_VIRTUAL_SHARDS, 1), default=0, copied_to="workload"),
-            RestField(path="max_replicas", kind=Count(1, MAX_VIRTUAL_SHARDS, 4), default=1, copied_to="workload"),
+            RestField("min_replicas", kind=Count(0, MAX_VIRTUAL_SHARDS, 1), default=0, copied_to="workload"),
+            RestField("max_replicas", kind=Count(1, MAX_VIRTUAL_SHARDS, 4), default=1, copied_to="workload"),
         ),
-        object=ObjectField(path="scale", help="Replicas: guaranteed, and at most; 0..4 may sleep. Left out: 0..1."),
+        object=ObjectField("scale", "Replicas: guaranteed, and at most; 0..4 may sleep. Left out: 0..1."),
     ),
     Option(
         name="slo",
         kind=Objective(),
-        flags={
-            "deploy": FlagText(flag="--slo", metavar="TIME", help="The latency to keep: 200ms (the 99th percentile).")
-        },
-        rest=RestField(path="slo_s", copied_to="workload"),
-        object=ObjectField(path="slo", help="The latency to keep: p99 < 200ms."),
+        flags={"deploy": FlagText("--slo TIME", "The latency to keep: 200ms (the 99th percentile).")},
+        rest=RestField("slo_s", copied_to="workload"),
+        object=ObjectField("slo", "The latency to keep: p99 < 200ms."),
     ),
     Option(
         name="max_batch",
         kind=Count(1, 4096, 8),
         default=DEFAULT_MAX_BATCH,
-        flags={"deploy": FlagText(flag="--max-batch", help="Items that may be predicted together.")},
-        rest=RestField(path="max_batch_size", copied_to="workload"),
-        object=ObjectField(path="maxBatch", help="Items that may be predicted together.", shows_default=True),
+        flags={"deploy": FlagText("--max-batch", "Items that may be predicted together.")},
+        rest=RestField("max_batch_size", copied_to="workload"),
+        object=ObjectField("maxBatch", "Items that may be predicted together.", shows_default=True),
     ),
     Option(
         name="in_flight",
         kind=Count(1, 100_000, 8),
         default=8,
-        flags={"deploy": FlagText(flag="--in-flight", help="Requests at once that call for one replica more.")},
-        rest=RestField(path="target_in_flight", copied_to="workload"),
-        object=ObjectField(
-            path="inFlight", help="Requests at once that call for one replica more.", shows_default=True
-        ),
+        flags={"deploy": FlagText("--in-flight", "Requests at once that call for one replica more.")},
+        rest=RestField("target_in_flight", copied_to="workload"),
+        object=ObjectField("inFlight", "Requests at once that call for one replica more.", shows_default=True),
     ),
     Option(
         name="max_queue",
         kind=Count(1, 1_000_000, 256),
         default=256,
         is_keyword=False,
-        rest=RestField(path="max_queue", copied_to="workload"),
-        object=ObjectField(path="maxQueue", help="Requests that may wait.", shows_default=True),
+        rest=RestField("max_queue", copied_to="workload"),
+        object=ObjectField("maxQueue", "Requests that may wait.", shows_default=True),
     ),
     # The short form of `share`.
     Option(name="gpu", kind=Fractions(), default=1.0),
@@ -86,75 +78,63 @@ SERVICE_OPTIONS: Final[Table] = (
         kind=Fractions(),
         flags={
             "deploy": FlagText(
-                flag="--share",
-                metavar="N|MIN..MAX|auto",
-                help="What each replica holds of its device: sure of MIN, at most MAX (0.3..0.6, 30%). auto: as "
-                "profiled.",
+                "--share N|MIN..MAX|auto",
+                "What each replica holds of its device: sure of MIN, at most MAX (0.3..0.6, 30%). auto: as profiled.",
             )
         },
-        parts=(
-            RestField(path="share", kind=Document(), help="what each replica holds of its device; null: the whole"),
-        ),
-        object=ObjectField(path="share", help="What each replica holds of its device; left out: the whole."),
+        parts=(RestField("share", kind=Document(), help="what each replica holds of its device; null: the whole"),),
+        object=ObjectField("share", "What each replica holds of its device; left out: the whole."),
     ),
     Option(
         name="memory",
         kind=Size(),
-        flags={
-            "deploy": FlagText(
-                flag="--memory", metavar="SIZE", help="With --share: what it holds of the device's memory: 4GB."
-            )
-        },
-        parts=(RestField(path="share.memory_mb"),),
-        object=ObjectField(path="deviceMemory", help="With share: what it holds of the device's memory."),
+        flags={"deploy": FlagText("--memory SIZE", "With --share: what it holds of the device's memory: 4GB.")},
+        parts=(RestField("share.memory_mb"),),
+        object=ObjectField("deviceMemory", "With share: what it holds of the device's memory."),
     ),
     Option(
         name="capacity",
         kind=Number("how many requests a second one replica answers", 120.0),
         flags={
-            "deploy": FlagText(
-                flag="--capacity",
-                metavar="N",
-                help="Requests/s that one replica answers: replicas then follow the load.",
-            )
+            "deploy": FlagText("--capacity N", "Requests/s that one replica answers: replicas then follow the load.")
         },
         rest=RestField(
-            path="capacity_per_s",
-            help="requests a second that one replica answers within the objective, at the limit of its share; then "
+            "capacity_per_s",
+            "requests a second that one replica answers within the objective, at the limit of its share; then "
             "the number of replicas follows the co-scaler",
             copied_to="workload",
         ),
-        object=ObjectField(path="capacity", help="Requests a second that one replica answers within the objective."),
+        object=ObjectField("capacity", "Requests a second that one replica answers within the objective."),
     ),
     Option(
         name="batch_wait",
         kind=Duration(60, may_be_zero=True),
         default="5ms",
-        rest=RestField(path="batch_wait_s", copied_to="workload", default=0.005),
-        object=ObjectField(path="batchWait", help="How long an item waits for others."),
+        rest=RestField("batch_wait_s", copied_to="workload", default=0.005),
+        object=ObjectField("batchWait", "How long an item waits for others."),
     ),
     Option(
         name="idle",
         kind=Duration(),
         default="30s",
-        flags={"deploy": FlagText(flag="--idle", metavar="TIME", help="How long without requests until it sleeps.")},
-        rest=RestField(path="idle_s", copied_to="workload", default=30.0),
-        object=ObjectField(path="idle", help="How long without requests until it sleeps."),
+        flags={"deploy": FlagText("--idle TIME", "How long without requests until it sleeps.")},
+        rest=RestField("idle_s", copied_to="workload", default=30.0),
+        object=ObjectField("idle", "How long without requests until it sleeps."),
     ),
     Option(
         name="grace",
         kind=Duration(),
         default=DEFAULT_GRACE_S,
         is_keyword=False,
-        rest=RestField(path="grace_s", copied_to="workload"),
-        object=ObjectField(path="grace", help="What a replica is given to answer what it has when it has to leave."),
+        rest=RestField("grace_s", copied_to="workload"),
+        object=ObjectField("grace", "What a replica is given to answer what it has when it has to leave."),
     ),
     Option(
         name="params",
         kind=Params(),
         default={},
-        flags={"deploy": FlagText(flag="--param", metavar="K=V", help="For the class: self.params[K]. Repeatable.")},
-        rest=RestField(path="params", copied_to="workload"),
-        object=ObjectField(path="params", help=""),
+        flags={"deploy": FlagText("--param K=V", "For the class: self.params[K]. Repeatable.")},
+        rest=RestField("params", copied_to="workload"),
+        object=ObjectField("params", ""),
     ),
 )
