@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from kits.end_to_end.functions_run import Run, job_of, plan_of, reference, service_of
-from springtide.backends.functions.coordinator.notes import NOTES_FILE, Notes
 from springtide.backends.functions.emulator.launch import inject
+from springtide.backends.functions.shell.notes import NOTES_FILE, Notes
 from springtide.core import events
 from springtide.core.functions import FunctionPlan
 

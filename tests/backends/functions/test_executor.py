@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from kits.functions.scripted_functions import ScriptedFunctions
-from springtide.backends.functions.coordinator.objects import JobObjects
 from springtide.backends.functions.executor import FunctionsExecutor
 from springtide.backends.functions.parameter_store.host import FixedHost
+from springtide.backends.functions.shell.objects import JobObjects
 from springtide.core import events
 from springtide.core.actions import AdmitJob, EndJob, PreemptJob, ResizeJob, StartReplica, StopReplica
 from springtide.core.functions import FunctionMenu, FunctionOption, FunctionPlan, FunctionStage

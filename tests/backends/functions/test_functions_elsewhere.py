@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from kits.functions.scripted_functions import ScriptedFunctions
-from springtide.backends.functions.coordinator.notes import Notes
 from springtide.backends.functions.executor import FunctionsExecutor
+from springtide.backends.functions.shell.notes import Notes
 from springtide.core import events
 from springtide.core.actions import EndJob, PreemptJob, ResizeJob, StartReplica, StopReplica
 from springtide.core.errors import StorageError
@@ -272,8 +272,8 @@ def test_a_job_that_rested_goes_on_elsewhere_from_its_state_with_its_bill(site_o
 def test_nobody_is_invoked_whose_number_cannot_be_noted(
     site_of: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("springtide.backends.functions.coordinator.shell.STORE_PATIENCE_S", 0.5)
-    monkeypatch.setattr("springtide.backends.functions.coordinator.shell.RETRY_S", 0.1)
+    monkeypatch.setattr("springtide.backends.functions.shell.shell.STORE_PATIENCE_S", 0.5)
+    monkeypatch.setattr("springtide.backends.functions.shell.shell.RETRY_S", 0.1)
     site = site_of()
     is_shut = threading.Event()
     whole = FileStore.replace
@@ -298,7 +298,7 @@ def test_nobody_is_invoked_whose_number_cannot_be_noted(
 def test_a_store_that_is_away_for_a_moment_costs_no_retry_when_another_takes_over(
     site_of: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("springtide.backends.functions.coordinator.shell.RETRY_S", 0.05)
+    monkeypatch.setattr("springtide.backends.functions.shell.shell.RETRY_S", 0.05)
     site = site_of(total_steps=60)
     site.train()
     site.take(events.CheckpointCommitted)

@@ -6,7 +6,7 @@ import msgspec
 from safetensors.torch import load_file
 
 from kits.end_to_end.functions_run import Run, reference
-from springtide.backends.functions.coordinator.notes import NOTES_FILE, Notes
+from springtide.backends.functions.shell.notes import NOTES_FILE, Notes
 from springtide.core import events
 
 

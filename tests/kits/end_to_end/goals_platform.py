@@ -18,7 +18,6 @@ from typing import Any
 import msgspec
 
 from kits.end_to_end.live_platform import LivePlatform, wait_for
-from springtide.backends.functions.coordinator.notes import NOTES_FILE, Notes
 from springtide.backends.functions.emulator.config import EmulatorFaults, fate_of
 from springtide.backends.functions.emulator.launch import (
     EmulatorAddress,
@@ -27,6 +26,7 @@ from springtide.backends.functions.emulator.launch import (
     kill_instance,
     set_faults,
 )
+from springtide.backends.functions.shell.notes import NOTES_FILE, Notes
 from springtide.backends.processes import ProcessIdentity, live_stat
 from springtide.client.api import Client, connect
 from springtide.core.function_search import BatchPhase

@@ -109,9 +109,9 @@ class World(Functions):
         used = max((function.order.incarnation for function in self.functions), default=0)
         last: list[tuple[int, float, int]] = []
         if self.num_coordinators:
-            self.base = self.coordinator.ledger.usage(self.now_s)
+            self.base = self.coordinator.run.ledger.usage(self.now_s)
             # What is on the platform's disk by then, of which the next one reads the end.
-            self.losses += self.coordinator.progress.losses[len(self.losses[-1:]) :]
+            self.losses += self.coordinator.run.progress.losses[len(self.losses[-1:]) :]
             last = self.losses[-1:]
         self.num_coordinators += 1
         self.facts = JobFacts(
@@ -128,7 +128,7 @@ class World(Functions):
             stream_rules=self.stream_rules,
         )
         self.coordinator = Coordinator(self.facts, self.now_s, self.base)
-        self.coordinator.progress.losses += last
+        self.coordinator.run.progress.losses += last
         if self.num_coordinators == 1:
             self.after(0.25, self.tick)
             self.after(1.0, self.read)
@@ -150,7 +150,7 @@ class World(Functions):
     def read(self) -> None:
         if self.stream is not None and self.coordinator.wants_stream:
             self.tell(messages.StreamSeen(stream=self.stream))
-        if self.coordinator.mode == "running" and self.coordinator.pool.parameter_url and not self.is_store_up:
+        if self.coordinator.run.mode == "running" and self.coordinator.run.pool.parameter_url and not self.is_store_up:
             self.tell(messages.ParameterStoreLost())
         for place, incarnation in self.coordinator.watched():
             report = self.reports.get((place, incarnation))
@@ -216,7 +216,7 @@ class World(Functions):
 
     def check_told(self) -> None:
         """Each step's loss is told once, in order, over all samples of one of the plans under which it was made."""
-        told = [*self.losses, *self.coordinator.progress.losses[len(self.losses[-1:]) :]]
+        told = [*self.losses, *self.coordinator.run.progress.losses[len(self.losses[-1:]) :]]
         assert [step for step, _, _ in told] == list(range(1, self.total_steps + 1))
         missing = [(step, count) for step, _, count in told if count not in self.num_samples[step]]
         assert not missing, f"steps whose losses are not over all their samples: {missing}"

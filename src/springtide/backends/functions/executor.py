@@ -11,14 +11,14 @@ from pathlib import Path
 from urllib.parse import quote
 
 from springtide.backends.functions.coordinator import messages
-from springtide.backends.functions.coordinator.copies import fetch_status
 from springtide.backends.functions.coordinator.function_pool import StreamRules
-from springtide.backends.functions.coordinator.io import Wiring
-from springtide.backends.functions.coordinator.notes import NOTES_FILE, read_status
-from springtide.backends.functions.coordinator.objects import JobObjects
-from springtide.backends.functions.coordinator.shell import CoordinatorShell
 from springtide.backends.functions.parameter_store.host import FixedHost, ParameterHost
 from springtide.backends.functions.provider import FunctionProvider
+from springtide.backends.functions.shell.copies import fetch_status
+from springtide.backends.functions.shell.io import Wiring
+from springtide.backends.functions.shell.notes import NOTES_FILE, read_status
+from springtide.backends.functions.shell.objects import JobObjects
+from springtide.backends.functions.shell.shell import CoordinatorShell
 from springtide.backends.inbox import Inbox
 from springtide.core.actions import (
     Action,

@@ -1,7 +1,7 @@
 """The function service of a platform on Kubernetes: its settings, its place among the nodes, and who runs jobs there.
 
 Jobs on functions have no pods. Their coordinators are threads of the control plane that leads; all that these know is
-in the object store (backends/functions/coordinator_fence.py), so that whoever leads next, on whatever node, goes on.
+in the object store (backends/functions/shell/fence.py), so that the next one, on whatever node, goes on.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import stat
 from collections.abc import Container, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
-from springtide.backends.functions.coordinator.copies import copies_prefix
+from springtide.backends.functions.shell.copies import copies_prefix
 from springtide.core.errors import Fenced, ObjectMissing, StorageError
 from springtide.core.workload import ReplicaId, WorkloadId
 from springtide.service.ports import Source

@@ -15,7 +15,7 @@ SMALL_USD = 0.004
 def begun(budget_usd: float | None, until_step: int = 10) -> World:
     world = World(total_steps=NUM_STEPS, budget_usd=budget_usd)
     world.start()
-    world.run(until=lambda: world.coordinator.progress.furthest >= until_step)
+    world.run(until=lambda: world.coordinator.run.progress.furthest >= until_step)
     return world
 
 
@@ -25,7 +25,7 @@ def told(world: World, budget_usd: float | None) -> None:
 
 
 def is_closing(world: World) -> bool:
-    return world.coordinator.mode in ("closing", "looking_last") and world.coordinator.after == "budget"
+    return world.coordinator.run.mode in ("closing", "looking_last") and world.coordinator.run.after == "budget"
 
 
 @pytest.mark.parametrize("budget_usd", [1.0, None])
@@ -35,8 +35,8 @@ def test_a_larger_one_is_taken_up_without_a_pause(budget_usd: float | None) -> N
     world.run()
     assert not world.of(events.PauseRequested)
     assert world.model == list(range(1, NUM_STEPS + 1))
-    assert world.coordinator.num_redone_steps == 0
-    assert world.coordinator.ledger.budget_usd == budget_usd
+    assert world.coordinator.run.num_redone_steps == 0
+    assert world.coordinator.run.ledger.budget_usd == budget_usd
     world.check_told()
 
 
@@ -54,10 +54,10 @@ def test_a_smaller_one_is_the_cap_from_then_on() -> None:
 def test_one_below_what_was_spent_stops_at_once() -> None:
     world = begun(None, 40)
     told(world, world.spent_usd() / 2)
-    before = world.coordinator.progress.furthest
+    before = world.coordinator.run.progress.furthest
     world.run()
     assert len(world.of(events.PauseRequested)) == 1
-    assert world.coordinator.progress.furthest <= before + 2
+    assert world.coordinator.run.progress.furthest <= before + 2
 
 
 def test_one_that_comes_while_everybody_stops_for_the_old_one_calls_the_rest_off() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from kits.functions.world import Faults, World, service_of, whole_plan
 from springtide.backends.functions.coordinator import messages
-from springtide.backends.functions.coordinator.change import MAX_WARMING_S, can_follow
+from springtide.backends.functions.coordinator.switch import MAX_WARMING_S, can_follow
 from springtide.core import events
 from springtide.core.functions import FunctionPlan
 
@@ -23,7 +23,7 @@ def ask(world: World, plan: FunctionPlan) -> None:
 
 
 def at_step(world: World, step: int) -> None:
-    world.run(until=lambda: world.coordinator.progress.furthest >= step)
+    world.run(until=lambda: world.coordinator.run.progress.furthest >= step)
     assert not world.is_over
 
 
@@ -85,7 +85,7 @@ def test_fewer_replicas_need_nobody_new() -> None:
     assert len(world.functions) == 4
     assert sorted(function.phase for function in world.functions) == ["finished", "stopped", "stopped", "stopped"]
     assert len(changes(world)) == 1
-    assert world.coordinator.ledger.usage(world.now_s).function_gb_s == pytest.approx(world.billed_gb_s, rel=0.02)
+    assert world.coordinator.run.ledger.usage(world.now_s).function_gb_s == pytest.approx(world.billed_gb_s, rel=0.02)
 
 
 def test_another_memory_size_is_taken_over_by_warm_functions() -> None:
@@ -99,7 +99,7 @@ def test_another_memory_size_is_taken_over_by_warm_functions() -> None:
     assert [function.memory_mb for function in world.functions] == [1024, 1024, 2048, 2048, 2048]
     [change] = changes(world)
     assert change.pause_s < 4.0
-    assert world.coordinator.num_redone_steps == 0
+    assert world.coordinator.run.num_redone_steps == 0
 
 
 def test_the_same_functions_take_another_collective() -> None:
@@ -143,7 +143,7 @@ def test_a_death_on_the_way_does_not_stop_the_change(who: int, phase: str) -> No
     world.run()
     check_finished(world)
     assert world.of(events.JobResized)[-1].generation == 2
-    assert world.coordinator.num_redone_steps <= 4
+    assert world.coordinator.run.num_redone_steps <= 4
 
 
 def test_joiners_that_are_put_off_are_waited_for_while_the_others_train() -> None:
@@ -153,7 +153,7 @@ def test_joiners_that_are_put_off_are_waited_for_while_the_others_train() -> Non
     world.faults.throttled = 1.0
     ask(world, whole_plan(4))
     world.run(until_s=world.now_s + 40.0)
-    assert world.coordinator.progress.furthest > 20
+    assert world.coordinator.run.progress.furthest > 20
     world.faults.throttled = 0.0
     world.run()
     check_finished(world)
@@ -173,7 +173,7 @@ def test_joiners_that_never_come_are_not_waited_for_for_ever() -> None:
     [lost] = world.of(events.ReplicaLost)
     assert "429" in lost.reason
     assert world.now_s - asked_s < MAX_WARMING_S + 300.0
-    assert world.coordinator.progress.furthest > 60
+    assert world.coordinator.run.progress.furthest > 60
 
 
 def test_where_there_is_no_room_beside_the_others_they_end_first() -> None:
@@ -191,7 +191,7 @@ def test_where_there_is_no_room_beside_the_others_they_end_first() -> None:
     assert {function.phase for function in world.functions[:3]} == {"parked"}
     world.run()
     check_finished(world)
-    assert world.coordinator.num_redone_steps == 0
+    assert world.coordinator.run.num_redone_steps == 0
 
 
 @pytest.mark.parametrize("after_s", [0.2, 1.0, 3.0, 6.0])
@@ -259,7 +259,7 @@ def test_a_lifetime_that_ends_on_the_way_is_handed_over() -> None:
     world.run()
     check_finished(world)
     assert len(changes(world)) == 1
-    assert world.coordinator.num_redone_steps <= 4
+    assert world.coordinator.run.num_redone_steps <= 4
 
 
 def test_a_coordinator_that_takes_over_on_the_way_begins_a_new_attempt() -> None:
@@ -285,7 +285,7 @@ def test_what_a_step_takes_is_told_after_three_and_at_each_doubling() -> None:
     assert 3 <= counts[0] <= 5
     assert all(later >= 2 * earlier for earlier, later in pairwise(counts))
     last = told[-1]
-    steps_s = world.now_s / world.coordinator.progress.furthest
+    steps_s = world.now_s / world.coordinator.run.progress.furthest
     assert last.plan == whole_plan(2)
     assert (last.global_batch_size, last.gradient_bytes) == (8, 1000)
     # The start is left out, and however seldom reports are read it is the time from commit to commit.
@@ -340,7 +340,7 @@ def changing_world(seed: int) -> World:
         resized = world.of(events.JobResized)
         is_confirmed = bool(resized) and resized[-1].generation == world.generation
         # The control plane waits until a wish is fulfilled; a restart of it may make it wish again before.
-        if world.coordinator.mode != "over" and (is_confirmed or draw.random() < 0.1):
+        if world.coordinator.run.mode != "over" and (is_confirmed or draw.random() < 0.1):
             ask(world, whole_plan(draw.randint(1, 4), draw.choice([1024, 1024, 2048, 3072])))
         world.after(draw.uniform(1.0, 25.0), wish)
 
@@ -352,7 +352,7 @@ def play(world: World) -> bool:
     """Play it to its end and beyond: nothing is made twice, nobody is left running."""
     world.start()
     world.run()
-    assert world.is_over, f"it still runs after {world.now_s:.0f} s in mode {world.coordinator.mode}"
+    assert world.is_over, f"it still runs after {world.now_s:.0f} s in mode {world.coordinator.run.mode}"
     told = [event for kind in ENDS for event in world.of(kind)]
     assert len(told) == 1 or len(world.of(events.ReplicaLost)) == 4
     if world.of(events.PauseRequested):
@@ -406,7 +406,7 @@ def test_a_budget_that_ends_on_the_way_leaves_no_wish_without_an_answer(after_s:
     at_step(world, 10)
     ask(world, whole_plan(4, 2048))
     world.run(until_s=world.now_s + after_s)
-    world.coordinator.ledger.budget_usd = world.spent_usd()
+    world.coordinator.run.ledger.budget_usd = world.spent_usd()
     world.run()
     [paused] = world.of(events.PauseRequested)
     [last] = [event for event in world.of(events.JobResized) if event.generation == 2]

@@ -10,7 +10,7 @@ from springtide.core import events
 
 
 def losses_of(world: World) -> list[tuple[int, float, int]]:
-    return world.coordinator.progress.losses
+    return world.coordinator.run.progress.losses
 
 
 def check_finished(world: World) -> None:
@@ -54,7 +54,7 @@ def test_the_bill_is_what_was_used() -> None:
 def test_a_killed_function_is_replaced_and_nobody_else() -> None:
     world = World(total_steps=30)
     world.start()
-    world.run(until=lambda: world.coordinator.progress.furthest >= 12)
+    world.run(until=lambda: world.coordinator.run.progress.furthest >= 12)
     victim = next(f for f in world.functions if f.order.stage == 1)
     world.die(victim, "killed")
     world.run()
@@ -102,7 +102,7 @@ def test_an_invocation_that_vanishes_is_tried_again() -> None:
     world.faults.vanishes = 0.0
     world.run()
     check_finished(world)
-    assert world.coordinator.pool.num_lost == 2
+    assert world.coordinator.run.pool.num_lost == 2
 
 
 def test_a_late_one_finds_itself_superseded() -> None:
@@ -129,7 +129,7 @@ def test_throttling_is_waited_out() -> None:
     world.run()
     check_finished(world)
     # What was refused is not charged.
-    assert world.coordinator.pool.num_invocations == 2
+    assert world.coordinator.run.pool.num_invocations == 2
 
 
 def test_throttling_without_end_gives_the_place_back() -> None:
@@ -206,7 +206,7 @@ def test_trouble_with_a_store_gives_the_place_back_and_is_tried_again() -> None:
 def test_functions_that_are_all_silent_are_found_by_a_new_attempt() -> None:
     world = World(total_steps=30)
     world.start()
-    world.run(until=lambda: world.coordinator.progress.furthest >= 8)
+    world.run(until=lambda: world.coordinator.run.progress.furthest >= 8)
     victim = world.functions[1]
     victim.is_contact_lost = True
     world.tell(
@@ -223,7 +223,7 @@ def test_functions_that_are_all_silent_are_found_by_a_new_attempt() -> None:
 def test_preempted_it_saves_and_ends_and_goes_on_later() -> None:
     world = World(total_steps=40)
     world.start()
-    world.run(until=lambda: world.coordinator.progress.furthest >= 10)
+    world.run(until=lambda: world.coordinator.run.progress.furthest >= 10)
     world.tell(messages.AskedToPreempt(generation=2, grace_s=15.0))
     world.run()
     assert len(world.of(events.ReplicaStopped)) == 1
@@ -242,7 +242,7 @@ def test_preempted_it_saves_and_ends_and_goes_on_later() -> None:
 def test_stopped_it_ends_at_once() -> None:
     world = World(total_steps=40)
     world.start()
-    world.run(until=lambda: world.coordinator.progress.furthest >= 10)
+    world.run(until=lambda: world.coordinator.run.progress.furthest >= 10)
     asked_s = world.now_s
     world.tell(messages.AskedToStop(grace_s=2.0))
     world.run()
@@ -254,7 +254,7 @@ def test_stopped_it_ends_at_once() -> None:
 def test_another_plan_begins_at_a_boundary() -> None:
     world = World(total_steps=40, plan=plan_of(2))
     world.start()
-    world.run(until=lambda: world.coordinator.progress.furthest >= 10)
+    world.run(until=lambda: world.coordinator.run.progress.furthest >= 10)
     world.generation = 2
     new = plan_of(1, 2)
     new = type(new)(stages=(type(new.stages[0])(first_layer=0, end_layer=4, memory_mb=2048),), num_replicas=2)
@@ -266,7 +266,7 @@ def test_another_plan_begins_at_a_boundary() -> None:
     world.check_told()
     assert [event.direction for event in world.of(events.JobResized)] == ["start", "replace"]
     assert world.of(events.JobResized)[1].pause_s > 0
-    assert world.coordinator.num_redone_steps == 0
+    assert world.coordinator.run.num_redone_steps == 0
 
 
 def test_a_budget_is_a_cap() -> None:
@@ -296,7 +296,7 @@ def test_a_budget_too_small_to_begin_begins_nothing() -> None:
 def test_states_that_are_replaced_are_removed() -> None:
     world = World(total_steps=60)
     world.start()
-    world.run(until=lambda: world.coordinator.progress.furthest >= 50)
+    world.run(until=lambda: world.coordinator.run.progress.furthest >= 50)
     steps = {int(key.split("/")[-2]) for key in world.states}
     assert len(steps) <= 6
 
@@ -346,7 +346,7 @@ def test_whatever_happens_it_ends_and_nothing_is_made_twice(first: int) -> None:
         world.start()
         try:
             world.run()
-            assert world.is_over, f"it still runs after {world.now_s:.0f} s in mode {world.coordinator.mode}"
+            assert world.is_over, f"it still runs after {world.now_s:.0f} s in mode {world.coordinator.run.mode}"
             check_any_end(world)
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error

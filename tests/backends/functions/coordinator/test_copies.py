@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from springtide.backends.functions.coordinator import copies as coordinator_copies
-from springtide.backends.functions.coordinator.copies import Copies, copies_prefix, fetch_status
-from springtide.backends.functions.coordinator.notes import CoordinatorFiles
+from springtide.backends.functions.shell.copies import Copies, copies_prefix, fetch_status
+from springtide.backends.functions.shell.notes import CoordinatorFiles
 from springtide.core.errors import StorageError
 from springtide.core.wire.functions import MAX_LOSSES, Place
 from springtide.core.workload import WorkloadId

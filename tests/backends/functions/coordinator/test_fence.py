@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from springtide.backends.functions.coordinator.fence import RecordFence
-from springtide.backends.functions.coordinator.notes import Notes
+from springtide.backends.functions.shell.fence import RecordFence
+from springtide.backends.functions.shell.notes import Notes
 from springtide.core.errors import Fenced, StorageError
 from springtide.core.functions import FunctionPlan, FunctionStage
 from springtide.core.wire.functions import ControlRecord, Keys

@@ -10,8 +10,8 @@ import pytest
 
 from springtide.backends.functions.coordinator import io as coordinator_errands
 from springtide.backends.functions.coordinator import messages
-from springtide.backends.functions.coordinator.io import CoordinatorIO, Wiring
-from springtide.backends.functions.coordinator.objects import JobObjects
+from springtide.backends.functions.shell.io import CoordinatorIO, Wiring
+from springtide.backends.functions.shell.objects import JobObjects
 from springtide.core.errors import InvalidRequest, StorageError
 from springtide.core.wire.functions import Keys
 from springtide.core.workload import Entrypoint, TrainingJob, WorkloadId

@@ -58,11 +58,11 @@ def check_finished(world: World) -> None:
 
 def test_what_is_known_of_one_place_alone_removes_no_state_that_a_death_may_lead_back_to() -> None:
     world = deaf()
-    world.run(until=lambda: world.coordinator.progress.furthest >= 10)
+    world.run(until=lambda: world.coordinator.run.progress.furthest >= 10)
     # The one that dies was read last, time and again: of the other's steps nothing is known for a while.
     world.unheard = frozenset({SECOND})
     world.run(until=lambda: step_of(world, FIRST) >= 40 and untold(world, FIRST) >= 2)
-    told = world.coordinator.progress.told_step
+    told = world.coordinator.run.progress.told_step
     assert told is not None
     assert told <= 20
     die(world, FIRST)
@@ -128,7 +128,7 @@ class Script:
         self.tell(messages.ReportSeen(report=report(replica, step, saved=saved, incarnation=incarnation, **fields)))
 
     def end(self, replica: int, outcome: str, step: int = 0) -> None:
-        slot = self.coordinator.pool.slots[next(p for p in self.coordinator.pool.slots if p.replica == replica)]
+        slot = self.coordinator.run.pool.slots[next(p for p in self.coordinator.run.pool.slots if p.replica == replica)]
         assert slot.invocation is not None
         result = None
         if outcome == "left":
@@ -172,8 +172,8 @@ def test_an_attempt_begins_with_the_answer_to_its_own_question() -> None:
     script.work(SECOND, 5, saved=5)
     assert script.looks()[-1] is look
     script.tell(messages.StatesFound(number=look.number, step=3))
-    assert script.coordinator.record is not None
-    assert (script.coordinator.record.attempt, script.coordinator.record.restore_step) == (2, 3)
+    assert script.coordinator.run.record is not None
+    assert (script.coordinator.run.record.attempt, script.coordinator.run.record.restore_step) == (2, 3)
 
 
 def test_no_state_goes_while_one_is_looked_for() -> None:
@@ -185,7 +185,7 @@ def test_no_state_goes_while_one_is_looked_for() -> None:
     assert look.newest == 3
     # By now the losses up to the fifth step are known, but the answer may be a state before it.
     script.work(FIRST, 6, saved=6)
-    assert script.coordinator.progress.final_step == 5
+    assert script.coordinator.run.progress.final_step == 5
     gone = [key for order in script.orders if isinstance(order, messages.DeleteKeys) for key in order.keys]
     assert max(int(key.split("/")[-2]) for key in gone) < 2
 
@@ -195,9 +195,9 @@ def test_what_one_did_before_it_left_counts_when_its_successor_was_heard_of_firs
     for replica in (FIRST, SECOND):
         script.work(replica, 3, saved=3)
     coordinator = script.coordinator
-    slot = next(one for one in coordinator.pool if one.place.replica == FIRST)
-    assert coordinator.record is not None
-    invoke = coordinator.pool.launch(slot, coordinator.record, script.now_s, is_successor=True)
+    slot = next(one for one in coordinator.run.pool if one.place.replica == FIRST)
+    assert coordinator.run.record is not None
+    invoke = coordinator.run.pool.launch(slot, coordinator.run.record, script.now_s, is_successor=True)
     script.work(SECOND, 6, saved=5)
     # It begins after step 6, and is read before the last words of the one that it follows.
     begun = FunctionReport(
@@ -208,7 +208,7 @@ def test_what_one_did_before_it_left_counts_when_its_successor_was_heard_of_firs
     script.work(SECOND, 6, saved=5, phase="waiting")
     script.tell(messages.ReportSeen(report=begun))
     script.work(SECOND, 6, saved=5)
-    assert [count for _, _, count in coordinator.progress.losses] == [2 * BATCH] * 6
+    assert [count for _, _, count in coordinator.run.progress.losses] == [2 * BATCH] * 6
 
 
 # --- put together from reports ----------------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ def random_world(seed: int) -> World:
 
 def changing(world: World) -> Callable[[], None]:
     def change() -> None:
-        if world.coordinator.mode == "running":
+        if world.coordinator.run.mode == "running":
             ask(world, whole_plan(world.random.choice([1, 2, 3])))
         world.after(world.random.uniform(4.0, 15.0), change)
 

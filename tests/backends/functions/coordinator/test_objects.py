@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from springtide.backends.functions.coordinator.notes import CoordinatorFiles, NotedInvocation, Notes, read_status
-from springtide.backends.functions.coordinator.objects import JobObjects
+from springtide.backends.functions.shell.notes import CoordinatorFiles, NotedInvocation, Notes, read_status
+from springtide.backends.functions.shell.objects import JobObjects
 from springtide.core.errors import InvalidRequest, StorageError
 from springtide.core.functions import Usage
 from springtide.core.wire.functions import Keys, Place, StageState

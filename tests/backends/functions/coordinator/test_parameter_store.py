@@ -14,7 +14,7 @@ def storing(num_replicas: int = 2, **fields: int) -> World:
 
 
 def at_step(world: World, step: int) -> None:
-    world.run(until=lambda: world.coordinator.progress.furthest >= step)
+    world.run(until=lambda: world.coordinator.run.progress.furthest >= step)
 
 
 def ask(world: World, num_replicas: int) -> None:
@@ -31,7 +31,7 @@ def test_it_is_up_before_the_first_function_and_down_after_the_last() -> None:
     world.run()
     assert world.of(events.JobFinished)
     assert not world.is_store_up
-    usage = world.coordinator.ledger.usage(world.now_s)
+    usage = world.coordinator.run.ledger.usage(world.now_s)
     assert 0.0 < usage.parameter_store_s < world.now_s
 
 
@@ -40,21 +40,21 @@ def test_a_function_alone_needs_none_and_who_joins_it_brings_it_along() -> None:
     world.start()
     at_step(world, 10)
     assert not world.is_store_up
-    assert world.coordinator.ledger.usage(world.now_s).parameter_store_s == 0.0
+    assert world.coordinator.run.ledger.usage(world.now_s).parameter_store_s == 0.0
     ask(world, 3)
     at_step(world, 30)
     assert world.is_store_up
-    assert world.coordinator.num_redone_steps == 0
+    assert world.coordinator.run.num_redone_steps == 0
     # The one that was alone goes on, by the address in the record.
     assert world.functions[0].order.parameter_url == ""
     assert world.functions[0].wire_url == "redis://1"
     ask(world, 1)
     at_step(world, 50)
     assert not world.is_store_up
-    used_s = world.coordinator.ledger.usage(world.now_s).parameter_store_s
+    used_s = world.coordinator.run.ledger.usage(world.now_s).parameter_store_s
     world.run()
     assert world.of(events.JobFinished)
-    assert world.coordinator.ledger.usage(world.now_s).parameter_store_s == used_s
+    assert world.coordinator.run.ledger.usage(world.now_s).parameter_store_s == used_s
     assert len(world.functions) == 3
 
 
@@ -69,7 +69,7 @@ def test_one_that_dies_is_brought_up_again_and_nobody_restarts(moves: bool) -> N
     assert world.of(events.JobFinished)
     assert world.model == list(range(1, 41))
     assert len(world.functions) == 2
-    assert world.coordinator.num_redone_steps <= 2
+    assert world.coordinator.run.num_redone_steps <= 2
     assert {function.wire_url for function in world.functions} == {"redis://2" if moves else "redis://1"}
 
 
@@ -89,7 +89,7 @@ def test_what_its_host_counts_is_what_is_charged() -> None:
     world.start()
     at_step(world, 5)
     world.tell(messages.TimePassed(parameter_store_s=1000.0))
-    assert world.coordinator.ledger.usage(world.now_s).parameter_store_s == 1000.0
+    assert world.coordinator.run.ledger.usage(world.now_s).parameter_store_s == 1000.0
 
 
 def test_who_dies_while_it_is_brought_up_is_counted_like_any_other() -> None:
@@ -97,7 +97,7 @@ def test_who_dies_while_it_is_brought_up_is_counted_like_any_other() -> None:
     world.start()
     at_step(world, 10)
     world.is_store_up = False
-    world.run(until=lambda: world.coordinator.mode == "opening")
+    world.run(until=lambda: world.coordinator.run.mode == "opening")
     world.die(world.functions[0], "killed")
     world.tell(messages.InvocationEnded(number=1, place=world.functions[0].place, incarnation=1, outcome="killed"))
     world.run()

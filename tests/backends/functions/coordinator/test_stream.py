@@ -35,7 +35,7 @@ def alive(world: World) -> int:
 
 
 def rests(world: World) -> Callable[[], bool]:
-    return lambda: world.coordinator.mode == "dry"
+    return lambda: world.coordinator.run.mode == "resting"
 
 
 def check_whole(world: World, num_samples: int) -> None:
@@ -75,22 +75,22 @@ def test_nothing_runs_before_there_is_enough() -> None:
     assert [event.direction for event in world.of(events.JobResized)] == ["start"]
     world.run(until_s=60.0)
     assert alive(world) == 2
-    assert world.coordinator.idle_reason == ""
+    assert world.coordinator.status().idle_reason == ""
 
 
 def test_a_stream_that_runs_dry_costs_nothing_until_more_comes() -> None:
     world = streaming()
     arrive(world, 80)
     world.start()
-    world.run(until=lambda: world.coordinator.mode == "dry" and bool(world.functions))
+    world.run(until=lambda: world.coordinator.run.mode == "resting" and bool(world.functions))
     assert alive(world) == 0
-    assert world.coordinator.progress.furthest == 10
+    assert world.coordinator.run.progress.furthest == 10
     assert world.of(events.CheckpointCommitted)[-1].step == 10
-    assert "idle: waits for data of 'clicks' (0 of 32 samples)" in world.coordinator.reason
-    usage = world.coordinator.ledger.usage(world.now_s)
+    assert "idle: waits for data of 'clicks' (0 of 32 samples)" in world.coordinator.run.reason
+    usage = world.coordinator.run.ledger.usage(world.now_s)
     rested_s = world.now_s
     world.run(until_s=rested_s + 3600.0)
-    after = world.coordinator.ledger.usage(world.now_s)
+    after = world.coordinator.run.ledger.usage(world.now_s)
     assert after.function_gb_s == usage.function_gb_s
     assert after.parameter_store_s == usage.parameter_store_s
     arrive(world, 16)
@@ -112,7 +112,7 @@ def test_a_little_is_trained_on_after_a_while() -> None:
     world.run(until_s=100.0)
     assert world.functions == []
     world.run(until_s=200.0)
-    assert world.coordinator.progress.furthest == 1
+    assert world.coordinator.run.progress.furthest == 1
     world.run(until=rests(world))
     # The one sample that is left is no batch: it waits for the end.
     world.run(until_s=world.now_s + 1000.0)
@@ -132,7 +132,7 @@ def test_functions_wait_a_moment_before_they_rest() -> None:
     check_whole(world, 320)
     # Gaps shorter than a start are waited out.
     assert len(world.functions) == 2
-    assert world.coordinator.num_redone_steps == 0
+    assert world.coordinator.run.num_redone_steps == 0
     # What was waited is no part of a step's time.
     told = [event.measurement.step_s for event in world.of(events.FunctionsMeasured)]
     assert told
@@ -143,7 +143,7 @@ def test_an_end_that_comes_while_nobody_runs_finishes_the_job() -> None:
     world = streaming()
     arrive(world, 80)
     world.start()
-    world.run(until=lambda: world.coordinator.mode == "dry" and bool(world.functions))
+    world.run(until=lambda: world.coordinator.run.mode == "resting" and bool(world.functions))
     arrive(world, 0, closes=True)
     world.run()
     check_whole(world, 80)
@@ -163,7 +163,7 @@ def test_a_stream_that_vanishes_pauses_the_job_with_its_sentence() -> None:
     world = streaming()
     arrive(world, 800)
     world.start()
-    world.run(until=lambda: world.coordinator.progress.furthest >= 5)
+    world.run(until=lambda: world.coordinator.run.progress.furthest >= 5)
     world.tell(messages.StreamSeen(error="the stream 'clicks' has vanished from the store: append to it anew"))
     world.run()
     [paused] = world.of(events.PauseRequested)
@@ -179,13 +179,13 @@ def test_at_rest_it_is_preempted_stopped_and_given_another_plan_at_once() -> Non
         world = streaming()
         arrive(world, 80)
         world.start()
-        world.run(until=lambda world=world: world.coordinator.mode == "dry" and bool(world.functions))
+        world.run(until=lambda world=world: world.coordinator.run.mode == "resting" and bool(world.functions))
         world.tell(asked)
         assert len(world.of(events.ReplicaStopped)) == 1
     world = streaming()
     arrive(world, 80)
     world.start()
-    world.run(until=lambda: world.coordinator.mode == "dry" and bool(world.functions))
+    world.run(until=lambda: world.coordinator.run.mode == "resting" and bool(world.functions))
     world.generation = 2
     world.tell(messages.AskedToRun(generation=2, plan=whole_plan(4)))
     assert [event.generation for event in world.of(events.JobResized)] == [1, 2]
@@ -199,7 +199,7 @@ def test_a_plan_that_is_being_prepared_when_the_stream_runs_dry_is_taken_up_late
     world = streaming(rules=replace(RULES, idle_s=0.0))
     arrive(world, 80)
     world.start()
-    world.run(until=lambda: world.coordinator.progress.furthest >= 9)
+    world.run(until=lambda: world.coordinator.run.progress.furthest >= 9)
     world.faults.throttled = 1.0
     world.generation = 2
     world.tell(messages.AskedToRun(generation=2, plan=whole_plan(4)))
@@ -262,7 +262,7 @@ def faulty_stream(seed: int) -> tuple[World, int]:
     def wish() -> None:
         if not (world.is_over or world.of(events.JobFinished) or world.of(events.JobFailed)):
             resized = world.of(events.JobResized)
-            if resized and resized[-1].generation == world.generation and world.coordinator.mode != "over":
+            if resized and resized[-1].generation == world.generation and world.coordinator.run.mode != "over":
                 world.generation += 1
                 world.plan = whole_plan(draw.randint(1, 4), draw.choice([1024, 2048]))
                 world.tell(messages.AskedToRun(generation=world.generation, plan=world.plan))
@@ -276,7 +276,7 @@ def faulty_stream(seed: int) -> tuple[World, int]:
 def play(world: World, num_samples: int) -> bool:
     world.start()
     world.run()
-    assert world.is_over, f"it still runs after {world.now_s:.0f} s in mode {world.coordinator.mode}"
+    assert world.is_over, f"it still runs after {world.now_s:.0f} s in mode {world.coordinator.run.mode}"
     is_finished = bool(world.of(events.JobFinished))
     assert is_finished or world.of(events.JobFailed) or len(world.of(events.ReplicaLost)) == 4
     if is_finished:

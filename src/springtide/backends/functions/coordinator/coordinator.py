@@ -3,45 +3,96 @@
 A step is redone and a function replaced without knowing for sure that they failed: a new attempt has wire keys of its
 own, so that whatever an older one still writes is never read. Everything rests on the control record, which only the
 coordinator writes, and on the states of which every stage is complete in the store.
+
+`Coordinator.handle` takes a stimulus and returns orders. It owns the state (run.py) and begins, closes and ends
+attempts. What calls for that is found by its parts, each with a state of its own, in answers to its questions and in
+verdicts (verdicts.py): the watchdog, the budget, the saved states, the stream, the parameter store, the plan switch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import singledispatchmethod
 from typing import Literal
 
-from springtide.backends.functions.coordinator import messages
-from springtide.backends.functions.coordinator.attempts import CLOSE_S
-from springtide.backends.functions.coordinator.change import can_follow
+from springtide.backends.functions.coordinator import budget, function_ends, messages, saved_states
+from springtide.backends.functions.coordinator.function_pool import JobFacts
 from springtide.backends.functions.coordinator.invocations import OVER, WORKED, FunctionInvocation, PlaceSlot
+from springtide.backends.functions.coordinator.measure import Measuring
 from springtide.backends.functions.coordinator.messages import Order, Stimulus
-from springtide.backends.functions.coordinator.reasons import death_sentence, is_data_lost, is_store_trouble
-from springtide.backends.functions.coordinator.watchdog import MAX_DEATHS, Watchdog
-from springtide.core.events import JobFailed
-from springtide.core.status.functions import FunctionRunStatus
+from springtide.backends.functions.coordinator.parameter_store import ParameterStore
+from springtide.backends.functions.coordinator.reasons import EndCause, end_sentence
+from springtide.backends.functions.coordinator.run import After, Mode, Run
+from springtide.backends.functions.coordinator.saved_states import SavedStates
+from springtide.backends.functions.coordinator.stream import JobStream
+from springtide.backends.functions.coordinator.switch import PlanSwitch, can_follow
+from springtide.backends.functions.coordinator.verdicts import (
+    CLOSE_S,
+    STOP_S,
+    AwaitParameterStore,
+    BeginAttempt,
+    CloseAtBoundary,
+    ConcludeIfStopped,
+    Effect,
+    FailJob,
+    FunctionFailed,
+    LookForStart,
+    ReplaceFunction,
+    RestUntilData,
+    StopNow,
+)
+from springtide.backends.functions.coordinator.watchdog import Watchdog
+from springtide.core.events import (
+    Event,
+    JobFailed,
+    JobFinished,
+    JobResized,
+    PauseRequested,
+    ReplicaLost,
+    ReplicaStopped,
+    UsageReported,
+)
+from springtide.core.functions import FunctionPlan, Usage
+from springtide.core.status.functions import MAX_CHANGES, FunctionRunStatus, PlanChange
 from springtide.core.wire.functions import ControlRecord, FunctionReport, Place
 
 # An invocation that the provider will not take is tried so many times more.
 MAX_REFUSED = 3
+USAGE_INTERVAL_S = 5.0
 
 
-class Coordinator(Watchdog):
-    """`handle` takes one stimulus at one instant and returns orders, to be carried out one after the other."""
+class Coordinator:
+    """`handle` takes one stimulus at one instant and returns orders, to be carried out one after the other.
 
-    _asked: messages.AskedToRun | None = None
+    `base` is what the job used before.
+    """
+
+    def __init__(self, facts: JobFacts, now_s: float, base: Usage = Usage()) -> None:  # noqa: B008 - a frozen value.
+        self.run = Run.of(facts, now_s, base)
+        self._measuring = Measuring(facts.job_id)
+        self._watchdog = Watchdog()
+        self._saved = SavedStates(facts.prefix)
+        self._stream = JobStream(facts)
+        self._parameter_store = ParameterStore(facts)
+        self._switch = PlanSwitch()
+        self._orders: list[Order] = []
+        self._usage_told_at_s = float("-inf")
+        # A coordinator before was about to end or change something.
+        self._is_unsettled = False
 
     # --- in and out ------------------------------------------------------------------------------------------------
 
     def handle(self, now_s: float, stimulus: Stimulus) -> list[Order]:
         """Take in one stimulus at `now_s`."""
-        elapsed_s = max(0.0, now_s - self._now_s)
-        self._now_s = max(self._now_s, now_s)
-        is_up = bool(self.pool.parameter_url)
-        self.ledger.pass_time(elapsed_s, stored_bytes=2.0 * self._saved_bytes, has_parameter_store=is_up)
+        run = self.run
+        elapsed_s = max(0.0, now_s - run.now_s)
+        run.now_s = max(run.now_s, now_s)
+        is_up = bool(run.pool.parameter_url)
+        run.ledger.pass_time(elapsed_s, stored_bytes=self._saved.stored_bytes, has_parameter_store=is_up)
         self._orders = []
         self._take(stimulus)
-        self._tend_store()
+        is_plan_changing = self._switch.upcoming is not None
+        self._orders += self._parameter_store.close_if_unneeded(run, is_plan_changing=is_plan_changing)
         return self._orders
 
     def adopt(self, record: ControlRecord, now_s: float, invoked_at_s: Mapping[int, float]) -> None:
@@ -49,54 +100,86 @@ class Coordinator(Watchdog):
 
         `invoked_at_s` says of the incarnations that it noted when they were invoked.
         """
-        self.generation = self._resized_generation = record.generation
-        self._attempt, self._plan, self.record = record.attempt, record.plan, record
-        self.pool.adopt(record, now_s, invoked_at_s)
-        self._expect(record.plan)
-        self._stays_from = record.stays_from if record.stays_from is not None else record.generation
+        run = self.run
+        run.now_s = max(run.now_s, now_s)
+        run.generation = run.resized_generation = record.generation
+        run.attempt, run.plan, run.record = record.attempt, record.plan, record
+        run.pool.adopt(record, now_s, invoked_at_s)
+        run.expect(record.plan)
+        run.stays_from = record.stays_from if record.stays_from is not None else record.generation
         self._is_unsettled = record.last_step is not None or record.upcoming is not None
-        self.measuring.new_attempt(record.plan)
-        self.progress.furthest = record.restore_step
-        self._progress_at_s = now_s
-        self.mode = "running"
-        # Whoever invocations reports again soon; who does not is found by a roll call.
-        self._answer_by_s = now_s + self.pace.answer_limit_s()
+        self._measuring.new_attempt(record.plan)
+        run.progress.furthest = record.restore_step
+        run.progress_at_s = now_s
+        run.mode = Mode.RUNNING
+        # Living functions report again soon; the others are found by a probe.
+        self._watchdog.expect_answers(run)
 
     def watched(self) -> list[tuple[Place, int]]:
-        """Whose reports are worth reading now."""
-        return [
-            (invocation.place, invocation.incarnation)
-            for invocation in self.pool.living()
-            if invocation.retry_at_s is None
-        ]
+        """The functions whose reports are worth reading now."""
+        return [(one.place, one.incarnation) for one in self.run.pool.living() if one.retry_at_s is None]
+
+    @property
+    def wants_stream(self) -> bool:
+        """Whether the job's stream is to be looked at now and then."""
+        return self._stream.is_wanted(self.run)
 
     def status(self) -> FunctionRunStatus | None:
-        """What people are told; None before there is a plan."""
-        if self._plan is None:
+        """What users are told; None before there is a plan."""
+        run, pool = self.run, self.run.pool
+        if run.plan is None:
             return None
-        usage = self.ledger.usage(self._now_s)
-        lifetime_s = self.facts.service.lifetime_s
+        usage = run.ledger.usage(run.now_s)
+        lifetime_s = run.facts.service.lifetime_s
+        upcoming = self._switch.upcoming
         return FunctionRunStatus(
-            service=self.facts.service.name,
-            plan=self._plan,
-            places=tuple(slot.status(self._now_s, lifetime_s) for slot in self.pool),
-            step_s=self.pace.measured_step_s,
-            predicted_step_s=self.pace.predicted_step_s,
-            saved_step=self._checkpoint_step,
-            num_invocations=self.pool.num_invocations,
-            num_replaced=self.pool.num_replaced,
-            num_handovers=self.pool.num_handovers,
-            num_lost=self.pool.num_lost,
-            num_throttled=self.pool.num_throttled,
-            num_redone_steps=self.num_redone_steps,
+            service=run.facts.service.name,
+            plan=run.plan,
+            places=tuple(slot.status(run.now_s, lifetime_s) for slot in pool),
+            step_s=run.pace.measured_step_s,
+            predicted_step_s=run.pace.predicted_step_s,
+            saved_step=self._saved.newest_step,
+            num_invocations=pool.num_invocations,
+            num_replaced=pool.num_replaced,
+            num_handovers=pool.num_handovers,
+            num_lost=pool.num_lost,
+            num_throttled=pool.num_throttled,
+            num_redone_steps=run.num_redone_steps,
             usage=usage,
-            bill=self.ledger.bill(usage),
-            budget_usd=self.ledger.budget_usd,
-            upcoming=self._change.plan if self._change is not None else None,
-            joining=tuple(slot.status(self._now_s, lifetime_s) for slot in self.pool.joining.values()),
-            changes=self.changes,
-            idle_reason=self.idle_reason,
+            bill=run.ledger.bill(usage),
+            budget_usd=run.ledger.budget_usd,
+            upcoming=upcoming.plan if upcoming is not None else None,
+            joining=tuple(slot.status(run.now_s, lifetime_s) for slot in pool.joining.values()),
+            changes=run.changes,
+            idle_reason=self._stream.idle_reason(run),
         )
+
+    def _carry_out(self, effects: Iterable[Effect]) -> None:
+        """Do what a part yields, each before it is asked for the next."""
+        for effect in effects:
+            match effect:
+                case LookForStart():
+                    self._look()
+                case BeginAttempt(step):
+                    self._begin_if_ready(step)
+                case AwaitParameterStore():
+                    self.run.mode = Mode.OPENING
+                case CloseAtBoundary(after, within_s):
+                    self._close(after, within_s)
+                case StopNow(after, reason):
+                    self._stop_now(after, reason)
+                case FailJob(reason):
+                    self._fail(reason)
+                case RestUntilData(step):
+                    self._rest(step)
+                case ReplaceFunction(slot, invocation, reason):
+                    self._replace(slot, invocation, reason)
+                case FunctionFailed(slot, invocation, error):
+                    self._carry_out(function_ends.failed(self.run, slot, invocation, error))
+                case ConcludeIfStopped():
+                    self._conclude_if_stopped()
+                case _:
+                    self._orders.append(effect)
 
     @singledispatchmethod
     def _take(self, stimulus: Stimulus) -> None:
@@ -106,368 +189,593 @@ class Coordinator(Watchdog):
 
     @_take.register
     def _(self, asked: messages.AskedToRun) -> None:
-        change = self._change
-        newest = self.generation if change is None else change.generation
-        if self.mode == "over" or asked.generation < newest:
+        run, upcoming = self.run, self._switch.upcoming
+        newest = run.generation if upcoming is None else upcoming.generation
+        if run.mode is Mode.OVER or asked.generation < newest:
             return
         if asked.generation == newest:
-            if self._resized_generation == newest and self.record is not None:
+            if run.resized_generation == newest and run.record is not None:
                 self._emit_resized("replace", 0.0)
             return
-        works = self.mode in ("looking", "opening", "running") and self.record is not None
-        if works and self._plan is not None and can_follow(self._plan, asked.plan):
-            if change is not None and change.is_due:
-                # One after the other: everybody is on the way to a boundary.
-                self._asked = asked
+        works = run.mode in (Mode.LOOKING, Mode.OPENING, Mode.RUNNING) and run.record is not None
+        if works and run.plan is not None and can_follow(run.plan, asked.plan):
+            if self._switch.is_due:
+                # One after the other: all functions are on the way to a boundary.
+                self._switch.postponed = asked
             else:
-                self._prepare(asked.generation, asked.plan)
+                self._carry_out(self._switch.prepare(run, asked.generation, asked.plan))
+                # It comes up while the joining functions warm up.
+                self._carry_out(self._parameter_store.prepare(run, asked.plan))
             return
-        self.generation = asked.generation
-        if self.mode == "idle":
-            self._plan = asked.plan
+        run.generation = asked.generation
+        if run.mode is Mode.IDLE:
+            run.plan = asked.plan
             self._look()
-        elif self.mode == "dry":
-            self._plan, self._resized_generation = asked.plan, asked.generation
+        elif run.mode is Mode.RESTING:
+            run.plan, run.resized_generation = asked.plan, asked.generation
             self._emit_resized("replace", 0.0)
-        elif self.after in ("resize", "dry"):
-            self._next_plan = asked.plan
-        elif self.mode in ("looking", "opening") and self.record is None:
-            self._plan = asked.plan
+        elif run.after in (After.RESIZE, After.REST):
+            run.next_plan = asked.plan
+        elif run.mode in (Mode.LOOKING, Mode.OPENING) and run.record is None:
+            run.plan = asked.plan
         elif works:
             # Functions belong to one generation: even the same plan is begun by others.
-            self._next_plan = asked.plan
-            self._paused_at_s = self._now_s
-            self._close("resize", CLOSE_S + 2 * self.pace.step_s)
+            run.next_plan = asked.plan
+            run.paused_at_s = run.now_s
+            self._close(After.RESIZE, CLOSE_S + 2 * run.pace.step_s)
 
     @_take.register
     def _(self, asked: messages.AskedToPreempt) -> None:
-        if self.mode == "over":
+        run = self.run
+        if run.mode is Mode.OVER:
             self._emit_stopped()
             return
-        self.after = "preempt"
-        if self.mode in ("idle", "dry"):
-            self._conclude(self._checkpoint_step)
-        elif self.mode in ("looking", "opening"):
-            self._stop_now("preempt")
-        elif self.mode == "running":
-            self._close("preempt", asked.grace_s)
-        elif self.mode == "closing":
-            self._close_by_s = min(self._close_by_s, self._now_s + asked.grace_s)
+        run.after = After.PREEMPT
+        if run.mode in (Mode.IDLE, Mode.RESTING):
+            self._conclude(self._saved.newest_step)
+        elif run.mode in (Mode.LOOKING, Mode.OPENING):
+            self._stop_now(After.PREEMPT)
+        elif run.mode is Mode.RUNNING:
+            self._close(After.PREEMPT, asked.grace_s)
+        elif run.mode is Mode.CLOSING:
+            run.close_by_s = min(run.close_by_s, run.now_s + asked.grace_s)
+
+    @_take.register
+    def _(self, asked: messages.AskedToStop) -> None:
+        if self.run.mode in (Mode.IDLE, Mode.OVER, Mode.ASSEMBLING) or self.run.record is None:
+            self.run.mode = Mode.OVER
+            self._emit_stopped()
+            return
+        self._stop_now(After.STOP, within_s=asked.grace_s)
 
     @_take.register
     def _(self, told: messages.BudgetTold) -> None:
-        self.ledger.budget_usd = told.budget_usd
-        is_about_to_rest = self.mode in ("closing", "looking_last") and self.after == "budget"
-        if not is_about_to_rest or self._plan is None:
-            return
-        start_usd = self.ledger.start_usd(self._plan, self.pace.start_s)
-        needed_usd = self._spent_usd() + start_usd + self._step_usd(self._plan) + self._end_usd(self._plan)
-        if told.budget_usd is None or needed_usd <= told.budget_usd:
-            # Nobody has been told yet that it rests: it begins again from what they save now.
-            self.after, self._next_plan = "resize", self._plan
+        run = self.run
+        run.ledger.budget_usd = told.budget_usd
+        is_about_to_pause = run.mode in (Mode.CLOSING, Mode.LOOKING_LAST) and run.after is After.BUDGET
+        if is_about_to_pause and run.plan is not None and budget.has_room(run, 1.0):
+            # The control plane has not been told of the pause: the job begins again from what functions save now.
+            run.after, run.next_plan = After.RESIZE, run.plan
+
+    # --- what stores and the clock tell ----------------------------------------------------------------------------
 
     @_take.register
     def _(self, found: messages.StatesFound) -> None:
-        is_probe, self._is_probe = self._is_probe, False
+        is_probe = self._watchdog.take_probe()
         self._found(found)
-        if is_probe and self.mode == "running":
-            self._answer_by_s = self._now_s + self.pace.answer_limit_s()
+        if is_probe and self.run.mode is Mode.RUNNING:
+            self._watchdog.expect_answers(self.run)
 
     @_take.register
     def _(self, assembled: messages.Assembled) -> None:
-        self._assembled(assembled)
+        if self.run.mode is Mode.ASSEMBLING and self.run.plan is not None:
+            self._finish(assembled, self.run.plan)
 
     @_take.register
     def _(self, failed: messages.StoreFailed) -> None:
-        if self.mode == "over":
-            return
-        self.reason = failed.error
-        self._conclude_lost()
+        if self.run.mode is not Mode.OVER:
+            self._give_back(failed.error)
 
     @_take.register
     def _(self, fenced: messages.FencedOff) -> None:
         # Another coordinator owns the job and answers for it.
-        self.pool.give_up_all(self._now_s)
-        self.mode = "over"
-
-    @_take.register
-    def _(self, passed: messages.TimePassed) -> None:
-        self.ledger.own = passed.own
-        if passed.parameter_store_s is not None:
-            self.ledger.set_parameter_store(passed.parameter_store_s)
-        self._look_around()
-        if self._asked is not None and self._change is None:
-            asked, self._asked = self._asked, None
-            self._take(asked)
+        self.run.pool.give_up_all(self.run.now_s)
+        self.run.mode = Mode.OVER
 
     @_take.register
     def _(self, seen: messages.StreamSeen) -> None:
-        self._saw_stream(seen)
+        self._carry_out(self._stream.saw(self.run, seen))
 
     @_take.register
     def _(self, up: messages.ParameterStoreUp) -> None:
-        self._store_up(up.url)
+        self._carry_out(self._parameter_store.came_up(self.run, up.url))
 
     @_take.register
     def _(self, lost: messages.ParameterStoreLost) -> None:
-        self._store_lost("it does not answer any more")
+        self._carry_out(self._parameter_store.broke(self.run, "it does not answer any more"))
 
     @_take.register
-    def _(self, asked: messages.AskedToStop) -> None:
-        if self.mode in ("idle", "over", "assembling") or self.record is None:
-            self.mode = "over"
-            self._emit_stopped()
-            return
-        self._stop_now("stop", asked.grace_s)
+    def _(self, passed: messages.TimePassed) -> None:
+        run = self.run
+        run.ledger.own = passed.own
+        if passed.parameter_store_s is not None:
+            run.ledger.set_parameter_store(passed.parameter_store_s)
+        self._look_around()
+        postponed = self._switch.take_postponed()
+        if postponed is not None:
+            self._take(postponed)
+
+    def _look_around(self) -> None:
+        """Everything that is due at this instant."""
+        run = self.run
+        self._carry_out(self._stream.wake_if_due(run))
+        if self._is_unsettled and run.mode is Mode.RUNNING:
+            # A new attempt knows of none of what the coordinator before was about to do.
+            self._is_unsettled = False
+            self._look()
+        if run.mode is Mode.RUNNING:
+            # A coordinator that took over finds out whether the store is there.
+            self._carry_out(self._parameter_store.prepare(run, run.plan))
+        if run.mode is Mode.CLOSING and run.now_s > run.close_by_s:
+            if run.is_stepping:
+                self._stop_now(run.after)
+            else:
+                run.pool.give_up_all(run.now_s)
+                self._conclude_if_stopped()
+        for check in (
+            self._watchdog.retry_refused,
+            self._watchdog.find_unbegun,
+            self._watchdog.find_silent,
+            self._switch.check,
+            self._check_stream,
+            self._watchdog.invoke_successors,
+            self._watchdog.find_standstill,
+            budget.check,
+            saved_states.check_interval,
+        ):
+            if not run.is_stepping:
+                break
+            self._carry_out(check(run))
+        if run.mode in (Mode.RUNNING, Mode.CLOSING) and run.now_s - self._usage_told_at_s >= USAGE_INTERVAL_S:
+            self._emit_usage()
+
+    def _check_stream(self, run: Run) -> Iterable[Effect]:
+        return self._stream.check(run, is_change_due=self._switch.is_due)
 
     # --- what functions do -----------------------------------------------------------------------------------------
 
     @_take.register
-    def _(self, ended: messages.InvocationEnded) -> None:
-        found = self.pool.find(ended.place, ended.incarnation)
-        if found is None or found[1].end is not None or ended.number != found[1].number:
-            return
-        slot, invocation = found
-        if self.pool.is_joining(slot):
-            self._joiner_ended(slot, invocation, ended)
-            return
-        is_stopping = self.record is not None and self.record.verb == "stop"
-        if not self.pool.is_present(slot) or (ended.outcome in ("throttled", "refused") and is_stopping):
-            self._ended_unneeded(invocation, ended)
-            return
-        if ended.outcome == "throttled":
-            self.pool.refuse(invocation, self._now_s, ended.retry_after_s)
-            self._throttled_since_s = self._throttled_since_s or self._now_s
-            slot.error = ended.error
-            return
-        if ended.outcome == "refused":
-            self.pool.refuse(invocation, self._now_s, ended.retry_after_s)
-            slot.error = death_sentence(invocation, "refused", ended.error)
-            if invocation.num_refused > MAX_REFUSED and self.mode in ("running", "looking"):
-                self._lose(slot.error)
-            return
-        if ended.outcome == "lost":
-            # It may be at work, or may begin late: its reports will tell.
-            invocation.is_uncertain = True
-            return
-        invocation.end, invocation.over_at_s = ended, self._now_s
-        result = ended.result
-        if result is None:
-            self._died(slot, invocation, ended.outcome, ended.error)
-        elif result.outcome == "left":
-            self._left(slot, invocation)
-        elif result.outcome == "failed":
-            self._failed(slot, invocation, result.error or ended.error)
-        else:
-            self._ended_well(slot, invocation)
-
-    def _ended_unneeded(self, invocation: FunctionInvocation, ended: messages.InvocationEnded) -> None:
-        """Nobody needs it any more: what counts is what it is charged for."""
-        if ended.outcome in ("throttled", "refused"):
-            # It never ran.
-            self.pool.refuse(invocation, self._now_s, None)
-            self.pool.give_up(invocation, self._now_s)
-        elif ended.outcome != "lost":
-            invocation.end, invocation.over_at_s = ended, self._now_s
-        self._check_closed()
-
-    @_take.register
     def _(self, seen: messages.ReportSeen) -> None:
-        report = seen.report
-        found = self.pool.find(Place(report.stage, report.replica), report.incarnation)
+        run, report = self.run, seen.report
+        found = run.pool.find(Place(report.stage, report.replica), report.incarnation)
         if found is None or report == found[1].report:
             return
         slot, invocation = found
-        invocation.report, invocation.heard_at_s = report, self._now_s
+        invocation.report, invocation.heard_at_s = report, run.now_s
         if invocation.began_at_s is None:
-            invocation.began_at_s = self._now_s
-            self._num_unbegun = 0
+            invocation.began_at_s = run.now_s
+            self._watchdog.saw_begin()
         if invocation.warm_at_s is None and report.phase in ("warm", "training"):
-            invocation.warm_at_s = self._now_s
+            invocation.warm_at_s = run.now_s
             if not invocation.is_adopted:
-                self.pace.saw_start(self._now_s - invocation.invoked_at_s)
-        if self.pool.is_joining(slot):
-            self._joiner_told(slot, invocation)
+                run.pace.saw_start(run.now_s - invocation.invoked_at_s)
+        if run.pool.is_joining(slot):
+            self._carry_out(self._switch.joiner_reported(run, slot, invocation))
             return
-        if not self.pool.is_present(slot):
+        if not run.pool.is_present(slot):
             if report.phase in OVER:
-                self._check_closed()
+                self._conclude_if_stopped()
             return
         if invocation is slot.successor and report.phase in WORKED and slot.invocation is not None:
             # It goes on, so the one before has left.
-            self._left(slot, slot.invocation)
-        record = self.record
+            self._carry_out(function_ends.left(run, slot, slot.invocation))
+        record = run.record
         if record is not None and (report.generation, report.attempt) == (record.generation, record.attempt):
-            # Of whom it is does not matter: one whose successor was heard of first, or who only ends what is under way
-            # because another plan was asked for, has made these steps all the same.
-            self.progress.saw_losses(report, record.plan)
+            # It does not matter whose it is: a function whose successor was heard of first, or that only ends what is
+            # under way because another plan was asked for, has made these steps all the same.
+            run.progress.saw_losses(report, record.plan)
         if invocation is slot.invocation:
             self._saw_work(slot, invocation, report)
         if report.phase == "failed" and invocation.is_uncertain:
-            # Nobody else will tell of it.
-            invocation.over_at_s = self._now_s
-            self._failed(slot, invocation, report.error)
+            # This report is all that will ever be known of its end.
+            invocation.over_at_s = run.now_s
+            self._carry_out(function_ends.failed(run, slot, invocation, report.error))
         if report.phase in OVER:
-            self._check_finished()
-            self._check_closed()
+            self._carry_out(function_ends.look_if_finished(run))
+            self._conclude_if_stopped()
 
     def _saw_work(self, slot: PlaceSlot, invocation: FunctionInvocation, report: FunctionReport) -> None:
+        run = self.run
         if report.phase == "left":
-            self._left(slot, invocation)
-        if report.generation != self.generation or report.attempt != self._attempt or self._plan is None:
+            self._carry_out(function_ends.left(run, slot, invocation))
+        if report.generation != run.generation or report.attempt != run.attempt or run.plan is None:
             return
-        self.progress.saw(report, self._plan)
-        self.measuring.saw(report)
+        run.progress.saw(report, run.plan)
+        self._measuring.saw(report)
         if report.phase in ("training", "waiting", "parked"):
             if report.phase == "training":
-                self.pace.saw(report)
-            if slot.recorded != invocation.incarnation and self.mode in ("running", "closing"):
+                run.pace.saw(report)
+            if slot.recorded != invocation.incarnation and run.mode in (Mode.RUNNING, Mode.CLOSING):
                 slot.recorded = invocation.incarnation
-                self._write(incarnations=self.pool.incarnations())
-            if self._resized_generation < self.generation and self._switched is None:
-                self._resized_generation = self.generation
-                first = self.record.restore_step if self.record else 0
-                direction: Literal["start", "resume", "replace"] = "resume" if first else "start"
-                pause_s = self._now_s - self._paused_at_s if self._paused_at_s is not None else 0.0
-                self._emit_resized("replace" if self._paused_at_s is not None else direction, pause_s)
-                self._paused_at_s = None
+                self._orders.append(run.amend(incarnations=run.pool.incarnations()))
+            if run.resized_generation < run.generation and not self._switch.is_unconfirmed:
+                self._emit_resized_by_start()
         slot.step = max(slot.step, report.step)
-        self._committed()
-        if report.phase == "parked" and self._change is not None and self.mode == "running":
-            self._change_if_parked()
+        self._commit()
+        if report.phase == "parked":
+            self._carry_out(self._switch.change_if_parked(run))
         elif report.phase == "stuck":
-            self._store_lost(report.error)
+            self._carry_out(self._parameter_store.broke(run, report.error))
 
-    def _committed(self) -> None:
+    def _commit(self) -> None:
         """Draw the conclusions from the steps that every place has committed."""
-        assert self._plan is not None
-        assert self.record is not None
-        committed = min(slot.step for slot in self.pool)
-        if committed > self.progress.furthest:
-            self._progress_at_s = self._now_s
-            self._num_probes = 0
-            for slot in self.pool:
+        run, plan, record = self.run, self.run.plan, self.run.record
+        assert plan is not None
+        assert record is not None
+        committed = min(slot.step for slot in run.pool)
+        if committed > run.progress.furthest:
+            run.progress_at_s = run.now_s
+            self._watchdog.saw_progress()
+            for slot in run.pool:
                 slot.num_deaths = 0
-        if committed > self.record.restore_step:
-            self._sweep()
-        self.progress.commit(committed)
-        if self._change is None and committed > self.record.restore_step:
+        is_under_way = committed > record.restore_step
+        if is_under_way:
+            self._orders += self._saved.remove_left_over()
+        run.progress.commit(committed)
+        if self._switch.upcoming is None and is_under_way:
             # Until the first step is made, and while others warm up beside them, what is spent is not what steps cost.
-            self.ledger.learn(committed, self.ledger.bill(self.ledger.usage(self._now_s)).total_usd)
-        if self._switched is not None and committed > self.record.restore_step:
-            self._confirm_change()
-        event = self.progress.event(self.generation, self._plan, self.pace.measured_step_s)
-        if event is not None:
-            self._emit(event)
-        for measured in self.measuring.due(self.generation, self._steady_usd, self.ledger.requests_usd):
+            run.ledger.learn(committed, budget.spent_usd(run))
+        if self._switch.is_unconfirmed and is_under_way:
+            pause_s = self._switch.confirm(run)
+            run.resized_generation = run.generation
+            self._emit_resized("replace", pause_s)
+            run.paused_at_s = None
+        self._emit_progress(plan)
+        for measured in self._measuring.due(
+            run.generation, lambda seconds: budget.steady_usd(run, seconds), run.ledger.requests_usd
+        ):
             self._emit(measured)
-        saved = self.progress.complete_state(len(self._plan.stages), self.record.save_every)
-        if saved > max(self._checkpoint_step, self.record.restore_step):
-            self._checkpoint(saved)
+        saved = run.progress.complete_state(len(plan.stages), record.save_every)
+        if saved > max(self._saved.newest_step, record.restore_step):
+            self._orders += self._saved.commit(run, saved)
 
-    # --- ends of functions -----------------------------------------------------------------------------------------
-
-    def _left(self, slot: PlaceSlot, invocation: FunctionInvocation) -> None:
-        """It went in time, its state saved: the one after it goes on within the same attempt."""
-        if invocation is not slot.invocation:
-            if invocation is slot.successor:
-                slot.successor = None
+    @_take.register
+    def _(self, ended: messages.InvocationEnded) -> None:
+        run, pool = self.run, self.run.pool
+        found = pool.find(ended.place, ended.incarnation)
+        if found is None or found[1].end is not None or ended.number != found[1].number:
             return
-        invocation.over_at_s = self._now_s
-        self.pool.num_handovers += 1
-        slot.num_handovers += 1
-        is_of_now = invocation.report is not None and invocation.report.attempt == self._attempt
-        if self.mode == "running" and not is_of_now:
-            # It left in an attempt of the past, of which nobody reads any more what it left behind.
-            self._replace(slot, invocation, "it left while the others began anew")
+        slot, invocation = found
+        if pool.is_joining(slot):
+            self._carry_out(self._switch.joiner_ended(run, slot, invocation, ended))
             return
-        successor, slot.successor = slot.successor, None
-        if successor is not None and (successor.is_alive or successor.phase in WORKED or successor.has_finished):
-            slot.invocation = successor
-        elif slot.abandoned_successor > invocation.incarnation and self.mode == "running":
-            # One that was given up may have seen that it left, and go on: only a new attempt shuts it out.
-            self._replace(slot, invocation, "it left, and who was to follow never began")
-        elif self._works():
-            assert self.record is not None
-            self._orders.append(self.pool.launch(slot, self.record, self._now_s, is_successor=True))
+        is_stopping = run.record is not None and run.record.verb == "stop"
+        if not pool.is_present(slot) or (ended.never_ran and is_stopping):
+            self._carry_out(function_ends.ended_unneeded(run, invocation, ended))
+        elif ended.never_ran:
+            self._refused(slot, invocation, ended)
+        elif ended.outcome == "lost":
+            # It may be at work, or may begin late: its reports will tell.
+            invocation.is_uncertain = True
         else:
-            self._check_closed()
+            self._carry_out(function_ends.ended(run, slot, invocation, ended))
 
-    def _ended_well(self, slot: PlaceSlot, invocation: FunctionInvocation) -> None:
-        """It finished, stopped as it was asked, or gave way."""
-        assert invocation.end is not None
-        assert invocation.end.result is not None
-        outcome = invocation.end.result.outcome
-        if invocation is slot.successor and outcome == "finished" and slot.invocation is not None:
-            # It took over and came to the end before anybody heard that the one before it had left.
-            self._left(slot, slot.invocation)
-        if invocation is slot.successor:
-            slot.successor = None
-        elif invocation is slot.invocation and outcome == "finished":
-            slot.step = max(slot.step, invocation.end.result.step)
-            self._check_finished()
-            if self.mode == "running" and (invocation.report is None or invocation.report.attempt != self._attempt):
-                # It made the last step in an attempt of the past, and the others wait for it in a newer one.
-                self._replace(slot, invocation, "it finished while the others began anew")
-        elif invocation is slot.invocation and self.mode == "running":
-            # Nobody asked it to: it read a record of the past, or was taken for another.
-            self._replace(slot, invocation, f"it ended as {outcome} although the job goes on")
-        self._check_closed()
+    def _refused(self, slot: PlaceSlot, invocation: FunctionInvocation, ended: messages.InvocationEnded) -> None:
+        """The provider did not take an invocation: it is tried again after a while."""
+        run = self.run
+        run.pool.refuse(invocation, run.now_s, ended.retry_after_s)
+        if ended.outcome == "throttled":
+            self._watchdog.saw_throttled(run)
+            slot.error = ended.error
+            return
+        slot.error = end_sentence(invocation, EndCause.REFUSED, ended.error)
+        if invocation.num_refused > MAX_REFUSED and run.mode in (Mode.RUNNING, Mode.LOOKING):
+            self._stop_now(After.LOST, slot.error)
 
-    def _check_finished(self) -> None:
-        """Whether everybody has ended after the last step."""
-        invocations = [slot.invocation for slot in self.pool if slot.invocation is not None]
-        has_finished = any(invocation.has_finished for invocation in invocations)
-        if self.mode == "running" and has_finished and not any(invocation.is_alive for invocation in invocations):
+    def _replace(self, slot: PlaceSlot, invocation: FunctionInvocation, reason: str) -> None:
+        """Another function is to fill the slot, within a new attempt."""
+        self.run.pool.num_replaced += 1
+        slot.num_replaced += 1
+        slot.error = reason
+        invocation.over_at_s = self.run.now_s
+        if self.run.mode is Mode.RUNNING:
             self._look()
 
-    def _forget_change(self) -> None:
-        super()._forget_change()
-        if self._asked is not None:
-            self._owed, self._asked = (self._asked.generation, self._asked.plan), None
+    # --- an attempt begins -----------------------------------------------------------------------------------------
 
-    def _failed(self, slot: PlaceSlot, invocation: FunctionInvocation, error: str) -> None:
-        if is_store_trouble(error):
-            self._died(slot, invocation, "trouble", error)
+    def _look(self) -> None:
+        """Find out from which step an attempt can begin."""
+        self.run.mode = Mode.LOOKING
+        self._orders.append(self._saved.look(self.run))
+
+    def _found(self, found: messages.StatesFound) -> None:
+        """The newest saved step is known: begin from it, or draw the conclusion from it."""
+        run, step = self.run, found.step
+        self._saved.saw(found)
+        if run.mode not in (Mode.LOOKING, Mode.LOOKING_LAST) or not self._saved.is_newest_look(found):
             return
-        if self.mode in ("over", "assembling") or self.after in ("stop", "failed", "data"):
-            self._check_closed()
+        run.progress.furthest = max(run.progress.furthest, step)
+        if found.torn:
+            self._orders.append(messages.DeleteKeys(keys=found.torn, is_awaited=True))
+        total = run.progress.total_steps
+        if total and step >= total and run.after not in (After.STOP, After.FAILED):
+            self._assemble(step)
+        elif run.mode is Mode.LOOKING_LAST:
+            if step > self._saved.newest_step:
+                self._orders += self._saved.commit(run, step)
+            self._conclude(step)
+        elif not budget.has_room_to_begin(run):
+            self._saved.reached(step)
+            self._stop_now(After.BUDGET, budget.reason_of(run, step))
+        else:
+            self._begin_unless_starved(step)
+
+    def _begin_unless_starved(self, step: int) -> None:
+        """Begin an attempt, if the stream has samples for it and the parameter store is up."""
+        objection = self._stream.objection(self.run, step)
+        if objection is None:
+            self._begin_if_ready(step)
+        else:
+            self._carry_out((objection,))
+
+    def _begin_if_ready(self, step: int) -> None:
+        """Begin an attempt, or have the parameter store brought up for it."""
+        if self._parameter_store.is_ready(self.run, self._switch.plan_to_begin(self.run)):
+            self._begin(step)
+        else:
+            self._carry_out(self._parameter_store.begin_later(step))
+
+    def _begin(self, restore_step: int) -> None:
+        """Begin a new attempt from a saved step: functions that live join it, the empty slots are filled."""
+        run, pool, before = self.run, self.run.pool, self.run.record
+        self._switch.take_up(run)
+        plan = run.plan
+        assert plan is not None
+        if not pool.slots or before is None or len(pool.slots) != plan.num_functions:
+            pool.give_up_all(run.now_s)
+            pool.retire(pool)
+            pool.open_slots(plan)
+            run.expect(plan)
+            run.stays_from = run.generation
+            run.num_stayed = 0
+        run.attempt += 1
+        run.after = After.NOTHING
+        run.mode = Mode.RUNNING
+        self._saved.begin(restore_step, before)
+        run.num_redone_steps += max(0, run.progress.furthest - restore_step)
+        run.progress.new_attempt(restore_step)
+        self._measuring.new_attempt(plan)
+        run.ledger.forget_steps()
+        run.record = ControlRecord(
+            generation=run.generation,
+            attempt=run.attempt,
+            restore_step=restore_step,
+            plan=plan,
+            incarnations={},
+            save_every=saved_states.save_every(run, plan),
+            upcoming=self._switch.announced(run),
+            stays_from=run.stays_from,
+            parameter_url=self._parameter_store.url_for(run, plan),
+            **self._stream.offered(),
+        )
+        invokes = self._fill_slots(run.record)
+        # Functions may only be invoked once the record names them.
+        self._orders.append(run.amend(incarnations=pool.incarnations()))
+        self._orders += invokes
+        run.progress_at_s = run.now_s
+
+    def _fill_slots(self, record: ControlRecord) -> list[Order]:
+        """Have a function in every slot: the one that lives there, its successor, or a new one, which is invoked."""
+        invokes: list[Order] = []
+        for slot in self.run.pool:
+            slot.step = record.restore_step
+            if slot.invocation is None or not slot.invocation.is_alive:
+                successor, slot.successor = slot.successor, None
+                if successor is not None and successor.is_alive:
+                    slot.invocation = successor
+                else:
+                    invokes.append(self.run.pool.launch(slot, record, self.run.now_s))
+            assert slot.invocation is not None
+            slot.recorded = slot.invocation.incarnation
+        return invokes
+
+    # --- an attempt ends -------------------------------------------------------------------------------------------
+
+    def _close(self, after: After, within_s: float) -> None:
+        """Let all functions stop at the next boundary that all can know of, their state saved."""
+        run = self.run
+        if after is After.REST:
+            self._switch.adopt(run)
+        run.after = after
+        run.mode = Mode.CLOSING
+        run.close_by_s = run.now_s + within_s
+        self._switch.forget(run)
+        self._orders.append(run.amend(last_step=run.progress.furthest + 1, upcoming=None))
+        self._conclude_if_stopped()
+
+    def _stop_now(self, after: After, reason: str | None = None, *, within_s: float = STOP_S) -> None:
+        """Let all functions stop at once, whatever is lost of the step under way; `reason` is told to users."""
+        run = self.run
+        if reason is not None:
+            run.reason = reason
+        if after is After.REST:
+            self._switch.adopt(run)
+        run.after = after
+        if run.record is None:
+            self._conclude(self._saved.newest_step)
             return
-        slot.error = error
-        if is_data_lost(error):
-            self._pause_for_data(error.partition(": ")[2])
-            return
-        self.reason = error
+        run.mode = Mode.CLOSING
+        run.close_by_s = run.now_s + within_s
+        self._switch.forget(run)
+        for invocation in run.pool.living():
+            if invocation.retry_at_s is not None:
+                # It was put off and has never run.
+                run.pool.give_up(invocation, run.now_s)
+        self._orders.append(run.amend(verb="stop", upcoming=None))
+        self._conclude_if_stopped()
+
+    def _fail(self, reason: str) -> None:
+        """The job cannot go on: report it as failed, and end everything."""
+        run = self.run
+        run.reason = reason
         self._emit_usage()
-        self._emit(JobFailed(job_id=self.facts.job_id, generation=self.generation, error=error))
-        self._stop_now("failed")
+        self._emit(JobFailed(job_id=run.facts.job_id, generation=run.generation, error=reason))
+        self._stop_now(After.FAILED)
 
-    def _died(self, slot: PlaceSlot, invocation: FunctionInvocation, how: str, error: str) -> None:
-        """It is gone without having been asked. The job goes on from the newest state, unless that leads nowhere."""
-        if invocation is slot.successor:
-            slot.successor = None
-            slot.num_deaths += 1
+    def _conclude_if_stopped(self) -> None:
+        """Whether all functions have stopped that were told to: then see what is saved, and draw the conclusion."""
+        run = self.run
+        if run.mode is not Mode.CLOSING or run.pool.living():
             return
-        if invocation is not slot.invocation:
+        if run.after in (After.STOP, After.FAILED):
+            self._conclude(self._saved.newest_step)
             return
-        sentence = death_sentence(invocation, how, error)
-        if self.mode == "closing":
-            slot.error = sentence
-            if self._works():
-                # The others would wait for it in vain.
-                self._stop_now(self.after)
-            self._check_closed()
+        run.mode = Mode.LOOKING_LAST
+        self._orders.append(self._saved.look(run))
+
+    def _conclude(self, step: int) -> None:
+        """No function runs any more, and the newest state is that of `step`: what was to follow does."""
+        run = self.run
+        after, run.after = run.after, After.NOTHING
+        if run.record is not None or run.pool.num_invocations:
+            self._emit_usage()
+        match after:
+            case After.RESIZE:
+                run.plan, run.next_plan = run.next_plan, None
+                run.empty_slots()
+                self._begin_unless_starved(step)
+            case After.REST:
+                self._rest(step)
+            case After.BUDGET | After.DATA:
+                self._pause(step, after)
+            case After.LOST:
+                run.mode = Mode.OVER
+                lost = ReplicaLost(workload_id=run.facts.job_id, replica_id=run.facts.replica_id, reason=run.reason)
+                self._emit(lost)
+            case _:
+                run.mode = Mode.OVER
+                if after is not After.FAILED:
+                    self._emit_stopped()
+
+    def _rest(self, step: int) -> None:
+        """No function runs until there is more to train on."""
+        run = self.run
+        run.mode, run.after = Mode.RESTING, After.NOTHING
+        run.record = None
+        if run.next_plan is not None:
+            run.plan, run.next_plan = run.next_plan, None
+        run.empty_slots()
+        self._stream.rest(step)
+        self._saved.reached(step)
+        run.progress.furthest = max(run.progress.furthest, step)
+        # It is what it is to be, as far as there is anything to do.
+        self._emit_resized_unless_told("resume" if step else "start")
+        run.reason = f"idle: {self._stream.idle_reason(run)}"
+        self._emit_usage()
+        self._carry_out(self._stream.wake_if_due(run))
+
+    def _pause(self, step: int, after: After) -> None:
+        """Ask the control plane to pause the job: for its budget, or for data that is not there any more."""
+        run = self.run
+        run.mode, run.record = Mode.IDLE, None
+        run.empty_slots()
+        if after is After.BUDGET:
+            run.reason = budget.reason_of(run, step)
+        # The control plane pauses nothing while it waits for a generation: of one given up it is told now or never.
+        given_up = self._switch.take_given_up()
+        if given_up is not None and given_up[0] > run.generation:
+            run.generation, run.plan = given_up
+        self._emit_resized_unless_told("start")
+        self._emit(PauseRequested(job_id=run.facts.job_id, reason=run.reason))
+
+    def _give_back(self, reason: str) -> None:
+        """The stores do not answer or hold what they should: the place is given back at once."""
+        run = self.run
+        run.reason = reason
+        run.pool.give_up_all(run.now_s)
+        run.after = After.LOST
+        self._conclude(self._saved.newest_step)
+
+    def _assemble(self, step: int) -> None:
+        """The last step is done and saved: have the model's file put together."""
+        run = self.run
+        assert run.plan is not None
+        run.mode = Mode.ASSEMBLING
+        self._switch.forget(run)
+        if run.record is not None and run.record.verb == "run" and run.pool.living():
+            # Successors that were invoked and are not needed any more.
+            self._orders.append(run.amend(verb="stop", upcoming=None))
+        run.progress.furthest = max(run.progress.furthest, step)
+        num_layers = run.plan.stages[-1].end_layer
+        self._orders.append(messages.Assemble(generation=run.generation, step=step, num_layers=num_layers))
+
+    def _finish(self, assembled: messages.Assembled, plan: FunctionPlan) -> None:
+        """The model's file is there: the job has succeeded."""
+        run, step = self.run, self.run.progress.furthest
+        if assembled.error:
+            self._give_back(f"the model could not be put together from the states of step {step}: {assembled.error}")
             return
-        if self.mode not in ("running", "looking", "opening"):
-            return
-        slot.num_deaths += 1
-        if how == "out_of_memory" and not self._enlarge(slot, invocation):
-            return
-        if self.mode == "running" and slot.num_deaths >= MAX_DEATHS:
-            text = f"{sentence}, {slot.num_deaths} times in a row after step {self.progress.furthest}"
-            if how in ("trouble", "refused"):
-                self._lose(text)
-            else:
-                self._fail(text)
-            return
-        self._replace(slot, invocation, sentence)
+        run.mode = Mode.OVER
+        run.progress.commit(step, is_last=True)
+        self._emit_progress(plan)
+        if step > self._saved.newest_step:
+            self._orders += self._saved.commit(run, step)
+        self._emit_usage()
+        self._emit(
+            JobFinished(job_id=run.facts.job_id, generation=run.generation, step=step, artifact_path=assembled.path)
+        )
+        if run.after is After.PREEMPT:
+            self._emit_stopped()
+
+    # --- what the control plane is told ----------------------------------------------------------------------------
+
+    def _emit(self, event: Event) -> None:
+        self._orders.append(messages.Emit(event=event))
+
+    def _emit_usage(self) -> None:
+        run = self.run
+        usage = run.ledger.usage(run.now_s)
+        self._usage_told_at_s = run.now_s
+        self._emit(UsageReported(job_id=run.facts.job_id, usage=usage, bill=run.ledger.bill(usage)))
+
+    def _emit_progress(self, plan: FunctionPlan) -> None:
+        event = self.run.progress.event(self.run.generation, plan, self.run.pace.measured_step_s)
+        if event is not None:
+            self._emit(event)
+
+    def _emit_stopped(self) -> None:
+        self._emit(ReplicaStopped(workload_id=self.run.facts.job_id, replica_id=self.run.facts.replica_id))
+
+    def _emit_resized_by_start(self) -> None:
+        """Functions have begun to work as the newest generation."""
+        run = self.run
+        run.resized_generation = run.generation
+        if run.paused_at_s is not None:
+            self._emit_resized("replace", run.now_s - run.paused_at_s)
+            run.paused_at_s = None
+        else:
+            self._emit_resized("resume" if run.record is not None and run.record.restore_step else "start", 0.0)
+
+    def _emit_resized_unless_told(self, first: Literal["start", "resume"]) -> None:
+        """The newest generation holds although no function works as it; `first` says of the first one what it is."""
+        run = self.run
+        if run.resized_generation < run.generation:
+            run.resized_generation = run.generation
+            self._emit_resized("replace" if run.changes else first, 0.0)
+
+    def _emit_resized(self, direction: Literal["start", "resume", "replace"], pause_s: float) -> None:
+        run = self.run
+        step = run.record.restore_step if run.record is not None else self._saved.newest_step
+        if run.plan is not None:
+            change = PlanChange(step=step, at_s=run.now_s, plan=run.plan, pause_s=pause_s, num_stayed=run.num_stayed)
+            run.changes = (*run.changes, change)[-MAX_CHANGES:]
+        self._emit(
+            JobResized(
+                job_id=run.facts.job_id,
+                generation=run.generation,
+                world_size=1,
+                step=max(step, run.progress.furthest if direction == "replace" else step),
+                pause_s=pause_s,
+                direction=direction,
+            )
+        )

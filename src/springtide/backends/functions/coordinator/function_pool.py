@@ -10,7 +10,7 @@ from springtide.backends.functions.coordinator.invocations import FunctionInvoca
 from springtide.backends.functions.coordinator.ledger import Ledger
 from springtide.backends.functions.coordinator.messages import Invoke
 from springtide.core.functions import FunctionMenu, FunctionOption, FunctionPlan, FunctionService
-from springtide.core.wire.functions import ControlRecord, FunctionOrder, Place
+from springtide.core.wire.functions import ControlRecord, FunctionOrder, FunctionReport, Place
 from springtide.core.workload import ReplicaId, WorkloadId
 
 
@@ -52,6 +52,15 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
         """What was predicted for a plan, where it is on the menu."""
         return next((option for option in self.menu.options if option.plan == plan), None) if self.menu else None
 
+    def next_larger_mb(self, memory_mb: int) -> int | None:
+        """The next larger size of functions, where there is one."""
+        return next((size.memory_mb for size in self.service.sizes if size.memory_mb > memory_mb), None)
+
+
+def places_of(plan: FunctionPlan) -> list[Place]:
+    """Every place of a plan."""
+    return [Place(stage, replica) for stage in range(len(plan.stages)) for replica in range(plan.num_replicas)]
+
 
 class FunctionPool:
     """The slots of the present plan. Incarnation numbers are never used twice in a job, whatever the place.
@@ -77,8 +86,7 @@ class FunctionPool:
 
     def open_slots(self, plan: FunctionPlan) -> None:
         """One empty slot for each place of a plan."""
-        places = [Place(stage, replica) for stage in range(len(plan.stages)) for replica in range(plan.num_replicas)]
-        self.slots = {place: PlaceSlot(place=place) for place in places}
+        self.slots = {place: PlaceSlot(place=place) for place in places_of(plan)}
 
     def adopt(self, record: ControlRecord, now_s: float, invoked_at_s: Mapping[int, float]) -> None:
         """Take over the functions that a control record of another coordinator names."""
@@ -105,6 +113,10 @@ class FunctionPool:
     def __iter__(self) -> Iterator[PlaceSlot]:
         """The slots of the present plan, in the order of their places."""
         return iter(self.slots.values())
+
+    def reports(self) -> list[FunctionReport | None]:
+        """The newest report from each slot of the present plan."""
+        return [slot.invocation.report if slot.invocation is not None else None for slot in self]
 
     def living(self) -> list[FunctionInvocation]:
         """The invocations that may still do anything, those of retired and joining slots included."""

@@ -60,6 +60,11 @@ class InvocationEnded(_Value, frozen=True, kw_only=True):
     max_memory_mb: int = 0
     retry_after_s: float | None = None
 
+    @property
+    def never_ran(self) -> bool:
+        """Whether the provider did not take it."""
+        return self.outcome in ("throttled", "refused")
+
 
 class ReportSeen(_Value, frozen=True, kw_only=True):
     """A function's report was read; it may be one that was read before."""

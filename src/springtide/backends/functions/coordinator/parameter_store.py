@@ -1,96 +1,100 @@
-"""A job's parameter store: up from before its first function is called until its last one has ended."""
+"""A job's parameter store: up from before its first function is invoked until its last one has ended."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
 
-from springtide.backends.functions.coordinator.messages import CloseParameterStore, OpenParameterStore
-from springtide.backends.functions.coordinator.stream import StreamComponent
+from springtide.backends.functions.coordinator.function_pool import JobFacts
+from springtide.backends.functions.coordinator.messages import CloseParameterStore, OpenParameterStore, Order
+from springtide.backends.functions.coordinator.run import After, Mode, Run
+from springtide.backends.functions.coordinator.verdicts import (
+    AwaitParameterStore,
+    Effect,
+    LookForStart,
+    StopNow,
+)
 from springtide.core.functions import FunctionPlan
 
 # So many attempts in a row may fail for the parameter store without any progress before the place is given back.
-MAX_MENDED = 5
+MAX_REPAIRS = 5
 
 
-class Parameters(StreamComponent):
-    """The part of the coordinator that knows whether what travels has a way; without a store of its own: always."""
+class ParameterStore:
+    """Whether the parameter store is up, asked for, or not needed. Its address is the pool's `parameter_url`."""
 
-    _is_asked_for = False
-    _begin_at: int | None = None
-    _num_mended = 0
-    _mended_at_step = -1
+    def __init__(self, facts: JobFacts) -> None:
+        self._facts = facts
+        self._is_asked_for = False
+        # An attempt from that step begins once the store is up.
+        self._begin_at: int | None = None
+        self._num_repairs = 0
+        self._repaired_at_step = -1
 
-    def _has_way(self, restore_step: int) -> bool:
-        if not super()._has_way(restore_step):
-            return False
-        plan = self._plan_to_begin()
-        is_needed = plan is not None and self._exchanges(plan)
-        if not is_needed or (self.pool.parameter_url and self._begin_at is None):
-            return True
-        self.mode = "opening"
-        self._begin_at = restore_step
-        self._ask_for_store()
-        return False
+    def is_needed(self, plan: FunctionPlan | None) -> bool:
+        """Whether functions of a plan exchange anything, through a store of the job's own."""
+        return plan is not None and self._facts.has_parameter_store and plan.num_functions > 1
 
-    def _exchanges(self, plan: FunctionPlan) -> bool:
-        """Whether functions of a plan have anything to say to each other, and a store for it."""
-        return self.facts.has_parameter_store and plan.num_functions > 1
+    def is_ready(self, run: Run, plan: FunctionPlan | None) -> bool:
+        """Whether an attempt of that plan can begin now."""
+        return not self.is_needed(plan) or (bool(run.pool.parameter_url) and self._begin_at is None)
 
-    def _prepare(self, generation: int, plan: FunctionPlan) -> None:
-        super()._prepare(generation, plan)
-        if self._exchanges(plan) and not self.pool.parameter_url:
-            # It comes up while those warm up who are to join.
-            self._ask_for_store()
+    def url_for(self, run: Run, plan: FunctionPlan) -> str:
+        """The address in an attempt's record."""
+        return run.pool.parameter_url if self.is_needed(plan) else ""
 
-    def _extras(self) -> dict[str, Any]:
-        uses = self._plan is not None and self._exchanges(self._plan)
-        return {**super()._extras(), "parameter_url": self.pool.parameter_url if uses else ""}
+    # --- up --------------------------------------------------------------------------------------------------------
 
-    def _look_after_store(self) -> None:
-        """A coordinator that took over finds out whether the store is there."""
-        if self._plan is not None and self._exchanges(self._plan) and not self.pool.parameter_url:
-            self._ask_for_store()
+    def begin_later(self, step: int) -> Iterator[Effect]:
+        """An attempt from that step needs the store: have it brought up."""
+        self._begin_at = step
+        yield AwaitParameterStore()
+        yield from self._open()
 
-    def _ask_for_store(self) -> None:
+    def prepare(self, run: Run, plan: FunctionPlan | None) -> Iterator[Order]:
+        """Functions of that plan are about to work, or may be at work: have the store brought up unless it is."""
+        if self.is_needed(plan) and not run.pool.parameter_url:
+            yield from self._open()
+
+    def _open(self) -> Iterator[Order]:
         if not self._is_asked_for:
             self._is_asked_for = True
-            self._orders.append(OpenParameterStore())
+            yield OpenParameterStore()
 
-    def _store_up(self, url: str) -> None:
-        """It answers, at the address it had before or at another one, which the next attempt's record has."""
+    def came_up(self, run: Run, url: str) -> Iterator[Effect]:
+        """It answers, at its old address or at another one, which the next attempt's record has."""
         self._is_asked_for = False
-        self.pool.parameter_url = url
+        run.pool.parameter_url = url
         step, self._begin_at = self._begin_at, None
-        used = self.record.parameter_url if self.record is not None else ""
+        used = run.record.parameter_url if run.record is not None else ""
         has_moved = bool(used) and used != url
-        if has_moved and self._plan is not None and len(self._plan.stages) > 1:
-            # Messages between stages keep their way for as long as a function invocations.
-            self.pool.give_up_all(self._now_s)
-            self.pool.retire(self.pool)
-            self.pool.slots.clear()
-        if (self.mode == "opening" and step is not None) or (self.mode == "running" and has_moved):
-            self._look()
+        if has_moved and run.plan is not None and len(run.plan.stages) > 1:
+            # A function exchanges with other stages at the address that it began with.
+            run.pool.give_up_all(run.now_s)
+            run.empty_slots()
+        if (run.mode is Mode.OPENING and step is not None) or (run.mode is Mode.RUNNING and has_moved):
+            yield LookForStart()
 
-    def _store_lost(self, why: str) -> None:
-        """What travels does not: bring it up again, and redo the step that was under way."""
-        if self.mode != "running" or self._plan is None or not self._exchanges(self._plan):
-            return
-        if self._mended_at_step != self.progress.furthest:
-            self._mended_at_step, self._num_mended = self.progress.furthest, 0
-        self._num_mended += 1
-        if self._num_mended > MAX_MENDED:
-            self._lose(f"its parameter store fails again and again: {why}")
-            return
-        self.mode = "opening"
-        self._begin_at = self.progress.furthest
-        self._ask_for_store()
+    # --- down ------------------------------------------------------------------------------------------------------
 
-    def _tend_store(self) -> None:
-        """Let go of it once nobody runs and nobody is about to."""
-        is_needed = self.mode in ("looking", "opening", "closing", "looking_last") or bool(self.pool.living())
-        if self.mode == "running" and self._change is None and self._plan is not None:
-            # A single function has nobody to exchange with.
-            is_needed = self._exchanges(self._plan)
-        if self.pool.parameter_url and not is_needed:
-            self.pool.parameter_url = ""
-            self._orders.append(CloseParameterStore())
+    def broke(self, run: Run, why: str) -> Iterator[Effect]:
+        """It does not answer: bring it up again, and redo the step that was under way."""
+        if run.mode is not Mode.RUNNING or not self.is_needed(run.plan):
+            return
+        if self._repaired_at_step != run.progress.furthest:
+            self._repaired_at_step, self._num_repairs = run.progress.furthest, 0
+        self._num_repairs += 1
+        if self._num_repairs > MAX_REPAIRS:
+            yield StopNow(After.LOST, f"its parameter store fails again and again: {why}")
+            return
+        yield from self.begin_later(run.progress.furthest)
+
+    def close_if_unneeded(self, run: Run, *, is_plan_changing: bool) -> Iterator[Order]:
+        """Release it once no function runs and none is about to."""
+        about_to = (Mode.LOOKING, Mode.OPENING, Mode.CLOSING, Mode.LOOKING_LAST)
+        is_needed = run.mode in about_to or bool(run.pool.living())
+        if run.mode is Mode.RUNNING and not is_plan_changing and run.plan is not None:
+            # A single function exchanges nothing.
+            is_needed = self.is_needed(run.plan)
+        if run.pool.parameter_url and not is_needed:
+            run.pool.parameter_url = ""
+            yield CloseParameterStore()

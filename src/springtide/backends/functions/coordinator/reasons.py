@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from springtide.backends.functions.coordinator.invocations import FunctionInvocation
 
 # What functions say when a store, not the user's code, is what failed: the name of the error comes first.
@@ -15,18 +17,40 @@ _TROUBLES = (
     "CheckpointError",
     "Fenced",
 )
-_HOW = {
-    "failed": "ended by itself",
-    "killed": "was killed",
-    "timed_out": "reached the end of its lifetime in the middle of a step",
-    "out_of_memory": "ran out of memory",
-    "refused": "was refused by the provider",
-    "silent": "has not answered for a while",
-    "unbegun": "never began",
-    "trouble": "could not go on",
+
+
+class EndCause(StrEnum):
+    """Why a function is gone that was still needed."""
+
+    FAILED = "failed"
+    KILLED = "killed"
+    TIMED_OUT = "timed_out"
+    OUT_OF_MEMORY = "out_of_memory"
+    REFUSED = "refused"
+    SILENT = "silent"
+    UNBEGUN = "unbegun"
+    STORE_TROUBLE = "store_trouble"
+    # It returned, although it was not asked to.
+    LEFT = "left"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    SUPERSEDED = "superseded"
+
+
+_CAUSES = {
+    EndCause.FAILED: "ended by itself",
+    EndCause.KILLED: "was killed",
+    EndCause.TIMED_OUT: "reached the end of its lifetime in the middle of a step",
+    EndCause.OUT_OF_MEMORY: "ran out of memory",
+    EndCause.REFUSED: "was refused by the provider",
+    EndCause.SILENT: "has not answered for a while",
+    EndCause.UNBEGUN: "never began",
+    EndCause.STORE_TROUBLE: "could not go on",
+    EndCause.LEFT: "ended as left",
+    EndCause.FINISHED: "ended as finished",
+    EndCause.STOPPED: "ended as stopped",
+    EndCause.SUPERSEDED: "ended as superseded",
 }
-
-
 # What functions say when samples are not there any more: trying again does not bring them back.
 DATA_LOST = "DatasetLost"
 
@@ -41,14 +65,9 @@ def is_store_trouble(error: str) -> bool:
     return error.split(":", 1)[0].rpartition(".")[2] in _TROUBLES
 
 
-def place_name(invocation: FunctionInvocation) -> str:
-    """How a place is called."""
-    return f"the function of stage {invocation.place.stage}, replica {invocation.place.replica}"
-
-
-def death_sentence(invocation: FunctionInvocation, how: str, error: str) -> str:
+def end_sentence(invocation: FunctionInvocation, cause: EndCause, error: str = "") -> str:
     """What became of a function."""
-    text = f"{place_name(invocation)} {_HOW.get(how, how)}"
+    text = f"the function of stage {invocation.place.stage}, replica {invocation.place.replica} {_CAUSES[cause]}"
     return f"{text}: {error.rstrip('.')}" if error else text
 
 

@@ -17,19 +17,19 @@ import msgspec
 
 from springtide.backends.functions.coordinator import messages
 from springtide.backends.functions.coordinator.coordinator import Coordinator
-from springtide.backends.functions.coordinator.copies import Copies
-from springtide.backends.functions.coordinator.fence import RecordFence
 from springtide.backends.functions.coordinator.function_pool import JobFacts
-from springtide.backends.functions.coordinator.io import RETRY_S, STORE_PATIENCE_S, CoordinatorIO, Wiring
-from springtide.backends.functions.coordinator.notes import (
+from springtide.backends.functions.provider import InvocationEnd
+from springtide.backends.functions.shell.copies import Copies
+from springtide.backends.functions.shell.fence import RecordFence
+from springtide.backends.functions.shell.io import RETRY_S, STORE_PATIENCE_S, CoordinatorIO, Wiring
+from springtide.backends.functions.shell.notes import (
     CoordinatorFiles,
     Notes,
     notes_of,
     usage_taken_over,
     usage_with_invocations,
 )
-from springtide.backends.functions.coordinator.objects import JobObjects
-from springtide.backends.functions.provider import InvocationEnd
+from springtide.backends.functions.shell.objects import JobObjects
 from springtide.core.actions import StartReplica
 from springtide.core.errors import BackendError, Fenced, InvalidRequest, StorageError
 from springtide.core.events import Event, JobFailed, ReplicaLost, ReplicaReady, ReplicaStopped, UsageReported
@@ -186,7 +186,7 @@ class CoordinatorShell:
         self._coordinator = Coordinator(facts, now_s, base)
         last = self._files.last_loss()
         if last is not None:
-            self._coordinator.progress.losses.append(last)
+            self._coordinator.run.progress.losses.append(last)
             self._num_losses = 1
         if adopted is not None:
             invoked = {invocation.incarnation: invocation.invoked_at_s for invocation in notes.invocations}
@@ -253,22 +253,22 @@ class CoordinatorShell:
     def _take(self, stimulus: messages.Stimulus) -> None:
         coordinator = self._coordinator
         assert coordinator is not None
-        reason = coordinator.reason
+        reason = coordinator.run.reason
         orders = coordinator.handle(self._wiring.clock.now_s(), stimulus)
         if any(isinstance(order, messages.Invoke) for order in orders) and not self._announce(coordinator):
             return
         for order in orders:
             if not self._obey(order):
                 break
-        if coordinator.reason != reason and coordinator.reason:
-            self._note(coordinator.reason)
+        if coordinator.run.reason != reason and coordinator.run.reason:
+            self._note(coordinator.run.reason)
         self._keep_losses(coordinator)
 
     def _read_reports(self) -> None:
         coordinator = self._coordinator
         assert coordinator is not None
         now_s = time.monotonic()
-        step_s = coordinator.pace.measured_step_s or 0.0
+        step_s = coordinator.run.pace.measured_step_s or 0.0
         interval_s = min(LONGEST_READ_S, max(READ_S, READ_FRACTION * step_s))
         watched = coordinator.watched()
         if not watched or now_s - self._read_at_s < interval_s:
@@ -284,7 +284,7 @@ class CoordinatorShell:
         if self._copies is not None and self._copies.is_due():
             self._threads.submit(self._copies.save)
         now_s = time.monotonic()
-        if coordinator.mode != "dry":
+        if coordinator.run.mode != "resting":
             self._dry_since_s = now_s
         # A look costs a request: the longer nothing came, the less often it is looked.
         rested_s = DRY_WATCH_FRACTION * (now_s - self._dry_since_s)
@@ -294,7 +294,7 @@ class CoordinatorShell:
         self._status = coordinator.status() or self._status
         if coordinator.wants_stream:
             self._threads.submit(self._io.look_at_stream)
-        if coordinator.mode == "running" and coordinator.pool.parameter_url:
+        if coordinator.run.mode == "running" and coordinator.run.pool.parameter_url:
             self._threads.submit(self._io.look_at_parameters)
 
     def _read_report(self, place: Place, incarnation: int) -> None:
@@ -459,7 +459,7 @@ class CoordinatorShell:
             _log.error("%s", error)
 
     def _keep_losses(self, coordinator: Coordinator) -> None:
-        losses = coordinator.progress.losses
+        losses = coordinator.run.progress.losses
         if len(losses) > self._num_losses:
             self._files.add_losses(losses[self._num_losses :])
             self._num_losses = len(losses)

@@ -12,9 +12,9 @@ import msgspec
 
 from springtide.backends.functions.coordinator import messages
 from springtide.backends.functions.coordinator.function_pool import StreamRules
-from springtide.backends.functions.coordinator.objects import JobObjects
 from springtide.backends.functions.parameter_store.host import ParameterHost
 from springtide.backends.functions.provider import FunctionProvider
+from springtide.backends.functions.shell.objects import JobObjects
 from springtide.core.errors import BackendError, InvalidRequest, ObjectMissing, StorageError
 from springtide.core.events import Event
 from springtide.core.ports import Clock

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from springtide.backends.functions.coordinator.fence import RecordFence, decoded
+from springtide.backends.functions.shell.fence import RecordFence, decoded
 from springtide.core.errors import InvalidRequest, ObjectMissing, StorageError
 from springtide.core.ports import Store
 from springtide.core.wire.functions import (

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from springtide.backends.functions.coordinator.notes import LOGS, LOSSES_FILE, STATUS_FILE
+from springtide.backends.functions.shell.notes import LOGS, LOSSES_FILE, STATUS_FILE
 from springtide.core.errors import ObjectMissing, StorageError
 from springtide.core.ports import Store
 from springtide.core.workload import WorkloadId

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from springtide.backends.functions.coordinator.notes import Notes
+from springtide.backends.functions.shell.notes import Notes
 from springtide.core.errors import Fenced, StorageError
 from springtide.core.functions import FunctionPlan, FunctionStage
 from springtide.core.wire.functions import MAX_RECORD_BYTES, ControlRecord, Keys

@@ -80,14 +80,14 @@ def notes_of(coordinator: Coordinator, now_s: float) -> Notes:
             invoked_at_s=invocation.invoked_at_s,
             usage=invocation.usage,
         )
-        for invocation in coordinator.ledger.running()
+        for invocation in coordinator.run.ledger.running()
     )
     return Notes(
         at_s=now_s,
-        used_incarnations=coordinator.pool.used_incarnations,
-        usage=coordinator.ledger.settled_usage(now_s),
+        used_incarnations=coordinator.run.pool.used_incarnations,
+        usage=coordinator.run.ledger.settled_usage(now_s),
         invocations=invocations,
-        ids_digest=coordinator.progress.ids_digest,
+        ids_digest=coordinator.run.progress.ids_digest,
     )
 
 

@@ -1,0 +1,1 @@
+"""What surrounds the coordinator of a job on functions: its thread, the stores, the disk."""
