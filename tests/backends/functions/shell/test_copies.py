@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from springtide.backends.functions.coordinator import copies as coordinator_copies
+from springtide.backends.functions.shell import copies as copies_module
 from springtide.backends.functions.shell.copies import Copies, copies_prefix, fetch_status
 from springtide.backends.functions.shell.notes import CoordinatorFiles
 from springtide.core.errors import StorageError
@@ -80,7 +80,7 @@ def test_only_what_has_changed_is_copied(store: CheckedStore, tmp_path: Path) ->
 def test_a_long_log_waits_until_it_has_grown_by_a_part(
     store: CheckedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinator_copies, "SHORT_BYTES", 100)
+    monkeypatch.setattr(copies_module, "SHORT_BYTES", 100)
     here = filled(tmp_path / "here")
     log, key = here / "logs" / "j.0.0.log", f"{copies_prefix(JOB)}logs/j.0.0.log"
     log.write_text("x" * 1000)
@@ -95,8 +95,8 @@ def test_a_long_log_waits_until_it_has_grown_by_a_part(
 
 
 def test_what_comes_once_does_not_wait(store: CheckedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinator_copies, "SHORT_BYTES", 100)
-    monkeypatch.setattr(coordinator_copies, "HURRY_S", 0.0)
+    monkeypatch.setattr(copies_module, "SHORT_BYTES", 100)
+    monkeypatch.setattr(copies_module, "HURRY_S", 0.0)
     here = filled(tmp_path / "here")
     files, copies = CoordinatorFiles(here, JOB), Copies(store, JOB, here)
     files.on_news = copies.hurry

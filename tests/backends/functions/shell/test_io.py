@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from springtide.backends.functions.coordinator import io as coordinator_errands
 from springtide.backends.functions.coordinator import messages
+from springtide.backends.functions.shell import io as io_module
 from springtide.backends.functions.shell.io import CoordinatorIO, Wiring
 from springtide.backends.functions.shell.objects import JobObjects
 from springtide.core.errors import InvalidRequest, StorageError
@@ -52,7 +52,7 @@ class Host:
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[CoordinatorIO, Host, list[Any], JobObjects]:
-    monkeypatch.setattr(coordinator_errands, "RETRY_S", 0.0)
+    monkeypatch.setattr(io_module, "RETRY_S", 0.0)
     host, told = Host(), []
     job = TrainingJob(job_id=WorkloadId("j"), name="j", entrypoint=Entrypoint(source_path="x.py"), stream="clicks")
     objects = JobObjects(open_store(f"file://{tmp_path}/store"), Keys("jobs/j"))
